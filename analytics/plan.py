@@ -1,0 +1,213 @@
+"""The plan: who holds which layers, and which route each micro-batch takes.
+
+A plan is immutable, numbered (`epoch`) and hashed (`digest`). One model serves uniform stages, per-replica partitions,
+ReCycle's rerouting, Malleus and AdaPtis:
+
+* a `Role` says that a rank holds a range of layers, as stage `stage` of replica `replica`;
+* a `Route` gives one micro-batch its hops; a hop is a layer range and the ranks (one, or a TP group) that execute it;
+* a plan is legal iff each route's hops cover every layer once, in order, and each executor holds the hop's layers.
+
+Layer 0 includes the embedding, the last layer the final norm and the output head: nothing else has parameters. Ranks and
+micro-batches are numbered from 0; layer ranges are ``[first_layer, first_layer + n_layers)``.
+
+>>> plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=2)
+>>> [(role.rank, role.first_layer, role.n_layers) for role in plan.roles]
+[(0, 0, 2), (1, 2, 2)]
+>>> plan.holders(3)
+(1,)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import cached_property
+
+import msgspec
+
+
+class PlanError(ValueError):
+    """An illegal plan or layout; the message is one sentence: what is wrong, what is allowed."""
+
+
+class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A rank's place: it holds ``[first_layer, first_layer + n_layers)`` as `stage` of `replica`."""
+
+    rank: int
+    replica: int
+    stage: int
+    first_layer: int
+    n_layers: int
+    shard: int = 0
+
+    @property
+    def end_layer(self) -> int:
+        return self.first_layer + self.n_layers
+
+    def holds(self, first_layer: int, n_layers: int) -> bool:
+        return self.first_layer <= first_layer and first_layer + n_layers <= self.end_layer
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True):
+    """One leg of a route: `ranks` execute the layer range (one rank, or the members of a TP group)."""
+
+    first_layer: int
+    n_layers: int
+    ranks: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        """The executor while tensor parallelism is 1."""
+        return self.ranks[0]
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """The way of one micro-batch; `replica` is its home, which bounds how many of its kind are in flight."""
+
+    micro_batch: int
+    replica: int
+    hops: tuple[Hop, ...]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Who holds what and who executes what. `routes[m].micro_batch == m`."""
+
+    epoch: int
+    n_layers: int
+    schedule: str
+    roles: tuple[Role, ...]
+    routes: tuple[Route, ...]
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of everything but the number: two plans with one digest do the same thing."""
+        return hashlib.sha256(msgspec.json.encode((self.n_layers, self.schedule, self.roles, self.routes))).hexdigest()[:16]
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks with a role, ascending."""
+        return tuple(sorted(role.rank for role in self.roles))
+
+    @cached_property
+    def role_of(self) -> dict[int, Role]:
+        return {role.rank: role for role in self.roles}
+
+    def holders(self, layer: int) -> tuple[int, ...]:
+        """Ranks that hold `layer`, ascending: the gradient group of the layer."""
+        return tuple(sorted(role.rank for role in self.roles if role.holds(layer, 1)))
+
+    @cached_property
+    def gradient_groups(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        """``((ranks, layers), ...)`` in the order of the first layer: every rank reduces in this order, so none deadlocks."""
+        layers_of: dict[tuple[int, ...], list[int]] = {}
+        for layer in range(self.n_layers):
+            layers_of.setdefault(self.holders(layer), []).append(layer)
+        return tuple((ranks, tuple(layers)) for ranks, layers in layers_of.items())
+
+    def renumbered(self, epoch: int) -> Plan:
+        """The same plan under another number."""
+        return msgspec.structs.replace(self, epoch=epoch)
+
+    def to_data(self) -> dict[str, object]:
+        """Plain data for an event."""
+        data: dict[str, object] = msgspec.to_builtins(self)
+        return data
+
+    @staticmethod
+    def from_data(data: object) -> Plan:
+        """The inverse of `to_data`; raises `PlanError` when the data is not a legal plan."""
+        try:
+            plan = msgspec.convert(data, Plan)
+        except msgspec.ValidationError as error:
+            raise PlanError(f"not a plan: {error}") from error
+        validate(plan)
+        return plan
+
+
+def validate(plan: Plan) -> None:
+    """Raise `PlanError` unless every route covers every layer once, in order, by ranks that hold what they execute."""
+    role_of = {role.rank: role for role in plan.roles}
+    if len(role_of) != len(plan.roles):
+        raise PlanError("a rank has two roles in one plan")
+    for role in plan.roles:
+        if role.n_layers < 1 or role.first_layer < 0 or role.end_layer > plan.n_layers:
+            raise PlanError(f"rank {role.rank} holds layers {role.first_layer}..{role.end_layer - 1} of {plan.n_layers}")
+    for number, route in enumerate(plan.routes):
+        if route.micro_batch != number:
+            raise PlanError(f"route {number} is for micro-batch {route.micro_batch}")
+        expected = 0
+        for hop in route.hops:
+            if hop.first_layer != expected or hop.n_layers < 1:
+                raise PlanError(f"the route of micro-batch {number} has layer {hop.first_layer} where {expected} is due")
+            for rank in hop.ranks:
+                if rank not in role_of or not role_of[rank].holds(hop.first_layer, hop.n_layers):
+                    raise PlanError(f"rank {rank} does not hold the layers it executes for micro-batch {number}")
+            expected = hop.first_layer + hop.n_layers
+        if expected != plan.n_layers:
+            raise PlanError(f"the route of micro-batch {number} ends at layer {expected} of {plan.n_layers}")
+
+
+def split_evenly(total: int, parts: int) -> list[int]:
+    """`total` in `parts` shares that differ by at most one, the larger ones in the middle (the ends also hold embedding and head)."""
+    base, extra = divmod(total, parts)
+    start = (parts - extra) // 2
+    return [base + (start <= part < start + extra) for part in range(parts)]
+
+
+def plan_from_partition(
+    *,
+    epoch: int,
+    n_layers: int,
+    schedule: str,
+    members: Iterable[Iterable[int]],
+    layers: Iterable[Iterable[int]],
+    micro_batches: Iterable[int],
+) -> Plan:
+    """A plan in which each replica is a pipeline of its own.
+
+    `members[d]` are replica d's ranks in stage order, `layers[d]` their layer counts, `micro_batches[d]` how many micro-batches
+    replica d executes; micro-batches are dealt round-robin in proportion, so that heavy neighbours spread. Raises `PlanError`.
+    """
+    members_of = [tuple(ranks) for ranks in members]
+    layers_of = [tuple(counts) for counts in layers]
+    counts = list(micro_batches)
+    roles: list[Role] = []
+    hops: list[tuple[Hop, ...]] = []
+    for replica, (ranks, sizes) in enumerate(zip(members_of, layers_of, strict=True)):
+        first, legs = 0, []
+        for stage, (rank, size) in enumerate(zip(ranks, sizes, strict=True)):
+            roles.append(Role(rank=rank, replica=replica, stage=stage, first_layer=first, n_layers=size))
+            legs.append(Hop(first_layer=first, n_layers=size, ranks=(rank,)))
+            first += size
+        hops.append(tuple(legs))
+    routes = []
+    dealt = [0] * len(counts)
+    for number in range(sum(counts)):
+        replica = min((d for d in range(len(counts)) if dealt[d] < counts[d]), key=lambda d: ((dealt[d] + 1) / counts[d], d))
+        dealt[replica] += 1
+        routes.append(Route(micro_batch=number, replica=replica, hops=hops[replica]))
+    plan = Plan(epoch=epoch, n_layers=n_layers, schedule=schedule, roles=tuple(roles), routes=tuple(routes))
+    validate(plan)
+    return plan
+
+
+def uniform_plan(*, tp: int, pp: int, dp: int, n_layers: int, micro_batches: int, schedule: str = "1f1b") -> Plan:
+    """The plan a run starts with: rank = (replica * PP + stage) * TP + shard. Raises `PlanError` for an impossible layout."""
+    if min(tp, pp, dp) < 1:
+        raise PlanError(f"--tp, --pp and --dp must each be at least 1, not {tp}, {pp}, {dp}")
+    if tp != 1:
+        raise PlanError(f"--tp {tp}: tensor parallelism is not executed yet, only --tp 1 is allowed")
+    if n_layers < pp:
+        raise PlanError(f"--layers {n_layers} cannot fill --pp {pp} stages: at least one layer per stage is needed")
+    if micro_batches < dp:
+        raise PlanError(f"--micro-batches {micro_batches} cannot feed --dp {dp} replicas: at least one per replica is needed")
+    if schedule != "1f1b":
+        raise PlanError(f"--schedule {schedule} is not known, allowed: 1f1b")
+    return plan_from_partition(
+        epoch=0,
+        n_layers=n_layers,
+        schedule=schedule,
+        members=[range(d * pp, (d + 1) * pp) for d in range(dp)],
+        layers=[split_evenly(n_layers, pp)] * dp,
+        micro_batches=split_evenly(micro_batches, dp),
+    )

@@ -1,0 +1,376 @@
+"""The vocabulary of the event log: every event type, frozen, with its schema version in its tag.
+
+A tag is ``name@version`` (``span@1``). A line of a spool file is one JSON object: the envelope's fields (`seq`, `at_us` and,
+for control events, `stream`, `version`, `actor`) followed by the event's own. Run and writer stand in the file's path, not in
+every line. Fields at their default are left out; a reader takes an absent field as its default.
+
+Two classes (docs/events.md):
+
+* telemetry: high rate, key (run, writer, seq), may be dropped under pressure, and then a `Dropped` says how many;
+* control: low rate, written and fsynced at once to a stream with versions, never dropped.
+
+Units are in the names; durations and times are microseconds. `None` means not measured, `0.0` a measured zero.
+This module imports nothing of the project.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+SpanKind = Literal[
+    "F", "B", "W", "send", "recv", "all_reduce", "reduce_scatter", "all_gather", "optimizer", "data_wait",
+    "gc", "checkpoint", "probe", "regroup", "migrate",
+]  # fmt: skip
+Cause = Literal[
+    "slow_device", "slow_link", "dead", "hung", "long_sequences", "stage_imbalance", "input_bound", "gc_pause", "unknown"
+]
+Mode = Literal["observe", "approve", "auto"]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """Base of every event."""
+
+
+class Telemetry(Event, frozen=True, kw_only=True):
+    """Base of the events that may be dropped under pressure."""
+
+
+class Control(Event, frozen=True, kw_only=True):
+    """Base of the events that are never dropped."""
+
+
+# --- telemetry -------------------------------------------------------------------------------------------------------
+
+
+class Span(Telemetry, frozen=True, kw_only=True, tag="span@1", gc=False):
+    """One piece of work on one rank. `start_us` and `wall_us` are in the run's clock (see `RunStarted.clock`).
+
+    `compute_us` is the chunk's own time by the clock that works on the device; the `wait_*_us` are what it spent blocked on a
+    peer of its TP, DP or PP group; `runq_us` is time runnable without a core. A transfer has `posted_us` and, as its end,
+    `start_us + wall_us`; `peer` is the other side.
+    """
+
+    kind: SpanKind
+    device: str
+    rank: int
+    epoch: int
+    attempt: int
+    iteration: int
+    start_us: int
+    wall_us: int
+    micro_batch: int | None = None
+    first_layer: int | None = None
+    n_layers: int | None = None
+    group: str | None = None
+    group_seq: int | None = None
+    peer: int | None = None
+    bytes: int | None = None
+    posted_us: int | None = None
+    compute_us: int | None = None
+    wait_tp_us: int | None = None
+    wait_dp_us: int | None = None
+    wait_pp_us: int | None = None
+    runq_us: int | None = None
+
+
+class MicroBatchPacked(Telemetry, frozen=True, kw_only=True, tag="micro_batch@1"):
+    """The document lengths (tokens) of one micro-batch; one event per (iteration, micro_batch) and attempt."""
+
+    iteration: int
+    micro_batch: int
+    attempt: int
+    lengths: tuple[int, ...]
+
+
+class IterationCommitted(Telemetry, frozen=True, kw_only=True, tag="iteration_committed@1", gc=False):
+    """This rank has stepped iteration `iteration`: the Detector's watermark.
+
+    Every rank writes its own; all but `rank`, `start_us`, `wall_us` are equal by the commit protocol, so any one suffices.
+    (`epoch`, `attempt`) is the attempt that counted; `log_complete` means that every rank's events of the iteration had been
+    handed to the kernel before it voted. `tokens` are target tokens, `loss` is nats per target token.
+    """
+
+    iteration: int
+    epoch: int
+    attempt: int
+    rank: int
+    loss: float
+    tokens: int
+    start_us: int
+    wall_us: int
+    log_complete: bool
+
+
+class Heartbeat(Telemetry, frozen=True, kw_only=True, tag="heartbeat@1", gc=False):
+    """What the agent knows of a rank: once a second and at each change of `activity` class (see runtime/heartbeat.py)."""
+
+    rank: int
+    pid: int
+    iteration: int
+    progress: int
+    activity: str
+    age_us: int
+    stalled_us: int
+    waits_for: int | None = None
+
+
+class RankRatio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A rank's chunk times of one iteration over the prediction for a healthy device; None = it executed none of that kind."""
+
+    rank: int
+    measured_us: int
+    predicted_us: int
+    f: float | None = None
+    b: float | None = None
+    w: float | None = None
+    score: float = 0.0
+
+
+class IterationJudged(Telemetry, frozen=True, kw_only=True, tag="iteration_judged@1"):
+    """The Detector's view of one committed iteration: everything that led to a verdict or to none."""
+
+    iteration: int
+    epoch: int
+    measured_us: int
+    predicted_us: int | None = None
+    ranks: tuple[RankRatio, ...] = ()
+
+
+class Dropped(Telemetry, frozen=True, kw_only=True, tag="dropped@1"):
+    """A writer's buffer was full: `count` events were discarded before this one."""
+
+    count: int
+
+
+# --- control: the run ------------------------------------------------------------------------------------------------
+
+
+class RunStarted(Control, frozen=True, kw_only=True, tag="run_started@1"):
+    """`options` are those of `unskew run`; `clock` is monotonic, virtual or imported; `code` hashes the deciding modules."""
+
+    run: str
+    device: str
+    clock: Literal["monotonic", "virtual", "imported"]
+    mode: Mode
+    ranks: int
+    options: dict[str, Any]
+    code: str
+    version: str
+
+
+class RunFinished(Control, frozen=True, kw_only=True, tag="run_finished@1"):
+    status: Literal["done", "failed", "stopped"]
+    iterations: int
+    reason: str = ""
+
+
+class DeviceJoined(Control, frozen=True, kw_only=True, tag="device_joined@1"):
+    device: str
+    rank: int
+    node: str
+    pid: int
+
+
+class DeviceLost(Control, frozen=True, kw_only=True, tag="device_lost@1"):
+    """`how` is exit (the process ended), hung (no progress, heartbeats go on) or frozen (no heartbeats, process exists)."""
+
+    device: str
+    rank: int
+    how: Literal["exit", "hung", "frozen"]
+    detail: str
+    detected_us: int
+
+
+class Regrouped(Control, frozen=True, kw_only=True, tag="regrouped@1"):
+    """All survivors hold working groups again; `seconds` counts from the loss's detection (or the boundary) to the last of them."""
+
+    epoch: int
+    iteration: int
+    seconds: float
+    migrate_seconds: float
+    moved_bytes: int
+
+
+class FaultInjected(Control, frozen=True, kw_only=True, tag="fault_injected@1"):
+    """The truth that verdicts are scored against; `until_iteration` None = to the end."""
+
+    kind: Literal["slow", "kill", "hang", "freeze"]
+    rank: int
+    at_iteration: int
+    until_iteration: int | None = None
+    factor: float | None = None
+    phase: str | None = None
+
+
+class ModeChanged(Control, frozen=True, kw_only=True, tag="mode_changed@1"):
+    mode: Mode
+    by: str
+    reason: str = ""
+
+
+class Note(Control, frozen=True, kw_only=True, tag="note@1"):
+    text: str
+    by: str
+
+
+class CommandRefused(Control, frozen=True, kw_only=True, tag="command_refused@1"):
+    command: str
+    by: str
+    reason: str
+
+
+# --- control: measure, predict, detect -------------------------------------------------------------------------------
+
+
+class PredictorFitted(Control, frozen=True, kw_only=True, tag="predictor_fitted@1"):
+    """`model` is analytics.cost.CostModel as plain data; errors are mean absolute relative, in percent, on data not fitted."""
+
+    predictor: int
+    watermark: int
+    model: dict[str, Any]
+    n_chunks: int
+    error_percent: dict[str, float]
+    trigger: str
+
+
+class Party(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who is meant: a device (`rank`), a link (`link`) or a stage (`stage`)."""
+
+    kind: Literal["device", "link", "stage"]
+    rank: int | None = None
+    link: tuple[int, int] | None = None
+    stage: int | None = None
+
+
+class Verdict(Control, frozen=True, kw_only=True, tag="verdict@1"):
+    """What is wrong, who did it, who only suffers. `speed` is per kind of work (healthy 1.0); `config` hashes the thresholds."""
+
+    verdict: int
+    cause: Cause
+    culprits: tuple[Party, ...]
+    victims: tuple[Party, ...] = ()
+    speed: dict[str, float] = {}
+    since_iteration: int
+    until_iteration: int | None = None
+    at_iteration: int
+    confidence: float
+    sentence: str
+    evidence: dict[str, Any]
+    config: str = ""
+
+
+class VerdictClosed(Control, frozen=True, kw_only=True, tag="verdict_closed@1"):
+    """The condition ended: the device is back at its healthy speed."""
+
+    verdict: int
+    until_iteration: int
+    at_iteration: int
+    reason: str
+
+
+class VerdictScored(Control, frozen=True, kw_only=True, tag="verdict_scored@1"):
+    """The verdict against injected truth. `truth` names the matching fault, or None for a false accusation."""
+
+    verdict: int
+    correct: bool
+    truth: str | None
+    delay_iterations: int | None
+    onset_error_iterations: int | None
+    speed_error: float | None
+
+
+# --- control: plan, approve, apply, score ----------------------------------------------------------------------------
+
+
+class PlanProposed(Control, frozen=True, kw_only=True, tag="plan_proposed@1"):
+    """A change of plan with the numbers that speak for it. `plan` is analytics.plan.Plan as plain data.
+
+    `optional` False = minimal recovery after a death. `predicted_us`, `baseline_us`: mean iteration time under the new plan and
+    without it, same speeds and batches; `considered` lists the other candidates with their scores.
+    """
+
+    proposal: str
+    epoch: int
+    digest: str
+    optional: bool
+    reason: str
+    verdict: int | None
+    plan: dict[str, Any]
+    predicted_us: int
+    baseline_us: int | None
+    gain_percent: float | None
+    cost_us: int
+    payback_iterations: int | None
+    at_iteration: int
+    considered: tuple[dict[str, Any], ...] = ()
+    change: str = ""
+
+
+class PlanApproved(Control, frozen=True, kw_only=True, tag="plan_approved@1"):
+    proposal: str
+    by: str
+    reason: str
+
+
+class PlanRejected(Control, frozen=True, kw_only=True, tag="plan_rejected@1"):
+    proposal: str
+    by: str
+    reason: str
+
+
+class PlanExpired(Control, frozen=True, kw_only=True, tag="plan_expired@1"):
+    proposal: str
+    reason: str
+
+
+class PlanApplied(Control, frozen=True, kw_only=True, tag="plan_applied@1"):
+    """`plan` is in force from iteration `iteration` on (the initial plan has proposal "")."""
+
+    epoch: int
+    digest: str
+    proposal: str
+    iteration: int
+    reason: str
+    plan: dict[str, Any]
+
+
+class PlanFailed(Control, frozen=True, kw_only=True, tag="plan_failed@1"):
+    epoch: int
+    proposal: str
+    reason: str
+
+
+class PlanScored(Control, frozen=True, kw_only=True, tag="plan_scored@1"):
+    """The effect of a change: predicted(old plan, believed speeds, these batches) minus measured, per iteration.
+
+    `interval_s` is the 95 % interval of the mean effect; None with `void` set when the fault ended or another plan came first.
+    """
+
+    epoch: int
+    proposal: str
+    from_iteration: int
+    to_iteration: int
+    n: int
+    predicted_s: float | None = None
+    baseline_s: float | None = None
+    measured_s: float | None = None
+    effect_s: float | None = None
+    interval_s: tuple[float, float] | None = None
+    void: str | None = None
+
+
+TELEMETRY: tuple[type[Telemetry], ...] = (
+    Span, MicroBatchPacked, IterationCommitted, Heartbeat, IterationJudged, Dropped,
+)  # fmt: skip
+CONTROL: tuple[type[Control], ...] = (
+    RunStarted, RunFinished, DeviceJoined, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note, CommandRefused,
+    PredictorFitted, Verdict, VerdictClosed, VerdictScored, PlanProposed, PlanApproved, PlanRejected, PlanExpired,
+    PlanApplied, PlanFailed, PlanScored,
+)  # fmt: skip
+
+
+def tag_of(event: type[Event]) -> str:
+    """The tag of an event type, such as ``span@1``."""
+    return str(event.__struct_config__.tag)
