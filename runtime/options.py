@@ -1,0 +1,87 @@
+"""The options of a run: what `unskew run` was asked for, checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from unskew.analytics.faults import FaultSpec
+from unskew.analytics.plan import Plan, uniform_plan
+from unskew.analytics.profiles import profile
+from unskew.collector.events import Mode
+
+DeviceKind = Literal["auto", "real", "sleep", "virtual"]
+DType = Literal["float32", "float64"]
+
+
+class OptionsError(ValueError):
+    """A bad option; the message is one sentence: what is wrong, what is allowed."""
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that determines a run. `corpus` None = the standard library's sources, `store` None = the default store."""
+
+    tp: int = 1
+    pp: int = 4
+    dp: int = 2
+    layers: int = 16
+    dim: int = 64
+    heads: int = 4
+    tokens: int = 512
+    micro_batches: int = 16
+    iterations: int = 180
+    seed: int = 0
+    schedule: str = "1f1b"
+    device: DeviceKind = "auto"
+    profile: str = "steady"
+    corpus: str | None = None
+    store: str | None = None
+    mode: Mode = "auto"
+    faults: tuple[FaultSpec, ...] = ()
+    dtype: DType = "float32"
+    verify: bool = False
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def first_plan(self) -> Plan:
+        """The plan the run starts with. Raises `PlanError` for an impossible layout."""
+        return uniform_plan(
+            tp=self.tp, pp=self.pp, dp=self.dp, n_layers=self.layers, micro_batches=self.micro_batches, schedule=self.schedule
+        )
+
+
+def check(options: RunOptions) -> None:
+    """Raise `OptionsError`, `PlanError` or `ProfileError` (all `ValueError`) when the run cannot be as asked."""
+    for name, least in (("layers", 1), ("dim", 8), ("heads", 1), ("tokens", 16), ("micro_batches", 1), ("iterations", 1)):
+        if getattr(options, name) < least:
+            raise OptionsError(f"--{name.replace('_', '-')} {getattr(options, name)} is too small, allowed: {least} or more")
+    for name, kind in (("device", DeviceKind), ("dtype", DType), ("mode", Mode)):
+        if getattr(options, name) not in get_args(kind):
+            raise OptionsError(f"--{name} {getattr(options, name)} is not known, allowed: {', '.join(get_args(kind))}")
+    if options.dim % (2 * options.heads):
+        raise OptionsError(f"--dim {options.dim} does not give --heads {options.heads} an even width, allowed: a multiple of 2 x heads")
+    if options.corpus is not None and not Path(options.corpus).is_dir():
+        raise OptionsError(f"--corpus {options.corpus} is not a folder, allowed: a folder of text files")
+    profile(options.profile)
+    options.first_plan()
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def choose_device(options: RunOptions, accelerators: int) -> tuple[DeviceKind, str]:
+    """The device for ``--device auto`` and the sentence that says why: real when every rank has its own core or GPU, else sleep."""
+    if options.device != "auto":
+        return options.device, f"{options.device}, as asked"
+    if options.ranks <= accelerators:
+        return "real", f"real: {options.ranks} ranks, {accelerators} GPUs"
+    if options.ranks <= cores():
+        return "real", f"real: {options.ranks} ranks, {cores()} cores"
+    return "sleep", f"sleep: {options.ranks} ranks have only {cores()} cores, chunk times of profile {options.profile} are emulated"
