@@ -1,0 +1,35 @@
+# make run | test | lint | bench: each makes .venv on its first call; a second call installs nothing.
+.PHONY: run test lint bench chromium
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+BENCH ?= loop
+ARGS ?=
+
+run: .venv/run.stamp
+	$(BIN)/unskew run $(ARGS)
+
+test: .venv/test.stamp chromium
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	sh tools/typecheck.sh $(BIN)/mypy
+
+bench: .venv/run.stamp
+	mkdir -p build
+	$(BIN)/unskew bench $(BENCH) --json build/bench-$(BENCH).json $(ARGS)
+
+chromium:
+	@sh tools/chromium.sh
+
+.venv/run.stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) -e .
+	touch $@
+
+.venv/test.stamp: .venv/run.stamp
+	$(INSTALL) -e '.[dev]'
+	touch $@

@@ -1,0 +1,92 @@
+"""What every test obeys: a hard time limit, and no process left behind.
+
+The limit is `@pytest.mark.limit(seconds)` (60 without), for each of setup, call and teardown. A main thread that is stuck where
+no Python runs cannot be interrupted: then all threads' stacks are printed and the whole session ends.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+DEFAULT_LIMIT_S = 60.0
+STUCK_AFTER_S = 30.0
+GONE_WITHIN_S = 10.0
+MARK = "UNSKEW_TEST_SESSION"
+STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STDERR] = os.dup(2)  # the real one: pytest captures 2 itself while a test runs
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    yield from _limited(item, "setup")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    yield from _limited(item, "call")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    yield from _limited(item, "teardown")
+
+
+def _limited(item: pytest.Item, phase: str) -> Iterator[None]:
+    marker = item.get_closest_marker("limit")
+    limit_s = float(marker.args[0]) if marker else DEFAULT_LIMIT_S
+
+    def stop(_signal: int, _frame: object) -> None:
+        pytest.fail(f"{phase} took longer than its limit of {limit_s:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    faulthandler.dump_traceback_later(limit_s + STUCK_AFTER_S, exit=True, file=item.config.stash[STDERR])
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_process_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail the module, and kill them, when processes that its tests started are still there some seconds after its end."""
+    folder = str(tmp_path_factory.getbasetemp())
+    os.environ[MARK] = folder
+    yield
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while (left := started_from(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "processes left behind: " + "; ".join(f"{pid} {command}" for pid, command in left.items())
+
+
+def started_from(folder: str) -> dict[int, str]:
+    """pid -> command line of the living processes, but this one, that name `folder` in their arguments or carry this session's mark.
+
+    A process that was forked keeps the arguments and environment its ancestor was started with, so ranks are found as well.
+    """
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            environment = (entry / "environ").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if command and (folder in command or f"{MARK}={folder}\0" in environment):
+            found[int(entry.name)] = command
+    return found
