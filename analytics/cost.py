@@ -1,4 +1,4 @@
-"""What a chunk, a message and an iteration's end cost: the one cost model of predictor, detector, scheduler and sleeping device.
+"""What a chunk, a message and an iteration's end cost: one cost model for predictor, detector, scheduler and sleeping device.
 
 A chunk of `n` layers takes ``n * (a + b * tokens + c * sum_sq) / speed`` microseconds, plus, where it includes the output head,
 ``head * tokens / speed``. The coefficients are per kind of work (F, B, W) and hold for a healthy device (speed 1.0).

@@ -148,7 +148,7 @@ def validate(plan: Plan) -> None:
 
 
 def split_evenly(total: int, parts: int) -> list[int]:
-    """`total` in `parts` shares that differ by at most one, the larger ones in the middle (the ends also hold embedding and head)."""
+    """`total` in `parts` shares that differ by at most one, larger in the middle (the ends also hold embedding and head)."""
     base, extra = divmod(total, parts)
     start = (parts - extra) // 2
     return [base + (start <= part < start + extra) for part in range(parts)]
