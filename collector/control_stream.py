@@ -1,0 +1,97 @@
+"""A versioned stream of control events with one writer process: low rate, on disk before `append` returns, never dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import time_ns
+from urllib.parse import quote
+
+import msgspec
+
+from unskew.collector.events import Control
+from unskew.collector.locks import hold
+from unskew.collector.manifest import load
+from unskew.collector.paths import Store, StoreError, checked_name, make_folder
+from unskew.collector.segment import Segment, control_line, segment_names
+
+
+class VersionConflict(Exception):  # noqa: N818 - the name of the contract
+    """The stream is not at the version that the caller decided upon."""
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class ControlStream:
+    """Appends to stream `stream` of a run as `writer`; continues at the version on disk.
+
+    Its lines lie in a folder of their own, ``<writer>@<stream>``, in which an event's seq is its version (the first is 1).
+    Raises `StoreError` when another living process writes the stream.
+    """
+
+    def __init__(self, store: Store, run: str, stream: str, writer: str) -> None:
+        self._stream = stream
+        file_name = quote(stream, safe="").replace("%", "+")
+        self._folder = store.spool(run) / f"{checked_name('writer', writer)}@{checked_name('stream', file_name)}"
+        make_folder(self._folder)
+        lock = hold(store.lock(f"stream-{run}-{file_name}"))
+        if lock is None:
+            raise StoreError(f"stream {stream} of run {run} has another writer: each control stream has one")
+        self._lock = lock
+        self._segment: Segment | None = None
+        self._version = _last_version(store, run, f"@{file_name}")
+
+    @property
+    def version(self) -> int:
+        """The version of the last event; 0 = the stream is empty."""
+        return self._version
+
+    def append(self, expected_version: int, events: Sequence[Control], *, actor: str) -> int:
+        """Write `events` as one batch, all or none, and return the new version.
+
+        Raises `VersionConflict` when the stream is not at `expected_version`, `StoreError` when the disk refuses.
+        """
+        if expected_version != self._version:
+            raise VersionConflict(f"stream {self._stream} is at version {self._version}, not {expected_version}")
+        if not events:
+            return self._version
+        at_us = time_ns() // 1000
+        lines = [
+            control_line(at_us, self._stream, version, actor, event)
+            for version, event in enumerate(events, start=self._version + 1)
+        ]
+        self._write(b"".join(lines))
+        self._version += len(events)
+        return self._version
+
+    def close(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+        self._lock.release()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            if self._segment is None:
+                self._segment = Segment(self._folder, self._version + 1)
+            before = self._segment.size
+            if self._segment.write(data) < len(data):
+                self._segment.cut(before)
+                raise OSError(0, "the disk is full")
+            self._segment.sync()
+        except OSError as error:
+            raise StoreError(f"cannot write stream {self._stream} in {self._folder}: {error.strerror or error}") from error
+
+
+def _last_version(store: Store, run: str, suffix: str) -> int:
+    """The stream's last version, in its spool files or, where those are gone, in what the manifest says they held."""
+    sealed = [replaced.last_seq for _, replaced in load(store).replaced(run) if replaced.writer.endswith(suffix)]
+    last = max(sealed, default=0)
+    for folder in store.spool(run).glob(f"*{suffix}"):
+        for name in reversed(segment_names(folder)):
+            lines = (folder / name).read_bytes().split(b"\n")[:-1]
+            if lines:
+                last = max(last, msgspec.json.decode(lines[-1], type=_Version).version)
+                break
+    return last

@@ -1,0 +1,62 @@
+"""Advisory locks that die with their process: `flock`, so that kill -9 leaves nothing to clean up.
+
+A lock belongs to an open file: a forked child shares it, a program started by exec does not.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+
+
+class Held:
+    """A lock that this process holds until `release` (or its death); also a context manager."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+
+def hold(path: Path, *, wait_s: float = 0.2) -> Held | None:
+    """Take the lock at `path`; None when another keeps it for `wait_s` (a probe by `is_held` takes microseconds)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                return None
+            time.sleep(0.01)
+        else:
+            return Held(descriptor)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process holds the lock at `path`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

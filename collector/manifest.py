@@ -1,0 +1,81 @@
+"""The manifest: which sealed files exist and which spool files each replaces. Swapped atomically, so a reader sees one state.
+
+Every row is visible in exactly one form: in a sealed file of the manifest, or in a spool file that the manifest does not name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import msgspec
+
+from unskew.collector.paths import Store, StoreError
+
+
+class Replaced(msgspec.Struct, frozen=True, kw_only=True):
+    """A spool file that is final and whole in a sealed file."""
+
+    writer: str
+    segment: int
+    bytes: int
+    rows: int
+    last_seq: int
+
+
+class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    """An immutable Parquet file; `file` is relative to the store, `last_pos` the highest ingest position in it."""
+
+    run: str
+    file: str
+    rows: int
+    sha256: str
+    last_pos: int
+    replaces: tuple[Replaced, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`number` grows with every swap; `problems` are sentences about what the collector found wrong while sealing."""
+
+    number: int = 0
+    sealed: tuple[Sealed, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def replaced(self, run: str) -> Iterator[tuple[Sealed, Replaced]]:
+        """Every spool file of `run` that readers must not read any more, with its sealed file."""
+        for sealed in self.sealed:
+            if sealed.run == run:
+                for replaced in sealed.replaces:
+                    yield sealed, replaced
+
+
+def load(store: Store) -> Manifest:
+    """The manifest as published; empty when there is none. Raises `StoreError` when it is not a manifest."""
+    try:
+        return msgspec.json.decode(store.manifest.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        return Manifest()
+    except msgspec.DecodeError as error:
+        raise StoreError(
+            f"{store.manifest} is not a manifest ({error}); sealed files lie in {store.root / 'sealed'}"
+        ) from error
+
+
+def publish(store: Store, manifest: Manifest) -> None:
+    """Swap the manifest: on disk before the name changes."""
+    fresh = store.manifest.with_suffix(".new")
+    with fresh.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(store.manifest)
+    sync_folder(store)
+
+
+def sync_folder(store: Store) -> None:
+    """Make the names in the store's folder durable."""
+    descriptor = os.open(store.root, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,83 @@
+"""Where everything lies in a store folder. One store serves many runs.
+
+::
+
+    spool/<run>/<writer>/<first seq>.jsonl   the truth until sealed: one folder per writer, one JSON object per line
+    sealed/<run>/<number>.parquet            the truth afterwards: immutable, sorted
+    commands/<run>/                          what people ask of a run's controller
+    manifest.json                            which sealed files exist and which spool files they replace
+    store.duckdb                             the collector's own; anybody may open it when no collector runs
+    locks/                                   who is alive
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+DEFAULT_ROOT = "data/store"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
+
+
+class StoreError(ValueError):
+    """A store that cannot serve; the message is one sentence: what is wrong, where, what is allowed."""
+
+
+def checked_name(what: str, name: str) -> str:
+    """`name`, when it can be a file name; raises `StoreError` otherwise."""
+    if not _NAME.fullmatch(name):
+        raise StoreError(f"{what} {name!r} is not allowed: letters, digits and . _ @ + - after a letter or digit")
+    return name
+
+
+class Store(msgspec.Struct, frozen=True):
+    """A store folder; nothing is created before somebody writes."""
+
+    root: Path
+
+    @staticmethod
+    def locate(option: str | os.PathLike[str] | None) -> Store:
+        """`option`, else $UNSKEW_STORE, else ./data/store. Raises `StoreError` when something else lies at that path."""
+        root = Path(option or os.environ.get("UNSKEW_STORE") or DEFAULT_ROOT).expanduser().absolute()
+        for folder in (root, *root.parents):
+            if folder.exists() and not folder.is_dir():
+                raise StoreError(f"store {root}: {folder} is a file, a folder (or nothing yet) is needed there")
+        return Store(root)
+
+    def spool(self, run: str) -> Path:
+        return self.root / "spool" / checked_name("run", run)
+
+    def commands(self, run: str) -> Path:
+        return self.root / "commands" / checked_name("run", run)
+
+    def sealed(self, run: str) -> Path:
+        return self.root / "sealed" / checked_name("run", run)
+
+    def lock(self, name: str) -> Path:
+        return self.root / "locks" / checked_name("lock", name)
+
+    @property
+    def database(self) -> Path:
+        return self.root / "store.duckdb"
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "manifest.json"
+
+    def spooled_runs(self) -> list[str]:
+        """Runs with a spool folder, by name."""
+        try:
+            return sorted(entry.name for entry in os.scandir(self.root / "spool") if entry.is_dir())
+        except FileNotFoundError:
+            return []
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder of the store; raises `StoreError` when the path allows none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot create {path}: {error.strerror or error}; name a writable folder with --store") from error

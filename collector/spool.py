@@ -1,0 +1,147 @@
+"""Handing telemetry to the log from a training loop: append to a list, a helper thread encodes and writes.
+
+Cost in the loop: one clock read and one list append. The loop never waits for the disk: when the disk stalls the buffer fills
+up to `capacity`, further events are counted, and a `Dropped` with the count is written once the disk takes lines again.
+Needs only msgspec, because ranks import it.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import time_ns
+from typing import TypeVar
+
+from unskew.collector.control_stream import ControlStream, VersionConflict
+from unskew.collector.events import Dropped, Telemetry
+from unskew.collector.paths import Store, StoreError, checked_name, make_folder
+from unskew.collector.segment import Segment, segment_names, telemetry_line
+
+__all__ = ["ControlStream", "SpoolWriter", "VersionConflict"]
+
+ROTATE_BYTES = 512 * 1024
+"""A new file beyond this: readers parse open files whole, so they are kept short (about 2,000 spans)."""
+
+_Item = TypeVar("_Item")
+
+
+def _take_all(items: list[_Item]) -> list[_Item]:
+    # A slice and a del of the same length are atomic under the GIL, and appenders only add behind them.
+    taken = items[:]
+    del items[: len(taken)]
+    return taken
+
+
+class _Receipt:
+    """One `hand_over` in flight."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.complete = False
+
+
+class SpoolWriter:
+    """One writer (a process incarnation such as ``rank-0003.1``) of one run. Create it after a fork: no thread survives one.
+
+    Raises `StoreError` when the writer's name was used before or the store cannot be written.
+    """
+
+    def __init__(self, store: Store, run: str, writer: str, *, capacity: int = 100_000, flush_s: float = 0.1) -> None:
+        self._folder = store.spool(run) / checked_name("writer", writer)
+        make_folder(self._folder)
+        if segment_names(self._folder):
+            raise StoreError(f"writer {writer} of run {run} has written before: a new process needs a new writer name")
+        self._capacity = capacity
+        self._flush_s = flush_s
+        self._buffer: list[tuple[int, Telemetry]] = []
+        self._receipts: list[_Receipt] = []
+        self._dropped = 0
+        self._dropped_lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = False
+        # What follows belongs to the helper thread alone.
+        self._segment: Segment | None = None
+        self._unwritten = b""
+        self._next_seq = 0
+        self._complete = True
+        self._thread = threading.Thread(target=self._serve, name=f"spool-{writer}", daemon=True)
+        self._thread.start()
+
+    def append(self, event: Telemetry) -> None:
+        """Take an event; never blocks, drops when `capacity` events wait. Any thread may call."""
+        if len(self._buffer) < self._capacity:
+            self._buffer.append((time_ns(), event))
+        else:
+            self._drop()
+
+    def hand_over(self, timeout_s: float = 0.005) -> bool:
+        """Wait until everything appended so far is with the kernel, at most `timeout_s`.
+
+        False when that took longer, or when an event was dropped since the previous call: the log is not complete.
+        """
+        receipt = _Receipt()
+        self._receipts.append(receipt)
+        self._wake.set()
+        return receipt.done.wait(timeout_s) and receipt.complete
+
+    def close(self, timeout_s: float = 2.0) -> bool:
+        """Write what is left and stop; False when the disk took longer than `timeout_s`."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _drop(self) -> None:
+        with self._dropped_lock:
+            self._dropped += 1
+
+    def _serve(self) -> None:
+        while not self._closing:
+            self._wake.wait(self._flush_s)
+            self._wake.clear()
+            self._flush()
+        self._flush()
+        if self._segment is not None:
+            self._segment.close()
+
+    def _flush(self) -> None:
+        receipts = _take_all(self._receipts)
+        written = self._write()
+        if written:
+            self._unwritten = self._encode(_take_all(self._buffer))
+            written = self._write()
+        for receipt in receipts:
+            receipt.complete = written and self._complete
+            receipt.done.set()
+        if receipts:
+            self._complete = True
+
+    def _write(self) -> bool:
+        """Whether all of `_unwritten` is with the kernel; what is not is tried again at the next flush."""
+        try:
+            while self._unwritten:
+                if self._segment is None:
+                    self._segment = Segment(self._folder, self._next_seq - self._unwritten.count(b"\n"))
+                self._unwritten = self._unwritten[self._segment.write(self._unwritten) :]
+        except OSError:
+            return False
+        if self._segment is not None and self._segment.size >= ROTATE_BYTES:
+            self._segment.close()
+            self._segment = None
+        return True
+
+    def _encode(self, batch: list[tuple[int, Telemetry]]) -> bytes:
+        lines = []
+        for now_ns, event in batch:
+            try:
+                lines.append(telemetry_line(self._next_seq, now_ns // 1000, event))
+            except TypeError:  # a value JSON cannot hold: one bad event must not end the log of the rest
+                self._drop()
+            else:
+                self._next_seq += 1
+        with self._dropped_lock:
+            dropped, self._dropped = self._dropped, 0
+        if dropped:
+            self._complete = False
+            lines.append(telemetry_line(self._next_seq, time_ns() // 1000, Dropped(count=dropped)))
+            self._next_seq += 1
+        return b"".join(lines)
