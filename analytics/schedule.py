@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from functools import lru_cache
-from typing import Literal
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -35,28 +35,52 @@ class Action(msgspec.Struct, frozen=True, gc=False):
     n_layers: int
 
 
-class Schedule(msgspec.Struct, frozen=True):
+class Needs(NamedTuple):
+    """What must have ended before an action starts, as positions in `Schedule.order` (-1 = nothing).
+
+    `before`: the previous action of its rank; `input`: the action whose output it takes; `crosses`: by a message between ranks.
+    """
+
+    before: int
+    input: int
+    crosses: bool
+
+
+class Schedule(msgspec.Struct, frozen=True, dict=True):
     """What each rank executes, in order. `order` holds all actions such that each comes after everything it needs."""
 
     plan: Plan
     by_rank: dict[int, tuple[Action, ...]]
     order: tuple[Action, ...]
 
-
-def build_schedule(plan: Plan) -> Schedule:
-    """The schedule of a legal plan; plans that differ only in their number share one."""
-    order = _order(plan.renumbered(0))
-    by_rank: dict[int, list[Action]] = {rank: [] for rank in plan.ranks}
-    for action in order:
-        by_rank[action.rank].append(action)
-    return Schedule(plan, {rank: tuple(actions) for rank, actions in by_rank.items()}, order)
+    @cached_property
+    def needs(self) -> tuple[Needs, ...]:
+        """The edges of the schedule's DAG, one entry per action of `order`."""
+        at: dict[tuple[str, int, int], int] = {}
+        last_of: dict[int, int] = {}
+        needs = []
+        for position, action in enumerate(self.order):
+            source = _input(action, len(self.plan.routes[action.micro_batch].hops))
+            given = -1 if source is None else at[source]
+            crosses = given >= 0 and self.order[given].rank != action.rank
+            needs.append(Needs(last_of.get(action.rank, -1), given, crosses))
+            at[action.kind, action.micro_batch, action.hop] = last_of[action.rank] = position
+        return tuple(needs)
 
 
 @lru_cache(maxsize=64)
-def _order(plan: Plan) -> tuple[Action, ...]:
-    simulation = _Simulation(plan)
-    simulation.run()
-    return tuple(simulation.order)
+def build_schedule(plan: Plan) -> Schedule:
+    """The schedule of a legal plan: a pure function, the same in every process."""
+    order = tuple(_Simulation(plan).run())
+    by_rank = {rank: tuple(action for action in order if action.rank == rank) for rank in plan.ranks}
+    return Schedule(plan, by_rank, order)
+
+
+def _input(action: Action, n_hops: int) -> tuple[str, int, int] | None:
+    """The action whose output this one takes; None for the start of a route."""
+    if action.kind == "F":
+        return ("F", action.micro_batch, action.hop - 1) if action.hop > 0 else None
+    return ("B", action.micro_batch, action.hop + 1) if action.hop + 1 < n_hops else ("F", action.micro_batch, action.hop)
 
 
 class _Simulation:
@@ -75,7 +99,8 @@ class _Simulation:
                 self.executors[route.replica, len(route.hops) - hop].add(leg.rank)
             self._arrive(self._action("F", route.micro_batch, 0), ("start", route.replica))
 
-    def run(self) -> None:
+    def run(self) -> list[Action]:
+        """All actions in the order in which they start."""
         now = 0
         self._start(now, set(self.inboxes))
         while self.running or self._force(now):
@@ -84,6 +109,7 @@ class _Simulation:
             while self.running and self.running[0][0] == now:
                 awake |= self._finish(heapq.heappop(self.running)[2])
             self._start(now, awake)
+        return self.order
 
     def _start(self, now: int, ranks: set[int]) -> None:
         """Let each of the free ranks start its best action, if it has one."""

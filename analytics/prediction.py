@@ -1,0 +1,69 @@
+"""Plan + batches + cost model + speeds -> predicted iteration time.
+
+A chunk takes ``(n_layers x layer + head) / speed`` (analytics/cost.py); the pipeline model lays the chunks out; an iteration
+lasts until the last rank is done, plus the constant end of an iteration (gradients, vote, optimiser).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.cost import HEALTHY, CostModel, Speeds, speed_of
+from unskew.analytics.pipeline import Array, Timeline, evaluate_durations
+from unskew.analytics.plan import Plan
+from unskew.analytics.schedule import Schedule, build_schedule
+from unskew.analytics.workload import Work
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """`iteration_us` = makespan of `timeline` + the iteration's end."""
+
+    iteration_us: float
+    timeline: Timeline
+
+
+class LayerCosts(msgspec.Struct, frozen=True):
+    """Microseconds of one layer and of the head on a healthy device, per kind of work: arrays [micro-batch, iteration]."""
+
+    layer_us: dict[str, Array]
+    head_us: dict[str, Array]
+
+
+def predict_iteration(plan: Plan, works: Sequence[Work], cost: CostModel, speeds: Speeds = HEALTHY) -> Prediction:
+    """The predicted iteration in which micro-batch m carries `works[m]`; ranks and kinds not in `speeds` are healthy."""
+    schedule = build_schedule(plan)
+    durations = durations_us(schedule, layer_costs([works], cost), speeds)[:, 0]
+    timeline = evaluate_durations(schedule, durations, cost.message_us)
+    return Prediction(float(timeline.makespan_us) + cost.iteration_end_us, timeline)
+
+
+def predict_iterations(plan: Plan, batches: Sequence[Sequence[Work]], cost: CostModel, speeds: Speeds = HEALTHY) -> Array:
+    """The predicted times (us) of many iterations at once: [iteration]. `batches[k][m]` is micro-batch m of iteration k."""
+    schedule = build_schedule(plan)
+    timeline = evaluate_durations(schedule, durations_us(schedule, layer_costs(batches, cost), speeds), cost.message_us)
+    return timeline.makespan_us + cost.iteration_end_us
+
+
+def layer_costs(batches: Sequence[Sequence[Work]], cost: CostModel) -> LayerCosts:
+    """What the batches cost whatever the plan: computed once, used for every candidate plan."""
+
+    def matrix(kind: str, n_layers: int, has_head: bool) -> Array:
+        rows = [[cost.chunk_us(kind, work, n_layers, has_head=has_head) for work in works] for works in batches]
+        return np.array(rows, dtype=np.float64).T
+
+    return LayerCosts({kind: matrix(kind, 1, False) for kind in "FB"}, {kind: matrix(kind, 0, True) for kind in "FB"})
+
+
+def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds) -> Array:
+    """Durations of the actions of `schedule.order`: [action, iteration]."""
+    order, n_layers = schedule.order, schedule.plan.n_layers
+    layers = np.array([action.n_layers for action in order], dtype=np.float64)[:, None]
+    head = np.array([action.first_layer + action.n_layers == n_layers for action in order], dtype=np.float64)[:, None]
+    speed = np.array([speed_of(speeds, action.rank, action.kind) for action in order])[:, None]
+    rows = np.array([("FB".index(action.kind), action.micro_batch) for action in order]).T
+    layer_us = np.stack([costs.layer_us["F"], costs.layer_us["B"]])[rows[0], rows[1]]
+    head_us = np.stack([costs.head_us["F"], costs.head_us["B"]])[rows[0], rows[1]]
+    return np.asarray((layers * layer_us + head * head_us) / speed)
