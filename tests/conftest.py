@@ -74,7 +74,7 @@ def no_process_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def started_from(folder: str) -> dict[int, str]:
-    """pid -> command line of the living processes, but this one, that name `folder` in their arguments or carry this session's mark.
+    """pid -> command line of the living processes, but this one, that name `folder` or carry this session's mark.
 
     A process that was forked keeps the arguments and environment its ancestor was started with, so ranks are found as well.
     """

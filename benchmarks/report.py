@@ -1,0 +1,113 @@
+"""The frame of every benchmark: figures against their bars, on a named machine, as a table and as JSON.
+
+    {"bench", "machine", "command", "figures": [{"name", "value", "unit", "bar", "better", "ok", "note"}]}
+
+One entry per figure that an issue or README states. A figure that misses its bar says so (`ok` false); it is not an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+import unskew.benchmarks as package
+
+Better = Literal["lower", "higher"]
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured figure. `value` None = could not be measured here (`note` says why); `bar` None = stated without a bar."""
+
+    name: str
+    value: float | None
+    unit: str
+    bar: float | None
+    better: Better
+    ok: bool | None
+    note: str = ""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    bench: str
+    machine: dict[str, str | int]
+    command: str
+    figures: tuple[Figure, ...]
+
+
+def figure(name: str, value: float | None, unit: str, *, bar: float | None, better: Better, note: str = "") -> Figure:
+    """A figure judged against its bar: reaching it exactly is enough.
+
+    >>> figure("regroup", 0.5, "s", bar=0.5, better="lower").ok
+    True
+    """
+    ok = None if value is None or bar is None else (value <= bar if better == "lower" else value >= bar)
+    return Figure(name=name, value=value, unit=unit, bar=bar, better=better, ok=ok, note=note)
+
+
+def machine() -> dict[str, str | int]:
+    """What a reader needs to judge a figure: processor, cores, memory, system, versions, date."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": f"{memory_bytes / 2**30:.0f} GiB",
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "unskew": version("unskew"),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def publish(bench: str, figures: Sequence[Figure], json_path: Path | None) -> None:
+    """Print the table and, when a path is given, write the JSON."""
+    command = shlex.join(["unskew", *sys.argv[1:]])
+    report = Report(bench=bench, machine=machine(), command=command, figures=tuple(figures))
+    Console().print(table(report))
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+
+
+def table(report: Report) -> Table:
+    """One row per figure."""
+    about = ", ".join(str(report.machine[key]) for key in ("processor", "cores", "memory", "date"))
+    grid = Table("figure", title=f"{report.bench}: {about.replace(', ', ' · ')}", title_justify="left")
+    for column in ("value", "bar"):
+        grid.add_column(column, justify="right")
+    for column in ("", "note"):
+        grid.add_column(column)
+    words = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
+    for entry in report.figures:
+        value = "not measured" if entry.value is None else f"{entry.value:.4g} {entry.unit}"
+        bar = "" if entry.bar is None else f"{'≤' if entry.better == 'lower' else '≥'} {entry.bar:.4g} {entry.unit}"
+        grid.add_row(entry.name, value, bar, words[entry.ok], entry.note)
+    return grid
+
+
+def benches() -> dict[str, Callable[[Path | None], None]]:
+    """The installed benchmarks by name."""
+    names = [info.name for info in pkgutil.iter_modules(package.__path__)]
+    modules = {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}
+    return {name: module.main for name, module in modules.items() if hasattr(module, "main")}

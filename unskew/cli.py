@@ -1,0 +1,28 @@
+"""The `unskew` command: which commands there are. Each lives in unskew/commands/."""
+
+from __future__ import annotations
+
+import typer
+
+from unskew.commands import bench, dashboard, decide, run, sql, watch
+
+app = typer.Typer(
+    name="unskew",
+    help="Keeps large hybrid-parallel training fast when its hardware is not.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(run.run)
+app.command()(watch.watch)
+app.command()(decide.approve)
+app.command()(decide.reject)
+app.command()(decide.mode)
+app.command()(sql.sql)
+app.command()(dashboard.dashboard)
+app.command()(bench.bench)
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 done, 1 the work failed, 2 bad usage or input."""
+    app()

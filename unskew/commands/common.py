@@ -1,0 +1,94 @@
+"""What every command shares: --store, --json, and how bad input and failed work end (exit 2 and 1, one sentence on stderr)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import msgspec
+import typer
+
+if TYPE_CHECKING:
+    from unskew.collector.paths import Store
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="DIR",
+        help="The folder that holds runs and their logs.",
+        show_default="$UNSKEW_STORE, else data/store",
+    ),
+]
+
+
+def refuse(sentence: str) -> NoReturn:
+    """End the command: bad usage or input."""
+    print(sentence, file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def fail(sentence: str) -> NoReturn:
+    """End the command: the work failed."""
+    print(sentence, file=sys.stderr)
+    raise typer.Exit(1)
+
+
+@contextmanager
+def checking_input() -> Iterator[None]:
+    """Errors about input (all are ValueError, one sentence each) become a refusal; wrap only the checks, never the work."""
+    try:
+        yield
+    except ValueError as error:
+        refuse(str(error))
+
+
+def locate(option: str | None) -> Store:
+    """The store that a command works on."""
+    from unskew.collector.paths import Store
+
+    with checking_input():
+        return Store.locate(option)
+
+
+def store_runs(store: Store) -> list[str]:
+    """The names of the runs in the store, oldest first (a name begins with its date)."""
+    return store.spooled_runs()
+
+
+def known_run(store: Store, run: str) -> str:
+    """`run`, when the store has it; refuses otherwise, naming the newest runs."""
+    runs = store_runs(store)
+    if run not in runs:
+        refuse(
+            f"there is no run {run} in {store.root}; "
+            + (f"its last runs: {', '.join(runs[-5:])}" if runs else "it has none yet")
+        )
+    return run
+
+
+def writable(path: Path | None) -> Path | None:
+    """`path`, when a file can be written there, before any work is done; refuses otherwise."""
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            refuse(f"--json {path}: cannot create {path.parent}: {error.strerror}")
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            refuse(f"--json {path} cannot be written: name a file in a writable folder")
+    return path
+
+
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Also write the answer as JSON to FILE.", callback=writable)
+]
+
+
+def write_json(path: Path | None, answer: Any) -> None:
+    """`answer` (plain data or msgspec structs) to `path`, when one is given."""
+    if path is not None:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(answer)) + b"\n")

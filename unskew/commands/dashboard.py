@@ -1,0 +1,30 @@
+"""`unskew dashboard`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from unskew.commands.common import StoreOption, fail, locate, refuse
+
+
+def dashboard(
+    store: StoreOption = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="The port on 127.0.0.1.", show_default="8501, or the next free one")
+    ] = None,
+) -> None:
+    """Show the runs of a store in the browser until Ctrl-C."""
+    from unskew.dashboard_process import DashboardProcess, free_port, is_free
+
+    place = locate(store)
+    if port is not None and not is_free(port):
+        refuse(f"--port {port} is taken: name a free one, or leave --port out for the first free one from 8501")
+    with DashboardProcess(place, port or free_port()) as process:
+        print(f"dashboard of {place.root}: {process.url} (Ctrl-C ends it)", flush=True)
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:
+            return
+    fail(f"the dashboard ended with status {status}; its output is in {process.log}")

@@ -1,0 +1,147 @@
+"""`unskew run`: options in, a run with its terminal view and dashboard, a summary out."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+import typer
+
+from unskew.collector.events import Mode
+from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, locate, refuse, write_json
+
+if TYPE_CHECKING:
+    from unskew.collector.paths import Store
+    from unskew.runtime.options import RunOptions
+
+DeviceKind = Literal["auto", "real", "sleep", "virtual"]
+DType = Literal["float32", "float64"]
+LAYOUT, MATHS, DEVICE, FAULTS, OUTPUT = "Layout", "Maths and data", "Device", "Faults and decisions", "What you see"
+
+
+def run(
+    tp: Annotated[int, typer.Option(help="Tensor-parallel shards.", rich_help_panel=LAYOUT)] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline stages.", rich_help_panel=LAYOUT)] = 4,
+    dp: Annotated[int, typer.Option(help="Replicas.", rich_help_panel=LAYOUT)] = 2,
+    schedule: Annotated[str, typer.Option(help="Order of the chunks.", rich_help_panel=LAYOUT)] = "1f1b",
+    layers: Annotated[int, typer.Option(help="Layers of the model.", rich_help_panel=MATHS)] = 16,
+    dim: Annotated[int, typer.Option(help="Width of the model.", rich_help_panel=MATHS)] = 64,
+    heads: Annotated[int, typer.Option(help="Attention heads.", rich_help_panel=MATHS)] = 4,
+    tokens: Annotated[int, typer.Option(help="Most tokens of a micro-batch.", rich_help_panel=MATHS)] = 512,
+    micro_batches: Annotated[int, typer.Option(help="Micro-batches of an iteration.", rich_help_panel=MATHS)] = 16,
+    iterations: Annotated[int, typer.Option(help="Iterations to train.", rich_help_panel=MATHS)] = 180,
+    seed: Annotated[int, typer.Option(help="Seed of weights and batches.", rich_help_panel=MATHS)] = 0,
+    dtype: Annotated[
+        DType | None, typer.Option(help="Number format.", show_default="float32; float64 with --verify", rich_help_panel=MATHS)
+    ] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="A folder of text files.",
+            show_default="the standard library's sources",
+            rich_help_panel=MATHS,
+        ),
+    ] = None,
+    device: Annotated[
+        DeviceKind, typer.Option(help="What executes: auto = real when every rank has a core or GPU.", rich_help_panel=DEVICE)
+    ] = "auto",
+    profile: Annotated[
+        str, typer.Option(metavar="NAME", help="The device that sleep and virtual emulate.", rich_help_panel=DEVICE)
+    ] = "steady",
+    mode: Annotated[
+        Mode, typer.Option(help="Optional changes of plan: left, asked for, or applied.", rich_help_panel=FAULTS)
+    ] = "auto",
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC",
+            help="A fault to inject: slow:rank=R,factor=X,at=I with until=I and phase=F|B if you like, "
+            "kill:rank=R,at=I, hang:rank=R,at=I or freeze:rank=R,at=I; repeatable.",
+            show_default="one slow rank at a sixth, one kill at half of the run",
+            rich_help_panel=FAULTS,
+        ),
+    ] = None,
+    no_faults: Annotated[bool, typer.Option("--no-faults", help="Inject none.", rich_help_panel=FAULTS)] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Also run the same seed without faults and compare the losses.", rich_help_panel=FAULTS),
+    ] = False,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard/--no-dashboard", help="Serve the dashboard on 127.0.0.1.", rich_help_panel=OUTPUT)
+    ] = True,
+    store: StoreOption = None,
+    json: JsonOption = None,
+) -> None:
+    """Train a small language model in parallel, disturb it, and watch it being kept fast."""
+    from unskew.analytics.faults import parse_faults
+    from unskew.runtime.options import RunOptions, check
+
+    place = locate(store)
+    options = RunOptions(
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        schedule=schedule,
+        layers=layers,
+        dim=dim,
+        heads=heads,
+        tokens=tokens,
+        micro_batches=micro_batches,
+        iterations=iterations,
+        seed=seed,
+        dtype=dtype or ("float64" if verify else "float32"),
+        corpus=corpus,
+        device=device,
+        profile=profile,
+        mode=mode,
+        store=str(place.root),
+        verify=verify,
+    )
+    with checking_input():
+        check(options)
+        if fault and no_faults:
+            refuse("--fault and --no-faults contradict each other: give one of them")
+        specs = [] if no_faults else fault or default_faults(options)
+        parsed = parse_faults(specs, ranks=options.ranks, iterations=iterations)
+    perform(place, msgspec.structs.replace(options, faults=parsed), dashboard=dashboard, json=json)
+
+
+def default_faults(options: RunOptions) -> list[str]:
+    """One rank slow from a sixth of the run on and, where a replica can stand in, another one killed at half of it."""
+    slow = f"slow:rank={options.ranks * 3 // 8},factor=1.8,at={options.iterations // 6}"
+    kill = f"kill:rank={options.ranks * 6 // 8},at={options.iterations // 2}"
+    return [slow, kill] if options.dp > 1 else [slow]
+
+
+def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | None) -> None:
+    """Run, show, sum up; in a terminal the dashboard then stays up until Ctrl-C."""
+    from rich.console import Console
+
+    from unskew.dashboard_process import DashboardProcess, free_port
+    from unskew.live import Screen
+    from unskew.runtime import launch
+    from unskew.summary import summary_view
+
+    console = Console()
+    facts = [("store", str(place.root))]
+    with ExitStack() as stack:
+        if dashboard:
+            facts.append(("dashboard", stack.enter_context(DashboardProcess(place, free_port())).url))
+        try:
+            with Screen(console, facts) as screen:
+                summary = launch.run(options, on_event=screen.feed, on_tick=screen.tick)
+        except KeyboardInterrupt:
+            fail(f"stopped; what was logged until then is in {place.root}")
+        console.print(summary_view(summary))
+        write_json(json, summary)
+        finished = screen.state.finished
+        if finished is None or finished.status != "done":
+            fail("the run did not finish" if finished is None else f"the run {finished.status}: {finished.reason}")
+        if dashboard and console.is_terminal:
+            console.print(f"The dashboard stays at {facts[-1][1]} until Ctrl-C.")
+            with suppress(KeyboardInterrupt):
+                signal.pause()

@@ -1,0 +1,44 @@
+"""`unskew watch`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from unskew.commands.common import StoreOption, known_run, locate, refuse, store_runs
+
+POLL_S = 0.2
+
+
+def watch(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Which run.", show_default="the newest")] = None,
+    store: StoreOption = None,
+) -> None:
+    """Show a run as it goes, until it ends or Ctrl-C; an ended run is shown as it ended."""
+    from rich.console import Console
+
+    from unskew.collector.commands import controller_alive
+    from unskew.collector.tail import Tail
+    from unskew.live import Screen
+
+    place = locate(store)
+    runs = store_runs(place)
+    if run is None and not runs:
+        refuse(f"there is no run in {place.root} yet: start one with `unskew run`")
+    name = runs[-1] if run is None else known_run(place, run)
+    tail = Tail(place, name)
+    with Screen(Console(), [("store", str(place.root))]) as screen:
+        try:
+            while True:
+                alive = controller_alive(place, name)
+                entries = sorted(tail.poll(), key=lambda entry: entry.at_us)
+                for entry in entries:
+                    screen.feed(entry)
+                screen.tick()
+                if not entries and (screen.state.finished is not None or not alive):
+                    return
+                time.sleep(POLL_S if alive else 0.0)
+        except KeyboardInterrupt:
+            return

@@ -1,0 +1,62 @@
+"""A run as it goes: in a terminal one view that is redrawn, elsewhere plain lines."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+
+from unskew.collector.tail import Entry
+from unskew.live_state import LiveState, fold
+from unskew.live_view import Facts, plain, render
+
+REDRAW_S = 0.2
+PLAIN_LINE_S = 5.0
+
+
+class Screen:
+    """Feeds log entries to the view. A context manager: on exit the last state stays on screen."""
+
+    def __init__(self, console: Console, facts: Facts) -> None:
+        self.state = LiveState()
+        self._console, self._facts = console, facts
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._drawn_s = float("-inf")
+
+    def __enter__(self) -> Screen:
+        if self._live is not None:
+            self._live.start()
+        else:
+            self._print(", ".join(f"{label}: {value}" for label, value in self._facts))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._draw()
+        if self._live is not None:
+            self._live.stop()
+
+    def feed(self, entry: Entry) -> None:
+        """Take one entry of the log."""
+        said = self.state.lines
+        self.state = fold(self.state, entry)
+        if self._live is None and self.state.lines is not said:
+            line = self.state.lines[-1]
+            where = "" if line.iteration is None else f"iteration {line.iteration}  "
+            self._print(f"{where}{line.sentence.topic}: {line.sentence.text}")
+
+    def tick(self) -> None:
+        """Redraw when it is time to; call it often."""
+        if time.monotonic() - self._drawn_s >= (PLAIN_LINE_S if self._live is None else REDRAW_S):
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn_s = time.monotonic()
+        if self._live is not None:
+            self._live.update(render(self.state, self._facts, *self._console.size), refresh=True)
+        elif self.state.iteration is not None:
+            self._print(plain(self.state))
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

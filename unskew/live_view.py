@@ -1,0 +1,200 @@
+"""Draws a run's state for a terminal; pure, so that a test can look at the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from unskew.live_state import Line, LiveState, RankView
+from unskew.sentences import Tone
+
+CURVE_COLUMNS = 60
+WIDEST_GRID = 8
+"""More stages than this are drawn as a strip of blocks."""
+FIXED_ROWS = 15
+"""Rows of the view that are neither ranks nor sentences."""
+
+BARS = "▁▂▃▄▅▆▇█"
+TONES: dict[Tone, str] = {"plain": "", "good": "green", "bad": "red", "ask": "yellow", "quiet": "dim"}
+Facts = Sequence[tuple[str, str]]
+"""What the log does not say and the header shows: (label, value) such as ("store", "data/store")."""
+
+
+def render(state: LiveState, facts: Facts, width: int, height: int) -> RenderableType:
+    """The whole view in at most `width` columns; older sentences give way where `height` rows are too few."""
+    parts: list[RenderableType] = [_header(state, facts), Padding(_progress(state, width), (1, 0, 0, 0))]
+    if state.ranks:
+        ranks = _grid(state) if _fits(state, width) else _strip(state)
+        parts += [_heading("ranks: chunk time over prediction, then layers held · micro-batches executed"), ranks]
+    if state.mode == "approve" and state.waiting is not None:
+        command = f"unskew approve {state.waiting} --by NAME --reason TEXT"
+        parts.append(Text.assemble(("\n" + state.waiting + " waits for approval: ", "yellow"), (command, "bold yellow")))
+    if state.lines:
+        rank_rows = 1 + 2 * len(state.ranks) // _stages(state) if state.ranks else 0
+        lines = newest(state.lines, width - 18, height - FIXED_ROWS - rank_rows)
+        parts += [_heading("what happened after which iteration"), _lines(lines)]
+    return Padding(Group(*parts), (1, 1))
+
+
+def _heading(text: str) -> RenderableType:
+    return Padding(Rule(Text(text, "dim"), style="dim", align="left"), (1, 0, 0, 0))
+
+
+def _header(state: LiveState, facts: Facts) -> RenderableType:
+    title = Text.assemble(("unskew", "bold cyan"), "  ", (state.run or "starting", "bold"))
+    if state.device:
+        title.append(f"   {state.device} device, mode {state.mode}{_left(state)}", "dim")
+    if state.finished is not None:
+        title.append(f"   {state.finished.status}", "bold green" if state.finished.status == "done" else "bold red")
+    about = Text("   ").join(Text.assemble((label, "dim"), " ", value) for label, value in facts)
+    return Group(title, about)
+
+
+def _progress(state: LiveState, width: int) -> RenderableType:
+    done = 0 if state.iteration is None else state.iteration + 1
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", min_width=10)
+    table.add_column(justify="right", min_width=14)
+    table.add_column()
+    total = "" if state.iterations is None else f" / {state.iterations}"
+    room = max(10, min(CURVE_COLUMNS, width - 34))
+    bar = ProgressBar(total=state.iterations or 1, completed=done, width=room, complete_style="cyan", finished_style="green")
+    table.add_row("iteration", Text(f"{done}{total}", "bold"), bar)
+    table.add_row("loss", f"{state.losses[-1]:.4f}" if state.losses else "", Text(sparkline(state.losses[-room:]), "cyan"))
+    table.add_row("tokens/s", f"{state.tokens_per_s:,.0f}" if state.tokens_per_s else "", "")
+    if state.measured_s:
+        measured = state.measured_s[-1]
+        table.add_row("time", f"{measured:.2f} s", _times(state.measured_s[-room:], state.predicted_s[-room:]))
+        table.add_row("predicted", *_prediction(measured, state.predicted_s[-1]))
+    return table
+
+
+def _left(state: LiveState) -> str:
+    """The time that the remaining iterations take at the mean of the last ten."""
+    if state.iterations is None or state.iteration is None or not state.measured_s or state.finished is not None:
+        return ""
+    recent = state.measured_s[-10:]
+    seconds = round((state.iterations - state.iteration - 1) * sum(recent) / len(recent))
+    return f"   about {seconds // 60}:{seconds % 60:02d} left"
+
+
+def _prediction(measured: float, predicted: float | None) -> tuple[str, Text]:
+    if predicted is None:
+        return "", Text("not fitted yet", "dim")
+    off = measured / predicted - 1
+    return f"{predicted:.2f} s", Text(f"measured {off:+.0%}", _style(1 + off))
+
+
+def _times(measured_s: tuple[float, ...], predicted_s: tuple[float | None, ...]) -> Text:
+    """The curve of the iteration times, each in the colour of its ratio to the prediction."""
+    curve = Text()
+    for block, measured, predicted in zip(sparkline(measured_s), measured_s, predicted_s, strict=True):
+        curve.append(block, "dim" if predicted is None else _style(measured / predicted))
+    return curve
+
+
+def sparkline(values: tuple[float, ...]) -> str:
+    """One block character per value, scaled between the least and the greatest.
+
+    >>> sparkline((1.0, 2.0, 3.0))
+    '▁▅█'
+    """
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(BARS[min(len(BARS) - 1, max(0, int((value - low) / span * len(BARS))))] for value in values)
+
+
+def _style(ratio: float) -> str:
+    """The colour of a time over its prediction."""
+    for least, style in ((1.5, "bold red"), (1.25, "red"), (1.1, "yellow")):
+        if ratio >= least:
+            return style
+    return "green"
+
+
+def _stages(state: LiveState) -> int:
+    return 1 + max(view.stage for view in state.ranks.values())
+
+
+def _fits(state: LiveState, width: int) -> bool:
+    return _stages(state) <= WIDEST_GRID and 12 + 16 * _stages(state) <= width + 4
+
+
+def _grid(state: LiveState) -> Table:
+    """Replicas down, stages across; in a cell the rank's ratio, then what it holds and how much it executes."""
+    table = Table.grid(padding=(0, 2))
+    table.show_header = True
+    table.add_column(style="dim")
+    for stage in range(_stages(state)):
+        table.add_column(Text(f"stage {stage}", "dim"), min_width=12)
+    places: dict[tuple[int, int], list[RankView]] = {}
+    for view in state.ranks.values():
+        places.setdefault((view.replica, view.stage), []).append(view)
+    for replica in sorted({replica for replica, _ in places}):
+        cells = (places.get((replica, stage), []) for stage in range(_stages(state)))
+        table.add_row(f"replica {replica}", *(Text("\n").join(_cell(view) for view in cell) for cell in cells))
+    return table
+
+
+def _cell(view: RankView) -> Text:
+    text = Text.assemble((f"{view.rank} ", "bold"))
+    if view.lost is not None:
+        return text.append(view.lost, "bold red").append("\nholds nothing" if view.first_layer is None else "\n", "dim")
+    text.append("■ ", "dim" if view.ratio is None else _style(view.ratio))
+    text.append("–" if view.ratio is None else f"{view.ratio:.2f}", "dim" if view.ratio is None else _style(view.ratio))
+    if view.first_layer is None:
+        return text.append("\nholds nothing", "dim")
+    layers = f"{view.first_layer}–{view.first_layer + view.n_layers - 1}" if view.n_layers > 1 else f"{view.first_layer}"
+    return text.append(f"\n{layers} · {view.micro_batches}", "dim")
+
+
+def _strip(state: LiveState) -> Text:
+    """One block per rank, and the slowest by name: for layouts too wide for a grid."""
+    strip = Text()
+    for view in state.ranks.values():
+        strip.append("x" if view.lost else "■", "red" if view.lost else "dim" if view.ratio is None else _style(view.ratio))
+    slowest = max((view for view in state.ranks.values() if view.ratio is not None), key=lambda v: v.ratio or 0.0, default=None)
+    return strip if slowest is None else strip.append(f"\nslowest: rank {slowest.rank}, {slowest.ratio:.2f}", "dim")
+
+
+def newest(lines: tuple[Line, ...], columns: int, rows: int) -> tuple[Line, ...]:
+    """The last lines that fit into `rows` rows of `columns` columns; always at least one."""
+    used = 0
+    for kept, line in enumerate(reversed(lines)):
+        used += 1 + len(line.sentence.text) // max(columns, 1)
+        if used > rows:
+            return lines[len(lines) - max(kept, 1) :]
+    return lines
+
+
+def _lines(lines: tuple[Line, ...]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", style="dim", min_width=4)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for line in lines:
+        where = "" if line.iteration is None else str(line.iteration)
+        table.add_row(where, line.sentence.topic, Text(line.sentence.text, TONES[line.sentence.tone]))
+    return table
+
+
+def plain(state: LiveState) -> str:
+    """The state in one line, for logs."""
+    done = 0 if state.iteration is None else state.iteration + 1
+    parts = [f"iteration {done}" + (f"/{state.iterations}" if state.iterations is not None else "")]
+    if state.losses:
+        parts.append(f"loss {state.losses[-1]:.4f}")
+    if state.tokens_per_s:
+        parts.append(f"{state.tokens_per_s:,.0f} tokens/s")
+    if state.measured_s:
+        predicted = state.predicted_s[-1]
+        parts.append(f"{state.measured_s[-1]:.2f} s" + ("" if predicted is None else f", predicted {predicted:.2f} s"))
+    return "  ".join(parts)

@@ -1,0 +1,153 @@
+"""What a control event says to people, in one sentence: the terminal's running text and `unskew watch`."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Literal
+
+import msgspec
+
+from unskew.collector import events as ev
+
+Tone = Literal["plain", "good", "bad", "ask", "quiet"]
+
+
+class Sentence(msgspec.Struct, frozen=True):
+    """`topic` is one word for the left margin; `tone` says how loud it is."""
+
+    topic: str
+    text: str
+    tone: Tone = "plain"
+
+
+@singledispatch
+def say(_event: object) -> Sentence | None:
+    """The sentence for an event; None for what people need not read (telemetry, unknown types)."""
+    return None
+
+
+def because(reason: str) -> str:
+    """A reason as the end of a sentence; nothing when none was given."""
+    return f": {reason}" if reason else ""
+
+
+@say.register
+def _(event: ev.RunFinished) -> Sentence:
+    text = {"done": "training is done", "failed": "the run failed", "stopped": "the run was stopped"}[event.status]
+    tone: Tone = "bad" if event.status == "failed" else "good" if event.status == "done" else "plain"
+    return Sentence("run", f"{text} after {event.iterations} iterations{because(event.reason)}", tone)
+
+
+@say.register
+def _(event: ev.DeviceLost) -> Sentence:
+    how = {"exit": "is dead", "hung": "hangs", "frozen": "is frozen"}[event.how]
+    return Sentence("lost", f"rank {event.rank} {how}{because(event.detail)}", "bad")
+
+
+@say.register
+def _(event: ev.Regrouped) -> Sentence:
+    moved = f", {event.moved_bytes / 1e6:.1f} MB moved in {event.migrate_seconds:.2f} s" if event.moved_bytes else ""
+    return Sentence("regroup", f"the survivors work together again after {event.seconds:.2f} s{moved}")
+
+
+@say.register
+def _(event: ev.FaultInjected) -> Sentence:
+    what = {"kill": "is killed", "hang": "is made to hang", "freeze": "is frozen"}.get(event.kind, "is slowed")
+    factor = f" {event.factor:g} times" if event.factor else ""
+    phase = f" in {event.phase} only" if event.phase else ""
+    until = f" until iteration {event.until_iteration}" if event.until_iteration is not None else ""
+    return Sentence("fault", f"on purpose: rank {event.rank} {what}{factor}{phase}{until}", "quiet")
+
+
+@say.register
+def _(event: ev.ModeChanged) -> Sentence:
+    return Sentence("mode", f"{event.by} sets the mode to {event.mode}{because(event.reason)}")
+
+
+@say.register
+def _(event: ev.Note) -> Sentence:
+    return Sentence("note", f"{event.by}: {event.text}")
+
+
+@say.register
+def _(event: ev.CommandRefused) -> Sentence:
+    return Sentence("refused", f"{event.command} by {event.by}{because(event.reason)}", "bad")
+
+
+@say.register
+def _(event: ev.PredictorFitted) -> Sentence:
+    errors = ", ".join(f"{kind} {percent:.1f} %" for kind, percent in event.error_percent.items())
+    return Sentence("predict", f"predictor {event.predictor} fitted on {event.n_chunks} chunks, error {errors}", "quiet")
+
+
+@say.register
+def _(event: ev.Verdict) -> Sentence:
+    return Sentence("verdict", event.sentence, "bad")
+
+
+@say.register
+def _(event: ev.VerdictClosed) -> Sentence:
+    return Sentence(
+        "verdict", f"verdict {event.verdict} is over at iteration {event.until_iteration}{because(event.reason)}", "good"
+    )
+
+
+@say.register
+def _(event: ev.VerdictScored) -> Sentence:
+    if not event.correct:
+        truth = f"the truth was {event.truth}" if event.truth else "nothing was wrong there"
+        return Sentence("score", f"verdict {event.verdict} was wrong: {truth}", "bad")
+    delay = "" if event.delay_iterations is None else f", {event.delay_iterations} iterations after the onset"
+    return Sentence("score", f"verdict {event.verdict} was right{delay}", "quiet")
+
+
+@say.register
+def _(event: ev.PlanProposed) -> Sentence:
+    if not event.optional:
+        return Sentence("propose", f"{event.proposal}, needed to go on: {event.reason}")
+    gain = "" if event.gain_percent is None else f", {event.gain_percent:.0f} % faster"
+    now = "" if event.baseline_us is None else f" instead of {event.baseline_us / 1e6:.2f} s"
+    predicted = f"predicted {event.predicted_us / 1e6:.2f} s{now}{gain}"
+    return Sentence("propose", f"{event.proposal}: {event.change or event.reason}; {predicted}", "ask")
+
+
+@say.register
+def _(event: ev.PlanApproved) -> Sentence:
+    return Sentence("approve", f"{event.by} approves {event.proposal}{because(event.reason)}")
+
+
+@say.register
+def _(event: ev.PlanRejected) -> Sentence:
+    return Sentence("reject", f"{event.by} rejects {event.proposal}{because(event.reason)}")
+
+
+@say.register
+def _(event: ev.PlanExpired) -> Sentence:
+    return Sentence("expire", f"{event.proposal} is void{because(event.reason)}", "quiet")
+
+
+@say.register
+def _(event: ev.PlanApplied) -> Sentence | None:
+    if not event.proposal:
+        return None
+    return Sentence("plan", f"plan {event.epoch} is in force from iteration {event.iteration}{because(event.reason)}", "good")
+
+
+@say.register
+def _(event: ev.PlanFailed) -> Sentence:
+    return Sentence("plan", f"plan {event.epoch} could not be applied{because(event.reason)}", "bad")
+
+
+@say.register
+def _(event: ev.PlanScored) -> Sentence:
+    if event.void or event.effect_s is None:
+        return Sentence("score", f"the effect of plan {event.epoch} is void{because(event.void or '')}", "quiet")
+    low, high = event.interval_s or (event.effect_s, event.effect_s)
+    verb = "saves" if event.effect_s >= 0 else "costs"
+    text = f"plan {event.epoch} {verb} {abs(event.effect_s):.2f} s an iteration (95 %: {low:.2f} to {high:.2f}, n = {event.n})"
+    return Sentence("score", text, "good" if low > 0 else "plain")
+
+
+@say.register
+def _(event: ev.Dropped) -> Sentence:
+    return Sentence("dropped", f"{event.count} telemetry events did not fit a buffer and are lost", "bad")
