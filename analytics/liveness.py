@@ -1,0 +1,121 @@
+"""Dead, hung, frozen, or only waiting: decided from child exits, heartbeats and progress (docs/detector.md).
+
+* dead: the process has ended;
+* frozen: it exists but sends no heartbeat, or the kernel says that it is stopped;
+* hung: heartbeats go on, progress does not, and what it does is its own work;
+* whoever waits for another is a victim and never accused, however long it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+import msgspec
+
+Activity = Literal["compute", "recv", "send", "collective", "commit", "regroup", "idle"]
+WAITING = frozenset({"recv", "send", "collective", "commit", "regroup"})
+STOPPED = "T"
+
+
+class Pulse(msgspec.Struct, frozen=True, kw_only=True):
+    """What its agent knows of a rank at the instant `at_s` (the decider's clock); ages are seconds, measured by the agent.
+
+    `stalled_s` is the time since progress last moved, `process_state` the kernel's letter for the process ("T" stopped),
+    `waits_for` the rank it is blocked on, None when it waits for a group or for nobody.
+    """
+
+    rank: int
+    at_s: float
+    alive: bool
+    heartbeat_age_s: float
+    stalled_s: float
+    activity: Activity
+    waits_for: int | None = None
+    process_state: str | None = None
+    exit_detail: str = ""
+
+
+class LivenessOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds. `stale_s`: a pulse older than this says nothing (its agent is not heard)."""
+
+    frozen_s: float = 0.5
+    stopped_s: float = 0.2
+    hung_s: float = 2.0
+    hung_factor: float = 10.0
+    stale_s: float = 1.0
+
+    def learned(self, longest_chunk_s: float) -> LivenessOptions:
+        """`hung_s` raised to `hung_factor` times the longest chunk seen; never lowered."""
+        return msgspec.structs.replace(self, hung_s=max(self.hung_s, self.hung_factor * longest_chunk_s))
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True):
+    """A lost rank and those who wait for it."""
+
+    rank: int
+    how: Literal["exit", "hung", "frozen"]
+    detail: str
+    victims: tuple[int, ...] = ()
+
+
+def decide(now_s: float, table: Mapping[int, Pulse], options: LivenessOptions) -> tuple[tuple[Suspect, ...], str]:
+    """The lost ranks, ascending, and the reason in one sentence; no suspects with a reason when nobody can be named.
+
+    Abstains when all (two or more) are silent at once: then the listener is at fault, or the node was asleep.
+    """
+    fresh = {rank: pulse for rank, pulse in sorted(table.items()) if now_s - pulse.at_s <= options.stale_s or not pulse.alive}
+    unheard = sorted(table.keys() - fresh.keys())
+    found = {rank: accusation for rank, pulse in fresh.items() if (accusation := _accuse(pulse, options))}
+    alive = [rank for rank, pulse in fresh.items() if pulse.alive]
+    silent = [rank for rank in alive if rank in found and found[rank][0] == "frozen" and fresh[rank].process_state != STOPPED]
+    if len(alive) > 1 and silent == alive:
+        found = {rank: accusation for rank, accusation in found.items() if rank not in silent}
+        if not found:
+            return (), f"no heartbeat from any of {len(alive)} ranks: the listener is at fault, nobody is named"
+    if found:
+        suspects = tuple(
+            Suspect(rank=rank, how=how, detail=detail, victims=_victims(rank, fresh, found.keys()))
+            for rank, (how, detail) in found.items()
+        )
+        return suspects, "; ".join(f"rank {suspect.rank} {suspect.how}: {suspect.detail}" for suspect in suspects)
+    if unheard:
+        return (
+            (),
+            f"no news of ranks {', '.join(map(str, unheard))} for more than {options.stale_s:g} s: their agent is not heard",
+        )
+    if alive and all(fresh[rank].stalled_s >= options.hung_s for rank in alive):
+        chain = ", ".join(f"rank {rank} {_waits(fresh[rank])}" for rank in alive)
+        return (), f"everybody waits and nobody computes, so nobody is named: {chain}"
+    return (), "all ranks make progress or wait for one that does"
+
+
+def _accuse(pulse: Pulse, options: LivenessOptions) -> tuple[Literal["exit", "hung", "frozen"], str] | None:
+    if not pulse.alive:
+        return "exit", pulse.exit_detail or "its process has ended"
+    if pulse.process_state == STOPPED and pulse.heartbeat_age_s >= options.stopped_s:
+        return "frozen", f"its process is stopped, no heartbeat for {pulse.heartbeat_age_s:.2f} s"
+    if pulse.heartbeat_age_s >= options.frozen_s:
+        return "frozen", f"no heartbeat for {pulse.heartbeat_age_s:.2f} s while its process exists"
+    if pulse.activity not in WAITING and pulse.stalled_s >= options.hung_s:
+        return "hung", f"no progress in {pulse.activity} for {pulse.stalled_s:.2f} s while heartbeats go on"
+    return None
+
+
+def _victims(culprit: int, table: Mapping[int, Pulse], suspects: Collection[int]) -> tuple[int, ...]:
+    """Ranks whose chain of waiting ends at the culprit; who waits for a whole group waits for every suspect."""
+    found = []
+    for rank in table:
+        at, passed = rank, set[int]()
+        while at in table and at not in suspects and at not in passed and table[at].activity in WAITING:
+            passed.add(at)
+            onto = table[at].waits_for
+            if onto is None or onto == culprit:
+                found.append(rank)
+                break
+            at = onto
+    return tuple(found)
+
+
+def _waits(pulse: Pulse) -> str:
+    return f"waits for {pulse.waits_for}" if pulse.waits_for is not None else f"waits in {pulse.activity}"

@@ -1,0 +1,53 @@
+"""The terms of an iteration that no chunk shows: a message's latency and the end (gradients, vote, optimiser).
+
+Both are offsets of one plan's iteration time, so totals alone cannot separate them: messages are measured as transfers, the end
+is what then remains, ``median(measured iteration - the evaluator's makespan)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean, median
+
+import msgspec
+
+from unskew.analytics.cost import CostModel
+from unskew.analytics.plan import Plan
+from unskew.analytics.predictor import Fit, NotIdentifiable
+from unskew.analytics.workload import Work
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One committed iteration: its plan, the work of its micro-batches in order, its time (us)."""
+
+    plan: Plan
+    works: tuple[Work, ...]
+    us: float
+
+
+def fit_terms(
+    fitted: Fit,
+    iterations: Sequence[Measured],
+    predict_us: Callable[[Plan, Sequence[Work], CostModel], float],
+    transfers_us: Sequence[float] = (),
+) -> Fit:
+    """The fit with `message_us` and `iteration_end_us` set so that predicted iterations match the measured ones.
+
+    `predict_us` is the evaluator at the speeds believed; `transfers_us` are times of single messages from the moment both sides
+    were ready (none: messages are free and the end carries them). `error_percent` gains "iteration": mean absolute relative
+    error of the odd iterations when the end is learned from the even ones. Raises `NotIdentifiable` without an iteration.
+    """
+    if not iterations:
+        raise NotIdentifiable("no iteration to learn the iteration's end from: at least one committed iteration is needed")
+    message_us = max(0.0, median(transfers_us)) if transfers_us else 0.0
+    bare = msgspec.structs.replace(fitted.model, message_us=message_us, iteration_end_us=0.0)
+    makespans = [predict_us(seen.plan, seen.works, bare) for seen in iterations]
+    remains = [seen.us - makespan for seen, makespan in zip(iterations, makespans, strict=True)]
+    half_end = max(0.0, median(remains[::2]))
+    tested = list(zip(iterations, makespans, strict=True))[1::2] or [(iterations[0], makespans[0])]
+    error = 100 * fmean(abs((makespan + half_end) / seen.us - 1) for seen, makespan in tested)
+    return msgspec.structs.replace(
+        fitted,
+        model=msgspec.structs.replace(bare, iteration_end_us=max(0.0, median(remains))),
+        error_percent={**fitted.error_percent, "iteration": error},
+    )

@@ -1,0 +1,98 @@
+"""Verdicts as events: the sentence for people and the numbers that decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import exp, sqrt
+from typing import Any
+
+from scipy.stats import t as student  # type: ignore[import-untyped]  # ships no types
+
+from unskew.analytics.liveness import Suspect
+from unskew.analytics.residuals import ALL, Excess
+from unskew.analytics.suspicion import Change
+from unskew.analytics.thresholds import DetectorOptions
+from unskew.collector.events import Cause, Party, Verdict, VerdictClosed
+
+WORK = {"F": "its forward pass", "B": "its backward pass", "W": "its weight gradients"}
+MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal noise
+
+
+def devices(ranks: Iterable[int]) -> tuple[Party, ...]:
+    return tuple(Party(kind="device", rank=rank) for rank in sorted(ranks))
+
+
+def slow_verdict(
+    number: int,
+    rank: int,
+    change: Change,
+    *,
+    kinds: int,
+    victims: Iterable[int],
+    at: int,
+    sigma: float,
+    options: DetectorOptions,
+) -> Verdict:
+    """`rank` is slow as `change` says; `kinds` is how many kinds of work it executes, `sigma` the noise of the test that fired.
+
+    Confidence: Student's t (n - 1 degrees) that the level is more than the test's slack, with the error of a median of n.
+    """
+    speed = {kind: round(exp(-level), 4) for kind, level in sorted(change.levels.items()) if kind != ALL}
+    excess = max(change.levels.values()) - options.slack * sigma
+    error = MEDIAN_ERROR * sigma / sqrt(change.iterations)
+    return Verdict(
+        verdict=number,
+        cause="slow_device",
+        culprits=devices([rank]),
+        victims=devices(victims),
+        speed=speed,
+        since_iteration=change.since,
+        at_iteration=at,
+        confidence=round(float(student.cdf(excess / error, change.iterations - 1)), 3),
+        sentence=f"rank {rank} {_pace(speed, kinds)} since iteration {change.since}",
+        evidence={
+            "test": change.test,
+            "cusum": round(change.cusum, 2),
+            "threshold": options.threshold,
+            "sigma": round(sigma, 4),
+            "n": change.iterations,
+            "time_ratio": {kind: _ratios(found) for kind, found in sorted(change.excess.items())},
+        },
+        config=options.digest,
+    )
+
+
+def closed_verdict(number: int, rank: int, change: Change, at: int) -> VerdictClosed:
+    reason = f"rank {rank} is back at its healthy speed since iteration {change.since}"
+    return VerdictClosed(verdict=number, until_iteration=change.since, at_iteration=at, reason=reason)
+
+
+def lost_verdict(number: int, suspect: Suspect, at: int, config: str) -> Verdict:
+    """A frozen rank hangs: its process exists and does nothing; `evidence["how"]` tells the three apart."""
+    cause: Cause = "dead" if suspect.how == "exit" else "hung"
+    state = {"exit": "died", "hung": "hangs", "frozen": "is frozen"}[suspect.how]
+    return Verdict(
+        verdict=number,
+        cause=cause,
+        culprits=devices([suspect.rank]),
+        victims=devices(suspect.victims),
+        since_iteration=at,
+        at_iteration=at,
+        confidence=1.0,
+        sentence=f"rank {suspect.rank} {state} in iteration {at}: {suspect.detail}",
+        evidence={"how": suspect.how, "detail": suspect.detail},
+        config=config,
+    )
+
+
+def _pace(speed: dict[str, float], kinds: int) -> str:
+    if len(speed) == kinds:
+        return f"computes at {sum(speed.values()) / len(speed):.2f} of its healthy speed"
+    parts = [f"{WORK.get(kind, kind)} at {value:.2f}" for kind, value in speed.items()]
+    return f"runs {' and '.join(parts)} of its healthy speed"
+
+
+def _ratios(found: Excess) -> dict[str, Any]:
+    """Time ratios: against the rank's own prediction, its peers, its mates."""
+    pairs = (("predicted", found.own), ("peers", found.peers), ("mates", found.mates))
+    return {name: round(exp(value), 3) for name, value in pairs if value is not None}
