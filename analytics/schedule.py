@@ -1,11 +1,11 @@
 """Plan -> ordered actions per rank: 1F1B by list scheduling, for any legal plan.
 
-An event-driven simulation with unit costs (F = layers, B = 2 x layers) decides the order, not the times. Whenever a rank is
-free it starts, of the actions whose input has arrived, a backward before a forward and a lower micro-batch before a higher one.
-Two rules bound the choice:
+An event-driven simulation with unit costs (F = layers, B = 2 x layers) decides the order, not the times. A rank that is free
+starts one of the actions whose input has arrived, the lowest micro-batch first, within two rules:
 
 * cap: of one replica at most `k` micro-batches are in flight at the k-th hop from the end of their route (1F1B's bound on
-  activations; papers: ResiHP eq. 2 and its schedules). For a uniform plan this gives exactly 1F1B's order;
+  activations). Below the cap a forward goes before a backward, at the cap only a backward is left: for a uniform plan this is
+  exactly 1F1B. Backward first would be the same there, but was up to 17 % slower on uneven and rerouted plans;
 * first in, first out: a rank takes the messages of one sender in the order in which they were sent, because NCCL has no tags.
 
 The order is free of deadlock because the simulation itself has executed it. Should both rules block everything (only
@@ -171,4 +171,4 @@ class _Simulation:
 
 
 def _urgency(action: Action) -> tuple[bool, int, int]:
-    return action.kind == "F", action.micro_batch, -action.hop
+    return action.kind == "B", action.micro_batch, -action.hop

@@ -1,0 +1,226 @@
+"""Faults + speeds -> proposals: how the layers and micro-batches should lie on the ranks that are left (docs/scheduler.md).
+
+`recover` (reroute only, after a death) is re-exported from recovery.py; `propose` looks for a better plan at any time: after a
+slow-down, after a death, after a device has healed. Steps of `propose`:
+
+1. named candidates (candidates.py): layers and micro-batches by speed, micro-batches only, one partition for all replicas
+   (ResiHP section 6.2), without the slowest ranks;
+2. local search from the best: one layer or one micro-batch away from the replica that finishes last, as long as it helps;
+3. each is scored by the one evaluator on the recent batches at the believed speeds: mean predicted iteration time plus the
+   cost of the change spread over the remaining iterations; among near ties the one that moves the fewest layers wins;
+4. proposed only if the gain is large enough, certain over the batches, and repays the change within the run.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from unskew.analytics.candidates import RankTime, Shape, members_of, named_shapes, neighbours
+from unskew.analytics.changes import describe, moved_layers
+from unskew.analytics.cost import CostModel, speed_of
+from unskew.analytics.pipeline import Array, Timeline, evaluate_durations
+from unskew.analytics.plan import Plan
+from unskew.analytics.prediction import durations_us, layer_costs
+from unskew.analytics.recovery import recover
+from unskew.analytics.schedule import build_schedule
+from unskew.analytics.workload import Work
+
+__all__ = ["Candidate", "Options", "Proposal", "State", "propose", "recover"]
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What is believed when a plan is sought. `origin` is the run's first plan: it gives each rank its replica and its place.
+
+    `batches[k][m]`: work of micro-batch m in the k-th recent iteration (10 to 30 of them). `iterations` = length of the run.
+    `layer_bytes[l]`: parameters and optimiser state of layer l; `bytes_per_us`: at which rate moved layers travel, all
+    together; `regroup_us`: standstill at the boundary.
+    """
+
+    origin: Plan
+    alive: frozenset[int]
+    speeds: dict[int, dict[str, float]]
+    cost: CostModel
+    batches: tuple[tuple[Work, ...], ...]
+    iterations: int
+    layer_bytes: tuple[int, ...]
+    bytes_per_us: float
+    regroup_us: float
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Thresholds. `margin`: how many times the remaining gain must repay the cost; a rank slower than `leave_below` may be left
+    out; `evaluations` bounds the search by a count, so that its result does not depend on the machine's load."""
+
+    min_gain_percent: float = 3.0
+    margin: float = 1.5
+    tie_percent: float = 0.5
+    leave_below: float = 0.5
+    evaluations: int = 100
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One plan that was scored: layer counts and micro-batches per replica, predicted mean iteration, cost of getting there."""
+
+    name: str
+    members: tuple[tuple[int, ...], ...]
+    layers: tuple[tuple[int, ...], ...]
+    micro_batches: tuple[int, ...]
+    predicted_us: float
+    moved_layers: int
+    cost_us: float
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """A better plan with the numbers that speak for it; all times are per iteration, the mean over `State.batches`.
+
+    `gain_interval_us`: 95 % interval of the mean gain (normal, over the batches); None with fewer than two batches.
+    """
+
+    plan: Plan
+    change: str
+    predicted_us: float
+    baseline_us: float
+    gain_percent: float
+    gain_interval_us: tuple[float, float] | None
+    cost_us: float
+    payback_iterations: int | None
+    moved_layers: int
+    considered: tuple[Candidate, ...]
+
+
+_DEFAULTS = Options()
+
+
+def propose(now_iteration: int, plan: Plan, state: State, options: Options = _DEFAULTS) -> tuple[Proposal | None, str]:
+    """A plan worth changing to from iteration `now_iteration` on, or None; always with the reason."""
+    remaining = state.iterations - now_iteration
+    if gone := sorted(set(plan.ranks) - state.alive):
+        return None, f"the plan still counts on rank {gone[0]}, which is not alive: recover first"
+    if remaining < 1 or not state.batches:
+        return None, "the run is at its end" if remaining < 1 else "no iteration has been committed yet to predict on"
+    bench = _Bench(plan, state, remaining)
+    best = _search(bench, options)
+    proposal = _weigh(bench, best)
+    if proposal.plan.digest == plan.digest:
+        return None, f"no better plan than {plan.epoch} among {len(bench.scored)} candidates"
+    if objection := _objection(proposal, remaining, options):
+        return None, f"{objection} (best of {len(bench.scored)} candidates: {proposal.change})"
+    return proposal, (
+        f"{best.name}: {proposal.predicted_us / 1e3:.0f} ms instead of {proposal.baseline_us / 1e3:.0f} ms per iteration "
+        f"({proposal.gain_percent:.1f} % less), repaid after {proposal.payback_iterations} of {remaining} iterations"
+    )
+
+
+def _weigh(bench: _Bench, best: Candidate) -> Proposal:
+    """The best candidate against the current plan, on the same batches."""
+    chosen = bench.plan_of(best)
+    baseline = bench.iteration_us(bench.current)[0]
+    gains = baseline - bench.iteration_us(chosen)[0]
+    gain = float(gains.mean())
+    half = 1.96 * float(gains.std(ddof=1)) / math.sqrt(gains.size) if gains.size > 1 else None
+    return Proposal(
+        plan=chosen,
+        change=describe(bench.current, chosen),
+        predicted_us=best.predicted_us,
+        baseline_us=float(baseline.mean()),
+        gain_percent=100.0 * gain / float(baseline.mean()),
+        gain_interval_us=None if half is None else (gain - half, gain + half),
+        cost_us=best.cost_us,
+        payback_iterations=math.ceil(best.cost_us / gain) if gain > 0 else None,
+        moved_layers=best.moved_layers,
+        considered=tuple(bench.scored.values()),
+    )
+
+
+def _objection(proposal: Proposal, remaining: int, options: Options) -> str | None:
+    """Why the change is not worth it; None when it is."""
+    gain_us = proposal.baseline_us - proposal.predicted_us
+    if proposal.gain_percent < options.min_gain_percent:
+        return f"a gain of {proposal.gain_percent:.1f} % is less than {options.min_gain_percent:g} %"
+    if proposal.gain_interval_us is not None and proposal.gain_interval_us[0] <= 0.0:
+        return f"a gain of {proposal.gain_percent:.1f} % is not certain over the recent batches"
+    if gain_us * remaining < options.margin * proposal.cost_us:
+        return (
+            f"{gain_us / 1e3:.1f} ms in each of {remaining} iterations do not repay {options.margin:g} times the cost of "
+            f"{proposal.cost_us / 1e6:.2f} s"
+        )
+    return None
+
+
+class _Bench:
+    """Scores plans on the recent batches and remembers what it scored."""
+
+    def __init__(self, plan: Plan, state: State, remaining: int) -> None:
+        self.current, self.state, self.remaining = plan, state, remaining
+        self.costs = layer_costs(state.batches, state.cost)
+        self.scored: dict[Shape, Candidate] = {}
+
+    def iteration_us(self, plan: Plan) -> tuple[Array, Timeline]:
+        """Predicted time of each recent iteration under `plan`."""
+        schedule = build_schedule(plan)
+        durations = durations_us(schedule, self.costs, self.state.speeds)
+        timeline = evaluate_durations(schedule, durations, self.state.cost.message_us)
+        return timeline.makespan_us + self.state.cost.iteration_end_us, timeline
+
+    def score(self, name: str, shape: Shape) -> tuple[Candidate, int]:
+        """The candidate, and the replica that finishes last under it."""
+        plan = shape.plan(self.current, self.current.epoch + 1)
+        times, timeline = self.iteration_us(plan)
+        moved = moved_layers(self.current, plan)
+        cost_us = self.state.regroup_us + sum(self.state.layer_bytes[layer] for layer in moved) / self.state.bytes_per_us
+        candidate = Candidate(
+            name=name,
+            members=shape.members,
+            layers=shape.layers,
+            micro_batches=shape.micro_batches,
+            predicted_us=float(times.mean()),
+            moved_layers=len(moved),
+            cost_us=cost_us,
+        )
+        self.scored[shape] = candidate
+        last = max(timeline.finish_us, key=lambda rank: float(timeline.finish_us[rank].mean()))
+        return candidate, plan.role_of[last].replica
+
+    def plan_of(self, candidate: Candidate) -> Plan:
+        shape = Shape(candidate.members, candidate.layers, candidate.micro_batches)
+        return shape.plan(self.current, self.current.epoch + 1)
+
+    def objective(self, candidate: Candidate) -> float:
+        """Mean iteration time with the cost of the change spread over the rest of the run."""
+        return candidate.predicted_us + candidate.cost_us / self.remaining
+
+    def rank_times(self) -> dict[int, RankTime]:
+        """Mean F + B of a micro-batch on each living rank."""
+
+        def total(costs: dict[str, Array], rank: int) -> float:
+            return float(sum(us.mean() / speed_of(self.state.speeds, rank, kind) for kind, us in costs.items()))
+
+        return {rank: RankTime(total(self.costs.layer_us, rank), total(self.costs.head_us, rank)) for rank in self.state.alive}
+
+
+def _search(bench: _Bench, options: Options) -> Candidate:
+    """The best candidate found; `bench.scored` then holds all of them."""
+    members = members_of(bench.state.origin, bench.state.alive)
+    slowest = {rank: min(bench.state.speeds.get(rank, {}).values(), default=1.0) for rank in bench.state.alive}
+    leavers = sorted((rank for rank in slowest if slowest[rank] < options.leave_below), key=lambda rank: (slowest[rank], rank))
+    shapes: dict[Shape, tuple[Candidate, int]] = {}
+    for name, shape in named_shapes(bench.current, bench.state.origin, members, bench.rank_times(), leavers):
+        if shape not in shapes:
+            shapes[shape] = bench.score(name, shape)
+    shape = min(shapes, key=lambda key: bench.objective(shapes[key][0]))
+    best, last = shapes[shape]
+    improved = True
+    while improved:
+        improved = False
+        for name, neighbour in neighbours(shape, last):
+            if neighbour in bench.scored or len(bench.scored) >= options.evaluations:
+                continue
+            candidate, finishes_last = bench.score(name, neighbour)
+            if bench.objective(candidate) < bench.objective(best):
+                shape, best, last, improved = neighbour, candidate, finishes_last, True
+                break
+    limit = bench.objective(best) * (1 + options.tie_percent / 100)
+    near = [candidate for candidate in bench.scored.values() if bench.objective(candidate) <= limit]
+    return min(near, key=lambda candidate: (candidate.moved_layers, bench.objective(candidate)))
