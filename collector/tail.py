@@ -59,6 +59,8 @@ class Tail:
         self.offsets: dict[Place, int] = dict(offsets or {})
         self.broken = 0
         """Whole lines so far that are not an envelope (a damaged file); they are passed over."""
+        self.behind = False
+        """Whether a file held more than the last poll took."""
 
     def poll(self) -> list[Entry]:
         """The lines since the last poll; a torn last line waits for its rest."""
@@ -66,6 +68,7 @@ class Tail:
             writers = sorted(os.listdir(self._folder))  # noqa: PTH208 - half the cost of iterdir, many times a second
         except FileNotFoundError:
             return []
+        self.behind = False
         entries: list[Entry] = []
         for writer in writers:
             self._read_writer(writer, entries)
@@ -81,6 +84,7 @@ class Tail:
             if place in self._skip:
                 continue
             if not self._read_segment(place, entries):
+                self.behind = True
                 return
             self._current[writer] = name
 
