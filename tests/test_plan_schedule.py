@@ -1,0 +1,153 @@
+"""Schedules and timelines of arbitrary legal plans: exact oracles for uniform ones, invariants for all."""
+
+from collections import defaultdict, deque
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from unskew.analytics.pipeline import evaluate
+from unskew.analytics.plan import Hop, Plan, Role, Route, plan_from_partition, uniform_plan, validate
+from unskew.analytics.schedule import build_schedule
+
+
+def units(action):
+    """F:B = 1:2 per layer."""
+    return action.n_layers * (1 if action.kind == "F" else 2)
+
+
+@st.composite
+def legal_plans(draw):
+    """Any legal plan: ranks hold any ranges, routes wander over any holders, so ranks may even send both ways."""
+    n_layers = draw(st.integers(1, 8))
+    ranges = draw(st.lists(st.tuples(st.integers(0, n_layers - 1), st.integers(1, n_layers)), min_size=0, max_size=5))
+    ranges = [(0, n_layers), *((first, min(count, n_layers - first)) for first, count in ranges)]
+    roles = tuple(
+        Role(rank=rank, replica=draw(st.integers(0, 1)), stage=0, first_layer=first, n_layers=count)
+        for rank, (first, count) in enumerate(ranges)
+    )
+    routes = []
+    for micro_batch in range(draw(st.integers(1, 6))):
+        hops, layer = [], 0
+        while layer < n_layers:
+            role = draw(st.sampled_from([role for role in roles if role.holds(layer, 1)]))
+            end = draw(st.integers(layer + 1, role.end_layer))
+            hops.append(Hop(first_layer=layer, n_layers=end - layer, ranks=(role.rank,)))
+            layer = end
+        routes.append(Route(micro_batch=micro_batch, replica=draw(st.integers(0, 1)), hops=tuple(hops)))
+    plan = Plan(epoch=0, n_layers=n_layers, schedule="1f1b", roles=roles, routes=tuple(routes))
+    validate(plan)
+    return plan
+
+
+def replay(schedule):
+    """Execute the ranks' lists as the runtime does: messages without tags, taken in the order in which they were sent.
+
+    Returns the executed (kind, micro-batch, layer); fails when a rank takes a message meant for another action, or on deadlock.
+    """
+    routes = schedule.plan.routes
+    waiting = {rank: deque(actions) for rank, actions in schedule.by_rank.items()}
+    wires, done, executed = defaultdict(deque), set(), []
+    progress = True
+    while progress:
+        progress = False
+        for rank, actions in waiting.items():
+            while actions:
+                action = actions[0]
+                hops = routes[action.micro_batch].hops
+                ahead = action.hop + (-1 if action.kind == "F" else 1)
+                key = (action.kind, action.micro_batch, action.hop)
+                if 0 <= ahead < len(hops):
+                    sender = hops[ahead].rank
+                    if sender == rank:
+                        if (action.kind, action.micro_batch, ahead) not in done:
+                            break
+                    elif not wires[sender, rank]:
+                        break
+                    else:
+                        assert wires[sender, rank].popleft() == key
+                if action.kind == "B":
+                    assert ("F", action.micro_batch, action.hop) in done
+                actions.popleft()
+                progress = True
+                done.add(key)
+                executed += [(action.kind, action.micro_batch, action.first_layer + i) for i in range(action.n_layers)]
+                behind = action.hop + (1 if action.kind == "F" else -1)
+                if 0 <= behind < len(hops) and hops[behind].rank != rank:
+                    wires[rank, hops[behind].rank].append((action.kind, action.micro_batch, behind))
+    assert not any(waiting.values()), "deadlock"
+    assert not any(wires.values()), "a message nobody takes"
+    return executed
+
+
+def crossing_plan():
+    """Ranks 0 and 1 hold everything and send both ways: here the cap and the order of messages block each other."""
+    ways = [[(1, 1), (5, 0)], [(4, 1), (2, 0)], [(1, 0), (3, 1), (2, 0)]]
+    routes = []
+    for micro_batch, way in enumerate(ways):
+        firsts = [sum(count for count, _ in way[:leg]) for leg in range(len(way))]
+        hops = tuple(Hop(first_layer=f, n_layers=n, ranks=(rank,)) for f, (n, rank) in zip(firsts, way, strict=True))
+        routes.append(Route(micro_batch=micro_batch, replica=0, hops=hops))
+    roles = tuple(Role(rank=rank, replica=0, stage=0, first_layer=0, n_layers=6) for rank in range(2))
+    return Plan(epoch=0, n_layers=6, schedule="1f1b", roles=roles, routes=tuple(routes))
+
+
+@settings(deadline=None, max_examples=150)
+@given(plan=legal_plans())
+@example(plan=crossing_plan())
+def test_every_layer_of_every_micro_batch_runs_once_and_messages_come_in_order(plan):
+    executed = replay(build_schedule(plan))
+    wanted = {(k, m, layer) for k in "FB" for m in range(len(plan.routes)) for layer in range(plan.n_layers)}
+    assert len(executed) == len(wanted)
+    assert set(executed) == wanted
+
+
+@settings(deadline=None, max_examples=80)
+@given(plan=legal_plans(), message=st.integers(0, 5), data=st.data())
+def test_a_timeline_respects_data_ranks_and_bounds(plan, message, data):
+    schedule = build_schedule(plan)
+    cost = {action: data.draw(st.integers(1, 9)) for action in schedule.order}
+    timeline = evaluate(schedule, cost.__getitem__, message)
+    span = {a: (s, e) for a, s, e in zip(schedule.order, timeline.start_us, timeline.end_us, strict=True)}
+    for actions in schedule.by_rank.values():
+        assert all(span[first][1] <= span[then][0] for first, then in pairwise(actions))
+    at = {(a.kind, a.micro_batch, a.hop): a for a in schedule.order}
+    for route in plan.routes:
+        way = [at["F", route.micro_batch, h] for h in range(len(route.hops))]
+        way += [at["B", route.micro_batch, h] for h in reversed(range(len(route.hops)))]
+        for first, then in pairwise(way):
+            assert span[then][0] >= span[first][1] + (message if first.rank != then.rank else 0)
+    assert timeline.makespan_us >= max(timeline.busy_us.values())
+    assert sum(timeline.busy_us.values()) == sum(cost.values())
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 4), (4, 2), (4, 8), (8, 8), (8, 32)])
+def test_a_uniform_plan_is_canonical_1f1b_with_its_known_makespan(stages, micro_batches):
+    plan = uniform_plan(tp=1, pp=stages, dp=1, n_layers=stages, micro_batches=micro_batches)
+    schedule = build_schedule(plan)
+    for stage, actions in schedule.by_rank.items():
+        warm_up = min(stages - stage, micro_batches)
+        wanted = [("F", m) for m in range(warm_up)]
+        for m in range(micro_batches):
+            wanted += [("B", m)] + [("F", m + warm_up)] * (m + warm_up < micro_batches)
+        assert [(action.kind, action.micro_batch) for action in actions] == wanted
+    assert evaluate(schedule, units).makespan_us == (micro_batches + stages - 1) * 3
+
+
+def test_two_stages_with_one_at_half_speed_lose_what_is_known():
+    """Throughput against healthy: 0.60; 0.741 with 11/21 layers; a healthy replica forced to 11/21 keeps 0.842."""
+
+    def makespan(layers, slow):
+        plan = plan_from_partition(epoch=0, n_layers=32, schedule="1f1b", members=[[0, 1]], layers=[layers], micro_batches=[4])
+        return float(evaluate(build_schedule(plan), lambda a: units(a) * (2 if slow and a.rank == 0 else 1)).makespan_us)
+
+    healthy = makespan([16, 16], False)
+    assert healthy / makespan([16, 16], True) == pytest.approx(0.60, abs=0.001)
+    assert healthy / makespan([11, 21], True) == pytest.approx(0.741, abs=0.001)
+    assert healthy / makespan([11, 21], False) == pytest.approx(0.842, abs=0.001)
+
+
+def test_a_message_costs_only_between_ranks():
+    plan = plan_from_partition(epoch=0, n_layers=2, schedule="1f1b", members=[[0, 1]], layers=[[1, 1]], micro_batches=[1])
+    assert evaluate(build_schedule(plan), units, 10.0).makespan_us == 6 + 2 * 10
