@@ -1,0 +1,145 @@
+"""The command line: exit codes, refusals, and decisions that reach a controller and bring its answer back."""
+
+from __future__ import annotations
+
+import inspect
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import unskew
+from unskew.cli import app
+from unskew.collector.commands import Inbox, hold_controller_lock
+from unskew.collector.control_stream import ControlStream
+from unskew.collector.events import CommandRefused, ModeChanged, PlanApproved, RunStarted
+from unskew.collector.paths import Store
+from unskew.commands.run import default_faults, run
+from unskew.runtime.options import RunOptions
+
+HELP = """
+import sys, unskew.cli
+try: unskew.cli.app(['run', '--help'])
+except SystemExit: pass
+assert not {'torch', 'duckdb', 'polars'} & set(sys.modules)
+"""
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(unskew.__all__) == ["Store", "__version__", "open_store"]
+    assert all(hasattr(unskew, name) for name in unskew.__all__)
+
+
+def test_help_is_instant_and_without_torch() -> None:
+    def cpu_s() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", HELP], check=True, stdout=subprocess.DEVNULL, timeout=30)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(cpu_s() for _ in range(3)) < 0.3
+
+
+def test_the_defaults_of_run_are_those_of_the_options() -> None:
+    options = RunOptions()
+    given = {name: parameter.default for name, parameter in inspect.signature(run).parameters.items()}
+    shared = given.keys() & set(RunOptions.__struct_fields__) - {"dtype"}
+    assert len(shared) >= 16
+    assert {name: given[name] for name in shared} == {name: getattr(options, name) for name in shared}
+    assert default_faults(options) == ["slow:rank=3,factor=1.8,at=30", "kill:rank=6,at=90"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--fault", "melt:rank=1,at=2"], "allowed: slow, kill, hang, freeze"),
+        (["run", "--fault", "kill:rank=9,at=2"], "rank=9"),
+        (["run", "--fault", "kill:rank=1,at=2", "--no-faults"], "--no-faults"),
+        (["run", "--pp", "0"], "at least 1"),
+        (["run", "--layers", "3"], "--layers 3 cannot fill --pp 4"),
+        (["run", "--schedule", "gpipe"], "allowed: 1f1b"),
+        (["run", "--dim", "7"], "--dim 7"),
+        (["run", "--profile", "none"], "none"),
+        (["run", "--corpus", "nowhere"], "--corpus nowhere is not a folder"),
+        (["run", "--json", "/proc/none/f.json"], "--json /proc/none/f.json"),
+        (["watch"], "there is no run"),
+        (["watch", "r9"], "there is no run r9"),
+        (["mode", "r9", "auto", "--by", "ann"], "there is no run r9"),
+        (["approve", "p-1", "--by", "ann", "--reason", "ok"], "no run is alive"),
+        (["sql", "selec 1"], "selec"),
+        (["bench", "nothing"], "no benchmark 'nothing'"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence_before_anything_starts(arguments: list[str], words: str, tmp_path: Path) -> None:
+    store = [] if arguments[0] == "bench" else ["--store", str(tmp_path / "store")]
+    result = call(*arguments, *store)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not result.stdout
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = call("watch", "--store", str(tmp_path / "file"))
+    assert (result.exit_code, "is a file" in result.stderr) == (2, True)
+
+
+@contextmanager
+def controller(store: Store, run: str) -> Iterator[None]:
+    """A controller that approves p-1, refuses every other proposal and obeys modes."""
+    stop = threading.Event()
+    stream = ControlStream(store, run, "control", "controller.1")
+    version = stream.append(
+        0,
+        [RunStarted(run=run, device="sleep", clock="monotonic", mode="approve", ranks=1, options={}, code="", version="0")],
+        actor="controller",
+    )
+
+    def obey() -> None:
+        nonlocal version
+        inbox = Inbox(store, run)
+        while not stop.wait(0.02):
+            for command in inbox.poll():
+                if command.kind == "mode":
+                    answer = ModeChanged(mode=command.target, by=command.by, reason=command.reason)
+                elif command.target == "p-1":
+                    answer = PlanApproved(proposal="p-1", by=command.by, reason=command.reason)
+                else:
+                    answer = CommandRefused(command=command.target, by=command.by, reason="there is no such proposal")
+                version = stream.append(version, [answer], actor=command.by)
+
+    thread = threading.Thread(target=obey)
+    with hold_controller_lock(store, run):
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            stream.close()
+
+
+def test_a_decision_comes_back_with_what_the_controller_made_of_it(tmp_path: Path) -> None:
+    store = Store.locate(tmp_path)
+    where = ("--store", str(tmp_path))
+    with controller(store, "r1"):
+        approved = call("approve", "p-1", "--by", "ann", "--reason", "looks right", *where)
+        refused = call("reject", "p-7", "--by", "ann", "--reason", "no", "--run", "r1", *where)
+        mode = call("mode", "r1", "observe", "--by", "bob", *where)
+    assert (approved.exit_code, approved.stdout) == (0, "ann approves p-1: looks right\n")
+    assert (refused.exit_code, "there is no such proposal" in refused.stderr) == (1, True)
+    assert (mode.exit_code, mode.stdout) == (0, "bob sets the mode to observe\n")
+    orphaned = call("mode", "r1", "auto", "--by", "bob", *where)
+    assert (orphaned.exit_code, "no living controller" in orphaned.stderr) == (1, True)

@@ -1,0 +1,73 @@
+"""The dashboard as a process: where it listens, and that it never outlives who started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from unskew.dashboard_process import ADDRESS, FIRST_PORT, free_port, is_free
+
+STARTER = """
+import sys, time
+from unskew.collector.paths import Store
+from unskew.dashboard_process import DashboardProcess, free_port
+process = DashboardProcess(Store.locate(sys.argv[1]), free_port())
+print(process.url, flush=True)
+time.sleep(600)
+"""
+
+
+def healthy(url: str) -> bool:
+    try:
+        with urlopen(f"{url}/_stcore/health", timeout=1) as answer:
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False
+
+
+def listening(port: int) -> list[str]:
+    """The addresses, as the kernel writes them, that a process listens on with this port."""
+    tables = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+    return [row[1].partition(":")[0] for row in tables if row[1].endswith(f":{port:04X}") and row[3] == "0A"]
+
+
+def wait_until(condition, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_taken_port_is_passed_over() -> None:
+    with socket.socket() as taken:
+        first = free_port()
+        taken.bind((ADDRESS, first))
+        taken.listen()
+        assert not is_free(first)
+        assert free_port() > first >= FIRST_PORT
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_it_serves_on_this_machine_only_and_dies_with_its_starter(end: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
+        try:
+            assert starter.stdout is not None
+            url = starter.stdout.readline().strip()
+            assert url.startswith(f"http://{ADDRESS}:")
+            assert wait_until(lambda: healthy(url), 40), (tmp_path / "dashboard.log").read_text()
+            assert listening(int(url.rpartition(":")[2])) == ["0100007F"]
+        finally:
+            os.kill(starter.pid, end)
+    assert wait_until(lambda: not healthy(url), 5)
