@@ -148,7 +148,10 @@ class Dropped(Telemetry, frozen=True, kw_only=True, tag="dropped@1"):
 
 
 class RunStarted(Control, frozen=True, kw_only=True, tag="run_started@1"):
-    """`options` are those of `unskew run`; `clock` is monotonic, virtual or imported; `code` hashes the deciding modules."""
+    """`options` are those of `unskew run`; `clock` is monotonic, virtual or imported; `code` hashes the deciding modules.
+
+    The project's `version` has another name in a line, where `version` is the stream's.
+    """
 
     run: str
     device: str
@@ -157,7 +160,7 @@ class RunStarted(Control, frozen=True, kw_only=True, tag="run_started@1"):
     ranks: int
     options: dict[str, Any]
     code: str
-    version: str
+    version: str = msgspec.field(name="unskew_version")
 
 
 class RunFinished(Control, frozen=True, kw_only=True, tag="run_finished@1"):
@@ -184,7 +187,7 @@ class DeviceLost(Control, frozen=True, kw_only=True, tag="device_lost@1"):
 
 
 class Regrouped(Control, frozen=True, kw_only=True, tag="regrouped@1"):
-    """All survivors hold working groups again; `seconds` counts from the loss's detection (or the boundary) to the last of them."""
+    """All survivors hold working groups again; `seconds` counts from the detection (or the boundary) to the last of them."""
 
     epoch: int
     iteration: int
@@ -245,7 +248,7 @@ class Party(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Verdict(Control, frozen=True, kw_only=True, tag="verdict@1"):
-    """What is wrong, who did it, who only suffers. `speed` is per kind of work (healthy 1.0); `config` hashes the thresholds."""
+    """What is wrong, who did it, who only suffers. `speed` is per kind (healthy 1.0); `config` hashes the thresholds."""
 
     verdict: int
     cause: Cause

@@ -20,7 +20,7 @@ from unskew.collector.views import create_views
 
 if TYPE_CHECKING:
     import polars
-    import pyarrow
+    import pyarrow  # type: ignore[import-untyped]  # it ships no types
 
 _ATTEMPTS = 20
 
@@ -54,11 +54,11 @@ class Reader:
     def sql(self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> polars.DataFrame:
         """Run one query over the views. Raises `duckdb.Error` for a wrong one; trusted callers only (people: console.py)."""
         try:
-            return self._connection.sql(query, params=params).pl()
+            return self._frame(query, params)
         except duckdb.IOException:  # a sealed file was replaced since the refresh
             self._manifest = Manifest(number=-1)
             self.refresh()
-            return self._connection.sql(query, params=params).pl()
+            return self._frame(query, params)
 
     def runs(self) -> polars.DataFrame:
         """The runs of the store, newest first."""
@@ -81,6 +81,10 @@ class Reader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _frame(self, query: str, params: Sequence[Any] | Mapping[str, Any] | None) -> polars.DataFrame:
+        frame: polars.DataFrame = self._connection.sql(query, params=params).pl()
+        return frame
 
     def _restart(self, manifest: Manifest) -> None:
         self._manifest = manifest

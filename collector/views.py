@@ -35,14 +35,14 @@ def _sql_type(kind: Any) -> str:
 def own_columns(event: type[Event]) -> str:
     """A SELECT of an event type: run, writer, seq, at_us, actor and the event's own fields."""
     fields = [field for field in msgspec.structs.fields(event) if field.name != "run"]
-    hints = {field.name: _sql_type(field.type) for field in fields}
+    hints = {field.encode_name: _sql_type(field.type) for field in fields}
     columns = []
     for field in fields:
-        name = f'own."{field.name}"'
+        name = f'own."{field.encode_name}"'
         default = field.default if field.default is not msgspec.NODEFAULT else None
         if default not in (None, msgspec.NODEFAULT):
             literal = quoted(default if isinstance(default, str) else json.dumps(default))
-            name = f"coalesce({name}, {literal}::{hints[field.name]})"
+            name = f"coalesce({name}, {literal}::{hints[field.encode_name]})"
         columns.append(f'{name} as "{field.name}"')
     return (
         f"select run, writer, seq, at_us, actor, {', '.join(columns)} from (select run, writer, seq, at_us, actor, "

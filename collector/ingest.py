@@ -1,0 +1,139 @@
+"""The collector's database: rows and the byte offsets they came from are committed in one transaction, so a kill loses nothing.
+
+The spool and the sealed files are the truth; a database that does not agree with itself or with the manifest (a damaged
+write-ahead log can open with half its rows) is set aside and built again from them.
+"""
+
+from __future__ import annotations
+
+import duckdb
+
+from unskew.collector import rows
+from unskew.collector.manifest import Manifest, Replaced, load
+from unskew.collector.paths import Store, StoreError
+from unskew.collector.tail import Entry, Place, Tail
+from unskew.collector.views import create_views
+
+_FILES = "run varchar, writer varchar, segment bigint, bytes bigint, rows bigint, last_seq bigint"
+
+
+class Ingest:
+    """Takes new lines of all runs of a store into its database. For the one process that holds the collector's lock."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.database = open_database(store, load(store))
+        (last_pos,) = self.database.sql("select coalesce(max(pos), -1) from log").fetchall()[0]
+        self._next_pos = last_pos + 1
+        self._tails: dict[str, Tail] = {}
+
+    def step(self) -> int:
+        """Take what is new, one transaction per run; returns the number of rows."""
+        return sum(self._take(run, self._tail(run).poll()) for run in self._store.spooled_runs())
+
+    def files(self, run: str) -> dict[Place, Replaced]:
+        """How far each spool file of `run` is taken."""
+        known = self.database.execute(
+            "select writer, segment, bytes, rows, last_seq from files where run = ? order by writer, segment", [run]
+        ).fetchall()
+        return {
+            (writer, segment): Replaced(writer=writer, segment=segment, bytes=size, rows=count, last_seq=last_seq)
+            for writer, segment, size, count, last_seq in known
+        }
+
+    def forget(self, run: str) -> None:
+        """The spool files of `run` are gone."""
+        self._tails.pop(run, None)
+
+    def broken(self, run: str) -> int:
+        """Whole lines of `run` that were no envelope and therefore passed over."""
+        return self._tail(run).broken
+
+    def close(self) -> None:
+        self.database.execute("checkpoint").fetchall()
+        self.database.close()
+
+    def _tail(self, run: str) -> Tail:
+        if run not in self._tails:
+            self._tails[run] = Tail(self._store, run, offsets={place: file.bytes for place, file in self.files(run).items()})
+        return self._tails[run]
+
+    def _take(self, run: str, entries: list[Entry]) -> int:
+        if not entries:
+            return 0
+        offsets = self._tails[run].offsets
+        self.database.begin()
+        rows.insert(self.database, "log", run, entries, self._next_pos)
+        for place, (count, last_seq) in _per_file(entries).items():
+            key = [run, *place]
+            old = self.database.execute("delete from files where run = ? and writer = ? and segment = ? returning rows", key)
+            before = sum(row[0] for row in old.fetchall())
+            values = [*key, offsets[place], before + count, last_seq]
+            self.database.execute("insert into files values (?, ?, ?, ?, ?, ?)", values).fetchall()
+        self.database.commit()
+        self._next_pos += len(entries)
+        return len(entries)
+
+
+def _per_file(entries: list[Entry]) -> dict[Place, tuple[int, int]]:
+    """Rows and last seq per spool file."""
+    found: dict[Place, tuple[int, int]] = {}
+    for entry in entries:
+        place = (entry.writer, entry.segment)
+        found[place] = (found.get(place, (0, 0))[0] + 1, entry.seq)
+    return found
+
+
+def open_database(store: Store, manifest: Manifest) -> duckdb.DuckDBPyConnection:
+    """The store's database, built again when it is damaged. Raises `StoreError` while another process has it open."""
+    try:
+        database = _connect(store)
+        if _agrees(database, manifest):
+            return database
+        database.close()
+    except duckdb.IOException as error:
+        if "lock" in str(error):
+            raise StoreError(f"{store.database} is open in another process, close it there: {error}") from error
+    except duckdb.Error:
+        pass
+    for suffix in ("", ".wal"):
+        file = store.database.with_name(store.database.name + suffix)
+        if file.exists():
+            file.replace(file.with_name(file.name + ".damaged"))
+    database = _connect(store)
+    _restore(database, store, manifest)
+    return database
+
+
+def _connect(store: Store) -> duckdb.DuckDBPyConnection:
+    database = duckdb.connect(str(store.database), config={"threads": 1})
+    rows.create_table(database, "log")
+    database.execute(f"create table if not exists files ({_FILES})").fetchall()
+    create_views(database)
+    return database
+
+
+def _agrees(database: duckdb.DuckDBPyConnection, manifest: Manifest) -> bool:
+    """Whether every file has the rows it claims and every file the manifest names is there."""
+    short = database.sql(
+        "select count(*) from files full join (select run, writer, segment, count(*) as found from log group by all) counted "
+        "using (run, writer, segment) where files.rows is distinct from counted.found"
+    ).fetchall()[0][0]
+    known = set(database.sql("select run, writer, segment, bytes from files").fetchall())
+    return short == 0 and all(
+        (sealed.run, replaced.writer, replaced.segment, replaced.bytes) in known
+        for sealed in manifest.sealed
+        for replaced in sealed.replaces
+    )
+
+
+def _restore(database: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> None:
+    """Fill a new database from the sealed files; what is still spooled follows by tailing."""
+    database.begin()
+    for sealed in manifest.sealed:
+        path = str(store.root / sealed.file)
+        database.execute("insert into log by name select * from read_parquet(?)", [path]).fetchall()
+        for replaced in sealed.replaces:
+            values = [sealed.run, replaced.writer, replaced.segment, replaced.bytes, replaced.rows, replaced.last_seq]
+            database.execute("insert into files values (?, ?, ?, ?, ?, ?)", values).fetchall()
+    database.commit()

@@ -1,0 +1,137 @@
+"""Sealing: spool files that are final become one sorted Parquet file; the manifest's swap is the moment of change for readers.
+
+While a run lives, files that rotation closed are sealed once they hold SEAL_ROWS rows, and stay on disk, because its controller
+follows them. When the run is over (no controller, no writer left) the rest is sealed and the spool files are removed. Each step
+may be cut by a kill: what is not in the manifest is swept away and done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+from unskew.collector.commands import controller_alive
+from unskew.collector.ingest import Ingest
+from unskew.collector.manifest import Manifest, Replaced, Sealed, load, publish
+from unskew.collector.paths import Store, StoreError, make_folder
+from unskew.collector.rows import quoted
+from unskew.collector.segment import final_size, segment_name, segment_names
+
+SEAL_ROWS = 20_000
+ROW_GROUP_ROWS = 50_000
+
+
+def seal(store: Store, ingest: Ingest, run: str) -> int:
+    """Seal what is due of `run`; returns the rows sealed. Raises `StoreError` when the database lacks rows it claims."""
+    manifest = load(store)
+    final, live = _final_files(store, ingest, run, manifest)
+    over = not live and not controller_alive(store, run)
+    count = sum(file.rows for file in final)
+    if count and (over or count >= SEAL_ROWS):
+        number = sum(sealed.run == run for sealed in manifest.sealed)
+        sealed = _write_sealed(store, ingest, run, number, final)
+        problems = dict.fromkeys((*manifest.problems, *(_problems(ingest, run) if over else ())))
+        manifest = Manifest(number=manifest.number + 1, sealed=(*manifest.sealed, sealed), problems=tuple(problems))
+        publish(store, manifest)
+    else:
+        count = 0
+    if over:
+        _remove_replaced(store, run, manifest)
+        ingest.forget(run)
+    return count
+
+
+def sweep(store: Store) -> None:
+    """Remove what a killed collector wrote but did not publish."""
+    listed = {sealed.file for sealed in load(store).sealed}
+    for path in (store.root / "sealed").glob("*/*"):
+        if str(path.relative_to(store.root)) not in listed:
+            path.unlink()
+
+
+def _final_files(store: Store, ingest: Ingest, run: str, manifest: Manifest) -> tuple[list[Replaced], bool]:
+    """The unsealed files that are final and taken whole, and whether lines may still come in any other."""
+    done = {(replaced.writer, replaced.segment) for _, replaced in manifest.replaced(run)}
+    taken = ingest.files(run)
+    final, live = [], False
+    for folder in store.spool(run).iterdir():
+        for name in segment_names(folder):
+            place = (folder.name, int(name.split(".")[0]))
+            file = taken.get(place, Replaced(writer=place[0], segment=place[1], bytes=0, rows=0, last_seq=-1))
+            if place in done:
+                continue
+            if final_size(folder / name) is None or _has_line_behind(folder / name, file.bytes):
+                live = True
+            elif file.rows:
+                final.append(file)
+    return final, live
+
+
+def _has_line_behind(path: Path, offset: int) -> bool:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return b"\n" in file.read()
+
+
+def _write_sealed(store: Store, ingest: Ingest, run: str, number: int, files: list[Replaced]) -> Sealed:
+    make_folder(store.sealed(run))
+    path = store.sealed(run) / f"{number:06d}.parquet"
+    fresh = path.with_suffix(".new")
+    due = ", ".join(f"({quoted(file.writer)}, {file.segment})" for file in files)
+    (count, last_pos) = ingest.database.sql(
+        f"select count(*), max(pos) from log where run = {quoted(run)} and (writer, segment) in ({due})"
+    ).fetchall()[0]
+    if count != sum(file.rows for file in files):
+        raise StoreError(f"{store.database} holds {count} of {sum(file.rows for file in files)} rows due of run {run}")
+    ingest.database.execute(
+        f"copy (select * from log where run = {quoted(run)} and (writer, segment) in ({due}) "
+        f"order by iteration nulls first, rank, writer, seq) "
+        f"to {quoted(str(fresh))} (format parquet, compression zstd, row_group_size {ROW_GROUP_ROWS})"
+    ).fetchall()
+    with fresh.open("rb") as written:
+        digest = hashlib.file_digest(written, "sha256").hexdigest()
+        os.fsync(written.fileno())
+    fresh.chmod(0o444)
+    fresh.replace(path)
+    return Sealed(
+        run=run,
+        file=str(path.relative_to(store.root)),
+        rows=count,
+        sha256=digest,
+        last_pos=last_pos,
+        replaces=tuple(files),
+    )
+
+
+def _problems(ingest: Ingest, run: str) -> list[str]:
+    """What a complete log would not show, one sentence each."""
+    gaps = ingest.database.execute(
+        "select writer, max(seq) - min(seq) + 1 - count(*) from log where run = ? group by writer "
+        "having count(*) != max(seq) - min(seq) + 1 order by writer",
+        [run],
+    ).fetchall()
+    streams = ingest.database.execute(
+        "select stream, count(*), count(distinct version), max(version) from log where run = ? and stream is not null "
+        "group by stream having count(*) != max(version) or count(distinct version) != max(version) order by stream",
+        [run],
+    ).fetchall()
+    found = [f"run {run}: writer {writer} lacks {lost} lines" for writer, lost in gaps]
+    found += [
+        f"run {run}: stream {stream} has {events} events, {distinct} versions, the last is {last}: each must be there once"
+        for stream, events, distinct, last in streams
+    ]
+    if broken := ingest.broken(run):
+        found.append(f"run {run}: {broken} lines could not be read and were passed over")
+    return found
+
+
+def _remove_replaced(store: Store, run: str, manifest: Manifest) -> None:
+    for _, replaced in manifest.replaced(run):
+        folder = store.spool(run) / replaced.writer
+        (folder / segment_name(replaced.segment)).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty: somebody began to write again
+            folder.rmdir()
+    with contextlib.suppress(OSError):
+        store.spool(run).rmdir()

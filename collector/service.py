@@ -1,0 +1,114 @@
+"""The collector process: one per store, started on demand, gone when idle.
+
+    python -m unskew.collector.service --store DIR
+
+The holder of the lock ``collector`` is the collector. It may be killed at any moment: the next one goes on at the offsets in
+the database. SIGTERM and Ctrl-C end it between two steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from unskew.collector.commands import controller_alive
+from unskew.collector.locks import hold, is_held
+from unskew.collector.paths import Store, StoreError, make_folder
+
+STEP_S = 0.5
+"""Readers follow the spool themselves and do not wait for this; it bounds how many rows one transaction holds."""
+IDLE_S = 10.0
+NICENESS = 10
+"""Training goes first where ranks and collector share cores."""
+
+_started: set[int] = set()
+
+
+def ensure_collector(store: Store) -> int | None:
+    """Start the store's collector unless one is alive or on its way; its pid when this call started one. Takes milliseconds.
+
+    Its output goes to ``collector.log`` in the store. Raises `StoreError` when the store cannot be written.
+    """
+    if _on_its_way() or is_held(store.lock("collector")):
+        return None
+    make_folder(store.root)
+    log = str(store.root / "collector.log")
+    pid = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", "unskew.collector.service", "--store", str(store.root)],
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=(),
+    )
+    _started.add(pid)
+    return pid
+
+
+def _on_its_way() -> bool:
+    """Reap the collectors that ended; whether one that we started lives."""
+    for pid in tuple(_started):
+        try:
+            ended = os.waitpid(pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:  # the caller reaps its children itself
+            ended = True
+        if ended:
+            _started.discard(pid)
+    return bool(_started)
+
+
+def serve(store: Store, idle_s: float) -> None:
+    """Collect until idle for `idle_s` or asked to end. The caller holds the collector's lock."""
+    # Imported here, because the losers of the election need not pay for a database.
+    from unskew.collector.ingest import Ingest  # noqa: PLC0415
+    from unskew.collector.sealing import seal, sweep  # noqa: PLC0415
+
+    ending = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # taken by sigtimedwait alone, so that no step is cut
+    sweep(store)
+    ingest = Ingest(store)
+    busy_s = time.monotonic()
+    try:
+        while True:
+            asked_to_end = signal.sigtimedwait(ending, STEP_S) is not None
+            taken = ingest.step()
+            runs = store.spooled_runs()
+            taken += sum(seal(store, ingest, run) for run in runs)
+            if taken or any(controller_alive(store, run) for run in runs):
+                busy_s = time.monotonic()
+            if asked_to_end or time.monotonic() - busy_s > idle_s:
+                return
+    finally:
+        ingest.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m unskew.collector.service", description="The collector of one store.")
+    parser.add_argument("--store", help="folder of the store (default: $UNSKEW_STORE, else ./data/store)")
+    parser.add_argument("--idle-s", type=float, default=IDLE_S, help="end after so many seconds without news or controller")
+    options = parser.parse_args(arguments)
+    try:
+        store = Store.locate(options.store)
+        make_folder(store.root)
+        lock = hold(store.lock("collector"), wait_s=0.0)
+        if lock is None:
+            return 0
+        os.nice(NICENESS)
+        with lock:
+            serve(store, options.idle_s)
+    except StoreError as error:
+        print(f"collector: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
