@@ -1,0 +1,122 @@
+"""Two curves over iterations: the time each took against its prediction, and the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import streamlit as st
+
+from unskew.dashboard.data import Snapshot
+from unskew.dashboard.marks import marks
+from unskew.dashboard.story import Story
+from unskew.dashboard.theme import ACCENT, DEAD, GRID_LINE, QUIET, SLOW, card, empty, title
+
+HEIGHT = 230
+COLOURS = {"fault": DEAD, "verdict": SLOW, "plan": ACCENT}
+
+
+def show_times(snapshot: Snapshot, window: range) -> None:
+    """Measured, predicted, and what it would be without the last changes."""
+    with card("times"):
+        title("Iteration time", "seconds; the prediction knows each iteration's document lengths")
+        data = times(snapshot, window)
+        if data.is_empty():
+            empty("0 committed iterations in this window.")
+            return
+        without = baselines(snapshot.story, window)
+        st.echarts_chart(
+            {
+                **_frame(window),
+                "dataset": {"source": data},
+                "legend": {"top": 0, "left": 0, "itemWidth": 16, "itemHeight": 8, "icon": "roundRect"},
+                "yAxis": {"type": "value", "scale": True, "splitNumber": 4, "splitLine": {"lineStyle": {"color": GRID_LINE}}},
+                "series": [
+                    _line("predicted", QUIET, width=1.5, dashed=True),
+                    {**_line("measured", ACCENT), "markLine": _marks(snapshot.story, window)},
+                    *without,
+                ],
+            },
+            height=HEIGHT,
+            key="times",
+            alt="Line chart of measured and predicted iteration time",
+        )
+
+
+def show_loss(snapshot: Snapshot, window: range) -> None:
+    """The loss of the same window."""
+    with card("loss"):
+        title("Loss", "nats per token")
+        data = snapshot.iterations.filter(_within(window)).select("iteration", "loss")
+        if data.is_empty():
+            empty("0 committed iterations in this window.")
+            return
+        st.echarts_chart(
+            {
+                **_frame(window),
+                "dataset": {"source": data.with_columns(pl.col("loss").round(4))},
+                "yAxis": {"type": "value", "scale": True, "splitNumber": 4, "splitLine": {"lineStyle": {"color": GRID_LINE}}},
+                "series": [{**_line("loss", ACCENT), "markLine": _marks(snapshot.story, window, kinds=("plan",))}],
+            },
+            height=HEIGHT,
+            key="loss",
+            alt="Line chart of the loss",
+        )
+
+
+def times(snapshot: Snapshot, window: range) -> pl.DataFrame:
+    """iteration, measured, predicted, in seconds."""
+    seconds = [(pl.col(f"{name}_us") / 1e6).round(4).alias(name) for name in ("measured", "predicted")]
+    return snapshot.iterations.filter(_within(window)).select("iteration", *seconds)
+
+
+def baselines(story: Story, window: range) -> list[dict[str, Any]]:
+    """For each applied change, the mean iteration time without it: as scored, or as proposed while not scored yet."""
+    found = []
+    for change in story.changes:
+        if change.applied is None:
+            continue
+        scored = change.scored
+        value = scored.baseline_s if scored is not None else (change.proposed.baseline_us or 0) / 1e6
+        first, last = change.applied.iteration, scored.to_iteration if scored is not None else window.stop - 1
+        if not value or last < window.start or first >= window.stop:
+            continue
+        first, last = max(first, window.start), min(last, window.stop - 1)
+        name = f"without plan {change.proposed.epoch}"
+        found.append({**_line(name, SLOW, dashed=True), "data": [[first, round(value, 4)], [last, round(value, 4)]]})
+        del found[-1]["encode"]
+    return found
+
+
+def _within(window: range) -> pl.Expr:
+    return pl.col("iteration").is_between(window.start, window.stop - 1)
+
+
+def _frame(window: range) -> dict[str, Any]:
+    return {
+        "animation": False,
+        "tooltip": {"trigger": "axis", "confine": True},
+        "grid": {"left": 44, "right": 14, "top": 30, "bottom": 24},
+        "xAxis": {
+            "type": "value", "min": window.start, "max": max(window.stop - 1, window.start + 1), "minInterval": 1,
+            "splitLine": {"show": False}, "axisTick": {"show": False}, "axisLine": {"lineStyle": {"color": GRID_LINE}},
+        },
+    }  # fmt: skip
+
+
+def _line(name: str, colour: str, *, width: float = 2, dashed: bool = False) -> dict[str, Any]:
+    return {
+        "type": "line", "name": name, "encode": {"x": "iteration", "y": name}, "showSymbol": False, "color": colour,
+        "lineStyle": {"width": width, "type": "dashed" if dashed else "solid"}, "emphasis": {"disabled": True},
+    }  # fmt: skip
+
+
+def _marks(story: Story, window: range, kinds: tuple[str, ...] = ("fault", "verdict", "plan")) -> dict[str, Any]:
+    return {
+        "silent": True, "symbol": "none", "animation": False, "label": {"show": False},
+        "data": [
+            {"xAxis": mark.iteration, "lineStyle": {"color": COLOURS[mark.kind], "width": 1, "type": "dashed", "opacity": 0.8}}
+            for mark in marks(story)
+            if mark.kind in kinds and mark.iteration in window
+        ],
+    }  # fmt: skip

@@ -1,0 +1,184 @@
+"""Rank x iteration: how long each rank computed, against what its very micro-batches should have cost.
+
+Below the cells, in the same axis, stand the faults, verdicts and plan changes. A dead rank's cells are absent. A click on a cell
+opens that iteration's timeline; the window and the measure are kept in the address.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import streamlit as st
+
+from unskew.dashboard.data import Snapshot
+from unskew.dashboard.marks import Mark, marks
+from unskew.dashboard.theme import ACCENT, DEAD, DIVERGING, GRID_LINE, QUIET, SEQUENTIAL, SLOW, card, empty, title
+from unskew.dashboard.wording import duration
+
+MEASURES = {"ratio": "Measured ÷ predicted", "ms": "Milliseconds", "wait": "Wait share"}
+MARK_ROWS = ("fault", "verdict", "plan")
+COLOURS = {"fault": DEAD, "verdict": SLOW, "plan": ACCENT}
+SYMBOLS = {"fault": "diamond", "verdict": "triangle", "plan": "circle"}
+LEFT, RIGHT, MARK_HEIGHT, GAP = 66, 74, 17, 10
+
+
+def show(snapshot: Snapshot, window: range) -> None:
+    """Draw the card; `window` are the iterations shown."""
+    with card("heatmap"):
+        with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+            title("Compute time by rank", "1.00 = as predicted for the lengths it was given")
+            measure = st.segmented_control(
+                "Measure", list(MEASURES), default="ratio", format_func=MEASURES.__getitem__, key="measure", bind="query-params",
+                label_visibility="collapsed", required=True,
+            )  # fmt: skip
+        data = cells(snapshot, window, str(measure))
+        if data.is_empty():
+            empty("0 judged iterations: the first appear when the predictor is fitted.")
+            return
+        st.session_state["cells"] = data.select("iteration", "rank")
+        st.echarts_chart(
+            chart(snapshot, window, data, str(measure)),
+            height=_height(snapshot),
+            key="heatmap",
+            on_select=_selected,
+            alt="Heat map of measured over predicted compute time by rank and iteration",
+        )
+
+
+def cells(snapshot: Snapshot, window: range, measure: str) -> pl.DataFrame:
+    """The cells of the window: x, y (positions), value (None = not measured), iteration, rank, text."""
+    data = snapshot.judged.filter(pl.col("iteration").is_between(window.start, window.stop - 1))
+    data = data.join(snapshot.iterations.select("iteration", iteration_us="measured_us"), on="iteration", how="left")
+    value = {
+        "ratio": pl.col("measured_us") / pl.col("predicted_us"),
+        "ms": pl.col("measured_us") / 1e3,
+        "wait": 100 * (1 - pl.col("measured_us") / pl.col("iteration_us")),
+    }[measure]
+    text = pl.struct("measured_us", "predicted_us", "iteration_us").map_elements(_text, return_dtype=pl.String)
+    return data.filter(pl.col("measured_us") > 0).select(
+        (pl.col("iteration") - window.start).alias("x"),
+        pl.col("rank").alias("y"),
+        value.round(3).alias("value"),
+        "iteration",
+        "rank",
+        text.alias("text"),
+    )
+
+
+def _text(row: dict[str, int]) -> str:
+    measured, predicted, whole = row["measured_us"], row["predicted_us"], row["iteration_us"]
+    parts = [f"{duration(measured)} measured"]
+    if predicted:
+        parts.append(f"{duration(predicted)} predicted ({measured / predicted:.2f})")
+    if whole:
+        parts.append(f"{max(0.0, 1 - measured / whole):.0%} of the iteration waiting".replace("%", " %"))
+    return "<br>".join(parts)
+
+
+def chart(snapshot: Snapshot, window: range, data: pl.DataFrame, measure: str) -> dict[str, Any]:
+    """The ECharts option: heat map above, marks below, one axis."""
+    iterations = [str(number) for number in window]
+    ranks = _ranks(snapshot)
+    body = _height(snapshot) - len(MARK_ROWS) * MARK_HEIGHT - 2 * GAP - 24
+    shown = [mark for mark in marks(snapshot.story) if mark.iteration in window]
+    axis = {"type": "category", "data": iterations, "axisTick": {"show": False}, "splitLine": {"show": False}}
+    return {
+        "animation": False,
+        "dataset": {"source": data},
+        "tooltip": {"trigger": "item", "confine": True},
+        "grid": [
+            {"left": LEFT, "right": RIGHT, "top": GAP, "height": body},
+            {"left": LEFT, "right": RIGHT, "top": 2 * GAP + body, "height": len(MARK_ROWS) * MARK_HEIGHT},
+        ],
+        "xAxis": [
+            {**axis, "gridIndex": 0, "axisLabel": {"show": False}, "axisLine": {"show": False}},
+            {
+                **axis,
+                "gridIndex": 1,
+                "axisLine": {"lineStyle": {"color": GRID_LINE}},
+                "axisLabel": {"hideOverlap": True, "margin": 8},
+            },
+        ],
+        "yAxis": [_rows([f"rank {rank}" for rank in ranks], 0), _rows(list(MARK_ROWS), 1)],
+        "visualMap": _scale(data, measure, body),
+        "series": [
+            {
+                "type": "heatmap",
+                "name": "cells",
+                "encode": {"x": "x", "y": "y", "value": "value"},
+                "selectedMode": "single",
+                "select": {"itemStyle": {"borderColor": ACCENT, "borderWidth": 2}},
+                "emphasis": {"itemStyle": {"borderColor": QUIET, "borderWidth": 1}},
+                "tooltip": {"formatter": "iteration {@iteration}, rank {@rank}<br>{@text}"},
+                "markLine": _lines(shown, window),
+            },
+            *(_mark_series(kind, [mark for mark in shown if mark.kind == kind], window) for kind in MARK_ROWS),
+        ],
+    }
+
+
+def _rows(names: list[str], grid: int) -> dict[str, Any]:
+    return {
+        "type": "category", "gridIndex": grid, "data": names, "inverse": True, "axisTick": {"show": False},
+        "axisLine": {"show": False}, "splitLine": {"show": False}, "axisLabel": {"interval": 0 if len(names) <= 32 else "auto"},
+    }  # fmt: skip
+
+
+def _scale(data: pl.DataFrame, measure: str, height: int) -> dict[str, Any]:
+    """Ratios diverge from 1.00 and are cut at 0.4 and 1.6; the other measures start at 0."""
+    low, high, colours, ends = 0.4, 1.6, DIVERGING, ["≥ 1.6", "≤ 0.4"]
+    if measure == "wait":
+        low, high, colours, ends = 0, 100, SEQUENTIAL, ["100 %", "0 %"]
+    elif measure == "ms":
+        top = data["value"].max()
+        high = float(str(top)) if top is not None else 1.0
+        low, colours, ends = 0, SEQUENTIAL, [f"{high:.0f} ms", "0 ms"]
+    return {
+        "type": "continuous", "seriesIndex": 0, "dimension": 2, "min": low, "max": high, "inRange": {"color": colours},
+        "text": ends, "right": 6, "top": GAP + 2, "itemWidth": 10, "itemHeight": max(60, height - 60), "calculable": False,
+        "hoverLink": False,
+    }  # fmt: skip
+
+
+def _lines(shown: list[Mark], window: range) -> dict[str, Any]:
+    """Thin vertical lines through the cells where something changed."""
+    return {
+        "silent": True, "symbol": "none", "animation": False, "label": {"show": False},
+        "data": [
+            {"xAxis": mark.iteration - window.start, "lineStyle": {"color": COLOURS[mark.kind], "width": 1, "type": "dashed", "opacity": 0.8}}
+            for mark in shown
+        ],
+    }  # fmt: skip
+
+
+def _mark_series(kind: str, shown: list[Mark], window: range) -> dict[str, Any]:
+    return {
+        "type": "scatter", "name": kind, "xAxisIndex": 1, "yAxisIndex": 1, "symbol": SYMBOLS[kind], "symbolSize": 10,
+        "itemStyle": {"color": COLOURS[kind]}, "tooltip": {"formatter": "{b}"}, "datasetIndex": None,
+        "data": [
+            {"name": f"iteration {mark.iteration}: {mark.text}", "value": [mark.iteration - window.start, MARK_ROWS.index(kind)]}
+            for mark in shown
+        ],
+    }  # fmt: skip
+
+
+def _ranks(snapshot: Snapshot) -> list[int]:
+    """All ranks the run ever had, so that a dead one keeps its empty row."""
+    count = snapshot.story.started.ranks if snapshot.story.started else 0
+    seen = snapshot.judged["rank"].max()
+    return list(range(max(count, int(str(seen)) + 1 if seen is not None else 0)))
+
+
+def _height(snapshot: Snapshot) -> int:
+    rows = len(_ranks(snapshot))
+    return min(24 * rows, 480) + len(MARK_ROWS) * MARK_HEIGHT + 2 * GAP + 24
+
+
+def _selected() -> None:
+    """Open the clicked cell's iteration."""
+    groups = st.session_state["heatmap"].selection.selected
+    shown = st.session_state["cells"]
+    for group in groups:
+        if group["series_index"] == 0 and group["data_indices"] and group["data_indices"][0] < shown.height:
+            st.session_state["iteration"] = int(shown["iteration"][group["data_indices"][0]])

@@ -1,0 +1,44 @@
+"""What happened at which iteration: the marks that every chart over iterations shares."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from unskew.collector.events import FaultInjected
+from unskew.dashboard.story import Story
+from unskew.dashboard.wording import CAUSES, parties
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """An event of the log at an iteration; `short` fits beside a symbol, `text` is a sentence."""
+
+    kind: Literal["fault", "verdict", "plan"]
+    iteration: int
+    short: str
+    text: str
+
+
+def marks(story: Story) -> tuple[Mark, ...]:
+    """Injected faults and their ends, verdicts and their ends, plans after the first; in the order of iterations."""
+    found: list[Mark] = []
+    for fault in story.faults:
+        found.append(Mark("fault", fault.at_iteration, f"rank {fault.rank}", f"fault injected: {_fault(fault)}"))
+        if fault.until_iteration is not None:
+            found.append(Mark("fault", fault.until_iteration, "", f"fault ended: {_fault(fault)}"))
+    for judged in story.verdicts:
+        verdict = judged.verdict
+        who = parties(verdict.culprits)
+        found.append(Mark("verdict", verdict.at_iteration, who, f"verdict: {who}, {CAUSES[verdict.cause]}"))
+        if judged.closed is not None:
+            found.append(Mark("verdict", judged.closed.at_iteration, "", f"verdict closed: {who}, {judged.closed.reason}"))
+    for plan in story.plans[1:]:
+        found.append(Mark("plan", plan.iteration, f"plan {plan.epoch}", f"plan {plan.epoch} in force: {plan.reason}"))
+    return tuple(sorted(found, key=lambda mark: mark.iteration))
+
+
+def _fault(fault: FaultInjected) -> str:
+    factor = f" ×{fault.factor:g}" if fault.factor is not None else ""
+    phase = f" in {fault.phase}" if fault.phase else ""
+    return f"{fault.kind}{factor}{phase}, rank {fault.rank}"

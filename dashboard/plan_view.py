@@ -1,0 +1,144 @@
+"""Who holds what: one bar per replica, as wide as the model is deep, cut where a rank's layers end.
+
+A block names the rank, its layers and how many micro-batches it executes; slow, dead and changed are said in words. The same
+bars show the plan in force and a proposed one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+import streamlit as st
+
+from unskew.analytics.plan import Plan, Role
+from unskew.collector.events import PlanApplied
+from unskew.dashboard.data import Snapshot
+from unskew.dashboard.story import Story
+from unskew.dashboard.theme import card, empty, escape, title
+from unskew.dashboard.wording import count
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One block: a role, what it executes now and before, and how its rank is."""
+
+    role: Role
+    micro_batches: int
+    rerouted_in: int
+    speed: float | None = None
+    dead: bool = False
+    was: str = ""
+
+
+def places(plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Mapping[int, Role]) -> dict[int, list[Place]]:
+    """replica -> its places by stage; a lost rank keeps the place it last had, marked dead."""
+    load, foreign = _load(plan)
+    old_load = _load(before)[0] if before else Counter()
+    roles = [*plan.roles, *(role for rank, role in lost.items() if rank not in plan.role_of)]
+    found: dict[int, list[Place]] = {}
+    for role in sorted(roles, key=lambda role: (role.replica, role.stage, role.shard)):
+        dead = role.rank in lost
+        place = Place(
+            role=role,
+            micro_batches=0 if dead and role.rank not in plan.role_of else load[role.rank],
+            rerouted_in=foreign[role.rank],
+            speed=speeds.get(role.rank),
+            dead=dead,
+            was=""
+            if dead or before is None
+            else _was(role, load[role.rank], before.role_of.get(role.rank), old_load[role.rank]),
+        )
+        found.setdefault(role.replica, []).append(place)
+    return found
+
+
+def _load(plan: Plan) -> tuple[Counter[int], Counter[int]]:
+    """rank -> micro-batches it executes a hop of; rank -> those of them whose home is another replica."""
+    load: Counter[int] = Counter()
+    foreign: Counter[int] = Counter()
+    for route in plan.routes:
+        for rank in {rank for hop in route.hops for rank in hop.ranks}:
+            load[rank] += 1
+            foreign[rank] += plan.role_of[rank].replica != route.replica
+    return load, foreign
+
+
+def _was(role: Role, load: int, old: Role | None, old_load: int) -> str:
+    if old is None:
+        return "new"
+    was = [count(old.n_layers, "layer")] if (old.first_layer, old.n_layers) != (role.first_layer, role.n_layers) else []
+    was += [f"{old_load} mb"] if load != old_load else []
+    return ", ".join(was)
+
+
+def draw(plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Mapping[int, Role]) -> str:
+    """The bars as HTML."""
+    rows = []
+    homes = Counter(route.replica for route in plan.routes)
+    for replica, row in places(plan, before, speeds, lost).items():
+        blocks = "".join(_block(place) for place in row)
+        name = f'replica {replica}<br><span class="u-muted">{homes[replica]} mb</span>'
+        rows.append(f'<div class="u-replica">{name}</div><div class="u-bar">{blocks}</div>')
+    step = max(1, -(-plan.n_layers // 32))
+    ruler = "".join(f"<span>{layer if layer % step == 0 else ''}</span>" for layer in range(plan.n_layers))
+    return (
+        f'<div class="u-plan"><div class="u-replica u-muted">layer</div><div class="u-ruler">{ruler}</div>{"".join(rows)}</div>'
+    )
+
+
+def _block(place: Place) -> str:
+    role = place.role
+    layers = f"{role.first_layer}–{role.end_layer - 1}" if role.n_layers > 1 else str(role.first_layer)
+    state = "dead" if place.dead else (f"speed {place.speed:.2f}" if place.speed is not None and place.speed < 0.995 else "")
+    look = "u-dead" if place.dead else ("u-slow" if state else "")
+    look += " u-changed" if place.was else ""
+    work = "its micro-batches go elsewhere" if place.dead else f"{place.micro_batches} mb"
+    if place.rerouted_in:
+        work += f", {place.rerouted_in} rerouted in"
+    was = f'<span class="u-sub u-was">was {escape(place.was)}</span>' if place.was else ""
+    full = (
+        f"rank {role.rank}: layers {layers}, {work}{', ' + state if state else ''}{', was ' + place.was if place.was else ''}"
+    )
+    return (
+        f'<div class="u-block {look}" style="flex: {role.n_layers} 1 0" title="{escape(full)}">'
+        f"<b>rank {role.rank}{' · ' + state if state else ''}</b>"
+        f'<span class="u-sub">{count(role.n_layers, "layer")} · {escape(work)}</span>{was}</div>'
+    )
+
+
+def speeds_of(story: Story) -> dict[int, float]:
+    """rank -> its slowest kind of work, from the open verdicts."""
+    return {
+        party.rank: min(judged.verdict.speed.values())
+        for judged in story.open_verdicts
+        if judged.verdict.speed
+        for party in judged.verdict.culprits
+        if party.rank is not None
+    }
+
+
+def lost_of(story: Story) -> dict[int, Role]:
+    """rank -> the last role it had, for ranks that are lost."""
+    roles = {role.rank: role for applied in story.plans for role in Plan.from_data(applied.plan).roles}
+    return {loss.rank: roles[loss.rank] for loss in story.lost if loss.rank in roles}
+
+
+def previous(story: Story, epoch: int) -> Plan | None:
+    """The plan that was in force before plan `epoch`."""
+    older = [applied for applied in story.plans if applied.epoch < epoch]
+    return Plan.from_data(older[-1].plan) if older else None
+
+
+def show(snapshot: Snapshot) -> None:
+    """The plan in force, against the one before it."""
+    story = snapshot.story
+    with card("plan"):
+        applied: PlanApplied | None = story.plan
+        if applied is None:
+            title("Plan")
+            empty("0 plans applied yet.")
+            return
+        reason = f": {applied.reason}" if applied.reason else ""
+        title(f"Plan {applied.epoch}: who holds what", f"since iteration {applied.iteration}{reason} · mb = micro-batches")
+        st.html(draw(Plan.from_data(applied.plan), previous(story, applied.epoch), speeds_of(story), lost_of(story)))

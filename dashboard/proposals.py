@@ -1,0 +1,127 @@
+"""Proposals: what would change, what it gains and costs, and what became of it once somebody decided."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from unskew.analytics.plan import Plan
+from unskew.collector.events import PlanScored
+from unskew.dashboard import dialogs
+from unskew.dashboard.data import Snapshot
+from unskew.dashboard.plan_view import draw, lost_of, speeds_of
+from unskew.dashboard.story import Change, Story
+from unskew.dashboard.theme import card, chip, empty, escape, title
+from unskew.dashboard.wording import count, duration, signed_percent
+
+
+def show(snapshot: Snapshot) -> None:
+    """Every open proposal with its buttons, else the newest decided one with its way so far."""
+    story = snapshot.story
+    with card("proposals"):
+        if not story.changes:
+            title("Proposals")
+            empty(_none_yet(snapshot))
+            return
+        for change in story.open_changes or story.changes[-1:]:
+            _card(snapshot, change)
+
+
+def _none_yet(snapshot: Snapshot) -> str:
+    if snapshot.story.finished is not None:
+        return "0 proposals were made in this run."
+    return "0 proposals yet. One appears here when a change of plan would repay its cost."
+
+
+def _card(snapshot: Snapshot, change: Change) -> None:
+    proposed = change.proposed
+    kind = "optional" if proposed.optional else "minimal recovery, applies at once"
+    title(f"Proposal {proposed.proposal}", f"plan {proposed.epoch}, {kind}, made at iteration {proposed.at_iteration}")
+    st.html(f"<p style='margin:0'>{escape(proposed.reason)}</p>" + facts(change))
+    if proposed.change:
+        st.html(f'<p class="u-muted" style="margin:0">{escape(proposed.change)}</p>')
+    if change.state == "open":
+        st.html(_plan(snapshot.story, change))
+    _steps(change)
+    if change.state == "open":
+        _buttons(snapshot, change)
+
+
+def facts(change: Change) -> str:
+    """Iteration time now and then, cost, payback, as HTML."""
+    proposed = change.proposed
+    pairs = [("predicted iteration", duration(proposed.predicted_us))]
+    if proposed.baseline_us is not None:
+        pairs.insert(0, ("without it", duration(proposed.baseline_us)))
+    if proposed.gain_percent is not None:
+        pairs.append(("change", signed_percent(-proposed.gain_percent / 100)))
+    pairs.append(("cost, once", duration(proposed.cost_us)))
+    if proposed.payback_iterations is not None:
+        pairs.append(("repaid after", count(proposed.payback_iterations, "iteration")))
+    return '<dl class="u-facts">' + "".join(f"<div><dt>{dt}</dt><dd>{dd}</dd></div>" for dt, dd in pairs) + "</dl>"
+
+
+def _plan(story: Story, change: Change) -> str:
+    before = Plan.from_data(story.plan.plan) if story.plan else None
+    return draw(Plan.from_data(change.proposed.plan), before, speeds_of(story), lost_of(story))
+
+
+def _steps(change: Change) -> None:
+    """proposed -> approved -> applied -> scored, as far as it came."""
+    steps = [("proposed", "u-done")]
+    decision = change.decision
+    by = getattr(decision, "by", "")
+    if change.state in ("rejected", "expired"):
+        steps.append((f"{change.state}{f' by {by}' if by else ''}", "u-stop"))
+    else:
+        done = decision is not None or change.applied is not None
+        if change.proposed.optional:
+            steps.append((f"approved by {by}" if by else "approved", "u-done" if done else ""))
+        if change.failed is not None:
+            steps.append((f"failed: {change.failed.reason}", "u-stop"))
+        else:
+            applied = change.applied
+            steps.append((f"applied at iteration {applied.iteration}" if applied else "applied", "u-done" if applied else ""))
+            steps.append((scored_words(change.scored), "u-done" if change.scored else ""))
+    html = "".join(f'<span class="{look}"><i></i>{escape(text)}</span>' for text, look in steps)
+    st.html(f'<div class="u-steps" data-testid="proposal-steps" data-state="{change.state}">{html}</div>')
+
+
+def scored_words(scored: PlanScored | None) -> str:
+    """ "−0.41 s per iteration (−0.44 to −0.38)": what the change did, negative = faster."""
+    if scored is None:
+        return "scored"
+    if scored.void is not None:
+        return f"no score: {scored.void}"
+    if scored.effect_s is None:
+        return "scored: no effect measured"
+    gain = f"{_seconds(-scored.effect_s)} per iteration"
+    if scored.interval_s is not None:
+        low, high = sorted(-value for value in scored.interval_s)
+        gain += f" ({_seconds(low)} to {_seconds(high)})"
+    return gain
+
+
+def _seconds(value: float) -> str:
+    return f"{'−' if value < 0 else '+'}{abs(value):.2f} s"
+
+
+def _buttons(snapshot: Snapshot, change: Change) -> None:
+    proposal = change.proposed.proposal
+    sent = st.session_state.get("sent", {}).get(proposal)
+    if change.refused is not None:
+        st.html(chip(f"the controller refused: {change.refused.reason}", "bad"))
+    elif sent:
+        st.html(chip(f"{sent} sent, waiting for the controller", "info"))
+    why_not = dialogs.why_disabled(snapshot)
+    with st.container(horizontal=True, gap="small"):
+        for kind, look in (("approve", "primary"), ("reject", "secondary")):
+            if st.button(
+                kind.capitalize(),
+                key=f"{kind}-{proposal}",
+                type=look,
+                disabled=why_not is not None or sent is not None,
+                help=why_not,
+            ):
+                dialogs.decide(snapshot.run, change, kind)
+    if why_not is not None:
+        st.html(f'<p class="u-empty">{escape(why_not)}</p>')
