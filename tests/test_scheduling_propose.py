@@ -98,10 +98,10 @@ def test_a_device_slow_beyond_use_is_left_out_and_comes_back():
 
 
 def test_nothing_is_proposed_without_a_reason_to():
-    assert propose(0, ORIGIN, state())[1].startswith("plan 0 is the best of")
     for arguments, words in [
-        ((0, ORIGIN, state(slow={3: 0.98})), "is less than 3 %"),
-        ((996, ORIGIN, state(slow={0: 0.56})), "in each of 4 iterations do not repay"),
+        ((0, ORIGIN, state(slow={3: 0.9})), "plan 0 is the best of"),
+        ((0, ORIGIN, state(slow={0: 0.5}), Options(min_gain_percent=40)), "is less than 40 %"),
+        ((999, ORIGIN, state(slow={0: 0.56})), "in each of 1 iterations do not repay"),
         ((1000, ORIGIN, state(slow={3: 0.5})), "the run is at its end"),
         ((0, ORIGIN, state(batches=())), "no iteration has been committed yet"),
         ((0, ORIGIN, state(dead=[3])), "rank 3, which is not alive"),
