@@ -110,10 +110,11 @@ def test_without_a_terminal_each_sentence_is_one_plain_line(capsys) -> None:
         screen.feed(entry(committed(0, 0)))
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "store: here"
-    assert printed[1] == "propose: p-1: rank 1 is slow; predicted 1.00 s instead of 1.50 s, 33 % faster"
+    assert printed[1] == "run: r1 on 4 ranks, mode approve, device sleep"
+    assert printed[2] == "propose: p-1: rank 1 is slow; predicted 1.00 s instead of 1.50 s, 33 % faster"
     assert printed[-1] == "iteration 1/10  loss 2.0000  2,000 tokens/s"
 
 
 def test_every_control_event_but_the_silent_ones_has_a_sentence() -> None:
-    silent = {ev.RunStarted, ev.DeviceJoined}
+    silent = {ev.DeviceJoined}
     assert {kind for kind in ev.CONTROL if say.dispatch(kind) is say.dispatch(object)} == silent

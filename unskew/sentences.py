@@ -32,6 +32,11 @@ def because(reason: str) -> str:
 
 
 @say.register
+def _(event: ev.RunStarted) -> Sentence:
+    return Sentence("run", f"{event.run} on {event.ranks} ranks, mode {event.mode}, device {event.device}", "quiet")
+
+
+@say.register
 def _(event: ev.RunFinished) -> Sentence:
     text = {"done": "training is done", "failed": "the run failed", "stopped": "the run was stopped"}[event.status]
     tone: Tone = "bad" if event.status == "failed" else "good" if event.status == "done" else "plain"
@@ -104,7 +109,7 @@ def _(event: ev.VerdictScored) -> Sentence:
 @say.register
 def _(event: ev.PlanProposed) -> Sentence:
     if not event.optional:
-        return Sentence("propose", f"{event.proposal}, needed to go on: {event.reason}")
+        return Sentence("propose", f"{event.proposal}: {event.reason}")
     gain = "" if event.gain_percent is None else f", {event.gain_percent:.0f} % faster"
     now = "" if event.baseline_us is None else f" instead of {event.baseline_us / 1e6:.2f} s"
     predicted = f"predicted {event.predicted_us / 1e6:.2f} s{now}{gain}"

@@ -45,8 +45,9 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
 
 def _plans(plans: tuple[PlanSummary, ...]) -> Table:
     table = Table(title="plans", title_justify="left", title_style="bold")
-    for column, justify in (("plan", "right"), ("from", "right"), ("reason", "left")):
-        table.add_column(column, justify=justify)
+    table.add_column("plan", justify="right")
+    table.add_column("from", justify="right")
+    table.add_column("reason")
     for column in ("predicted", "measured", "without it", "n"):
         table.add_column(column, justify="right")
     for plan in plans:

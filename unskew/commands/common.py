@@ -57,7 +57,10 @@ def locate(option: str | None) -> Store:
 
 def store_runs(store: Store) -> list[str]:
     """The names of the runs in the store, oldest first (a name begins with its date)."""
-    return store.spooled_runs()
+    from unskew.collector import manifest
+
+    with checking_input():
+        return sorted({*store.spooled_runs(), *(sealed.run for sealed in manifest.load(store).sealed)})
 
 
 def known_run(store: Store, run: str) -> str:

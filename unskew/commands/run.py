@@ -123,7 +123,7 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
 
     from unskew.dashboard_process import DashboardProcess, free_port
     from unskew.live import Screen
-    from unskew.runtime import launch
+    from unskew.runtime.options import OptionsError
     from unskew.summary import summary_view
 
     console = Console()
@@ -133,9 +133,13 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
             facts.append(("dashboard", stack.enter_context(DashboardProcess(place, free_port())).url))
         try:
             with Screen(console, facts) as screen:
+                from unskew.runtime import launch  # here, because torch takes a second and the screen should not
+
                 summary = launch.run(options, on_event=screen.feed, on_tick=screen.tick)
         except KeyboardInterrupt:
             fail(f"stopped; what was logged until then is in {place.root}")
+        except OptionsError as error:
+            refuse(str(error))
         console.print(summary_view(summary))
         write_json(json, summary)
         finished = screen.state.finished

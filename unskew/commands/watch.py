@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from unskew.commands.common import StoreOption, known_run, locate, refuse, store_runs
 
-POLL_S = 0.2
+POLL_S = 0.5
 
 
 def watch(
@@ -20,7 +21,7 @@ def watch(
     from rich.console import Console
 
     from unskew.collector.commands import controller_alive
-    from unskew.collector.tail import Tail
+    from unskew.follow import Follow
     from unskew.live import Screen
 
     place = locate(store)
@@ -28,17 +29,12 @@ def watch(
     if run is None and not runs:
         refuse(f"there is no run in {place.root} yet: start one with `unskew run`")
     name = runs[-1] if run is None else known_run(place, run)
-    tail = Tail(place, name)
-    with Screen(Console(), [("store", str(place.root))]) as screen:
-        try:
-            while True:
-                alive = controller_alive(place, name)
-                entries = sorted(tail.poll(), key=lambda entry: entry.at_us)
-                for entry in entries:
-                    screen.feed(entry)
-                screen.tick()
-                if not entries and (screen.state.finished is not None or not alive):
-                    return
-                time.sleep(POLL_S if alive else 0.0)
-        except KeyboardInterrupt:
-            return
+    with Follow(place, name) as follow, Screen(Console(), [("store", str(place.root))]) as screen, suppress(KeyboardInterrupt):
+        while True:
+            alive = controller_alive(place, name)
+            for entry in follow.poll():
+                screen.feed(entry)
+            if not alive:
+                return
+            screen.tick()
+            time.sleep(POLL_S)
