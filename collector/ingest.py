@@ -17,6 +17,10 @@ from unskew.collector.views import create_views
 _FILES = "run varchar, writer varchar, segment bigint, bytes bigint, rows bigint, last_seq bigint"
 
 
+class DatabaseBusy(StoreError):
+    """Another process has the store's database open."""
+
+
 class Ingest:
     """Takes new lines of all runs of a store into its database. For the one process that holds the collector's lock."""
 
@@ -85,7 +89,7 @@ def _per_file(entries: list[Entry]) -> dict[Place, tuple[int, int]]:
 
 
 def open_database(store: Store, manifest: Manifest) -> duckdb.DuckDBPyConnection:
-    """The store's database, built again when it is damaged. Raises `StoreError` while another process has it open."""
+    """The store's database, built again when it is damaged. Raises `DatabaseBusy`."""
     try:
         database = _connect(store)
         if _agrees(database, manifest):
@@ -93,7 +97,9 @@ def open_database(store: Store, manifest: Manifest) -> duckdb.DuckDBPyConnection
         database.close()
     except duckdb.IOException as error:
         if "lock" in str(error):
-            raise StoreError(f"{store.database} is open in another process, close it there: {error}") from error
+            raise DatabaseBusy(
+                f"{store.database} is open in another process; collecting waits until it is closed there"
+            ) from error
     except duckdb.Error:
         pass
     for suffix in ("", ".wal"):

@@ -22,6 +22,7 @@ from unskew.collector.paths import Store, StoreError, make_folder
 STEP_S = 0.5
 """Readers follow the spool themselves and do not wait for this; it bounds how many rows one transaction holds."""
 IDLE_S = 10.0
+BUSY_RETRY_S = 5.0
 NICENESS = 10
 """Training goes first where ranks and collector share cores."""
 
@@ -68,13 +69,20 @@ def _on_its_way() -> bool:
 def serve(store: Store, idle_s: float) -> None:
     """Collect until idle for `idle_s` or asked to end. The caller holds the collector's lock."""
     # Imported here, because the losers of the election need not pay for a database.
-    from unskew.collector.ingest import Ingest  # noqa: PLC0415
+    from unskew.collector.ingest import DatabaseBusy, Ingest  # noqa: PLC0415
     from unskew.collector.sealing import seal, sweep  # noqa: PLC0415
 
     ending = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # taken by sigtimedwait alone, so that no step is cut
     sweep(store)
-    ingest = Ingest(store)
+    while True:
+        try:
+            ingest = Ingest(store)
+            break
+        except DatabaseBusy as error:  # somebody looks at it; the spool keeps everything meanwhile
+            print(f"collector: {error}", file=sys.stderr, flush=True)
+            if signal.sigtimedwait(ending, BUSY_RETRY_S) is not None:
+                return
     busy_s = time.monotonic()
     try:
         while True:

@@ -1,0 +1,139 @@
+"""SQL for people: the views and nothing else. What they type cannot write, read other files, change settings or run for ever.
+
+Three walls, because each alone was got over when tried: the query runs in a process of its own, which may write no file and is
+killed by the kernel when its time is up (some functions never look at an interrupt); its DuckDB has no access to files and its
+settings are locked (the type of a statement is no guard: `with x as (copy ...) select 1` counts as a SELECT); the data come in
+as objects, so that no folder has to be allowed (an allowed folder can be overwritten).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from unskew.collector.paths import Store
+
+if TYPE_CHECKING:
+    import polars
+
+_LOCKS = (
+    "set memory_limit = '1GB'",
+    "set threads = 2",
+    "set temp_directory = ''",
+    "set python_enable_replacements = false",
+    "set autoinstall_known_extensions = false",
+    "set autoload_known_extensions = false",
+    "set enable_external_access = false",
+    "set lock_configuration = true",
+)
+_START_S = 30.0
+"""Beyond the query's own time: for a process to start, to open the store on a busy machine, and to hand over the rows."""
+_LIMITS = {resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0, resource.RLIMIT_AS: 8 * 1024**3}
+"""Bytes: of a file that the child writes, of its core dump, of its address space."""
+_REFUSED = 3
+
+
+class ConsoleError(ValueError):
+    """The query is wrong, forbidden or too long; one sentence."""
+
+
+class _Request(msgspec.Struct):
+    root: str
+    sql: str
+    timeout_s: float
+    row_limit: int
+
+
+def query(store: Store, sql: str, timeout_s: float = 30.0, row_limit: int = 100_000) -> polars.DataFrame:
+    """The rows that `sql` asks for, at most `row_limit` of them. Raises `ConsoleError`.
+
+    A query that runs longer than `timeout_s` is stopped.
+    """
+    import polars  # noqa: PLC0415 - not needed in the child
+
+    request = msgspec.json.encode(_Request(str(store.root), sql, timeout_s, row_limit))
+    # -P: the caller's folder must not shadow what the child imports.
+    command = [sys.executable, "-P", "-m", __spec__.name]
+    try:
+        child = subprocess.run(command, input=request, capture_output=True, timeout=timeout_s + _START_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ConsoleError(f"the store could not be opened within {_START_S:g} s") from error
+    if child.returncode == -signal.SIGALRM:
+        raise ConsoleError(f"the query was stopped after {timeout_s:g} s: select fewer rows or give it more time")
+    if child.returncode == _REFUSED:
+        raise ConsoleError(child.stderr.decode())
+    if child.returncode != 0:
+        raise ConsoleError(f"the query ended its process (exit {child.returncode}): it may have needed too much memory")
+    return polars.read_ipc_stream(io.BytesIO(child.stdout))
+
+
+def _answer(request: _Request) -> bytes:
+    """In the child: the rows as an Arrow stream."""
+    import duckdb  # noqa: PLC0415
+    import pyarrow.dataset  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    from unskew.collector.reader import open_store  # noqa: PLC0415
+    from unskew.collector.views import create_views  # noqa: PLC0415
+
+    connection = duckdb.connect(":memory:")
+    with open_store(request.root) as reader:
+        files, hot = reader.sources()
+    connection.register("hot", hot)
+    if files:
+        connection.register("sealed", pyarrow.dataset.dataset(files, schema=hot.schema))
+    sealed = " union all by name select * from sealed" if files else ""
+    connection.execute(f"create view log as select * from hot{sealed}").fetchall()
+    create_views(connection)
+    for setting in _LOCKS:
+        connection.execute(setting).fetchall()
+    signal.setitimer(signal.ITIMER_REAL, request.timeout_s)  # the kernel ends the process
+    try:
+        statements = connection.extract_statements(request.sql)
+        if [statement.type for statement in statements] not in ([duckdb.StatementType.SELECT], [duckdb.StatementType.EXPLAIN]):
+            raise ConsoleError("the console answers one query: SELECT, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN")
+        table = connection.sql(request.sql).limit(request.row_limit).to_arrow_table()
+    except duckdb.PermissionException as error:
+        raise ConsoleError(f"the console reads the store's views and nothing else: {_sentence(error)}") from error
+    except duckdb.Error as error:
+        raise ConsoleError(_sentence(error)) from error
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    stream = io.BytesIO()
+    with pyarrow.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return stream.getvalue()
+
+
+def _sentence(error: Exception) -> str:
+    """DuckDB's message in one line, without the quoted query."""
+    return " ".join(str(error).partition("\n\nLINE")[0].split())
+
+
+def main() -> None:
+    """The child: a request on stdin, Arrow on stdout, or one sentence on stderr."""
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
+    for limit, value in _LIMITS.items():
+        resource.setrlimit(limit, (value, value))
+    try:
+        sys.stdout.buffer.write(_answer(request))
+    except ValueError as error:
+        sys.stderr.write(str(error))
+        _end(_REFUSED)
+    _end(0)
+
+
+def _end(status: int) -> NoReturn:
+    """Without the interpreter's farewell: nothing of this process is needed any more."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()
