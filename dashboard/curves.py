@@ -7,13 +7,13 @@ from typing import Any
 import polars as pl
 import streamlit as st
 
+from unskew.dashboard.chart_parts import LEFT, RIGHT, mark_lines
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.marks import marks
 from unskew.dashboard.story import Story
-from unskew.dashboard.theme import ACCENT, DEAD, GRID_LINE, QUIET, SLOW, card, empty, title
+from unskew.dashboard.theme import ACCENT, GRID_LINE, QUIET, SLOW, card, empty, title
 
 HEIGHT = 230
-COLOURS = {"fault": DEAD, "verdict": SLOW, "plan": ACCENT}
 
 
 def show_times(snapshot: Snapshot, window: range) -> None:
@@ -27,7 +27,7 @@ def show_times(snapshot: Snapshot, window: range) -> None:
         without = baselines(snapshot.story, window)
         st.echarts_chart(
             {
-                **_frame(window),
+                **_frame(window, wide=True),
                 "dataset": {"source": data},
                 "legend": {"top": 0, "left": 0, "itemWidth": 16, "itemHeight": 8, "icon": "roundRect"},
                 "yAxis": {"type": "value", "scale": True, "splitNumber": 4, "splitLine": {"lineStyle": {"color": GRID_LINE}}},
@@ -53,7 +53,7 @@ def show_loss(snapshot: Snapshot, window: range) -> None:
             return
         st.echarts_chart(
             {
-                **_frame(window),
+                **_frame(window, wide=False),
                 "dataset": {"source": data.with_columns(pl.col("loss").round(4))},
                 "yAxis": {"type": "value", "scale": True, "splitNumber": 4, "splitLine": {"lineStyle": {"color": GRID_LINE}}},
                 "series": [{**_line("loss", ACCENT), "markLine": _marks(snapshot.story, window, kinds=("plan",))}],
@@ -92,13 +92,13 @@ def _within(window: range) -> pl.Expr:
     return pl.col("iteration").is_between(window.start, window.stop - 1)
 
 
-def _frame(window: range) -> dict[str, Any]:
+def _frame(window: range, *, wide: bool) -> dict[str, Any]:
     return {
         "animation": False,
         "tooltip": {"trigger": "axis", "confine": True},
-        "grid": {"left": 44, "right": 14, "top": 30, "bottom": 24},
+        "grid": {"left": LEFT if wide else 40, "right": RIGHT if wide else 12, "top": 30, "bottom": 22, "outerBoundsMode": "none"},
         "xAxis": {
-            "type": "value", "min": window.start, "max": max(window.stop - 1, window.start + 1), "minInterval": 1,
+            "type": "value", "min": window.start - 0.5, "max": window.stop - 0.5, "minInterval": 1, "axisLabel": {"showMinLabel": False, "showMaxLabel": False},
             "splitLine": {"show": False}, "axisTick": {"show": False}, "axisLine": {"lineStyle": {"color": GRID_LINE}},
         },
     }  # fmt: skip
@@ -112,11 +112,4 @@ def _line(name: str, colour: str, *, width: float = 2, dashed: bool = False) -> 
 
 
 def _marks(story: Story, window: range, kinds: tuple[str, ...] = ("fault", "verdict", "plan")) -> dict[str, Any]:
-    return {
-        "silent": True, "symbol": "none", "animation": False, "label": {"show": False},
-        "data": [
-            {"xAxis": mark.iteration, "lineStyle": {"color": COLOURS[mark.kind], "width": 1, "type": "dashed", "opacity": 0.8}}
-            for mark in marks(story)
-            if mark.kind in kinds and mark.iteration in window
-        ],
-    }  # fmt: skip
+    return mark_lines(mark for mark in marks(story) if mark.kind in kinds and mark.iteration in window)

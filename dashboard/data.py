@@ -137,7 +137,8 @@ def chunks(run: str, iteration: int) -> pl.DataFrame:
     """The chunks of the attempt that counted: rank, kind, micro_batch, start_ms (from the first chunk on), ms."""
     return sql(
         "select rank, kind, micro_batch, (start_us - min(start_us) over ()) / 1e3 as start_ms, wall_us / 1e3 as ms "
-        "from chunks semi join iterations using (run, iteration, epoch, attempt) where run = ? and iteration = ? order by start_us",
+        "from chunks semi join iterations using (run, iteration, epoch, attempt) where run = ? and iteration = ? "
+        "order by start_us",
         [run, iteration],
     )
 

@@ -8,7 +8,7 @@ import streamlit as st
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.story import Judged, Story
 from unskew.dashboard.theme import Tone, chip, escape
-from unskew.dashboard.wording import CAUSES, ago, count, parties
+from unskew.dashboard.wording import CAUSES, ago, count, parties, speeds
 
 NO_NEWS_S = 10.0
 
@@ -47,7 +47,8 @@ def decide(snapshot: Snapshot) -> Headline:
 def _of_verdict(judged: Judged, story: Story) -> Headline:
     verdict = judged.verdict
     facts: list[tuple[str, Tone]] = [(CAUSES[verdict.cause], "bad" if verdict.cause in ("dead", "hung") else "warn")]
-    facts += [(f"{kind} at {speed:.2f} of healthy speed", "warn") for kind, speed in sorted(verdict.speed.items())]
+    if verdict.speed:
+        facts.append((speeds(verdict.speed), "warn"))
     facts.append((f"since iteration {verdict.since_iteration}", "quiet"))
     facts.append((f"confidence {verdict.confidence:.0%}".replace("%", " %"), "quiet"))
     notes = []
@@ -92,7 +93,7 @@ def show(snapshot: Snapshot) -> None:
     """Draw the headline."""
     headline = decide(snapshot)
     chips = "".join(chip(text, tone) for text, tone in headline.chips)
-    notes = "".join(f'<div class="u-muted">{escape(note)}</div>' for note in headline.notes)
+    notes = "".join(f'<div class="u-note">{escape(note)}</div>' for note in headline.notes)
     st.html(
         f'<div class="u-verdict u-edge-{headline.tone}" role="status" data-testid="headline"><div>'
         f'<p class="u-sentence">{escape(headline.sentence)}</p>'

@@ -1,7 +1,7 @@
 """Rank x iteration: how long each rank computed, against what its very micro-batches should have cost.
 
-Below the cells, in the same axis, stand the faults, verdicts and plan changes. A dead rank's cells are absent. A click on a cell
-opens that iteration's timeline; the window and the measure are kept in the address.
+Below the cells, on the same axis, stand the faults, verdicts and plan changes. A dead rank's cells are absent. A click on a
+cell opens that iteration's timeline; the window and the measure are kept in the address.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 import polars as pl
 import streamlit as st
 
+from unskew.dashboard.chart_parts import LEFT, MARK_COLOURS, RIGHT, mark_lines
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.marks import Mark, marks
-from unskew.dashboard.theme import ACCENT, DEAD, DIVERGING, GRID_LINE, QUIET, SEQUENTIAL, SLOW, card, empty, title
+from unskew.dashboard.theme import DIVERGING, GRID_LINE, QUIET, SEQUENTIAL, card, empty, title
 from unskew.dashboard.wording import duration
 
 MEASURES = {"ratio": "Measured ÷ predicted", "ms": "Milliseconds", "wait": "Wait share"}
 MARK_ROWS = ("fault", "verdict", "plan")
-COLOURS = {"fault": DEAD, "verdict": SLOW, "plan": ACCENT}
 SYMBOLS = {"fault": "diamond", "verdict": "triangle", "plan": "circle"}
-LEFT, RIGHT, MARK_HEIGHT, GAP = 66, 74, 17, 10
+MARK_HEIGHT, GAP = 17, 8
 
 
 def show(snapshot: Snapshot, window: range) -> None:
@@ -29,8 +29,8 @@ def show(snapshot: Snapshot, window: range) -> None:
         with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
             title("Compute time by rank", "1.00 = as predicted for the lengths it was given")
             measure = st.segmented_control(
-                "Measure", list(MEASURES), default="ratio", format_func=MEASURES.__getitem__, key="measure", bind="query-params",
-                label_visibility="collapsed", required=True,
+                "Measure", list(MEASURES), default="ratio", format_func=MEASURES.__getitem__, key="measure",
+                bind="query-params", label_visibility="collapsed", required=True,
             )  # fmt: skip
         data = cells(snapshot, window, str(measure))
         if data.is_empty():
@@ -82,6 +82,7 @@ def chart(snapshot: Snapshot, window: range, data: pl.DataFrame, measure: str) -
     ranks = _ranks(snapshot)
     body = _height(snapshot) - len(MARK_ROWS) * MARK_HEIGHT - 2 * GAP - 24
     shown = [mark for mark in marks(snapshot.story) if mark.iteration in window]
+    chosen = st.session_state.get("iteration")
     axis = {"type": "category", "data": iterations, "axisTick": {"show": False}, "splitLine": {"show": False}}
     return {
         "animation": False,
@@ -97,7 +98,7 @@ def chart(snapshot: Snapshot, window: range, data: pl.DataFrame, measure: str) -
                 **axis,
                 "gridIndex": 1,
                 "axisLine": {"lineStyle": {"color": GRID_LINE}},
-                "axisLabel": {"hideOverlap": True, "margin": 8},
+                "axisLabel": {"interval": _every(len(window)), "margin": 8},
             },
         ],
         "yAxis": [_rows([f"rank {rank}" for rank in ranks], 0), _rows(list(MARK_ROWS), 1)],
@@ -108,14 +109,19 @@ def chart(snapshot: Snapshot, window: range, data: pl.DataFrame, measure: str) -
                 "name": "cells",
                 "encode": {"x": "x", "y": "y", "value": "value"},
                 "selectedMode": "single",
-                "select": {"itemStyle": {"borderColor": ACCENT, "borderWidth": 2}},
+                "select": {"itemStyle": {"borderWidth": 0}},
                 "emphasis": {"itemStyle": {"borderColor": QUIET, "borderWidth": 1}},
                 "tooltip": {"formatter": "iteration {@iteration}, rank {@rank}<br>{@text}"},
-                "markLine": _lines(shown, window),
+                "markLine": mark_lines(shown, first=window.start, chosen=chosen if chosen in window else None),
             },
             *(_mark_series(kind, [mark for mark in shown if mark.kind == kind], window) for kind in MARK_ROWS),
         ],
     }
+
+
+def _every(iterations: int) -> int:
+    """How many labels to leave out between two, so that round iterations are named."""
+    return next((step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if iterations / step <= 16), 1000) - 1
 
 
 def _rows(names: list[str], grid: int) -> dict[str, Any]:
@@ -141,23 +147,17 @@ def _scale(data: pl.DataFrame, measure: str, height: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lines(shown: list[Mark], window: range) -> dict[str, Any]:
-    """Thin vertical lines through the cells where something changed."""
-    return {
-        "silent": True, "symbol": "none", "animation": False, "label": {"show": False},
-        "data": [
-            {"xAxis": mark.iteration - window.start, "lineStyle": {"color": COLOURS[mark.kind], "width": 1, "type": "dashed", "opacity": 0.8}}
-            for mark in shown
-        ],
-    }  # fmt: skip
-
-
 def _mark_series(kind: str, shown: list[Mark], window: range) -> dict[str, Any]:
     return {
         "type": "scatter", "name": kind, "xAxisIndex": 1, "yAxisIndex": 1, "symbol": SYMBOLS[kind], "symbolSize": 10,
-        "itemStyle": {"color": COLOURS[kind]}, "tooltip": {"formatter": "{b}"}, "datasetIndex": None,
+        "itemStyle": {"color": MARK_COLOURS[kind]}, "tooltip": {"formatter": "{b}"},
+        "label": {"show": True, "position": "right", "formatter": "{@[2]}", "fontSize": 11, "color": QUIET},
+        "labelLayout": {"hideOverlap": True},
         "data": [
-            {"name": f"iteration {mark.iteration}: {mark.text}", "value": [mark.iteration - window.start, MARK_ROWS.index(kind)]}
+            {
+                "name": f"iteration {mark.iteration}: {mark.text}",
+                "value": [mark.iteration - window.start, MARK_ROWS.index(kind), mark.short],
+            }
             for mark in shown
         ],
     }  # fmt: skip

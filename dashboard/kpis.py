@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import polars as pl
 import streamlit as st
 
@@ -9,49 +11,30 @@ from unskew.dashboard.data import Snapshot
 from unskew.dashboard.wording import duration, signed_percent
 
 RECENT = 40
+SLOWER_THAN_PREDICTED = 0.1
 
 
 def show(snapshot: Snapshot) -> None:
     """One row of metrics; it wraps on a narrow screen."""
-    recent = snapshot.iterations.tail(RECENT)
-    latest = snapshot.latest
-    story = snapshot.story
-    options = story.started.options if story.started else {}
-    target = options.get("iterations")
-    ranks = story.started.ranks if story.started else 0
+    latest, story = snapshot.latest, snapshot.story
     with st.container(horizontal=True, gap="small", key="kpis"):
         if latest is None:
             for label in ("Iteration", "Loss", "Tokens per second", "Iteration time", "Ranks"):
-                st.metric(label, "–", border=True, width=200)
+                _tile(label, "–", "not measured yet")
             return
-        _tile(
-            "Iteration", f"{latest.iteration + 1}", f"of {target} · plan {latest.epoch}" if target else f"plan {latest.epoch}"
-        )
-        _tile("Loss", f"{latest.loss:.3f}", _loss_trend(recent), recent["loss"].to_list())
-        rate = (recent["tokens"] * 1e6 / recent["measured_us"]).to_list()
-        _tile(
-            "Tokens per second",
-            f"{latest.tokens * 1e6 / latest.measured_us:,.0f}",
-            f"{latest.tokens:,} in this iteration",
-            rate,
-        )
+        target = story.started.options.get("iterations") if story.started else None
+        _tile("Iteration", f"{latest.iteration + 1}", f"of {target}, plan {latest.epoch}" if target else f"plan {latest.epoch}")
+        _tile("Loss", f"{latest.loss:.3f}", _loss_trend(snapshot.iterations.tail(RECENT)))
+        rate = latest.tokens * 1e6 / latest.measured_us
+        _tile("Tokens per second", f"{rate:,.0f}", f"{latest.tokens:,} in this iteration")
         _iteration_time(latest.measured_us, latest.predicted_us)
-        lost = len({loss.rank for loss in story.lost})
-        _tile("Ranks", f"{ranks - lost} of {ranks}", f"{lost} lost" if lost else "all alive", good=not lost)
+        ranks, lost = story.started.ranks if story.started else 0, len({loss.rank for loss in story.lost})
+        _tile("Ranks", f"{ranks - lost} of {ranks}", f"{lost} lost" if lost else "all alive", warn=bool(lost))
 
 
-def _tile(label: str, value: str, note: str, chart: list[float] | None = None, good: bool | None = None) -> None:
-    st.metric(
-        label,
-        value,
-        note,
-        delta_color="off" if good is None else ("normal" if good else "orange"),
-        delta_arrow="off",
-        border=True,
-        width="stretch",
-        height="stretch",
-        chart_data=chart,
-    )
+def _tile(label: str, value: str, note: str, *, warn: bool = False, help_text: str | None = None) -> None:
+    colour: Literal["orange", "gray"] = "orange" if warn else "gray"
+    st.metric(label, value, note, delta_color=colour, delta_arrow="off", border=True, height="stretch", help=help_text)
 
 
 def _iteration_time(measured_us: int, predicted_us: int | None) -> None:
@@ -59,15 +42,12 @@ def _iteration_time(measured_us: int, predicted_us: int | None) -> None:
         _tile("Iteration time", duration(measured_us), "no prediction yet")
         return
     off = measured_us / predicted_us - 1
-    st.metric(
+    _tile(
         "Iteration time",
         duration(measured_us),
         f"{signed_percent(off)} against {duration(predicted_us)} predicted",
-        delta_color="orange" if off > 0.1 else "off",
-        delta_arrow="off",
-        border=True,
-        height="stretch",
-        help="The prediction knows the document lengths of this very iteration and the speeds the detector believes in.",
+        warn=off > SLOWER_THAN_PREDICTED,
+        help_text="The prediction knows the document lengths of this very iteration and the speeds the detector believes in.",
     )
 
 

@@ -141,4 +141,8 @@ def show(snapshot: Snapshot) -> None:
             return
         reason = f": {applied.reason}" if applied.reason else ""
         title(f"Plan {applied.epoch}: who holds what", f"since iteration {applied.iteration}{reason} · mb = micro-batches")
-        st.html(draw(Plan.from_data(applied.plan), previous(story, applied.epoch), speeds_of(story), lost_of(story)))
+        plan, speeds, lost = Plan.from_data(applied.plan), speeds_of(story), lost_of(story)
+        st.html(draw(plan, previous(story, applied.epoch), speeds, lost))
+        for change in story.open_changes:
+            title(f"Plan {change.proposed.epoch} as proposed", f"by {change.proposed.proposal}, against plan {applied.epoch}")
+            st.html(draw(Plan.from_data(change.proposed.plan), plan, speeds, lost))

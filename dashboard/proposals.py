@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import streamlit as st
 
-from unskew.analytics.plan import Plan
 from unskew.collector.events import PlanScored
 from unskew.dashboard import dialogs
 from unskew.dashboard.data import Snapshot
-from unskew.dashboard.plan_view import draw, lost_of, speeds_of
-from unskew.dashboard.story import Change, Story
+from unskew.dashboard.story import Change
 from unskew.dashboard.theme import card, chip, empty, escape, title
 from unskew.dashboard.wording import count, duration, signed_percent
 
 
-def show(snapshot: Snapshot) -> None:
+def show(snapshot: Snapshot, _window: range) -> None:
     """Every open proposal with its buttons, else the newest decided one with its way so far."""
     story = snapshot.story
     with card("proposals"):
@@ -34,13 +32,10 @@ def _none_yet(snapshot: Snapshot) -> str:
 
 def _card(snapshot: Snapshot, change: Change) -> None:
     proposed = change.proposed
-    kind = "optional" if proposed.optional else "minimal recovery, applies at once"
-    title(f"Proposal {proposed.proposal}", f"plan {proposed.epoch}, {kind}, made at iteration {proposed.at_iteration}")
-    st.html(f"<p style='margin:0'>{escape(proposed.reason)}</p>" + facts(change))
-    if proposed.change:
-        st.html(f'<p class="u-muted" style="margin:0">{escape(proposed.change)}</p>')
-    if change.state == "open":
-        st.html(_plan(snapshot.story, change))
+    kind = "optional" if proposed.optional else "recovery"
+    title(f"Proposal {proposed.proposal}", f"plan {proposed.epoch} · {kind} · iteration {proposed.at_iteration}")
+    change_words = f'<p class="u-muted">{escape(proposed.change)}</p>' if proposed.change else ""
+    st.html(f'<div class="u-text"><p>{escape(proposed.reason)}</p>{change_words}</div>' + facts(change))
     _steps(change)
     if change.state == "open":
         _buttons(snapshot, change)
@@ -57,12 +52,9 @@ def facts(change: Change) -> str:
     pairs.append(("cost, once", duration(proposed.cost_us)))
     if proposed.payback_iterations is not None:
         pairs.append(("repaid after", count(proposed.payback_iterations, "iteration")))
-    return '<dl class="u-facts">' + "".join(f"<div><dt>{dt}</dt><dd>{dd}</dd></div>" for dt, dd in pairs) + "</dl>"
-
-
-def _plan(story: Story, change: Change) -> str:
-    before = Plan.from_data(story.plan.plan) if story.plan else None
-    return draw(Plan.from_data(change.proposed.plan), before, speeds_of(story), lost_of(story))
+    return (
+        '<div class="u-facts">' + "".join(f"<div><span>{name}</span><b>{value}</b></div>" for name, value in pairs) + "</div>"
+    )
 
 
 def _steps(change: Change) -> None:
@@ -114,14 +106,10 @@ def _buttons(snapshot: Snapshot, change: Change) -> None:
         st.html(chip(f"{sent} sent, waiting for the controller", "info"))
     why_not = dialogs.why_disabled(snapshot)
     with st.container(horizontal=True, gap="small"):
-        for kind, look in (("approve", "primary"), ("reject", "secondary")):
-            if st.button(
-                kind.capitalize(),
-                key=f"{kind}-{proposal}",
-                type=look,
-                disabled=why_not is not None or sent is not None,
-                help=why_not,
-            ):
-                dialogs.decide(snapshot.run, change, kind)
+        off = why_not is not None or sent is not None
+        if st.button("Approve", key=f"approve-{proposal}", type="primary", disabled=off, help=why_not):
+            dialogs.decide(snapshot.run, change, "approve")
+        if st.button("Reject", key=f"reject-{proposal}", disabled=off, help=why_not):
+            dialogs.decide(snapshot.run, change, "reject")
     if why_not is not None:
         st.html(f'<p class="u-empty">{escape(why_not)}</p>')

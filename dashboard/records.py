@@ -4,49 +4,93 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import msgspec
 import streamlit as st
 
-from unskew.collector.events import CommandRefused, ModeChanged, Note, PlanApproved, PlanExpired, PlanRejected
+from unskew.collector.events import (
+    CommandRefused,
+    ModeChanged,
+    Note,
+    PlanApplied,
+    PlanApproved,
+    PlanExpired,
+    PlanFailed,
+    PlanRejected,
+)
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.proposals import scored_words
 from unskew.dashboard.story import Judged, Logged, Story
-from unskew.dashboard.theme import chip, empty, escape, table
-from unskew.dashboard.wording import CAUSES, parties
+from unskew.dashboard.theme import Tone, chip, empty, escape, table
+from unskew.dashboard.wording import CAUSES, parties, speeds
 
 SHOWN = 50
+TONES: dict[str, Tone] = {"approved": "ok", "applied": "info", "rejected": "bad", "refused": "bad", "failed": "bad"}
+WORDS = {
+    PlanApproved: "approved",
+    PlanRejected: "rejected",
+    PlanExpired: "expired",
+    PlanFailed: "failed",
+    PlanApplied: "applied",
+}
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One decision as a row."""
+
+    at_us: int
+    what: str
+    word: str
+    by: str
+    why: str
+    effect: str = ""
 
 
 def show_decisions(snapshot: Snapshot) -> None:
     """Newest first."""
-    rows = [row for entry in reversed(snapshot.story.log) if (row := _decision(entry, snapshot.story)) is not None]
-    if not rows:
+    found = [record for entry in reversed(snapshot.story.log) if (record := decision(entry, snapshot.story)) is not None]
+    if not found:
         empty("0 decisions so far.")
         return
-    st.html(table(["When", "What", "Decision", "By", "Why", "Effect measured after"], rows[:SHOWN]))
+    rows = [
+        [
+            _still(clock(r.at_us)),
+            _still(r.what),
+            chip(r.word, TONES.get(r.word, "quiet")),
+            _still(r.by),
+            escape(r.why),
+            escape(r.effect),
+        ]
+        for r in found[:SHOWN]
+    ]
+    st.html(table(["When", "What", "Decision", "By", "Why", "Effect measured after"], rows))
 
 
-def _decision(entry: Logged, story: Story) -> list[str] | None:
-    event = entry.event
-    when = clock(entry.at_us)
-    if isinstance(event, PlanApproved | PlanRejected | PlanExpired):
-        change = next((c for c in story.changes if c.proposed.proposal == event.proposal), None)
-        effect = scored_words(change.scored) if change is not None and change.scored is not None else ""
-        word = {PlanApproved: "approved", PlanRejected: "rejected", PlanExpired: "expired"}[type(event)]
-        what = f"proposal {event.proposal}" + (f", plan {change.proposed.epoch}" if change else "")
-        by = "" if isinstance(event, PlanExpired) else event.by
-        return _row(when, what, word, by, event.reason, effect)
-    if isinstance(event, ModeChanged):
-        return _row(when, f"mode {event.mode}", "mode", event.by, event.reason, "")
-    if isinstance(event, Note):
-        return _row(when, "note", "note", event.by, event.text, "")
-    if isinstance(event, CommandRefused):
-        return _row(when, f"command {event.command}", "refused", event.by, event.reason, "")
+def decision(entry: Logged, story: Story) -> Record | None:
+    """The row of an event that is a decision. A minimal recovery is one of the controller's own."""
+    event, at_us = entry.event, entry.at_us
+    match event:
+        case PlanApproved() | PlanRejected() | PlanExpired() | PlanFailed() | PlanApplied():
+            return _of_plan(entry, event, story)
+        case ModeChanged():
+            return Record(at_us, "mode", event.mode, event.by, event.reason)
+        case Note():
+            return Record(at_us, "note", "note", event.by, event.text)
+        case CommandRefused():
+            return Record(at_us, f"command {event.command}", "refused", event.by, event.reason)
     return None
 
 
-def _row(when: str, what: str, word: str, by: str, why: str, effect: str) -> list[str]:
-    tone = {"approved": "ok", "rejected": "bad", "refused": "bad"}.get(word, "quiet")
-    return [_still(when), _still(what), chip(word, tone), escape(by), escape(why), escape(effect)]
+def _of_plan(
+    entry: Logged, event: PlanApproved | PlanRejected | PlanExpired | PlanFailed | PlanApplied, story: Story
+) -> Record | None:
+    change = next((change for change in story.changes if change.proposed.proposal == event.proposal), None)
+    applied = isinstance(event, PlanApplied)
+    if applied and (change is None or change.proposed.optional):
+        return None  # the first plan, or one whose approval has a row already
+    what = f"proposal {event.proposal}" + (f", plan {change.proposed.epoch}" if change is not None else "")
+    scored = change.scored if change is not None and isinstance(event, PlanApproved | PlanApplied) else None
+    effect = scored_words(scored) if scored is not None else ""
+    return Record(entry.at_us, what, WORDS[type(event)], getattr(event, "by", entry.actor), event.reason, effect)
 
 
 def show_verdicts(snapshot: Snapshot) -> None:
@@ -63,7 +107,7 @@ def show_verdicts(snapshot: Snapshot) -> None:
 def _verdict(judged: Judged) -> list[str]:
     verdict = judged.verdict
     until = judged.closed.until_iteration if judged.closed is not None else verdict.until_iteration
-    speed = ", ".join(f"{kind} {value:.2f}" for kind, value in sorted(verdict.speed.items()))
+    speed = speeds(verdict.speed).removeprefix("speed ") if verdict.speed else ""
     return [
         _still(clock(judged.at_us)),
         _still(parties(verdict.culprits)),

@@ -58,13 +58,12 @@ def _body(run: str) -> None:
     _status(snapshot)
     headline.show(snapshot)
     kpis.show(snapshot)
-    left, right = st.columns([1.9, 1], gap="small")
-    with left:
-        heatmap.show(snapshot, window)
-        curves.show_times(snapshot, window)
-    with right:
-        proposals.show(snapshot)
-        curves.show_loss(snapshot, window)
+    for wide, narrow in ((heatmap.show, proposals.show), (curves.show_times, curves.show_loss)):
+        left, right = st.columns([2, 1], gap="small")
+        with left:
+            wide(snapshot, window)
+        with right:
+            narrow(snapshot, window)
     plan_view.show(snapshot)
     timeline.show(snapshot)
     with card("records"):

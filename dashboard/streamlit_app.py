@@ -1,4 +1,4 @@
-"""The dashboard's entry: `streamlit run dashboard`. The address names the run (`?run=`); without one the page lists the runs."""
+"""The entry of `streamlit run dashboard`. The address names the run (`?run=`); without one the page lists the runs."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def brand() -> None:
 
 
 def card(name: str) -> AbstractContextManager[Any]:
-    """A surface for one panel; `name` is unique on the page."""
-    return st.container(border=True, key=f"card-{name}", gap="small")
+    """A surface for one panel, as tall as its neighbours in a row; `name` is unique on the page."""
+    return st.container(border=True, key=f"card-{name}", gap="small", height="stretch")
 
 
 def title(text: str, hint: str = "") -> None:

@@ -40,11 +40,11 @@ def show(snapshot: Snapshot) -> None:
             empty(f"0 chunks matched iteration {chosen}: it is not committed, or its spans were not kept.")
             return
         predicted = prediction(snapshot.story, snapshot.run, int(chosen))
-        st.plotly_chart(figure(measured, predicted), key="timeline", config={"displaylogo": False})
+        st.plotly_chart(figure(measured, predicted), key="timeline", config={"displayModeBar": False})
 
 
 def prediction(story: Story, run: str, iteration: int) -> pl.DataFrame | None:
-    """The chunks as predicted for this iteration's lengths by the plan, the fit and the speeds of that time; None without a fit."""
+    """The chunks as predicted for these lengths by the plan, the fit and the speeds of that time; None without a fit."""
     plans = [applied for applied in story.plans if applied.iteration <= iteration]
     fits = [
         entry.event for entry in story.log if isinstance(entry.event, PredictorFitted) and entry.event.watermark < iteration
@@ -88,7 +88,7 @@ def figure(measured: pl.DataFrame, predicted: pl.DataFrame | None) -> go.Figure:
                 base=some["start_ms"], x=some["ms"], y=[f"rank {rank}" for rank in some["rank"]],
                 marker={"color": COLOURS[kind], "line": {"width": 1, "color": "rgba(255,255,255,0.55)"}}, width=0.8,
                 customdata=some["micro_batch"],
-                hovertemplate=f"{kind} of micro-batch %{{customdata}}, %{{y}}<br>%{{x:.0f}} ms from %{{base:.0f}} ms<extra>{name}</extra>",
+                hovertemplate=f"{kind} of micro-batch %{{customdata}}, %{{y}}<br>%{{x:.0f}} ms, {name}<extra></extra>",
             )  # fmt: skip
         end = float(str((part["start_ms"] + part["ms"]).max()))
         chart.add_vline(x=end, row=row, col=1, line={"color": QUIET, "width": 1, "dash": "dot"})
@@ -97,7 +97,8 @@ def figure(measured: pl.DataFrame, predicted: pl.DataFrame | None) -> go.Figure:
     chart.update_xaxes(title="ms since the iteration's start", row=len(parts), col=1)
     chart.update_layout(
         height=90 + len(parts) * (40 + 22 * len(ranks)), barmode="overlay", margin={"l": 10, "r": 10, "t": 30, "b": 10},
-        legend={"orientation": "h", "y": 1.08, "x": 1, "xanchor": "right"}, bargap=0.1,
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"}, paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
     )  # fmt: skip
     chart.update_annotations(x=0, xanchor="left", font={"size": 13})
     return chart

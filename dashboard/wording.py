@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from unskew.collector.events import Party
 
@@ -76,3 +76,11 @@ def parties(members: Sequence[Party]) -> str:
     words += [f"link {party.link[0]}–{party.link[1]}" for party in members if party.link is not None]
     words += [f"stage {party.stage}" for party in members if party.stage is not None]
     return ", ".join(words) or "nobody"
+
+
+def speeds(speed: Mapping[str, float]) -> str:
+    """Speed per kind of work, healthy = 1.00: "speed 0.55", or "speed F 0.55, B 0.60" where the kinds differ."""
+    kinds = sorted(speed, key="FBW".find)
+    if len({round(value, 2) for value in speed.values()}) == 1:
+        return f"speed {speed[kinds[0]]:.2f}"
+    return "speed " + ", ".join(f"{kind} {speed[kind]:.2f}" for kind in kinds)

@@ -1,0 +1,26 @@
+"""What the charts over iterations share: margins, and the lines at which something changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from unskew.dashboard.marks import Mark
+from unskew.dashboard.theme import ACCENT, DEAD, QUIET, SLOW
+
+LEFT, RIGHT = 58, 66
+"""Margins of wide charts, so that their axes stand exactly one above the other."""
+
+MARK_COLOURS = {"fault": DEAD, "verdict": SLOW, "plan": ACCENT}
+
+
+def mark_lines(marks: Iterable[Mark], *, first: int = 0, chosen: int | None = None) -> dict[str, Any]:
+    """Thin vertical lines (ECharts `markLine`); `first` is the iteration at position 0 of the axis, `chosen` the drilled-down one."""
+    lines = [_line(mark.iteration - first, MARK_COLOURS[mark.kind], "dashed") for mark in marks]
+    if chosen is not None:
+        lines.append(_line(chosen - first, QUIET, "solid"))
+    return {"silent": True, "symbol": "none", "animation": False, "label": {"show": False}, "data": lines}
+
+
+def _line(position: int, colour: str, look: str) -> dict[str, Any]:
+    return {"xAxis": position, "lineStyle": {"color": colour, "width": 1, "type": look, "opacity": 0.85}}
