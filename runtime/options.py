@@ -64,7 +64,9 @@ def check(options: RunOptions) -> None:
         if getattr(options, name) not in get_args(kind):
             raise OptionsError(f"--{name} {getattr(options, name)} is not known, allowed: {', '.join(get_args(kind))}")
     if options.dim % (2 * options.heads):
-        raise OptionsError(f"--dim {options.dim} does not give --heads {options.heads} an even width, allowed: a multiple of 2 x heads")
+        raise OptionsError(
+            f"--dim {options.dim} does not give --heads {options.heads} an even width, allowed: a multiple of 2 x heads"
+        )
     if options.corpus is not None and not Path(options.corpus).is_dir():
         raise OptionsError(f"--corpus {options.corpus} is not a folder, allowed: a folder of text files")
     profile(options.profile)
@@ -84,4 +86,7 @@ def choose_device(options: RunOptions, accelerators: int) -> tuple[DeviceKind, s
         return "real", f"real: {options.ranks} ranks, {accelerators} GPUs"
     if options.ranks <= cores():
         return "real", f"real: {options.ranks} ranks, {cores()} cores"
-    return "sleep", f"sleep: {options.ranks} ranks have only {cores()} cores, chunk times of profile {options.profile} are emulated"
+    return (
+        "sleep",
+        f"sleep: {options.ranks} ranks have only {cores()} cores, chunk times of profile {options.profile} are emulated",
+    )

@@ -1,0 +1,228 @@
+"""The loop, without its muscles: whole committed iterations in; predictions, verdicts, proposals and scores out.
+
+Everything here is a function of the iterations and of the plans that came into force, never of the time of day, so a replay of
+the log takes the same decisions. The steps per iteration:
+
+1. warm-up: the first iterations fit the predictor; it is fitted again every `refit_every` iterations and some way into a new
+   plan, from iterations already seen, with believed speeds divided out;
+2. the iteration is predicted from its own batches, and the Detector judges it;
+3. after a verdict, a death or the end of a fault, the Scheduler is asked for a better plan;
+4. an applied plan is scored against what the old one would have cost, on the very batches that ran.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import msgspec
+
+from unskew.analytics.cost import CostModel, Speeds
+from unskew.analytics.detector import Detector, Verdicts
+from unskew.analytics.intake import Released
+from unskew.analytics.liveness import Suspect
+from unskew.analytics.plan import Plan
+from unskew.analytics.prediction import predict_iteration
+from unskew.analytics.predictor import Fit, NotIdentifiable, fit
+from unskew.analytics.scheduler import Options, Proposal, State, propose
+from unskew.analytics.scoring import PlanTrial, score_plan, score_verdict
+from unskew.analytics.terms import Measured, fit_terms
+from unskew.analytics.workload import Work
+from unskew.collector.events import (
+    Control,
+    FaultInjected,
+    IterationJudged,
+    PredictorFitted,
+    Verdict,
+    VerdictClosed,
+)
+
+
+class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts are iterations. `warm_up` fit the first predictor; `settle`: so long after a change of plan or of belief before
+    the Scheduler is asked; `score_over`: an effect is scored over so many (scoring.py says over how few it is void)."""
+
+    warm_up: int = 8
+    refit_every: int = 40
+    recent: int = 20
+    settle: int = 2
+    score_over: int = 20
+    scheduler: Options = Options(leave_below=0.0)
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """What the Scheduler must know of the place, beyond what the log tells (see `scheduler.State`)."""
+
+    origin: Plan
+    iterations: int
+    layer_bytes: tuple[int, ...]
+    bytes_per_us: float
+    regroup_us: float
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """What one iteration led to. `reason` says why there is no proposal, when the Scheduler was asked."""
+
+    judged: IterationJudged
+    events: tuple[Control, ...] = ()
+    proposal: Proposal | None = None
+    verdict: int | None = None
+    reason: str = ""
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    released: Released
+    plan: Plan
+    speeds: dict[int, dict[str, float]]
+
+
+class Adaptation:
+    """The state of the loop for one run."""
+
+    def __init__(self, site: Site, options: AdaptationOptions | None = None) -> None:
+        self.site, self.options = site, options or AdaptationOptions()
+        self.detector = Detector()
+        self.fitted: Fit | None = None
+        self._fits = 0
+        self._seen: deque[_Seen] = deque(maxlen=self.options.refit_every)
+        self._alive = frozenset(site.origin.ranks)
+        self._ask_at: int | None = None
+        self._refit_at: int | None = None
+        self._verdict: int | None = None
+        self._trial: PlanTrial | None = None
+        self._faults: list[FaultInjected] = []
+        self._verdicts: dict[int, Verdict] = {}
+
+    def observe(self, released: Released, plan: Plan) -> Step:
+        """Take the next committed iteration, which ran under `plan`."""
+        committed = released.committed
+        events: list[Control] = []
+        if committed.log_complete:
+            self._seen.append(_Seen(released, plan, _copy(self.detector.speeds)))
+            events += self._learn(committed.iteration)
+        if self.fitted is None:
+            judged = IterationJudged(
+                iteration=committed.iteration, epoch=committed.epoch, measured_us=round(committed.measured_us)
+            )
+            return Step(judged=judged, events=tuple(events))
+        cost = self.fitted.model
+        predicted_us = predict_iteration(plan, committed.works, cost, self.detector.speeds).iteration_us
+        judgement = self.detector.observe(committed, plan, cost, predicted_us)
+        events += self._take_verdicts(judgement.verdicts, committed.iteration)
+        events += self._score(released, predicted_us)
+        proposal, reason = self._ask(committed.iteration, plan, cost)
+        return Step(judged=judgement.judged, events=tuple(events), proposal=proposal, verdict=self._verdict, reason=reason)
+
+    def lost(self, suspect: Suspect, iteration: int) -> list[Control]:
+        """A rank is dead, hung or frozen: the verdict, its score, and the end of the trial under way."""
+        self._alive -= {suspect.rank}
+        return self._take_verdicts(self.detector.lost(suspect, iteration), iteration)
+
+    def injected(self, fault: FaultInjected) -> None:
+        """The truth, for scoring verdicts."""
+        self._faults.append(fault)
+
+    def applied(self, plan: Plan, iteration: int, proposal: str, *, old: Plan | None) -> list[Control]:
+        """`plan` is in force from `iteration` on. `old` = the plan it replaced by choice, None when there was no choice."""
+        events = self._end_trial(f"plan {plan.epoch} came at iteration {iteration}")
+        if plan.epoch > 0:
+            self._trial = PlanTrial(plan=plan, old=old, proposal=proposal, from_iteration=iteration)
+        self._ask_at = iteration + self.options.settle
+        self._refit_at = iteration + self.options.refit_every // 2
+        return events
+
+    def finish(self) -> list[Control]:
+        """The run ends: score what there is."""
+        return self._end_trial("the run ended")
+
+    def _learn(self, iteration: int) -> list[Control]:
+        due = len(self._seen) >= self.options.warm_up if self.fitted is None else iteration == self._refit_at
+        if not due:
+            return []
+        plan, speeds = self._seen[-1].plan, self._seen[-1].speeds
+        trigger = "warm-up" if self.fitted is None else "again from the log"
+        chunks = [
+            msgspec.structs.replace(chunk, us=chunk.us * seen.speeds.get(chunk.rank, {}).get(chunk.kind, 1.0))
+            for seen in self._seen
+            for chunk in seen.released.committed.chunks
+        ]
+        # The first iteration pays for start-up once; it says nothing about the end of the others.
+        measured = [
+            Measured(seen.plan, seen.released.committed.works, seen.released.committed.measured_us)
+            for seen in self._seen
+            if seen.plan.epoch == plan.epoch and seen.speeds == speeds and seen.released.committed.iteration > 0
+        ]
+        transfers = [us for seen in self._seen for us in seen.released.transfers_us]
+
+        def makespan_us(plan: Plan, works: tuple[Work, ...], cost: CostModel) -> float:
+            return predict_iteration(plan, works, cost, speeds).iteration_us
+
+        try:
+            self.fitted = fit_terms(fit(chunks), measured, makespan_us, transfers)
+        except NotIdentifiable:
+            return []
+        self._fits += 1
+        self._refit_at = iteration + self.options.refit_every
+        return [
+            PredictorFitted(
+                predictor=self._fits,
+                watermark=iteration,
+                model=msgspec.to_builtins(self.fitted.model),
+                n_chunks=self.fitted.n_chunks,
+                error_percent=self.fitted.error_percent,
+                trigger=trigger,
+            )
+        ]
+
+    def _take_verdicts(self, verdicts: Verdicts, iteration: int) -> list[Control]:
+        events: list[Control] = list(verdicts)
+        for verdict in verdicts:
+            self._ask_at = iteration + self.options.settle
+            if isinstance(verdict, Verdict):
+                self._verdict = verdict.verdict
+                if verdict.verdict not in self._verdicts:
+                    events.append(score_verdict(verdict, self._faults))
+                self._verdicts[verdict.verdict] = verdict
+            elif isinstance(verdict, VerdictClosed):
+                events += self._end_trial(f"the fault of verdict {verdict.verdict} ended", verdict.until_iteration)
+        return events
+
+    def _score(self, released: Released, predicted_us: float) -> list[Control]:
+        """Add the iteration to the trial under way; close it when it has lasted long enough."""
+        trial, committed = self._trial, released.committed
+        if trial is None or self.fitted is None or committed.epoch != trial.plan.epoch:
+            return []
+        self._trial = trial.add(committed, self.fitted.model, self.detector.speeds, predicted_us)
+        if self._trial.n < self.options.score_over:
+            return []
+        scored, self._trial = self._trial.score(), None
+        return [scored]
+
+    def _end_trial(self, why: str, at: int | None = None) -> list[Control]:
+        """End the trial early, counting its iterations before `at`: its score when those suffice, else void with the reason."""
+        trial, self._trial = self._trial, None
+        if trial is None:
+            return []
+        return [score_plan(trial, why, at)]
+
+    def _ask(self, iteration: int, plan: Plan, cost: CostModel) -> tuple[Proposal | None, str]:
+        if self._ask_at is None or iteration < self._ask_at:
+            return None, ""
+        self._ask_at = None
+        recent = [seen.released.committed.works for seen in self._seen][-self.options.recent :]
+        state = State(
+            origin=self.site.origin,
+            alive=self._alive,
+            speeds=_copy(self.detector.speeds),
+            cost=cost,
+            batches=tuple(recent),
+            iterations=self.site.iterations,
+            layer_bytes=self.site.layer_bytes,
+            bytes_per_us=self.site.bytes_per_us,
+            regroup_us=self.site.regroup_us,
+        )
+        return propose(iteration + 1, plan, state, self.options.scheduler)
+
+
+def _copy(speeds: Speeds | Mapping[int, Mapping[str, float]]) -> dict[int, dict[str, float]]:
+    return {rank: dict(kinds) for rank, kinds in speeds.items()}

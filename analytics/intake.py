@@ -1,0 +1,113 @@
+"""Log entries in any order of arrival -> whole committed iterations, in order.
+
+The watermark is `IterationCommitted`: before it is written every rank has handed its events of the iteration to the kernel. Entries
+of different writers are read one after the other, so an iteration is released one poll after its watermark was seen: by then
+every writer has been read past it. A replay of the same entries releases the same iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from unskew.analytics.detector import Committed
+from unskew.analytics.plan import Plan
+from unskew.analytics.predictor import Chunk
+from unskew.analytics.workload import Work, work_of
+from unskew.collector.events import Event, IterationCommitted, MicroBatchPacked, Span
+
+_CHUNKS = ("F", "B", "W")
+
+
+class Released(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole committed iteration, and what the loop needs beside the chunks; `loss` in nats per target token."""
+
+    committed: Committed
+    attempt: int
+    loss: float
+    tokens: int
+    transfers_us: tuple[float, ...]
+    runq_us: int
+
+
+class _Open(msgspec.Struct):
+    spans: list[Span]
+    packed: dict[int, tuple[int, ...]]
+    watermark: list[IterationCommitted]
+    polls_since: int = 0
+
+
+class Intake:
+    """Feed it every poll of the tail, also an empty one."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Open] = {}
+        self._next = 0
+
+    def take(self, events: Iterable[Event | None], plan_of: dict[int, Plan]) -> list[Released]:
+        """The iterations that this poll completes; `plan_of[epoch]` tells which chunks included the output head."""
+        for event in events:
+            if isinstance(event, (Span, MicroBatchPacked, IterationCommitted)) and event.iteration >= self._next:
+                opened = self._open.setdefault(event.iteration, _Open([], {}, []))
+                if isinstance(event, Span):
+                    opened.spans.append(event)
+                elif isinstance(event, MicroBatchPacked):
+                    opened.packed[event.micro_batch] = event.lengths
+                else:
+                    opened.watermark.append(event)
+        released = []
+        while (opened := self._open.get(self._next)) is not None and opened.watermark:
+            opened.polls_since += 1
+            if opened.polls_since < 2 or opened.watermark[0].epoch not in plan_of:
+                break
+            released.append(_release(opened, plan_of[opened.watermark[0].epoch]))
+            del self._open[self._next]
+            self._next += 1
+        return released
+
+
+def _release(opened: _Open, plan: Plan) -> Released:
+    mark = opened.watermark[0]
+    counted = [span for span in opened.spans if span.epoch == mark.epoch and span.attempt == mark.attempt]
+    works = {micro_batch: work_of(lengths) for micro_batch, lengths in opened.packed.items()}
+    complete = mark.log_complete and len(works) == len(plan.routes)
+    chunks = [span for span in counted if span.kind in _CHUNKS]
+    return Released(
+        committed=Committed(
+            iteration=mark.iteration,
+            epoch=mark.epoch,
+            chunks=tuple(_chunk(span, works, plan) for span in chunks if span.micro_batch in works),
+            works=tuple(works.get(number, Work(0, 0)) for number in range(len(plan.routes))),
+            measured_us=float(max(seen.wall_us for seen in opened.watermark)),
+            log_complete=complete,
+        ),
+        attempt=mark.attempt,
+        loss=mark.loss,
+        tokens=mark.tokens,
+        transfers_us=_transfers_us(counted),
+        runq_us=sum(span.runq_us or 0 for span in chunks),
+    )
+
+
+def _chunk(span: Span, works: dict[int, Work], plan: Plan) -> Chunk:
+    first, n_layers = span.first_layer or 0, span.n_layers or 0
+    return Chunk(
+        rank=span.rank,
+        kind=span.kind,
+        n_layers=n_layers,
+        has_head=first + n_layers == plan.n_layers,
+        work=works[span.micro_batch or 0],
+        us=float(span.compute_us if span.compute_us is not None else span.wall_us),
+    )
+
+
+def _transfers_us(spans: list[Span]) -> tuple[float, ...]:
+    """Message times from the moment both sides were ready: the receiver waited, and the sender had posted."""
+    posted_us = {(s.rank, s.peer, s.micro_batch): s.start_us for s in spans if s.kind == "send"}
+    times = []
+    for span in spans:
+        sent_us = posted_us.get((span.peer or 0, span.rank, span.micro_batch))
+        if span.kind == "recv" and span.wall_us > 0 and sent_us is not None:
+            times.append(float(max(span.start_us + span.wall_us - max(sent_us, span.start_us), 0)))
+    return tuple(times)

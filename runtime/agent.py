@@ -1,0 +1,217 @@
+"""The agent: one per node. It owns the node's ranks (through the zygote), hears their heartbeats, and keeps the collector alive.
+
+One thread, one loop. When the controller is gone it stops its ranks: nothing of a run outlives its controller.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from unskew.collector.events import Heartbeat
+from unskew.collector.paths import Store
+from unskew.collector.service import ensure_collector
+from unskew.collector.spool import SpoolWriter
+from unskew.runtime.protocol import (
+    AnyMessage,
+    Channel,
+    EpochRecord,
+    Exited,
+    Forked,
+    Hello,
+    Kill,
+    Message,
+    Prepare,
+    Pulses,
+    Seat,
+    Start,
+    Stop,
+    decode_beat,
+)
+from unskew.runtime.pulse import PulseTable
+
+PULSE_S = 0.1
+_HOUSEKEEPING_S = 1.0
+_GOODBYE_S = 2.0
+
+
+class Agent:
+    """`controller` is the connection to the controller; `node` names this node in the run."""
+
+    def __init__(self, controller: Channel, node: str) -> None:
+        self._controller, self._node = controller, node
+        self._folder = Path(tempfile.mkdtemp(prefix="unskew-agent-"))
+        self._zygote_process, self._zygote = _start_zygote()
+        self._ranks = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._ranks.bind(str(self._folder / "agent"))
+        self._ranks.listen(1024)
+        self._beats = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._beats.bind(str(self._folder / "beats"))
+        self._beats.setblocking(False)
+        self._channels: list[Channel] = []
+        self._records: list[EpochRecord] = []
+        self._table = PulseTable()
+        self._store: Store | None = None
+        self._spool: SpoolWriter | None = None
+        self._running = True
+
+    def serve(self) -> None:
+        """Until Stop, or until the controller or the zygote is gone."""
+        handlers: dict[int, Callable[[], None]] = {
+            self._controller.fileno(): lambda: self._read(self._controller, self._from_controller),
+            self._zygote.fileno(): lambda: self._read(self._zygote, self._from_zygote),
+            self._ranks.fileno(): self._accept,
+            self._beats.fileno(): self._hear,
+        }
+        next_pulse = next_housekeeping = time.monotonic()
+        try:
+            while self._running:
+                of_ranks = {channel.fileno(): channel for channel in self._channels}
+                wait_s = max(min(next_pulse, next_housekeeping) - time.monotonic(), 0.0)
+                for descriptor in select.select([*handlers, *of_ranks], [], [], wait_s)[0]:
+                    if descriptor in handlers:
+                        handlers[descriptor]()
+                    else:
+                        self._from_rank(of_ranks[descriptor])
+                now = time.monotonic()
+                if now >= next_pulse:
+                    next_pulse = now + PULSE_S
+                    self._tell(Pulses(pulses=self._table.pulses(now)))
+                if now >= next_housekeeping:
+                    next_housekeeping = now + _HOUSEKEEPING_S
+                    self._keep_house(now)
+        finally:
+            self._stop()
+
+    def _read(self, channel: Channel, handle: Callable[[AnyMessage], None]) -> None:
+        messages, still_open = channel.available()
+        for message in messages:
+            handle(message)
+        self._running = self._running and still_open
+
+    def _from_controller(self, message: AnyMessage) -> None:
+        if isinstance(message, Prepare):
+            self._store = Store(Path(message.store))
+            self._spool = SpoolWriter(self._store, message.run, f"agent-{self._node}")
+            self._zygote.send(message)
+        elif isinstance(message, Start):
+            mine = {"agent_socket": str(self._folder / "agent"), "heartbeat_socket": str(self._folder / "beats")}
+            self._zygote.send(Start(seats=tuple(_seated(seat, mine) for seat in message.seats)))
+        elif isinstance(message, EpochRecord):
+            self._records.append(message)
+            for channel in self._channels:
+                _send(channel, message)
+        elif isinstance(message, Kill):
+            self._zygote.send(message)
+        elif isinstance(message, Stop):
+            self._running = False
+
+    def _from_zygote(self, message: AnyMessage) -> None:
+        if isinstance(message, Forked):
+            self._table.born(message.rank, message.pid, time.monotonic())
+        elif isinstance(message, Exited):
+            self._table.gone(message.rank)
+        self._tell(message)
+
+    def _accept(self) -> None:
+        channel = Channel(self._ranks.accept()[0])
+        self._channels.append(channel)
+        # A rank that connects after a record was sent gets it now.
+        for record in self._records:
+            _send(channel, record)
+
+    def _from_rank(self, channel: Channel) -> None:
+        messages, still_open = channel.available()
+        for message in messages:
+            self._tell(message)
+        if not still_open:
+            self._channels.remove(channel)
+            channel.close()
+
+    def _hear(self) -> None:
+        with suppress(BlockingIOError):
+            while True:
+                self._table.beat(*decode_beat(self._beats.recv(64)), now_s=time.monotonic())
+
+    def _keep_house(self, now: float) -> None:
+        if self._store is None or self._spool is None:
+            return
+        ensure_collector(self._store)
+        for pulse in self._table.pulses(now):
+            self._spool.append(
+                Heartbeat(
+                    rank=pulse.rank,
+                    pid=self._table.pid(pulse.rank),
+                    iteration=pulse.iteration,
+                    progress=self._table.count(pulse.rank),
+                    activity=pulse.activity,
+                    age_us=int(pulse.heartbeat_age_s * 1e6),
+                    stalled_us=int(pulse.stalled_s * 1e6),
+                    waits_for=pulse.waits_for,
+                )
+            )
+
+    def _tell(self, message: Message) -> None:
+        try:
+            self._controller.send(message)
+        except OSError:
+            self._running = False
+
+    def _stop(self) -> None:
+        """Let the ranks hand over their events, then end them and the zygote."""
+        for channel in self._channels:
+            _send(channel, Stop())
+        until = time.monotonic() + _GOODBYE_S
+        while self._channels and time.monotonic() < until:
+            for channel in select.select(self._channels, [], [], 0.1)[0]:
+                if not channel.available()[1]:
+                    self._channels.remove(channel)
+        _send(self._zygote, Stop())
+        self._zygote.close()
+        self._zygote_process.wait()
+        if self._spool is not None:
+            self._spool.close()
+        for name in ("agent", "beats"):
+            (self._folder / name).unlink()
+        self._folder.rmdir()
+
+
+def _start_zygote() -> tuple[subprocess.Popen[bytes], Channel]:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "unskew.runtime.zygote", str(theirs.fileno())]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    theirs.close()
+    return process, Channel(ours)
+
+
+def _seated(seat: Seat, mine: dict[str, str]) -> Seat:
+    return msgspec.structs.replace(seat, **mine)
+
+
+def _send(channel: Channel, message: Message) -> None:
+    with suppress(OSError):
+        channel.send(message)
+
+
+def main() -> None:
+    """``python -m unskew.runtime.agent HOST PORT NODE``, the secret in $UNSKEW_SECRET."""
+    host, port, node = sys.argv[1:]
+    sock = socket.create_connection((host, int(port)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    channel = Channel(sock)
+    channel.send(Hello(secret=os.environ.pop("UNSKEW_SECRET"), node=node))
+    Agent(channel, node).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Process groups of one epoch, built and dropped in living processes.
+
+Built on torch's C++ groups without the global registry, so that groups may overlap and be rebuilt at will. Group ranks never leave
+this module: callers name ranks as the run does. Every failure of a peer surfaces as `PeerLost`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import PrefixStore, Store
+
+# A dead member leaves its group half built: give up early and wait for the next epoch record.
+_BUILD = timedelta(seconds=10)
+# Who is stuck is for liveness to say, not for a timeout: this only bounds a wait nobody ends.
+_WAIT = timedelta(hours=1)
+
+
+class PeerLost(RuntimeError):
+    """A peer closed its connections (it died, or it aborts), or this rank's own `Comm` was aborted."""
+
+
+class Pending:
+    """A message under way; `wait` blocks until it is through and returns its tensor."""
+
+    def __init__(self, work: Any, tensor: Tensor, peer: int) -> None:
+        self._work, self._tensor, self.peer = work, tensor, peer
+
+    def wait(self) -> Tensor:
+        with _peer_lost():
+            self._work.wait(_WAIT)
+        return self._tensor
+
+
+class Comm:
+    """The groups of one epoch: all its ranks, and the gradient groups that this rank belongs to.
+
+    `groups` lists every gradient group of the plan in the same order on every rank; groups of one rank need no communication.
+    `stop` frees blocked calls here, and by closing, on the peers. It may be called from another thread, also while the groups are
+    still being built.
+    """
+
+    def __init__(self, store: Store, epoch: int, rank: int, members: Sequence[int], groups: Sequence[tuple[int, ...]]) -> None:
+        self.epoch, self.rank, self.members = epoch, rank, tuple(members)
+        self._before = _sockets()
+        self._index = {member: index for index, member in enumerate(self.members)}
+        self._store = store
+        self._groups: dict[tuple[int, ...], Any] = {}
+        self._wanted = [group for group in groups if rank in group and len(group) > 1]
+
+    def build(self) -> None:
+        """Connect. Raises `PeerLost` when a member does not come within 10 s or `stop` is called meanwhile."""
+        with _peer_lost():
+            self._world = self._group("world", self.members)
+            for group in self._wanted:
+                self._groups[group] = self._group("g" + "-".join(map(str, group)), group)
+
+    def _group(self, name: str, members: Sequence[int]) -> Any:
+        from torch.distributed import _dist2  # noqa: PLC0415  (costs 0.2 s; only ranks need it)
+
+        store = PrefixStore(f"epoch{self.epoch}/{name}", self._store)
+        group = _dist2._BACKENDS["gloo"](store, members.index(self.rank), len(members), _BUILD, torch.device("cpu"))
+        group.set_timeout(_WAIT)
+        return group
+
+    def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        with _peer_lost():
+            return Pending(self._world.send([tensor], self._index[peer], tag), tensor, peer)
+
+    def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """Post a receive into `tensor`, which must have exactly the message's size: Gloo would not notice a short message."""
+        with _peer_lost():
+            return Pending(self._world.recv([tensor], self._index[peer], tag), tensor, peer)
+
+    def all_reduce(self, tensor: Tensor, group: tuple[int, ...]) -> None:
+        """Sum `tensor` in place over a gradient group of the plan; nothing to do for a group of one."""
+        if len(group) > 1:
+            with _peer_lost():
+                self._groups[group].allreduce([tensor]).wait()
+
+    def all_gather(self, row: Tensor) -> Tensor:
+        """Every member's `row` as one tensor [members, len(row)], in the order of `members`."""
+        rows = [torch.empty_like(row) for _ in self.members]
+        with _peer_lost():
+            self._world.allgather([rows], [row]).wait()
+        return torch.stack(rows)
+
+    def stop(self) -> None:
+        """Shut the sockets of this epoch's groups: Gloo's own abort frees nobody, a closed socket frees both ends in milliseconds."""
+        for descriptor, inode in _sockets().items():
+            if self._before.get(descriptor) == inode:
+                continue
+            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+                # Only connected sockets: Gloo ends the process when its listening socket is touched.
+                copy.getpeername()
+                copy.shutdown(socket.SHUT_RDWR)
+
+
+class _peer_lost:  # noqa: N801  (reads as a statement)
+    """Turn the backend's errors into `PeerLost`."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, RuntimeError) and not isinstance(error, PeerLost):
+            raise PeerLost(str(error).split("\n")[0]) from error
+
+
+def _sockets() -> dict[int, str]:
+    """Open TCP sockets of this process: descriptor -> inode, which tells a reused descriptor apart."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            target = os.readlink(entry)
+            if target.startswith("socket:"):
+                found[int(entry.name)] = target
+    return found

@@ -1,0 +1,99 @@
+"""A rank's side threads: heartbeats to the agent, and epoch records from it.
+
+A record that aborts frees the main thread at once, wherever it is blocked. When the agent is gone the rank ends itself: nothing of a
+run outlives its agent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from unskew.runtime.comm import Comm
+from unskew.runtime.progress import Progress
+from unskew.runtime.protocol import Channel, EpochRecord, Message, Seat, Stop, encode_beat
+
+BEAT_S = 0.05
+
+
+class Control:
+    """`last_words` hands over the rank's events before the process ends."""
+
+    def __init__(self, seat: Seat, progress: Progress, last_words: Callable[[], object]) -> None:
+        self._seat, self._progress, self._last_words = seat, progress, last_words
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(seat.agent_socket)
+        self._channel = Channel(sock)
+        self._changed = threading.Condition()
+        self._records: dict[int, EpochRecord] = {}
+        self._comm: Comm | None = None
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._listen, name="control", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Tell the agent; if it is gone, the listening thread is about to end the process."""
+        try:
+            self._channel.send(message)
+        except OSError:
+            time.sleep(60)
+
+    @property
+    def highest_boundary(self) -> int:
+        """The highest epoch held whose plan waits for a commit boundary; -1 when none."""
+        with self._changed:
+            return max((epoch for epoch, record in self._records.items() if not record.abort), default=-1)
+
+    def record(self, epoch: int) -> EpochRecord:
+        """The record of an epoch this rank holds."""
+        with self._changed:
+            return self._records[epoch]
+
+    def wait_for_abort(self, after: int) -> EpochRecord:
+        """Block until there is a record above `after` that takes effect at once, and return the newest such."""
+        with self._changed:
+            while True:
+                newest = max((epoch for epoch, record in self._records.items() if record.abort), default=-1)
+                if newest > after:
+                    return self._records[newest]
+                self._changed.wait()
+
+    def use(self, comm: Comm) -> None:
+        """From now on a record that aborts stops `comm`; at once when a newer such record is already here."""
+        with self._changed:
+            self._comm = comm
+            if any(record.abort and epoch > comm.epoch for epoch, record in self._records.items()):
+                comm.stop()
+
+    def _take(self, record: EpochRecord) -> None:
+        with self._changed:
+            self._records[record.plan.epoch] = record
+            if record.abort and self._comm is not None and record.plan.epoch > self._comm.epoch:
+                self._comm.stop()
+            self._changed.notify_all()
+
+    def _listen(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            if isinstance(message, EpochRecord):
+                self._take(message)
+            elif isinstance(message, Stop):
+                self._end(0)
+        self._end(3)
+
+    def _end(self, code: int) -> None:
+        self._last_words()
+        os._exit(code)
+
+    def _beat(self) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        sock.setblocking(False)
+        progress, rank = self._progress, self._seat.rank
+        while True:
+            beat = encode_beat(rank, progress.count, progress.iteration, progress.activity, progress.waits_for)
+            try:
+                sock.sendto(beat, self._seat.heartbeat_socket)
+            except OSError:
+                pass  # the agent is busy: the next beat says the same
+            time.sleep(BEAT_S)

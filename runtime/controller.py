@@ -1,0 +1,282 @@
+"""The controller: one loop that listens (agent, log, commands), decides through analytics, logs the decision, then acts.
+
+It hosts the rendezvous store, must outlive every rank, and never touches a database: it reads the spools that the ranks write, so
+detection goes on while the collector is down.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from unskew.analytics.adaptation import Adaptation
+from unskew.analytics.intake import Intake, Released
+from unskew.analytics.liveness import LivenessOptions, Suspect
+from unskew.analytics.liveness import decide as decide_liveness
+from unskew.analytics.plan import PlanError
+from unskew.analytics.recovery import recover
+from unskew.collector.commands import Inbox
+from unskew.collector.events import (
+    Control,
+    DeviceJoined,
+    DeviceLost,
+    FaultInjected,
+    PlanFailed,
+    Regrouped,
+    Verdict,
+)
+from unskew.collector.spool import SpoolWriter
+from unskew.collector.tail import Entry, Tail
+from unskew.runtime.desk import Desk
+from unskew.runtime.ledger import Ledger
+from unskew.runtime.membership import Membership
+from unskew.runtime.options import RunOptions
+from unskew.runtime.plans import Plans
+from unskew.runtime.protocol import (
+    AnyMessage,
+    Broken,
+    Entered,
+    EpochRecord,
+    Exited,
+    Failed,
+    Finished,
+    Forked,
+    Kill,
+    Seat,
+    Start,
+)
+
+_POLL_S = 0.05
+_BROKEN_S = 1.0
+_LOST_MESSAGES_IN_A_ROW = 5
+
+
+class RunFailed(RuntimeError):
+    """The run cannot go on; the message is one sentence: what happened and, where there is one, what to do."""
+
+
+class Controller:
+    """One run, from the first epoch record to the last commit. `on_entries` sees every log entry as it comes."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        *,
+        ledger: Ledger,
+        telemetry: SpoolWriter,
+        tail: Tail,
+        inbox: Inbox,
+        membership: Membership,
+        adaptation: Adaptation,
+        seats: Sequence[Seat],
+        node: str,
+        on_entries: Callable[[Sequence[Entry]], None],
+    ) -> None:
+        self.options, self.ledger, self.telemetry, self.tail, self.inbox = options, ledger, telemetry, tail, inbox
+        self.membership, self.adaptation, self.seats, self.node = membership, adaptation, seats, node
+        self.on_entries = on_entries
+        self.intake = Intake()
+        self.plans = Plans(options.first_plan(), time.monotonic_ns())
+        self.desk = Desk(options.mode, options.iterations)
+        self.liveness = LivenessOptions()
+        self.alive: set[int] = set()
+        self.finished: set[int] = set()
+        self.condemned: dict[int, Suspect] = {}
+        self.committed = 0
+        self.pending_faults = list(options.faults)
+        self.broken_since_s: float | None = None
+        self.broken_in_a_row = 0
+
+    def run(self) -> None:
+        """Until every living rank has committed every iteration. Raises `RunFailed`."""
+        self.membership.send(Start(seats=tuple(self.seats)))
+        self._issue(abort=True)
+        while not self.alive or self.finished < self.alive:
+            for message in self.membership.poll(_POLL_S):
+                self._take(message)
+            self._watch_liveness()
+            self._regroup_if_broken()
+            self._read_log()
+            self._read_commands()
+        self._drain()
+
+    def _drain(self) -> None:
+        """Everybody is done: judge what is still in the spools."""
+        until = time.monotonic() + 2.0
+        while self.committed < self.options.iterations and time.monotonic() < until:
+            self._read_log()
+            time.sleep(0.02)
+        self.ledger.append(*self.adaptation.finish())
+
+    # --- what the agent says -----------------------------------------------------------------------------------------
+
+    def _take(self, message: AnyMessage) -> None:
+        if isinstance(message, Forked):
+            self.alive.add(message.rank)
+            self.ledger.append(
+                DeviceJoined(device=f"device-{message.rank}", rank=message.rank, node=self.node, pid=message.pid)
+            )
+        elif isinstance(message, Exited):
+            self._lost(message)
+        elif isinstance(message, Entered):
+            self._entered(message)
+        elif isinstance(message, Broken):
+            if message.epoch == self.plans.latest.epoch and self.broken_since_s is None:
+                self.broken_since_s = time.monotonic()
+        elif isinstance(message, Finished):
+            self.finished.add(message.rank)
+        elif isinstance(message, Failed):
+            raise RunFailed(f"rank {message.rank} cannot go on: {message.detail}")
+
+    def _lost(self, message: Exited) -> None:
+        """A rank's process has ended: log the cause, and reroute its work in the same breath."""
+        rank = message.rank
+        self.alive.discard(rank)
+        suspect = self.condemned.pop(rank, None) or Suspect(
+            rank=rank, how="exit", detail=message.detail, victims=tuple(sorted(self.alive))
+        )
+        self._inject_lost(rank)
+        lost = self.adaptation.lost(suspect, self.committed)
+        verdict = next((event.verdict for event in lost if isinstance(event, Verdict)), None)
+        events: list[Control] = [
+            DeviceLost(
+                device=f"device-{rank}",
+                rank=rank,
+                how=suspect.how,
+                detail=suspect.detail,
+                detected_us=time.monotonic_ns() // 1000,
+            ),
+            *lost,
+            *self.desk.expire(f"rank {rank} was lost"),
+        ]
+        if (failed := self.plans.pending) is not None and failed.optional:
+            events.append(PlanFailed(epoch=failed.plan.epoch, proposal=failed.proposal, reason=f"rank {rank} was lost"))
+        if self.desk.mode == "observe":
+            self.ledger.append(*events)
+            raise RunFailed(f"rank {rank} was lost ({suspect.detail}) and mode observe changes nothing: the run stops")
+        try:
+            plan = recover(self.plans.base, {rank}, self.plans.next_epoch)
+        except PlanError as error:
+            self.ledger.append(*events)
+            raise RunFailed(str(error)) from error
+        recovery = self.desk.recovery(plan, self.plans.base, suspect, verdict, self.committed)
+        self.plans.issue(
+            plan,
+            proposal=self.desk.newest,
+            reason=f"rank {rank} was lost ({suspect.how})",
+            optional=False,
+            asked_ns=message.at_ns,
+            old=None,
+        )
+        self.ledger.append(*events, *recovery)
+        self._issue(abort=True)
+
+    def _issue(self, *, abort: bool) -> None:
+        """Send the latest plan to the ranks."""
+        self.broken_since_s = None
+        self.membership.send(EpochRecord(plan=self.plans.latest, abort=abort))
+
+    def _entered(self, message: Entered) -> None:
+        self.broken_in_a_row = 0
+        done = self.plans.entered(message, self.alive)
+        if done is None:
+            return
+        self.ledger.append(
+            *self.adaptation.applied(done.plan, done.iteration, done.proposal, old=done.old),
+            done.event,
+            Regrouped(
+                epoch=done.plan.epoch,
+                iteration=done.iteration,
+                seconds=done.seconds,
+                migrate_seconds=done.migrate_s,
+                moved_bytes=done.moved_bytes,
+            ),
+        )
+
+    # --- liveness ----------------------------------------------------------------------------------------------------
+
+    def _watch_liveness(self) -> None:
+        table = {rank: pulse for rank, pulse in self.membership.pulses.items() if rank not in self.condemned}
+        for suspect in decide_liveness(time.monotonic(), table, self.liveness)[0]:
+            self.condemned[suspect.rank] = suspect
+            self.membership.send(Kill(rank=suspect.rank))
+
+    def _regroup_if_broken(self) -> None:
+        """Communication broke although nobody died: the same plan again, under a new number."""
+        if self.broken_since_s is None or time.monotonic() - self.broken_since_s < _BROKEN_S:
+            return
+        self.broken_in_a_row += 1
+        if self.broken_in_a_row > _LOST_MESSAGES_IN_A_ROW:
+            raise RunFailed(f"communication broke {self.broken_in_a_row} times in a row although no rank died")
+        plan = self.plans.base.renumbered(self.plans.next_epoch)
+        self.plans.issue(
+            plan, proposal="", reason="communication broke", optional=False, asked_ns=time.monotonic_ns(), old=None
+        )
+        self._issue(abort=True)
+
+    # --- the log -----------------------------------------------------------------------------------------------------
+
+    def _read_log(self) -> None:
+        entries = self.tail.poll()
+        for released in self.intake.take((entry.event for entry in entries), self.plans.by_epoch):
+            self._committed(released)
+        if entries:
+            self.on_entries(entries)
+
+    def _committed(self, released: Released) -> None:
+        """One whole committed iteration: judge it, and act on what follows."""
+        iteration = released.committed.iteration
+        self._inject_slow(iteration)
+        self.committed = iteration + 1
+        self.liveness = LivenessOptions().learned(max((chunk.us for chunk in released.committed.chunks), default=0.0) / 1e6)
+        plan = self.plans.by_epoch[released.committed.epoch]
+        step = self.adaptation.observe(released, plan)
+        self.telemetry.append(step.judged)
+        self.ledger.append(*step.events)
+        if plan.epoch != self.plans.latest.epoch:
+            return
+        if step.proposal is not None:
+            self.ledger.append(*self.desk.propose(step.proposal, step.verdict, step.reason, iteration, plan))
+        elif step.reason:
+            self.ledger.append(*self.desk.expire(step.reason))
+        self._apply_approved()
+
+    def _apply_approved(self) -> None:
+        lying, events = self.desk.take_approved(self.committed)
+        self.ledger.append(*events)
+        if lying is None:
+            return
+        self.plans.issue(
+            lying.plan.renumbered(self.plans.next_epoch),
+            proposal=lying.proposal,
+            reason=f"approved by {lying.approved_by}",
+            optional=True,
+            asked_ns=time.monotonic_ns(),
+            old=self.plans.latest,
+        )
+        self._issue(abort=False)
+
+    def _inject_slow(self, iteration: int) -> None:
+        """A slow fault has begun once an iteration from its start on is committed."""
+        for fault in [fault for fault in self.pending_faults if fault.kind == "slow" and fault.at <= iteration]:
+            self.pending_faults.remove(fault)
+            self._tell_truth(fault.event())
+
+    def _inject_lost(self, rank: int) -> None:
+        for fault in [fault for fault in self.pending_faults if fault.rank == rank and fault.ends_rank]:
+            if fault.at <= self.committed:
+                self.pending_faults.remove(fault)
+                self._tell_truth(fault.event())
+
+    def _tell_truth(self, event: FaultInjected) -> None:
+        self.adaptation.injected(event)
+        self.ledger.append(event)
+
+    # --- people ------------------------------------------------------------------------------------------------------
+
+    def _read_commands(self) -> None:
+        commands = self.inbox.poll()
+        for command in commands:
+            self.ledger.append(*self.desk.command(command), actor=command.by)
+        if commands and self.plans.pending is None:
+            self._apply_approved()

@@ -1,0 +1,83 @@
+"""Text files -> documents of bytes, each short enough for a micro-batch.
+
+A file is a document. One longer than a micro-batch is cut after its last blank line that fits, else after its last line break,
+else at the limit: the pieces keep the uneven lengths of real text.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from unskew.runtime.options import OptionsError
+
+_LEAST_BYTES = 16
+_MOST_BYTES = 16 << 20
+_NOT_TEXT_OF_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+
+
+class Corpus:
+    """Documents as slices of one byte array, shared by all ranks that are forked after it is loaded."""
+
+    def __init__(self, documents: list[bytes]) -> None:
+        self.data = np.frombuffer(b"".join(documents), dtype=np.uint8)
+        self.ends = np.cumsum([len(document) for document in documents])
+        # A document of n bytes has n - 1 tokens: each byte but the last, with the next byte as its target.
+        self.lengths: npt.NDArray[np.int64] = np.diff(self.ends, prepend=0) - 1
+
+    def document(self, index: int) -> npt.NDArray[np.uint8]:
+        """The bytes of one document, `lengths[index] + 1` of them."""
+        end = int(self.ends[index])
+        return self.data[end - int(self.lengths[index]) - 1 : end]
+
+
+def load_corpus(folder: str | None, max_tokens: int) -> Corpus:
+    """The text files under `folder` (None = the running interpreter's standard library), cut to at most `max_tokens` tokens.
+
+    Files are read in the order of their names, up to 16 MiB; files that are not text are left out. Raises `OptionsError` when too
+    little text is found.
+    """
+    documents = [piece for text in _texts(folder) for piece in cut(text, max_tokens + 1)]
+    if not documents:
+        raise OptionsError(f"--corpus {folder} holds no text, allowed: a folder with files of UTF-8 text")
+    return Corpus(documents)
+
+
+def _texts(folder: str | None) -> Iterator[bytes]:
+    root = Path(folder) if folder is not None else Path(sysconfig.get_path("stdlib"))
+    skipped = set() if folder is not None else _NOT_TEXT_OF_THE_LIBRARY
+    left = _MOST_BYTES
+    for path in sorted(root.rglob("*" if folder is not None else "*.py")):
+        if skipped.intersection(path.relative_to(root).parts) or not path.is_file():
+            continue
+        text = path.read_bytes()
+        if b"\0" in text[:4096]:
+            continue
+        yield text
+        left -= len(text)
+        if left <= 0:
+            return
+
+
+def cut(text: bytes, max_bytes: int) -> Iterator[bytes]:
+    """Pieces of at most `max_bytes`, cut where the text itself pauses; pieces of under 16 bytes are left out.
+
+    >>> [len(piece) for piece in cut(b"x" * 20 + b"\\n\\n" + b"y" * 20, 30)]
+    [22, 20]
+    """
+    start = 0
+    while start < len(text):
+        end = min(start + max_bytes, len(text))
+        if end < len(text):
+            for pause in (b"\n\n", b"\n"):
+                found = text.rfind(pause, start + _LEAST_BYTES, end)
+                if found >= 0:
+                    end = found + len(pause)
+                    break
+        if end - start >= _LEAST_BYTES:
+            yield text[start:end]
+        start = end

@@ -1,0 +1,170 @@
+"""What executes a chunk and which clock times it.
+
+One executor runs on four devices; only this object differs:
+
+* `RealDevice`: the CPU core this rank has. Chunk time = wall clock minus the time the thread was runnable without a core.
+* `CudaDevice`: the GPU this rank has. Chunk time by CUDA events, read after the iteration so that nothing waits for them.
+* `SleepDevice`: real maths, then sleep until the profile's time is up. Chunk time = wall clock.
+* `VirtualDevice`: a logical clock that messages carry along: exact, and independent of load.
+
+A slow fault multiplies the chunk's time: by sleeping in proportion to the CPU time used (real), by a longer sleep, or on the clock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+
+from unskew.analytics.cost import CostModel
+from unskew.analytics.faults import FaultSpec
+from unskew.analytics.workload import Work
+
+
+class Timing(msgspec.Struct, gc=False):
+    """When a chunk ran, in the run's clock, and its own time; `runq_us` None = not measured."""
+
+    start_us: int
+    wall_us: int
+    compute_us: int
+    runq_us: int | None = None
+
+
+class ChunkOf(msgspec.Struct, frozen=True, gc=False):
+    """What the device must know of a chunk to time it or to make it slow."""
+
+    kind: str
+    iteration: int
+    n_layers: int
+    has_head: bool
+    work: Work
+
+
+class Device(ABC):
+    """Runs chunks and tells the time. `torch_device` is where the tensors live; `carries_time`: messages carry the clock."""
+
+    torch_device = torch.device("cpu")
+    carries_time = False
+
+    def __init__(self, slow: Sequence[FaultSpec]) -> None:
+        self._slow = slow
+
+    @abstractmethod
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor], ready_us: int) -> tuple[Tensor, Callable[[], Timing]]:
+        """Execute `body`; the timing is asked for after the iteration. `ready_us`: logical time at which the inputs had arrived."""
+
+    def now_us(self) -> int:
+        """The run's clock."""
+        return time.monotonic_ns() // 1000
+
+    def advance_to(self, time_us: int) -> None:
+        """The iteration ended at `time_us` on the slowest rank; only a logical clock listens."""
+
+    def _factor(self, chunk: ChunkOf) -> float:
+        factor = 1.0
+        for fault in self._slow:
+            factor *= fault.slowdown(chunk.kind, chunk.iteration)
+        return factor
+
+
+class RealDevice(Device):
+    def __init__(self, slow: Sequence[FaultSpec]) -> None:
+        super().__init__(slow)
+        self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor], ready_us: int) -> tuple[Tensor, Callable[[], Timing]]:  # noqa: ARG002
+        start, runq, cpu = time.monotonic_ns(), self._runq_ns(), time.thread_time_ns()
+        result = body()
+        factor = self._factor(chunk)
+        if factor > 1.0:
+            time.sleep((factor - 1.0) * (time.thread_time_ns() - cpu) / 1e9)
+        wall, waited = time.monotonic_ns() - start, self._runq_ns() - runq
+        timing = Timing(start // 1000, wall // 1000, max(wall - waited, 0) // 1000, waited // 1000)
+        return result, lambda: timing
+
+    def _runq_ns(self) -> int:
+        return int(os.pread(self._schedstat, 64, 0).split()[1])
+
+
+class CudaDevice(Device):
+    def __init__(self, slow: Sequence[FaultSpec], index: int) -> None:
+        super().__init__(slow)
+        self.torch_device = torch.device("cuda", index)
+
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor], ready_us: int) -> tuple[Tensor, Callable[[], Timing]]:  # noqa: ARG002
+        start_us = self.now_us()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        result = body()
+        factor = self._factor(chunk)
+        if factor > 1.0:
+            end.record()
+            end.synchronize()
+            time.sleep((factor - 1.0) * begin.elapsed_time(end) / 1e3)
+        end.record()
+        wall_us = self.now_us() - start_us
+
+        def timing() -> Timing:
+            end.synchronize()
+            return Timing(start_us, wall_us, int(begin.elapsed_time(end) * 1000))
+
+        return result, timing
+
+
+class SleepDevice(Device):
+    def __init__(self, slow: Sequence[FaultSpec], cost: CostModel) -> None:
+        super().__init__(slow)
+        self._cost = cost
+
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor], ready_us: int) -> tuple[Tensor, Callable[[], Timing]]:  # noqa: ARG002
+        start = time.monotonic_ns()
+        until = start + int(1000 * _emulated_us(self._cost, chunk) * self._factor(chunk))
+        result = body()
+        time.sleep(max(until - time.monotonic_ns(), 0) / 1e9)
+        wall_us = (time.monotonic_ns() - start) // 1000
+        timing = Timing(start // 1000, wall_us, wall_us)
+        return result, lambda: timing
+
+
+class VirtualDevice(Device):
+    carries_time = True
+
+    def __init__(self, slow: Sequence[FaultSpec], cost: CostModel) -> None:
+        super().__init__(slow)
+        self._cost = cost
+        self._now_us = 0
+
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor], ready_us: int) -> tuple[Tensor, Callable[[], Timing]]:
+        result = body()
+        start = max(self._now_us, ready_us)
+        length = round(_emulated_us(self._cost, chunk) * self._factor(chunk))
+        self._now_us = start + length
+        timing = Timing(start, length, length)
+        return result, lambda: timing
+
+    def now_us(self) -> int:
+        return self._now_us
+
+    def advance_to(self, time_us: int) -> None:
+        self._now_us = max(self._now_us, time_us)
+
+
+def _emulated_us(cost: CostModel, chunk: ChunkOf) -> float:
+    return cost.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
+
+
+def make_device(kind: str, rank: int, faults: Sequence[FaultSpec], cost: CostModel) -> Device:
+    """The device of a rank; `kind` is real, sleep or virtual."""
+    slow = [fault for fault in faults if fault.kind == "slow" and fault.rank == rank]
+    if kind == "sleep":
+        return SleepDevice(slow, cost)
+    if kind == "virtual":
+        return VirtualDevice(slow, cost)
+    if torch.cuda.is_available():
+        return CudaDevice(slow, rank % torch.cuda.device_count())
+    return RealDevice(slow)

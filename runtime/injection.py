@@ -1,0 +1,38 @@
+"""Carries out this rank's faults: real signals to its own process, at the place that the SPEC names."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+
+from unskew.analytics.faults import FaultSpec, KillPoint
+
+
+class Injector:
+    """Ends this rank when its time has come (slow faults are the device's)."""
+
+    def __init__(self, faults: Sequence[FaultSpec], rank: int, seed: int) -> None:
+        self._faults = [fault for fault in faults if fault.rank == rank and fault.ends_rank]
+        self._random = random.Random(f"{seed}/{rank}")
+
+    def before_action(self, iteration: int, index: int, n_actions: int) -> None:
+        """Called before each chunk; the moment within the iteration is random, from (seed, rank)."""
+        for fault in self._faults:
+            if fault.at == iteration and fault.point in (None, "compute") and self._random.randrange(n_actions - index) == 0:
+                self._carry_out(fault)
+
+    def at(self, iteration: int, point: KillPoint) -> None:
+        """Called in each window of the commit."""
+        for fault in self._faults:
+            if fault.at == iteration and fault.point == point:
+                self._carry_out(fault)
+
+    @staticmethod
+    def _carry_out(fault: FaultSpec) -> None:
+        if fault.kind == "hang":
+            while True:
+                time.sleep(3600)
+        os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)

@@ -1,0 +1,218 @@
+"""One run from options to summary: opens the log, starts the agent, lets the controller work, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+from torch.distributed import TCPStore
+
+from unskew import analytics
+from unskew.analytics.adaptation import Adaptation, Site
+from unskew.collector.commands import Inbox, hold_controller_lock
+from unskew.collector.events import RunFinished, RunStarted
+from unskew.collector.paths import Store
+from unskew.collector.reader import open_store
+from unskew.collector.spool import SpoolWriter
+from unskew.collector.tail import Entry, Tail
+from unskew.runtime.controller import Controller, RunFailed
+from unskew.runtime.ledger import Ledger
+from unskew.runtime.membership import AgentLost, Membership
+from unskew.runtime.model import Layer, ModelSize
+from unskew.runtime.options import OptionsError, RunOptions, check, choose_device
+from unskew.runtime.protocol import Prepare, Ready, Seat, Stop
+from unskew.runtime.summary import Gathering, Summary, Verification
+
+_PREPARE_S = 120.0
+# What a change of plan costs on loopback, until the run has measured its own: standing still, and bytes per microsecond.
+_REGROUP_US = 300_000.0
+_BYTES_PER_US = 200.0
+
+
+def run(
+    options: RunOptions,
+    *,
+    on_event: Callable[[Entry], None] = lambda entry: None,
+    on_tick: Callable[[], None] = lambda: None,
+) -> Summary:
+    """Train as `options` say and return what it came to; `on_event` sees every log entry, `on_tick` is called often.
+
+    With `options.verify` the same seed is also run without faults, on the virtual device, and the losses are compared.
+    Raises `ValueError` for bad options before anything starts; `KeyboardInterrupt` leaves a finished log.
+    """
+    check(options)
+    session = Session(options, on_event, on_tick)
+    session.perform()
+    verification = None
+    if options.verify:
+        undisturbed = msgspec.structs.replace(options, faults=(), device="virtual", mode="observe", verify=False)
+        reference = Session(undisturbed, lambda entry: None, on_tick)
+        reference.perform()
+        verification = _compare(session.gathering, reference.gathering)
+    return session.summary(verification)
+
+
+class Session:
+    """One run in one store."""
+
+    def __init__(self, options: RunOptions, on_event: Callable[[Entry], None], on_tick: Callable[[], None]) -> None:
+        self._options, self._on_event, self._on_tick = options, on_event, on_tick
+        self._store = Store.locate(options.store)
+        self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        self.gathering = Gathering()
+        self._device = ""
+
+    def perform(self) -> None:
+        """The whole run. What happens, also a failure, is in the log when it returns or raises."""
+        store, run_id = self._store, self.run_id
+        with hold_controller_lock(store, run_id):
+            ledger, tail = Ledger(store, run_id), Tail(store, run_id)
+            telemetry = SpoolWriter(store, run_id, "controller")
+            membership = Membership(store.root / "logs" / f"{run_id}.log")
+            status, reason = "stopped", "the controller was interrupted"
+            try:
+                status, reason = self._train(ledger, telemetry, tail, membership)
+            except (RunFailed, AgentLost) as failure:
+                status, reason = "failed", str(failure)
+            except KeyboardInterrupt:
+                status, reason = "stopped", "Ctrl-C"
+                raise
+            finally:
+                membership.stop(Stop())
+                telemetry.close()
+                self._entries(tail.poll())
+                ledger.append(_finished(status, len(self.gathering.losses), reason))
+                ledger.close()
+                self._entries(tail.poll())
+
+    def summary(self, verification: Verification | None) -> Summary:
+        """What the run came to; asks the store what it holds."""
+        with open_store(self._store) as reader:
+            stored = reader.sql("select count(*) as n from events where run = ?", [self.run_id])["n"][0]
+        return self.gathering.summary(self.run_id, self._device, int(stored), verification)
+
+    def _train(self, ledger: Ledger, telemetry: SpoolWriter, tail: Tail, membership: Membership) -> tuple[str, str]:
+        options = self._options
+        node = membership.connect()
+        ready = self._prepare(membership)
+        device, why = choose_device(options, ready.accelerators)
+        self._device = device
+        rendezvous, port = _rendezvous()
+        ledger.append(_started(self.run_id, options, device, why))
+        self._entries(tail.poll())
+        controller = Controller(
+            options,
+            ledger=ledger,
+            telemetry=telemetry,
+            tail=tail,
+            inbox=Inbox(self._store, self.run_id),
+            membership=membership,
+            adaptation=Adaptation(_site(options)),
+            seats=[self._seat(rank, device, port) for rank in range(options.ranks)],
+            node=node,
+            on_entries=self._entries,
+        )
+        controller.run()
+        del rendezvous
+        return "done", ""
+
+    def _prepare(self, membership: Membership) -> Ready:
+        membership.send(Prepare(run=self.run_id, store=str(self._store.root), options=self._options))
+        until = time.monotonic() + _PREPARE_S
+        while time.monotonic() < until:
+            for message in membership.poll(0.1):
+                if isinstance(message, Ready):
+                    if message.problem:
+                        raise OptionsError(message.problem)
+                    return message
+            self._on_tick()
+        raise RunFailed(f"the node was not ready within {_PREPARE_S:.0f} s")
+
+    def _seat(self, rank: int, device: str, port: int) -> Seat:
+        return Seat(
+            rank=rank,
+            run=self.run_id,
+            writer=f"rank-{rank:04d}.1",
+            store=str(self._store.root),
+            options=self._options,
+            device=device,
+            rendezvous_host="127.0.0.1",
+            rendezvous_port=port,
+            agent_socket="",
+            heartbeat_socket="",
+        )
+
+    def _entries(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self.gathering.take(entry)
+            self._on_event(entry)
+        self._on_tick()
+
+
+def _rendezvous() -> tuple[TCPStore, int]:
+    """The store through which ranks find each other; on IPv4, because a look-up of names may stall for seconds."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=listener.detach(),
+    )
+    return store, port
+
+
+def _started(run_id: str, options: RunOptions, device: str, why: str) -> RunStarted:
+    return RunStarted(
+        run=run_id,
+        device=why,
+        clock="virtual" if device == "virtual" else "monotonic",
+        mode=options.mode,
+        ranks=options.ranks,
+        options=msgspec.to_builtins(options),
+        code=_code_hash(),
+        version=version("unskew"),
+    )
+
+
+def _finished(status: str, iterations: int, reason: str) -> RunFinished:
+    return msgspec.convert(
+        {"type": "run_finished@1", "status": status, "iterations": iterations, "reason": reason}, RunFinished
+    )
+
+
+def _code_hash() -> str:
+    """Hash of the deciding modules: a replay with another hash may decide otherwise."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(analytics.__path__[0]).glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _site(options: RunOptions) -> Site:
+    size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
+    per_element = 3 * (8 if options.dtype == "float64" else 4)
+    elements = [sum(p.numel() for p in Layer(size, layer).parameters()) for layer in range(options.layers)]
+    return Site(
+        origin=options.first_plan(),
+        iterations=options.iterations,
+        layer_bytes=tuple(per_element * count for count in elements),
+        bytes_per_us=_BYTES_PER_US,
+        regroup_us=_REGROUP_US,
+    )
+
+
+def _compare(one: Gathering, other: Gathering) -> Verification:
+    common = one.losses.keys() & other.losses.keys()
+    return Verification(
+        max_abs_loss_difference=max((abs(one.losses[i] - other.losses[i]) for i in common), default=float("nan"))
+    )

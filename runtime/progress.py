@@ -1,0 +1,32 @@
+"""What a rank is doing right now: written by its main thread, sent to the agent by its heartbeat thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+Activity = Literal["idle", "compute", "recv", "send", "collective", "commit", "regroup"]
+
+
+class Progress:
+    """A counter that moves with every step of work, the present activity, and whom it waits for (None = nobody, or all)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.iteration = 0
+        self.activity: Activity = "idle"
+        self.waits_for: int | None = None
+
+    def working(self) -> None:
+        """The rank begins work of its own: if nothing moves from here on, it is the culprit."""
+        self.count += 1
+        self.activity, self.waits_for = "compute", None
+
+    @contextmanager
+    def waiting(self, activity: Activity, peer: int | None = None) -> Iterator[None]:
+        """The rank waits for others: if nothing moves from here on, it is a victim."""
+        self.count += 1
+        self.activity, self.waits_for = activity, peer
+        yield
+        self.working()

@@ -1,0 +1,221 @@
+"""What controller, agent, zygote and ranks say to each other: framed messages over stream sockets, and the heartbeat datagram.
+
+controller <--TCP, secret--> agent <--socket pair--> zygote
+                               ^--unix stream--> each rank's control thread
+                               ^--unix datagram-- each rank's heartbeat thread
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import msgspec
+
+from unskew.analytics.plan import Plan
+from unskew.runtime.options import RunOptions
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all messages."""
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a rank needs to take its place in the run."""
+
+    rank: int
+    run: str
+    writer: str
+    store: str
+    options: RunOptions
+    device: str
+    rendezvous_port: int
+    rendezvous_host: str
+    agent_socket: str
+    heartbeat_socket: str
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """Agent to controller: `secret` proves that the controller started it."""
+
+    secret: str
+    node: str
+
+
+class Prepare(Message, frozen=True, kw_only=True):
+    """To agent and zygote: load the corpus, then say Ready."""
+
+    run: str
+    store: str
+    options: RunOptions
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """From zygote and agent: `accelerators` are the GPUs of this node; `problem` "" unless the corpus cannot be used."""
+
+    accelerators: int
+    problem: str = ""
+
+
+class Start(Message, frozen=True, kw_only=True):
+    """To agent and zygote: fork these ranks."""
+
+    seats: tuple[Seat, ...]
+
+
+class Forked(Message, frozen=True, kw_only=True):
+    rank: int
+    pid: int
+
+
+class Exited(Message, frozen=True, kw_only=True):
+    """A rank's process has ended; `at_ns` is the monotonic clock of its node when the zygote noticed."""
+
+    rank: int
+    pid: int
+    detail: str
+    at_ns: int
+
+
+class EpochRecord(Message, frozen=True, kw_only=True):
+    """A plan, and when it begins: `abort` = at once (a member is gone), else at the commit boundary that the vote finds."""
+
+    plan: Plan
+    abort: bool
+
+
+class Entered(Message, frozen=True, kw_only=True):
+    """From a rank: its groups of `epoch` stand and it holds the plan's layers; it goes on with `iteration`."""
+
+    rank: int
+    epoch: int
+    iteration: int
+    at_ns: int
+    migrate_s: float
+    moved_bytes: int
+
+
+class Broken(Message, frozen=True, kw_only=True):
+    """From a rank: its communication of `epoch` failed; it waits for an epoch record that aborts."""
+
+    rank: int
+    epoch: int
+    detail: str
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """From a rank: it cannot go on, and why."""
+
+    rank: int
+    detail: str
+
+
+class Finished(Message, frozen=True, kw_only=True):
+    """From a rank: all iterations are committed."""
+
+    rank: int
+
+
+class Stop(Message, frozen=True, kw_only=True):
+    """To agent and ranks: hand over your events and end."""
+
+
+class Kill(Message, frozen=True, kw_only=True):
+    """To agent and zygote: SIGKILL a rank that hangs or is frozen."""
+
+    rank: int
+
+
+class RankPulse(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent knows of a rank; `state` is the process state letter (T = stopped), None = no such process."""
+
+    rank: int
+    heartbeat_age_s: float
+    stalled_s: float
+    activity: str
+    waits_for: int | None
+    iteration: int
+    state: str | None
+
+
+class Pulses(Message, frozen=True, kw_only=True):
+    """From agent to controller, ten times a second: all its ranks."""
+
+    pulses: tuple[RankPulse, ...]
+
+
+AnyMessage = (
+    Hello | Prepare | Ready | Start | Forked | Exited | EpochRecord | Entered | Broken | Failed | Finished | Stop | Kill | Pulses
+)  # fmt: skip
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+_LENGTH = struct.Struct("!I")
+
+
+class Channel:
+    """Messages over a stream socket. `send` may block; `receive` blocks for one message, `available` never blocks."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._buffer = sock, bytearray()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, message: Message) -> None:
+        """Raises OSError when the other side is gone."""
+        data = _encoder.encode(message)
+        self._sock.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self) -> AnyMessage | None:
+        """The next message; None when the other side has closed."""
+        while (message := self._next()) is None:
+            if not self._read():
+                return None
+        return message
+
+    def available(self) -> tuple[list[AnyMessage], bool]:
+        """(the messages that one read brings, whether the channel is still open); call when the socket is readable."""
+        still_open = self._read()
+        messages = []
+        while (message := self._next()) is not None:
+            messages.append(message)
+        return messages, still_open
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _read(self) -> bool:
+        try:
+            data = self._sock.recv(1 << 16)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False
+        self._buffer += data
+        return bool(data)
+
+    def _next(self) -> AnyMessage | None:
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        end = _LENGTH.size + length
+        if len(self._buffer) < end:
+            return None
+        message = _decoder.decode(bytes(self._buffer[_LENGTH.size : end]))
+        del self._buffer[:end]
+        return message
+
+
+_ACTIVITIES = ("idle", "compute", "recv", "send", "collective", "commit", "regroup")
+_BEAT = struct.Struct("!HQIbh")
+
+
+def encode_beat(rank: int, count: int, iteration: int, activity: str, waits_for: int | None) -> bytes:
+    """The heartbeat datagram: rank, progress counter, iteration, activity, whom it waits for."""
+    return _BEAT.pack(rank, count, iteration, _ACTIVITIES.index(activity), -1 if waits_for is None else waits_for)
+
+
+def decode_beat(data: bytes) -> tuple[int, int, int, str, int | None]:
+    """The inverse of `encode_beat`."""
+    rank, count, iteration, activity, waits_for = _BEAT.unpack(data)
+    return rank, count, iteration, _ACTIVITIES[activity], None if waits_for < 0 else waits_for

@@ -1,0 +1,241 @@
+"""A rank: iterate, commit, change plan, recover.
+
+The main thread runs this; side threads (control.py) beat its heart and bring epoch records. Any broken communication leads to one
+place, `_recover`: stop the groups, wait for the record that names the survivors, regroup in the same process, settle, go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch.distributed import TCPStore
+
+from unskew.analytics.plan import Plan
+from unskew.analytics.profiles import profile
+from unskew.analytics.schedule import build_schedule
+from unskew.collector.events import IterationCommitted, MicroBatchPacked
+from unskew.collector.paths import Store
+from unskew.collector.spool import SpoolWriter
+from unskew.runtime.batch import Batch
+from unskew.runtime.comm import Comm, PeerLost
+from unskew.runtime.commit import Outcome, Standing, Vote, settle, vote
+from unskew.runtime.control import Control
+from unskew.runtime.corpus import Corpus
+from unskew.runtime.device import make_device
+from unskew.runtime.executor import Executor
+from unskew.runtime.gradients import reduce_gradients
+from unskew.runtime.injection import Injector
+from unskew.runtime.layers import HeldLayer
+from unskew.runtime.migrate import exchange_holdings, execute_moves, plan_moves
+from unskew.runtime.model import ModelSize
+from unskew.runtime.progress import Progress
+from unskew.runtime.protocol import Broken, Entered, Failed, Finished, Seat
+from unskew.runtime.recorder import Recorder
+
+
+def run_rank(seat: Seat, corpus: Corpus) -> None:
+    """The life of a rank process; returns when the run is done."""
+    torch.set_num_threads(1)
+    progress = Progress()
+    spool = SpoolWriter(Store(Path(seat.store)), seat.run, seat.writer)
+    control = Control(seat, progress, spool.close)
+    try:
+        Rank(seat, corpus, control, progress, spool).run()
+    except Exception as error:
+        control.send(Failed(rank=seat.rank, detail=f"{type(error).__name__}: {error}"))
+        traceback.print_exc()
+        raise
+    finally:
+        spool.close()
+
+
+class Rank:
+    """The state of one rank: its layers, its place in the plan, and how far it has come."""
+
+    def __init__(self, seat: Seat, corpus: Corpus, control: Control, progress: Progress, spool: SpoolWriter) -> None:
+        options = seat.options
+        self.seat, self.options, self.corpus = seat, options, corpus
+        self.control, self.progress, self.spool = control, progress, spool
+        self.store = TCPStore(seat.rendezvous_host, seat.rendezvous_port, is_master=False, timeout=timedelta(seconds=60))
+        self.device = make_device(seat.device, seat.rank, options.faults, profile(options.profile))
+        self.injector = Injector(options.faults, seat.rank, options.seed)
+        self.recorder = Recorder(spool, self.device, seat.rank)
+        self.size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
+        self.dtype: torch.dtype = getattr(torch, options.dtype)
+        self.layers: dict[int, HeldLayer] = {}
+        self.plan = options.first_plan()
+        self.comm: Comm | None = None
+        # Committed iterations that this rank has stepped; the attempt of the next one (-1 = not begun); the last barrier passed.
+        self.stepped, self.attempt = 0, -1
+        self.outcome: Outcome | None = None
+        self.begun_us = 0
+
+    def run(self) -> None:
+        self._recover(after=-1)
+        while True:
+            try:
+                if self.stepped < self.options.iterations:
+                    self._iterate()
+                else:
+                    self.control.send(Finished(rank=self.seat.rank))
+                    self._recover(after=self.plan.epoch)
+            except PeerLost as lost:
+                self.control.send(Broken(rank=self.seat.rank, epoch=self.plan.epoch, detail=str(lost)))
+                self._recover(after=self.plan.epoch)
+
+    def _iterate(self) -> None:
+        """One attempt at iteration `stepped`, its commit, and the change of plan when the vote calls for one."""
+        comm = self._connected()
+        iteration, self.attempt = self.stepped, max(self.attempt, 0)
+        self.progress.iteration = iteration
+        self.recorder.begin(self.plan, iteration, self.attempt)
+        self.begun_us = self.device.now_us()
+        batch = Batch(self.corpus, self.options, iteration)
+        actions = build_schedule(self.plan).by_rank[self.seat.rank]
+        for layer in self.layers.values():
+            layer.clear_gradients()
+        executor = Executor(
+            plan=self.plan,
+            actions=actions,
+            layers=self.layers,
+            batch=batch,
+            comm=comm,
+            device=self.device,
+            progress=self.progress,
+            label=self.recorder.span,
+            dtype=self.dtype,
+            dim=self.options.dim,
+            before=lambda index: self.injector.before_action(iteration, index, len(actions)),
+        )
+        try:
+            loss = executor.run()
+        finally:
+            self.recorder.chunks(executor.executed)
+        for micro_batch, route in enumerate(self.plan.routes):
+            if route.hops[0].rank == self.seat.rank:
+                lengths = batch.lengths[micro_batch]
+                self.spool.append(
+                    MicroBatchPacked(iteration=iteration, micro_batch=micro_batch, attempt=self.attempt, lengths=lengths)
+                )
+        for span in reduce_gradients(self.plan, self.layers, comm, self.device, self.progress, self.recorder.span):
+            self.spool.append(span)
+        self.injector.at(iteration, "before_barrier")
+        complete = self.spool.hand_over()
+        with self.progress.waiting("commit"):
+            self.outcome = vote(
+                comm,
+                iteration,
+                self.attempt,
+                Vote(
+                    loss=loss,
+                    highest_epoch=max(self.control.highest_boundary, self.plan.epoch),
+                    log_complete=complete,
+                    clock_us=self.device.now_us(),
+                ),
+            )
+        self.injector.at(iteration, "before_step")
+        self._step(self.outcome)
+        if self.outcome.next_epoch > self.plan.epoch:
+            self._change_plan(self.control.record(self.outcome.next_epoch).plan)
+
+    def _step(self, outcome: Outcome) -> None:
+        """Commit iteration `outcome.iteration` on this rank and tell the log."""
+        self.device.advance_to(outcome.clock_us)
+        start_us = self.device.now_us()
+        role = self.plan.role_of[self.seat.rank]
+        for number in range(role.first_layer, role.end_layer):
+            self.layers[number].step()
+        self.recorder.optimizer(start_us)
+        # What the plan moved away is dropped only now: the first iteration without it is committed.
+        self.layers = {number: layer for number, layer in self.layers.items() if role.holds(number, 1)}
+        self.stepped, self.attempt = outcome.iteration + 1, -1
+        batch = Batch(self.corpus, self.options, outcome.iteration)
+        self.spool.append(
+            IterationCommitted(
+                iteration=outcome.iteration,
+                epoch=outcome.epoch,
+                attempt=outcome.attempt,
+                rank=self.seat.rank,
+                loss=outcome.loss,
+                tokens=batch.target_tokens,
+                start_us=self.begun_us,
+                wall_us=self.device.now_us() - self.begun_us,
+                log_complete=outcome.log_complete,
+            )
+        )
+        self.spool.hand_over(0.0)
+
+    def _change_plan(self, plan: Plan) -> None:
+        """An optional change at a commit boundary: same members, new groups, layers move."""
+        self.recorder.begin(plan, self.stepped, 0)
+        with self.progress.waiting("regroup"):
+            self._regroup(plan)
+            self._migrate(plan)
+
+    def _recover(self, after: int) -> None:
+        """Groups are broken (or not there yet): wait for the record that says who is left, and settle with them."""
+        if self.comm is not None:
+            self.comm.stop()
+        with self.progress.waiting("regroup"):
+            while True:
+                plan = self.control.wait_for_abort(after).plan
+                after = plan.epoch
+                with contextlib.suppress(PeerLost):
+                    self._regroup(plan)
+                    self._settle()
+                    self._migrate(plan)
+                    return
+                self._connected().stop()
+                self.control.send(Broken(rank=self.seat.rank, epoch=after, detail="lost a peer while regrouping"))
+
+    def _regroup(self, plan: Plan) -> None:
+        start_us = self.device.now_us()
+        if self.comm is not None:
+            self.comm.stop()
+        self.comm = Comm(self.store, plan.epoch, self.seat.rank, plan.ranks, [ranks for ranks, _ in plan.gradient_groups])
+        self.control.use(self.comm)
+        self.comm.build()
+        self.recorder.regroup(plan, self.stepped, start_us)
+
+    def _settle(self) -> None:
+        settled = settle(self._connected(), Standing(stepped=self.stepped, attempt=self.attempt, outcome=self.outcome))
+        if self.stepped < settled.committed and settled.outcome is not None:
+            self.outcome = settled.outcome
+            self._step(settled.outcome)
+        self.attempt = settled.attempt
+
+    def _migrate(self, plan: Plan) -> None:
+        """Bring what the plan asks this rank to hold, then act on the plan."""
+        comm = self._connected()
+        start_us, started = self.device.now_us(), time.monotonic()
+        role = plan.role_of[self.seat.rank]
+        current = exchange_holdings(comm, plan.n_layers, self.layers, self.stepped)
+        moves = plan_moves(plan, current if self.stepped else dict.fromkeys(plan.ranks, range(plan.n_layers)))
+        for number in range(role.first_layer, role.end_layer):
+            if number not in self.layers or self.layers[number].steps != self.stepped:
+                self.layers[number] = HeldLayer(
+                    self.size, number, seed=self.options.seed, dtype=self.dtype, device=self.device.torch_device
+                )
+        received = execute_moves(comm, moves, self.layers, self.stepped)
+        self.plan = plan
+        self.recorder.migrate(plan, self.stepped, start_us, received)
+        self.control.send(
+            Entered(
+                rank=self.seat.rank,
+                epoch=plan.epoch,
+                iteration=self.stepped,
+                at_ns=time.monotonic_ns(),
+                migrate_s=time.monotonic() - started,
+                moved_bytes=received,
+            )
+        )
+
+    def _connected(self) -> Comm:
+        if self.comm is None:
+            raise PeerLost("no groups yet")
+        return self.comm

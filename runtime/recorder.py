@@ -1,0 +1,70 @@
+"""Turns what a rank did into spans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from unskew.analytics.plan import Plan
+from unskew.collector.events import Span, SpanKind
+from unskew.collector.spool import SpoolWriter
+from unskew.runtime.device import Device
+from unskew.runtime.executor import Executed
+
+
+class Recorder:
+    """Spans of one rank. A device keeps its name (`cpu-3`) for life; in this runtime a rank has one device."""
+
+    def __init__(self, spool: SpoolWriter, device: Device, rank: int) -> None:
+        self._spool, self._device, self._rank = spool, device, rank
+        self._epoch = self._iteration = self._attempt = 0
+
+    def begin(self, plan: Plan, iteration: int, attempt: int) -> None:
+        """What follows belongs to this attempt."""
+        self._epoch, self._iteration, self._attempt = plan.epoch, iteration, attempt
+
+    def span(self, *, kind: SpanKind, start_us: int, wall_us: int, **fields: Any) -> Span:
+        """A span of the present attempt."""
+        return Span(
+            kind=kind,
+            device=f"{self._device.torch_device.type}-{self._rank}",
+            rank=self._rank,
+            epoch=self._epoch,
+            attempt=self._attempt,
+            iteration=self._iteration,
+            start_us=start_us,
+            wall_us=wall_us,
+            **fields,
+        )
+
+    def chunks(self, executed: Sequence[Executed]) -> None:
+        """The chunks of an attempt, finished or cut short, with their messages."""
+        for done in executed:
+            timing, action = done.timing(), done.action
+            self._spool.append(
+                self.span(
+                    kind=action.kind,
+                    start_us=timing.start_us,
+                    wall_us=timing.wall_us,
+                    micro_batch=action.micro_batch,
+                    first_layer=action.first_layer,
+                    n_layers=action.n_layers,
+                    compute_us=timing.compute_us,
+                    wait_pp_us=done.wait_us,
+                    runq_us=timing.runq_us,
+                )
+            )
+            for message in done.messages:
+                self._spool.append(message)
+
+    def optimizer(self, start_us: int) -> None:
+        self._spool.append(self.span(kind="optimizer", start_us=start_us, wall_us=self._device.now_us() - start_us))
+
+    def regroup(self, plan: Plan, iteration: int, start_us: int) -> None:
+        self.begin(plan, iteration, 0)
+        self._spool.append(self.span(kind="regroup", start_us=start_us, wall_us=self._device.now_us() - start_us))
+
+    def migrate(self, plan: Plan, iteration: int, start_us: int, received: int) -> None:
+        self.begin(plan, iteration, 0)
+        wall_us = self._device.now_us() - start_us
+        self._spool.append(self.span(kind="migrate", start_us=start_us, wall_us=wall_us, bytes=received))
