@@ -37,17 +37,22 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LivenessOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. `stale_s`: a pulse older than this says nothing (its agent is not heard)."""
+    """Seconds. `hung_s` holds until chunk times are known (see `learned`); `start_s` is for a rank that has not begun (idle).
+
+    A pulse older than `stale_s` says nothing: its agent is not heard.
+    """
 
     frozen_s: float = 0.5
     stopped_s: float = 0.2
-    hung_s: float = 2.0
+    hung_s: float = 10.0
+    hung_floor_s: float = 2.0
     hung_factor: float = 10.0
+    start_s: float = 30.0
     stale_s: float = 1.0
 
     def learned(self, longest_chunk_s: float) -> LivenessOptions:
-        """`hung_s` raised to `hung_factor` times the longest chunk seen; never lowered."""
-        return msgspec.structs.replace(self, hung_s=max(self.hung_s, self.hung_factor * longest_chunk_s))
+        """`hung_s` from the longest chunk seen: `hung_factor` times as long, at least `hung_floor_s`."""
+        return msgspec.structs.replace(self, hung_s=max(self.hung_floor_s, self.hung_factor * longest_chunk_s))
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,28 +69,27 @@ def decide(now_s: float, table: Mapping[int, Pulse], options: LivenessOptions) -
 
     Abstains when all (two or more) are silent at once: then the listener is at fault, or the node was asleep.
     """
-    fresh = {rank: pulse for rank, pulse in sorted(table.items()) if now_s - pulse.at_s <= options.stale_s or not pulse.alive}
-    unheard = sorted(table.keys() - fresh.keys())
-    found = {rank: accusation for rank, pulse in fresh.items() if (accusation := _accuse(pulse, options))}
-    alive = [rank for rank, pulse in fresh.items() if pulse.alive]
-    silent = [rank for rank in alive if rank in found and found[rank][0] == "frozen" and fresh[rank].process_state != STOPPED]
-    if len(alive) > 1 and silent == alive:
-        found = {rank: accusation for rank, accusation in found.items() if rank not in silent}
+    heard = {rank: pulse for rank, pulse in sorted(table.items()) if now_s - pulse.at_s <= options.stale_s or not pulse.alive}
+    alive = [rank for rank, pulse in heard.items() if pulse.alive]
+    found = {rank: accusation for rank, pulse in heard.items() if (accusation := _accuse(pulse, options))}
+    if len(alive) > 1 and all(rank in found and found[rank][0] == "frozen" for rank in alive):
+        found = {rank: accusation for rank, accusation in found.items() if rank not in alive}
         if not found:
-            return (), f"no heartbeat from any of {len(alive)} ranks: the listener is at fault, nobody is named"
+            return (
+                (),
+                f"no heartbeat from any of {len(alive)} ranks: the listener is at fault or the node slept, nobody is named",
+            )
     if found:
         suspects = tuple(
-            Suspect(rank=rank, how=how, detail=detail, victims=_victims(rank, fresh, found.keys()))
+            Suspect(rank=rank, how=how, detail=detail, victims=_victims(rank, heard, found.keys()))
             for rank, (how, detail) in found.items()
         )
         return suspects, "; ".join(f"rank {suspect.rank} {suspect.how}: {suspect.detail}" for suspect in suspects)
-    if unheard:
-        return (
-            (),
-            f"no news of ranks {', '.join(map(str, unheard))} for more than {options.stale_s:g} s: their agent is not heard",
-        )
-    if alive and all(fresh[rank].stalled_s >= options.hung_s for rank in alive):
-        chain = ", ".join(f"rank {rank} {_waits(fresh[rank])}" for rank in alive)
+    if unheard := sorted(table.keys() - heard.keys()):
+        ranks = ", ".join(map(str, unheard))
+        return (), f"no news of ranks {ranks} for more than {options.stale_s:g} s: their agent is not heard"
+    if alive and all(heard[rank].stalled_s >= options.hung_s for rank in alive):
+        chain = ", ".join(f"rank {rank} {_waits(heard[rank])}" for rank in alive)
         return (), f"everybody waits and nobody computes, so nobody is named: {chain}"
     return (), "all ranks make progress or wait for one that does"
 
@@ -97,7 +101,8 @@ def _accuse(pulse: Pulse, options: LivenessOptions) -> tuple[Literal["exit", "hu
         return "frozen", f"its process is stopped, no heartbeat for {pulse.heartbeat_age_s:.2f} s"
     if pulse.heartbeat_age_s >= options.frozen_s:
         return "frozen", f"no heartbeat for {pulse.heartbeat_age_s:.2f} s while its process exists"
-    if pulse.activity not in WAITING and pulse.stalled_s >= options.hung_s:
+    patience_s = options.start_s if pulse.activity == "idle" else options.hung_s
+    if pulse.activity not in WAITING and pulse.stalled_s >= patience_s:
         return "hung", f"no progress in {pulse.activity} for {pulse.stalled_s:.2f} s while heartbeats go on"
     return None
 

@@ -14,9 +14,9 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     least_slowdown: float = 1.15
     sigma_floor: float = 0.05
     slack: float = 1.4
-    threshold: float = 8.0
+    threshold: float = 12.0
     winsor: float = 5.0
-    least_iterations: int = 3
+    least_iterations: int = 4
     window: int = 32
     noise_gain: float = 0.1
     baseline_gain: float = 0.05
@@ -25,9 +25,11 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.slack < self.winsor:
             raise ValueError(f"detector: slack is {self.slack}, it must be at least 0 and less than winsor ({self.winsor})")
-        if self.threshold < 2 * (self.winsor - self.slack):
-            least = 2 * (self.winsor - self.slack)
-            raise ValueError(f"detector: threshold is {self.threshold}: two spikes would fire, at least {least:g} is needed")
+        least = 3 * (self.winsor - self.slack)
+        if self.threshold < least:
+            raise ValueError(
+                f"detector: threshold is {self.threshold:g}: three spikes would fire, at least {least:g} is needed"
+            )
         if self.least_slowdown <= 1 or self.sigma_floor <= 0:
             raise ValueError("detector: least_slowdown must be above 1 and sigma_floor above 0")
         if not 2 <= self.least_iterations <= self.window // 2:

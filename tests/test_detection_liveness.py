@@ -1,0 +1,109 @@
+"""Who is dead, hung or frozen, and who only waits: named scenarios, each a table of pulses and the ranks that must be named."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unskew.analytics.liveness import LivenessOptions, Pulse, Suspect, decide
+
+OPTIONS = LivenessOptions().learned(longest_chunk_s=0.1)
+NOW_S = 100.0
+
+
+def pulse(rank, activity="compute", *, stalled=0.0, beat=0.05, onto=None, state=None, alive=True, at=NOW_S, detail=""):
+    return Pulse(
+        rank=rank, at_s=at, alive=alive, heartbeat_age_s=beat, stalled_s=stalled, activity=activity, waits_for=onto,
+        process_state=state, exit_detail=detail,
+    )  # fmt: skip
+
+
+SCENARIOS = {
+    "healthy": ([pulse(0), pulse(1, "recv", onto=0)], [], "make progress"),
+    "killed while its peers receive from it": (
+        [pulse(0, "recv", onto=1, stalled=0.1), pulse(1, alive=False, detail="signal 9"), pulse(2, "send", onto=1)],
+        [(1, "exit", (0, 2))],
+        "signal 9",
+    ),
+    "hung in its own work, the chain behind it waits": (
+        [pulse(0, "recv", onto=1, stalled=60), pulse(1, "recv", onto=2, stalled=60), pulse(2, stalled=2.1)],
+        [(2, "hung", (0, 1))],
+        "heartbeats go on",
+    ),
+    "hung, the others wait in the all-reduce": (
+        [pulse(0, "collective", stalled=9), pulse(1, stalled=9), pulse(2, "commit", stalled=9)],
+        [(1, "hung", (0, 2))],
+        "no progress in compute",
+    ),
+    "a long chunk, not yet hung": ([pulse(0, stalled=1.9), pulse(1, "recv", onto=0, stalled=500)], [], "make progress"),
+    "stopped: the kernel says so at once": (
+        [pulse(0, "recv", onto=1), pulse(1, beat=0.25, state="T")],
+        [(1, "frozen", (0,))],
+        "stopped",
+    ),
+    "silent for 0.25 s is not yet frozen": ([pulse(0), pulse(1, beat=0.25, state="S")], [], "make progress"),
+    "frozen while it waited for a healthy rank": (
+        [pulse(0), pulse(1, "recv", onto=0, beat=0.6, stalled=0.6)],
+        [(1, "frozen", ())],
+        "no heartbeat",
+    ),
+    "everybody waits in a circle": (
+        [pulse(0, "recv", onto=1, stalled=30), pulse(1, "send", onto=2, stalled=30), pulse(2, "recv", onto=0, stalled=30)],
+        [],
+        "everybody waits and nobody computes",
+    ),
+    "all silent at once": ([pulse(0, beat=0.8), pulse(1, beat=0.9, state="T")], [], "listener"),
+    "one dead and the rest silent": (
+        [pulse(0, alive=False), pulse(1, beat=0.9), pulse(2, beat=0.9)],
+        [(0, "exit", ())],
+        "rank 0 exit",
+    ),
+    "the last one is silent": ([pulse(3, beat=0.9)], [(3, "frozen", ())], "no heartbeat"),
+    "agent not heard": ([pulse(0), pulse(1, at=NOW_S - 3, beat=0.0, stalled=50)], [], "agent is not heard"),
+    "not begun yet": ([pulse(0, "idle", stalled=12), pulse(1, "regroup", stalled=12)], [], "everybody waits"),
+    "never begins": ([pulse(0, "idle", stalled=31), pulse(1, "regroup", stalled=31)], [(0, "hung", (1,))], "idle"),
+    "two culprits, each with its own victims": (
+        [pulse(0, alive=False), pulse(1, "recv", onto=0), pulse(2, stalled=8), pulse(3, "send", onto=2, stalled=8)],
+        [(0, "exit", (1,)), (2, "hung", (3,))],
+        "rank 2 hung",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_names_the_culprit_and_only_the_culprit(name: str) -> None:
+    pulses, expected, because = SCENARIOS[name]
+    suspects, reason = decide(NOW_S, {p.rank: p for p in pulses}, OPTIONS)
+    assert [(s.rank, s.how, s.victims) for s in suspects] == expected
+    assert because in reason
+
+
+def test_hung_timeout_follows_the_longest_chunk_and_has_a_floor() -> None:
+    assert LivenessOptions().learned(0.01).hung_s == 2.0
+    assert LivenessOptions().learned(1.5).hung_s == 15.0
+    assert LivenessOptions().learned(1.5).learned(0.01).hung_s == 2.0
+
+
+waiting = st.sampled_from(["recv", "send", "collective", "commit", "regroup"])
+pulses = st.builds(
+    pulse,
+    rank=st.integers(0, 7),
+    activity=st.one_of(waiting, st.sampled_from(["compute", "idle"])),
+    stalled=st.floats(0, 1e4),
+    beat=st.floats(0, 2),
+    onto=st.none() | st.integers(0, 9),
+    alive=st.booleans(),
+)
+
+
+@given(st.lists(pulses, max_size=8))
+def test_who_waits_and_is_heard_is_never_accused_and_no_suspect_is_a_victim(rows: list[Pulse]) -> None:
+    table = {p.rank: p for p in rows}
+    suspects, reason = decide(NOW_S, table, OPTIONS)
+    assert reason
+    accused: set[int] = {s.rank for s in suspects}
+    for rank in accused:
+        p = table[rank]
+        assert not p.alive or p.heartbeat_age_s >= OPTIONS.frozen_s or p.activity in ("compute", "idle")
+    assert {rank for rank, p in table.items() if not p.alive} <= accused
+    assert accused.isdisjoint(victim for s in suspects for victim in s.victims)
+    assert all(isinstance(s, Suspect) and s.detail for s in suspects)
