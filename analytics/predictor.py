@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 TERMS = ("token_us", "head_us_per_token", "token2_us", "layer_us")  # in this order a term gives way to those before it
-LEAST_INDEPENDENT = 0.01  # a term that is to 99 % a mixture of the others cannot be told from them in noise of some percent
+LEAST_INDEPENDENT = 1e-3  # less of a term than this, relative to the whole of it, is rounding, not information
 HUBER = 1.5  # in robust standard deviations
 HELD_OUT = 4  # every fourth
 LEAST_SLOW = 1.1  # a rank within 10 % of the others is spread, not contradiction
