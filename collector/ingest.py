@@ -17,7 +17,7 @@ from unskew.collector.views import create_views
 _FILES = "run varchar, writer varchar, segment bigint, bytes bigint, rows bigint, last_seq bigint"
 
 
-class DatabaseBusy(StoreError):
+class DatabaseBusyError(StoreError):
     """Another process has the store's database open."""
 
 
@@ -89,7 +89,7 @@ def _per_file(entries: list[Entry]) -> dict[Place, tuple[int, int]]:
 
 
 def open_database(store: Store, manifest: Manifest) -> duckdb.DuckDBPyConnection:
-    """The store's database, built again when it is damaged. Raises `DatabaseBusy`."""
+    """The store's database, built again when it is damaged. Raises `DatabaseBusyError`."""
     try:
         database = _connect(store)
         if _agrees(database, manifest):
@@ -97,7 +97,7 @@ def open_database(store: Store, manifest: Manifest) -> duckdb.DuckDBPyConnection
         database.close()
     except duckdb.IOException as error:
         if "lock" in str(error):
-            raise DatabaseBusy(
+            raise DatabaseBusyError(
                 f"{store.database} is open in another process; collecting waits until it is closed there"
             ) from error
     except duckdb.Error:

@@ -21,7 +21,7 @@ from unskew.collector.paths import Store, StoreError, make_folder
 
 STEP_S = 0.5
 """Readers follow the spool themselves and do not wait for this; it bounds how many rows one transaction holds."""
-IDLE_S = 10.0
+IDLE_S = 5.0
 BUSY_RETRY_S = 5.0
 NICENESS = 10
 """Training goes first where ranks and collector share cores."""
@@ -69,33 +69,33 @@ def _on_its_way() -> bool:
 def serve(store: Store, idle_s: float) -> None:
     """Collect until idle for `idle_s` or asked to end. The caller holds the collector's lock."""
     # Imported here, because the losers of the election need not pay for a database.
-    from unskew.collector.ingest import DatabaseBusy, Ingest  # noqa: PLC0415
+    from unskew.collector.ingest import DatabaseBusyError, Ingest  # noqa: PLC0415
     from unskew.collector.sealing import seal, sweep  # noqa: PLC0415
 
     ending = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # taken by sigtimedwait alone, so that no step is cut
     sweep(store)
-    while True:
-        try:
-            ingest = Ingest(store)
-            break
-        except DatabaseBusy as error:  # somebody looks at it; the spool keeps everything meanwhile
-            print(f"collector: {error}", file=sys.stderr, flush=True)
-            if signal.sigtimedwait(ending, BUSY_RETRY_S) is not None:
-                return
     busy_s = time.monotonic()
+    ingest: Ingest | None = None
+    wait_s = STEP_S
     try:
         while True:
-            asked_to_end = signal.sigtimedwait(ending, STEP_S) is not None
-            taken = ingest.step()
-            runs = store.spooled_runs()
-            taken += sum(seal(store, ingest, run) for run in runs)
-            if taken or any(controller_alive(store, run) for run in runs):
+            asked_to_end = signal.sigtimedwait(ending, wait_s) is not None
+            try:
+                ingest = ingest or Ingest(store)
+            except DatabaseBusyError as error:  # somebody looks at it; the spool keeps everything meanwhile
+                print(f"collector: {error}", file=sys.stderr, flush=True)
+                wait_s, taken = BUSY_RETRY_S, 0
+            else:
+                wait_s, taken = STEP_S, ingest.step()
+                taken += sum(seal(store, ingest, run) for run in store.spooled_runs())
+            if taken or any(controller_alive(store, run) for run in store.spooled_runs()):
                 busy_s = time.monotonic()
             if asked_to_end or time.monotonic() - busy_s > idle_s:
                 return
     finally:
-        ingest.close()
+        if ingest is not None:
+            ingest.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

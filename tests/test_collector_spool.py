@@ -1,0 +1,198 @@
+"""Spool, control streams and tail: nothing is lost or torn, and nobody waits for the disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unskew.collector import spool
+from unskew.collector.events import Dropped, Note, Span
+from unskew.collector.paths import Store, StoreError
+from unskew.collector.segment import control_line, telemetry_line
+from unskew.collector.spool import ControlStream, SpoolWriter, VersionConflict
+from unskew.collector.tail import Tail
+
+
+def span(number: int) -> Span:
+    return Span(kind="F", device="device-0", rank=0, epoch=0, attempt=0, iteration=number, start_us=number, wall_us=1)
+
+
+def note(text: str) -> Note:
+    return Note(text=text, by="ada")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def test_events_come_back_in_order_through_rotated_files(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "ROTATE_BYTES", 4096)
+    writer = SpoolWriter(store, "r", "rank-0000.1", flush_s=0.001)
+    tail, entries = Tail(store, "r"), []
+    for number in range(1000):
+        writer.append(span(number))
+        if number % 50 == 0:
+            assert writer.hand_over(5.0)
+            entries += tail.poll()
+    assert writer.close()
+    entries += tail.poll()
+    assert [entry.seq for entry in entries] == list(range(1000))
+    assert [entry.event for entry in entries] == [span(number) for number in range(1000)]
+    assert len({entry.segment for entry in entries}) > 5
+    assert abs(entries[0].at_us - time.time() * 1e6) < 60e6
+    assert tail.poll() == []
+
+
+def test_what_was_handed_over_is_there_for_others(store: Store) -> None:
+    writer = SpoolWriter(store, "r", "rank-0000.1", flush_s=60.0)
+    for number in range(100):
+        writer.append(span(number))
+    assert Tail(store, "r").poll() == []
+    assert writer.hand_over(5.0)
+    assert len(Tail(store, "r").poll()) == 100
+    writer.close()
+
+
+def test_a_stalled_disk_blocks_no_append_and_the_loss_is_counted(store: Store) -> None:
+    writer = SpoolWriter(store, "r", "rank-0000.1", capacity=200, flush_s=0.01)
+    stalled = store.spool("r") / "rank-0000.1" / "000000000000.jsonl"
+    os.mkfifo(stalled)  # opening it blocks until somebody reads
+    writer.append(span(0))
+    time.sleep(0.1)
+    slowest_s = 0.0
+    for number in range(1, 2000):
+        before = time.perf_counter()
+        writer.append(span(number))
+        slowest_s = max(slowest_s, time.perf_counter() - before)
+    assert slowest_s < 0.1
+    before = time.perf_counter()
+    assert not writer.hand_over()
+    assert time.perf_counter() - before < 0.5
+    with stalled.open("rb") as reader:
+        writer.append(span(2000))
+        assert writer.close()
+        lines = reader.read().splitlines()
+    dropped = [msgspec.json.decode(line, type=Dropped).count for line in lines if b"dropped@1" in line]
+    assert sum(dropped) > 1500
+    assert len(lines) - len(dropped) + sum(dropped) == 2001
+
+
+def test_an_event_that_json_cannot_hold_costs_only_itself(store: Store) -> None:
+    writer = SpoolWriter(store, "r", "rank-0000.1")
+    writer.append(span(0))
+    writer.append(msgspec.structs.replace(span(1), device=object()))  # type: ignore[arg-type]
+    writer.append(span(2))
+    assert writer.hand_over(5.0) is False  # all is written, but the log is not complete
+    writer.append(span(3))
+    assert writer.hand_over(5.0) is True
+    writer.close()
+    events = [entry.event for entry in Tail(store, "r").poll()]
+    assert events == [span(0), span(2), Dropped(count=1), span(3)]
+
+
+def test_a_writer_name_is_used_once(store: Store) -> None:
+    first = SpoolWriter(store, "r", "rank-0000.1")
+    first.append(span(0))
+    first.close()
+    with pytest.raises(StoreError, match="written before"):
+        SpoolWriter(store, "r", "rank-0000.1")
+
+
+LINES = [telemetry_line(0, 5, span(0)), control_line(6, "plan", 1, "ada", note("grün\n")), telemetry_line(1, 7, span(1))] * 3
+
+
+@given(cuts=st.lists(st.integers(0, sum(map(len, LINES))), max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_however_a_file_grows_each_line_is_given_once(cuts: list[int]) -> None:
+    data = b"".join(LINES)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        path = store.spool("r") / "w" / "000000000000.jsonl"
+        path.parent.mkdir(parents=True)
+        tail, raw, written = Tail(store, "r"), [], 0
+        for cut in sorted([*cuts, len(data)]):
+            with path.open("ab") as file:
+                file.write(data[written:cut])
+            written = cut
+            raw += [entry.raw for entry in tail.poll()]
+            tail = Tail(store, "r", offsets=tail.offsets)  # a collector that starts again
+    assert raw == [line.rstrip(b"\n") for line in LINES]
+
+
+def test_unknown_types_are_kept_raw_and_damaged_lines_are_counted(store: Store) -> None:
+    path = store.spool("r") / "w" / "000000000000.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(
+        b'{"seq":0,"at_us":1,"type":"span@9","kind":[]}\n{"seq":1,"at_\0\n{"seq":2,"at_us":1,"type":"dropped@1","count":3}\n'
+    )
+    tail = Tail(store, "r")
+    unknown, known = tail.poll()
+    assert (unknown.event, unknown.raw[-3:]) == (None, b"[]}")
+    assert known.event == Dropped(count=3)
+    assert tail.broken == 1
+
+
+def test_a_control_stream_refuses_what_was_decided_on_an_older_version(store: Store) -> None:
+    stream = ControlStream(store, "r", "analysis/retrain", "job.1")
+    assert stream.append(0, [note("a"), note("b")], actor="job") == 2
+    with pytest.raises(VersionConflict, match="at version 2, not 1"):
+        stream.append(1, [note("c")], actor="job")
+    with pytest.raises(StoreError, match="another writer"):
+        ControlStream(store, "r", "analysis/retrain", "job.2")
+    stream.close()
+    again = ControlStream(store, "r", "analysis/retrain", "job.2")
+    assert again.append(2, [note("c")], actor="job") == 3
+    again.close()
+    entries = Tail(store, "r").poll()
+    assert [(entry.stream, entry.version, entry.actor) for entry in entries] == [
+        ("analysis/retrain", version, "job") for version in (1, 2, 3)
+    ]
+
+
+def test_a_control_stream_goes_on_after_its_writer_was_killed(store: Store) -> None:
+    """Every version that `append` returned is on disk; a line torn by a lost machine is written over, not continued."""
+    code = f"""if True:
+        import itertools
+        from unskew.collector.events import Note
+        from unskew.collector.paths import Path, Store
+        from unskew.collector.spool import ControlStream
+        stream = ControlStream(Store(Path({str(store.root)!r})), "r", "plan", "controller.1")
+        for number in itertools.count(0, 2):
+            print(stream.append(number, [Note(text=str(number), by="x")] * 2, actor="c"), flush=True)
+    """
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        while int(child.stdout.readline()) < 40:
+            pass
+        child.kill()
+        said = max([40, *map(int, child.stdout.read().split())])
+    (segment,) = (store.spool("r") / "controller.1@plan").iterdir()
+    with segment.open("ab") as file:
+        file.write(b'{"seq":999,"at_us":1,"stream":"plan","ver')
+    stream = ControlStream(store, "r", "plan", "controller.2")
+    assert stream.version in {said, said + 2}
+    stream.append(stream.version, [note("on")], actor="c")
+    stream.close()
+    versions = [entry.version for entry in Tail(store, "r").poll()]
+    assert versions == list(range(1, stream.version + 1))
+
+
+def test_one_bad_store_path_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match=r"file is a file, a folder"):
+        Store.locate(str(tmp_path / "file" / "store"))
+    monkeypatch.setenv("UNSKEW_STORE", str(tmp_path / "env"))
+    assert Store.locate(None).root == tmp_path / "env"
+    assert Store.locate(str(tmp_path)).root == tmp_path
+    with pytest.raises(StoreError, match="not allowed"):
+        Store(tmp_path).spool("../elsewhere")
