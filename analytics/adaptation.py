@@ -13,7 +13,7 @@ the log takes the same decisions. The steps per iteration:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -154,7 +154,7 @@ class Adaptation:
         ]
         transfers = [us for seen in self._seen for us in seen.released.transfers_us]
 
-        def makespan_us(plan: Plan, works: tuple[Work, ...], cost: CostModel) -> float:
+        def makespan_us(plan: Plan, works: Sequence[Work], cost: CostModel) -> float:
             return predict_iteration(plan, works, cost, speeds).iteration_us
 
         try:

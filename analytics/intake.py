@@ -1,8 +1,10 @@
 """Log entries in any order of arrival -> whole committed iterations, in order.
 
-The watermark is `IterationCommitted`: before it is written every rank has handed its events of the iteration to the kernel. Entries
-of different writers are read one after the other, so an iteration is released one poll after its watermark was seen: by then
-every writer has been read past it. A replay of the same entries releases the same iterations.
+The watermark is `IterationCommitted`: before it is written every rank has handed its events of the iteration to the kernel.
+Entries of different writers are read one after the other, so an iteration is released one poll after its watermark was seen: by
+then every writer has been read past it. Where the vote said that some rank was late (``log_complete`` false), the iteration
+waits up to a second for the chunks that the plan asks for; if they do not come it is released as incomplete, and nobody is
+judged by it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from unskew.analytics.workload import Work, work_of
 from unskew.collector.events import Event, IterationCommitted, MicroBatchPacked, Span
 
 _CHUNKS = ("F", "B", "W")
+_PATIENCE_POLLS = 20
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,17 @@ class _Open(msgspec.Struct):
     watermark: list[IterationCommitted]
     polls_since: int = 0
 
+    def counted(self) -> list[Span]:
+        """The spans of the attempt that was committed."""
+        mark = self.watermark[0]
+        return [span for span in self.spans if span.epoch == mark.epoch and span.attempt == mark.attempt]
+
+    def is_whole(self, plan: Plan) -> bool:
+        """Whether every chunk and every micro-batch of the plan has arrived."""
+        expected = 2 * sum(len(route.hops) for route in plan.routes)
+        chunks = sum(span.kind in _CHUNKS for span in self.counted())
+        return chunks >= expected and len(self.packed) == len(plan.routes)
+
 
 class Intake:
     """Feed it every poll of the tail, also an empty one."""
@@ -49,19 +63,21 @@ class Intake:
         """The iterations that this poll completes; `plan_of[epoch]` tells which chunks included the output head."""
         for event in events:
             if isinstance(event, (Span, MicroBatchPacked, IterationCommitted)) and event.iteration >= self._next:
-                opened = self._open.setdefault(event.iteration, _Open([], {}, []))
+                of = self._open.setdefault(event.iteration, _Open([], {}, []))
                 if isinstance(event, Span):
-                    opened.spans.append(event)
+                    of.spans.append(event)
                 elif isinstance(event, MicroBatchPacked):
-                    opened.packed[event.micro_batch] = event.lengths
+                    of.packed[event.micro_batch] = event.lengths
                 else:
-                    opened.watermark.append(event)
+                    of.watermark.append(event)
         released = []
-        while (opened := self._open.get(self._next)) is not None and opened.watermark:
+        while (opened := self._open.get(self._next)) and opened.watermark and opened.watermark[0].epoch in plan_of:
             opened.polls_since += 1
-            if opened.polls_since < 2 or opened.watermark[0].epoch not in plan_of:
+            plan = plan_of[opened.watermark[0].epoch]
+            patient = opened.polls_since < _PATIENCE_POLLS and not opened.is_whole(plan)
+            if opened.polls_since < 2 or patient:
                 break
-            released.append(_release(opened, plan_of[opened.watermark[0].epoch]))
+            released.append(_release(opened, plan))
             del self._open[self._next]
             self._next += 1
         return released
@@ -69,9 +85,8 @@ class Intake:
 
 def _release(opened: _Open, plan: Plan) -> Released:
     mark = opened.watermark[0]
-    counted = [span for span in opened.spans if span.epoch == mark.epoch and span.attempt == mark.attempt]
+    counted = opened.counted()
     works = {micro_batch: work_of(lengths) for micro_batch, lengths in opened.packed.items()}
-    complete = mark.log_complete and len(works) == len(plan.routes)
     chunks = [span for span in counted if span.kind in _CHUNKS]
     return Released(
         committed=Committed(
@@ -80,7 +95,7 @@ def _release(opened: _Open, plan: Plan) -> Released:
             chunks=tuple(_chunk(span, works, plan) for span in chunks if span.micro_batch in works),
             works=tuple(works.get(number, Work(0, 0)) for number in range(len(plan.routes))),
             measured_us=float(max(seen.wall_us for seen in opened.watermark)),
-            log_complete=complete,
+            log_complete=opened.is_whole(plan),
         ),
         attempt=mark.attempt,
         loss=mark.loss,

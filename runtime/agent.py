@@ -1,4 +1,5 @@
-"""The agent: one per node. It owns the node's ranks (through the zygote), hears their heartbeats, and keeps the collector alive.
+"""The agent: one per node. It owns the node's ranks (through the zygote), hears their heartbeats, and keeps the collector
+alive.
 
 One thread, one loop. When the controller is gone it stops its ranks: nothing of a run outlives its controller.
 """

@@ -26,7 +26,7 @@ class Batch:
             micro_batches=options.micro_batches,
             max_tokens=options.tokens,
         )
-        self.lengths = [tuple(int(corpus.lengths[document]) for document in documents) for documents in self._documents]
+        self.lengths = [tuple(corpus.lengths[document] for document in documents) for documents in self._documents]
 
     def tokens(self, micro_batch: int) -> int:
         return sum(self.lengths[micro_batch])

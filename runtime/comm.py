@@ -1,7 +1,7 @@
 """Process groups of one epoch, built and dropped in living processes.
 
-Built on torch's C++ groups without the global registry, so that groups may overlap and be rebuilt at will. Group ranks never leave
-this module: callers name ranks as the run does. Every failure of a peer surfaces as `PeerLost`.
+Built on torch's C++ groups without the global registry, so that groups may overlap and be rebuilt at will. Group ranks never
+leave this module: callers name ranks as the run does. Every failure of a peer surfaces as `PeerLost`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 # A dead member leaves its group half built: give up early and wait for the next epoch record.
 _BUILD = timedelta(seconds=10)
@@ -24,7 +24,7 @@ _BUILD = timedelta(seconds=10)
 _WAIT = timedelta(hours=1)
 
 
-class PeerLost(RuntimeError):
+class PeerLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
     """A peer closed its connections (it died, or it aborts), or this rank's own `Comm` was aborted."""
 
 
@@ -44,8 +44,8 @@ class Comm:
     """The groups of one epoch: all its ranks, and the gradient groups that this rank belongs to.
 
     `groups` lists every gradient group of the plan in the same order on every rank; groups of one rank need no communication.
-    `stop` frees blocked calls here, and by closing, on the peers. It may be called from another thread, also while the groups are
-    still being built.
+    `stop` frees blocked calls here, and by closing, on the peers. It may be called from another thread, also while the groups
+    are still being built.
     """
 
     def __init__(self, store: Store, epoch: int, rank: int, members: Sequence[int], groups: Sequence[tuple[int, ...]]) -> None:
@@ -94,7 +94,8 @@ class Comm:
         return torch.stack(rows)
 
     def stop(self) -> None:
-        """Shut the sockets of this epoch's groups: Gloo's own abort frees nobody, a closed socket frees both ends in milliseconds."""
+        """Shut the sockets of this epoch's groups: Gloo's own abort frees nobody, a closed socket frees both ends in
+        milliseconds."""
         for descriptor, inode in _sockets().items():
             if self._before.get(descriptor) == inode:
                 continue
@@ -120,7 +121,7 @@ def _sockets() -> dict[int, str]:
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
-            target = os.readlink(entry)
+            target = str(entry.readlink())
             if target.startswith("socket:"):
                 found[int(entry.name)] = target
     return found

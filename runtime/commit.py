@@ -1,9 +1,11 @@
 """The commit protocol: when an iteration counts, also when ranks die around that moment.
 
-After its gradients are reduced, a rank enters a barrier that says "I hold all gradients" and carries its vote. Whoever passes the
-barrier knows that every member holds the reduced gradients of the iteration. After an abort the survivors exchange their standing:
+After its gradients are reduced, a rank enters a barrier that says "I hold all gradients" and carries its vote. Whoever passes
+the barrier knows that every member holds the reduced gradients of the iteration. After an abort the survivors exchange their
+standing:
 
-* if anyone passed the barrier of iteration i, everyone who has not stepped i yet steps it now, from the gradients it still holds;
+* if anyone passed the barrier of iteration i, everyone who has not stepped i yet steps it now, from the gradients it still
+  holds;
 * else iteration i is redone, as the next attempt.
 
 Ranks can differ by one iteration at most: nobody passes barrier i + 1 before all have entered it, hence stepped i. A plan takes
@@ -59,8 +61,8 @@ def vote(comm: Comm, iteration: int, attempt: int, mine: Vote) -> Outcome:
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rank stands when its communication broke.
 
-    `stepped` iterations are done; `attempt` is the attempt of iteration `stepped` that it had begun (-1 = none); `outcome` is the
-    last barrier it passed: of iteration `stepped` when it has not stepped yet, else of the one before, or None.
+    `stepped` iterations are done; `attempt` is the attempt of iteration `stepped` that it had begun (-1 = none); `outcome` is
+    the last barrier it passed: of iteration `stepped` when it has not stepped yet, else of the one before, or None.
     """
 
     stepped: int

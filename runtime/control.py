@@ -1,7 +1,7 @@
 """A rank's side threads: heartbeats to the agent, and epoch records from it.
 
-A record that aborts frees the main thread at once, wherever it is blocked. When the agent is gone the rank ends itself: nothing of a
-run outlives its agent.
+A record that aborts frees the main thread at once, wherever it is blocked. When the agent is gone the rank ends itself: nothing
+of a run outlives its agent.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from unskew.runtime.comm import Comm
 from unskew.runtime.progress import Progress
@@ -92,8 +93,6 @@ class Control:
         progress, rank = self._progress, self._seat.rank
         while True:
             beat = encode_beat(rank, progress.count, progress.iteration, progress.activity, progress.waits_for)
-            try:
+            with suppress(OSError):  # the agent is busy: the next beat says the same
                 sock.sendto(beat, self._seat.heartbeat_socket)
-            except OSError:
-                pass  # the agent is busy: the next beat says the same
             time.sleep(BEAT_S)

@@ -1,7 +1,7 @@
 """The controller: one loop that listens (agent, log, commands), decides through analytics, logs the decision, then acts.
 
-It hosts the rendezvous store, must outlive every rank, and never touches a database: it reads the spools that the ranks write, so
-detection goes on while the collector is down.
+It hosts the rendezvous store, must outlive every rank, and never touches a database: it reads the spools that the ranks write,
+so detection goes on while the collector is down.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BROKEN_S = 1.0
 _LOST_MESSAGES_IN_A_ROW = 5
 
 
-class RunFailed(RuntimeError):
+class RunFailed(RuntimeError):  # noqa: N818 - an event of the run, not a defect
     """The run cannot go on; the message is one sentence: what happened and, where there is one, what to do."""
 
 

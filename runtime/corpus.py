@@ -27,19 +27,19 @@ class Corpus:
         self.data = np.frombuffer(b"".join(documents), dtype=np.uint8)
         self.ends = np.cumsum([len(document) for document in documents])
         # A document of n bytes has n - 1 tokens: each byte but the last, with the next byte as its target.
-        self.lengths: npt.NDArray[np.int64] = np.diff(self.ends, prepend=0) - 1
+        self.lengths = [len(document) - 1 for document in documents]
 
     def document(self, index: int) -> npt.NDArray[np.uint8]:
         """The bytes of one document, `lengths[index] + 1` of them."""
         end = int(self.ends[index])
-        return self.data[end - int(self.lengths[index]) - 1 : end]
+        return self.data[end - self.lengths[index] - 1 : end]
 
 
 def load_corpus(folder: str | None, max_tokens: int) -> Corpus:
     """The text files under `folder` (None = the running interpreter's standard library), cut to at most `max_tokens` tokens.
 
-    Files are read in the order of their names, up to 16 MiB; files that are not text are left out. Raises `OptionsError` when too
-    little text is found.
+    Files are read in the order of their names, up to 16 MiB; files that are not text are left out. Raises `OptionsError` when
+    too little text is found.
     """
     documents = [piece for text in _texts(folder) for piece in cut(text, max_tokens + 1)]
     if not documents:

@@ -1,4 +1,5 @@
-"""The desk where proposals lie: what the mode allows, what people say, what expires. Pure: every call returns the events it makes.
+"""The desk where proposals lie: what the mode allows, what people say, what expires. Pure: every call returns the events it
+makes.
 
 Modes govern optional changes: observe only records a proposal, approve waits for somebody, auto approves within its limits. A
 minimal recovery after a death is no optional change.
@@ -144,7 +145,8 @@ class Desk:
         return [] if lying is None else [PlanExpired(proposal=lying.proposal, reason=reason)]
 
     def command(self, command: Command) -> list[Control]:
-        """What somebody asks: approve, reject, another mode, a note. A command that cannot be carried out is refused in the log."""
+        """What somebody asks: approve, reject, another mode, a note. A command that cannot be carried out is refused in the
+        log."""
         if command.kind == "note":
             return [Note(text=command.reason, by=command.by)]
         if command.kind == "mode":

@@ -7,7 +7,8 @@ One executor runs on four devices; only this object differs:
 * `SleepDevice`: real maths, then sleep until the profile's time is up. Chunk time = wall clock.
 * `VirtualDevice`: a logical clock that messages carry along: exact, and independent of load.
 
-A slow fault multiplies the chunk's time: by sleeping in proportion to the CPU time used (real), by a longer sleep, or on the clock.
+A slow fault multiplies the chunk's time: by sleeping in proportion to the CPU time used (real), by a longer sleep, or on the
+clock.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ class Timing(msgspec.Struct, gc=False):
 
 
 class ChunkOf(msgspec.Struct, frozen=True, gc=False):
-    """What the device must know of a chunk to time it or to make it slow."""
+    """What the device must know of a chunk to time it or to make it slow; its inputs had arrived at `ready_us`."""
 
     kind: str
     iteration: int
     n_layers: int
     has_head: bool
     work: Work
+    ready_us: int
 
 
 class Device(ABC):
@@ -55,15 +57,15 @@ class Device(ABC):
         self._slow = slow
 
     @abstractmethod
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor], ready_us: int) -> tuple[Tensor, Callable[[], Timing]]:
-        """Execute `body`; the timing is asked for after the iteration. `ready_us`: logical time at which the inputs had arrived."""
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
+        """Execute `body`; the timing is asked for after the iteration."""
 
     def now_us(self) -> int:
         """The run's clock."""
         return time.monotonic_ns() // 1000
 
-    def advance_to(self, time_us: int) -> None:
-        """The iteration ended at `time_us` on the slowest rank; only a logical clock listens."""
+    def advance_to(self, time_us: int) -> None:  # noqa: B027 - only a logical clock listens
+        """The iteration ended at `time_us` on the slowest rank."""
 
     def _factor(self, chunk: ChunkOf) -> float:
         factor = 1.0
@@ -77,7 +79,7 @@ class RealDevice(Device):
         super().__init__(slow)
         self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor], ready_us: int) -> tuple[Tensor, Callable[[], Timing]]:  # noqa: ARG002
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
         start, runq, cpu = time.monotonic_ns(), self._runq_ns(), time.thread_time_ns()
         result = body()
         factor = self._factor(chunk)
@@ -96,9 +98,9 @@ class CudaDevice(Device):
         super().__init__(slow)
         self.torch_device = torch.device("cuda", index)
 
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor], ready_us: int) -> tuple[Tensor, Callable[[], Timing]]:  # noqa: ARG002
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
         start_us = self.now_us()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         result = body()
         factor = self._factor(chunk)
@@ -121,7 +123,7 @@ class SleepDevice(Device):
         super().__init__(slow)
         self._cost = cost
 
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor], ready_us: int) -> tuple[Tensor, Callable[[], Timing]]:  # noqa: ARG002
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
         start = time.monotonic_ns()
         until = start + int(1000 * _emulated_us(self._cost, chunk) * self._factor(chunk))
         result = body()
@@ -139,9 +141,9 @@ class VirtualDevice(Device):
         self._cost = cost
         self._now_us = 0
 
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor], ready_us: int) -> tuple[Tensor, Callable[[], Timing]]:
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
         result = body()
-        start = max(self._now_us, ready_us)
+        start = max(self._now_us, chunk.ready_us)
         length = round(_emulated_us(self._cost, chunk) * self._factor(chunk))
         self._now_us = start + length
         timing = Timing(start, length, length)

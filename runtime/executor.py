@@ -1,8 +1,9 @@
 """Executes one rank's actions of one iteration: chunks, and the messages between them.
 
-The action list comes from the plan (analytics/schedule.py); any rank may execute any hop whose layers it holds, for any replica.
-Receives are posted two actions ahead, sends are waited for at the end, a hand-over within the rank costs nothing. Messages need
-no shapes: every rank knows each micro-batch's lengths. On a virtual device each message carries the sender's clock in front.
+The action list comes from the plan (analytics/schedule.py); any rank may execute any hop whose layers it holds, for any
+replica. Receives are posted two actions ahead, sends are waited for at the end, a hand-over within the rank costs nothing.
+Messages need no shapes: every rank knows each micro-batch's lengths. On a virtual device each message carries the sender's
+clock in front.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Executor:
                 y = functional.cross_entropy(y, targets, reduction="sum") / self._batch.target_tokens
             return y
 
-        y, timing = self._device.run(self._chunk(action, last), body, ready_us)
+        y, timing = self._device.run(self._chunk(action, last, ready_us), body)
         self._held[micro_batch, action.hop] = (source, y)
         self._done(action, timing, wait_us, messages)
         if last:
@@ -117,15 +118,15 @@ class Executor:
             torch.autograd.backward(y, dy)
             return y
 
-        _, timing = self._device.run(self._chunk(action, last), body, ready_us)
+        _, timing = self._device.run(self._chunk(action, last, ready_us), body)
         self._done(action, timing, wait_us, messages)
         if action.hop > 0 and x.grad is not None:
             self._hand_on("B", action, action.hop - 1, x.grad)
         return 0.0
 
-    def _chunk(self, action: Action, has_head: bool) -> ChunkOf:
+    def _chunk(self, action: Action, has_head: bool, ready_us: int) -> ChunkOf:
         work = work_of(self._batch.lengths[action.micro_batch])
-        return ChunkOf(action.kind, self._batch.iteration, action.n_layers, has_head, work)
+        return ChunkOf(action.kind, self._batch.iteration, action.n_layers, has_head, work, ready_us)
 
     def _source(self, action: Action) -> int | None:
         """The rank that has this action's input; None when it needs none."""

@@ -1,7 +1,8 @@
 """Exact gradients for any plan: each layer is summed over all ranks that hold it.
 
-Micro-batch losses are divided by the iteration's target tokens before the backward pass, so a sum is all that is needed, whatever
-replica executed which micro-batch. Groups are taken in the plan's order (first layer ascending), the same on every rank.
+Micro-batch losses are divided by the iteration's target tokens before the backward pass, so a sum is all that is needed,
+whatever replica executed which micro-batch. Groups are taken in the plan's order (first layer ascending), the same on every
+rank.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def reduce_gradients(
     plan: Plan,
     layers: Mapping[int, HeldLayer],
     comm: Comm,
+    *,
     device: Device,
     progress: Progress,
     label: Callable[..., Span],

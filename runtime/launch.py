@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from unskew import analytics
 from unskew.analytics.adaptation import Adaptation, Site
@@ -39,7 +39,7 @@ _BYTES_PER_US = 200.0
 def run(
     options: RunOptions,
     *,
-    on_event: Callable[[Entry], None] = lambda entry: None,
+    on_event: Callable[[Entry], None] = lambda _: None,
     on_tick: Callable[[], None] = lambda: None,
 ) -> Summary:
     """Train as `options` say and return what it came to; `on_event` sees every log entry, `on_tick` is called often.
@@ -53,7 +53,7 @@ def run(
     verification = None
     if options.verify:
         undisturbed = msgspec.structs.replace(options, faults=(), device="virtual", mode="observe", verify=False)
-        reference = Session(undisturbed, lambda entry: None, on_tick)
+        reference = Session(undisturbed, lambda _: None, on_tick)
         reference.perform()
         verification = _compare(session.gathering, reference.gathering)
     return session.summary(verification)

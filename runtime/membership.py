@@ -18,7 +18,7 @@ from unskew.runtime.protocol import AnyMessage, Channel, Exited, Forked, Hello, 
 _STOP_S = 5.0
 
 
-class AgentLost(RuntimeError):
+class AgentLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
     """The agent is gone, and with it every rank of its node."""
 
 

@@ -1,8 +1,8 @@
 """Layers move with their optimiser state, straight from rank to rank.
 
-A copy of a layer is current when it has been stepped as often as iterations are committed. Every rank tells which copies it holds,
-so the moves follow from what is really there, also when a move was cut short by a death: a layer is kept by its old holder until
-the first iteration under the new plan is committed.
+A copy of a layer is current when it has been stepped as often as iterations are committed. Every rank tells which copies it
+holds, so the moves follow from what is really there, also when a move was cut short by a death: a layer is kept by its old
+holder until the first iteration under the new plan is committed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unskew.runtime.comm import Comm
 from unskew.runtime.layers import HeldLayer
 
 
-class LayersLost(RuntimeError):
+class LayersLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
     """No survivor holds a current copy of some layer: only a checkpoint could bring it back."""
 
 

@@ -1,14 +1,13 @@
 """A byte-level Llama: RMSNorm, rotary positions, SwiGLU, causal attention within each packed document.
 
-A `Layer` is the unit that plans move: one transformer block, with the embedding in front of layer 0 and the final norm and output
-head behind the last. A layer's initial weights depend on (seed, layer) alone, never on the plan.
+A `Layer` is the unit that plans move: one transformer block, with the embedding in front of layer 0 and the final norm and
+output head behind the last. A layer's initial weights depend on (seed, layer) alone, never on the plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import cast
 
 import msgspec
 import torch
@@ -58,7 +57,7 @@ class Layer(nn.Module):
         return x
 
     def _attend(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
-        # A loop over documents: a block-diagonal mask would cost tokens^2 whatever the lengths, and no variable-length kernel runs on CPU.
+        # A loop over documents: a block-diagonal mask would cost tokens^2, and no variable-length kernel runs on CPU.
         tokens, dim = x.shape
         qkv = self.qkv(x).view(tokens, 3, self.heads, dim // self.heads)
         cos, sin = _rotary_tables(tuple(lengths), dim // self.heads, x.dtype, x.device)
@@ -96,4 +95,4 @@ def _rotary_tables(lengths: tuple[int, ...], width: int, dtype: torch.dtype, dev
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     even, odd = x.chunk(2, dim=-1)
-    return cast(Tensor, torch.cat((even * cos - odd * sin, even * sin + odd * cos), dim=-1))
+    return torch.cat((even * cos - odd * sin, even * sin + odd * cos), dim=-1)

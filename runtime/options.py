@@ -28,9 +28,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     pp: int = 4
     dp: int = 2
     layers: int = 16
-    dim: int = 64
-    heads: int = 4
-    tokens: int = 512
+    dim: int = 32
+    heads: int = 2
+    tokens: int = 256
     micro_batches: int = 16
     iterations: int = 180
     seed: int = 0
@@ -79,7 +79,8 @@ def cores() -> int:
 
 
 def choose_device(options: RunOptions, accelerators: int) -> tuple[DeviceKind, str]:
-    """The device for ``--device auto`` and the sentence that says why: real when every rank has its own core or GPU, else sleep."""
+    """The device for ``--device auto`` and the sentence that says why: real when every rank has its own core or GPU, else
+    sleep."""
     if options.device != "auto":
         return options.device, f"{options.device}, as asked"
     if options.ranks <= accelerators:

@@ -22,7 +22,8 @@ class Issued(msgspec.Struct, kw_only=True):
 
 
 class InForce(msgspec.Struct, frozen=True, kw_only=True):
-    """Every living member acts on the plan. `seconds` from the asking to the last of them; `old` = what it replaced by choice."""
+    """Every living member acts on the plan. `seconds` from the asking to the last of them; `old` = what it replaced by
+    choice."""
 
     plan: Plan
     proposal: str

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
-Activity = Literal["idle", "compute", "recv", "send", "collective", "commit", "regroup"]
+from unskew.analytics.liveness import Activity
 
 
 class Progress:

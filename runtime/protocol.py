@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import socket
 import struct
+from typing import get_args
 
 import msgspec
 
+from unskew.analytics.liveness import Activity
 from unskew.analytics.plan import Plan
 from unskew.runtime.options import RunOptions
 
@@ -132,7 +134,7 @@ class RankPulse(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     heartbeat_age_s: float
     stalled_s: float
-    activity: str
+    activity: Activity
     waits_for: int | None
     iteration: int
     state: str | None
@@ -145,8 +147,21 @@ class Pulses(Message, frozen=True, kw_only=True):
 
 
 AnyMessage = (
-    Hello | Prepare | Ready | Start | Forked | Exited | EpochRecord | Entered | Broken | Failed | Finished | Stop | Kill | Pulses
-)  # fmt: skip
+    Hello
+    | Prepare
+    | Ready
+    | Start
+    | Stop
+    | Kill
+    | Forked
+    | Exited
+    | EpochRecord
+    | Entered
+    | Broken
+    | Failed
+    | Finished
+    | Pulses
+)
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 _LENGTH = struct.Struct("!I")
@@ -206,16 +221,16 @@ class Channel:
         return message
 
 
-_ACTIVITIES = ("idle", "compute", "recv", "send", "collective", "commit", "regroup")
+_ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 _BEAT = struct.Struct("!HQIbh")
 
 
-def encode_beat(rank: int, count: int, iteration: int, activity: str, waits_for: int | None) -> bytes:
+def encode_beat(rank: int, count: int, iteration: int, activity: Activity, waits_for: int | None) -> bytes:
     """The heartbeat datagram: rank, progress counter, iteration, activity, whom it waits for."""
     return _BEAT.pack(rank, count, iteration, _ACTIVITIES.index(activity), -1 if waits_for is None else waits_for)
 
 
-def decode_beat(data: bytes) -> tuple[int, int, int, str, int | None]:
+def decode_beat(data: bytes) -> tuple[int, int, int, Activity, int | None]:
     """The inverse of `encode_beat`."""
     rank, count, iteration, activity, waits_for = _BEAT.unpack(data)
     return rank, count, iteration, _ACTIVITIES[activity], None if waits_for < 0 else waits_for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from unskew.analytics.liveness import Activity
 from unskew.runtime.processes import process_state
 from unskew.runtime.protocol import RankPulse
 
@@ -14,7 +15,7 @@ class _Known(msgspec.Struct):
     moved_s: float
     count: int = 0
     iteration: int = 0
-    activity: str = "idle"
+    activity: Activity = "idle"
     waits_for: int | None = None
 
 
@@ -30,7 +31,7 @@ class PulseTable:
     def gone(self, rank: int) -> None:
         self._known.pop(rank, None)
 
-    def beat(self, rank: int, count: int, iteration: int, activity: str, waits_for: int | None, *, now_s: float) -> None:
+    def beat(self, rank: int, count: int, iteration: int, activity: Activity, waits_for: int | None, *, now_s: float) -> None:
         """Take a heartbeat; a late one of a rank that is gone is ignored."""
         known = self._known.get(rank)
         if known is None:

@@ -1,7 +1,8 @@
 """A rank: iterate, commit, change plan, recover.
 
-The main thread runs this; side threads (control.py) beat its heart and bring epoch records. Any broken communication leads to one
-place, `_recover`: stop the groups, wait for the record that names the survivors, regroup in the same process, settle, go on.
+The main thread runs this; side threads (control.py) beat its heart and bring epoch records. Any broken communication leads to
+one place, `_recover`: stop the groups, wait for the record that names the survivors, regroup in the same process, settle, go
+on.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from unskew.analytics.plan import Plan
 from unskew.analytics.profiles import profile
@@ -70,9 +71,10 @@ class Rank:
         self.layers: dict[int, HeldLayer] = {}
         self.plan = options.first_plan()
         self.comm: Comm | None = None
-        # Committed iterations that this rank has stepped; the attempt of the next one (-1 = not begun); the last barrier passed.
+        # Iterations that this rank has stepped; the attempt of the next one (-1 = not begun); the last barrier it passed.
         self.stepped, self.attempt = 0, -1
         self.outcome: Outcome | None = None
+        self.batch: Batch | None = None
         self.begun_us = 0
 
     def run(self) -> None:
@@ -95,7 +97,7 @@ class Rank:
         self.progress.iteration = iteration
         self.recorder.begin(self.plan, iteration, self.attempt)
         self.begun_us = self.device.now_us()
-        batch = Batch(self.corpus, self.options, iteration)
+        batch = self.batch = Batch(self.corpus, self.options, iteration)
         actions = build_schedule(self.plan).by_rank[self.seat.rank]
         for layer in self.layers.values():
             layer.clear_gradients()
@@ -122,7 +124,9 @@ class Rank:
                 self.spool.append(
                     MicroBatchPacked(iteration=iteration, micro_batch=micro_batch, attempt=self.attempt, lengths=lengths)
                 )
-        for span in reduce_gradients(self.plan, self.layers, comm, self.device, self.progress, self.recorder.span):
+        for span in reduce_gradients(
+            self.plan, self.layers, comm, device=self.device, progress=self.progress, label=self.recorder.span
+        ):
             self.spool.append(span)
         self.injector.at(iteration, "before_barrier")
         complete = self.spool.hand_over()
@@ -154,7 +158,6 @@ class Rank:
         # What the plan moved away is dropped only now: the first iteration without it is committed.
         self.layers = {number: layer for number, layer in self.layers.items() if role.holds(number, 1)}
         self.stepped, self.attempt = outcome.iteration + 1, -1
-        batch = Batch(self.corpus, self.options, outcome.iteration)
         self.spool.append(
             IterationCommitted(
                 iteration=outcome.iteration,
@@ -162,7 +165,7 @@ class Rank:
                 attempt=outcome.attempt,
                 rank=self.seat.rank,
                 loss=outcome.loss,
-                tokens=batch.target_tokens,
+                tokens=self.batch.target_tokens if self.batch is not None else 0,
                 start_us=self.begun_us,
                 wall_us=self.device.now_us() - self.begun_us,
                 log_complete=outcome.log_complete,

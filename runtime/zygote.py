@@ -1,7 +1,7 @@
 """The zygote: a process that has imported everything and loaded the corpus, and forks ranks in milliseconds.
 
-It never starts a thread and runs no tensor operation, so a fork of it is sound. It is the ranks' parent: it reaps them and reports how
-they ended. When the agent is gone it kills them and ends.
+It never starts a thread and runs no tensor operation, so a fork of it is sound. It is the ranks' parent: it reaps them and
+reports how they ended. When the agent is gone it kills them and ends.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Zygote:
         """Until Stop, or until the agent is gone."""
         still_open = True
         while still_open:
-            ready, _, _ = select.select([self._channel, self._child_ended], [], [])
+            ready, _, _ = select.select([self._channel.fileno(), self._child_ended], [], [])
             if self._child_ended in ready:
                 os.read(self._child_ended, 4096)
                 self._reap()
-            if self._channel in ready:
+            if self._channel.fileno() in ready:
                 messages, still_open = self._channel.available()
                 for message in messages:
                     still_open = self._handle(message) and still_open
