@@ -10,7 +10,7 @@ import faulthandler
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,6 +71,12 @@ def no_process_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, "processes left behind: " + "; ".join(f"{pid} {command}" for pid, command in left.items())
+
+
+@pytest.fixture
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], dict[int, str]]:
+    """Call it for the processes that tests of this session started and that live now: pid -> command line."""
+    return lambda: started_from(str(tmp_path_factory.getbasetemp()))
 
 
 def started_from(folder: str) -> dict[int, str]:

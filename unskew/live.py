@@ -12,7 +12,7 @@ from unskew.collector.tail import Entry
 from unskew.live_state import LiveState, fold
 from unskew.live_view import Facts, plain, render
 
-REDRAW_S = 0.2
+REDRAW_S = 0.5
 PLAIN_LINE_S = 5.0
 
 
@@ -24,6 +24,7 @@ class Screen:
         self._console, self._facts = console, facts
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._drawn_s = float("-inf")
+        self._printed = ""
 
     def __enter__(self) -> Screen:
         if self._live is not None:
@@ -55,8 +56,9 @@ class Screen:
         self._drawn_s = time.monotonic()
         if self._live is not None:
             self._live.update(render(self.state, self._facts, *self._console.size), refresh=True)
-        elif self.state.iteration is not None:
-            self._print(plain(self.state))
+        elif self.state.iteration is not None and (line := plain(self.state)) != self._printed:
+            self._printed = line
+            self._print(line)
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -52,7 +52,8 @@ def _(event: ev.DeviceLost) -> Sentence:
 @say.register
 def _(event: ev.Regrouped) -> Sentence:
     moved = f", {event.moved_bytes / 1e6:.1f} MB moved in {event.migrate_seconds:.2f} s" if event.moved_bytes else ""
-    return Sentence("regroup", f"the survivors work together again after {event.seconds:.2f} s{moved}")
+    again = " again" if event.epoch else ""
+    return Sentence("regroup", f"the ranks work together{again} after {event.seconds:.2f} s{moved}")
 
 
 @say.register

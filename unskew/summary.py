@@ -21,7 +21,7 @@ def summary_view(summary: Summary) -> RenderableType:
     for label, text in _facts(summary):
         facts.add_row(label, text)
     parts: list[RenderableType] = [Text(f"run {summary.run_id}", "bold"), facts]
-    if summary.plans:
+    if len(summary.plans) > 1:
         parts.append(_plans(summary.plans))
     return Padding(Group(*parts), (1, 1))
 

@@ -1,0 +1,107 @@
+"""`unskew run` as a person meets it: real processes, on the virtual device so that it takes seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+FACTS = {"run_id", "device", "iterations", "losses", "iteration_s", "faults", "verdicts", "plans", "events", "verify"}
+Processes = Callable[[], dict[int, str]]
+SMALL = [
+    "run", "--device", "virtual", "--pp", "2", "--dp", "1", "--layers", "2", "--dim", "16", "--heads", "2", "--tokens", "64",
+    "--micro-batches", "2", "--no-faults",
+]  # fmt: skip
+
+
+def unskew(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from unskew.cli import main; main()", *arguments]
+
+
+def output(*arguments: str) -> str:
+    ended = subprocess.run(unskew(*arguments), capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    return ended.stdout
+
+
+@pytest.mark.limit(120)
+def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) -> None:
+    store, answer = ["--store", str(tmp_path / "store")], tmp_path / "out" / "run.json"
+    told = output(*SMALL, "--iterations", "5", "--no-dashboard", "--json", str(answer), *store)
+    facts = json.loads(answer.read_text())
+    assert {
+        "run_id",
+        "device",
+        "iterations",
+        "losses",
+        "iteration_s",
+        "faults",
+        "verdicts",
+        "plans",
+        "events",
+        "verify",
+    } == set(facts)
+    assert (facts["device"], facts["iterations"], len(facts["losses"])) == ("virtual", 5, 5)
+    assert facts["events"]["written"] == facts["events"]["stored"]
+    assert str(tmp_path / "store") in told
+    assert facts["run_id"] in told
+    rows = json.loads(output("sql", "select iteration, loss from iterations order by 1", "--format", "json", *store))
+    assert [row["loss"] for row in rows] == pytest.approx(facts["losses"])
+    watched = output("watch", *store)
+    assert facts["run_id"] in watched
+    assert "iteration 5/5" in watched
+
+
+@pytest.mark.limit(120)
+def test_ctrl_c_stops_every_process_and_leaves_a_usable_store(tmp_path: Path, processes: Processes) -> None:
+    command = unskew(*SMALL, "--iterations", "1000000", "--store", str(tmp_path))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while "iteration" not in process.stdout.readline():
+            pass
+        assert len(processes()) > 2
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 1
+        assert process.stderr.read().splitlines() == [f"stopped; what was logged until then is in {tmp_path}"]
+    until = time.monotonic() + 15
+    while (left := processes()) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not left
+    (row,) = json.loads(output("sql", "select status, iterations from runs", "--format", "json", "--store", str(tmp_path)))
+    assert row["status"] == "stopped"
+    assert row["iterations"] > 0
+
+
+@pytest.mark.limit(120)
+def test_in_a_terminal_the_dashboard_stays_until_ctrl_c(tmp_path: Path, processes: Processes) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, unskew(*SMALL, "--iterations", "5", "--store", str(tmp_path)))
+    shown = read_until(terminal, "until Ctrl-C")
+    (url,) = set(re.findall(r"http://127\.0\.0\.1:\d+", shown))
+    with urlopen(f"{url}/_stcore/health", timeout=10) as answer:
+        assert answer.status == 200
+    os.kill(pid, signal.SIGINT)
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert not any("streamlit" in line for line in processes().values())
+
+
+def read_until(terminal: int, words: str) -> str:
+    """What the program draws until `words` appear; a terminal that closes first fails the test."""
+    shown = ""
+    while words not in shown:
+        shown += os.read(terminal, 65536).decode(errors="replace")
+    return shown
