@@ -7,12 +7,14 @@ import sys
 import time
 from pathlib import Path
 
+from unskew.collector import spool
 from unskew.collector.events import Span
 from unskew.collector.paths import Store
 from unskew.collector.spool import SpoolWriter
 
 
 def main(root: str, run: str, rank: int, count: int, per_second: int) -> None:
+    spool.ROTATE_BYTES = 32 * 1024
     writer = SpoolWriter(Store(Path(root)), run, f"rank-{rank:04d}.1")
     for number in range(count):
         writer.append(

@@ -1,0 +1,247 @@
+"""The collector: exactly once under kill -9, sealing that readers do not notice, a database that may be lost."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from unskew.collector.commands import hold_controller_lock
+from unskew.collector.control_stream import ControlStream
+from unskew.collector.events import Note, Span
+from unskew.collector.ingest import DatabaseBusyError, Ingest
+from unskew.collector.locks import is_held
+from unskew.collector.manifest import Manifest, Sealed, load, publish
+from unskew.collector.paths import Store
+from unskew.collector.reader import Reader, open_store
+from unskew.collector.sealing import seal, sweep
+from unskew.collector.segment import control_line
+from unskew.collector.service import ensure_collector
+from unskew.collector.spool import SpoolWriter
+from unskew.collector.tail import Tail
+
+PRODUCER = Path(__file__).with_name("collector_producer.py")
+SMALL_STEPS = """if True:
+    import sys
+    from unskew.collector import sealing, service
+    service.STEP_S, sealing.SEAL_ROWS = 0.02, 3000
+    sys.exit(service.main(sys.argv[1:]))
+"""
+RANKS, SPANS = 8, 4000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def spool_spans(store: Store, writer: str, count: int) -> None:
+    spool = SpoolWriter(store, "r", writer)
+    for number in range(count):
+        spool.append(Span(kind="F", device="d", rank=0, epoch=0, attempt=0, iteration=number // 10, start_us=number, wall_us=1))
+    assert spool.close(10.0)
+
+
+def counts(reader: Reader) -> tuple[int, int]:
+    """Rows and distinct (writer, seq): equal when no row is seen in two forms."""
+    return reader.sql("select count(*), count(distinct (writer, seq)) from events where run = 'r'").row(0)  # type: ignore[return-value]
+
+
+@pytest.mark.limit(180)
+def test_nothing_is_lost_or_doubled_when_the_collector_is_killed_again_and_again(store: Store) -> None:
+    collecting = [sys.executable, "-c", SMALL_STEPS, "--store", str(store.root), "--idle-s", "1"]
+    producers = [
+        subprocess.Popen([sys.executable, str(PRODUCER), str(store.root), "r", str(rank), str(SPANS), "1500"])
+        for rank in range(RANKS)
+    ]
+    kills, seen, chance = 0, 0, random.Random(4)
+    with open_store(store) as reader:
+        while any(producer.poll() is None for producer in producers) or kills < 5:
+            collector = subprocess.Popen(collecting)
+            until = time.monotonic() + chance.uniform(0.5, 1.5)
+            while time.monotonic() < until:
+                reader.refresh()
+                rows, distinct = counts(reader)
+                assert rows == distinct
+                assert rows >= seen, "rows that were seen have gone"
+                seen = rows
+            collector.kill()
+            collector.wait()
+            kills += 1
+    assert [producer.wait() for producer in producers] == [0] * RANKS
+    subprocess.run(collecting, check=True)
+
+    total = RANKS * SPANS
+    manifest = load(store)
+    assert manifest.problems == ()
+    assert sum(sealed.rows for sealed in manifest.sealed) == total
+    assert all(hashlib.sha256((store.root / one.file).read_bytes()).hexdigest() == one.sha256 for one in manifest.sealed)
+    assert not store.spooled_runs()
+    with open_store(store) as reader:
+        assert counts(reader) == (total, total)
+        assert reader.sql("select count(distinct pos), min(pos), max(pos) from events").row(0) == (total, 0, total - 1)
+        assert reader.sql("select max(seq), count(*) from spans group by writer").rows() == [(SPANS - 1, SPANS)] * RANKS
+    with duckdb.connect(str(store.database), read_only=True) as database:  # anybody may open it afterwards
+        assert database.sql("select count(*), count(distinct (writer, seq)) from spans").fetchall() == [(total, total)]
+
+
+def test_a_living_run_keeps_its_spool_files_and_a_finished_one_does_not(store: Store) -> None:
+    with open_store(store) as reader, hold_controller_lock(store, "r"):
+        spool_spans(store, "rank-0000.1", 25_000)
+        reader.refresh()
+        assert counts(reader) == (25_000, 25_000)
+        ingest = Ingest(store)
+        assert ingest.step() == 25_000
+        assert seal(store, ingest, "r") == 25_000
+        assert len(Tail(store, "r").poll()) == 25_000, "the controller follows the files"
+        assert counts(reader) == (25_000, 25_000)
+        reader.refresh()
+        assert counts(reader) == (25_000, 25_000)
+        spool_spans(store, "rank-0001.1", 10)
+        ingest.step()
+        assert seal(store, ingest, "r") == 0, "too little to seal while the run lives"
+    with open_store(store) as reader:
+        assert seal(store, ingest, "r") == 10
+        assert not store.spooled_runs()
+        assert counts(reader) == (25_010, 25_010), "read before the files went"
+        reader.refresh()
+        assert counts(reader) == (25_010, 25_010)
+    ingest.close()
+
+
+def test_a_file_is_not_sealed_while_its_writer_lives(store: Store) -> None:
+    writer = SpoolWriter(store, "r", "rank-0000.1")
+    stream = ControlStream(store, "r", "plan", "controller.1")
+    stream.append(0, [Note(text="a", by="b")], actor="c")
+    ingest = Ingest(store)
+    ingest.step()
+    assert seal(store, ingest, "r") == 0
+    stream.close()
+    writer.close()
+    assert seal(store, ingest, "r") == 1
+    again = ControlStream(store, "r", "plan", "controller.2")
+    assert again.version == 1, "known from the manifest"
+    again.append(1, [Note(text="b", by="b")], actor="c")
+    again.close()
+    ingest.step()
+    assert seal(store, ingest, "r") == 1
+    ingest.close()
+    with open_store(store) as reader:
+        assert reader.sql("select version from events order by version")["version"].to_list() == [1, 2]
+        assert reader.problems == ()
+
+
+@pytest.mark.parametrize("damage", ["delete from log where seq % 2 = 0", "delete from files", None])
+def test_a_database_that_lost_rows_is_built_again(store: Store, damage: str | None) -> None:
+    spool_spans(store, "rank-0000.1", 100)
+    ingest = Ingest(store)
+    ingest.step()
+    seal(store, ingest, "r")
+    spool_spans(store, "rank-0001.1", 50)
+    ingest.step()
+    if damage:
+        ingest.database.execute(damage).fetchall()
+    ingest.close()
+    if not damage:
+        store.database.write_bytes(b"not a database" * 1000)
+    again = Ingest(store)
+    again.step()
+    assert again.database.sql("select count(*), count(distinct (writer, seq)) from log").fetchall() == [(150, 150)]
+    assert seal(store, again, "r") == 50
+    again.close()
+    assert store.database.with_name("store.duckdb.damaged").exists()
+    with open_store(store) as reader:
+        assert counts(reader) == (150, 150)
+        assert reader.sql("select count(distinct pos) from events").item() == 150
+
+
+def test_what_a_killed_collector_did_not_publish_is_swept_away(store: Store) -> None:
+    spool_spans(store, "rank-0000.1", 100)
+    ingest = Ingest(store)
+    ingest.step()
+    stray = store.sealed("r") / "000000.parquet"
+    stray.parent.mkdir(parents=True)
+    stray.write_bytes(b"half a file")
+    with open_store(store) as reader:
+        assert counts(reader) == (100, 100)
+    sweep(store)
+    assert not stray.exists()
+    assert seal(store, ingest, "r") == 100
+    ingest.close()
+
+
+def test_a_reader_survives_that_a_sealed_file_is_replaced(store: Store) -> None:
+    spool_spans(store, "rank-0000.1", 100)
+    ingest = Ingest(store)
+    ingest.step()
+    seal(store, ingest, "r")
+    ingest.close()
+    with open_store(store) as reader:
+        manifest = load(store)
+        (old,) = manifest.sealed
+        moved = Sealed(**{**{name: getattr(old, name) for name in Sealed.__struct_fields__}, "file": "sealed/r/merged.parquet"})
+        (store.root / old.file).rename(store.root / moved.file)
+        publish(store, Manifest(number=manifest.number + 1, sealed=(moved,)))
+        assert counts(reader) == (100, 100)
+
+
+def test_holes_in_the_log_are_told(store: Store) -> None:
+    folder = store.spool("r") / "controller.1@plan"
+    folder.mkdir(parents=True)
+    lines = [control_line(1, "plan", version, "c", Note(text="x", by="c")) for version in (1, 2, 4)]
+    (folder / "000000000001.jsonl").write_bytes(b"".join(lines) + b'{"seq":5,"at_\n')
+    ingest = Ingest(store)
+    ingest.step()
+    seal(store, ingest, "r")
+    ingest.close()
+    with open_store(store) as reader:
+        assert reader.problems == (
+            "run r: writer controller.1@plan lacks 1 lines",
+            "run r: stream plan has 3 events, 3 versions, the last is 4: each must be there once",
+            "run r: 1 lines could not be read and were passed over",
+        )
+
+
+def test_a_database_open_elsewhere_is_told_apart_from_a_damaged_one(store: Store) -> None:
+    store.root.mkdir()
+    code = f"import duckdb, sys; c = duckdb.connect({str(store.database)!r}); print('open', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(DatabaseBusyError, match="open in another process"):
+            Ingest(store)
+        other.communicate()
+
+
+@pytest.mark.limit(90)
+def test_the_collector_comes_when_needed_goes_when_asked_and_comes_back_when_killed(store: Store) -> None:
+    def wait_for(held: bool) -> None:
+        while is_held(store.lock("collector")) is not held:
+            time.sleep(0.05)
+
+    with hold_controller_lock(store, "r"):
+        first = ensure_collector(store)
+        assert first is not None
+        assert ensure_collector(store) is None, "one is on its way"
+        wait_for(True)
+        assert ensure_collector(store) is None
+        os.kill(first, signal.SIGKILL)
+        wait_for(False)
+        while (second := ensure_collector(store)) is None:
+            time.sleep(0.05)
+        wait_for(True)
+        spool_spans(store, "rank-0000.1", 10)
+        while not store.database.exists():  # signals wait for the end of a step from then on
+            time.sleep(0.05)
+        os.kill(second, signal.SIGTERM)
+        assert os.waitpid(second, 0)[1] == 0
+    with duckdb.connect(str(store.database), read_only=True) as database:
+        assert database.sql("select count(*) from log").fetchall() == [(10,)]
