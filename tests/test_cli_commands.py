@@ -50,13 +50,14 @@ def test_help_is_instant_and_without_torch() -> None:
     assert min(cpu_s() for _ in range(3)) < 0.3
 
 
-def test_the_defaults_of_run_are_those_of_the_options() -> None:
-    options = RunOptions()
-    given = {name: parameter.default for name, parameter in inspect.signature(run).parameters.items()}
-    shared = given.keys() & set(RunOptions.__struct_fields__) - {"dtype"}
-    assert len(shared) >= 16
-    assert {name: given[name] for name in shared} == {name: getattr(options, name) for name in shared}
-    assert default_faults(options) == ["slow:rank=3,factor=1.8,at=30", "kill:rank=6,at=90"]
+def test_every_option_of_a_run_can_be_given() -> None:
+    given = inspect.signature(run).parameters
+    assert set(RunOptions.__struct_fields__) - {"faults"} <= set(given)
+
+
+def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_dies() -> None:
+    assert default_faults(RunOptions(iterations=180)) == ["slow:rank=3,factor=1.8,at=30", "kill:rank=6,at=90"]
+    assert default_faults(RunOptions(dp=1, pp=2, iterations=12)) == ["slow:rank=0,factor=1.8,at=2"]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,12 @@ def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = call("watch", "--store", str(tmp_path / "file"))
     assert (result.exit_code, "is a file" in result.stderr) == (2, True)
+
+
+def test_a_store_that_cannot_be_made_is_refused() -> None:
+    for command in ("run", "dashboard"):
+        result = call(command, "--store", "/proc/none")
+        assert (result.exit_code, "cannot create /proc/none" in result.stderr) == (2, True)
 
 
 @contextmanager

@@ -45,12 +45,11 @@ def free_port() -> int:
 
 
 class DashboardProcess:
-    """A running dashboard over `store`, its output in the store's dashboard.log; a context manager that ends it."""
+    """A running dashboard over `store`, whose folder exists; its output goes to dashboard.log there. `close` ends it."""
 
     def __init__(self, store: Store, port: int) -> None:
         self.url = f"http://{ADDRESS}:{port}"
         self.log = store.root / "dashboard.log"
-        store.root.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(os.getpid()), str(port)],

@@ -5,35 +5,36 @@ from __future__ import annotations
 import signal
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from unskew.collector.events import Mode
 from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, locate, refuse, write_json
+from unskew.runtime.options import DeviceKind, DType, OptionsError, RunOptions, check
 
 if TYPE_CHECKING:
     from unskew.collector.paths import Store
-    from unskew.runtime.options import RunOptions
 
-DeviceKind = Literal["auto", "real", "sleep", "virtual"]
-DType = Literal["float32", "float64"]
+DEFAULTS = RunOptions()
 LAYOUT, MATHS, DEVICE, FAULTS, OUTPUT = "Layout", "Maths and data", "Device", "Faults and decisions", "What you see"
 
 
 def run(
-    tp: Annotated[int, typer.Option(help="Tensor-parallel shards.", rich_help_panel=LAYOUT)] = 1,
-    pp: Annotated[int, typer.Option(help="Pipeline stages.", rich_help_panel=LAYOUT)] = 4,
-    dp: Annotated[int, typer.Option(help="Replicas.", rich_help_panel=LAYOUT)] = 2,
-    schedule: Annotated[str, typer.Option(help="Order of the chunks.", rich_help_panel=LAYOUT)] = "1f1b",
-    layers: Annotated[int, typer.Option(help="Layers of the model.", rich_help_panel=MATHS)] = 16,
-    dim: Annotated[int, typer.Option(help="Width of the model.", rich_help_panel=MATHS)] = 64,
-    heads: Annotated[int, typer.Option(help="Attention heads.", rich_help_panel=MATHS)] = 4,
-    tokens: Annotated[int, typer.Option(help="Most tokens of a micro-batch.", rich_help_panel=MATHS)] = 512,
-    micro_batches: Annotated[int, typer.Option(help="Micro-batches of an iteration.", rich_help_panel=MATHS)] = 16,
-    iterations: Annotated[int, typer.Option(help="Iterations to train.", rich_help_panel=MATHS)] = 180,
-    seed: Annotated[int, typer.Option(help="Seed of weights and batches.", rich_help_panel=MATHS)] = 0,
+    tp: Annotated[int, typer.Option(help="Tensor-parallel shards.", rich_help_panel=LAYOUT)] = DEFAULTS.tp,
+    pp: Annotated[int, typer.Option(help="Pipeline stages.", rich_help_panel=LAYOUT)] = DEFAULTS.pp,
+    dp: Annotated[int, typer.Option(help="Replicas.", rich_help_panel=LAYOUT)] = DEFAULTS.dp,
+    schedule: Annotated[str, typer.Option(help="Order of the chunks.", rich_help_panel=LAYOUT)] = DEFAULTS.schedule,
+    layers: Annotated[int, typer.Option(help="Layers of the model.", rich_help_panel=MATHS)] = DEFAULTS.layers,
+    dim: Annotated[int, typer.Option(help="Width of the model.", rich_help_panel=MATHS)] = DEFAULTS.dim,
+    heads: Annotated[int, typer.Option(help="Attention heads.", rich_help_panel=MATHS)] = DEFAULTS.heads,
+    tokens: Annotated[int, typer.Option(help="Most tokens of a micro-batch.", rich_help_panel=MATHS)] = DEFAULTS.tokens,
+    micro_batches: Annotated[
+        int, typer.Option(help="Micro-batches of an iteration.", rich_help_panel=MATHS)
+    ] = DEFAULTS.micro_batches,
+    iterations: Annotated[int, typer.Option(help="Iterations to train.", rich_help_panel=MATHS)] = DEFAULTS.iterations,
+    seed: Annotated[int, typer.Option(help="Seed of weights and batches.", rich_help_panel=MATHS)] = DEFAULTS.seed,
     dtype: Annotated[
         DType | None, typer.Option(help="Number format.", show_default="float32; float64 with --verify", rich_help_panel=MATHS)
     ] = None,
@@ -48,13 +49,13 @@ def run(
     ] = None,
     device: Annotated[
         DeviceKind, typer.Option(help="What executes: auto = real when every rank has a core or GPU.", rich_help_panel=DEVICE)
-    ] = "auto",
+    ] = DEFAULTS.device,
     profile: Annotated[
         str, typer.Option(metavar="NAME", help="The device that sleep and virtual emulate.", rich_help_panel=DEVICE)
-    ] = "steady",
+    ] = DEFAULTS.profile,
     mode: Annotated[
         Mode, typer.Option(help="Optional changes of plan: left, asked for, or applied.", rich_help_panel=FAULTS)
-    ] = "auto",
+    ] = DEFAULTS.mode,
     fault: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,7 +79,6 @@ def run(
 ) -> None:
     """Train a small language model in parallel, disturb it, and watch it being kept fast."""
     from unskew.analytics.faults import parse_faults
-    from unskew.runtime.options import RunOptions, check
 
     place = locate(store)
     options = RunOptions(
@@ -121,11 +121,13 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
     """Run, show, sum up; in a terminal the dashboard then stays up until Ctrl-C."""
     from rich.console import Console
 
+    from unskew.collector.paths import StoreError, make_folder
     from unskew.dashboard_process import DashboardProcess, free_port
     from unskew.live import Screen
-    from unskew.runtime.options import OptionsError
     from unskew.summary import summary_view
 
+    with checking_input():
+        make_folder(place.root)
     console = Console()
     facts = [("store", str(place.root))]
     with ExitStack() as stack:
@@ -140,6 +142,8 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
             fail(f"stopped; what was logged until then is in {place.root}")
         except OptionsError as error:
             refuse(str(error))
+        except StoreError as error:
+            fail(str(error))
         console.print(summary_view(summary))
         write_json(json, summary)
         finished = screen.state.finished

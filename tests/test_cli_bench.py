@@ -1,0 +1,50 @@
+"""The frame of the benchmarks: what counts as reaching a bar, and the JSON that scripts read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import unskew.benchmarks
+from unskew.benchmarks.report import figure
+from unskew.cli import app
+
+DEMO = """
+from unskew.benchmarks.report import figure, publish
+
+def main(json_path):
+    publish("demo", [figure("regroup", 0.7, "s", bar=0.5, better="lower", note="8 ranks")], json_path)
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "bar", "better", "ok"),
+    [
+        (0.5, 0.5, "lower", True),
+        (0.6, 0.5, "lower", False),
+        (20, 19, "higher", True),
+        (None, 1, "higher", None),
+        (1, None, "lower", None),
+    ],
+)
+def test_a_bar_is_met_by_reaching_it(value: float | None, bar: float | None, better: str, ok: bool | None) -> None:
+    assert figure("f", value, "s", bar=bar, better=better).ok is ok  # type: ignore[arg-type]
+
+
+def test_a_bench_writes_its_figures_and_a_missed_bar_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "demo.py").write_text(DEMO)
+    monkeypatch.setattr(unskew.benchmarks, "__path__", [*unskew.benchmarks.__path__, str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["unskew", "bench", "demo"])
+    result = CliRunner().invoke(app, ["bench", "demo", "--json", str(tmp_path / "out" / "demo.json")])
+    monkeypatch.delitem(sys.modules, "unskew.benchmarks.demo")
+    assert result.exit_code == 0, result.output
+    assert "missed" in result.output
+    report = json.loads((tmp_path / "out" / "demo.json").read_text())
+    assert (report["bench"], report["command"]) == ("demo", "unskew bench demo")
+    assert {"processor", "cores", "memory", "date", "torch"} <= set(report["machine"])
+    entry = {"name": "regroup", "value": 0.7, "unit": "s", "bar": 0.5, "better": "lower", "ok": False, "note": "8 ranks"}
+    assert report["figures"] == [entry]
