@@ -121,15 +121,21 @@ def shape_from(plan: Plan, members: Members, layers: tuple[tuple[int, ...], ...]
 
 
 def neighbours(shape: Shape, busiest: int) -> Iterator[tuple[str, Shape]]:
-    """One layer between two ranks of replica `busiest`, or one micro-batch from it to another replica."""
+    """One step from `shape`: a layer between two ranks of replica `busiest`, or a micro-batch from it to another replica."""
     sizes, ranks = shape.layers[busiest], shape.members[busiest]
     for giver in range(len(sizes)):
         for taker in range(len(sizes)):
             if giver != taker and sizes[giver] > 1:
                 moved = tuple(size - (s == giver) + (s == taker) for s, size in enumerate(sizes))
                 layers = tuple(moved if replica == busiest else other for replica, other in enumerate(shape.layers))
-                yield f"a layer from rank {ranks[giver]} to rank {ranks[taker]}", msgspec.structs.replace(shape, layers=layers)
+                yield (
+                    f"refined: a layer from rank {ranks[giver]} to rank {ranks[taker]}",
+                    msgspec.structs.replace(shape, layers=layers),
+                )
     for taker, count in enumerate(shape.micro_batches):
         if taker != busiest and count > 0 and shape.micro_batches[busiest] > 1:
             counts = tuple(c - (r == busiest) + (r == taker) for r, c in enumerate(shape.micro_batches))
-            yield f"a micro-batch from replica {busiest} to {taker}", msgspec.structs.replace(shape, micro_batches=counts)
+            yield (
+                f"refined: a micro-batch from replica {busiest} to {taker}",
+                msgspec.structs.replace(shape, micro_batches=counts),
+            )

@@ -2,6 +2,7 @@
 
 import time
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,6 +118,15 @@ def test_a_head_counts_as_layers_of_the_last_stage():
     proposal, reason = propose(0, ORIGIN, state(cost=cost))
     assert proposal is not None, reason
     assert proposal.plan.role_of[3].n_layers < 4
+
+
+def test_the_page_shows_what_the_scheduler_says():
+    page = (Path(__file__).parents[1] / "docs" / "scheduler.md").read_text().replace("\n", " ")
+    proposal, _ = propose(30, ORIGIN, state(slow={2: 1 / 1.8}))
+    assert proposal is not None
+    assert proposal.change in page
+    times = [proposal.baseline_us, proposal.predicted_us, healthy_us(), *(c.predicted_us for c in proposal.considered[:4])]
+    assert [f"{us / 1e3:.0f} ms" in page for us in times] == [True] * len(times)
 
 
 @settings(deadline=None, max_examples=60)
