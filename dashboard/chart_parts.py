@@ -15,11 +15,16 @@ MARK_COLOURS = {"fault": DEAD, "verdict": SLOW, "plan": ACCENT}
 
 
 def mark_lines(marks: Iterable[Mark], *, first: int = 0, chosen: int | None = None) -> dict[str, Any]:
-    """Thin vertical lines (ECharts `markLine`); `first` is the iteration at position 0 of the axis, `chosen` the drilled-down one."""
+    """Thin vertical lines (ECharts `markLine`). `first`: iteration at the axis' position 0; `chosen`: the one drilled into."""
     lines = [_line(mark.iteration - first, MARK_COLOURS[mark.kind], "dashed") for mark in marks]
     if chosen is not None:
         lines.append(_line(chosen - first, QUIET, "solid"))
     return {"silent": True, "symbol": "none", "animation": False, "label": {"show": False}, "data": lines}
+
+
+def label_step(window: range) -> int:
+    """Every how many iterations the axis names one: a round number, at most some 16 names."""
+    return next((step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if len(window) / step <= 16), 1000)
 
 
 def _line(position: int, colour: str, look: str) -> dict[str, Any]:

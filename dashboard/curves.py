@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import streamlit as st
 
-from unskew.dashboard.chart_parts import LEFT, RIGHT, mark_lines
+from unskew.dashboard.chart_parts import LEFT, RIGHT, label_step, mark_lines
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.marks import marks
 from unskew.dashboard.story import Story
@@ -93,13 +93,16 @@ def _within(window: range) -> pl.Expr:
 
 
 def _frame(window: range, *, wide: bool) -> dict[str, Any]:
+    """Tooltip, grid and the axis of iterations; a wide chart stands exactly below the heat map."""
+    left, right, top = (LEFT, RIGHT, 30) if wide else (40, 12, 12)
     return {
         "animation": False,
         "tooltip": {"trigger": "axis", "confine": True},
-        "grid": {"left": LEFT if wide else 40, "right": RIGHT if wide else 12, "top": 30, "bottom": 22, "outerBoundsMode": "none"},
+        "grid": {"left": left, "right": right, "top": top, "bottom": 22, "outerBoundsMode": "none"},
         "xAxis": {
-            "type": "value", "min": window.start - 0.5, "max": window.stop - 0.5, "minInterval": 1, "axisLabel": {"showMinLabel": False, "showMaxLabel": False},
+            "type": "value", "min": window.start - 0.5, "max": window.stop - 0.5, "interval": label_step(window),
             "splitLine": {"show": False}, "axisTick": {"show": False}, "axisLine": {"lineStyle": {"color": GRID_LINE}},
+            "axisLabel": {"showMinLabel": False, "showMaxLabel": False},
         },
     }  # fmt: skip
 

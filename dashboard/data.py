@@ -24,7 +24,6 @@ from unskew.dashboard.story import Logged, Story, tell
 
 CONTROL_TAGS = [tag_of(kind) for kind in CONTROL]
 _DECODER: msgspec.json.Decoder[Control] = msgspec.json.Decoder(Union[CONTROL])  # noqa: UP007 - a union of a tuple of types
-TAIL_ROWS = 100
 
 
 class Iteration(msgspec.Struct, frozen=True):
@@ -123,12 +122,12 @@ def _control(run: str) -> list[Logged]:
 
 
 @st.cache_data(ttl=1, show_spinner=False, max_entries=8)
-def tail(run: str, types: tuple[str, ...]) -> pl.DataFrame:
-    """The newest events of these types (at_us, type, writer, seq, payload), newest first."""
+def tail(run: str, types: tuple[str, ...], rows: int) -> pl.DataFrame:
+    """The newest `rows` events of these types (at_us, type, writer, seq, payload), newest first."""
     return sql(
         "select at_us, type, writer, seq, payload::varchar as payload from events where run = ? and list_contains(?, type) "
-        f"order by at_us desc, seq desc limit {TAIL_ROWS}",
-        [run, list(types)],
+        "order by at_us desc, seq desc limit ?",
+        [run, list(types), rows],
     )
 
 

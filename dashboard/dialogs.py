@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from typing import Literal
 
 import streamlit as st
 
-from unskew.collector.commands import Command, send
+from unskew.collector.commands import Command, CommandError, send
 from unskew.collector.events import Mode
 from unskew.dashboard.data import Snapshot, store
 from unskew.dashboard.story import Change
 from unskew.dashboard.wording import duration
+
+Kind = Literal["approve", "reject", "mode"]
 
 MODES: dict[Mode, str] = {
     "observe": "Observe: nothing is changed; a death stops the run, with its cause named.",
@@ -30,49 +30,51 @@ def why_disabled(snapshot: Snapshot) -> str | None:
     return None
 
 
-def decide(run: str, change: Change, kind: Literal["approve", "reject"]) -> None:
+@st.dialog("Approve this plan?")
+def approve(run: str, change: Change) -> None:
     """Ask for name and reason, then send."""
-    st.dialog(f"{kind.capitalize()} proposal {change.proposed.proposal}")(_decide)(run, change, kind)
+    gain = f"{duration(change.proposed.predicted_us)} per iteration predicted"
+    if change.proposed.baseline_us is not None:
+        gain += f", {duration(change.proposed.baseline_us)} now"
+    _decide(run, change, "approve", f"{gain}; the change costs {duration(change.proposed.cost_us)} once.")
 
 
-def _decide(run: str, change: Change, kind: Literal["approve", "reject"]) -> None:
-    proposed = change.proposed
-    st.write(proposed.reason)
-    if kind == "approve" and proposed.gain_percent is not None:
-        st.caption(f"Predicted: {duration(proposed.predicted_us)} per iteration, for {duration(proposed.cost_us)} once.")
-    signed = _signature(kind.capitalize(), f"{kind}-{proposed.proposal}")
-    if signed is not None:
-        command(run, kind, proposed.proposal, *signed)
-        st.session_state.setdefault("sent", {})[proposed.proposal] = "approval" if kind == "approve" else "rejection"
-        st.rerun()
+@st.dialog("Reject this plan?")
+def reject(run: str, change: Change) -> None:
+    """Ask for name and reason, then send."""
+    _decide(run, change, "reject", "The plan in force stays.")
 
 
 @st.dialog("Change the mode")
 def change_mode(run: str, mode: Mode) -> None:
     """Ask for the new mode, name and reason, then send."""
-    chosen = st.radio("Mode", list(MODES), index=list(MODES).index(mode), format_func=MODES.__getitem__, key="new-mode")
-    signed = _signature("Change mode", "mode", allowed=chosen != mode)
-    if signed is not None:
-        command(run, "mode", chosen, *signed)
-        st.rerun()
+    with st.form("mode", border=False):
+        chosen = st.radio("Mode", list(MODES), index=list(MODES).index(mode), format_func=MODES.__getitem__, key="new-mode")
+        _sign(run, "mode", chosen, "Change mode")
 
 
-def _signature(verb: str, key: str, *, allowed: bool = True) -> tuple[str, str] | None:
-    """Name and reason, both required; not None once the button was pressed."""
-    by = st.text_input("Your name", value=st.session_state.get("by", ""), key=f"by-{key}", placeholder="who decides")
-    reason = st.text_area("Reason", key=f"reason-{key}", placeholder="why; it stays in the log", height=90)
-    if st.button(verb, type="primary", key=f"send-{key}", disabled=not allowed):
-        if by.strip() and reason.strip():
-            st.session_state["by"] = by.strip()
-            return by.strip(), reason.strip()
+def _decide(run: str, change: Change, kind: Kind, consequence: str) -> None:
+    proposal = change.proposed.proposal
+    st.write(f"**Proposal {proposal}.** {change.proposed.reason}")
+    st.caption(consequence)
+    with st.form(kind, border=False):
+        _sign(run, kind, proposal, kind.capitalize())
+
+
+def _sign(run: str, kind: Kind, target: str, verb: str) -> None:
+    """Name, reason and the button that sends. A form, so that a live page's redraws cannot come between typing and sending."""
+    by = st.text_input("Your name", value=st.session_state.get("by", ""), key=f"by-{kind}", placeholder="who decides")
+    reason = st.text_area("Reason", key=f"reason-{kind}", placeholder="why; it stays in the log", height=90)
+    if not st.form_submit_button(verb, type="primary", key=f"send-{kind}"):
+        return
+    if not (by.strip() and reason.strip()):
         st.error("A name and a reason are both needed: they stay in the log.")
-    return None
-
-
-def command(run: str, kind: Literal["approve", "reject", "mode", "note"], target: str, by: str, reason: str) -> None:
-    """Hand a command to the run's controller."""
-    send(
-        store(),
-        run,
-        Command(id=uuid.uuid4().hex, kind=kind, run=run, target=target, by=by, reason=reason, at_us=time.time_ns() // 1000),
-    )
+        return
+    try:
+        send(store(), run, Command(kind=kind, run=run, target=target, by=by.strip(), reason=reason.strip()))
+    except CommandError as error:
+        st.error(str(error))
+        return
+    st.session_state["by"] = by.strip()
+    st.session_state.setdefault("sent", {})[run, target] = kind
+    st.rerun()

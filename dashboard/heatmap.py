@@ -11,12 +11,15 @@ from typing import Any
 import polars as pl
 import streamlit as st
 
-from unskew.dashboard.chart_parts import LEFT, MARK_COLOURS, RIGHT, mark_lines
+from unskew.dashboard.chart_parts import LEFT, MARK_COLOURS, RIGHT, label_step, mark_lines
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.marks import Mark, marks
 from unskew.dashboard.theme import DIVERGING, GRID_LINE, QUIET, SEQUENTIAL, card, empty, title
-from unskew.dashboard.wording import duration
 
+TOOLTIP = (
+    "<b>rank {@rank}, iteration {@iteration}</b><br>{@measured} measured, {@predicted} predicted: {@ratio}<br>"
+    "not computing for {@wait} of the iteration"
+)
 MEASURES = {"ratio": "Measured ÷ predicted", "ms": "Milliseconds", "wait": "Wait share"}
 MARK_ROWS = ("fault", "verdict", "plan")
 SYMBOLS = {"fault": "diamond", "verdict": "triangle", "plan": "circle"}
@@ -47,33 +50,23 @@ def show(snapshot: Snapshot, window: range) -> None:
 
 
 def cells(snapshot: Snapshot, window: range, measure: str) -> pl.DataFrame:
-    """The cells of the window: x, y (positions), value (None = not measured), iteration, rank, text."""
-    data = snapshot.judged.filter(pl.col("iteration").is_between(window.start, window.stop - 1))
+    """The cells of the window: positions x and y, value, and what the tooltip says of each."""
+    data = snapshot.judged.filter(pl.col("iteration").is_between(window.start, window.stop - 1), pl.col("measured_us") > 0)
     data = data.join(snapshot.iterations.select("iteration", iteration_us="measured_us"), on="iteration", how="left")
-    value = {
-        "ratio": pl.col("measured_us") / pl.col("predicted_us"),
-        "ms": pl.col("measured_us") / 1e3,
-        "wait": 100 * (1 - pl.col("measured_us") / pl.col("iteration_us")),
-    }[measure]
-    text = pl.struct("measured_us", "predicted_us", "iteration_us").map_elements(_text, return_dtype=pl.String)
-    return data.filter(pl.col("measured_us") > 0).select(
+    ratio = pl.col("measured_us") / pl.col("predicted_us")
+    wait = 100 * (1 - pl.col("measured_us") / pl.col("iteration_us")).clip(0)
+    value = {"ratio": ratio, "ms": pl.col("measured_us") / 1e3, "wait": wait}[measure]
+    return data.select(
         (pl.col("iteration") - window.start).alias("x"),
         pl.col("rank").alias("y"),
         value.round(3).alias("value"),
         "iteration",
         "rank",
-        text.alias("text"),
+        pl.format("{} ms", (pl.col("measured_us") / 1e3).round(0).cast(pl.Int64)).alias("measured"),
+        pl.format("{} ms", (pl.col("predicted_us") / 1e3).round(0).cast(pl.Int64)).alias("predicted"),
+        ratio.round(2).cast(pl.String).alias("ratio"),
+        pl.format("{} %", wait.round(0).cast(pl.Int64)).alias("wait"),
     )
-
-
-def _text(row: dict[str, int]) -> str:
-    measured, predicted, whole = row["measured_us"], row["predicted_us"], row["iteration_us"]
-    parts = [f"{duration(measured)} measured"]
-    if predicted:
-        parts.append(f"{duration(predicted)} predicted ({measured / predicted:.2f})")
-    if whole:
-        parts.append(f"{max(0.0, 1 - measured / whole):.0%} of the iteration waiting".replace("%", " %"))
-    return "<br>".join(parts)
 
 
 def chart(snapshot: Snapshot, window: range, data: pl.DataFrame, measure: str) -> dict[str, Any]:
@@ -98,7 +91,7 @@ def chart(snapshot: Snapshot, window: range, data: pl.DataFrame, measure: str) -
                 **axis,
                 "gridIndex": 1,
                 "axisLine": {"lineStyle": {"color": GRID_LINE}},
-                "axisLabel": {"interval": _every(len(window)), "margin": 8},
+                "axisLabel": {"interval": label_step(window) - 1, "margin": 8},
             },
         ],
         "yAxis": [_rows([f"rank {rank}" for rank in ranks], 0), _rows(list(MARK_ROWS), 1)],
@@ -111,17 +104,12 @@ def chart(snapshot: Snapshot, window: range, data: pl.DataFrame, measure: str) -
                 "selectedMode": "single",
                 "select": {"itemStyle": {"borderWidth": 0}},
                 "emphasis": {"itemStyle": {"borderColor": QUIET, "borderWidth": 1}},
-                "tooltip": {"formatter": "iteration {@iteration}, rank {@rank}<br>{@text}"},
+                "tooltip": {"formatter": TOOLTIP},
                 "markLine": mark_lines(shown, first=window.start, chosen=chosen if chosen in window else None),
             },
             *(_mark_series(kind, [mark for mark in shown if mark.kind == kind], window) for kind in MARK_ROWS),
         ],
     }
-
-
-def _every(iterations: int) -> int:
-    """How many labels to leave out between two, so that round iterations are named."""
-    return next((step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if iterations / step <= 16), 1000) - 1
 
 
 def _rows(names: list[str], grid: int) -> dict[str, Any]:
@@ -150,7 +138,7 @@ def _scale(data: pl.DataFrame, measure: str, height: int) -> dict[str, Any]:
 def _mark_series(kind: str, shown: list[Mark], window: range) -> dict[str, Any]:
     return {
         "type": "scatter", "name": kind, "xAxisIndex": 1, "yAxisIndex": 1, "symbol": SYMBOLS[kind], "symbolSize": 10,
-        "itemStyle": {"color": MARK_COLOURS[kind]}, "tooltip": {"formatter": "{b}"},
+        "itemStyle": {"color": MARK_COLOURS[kind], "opacity": 1}, "tooltip": {"formatter": "{b}"},
         "label": {"show": True, "position": "right", "formatter": "{@[2]}", "fontSize": 11, "color": QUIET},
         "labelLayout": {"hideOverlap": True},
         "data": [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from unskew.collector.events import PlanScored
+from unskew.collector.events import PlanExpired, PlanRejected, PlanScored
 from unskew.dashboard import dialogs
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.story import Change
@@ -44,9 +44,9 @@ def _card(snapshot: Snapshot, change: Change) -> None:
 def facts(change: Change) -> str:
     """Iteration time now and then, cost, payback, as HTML."""
     proposed = change.proposed
-    pairs = [("predicted iteration", duration(proposed.predicted_us))]
+    pairs = [("iteration with it", duration(proposed.predicted_us))]
     if proposed.baseline_us is not None:
-        pairs.insert(0, ("without it", duration(proposed.baseline_us)))
+        pairs.insert(0, ("iteration now", duration(proposed.baseline_us)))
     if proposed.gain_percent is not None:
         pairs.append(("change", signed_percent(-proposed.gain_percent / 100)))
     pairs.append(("cost, once", duration(proposed.cost_us)))
@@ -58,24 +58,30 @@ def facts(change: Change) -> str:
 
 
 def _steps(change: Change) -> None:
-    """proposed -> approved -> applied -> scored, as far as it came."""
-    steps = [("proposed", "u-done")]
-    decision = change.decision
-    by = getattr(decision, "by", "")
-    if change.state in ("rejected", "expired"):
-        steps.append((f"{change.state}{f' by {by}' if by else ''}", "u-stop"))
-    else:
-        done = decision is not None or change.applied is not None
-        if change.proposed.optional:
-            steps.append((f"approved by {by}" if by else "approved", "u-done" if done else ""))
-        if change.failed is not None:
-            steps.append((f"failed: {change.failed.reason}", "u-stop"))
-        else:
-            applied = change.applied
-            steps.append((f"applied at iteration {applied.iteration}" if applied else "applied", "u-done" if applied else ""))
-            steps.append((scored_words(change.scored), "u-done" if change.scored else ""))
-    html = "".join(f'<span class="{look}"><i></i>{escape(text)}</span>' for text, look in steps)
+    """proposed, approved, applied, scored: as far as it came, and where it stopped."""
+    html = "".join(
+        f'<div class="{look}"><i></i><span>{escape(name)} <em>{escape(detail)}</em></span></div>'
+        for look, name, detail in steps(change)
+    )
     st.html(f'<div class="u-steps" data-testid="proposal-steps" data-state="{change.state}">{html}</div>')
+
+
+def steps(change: Change) -> list[tuple[str, str, str]]:
+    """(look, step, what is known of it) from the proposal to its score."""
+    proposed, decision, applied = change.proposed, change.decision, change.applied
+    found = [("u-done", "proposed", f"at iteration {proposed.at_iteration}")]
+    if isinstance(decision, PlanRejected | PlanExpired):
+        by = f"by {decision.by}: " if isinstance(decision, PlanRejected) else ": "
+        return [*found, ("u-stop", change.state, f"{by}{decision.reason}")]
+    if decision is not None:
+        found.append(("u-done", "approved", f"by {decision.by}: {decision.reason}"))
+    elif proposed.optional:
+        found.append(("", "approved", ""))
+    if change.failed is not None:
+        return [*found, ("u-stop", "failed", change.failed.reason)]
+    found.append(("u-done", "applied", f"at iteration {applied.iteration}") if applied is not None else ("", "applied", ""))
+    found.append(("u-done", "scored", scored_words(change.scored)) if change.scored is not None else ("", "scored", ""))
+    return found
 
 
 def scored_words(scored: PlanScored | None) -> str:
@@ -99,7 +105,9 @@ def _seconds(value: float) -> str:
 
 def _buttons(snapshot: Snapshot, change: Change) -> None:
     proposal = change.proposed.proposal
-    sent = st.session_state.get("sent", {}).get(proposal)
+    sent = {"approve": "approval", "reject": "rejection"}.get(
+        st.session_state.get("sent", {}).get((snapshot.run, proposal), "")
+    )
     if change.refused is not None:
         st.html(chip(f"the controller refused: {change.refused.reason}", "bad"))
     elif sent:
@@ -108,8 +116,8 @@ def _buttons(snapshot: Snapshot, change: Change) -> None:
     with st.container(horizontal=True, gap="small"):
         off = why_not is not None or sent is not None
         if st.button("Approve", key=f"approve-{proposal}", type="primary", disabled=off, help=why_not):
-            dialogs.decide(snapshot.run, change, "approve")
+            dialogs.approve(snapshot.run, change)
         if st.button("Reject", key=f"reject-{proposal}", disabled=off, help=why_not):
-            dialogs.decide(snapshot.run, change, "reject")
+            dialogs.reject(snapshot.run, change)
     if why_not is not None:
         st.html(f'<p class="u-empty">{escape(why_not)}</p>')

@@ -22,7 +22,8 @@ from unskew.dashboard.theme import Tone, card, chip
 from unskew.dashboard.wording import ago
 
 TICK_S = 1.0
-WINDOWS = {"60": "Last 60", "200": "Last 200", "all": "All"}
+WINDOWS = {"60": "Last 60", "200": "Last 200", "all": "All", "chosen": "Around chosen"}
+AROUND = 30
 STATES: dict[str, Tone] = {
     "running": "ok",
     "done": "quiet",
@@ -115,4 +116,8 @@ def _status(snapshot: Snapshot) -> None:
 def _window(snapshot: Snapshot) -> range:
     last = snapshot.latest.iteration if snapshot.latest is not None else 0
     size = str(st.session_state["window"])
-    return range(0 if size == "all" else max(0, last + 1 - int(size)), last + 1)
+    chosen = st.session_state.get("iteration")
+    if size == "chosen" and chosen is not None:
+        return range(max(0, chosen - AROUND), min(last, chosen + AROUND) + 1)
+    sizes = {"all": last + 1, "chosen": 2 * AROUND}
+    return range(max(0, last + 1 - sizes.get(size, int(size) if size.isdigit() else 0)), last + 1)
