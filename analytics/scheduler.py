@@ -171,7 +171,8 @@ class _Bench:
         plan = shape.plan(self.current, self.current.epoch + 1)
         times, timeline = self.iteration_us(plan)
         moved = moved_layers(self.current, plan)
-        cost_us = self.state.regroup_us + sum(self.state.layer_bytes[layer] for layer in moved) / self.state.bytes_per_us
+        regroup_us = self.state.regroup_us if plan.digest != self.current.digest else 0.0
+        cost_us = regroup_us + sum(self.state.layer_bytes[layer] for layer in moved) / self.state.bytes_per_us
         candidate = Candidate(
             name=name,
             members=shape.members,
