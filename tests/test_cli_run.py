@@ -63,7 +63,8 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
 
 
 @pytest.mark.limit(120)
-def test_ctrl_c_stops_every_process_and_leaves_a_usable_store(tmp_path: Path, processes: Processes) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_ends_every_process_and_leaves_a_usable_store(stop: int, tmp_path: Path, processes: Processes) -> None:
     command = unskew(*SMALL, "--iterations", "1000000", "--store", str(tmp_path))
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -71,7 +72,7 @@ def test_ctrl_c_stops_every_process_and_leaves_a_usable_store(tmp_path: Path, pr
         while "iteration" not in process.stdout.readline():
             pass
         assert len(processes()) > 2
-        process.send_signal(signal.SIGINT)
+        process.send_signal(stop)
         assert process.wait(timeout=20) == 1
         assert process.stderr.read().splitlines() == [f"stopped; what was logged until then is in {tmp_path}"]
     until = time.monotonic() + 15

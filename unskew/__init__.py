@@ -7,14 +7,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from unskew.collector.paths import Store
     from unskew.collector.reader import Reader
 
-__version__ = version("unskew")
 __all__ = ["Store", "__version__", "open_store"]
 
 
@@ -27,8 +26,13 @@ def open_store(path: str | None = None) -> Reader:
 
 
 def __getattr__(name: str) -> Any:
+    # On demand, because every command imports this module first.
     if name == "Store":
         from unskew.collector.paths import Store
 
         return Store
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("unskew")
     raise AttributeError(f"module 'unskew' has no attribute {name!r}")

@@ -128,6 +128,7 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
 
     with checking_input():
         make_folder(place.root)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop ends a run as Ctrl-C does
     console = Console()
     facts = [("store", str(place.root))]
     with ExitStack() as stack:
