@@ -104,7 +104,7 @@ def propose(now_iteration: int, plan: Plan, state: State, options: Options = _DE
     best = _search(bench, options)
     proposal = _weigh(bench, best)
     if proposal.plan.digest == plan.digest:
-        return None, f"plan {plan.epoch} is the best of {len(bench.scored)} candidates"
+        return None, f"plan {plan.epoch} is the best of {len(bench.scored)} candidates, the cost of a change included"
     if objection := _objection(proposal, remaining, options):
         return None, f"{objection} (best of {len(bench.scored)} candidates: {proposal.change})"
     return proposal, (
