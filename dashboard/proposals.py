@@ -95,7 +95,7 @@ def scored_words(scored: PlanScored | None) -> str:
     gain = f"{_seconds(-scored.effect_s)} per iteration"
     if scored.interval_s is not None:
         low, high = sorted(-value for value in scored.interval_s)
-        gain += f" ({_seconds(low)} to {_seconds(high)})"
+        gain += f" ({_seconds(low).removesuffix(' s')} to {_seconds(high)})"
     return gain
 
 

@@ -1,0 +1,60 @@
+"""The page in a real browser: it follows a growing log by itself, and a decision made on it reaches the run's inbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dashboard_runs as runs
+import pytest
+from dashboard_browser import approve_first_proposal, headline, open_browser, proposal_state, serve_dashboard, wait_for
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webdriver import WebDriver
+
+from unskew.collector.commands import Inbox, hold_controller_lock
+from unskew.collector.events import PlanApproved
+from unskew.collector.paths import Store
+
+
+def figure(driver: WebDriver, label: str) -> str:
+    """The value of the metric with this label."""
+    for metric in driver.find_elements(By.CSS_SELECTOR, "[data-testid=stMetric]"):
+        name, value = metric.text.splitlines()[:2]
+        if name == label:
+            return value
+    raise AssertionError(f"no metric {label}")
+
+
+@pytest.mark.limit(180)
+def test_page_follows_the_log_and_sends_an_approval(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    writer = runs.slow(store)
+    with (
+        hold_controller_lock(store, "slow"),
+        open_browser(tmp_path / "profile") as driver,
+        serve_dashboard(store) as address,
+    ):
+        driver.get(f"{address}/?run=slow")
+        assert wait_for(lambda: headline(driver) or None, 60, "no headline").startswith("Rank 3 runs at 0.55")
+        wait_for(lambda: len(driver.find_elements(By.CSS_SELECTOR, "canvas")) >= 3 or None, 60, "no charts")
+
+        before = figure(driver, "Iteration")
+        writer.train(3)
+        wait_for(lambda: figure(driver, "Iteration") == str(int(before) + 3) or None, 20, "the page did not follow the log")
+
+        approve_first_proposal(driver, "mira", "hours to go")
+        inbox = Inbox(store, "slow")
+        (command,) = wait_for(lambda: inbox.poll() or None, 20, "no command came")
+        assert (command.kind, command.target, command.by, command.reason) == ("approve", "p1", "mira", "hours to go")
+        assert proposal_state(driver) == "open"
+
+        writer.control(PlanApproved(proposal="p1", by=command.by, reason=command.reason), actor=command.by)
+        writer.apply(runs.repartitioned(1), "p1", "rank 3 is slow")
+        writer.train(2)
+        wait_for(lambda: proposal_state(driver) == "applied" or None, 20, "the page does not show that the plan is applied")
+        plan = driver.find_element(By.CSS_SELECTOR, ".st-key-card-plan").text
+        assert "Plan 1: who holds what" in plan
+        assert "was 4 layers, 8 mb" in plan
+
+        hosts = driver.execute_script("return performance.getEntriesByType('resource').map(e => new URL(e.name).hostname)")
+        assert set(hosts) <= {"127.0.0.1", ""}
+    writer.close()

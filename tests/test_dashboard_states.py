@@ -1,0 +1,144 @@
+"""The page in each state a run can be in, over a store written by the collector's own writers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import dashboard_runs as runs
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+import unskew.dashboard
+from unskew.collector.commands import Inbox, hold_controller_lock
+from unskew.collector.events import Mode
+from unskew.collector.paths import Store
+
+FOLDER = Path(str(unskew.dashboard.__file__)).parent
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setenv("UNSKEW_STORE", str(tmp_path / "store"))
+    yield Store(tmp_path / "store")
+    st.cache_data.clear()
+    st.cache_resource.clear()
+
+
+def page(run: str | None = None) -> AppTest:
+    """The dashboard as a browser would get it, at ?run=`run`."""
+    app = AppTest.from_file(str(FOLDER / "streamlit_app.py"), default_timeout=30)
+    if run is not None:
+        app.query_params["run"] = run
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def text(app: AppTest) -> str:
+    """Everything written as HTML on the page."""
+    return "\n".join(str(part.proto.body) for part in app.get("html"))
+
+
+@pytest.mark.usefixtures("store")
+def test_empty_store_says_so() -> None:
+    assert "0 runs in this store" in text(page())
+
+
+def test_healthy_run_is_called_healthy_and_offers_no_decision(store: Store) -> None:
+    writer = runs.healthy(store, iterations=12)
+    with hold_controller_lock(store, "healthy"):
+        writer.close()
+        app = page("healthy")
+    assert "All 8 ranks run as predicted." in text(app)
+    assert "0 proposals yet" in text(app)
+    assert "0 verdicts so far" in text(app)
+    assert not [button for button in app.button if button.label == "Approve"]
+    assert {metric.label: metric.value for metric in app.metric}["Ranks"] == "8 of 8"
+
+
+def test_slow_rank_is_the_culprit_and_its_peers_are_victims(store: Store) -> None:
+    writer = runs.slow(store)
+    with hold_controller_lock(store, "slow"):
+        writer.close()
+        shown = text(page("slow"))
+    assert "Rank 3 runs at 0.55 of its healthy speed since iteration 30." in shown
+    assert "Ranks 0–2 only wait for it: victims, not at fault." in shown
+    assert "a proposal waits for you" in shown
+    assert "Plan 1 as proposed" in shown
+    assert "was 4 layers, 8 mb" in shown
+
+
+def ask_for_approval() -> None:
+    """A script that is nothing but the open dialog (AppTest closes a dialog at each click elsewhere)."""
+    from unskew.dashboard import data, dialogs  # noqa: PLC0415 - AppTest runs the body alone
+
+    dialogs.approve("slow", data.snapshot("slow").story.changes[0])
+
+
+def test_approval_needs_name_and_reason_and_reaches_the_controller(store: Store) -> None:
+    writer = runs.slow(store)
+    with hold_controller_lock(store, "slow"):
+        writer.close()
+        dialog = AppTest.from_function(ask_for_approval, default_timeout=30).run()
+        dialog.text_input(key="by-approve").set_value("mira")
+        dialog.button(key="send-approve").click().run()
+        assert "A name and a reason are both needed" in dialog.error[0].value
+        assert Inbox(store, "slow").poll() == []
+        dialog.text_area(key="reason-approve").set_value("hours to go")
+        dialog.button(key="send-approve").click().run()
+        assert not dialog.exception, dialog.exception
+        (command,) = Inbox(store, "slow").poll()
+        assert (command.kind, command.target, command.by, command.reason) == ("approve", "p1", "mira", "hours to go")
+
+
+def test_a_sent_approval_waits_for_the_controller_and_cannot_be_sent_twice(store: Store) -> None:
+    writer = runs.slow(store)
+    with hold_controller_lock(store, "slow"):
+        writer.close()
+        app = page("slow")
+        assert not app.button(key="approve-p1").disabled
+        app.session_state["sent"] = {("slow", "p1"): "approve"}
+        app.run()
+        assert "approval sent, waiting for the controller" in text(app)
+        assert app.button(key="approve-p1").disabled
+
+
+@pytest.mark.parametrize("mode", ["approve", "auto"])
+def test_without_a_controller_nothing_can_be_decided_and_the_page_says_why(store: Store, mode: Mode) -> None:
+    runs.slow(store, mode=mode).close()
+    app = page("slow")
+    assert "The controller is gone" in text(app)
+    assert app.button(key="approve-p1").disabled
+    assert app.button(key="mode").disabled
+    assert "no living controller" in text(app)
+
+
+def test_after_a_death_the_rank_is_absent_and_its_work_shown_elsewhere(store: Store) -> None:
+    runs.after_death(store).close()
+    app = page("death")
+    shown = text(app)
+    assert "rank 6 · dead" in shown
+    assert "9 rerouted in" in shown
+    assert "answered by plan 2" in shown
+    assert "−0.31 s per iteration (−0.33 to −0.29 s)" in shown
+    assert {metric.label: metric.value for metric in app.metric}["Ranks"] == "7 of 8"
+
+
+def test_a_run_is_opened_from_its_address_and_an_unknown_one_falls_back_to_the_list(store: Store) -> None:
+    runs.healthy(store, iterations=3).close()
+    assert "controller is gone" in text(page("healthy"))
+    app = page("nobody")
+    assert app.selectbox(key="run").value is None
+    assert "<h3" in text(app)
+    assert "Runs" in text(app)
+
+
+def test_no_module_shadows_an_installed_one() -> None:
+    """`streamlit run dashboard` puts the folder first on sys.path."""
+    ours = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
+    installed = set(importlib.metadata.packages_distributions()) | set(sys.stdlib_module_names)
+    assert not ours & installed
