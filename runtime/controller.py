@@ -251,7 +251,7 @@ class Controller:
             proposal=lying.proposal,
             reason=f"approved by {lying.approved_by}",
             optional=True,
-            asked_ns=time.monotonic_ns(),
+            asked_ns=None,
             old=self.plans.latest,
         )
         self._issue(abort=False)

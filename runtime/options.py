@@ -22,7 +22,11 @@ class OptionsError(ValueError):
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that determines a run. `corpus` None = the standard library's sources, `store` None = the default store."""
+    """Everything that determines a run. `corpus` None = the standard library's sources, `store` None = the default store.
+
+    `instrument_turns`: ranks record spans in blocks of so many iterations, in turns with none (0 = always); the overhead is
+    measured that way.
+    """
 
     tp: int = 1
     pp: int = 4
@@ -43,6 +47,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[FaultSpec, ...] = ()
     dtype: DType = "float32"
     verify: bool = False
+    instrument_turns: int = 0
 
     @property
     def ranks(self) -> int:

@@ -10,13 +10,14 @@ from unskew.runtime.protocol import Entered
 
 
 class Issued(msgspec.Struct, kw_only=True):
-    """A plan sent to the ranks and not yet entered by all. `asked_ns`: when the loss was noticed, or the change decided."""
+    """A plan sent to the ranks and not yet entered by all. `asked_ns`: when the loss was noticed, None for a
+    change at a boundary."""
 
     plan: Plan
     proposal: str
     reason: str
     optional: bool
-    asked_ns: int
+    asked_ns: int | None
     old: Plan | None
     entered: dict[int, Entered]
 
@@ -59,7 +60,7 @@ class Plans:
             return self.pending.plan
         return self._in_force
 
-    def issue(self, plan: Plan, *, proposal: str, reason: str, optional: bool, asked_ns: int, old: Plan | None) -> None:
+    def issue(self, plan: Plan, *, proposal: str, reason: str, optional: bool, asked_ns: int | None, old: Plan | None) -> None:
         """Note a plan that is about to be sent."""
         self.by_epoch[plan.epoch] = plan
         self.latest = plan
@@ -78,12 +79,13 @@ class Plans:
         self.pending, self._in_force = None, pending.plan
         members = pending.entered.values()
         iteration = max(member.iteration for member in members)
+        began_ns = pending.asked_ns or min(member.began_ns for member in members)
         return InForce(
             plan=pending.plan,
             proposal=pending.proposal,
             old=pending.old,
             iteration=iteration,
-            seconds=(max(member.at_ns for member in members) - pending.asked_ns) / 1e9,
+            seconds=(max(member.at_ns for member in members) - began_ns) / 1e9,
             migrate_s=max(member.migrate_s for member in members),
             moved_bytes=sum(member.moved_bytes for member in members),
             event=PlanApplied(

@@ -87,11 +87,15 @@ class EpochRecord(Message, frozen=True, kw_only=True):
 
 
 class Entered(Message, frozen=True, kw_only=True):
-    """From a rank: its groups of `epoch` stand and it holds the plan's layers; it goes on with `iteration`."""
+    """From a rank: its groups of `epoch` stand and it holds the plan's layers; it goes on with `iteration`.
+
+    `began_ns`, `at_ns`: the node's monotonic clock when it began to regroup, and now.
+    """
 
     rank: int
     epoch: int
     iteration: int
+    began_ns: int
     at_ns: int
     migrate_s: float
     moved_bytes: int

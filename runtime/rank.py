@@ -65,7 +65,7 @@ class Rank:
         self.store = TCPStore(seat.rendezvous_host, seat.rendezvous_port, is_master=False, timeout=timedelta(seconds=60))
         self.device = make_device(seat.device, seat.rank, options.faults, profile(options.profile))
         self.injector = Injector(options.faults, seat.rank, options.seed)
-        self.recorder = Recorder(spool, self.device, seat.rank)
+        self.recorder = Recorder(spool, self.device, seat.rank, options.instrument_turns)
         self.size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
         self.dtype: torch.dtype = getattr(torch, options.dtype)
         self.layers: dict[int, HeldLayer] = {}
@@ -76,6 +76,7 @@ class Rank:
         self.outcome: Outcome | None = None
         self.batch: Batch | None = None
         self.begun_us = 0
+        self.began_ns = 0
 
     def run(self) -> None:
         self._recover(after=-1)
@@ -87,8 +88,9 @@ class Rank:
                     self.control.send(Finished(rank=self.seat.rank))
                     self._recover(after=self.plan.epoch)
             except PeerLost as lost:
-                self.control.send(Broken(rank=self.seat.rank, epoch=self.plan.epoch, detail=str(lost)))
-                self._recover(after=self.plan.epoch)
+                epoch = self._connected().epoch
+                self.control.send(Broken(rank=self.seat.rank, epoch=epoch, detail=str(lost)))
+                self._recover(after=epoch)
 
     def _iterate(self) -> None:
         """One attempt at iteration `stepped`, its commit, and the change of plan when the vote calls for one."""
@@ -121,15 +123,15 @@ class Rank:
         for micro_batch, route in enumerate(self.plan.routes):
             if route.hops[0].rank == self.seat.rank:
                 lengths = batch.lengths[micro_batch]
-                self.spool.append(
+                self.recorder.add(
                     MicroBatchPacked(iteration=iteration, micro_batch=micro_batch, attempt=self.attempt, lengths=lengths)
                 )
-        for span in reduce_gradients(
+        reduced = reduce_gradients(
             self.plan, self.layers, comm, device=self.device, progress=self.progress, label=self.recorder.span
-        ):
-            self.spool.append(span)
+        )
+        self.recorder.add(*reduced)
         self.injector.at(iteration, "before_barrier")
-        complete = self.spool.hand_over()
+        complete = self.recorder.hand_over()
         with self.progress.waiting("commit"):
             self.outcome = vote(
                 comm,
@@ -197,7 +199,7 @@ class Rank:
                 self.control.send(Broken(rank=self.seat.rank, epoch=after, detail="lost a peer while regrouping"))
 
     def _regroup(self, plan: Plan) -> None:
-        start_us = self.device.now_us()
+        start_us, self.began_ns = self.device.now_us(), time.monotonic_ns()
         if self.comm is not None:
             self.comm.stop()
         self.comm = Comm(self.store, plan.epoch, self.seat.rank, plan.ranks, [ranks for ranks, _ in plan.gradient_groups])
@@ -232,6 +234,7 @@ class Rank:
                 rank=self.seat.rank,
                 epoch=plan.epoch,
                 iteration=self.stepped,
+                began_ns=self.began_ns,
                 at_ns=time.monotonic_ns(),
                 migrate_s=time.monotonic() - started,
                 moved_bytes=received,

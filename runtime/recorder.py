@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from unskew.analytics.plan import Plan
-from unskew.collector.events import Span, SpanKind
+from unskew.collector.events import Span, SpanKind, Telemetry
 from unskew.collector.spool import SpoolWriter
 from unskew.runtime.device import Device
 from unskew.runtime.executor import Executed
@@ -15,13 +15,25 @@ from unskew.runtime.executor import Executed
 class Recorder:
     """Spans of one rank. A device keeps its name (`cpu-3`) for life; in this runtime a rank has one device."""
 
-    def __init__(self, spool: SpoolWriter, device: Device, rank: int) -> None:
-        self._spool, self._device, self._rank = spool, device, rank
+    def __init__(self, spool: SpoolWriter, device: Device, rank: int, turns: int) -> None:
+        self._spool, self._device, self._rank, self._turns = spool, device, rank, turns
         self._epoch = self._iteration = self._attempt = 0
+        self.on = True
 
     def begin(self, plan: Plan, iteration: int, attempt: int) -> None:
         """What follows belongs to this attempt."""
         self._epoch, self._iteration, self._attempt = plan.epoch, iteration, attempt
+        self.on = self._turns == 0 or iteration // self._turns % 2 == 0
+
+    def add(self, *events: Telemetry) -> None:
+        """To the log, unless it is the turn of iterations without."""
+        if self.on:
+            for event in events:
+                self._spool.append(event)
+
+    def hand_over(self) -> bool:
+        """Whether all that was recorded is with the kernel, within the 5 ms that a vote may wait for it."""
+        return self._spool.hand_over() if self.on else True
 
     def span(self, *, kind: SpanKind, start_us: int, wall_us: int, **fields: Any) -> Span:
         """A span of the present attempt."""
@@ -39,9 +51,11 @@ class Recorder:
 
     def chunks(self, executed: Sequence[Executed]) -> None:
         """The chunks of an attempt, finished or cut short, with their messages."""
+        if not self.on:
+            return
         for done in executed:
             timing, action = done.timing(), done.action
-            self._spool.append(
+            self.add(
                 self.span(
                     kind=action.kind,
                     start_us=timing.start_us,
@@ -54,17 +68,16 @@ class Recorder:
                     runq_us=timing.runq_us,
                 )
             )
-            for message in done.messages:
-                self._spool.append(message)
+            self.add(*done.messages)
 
     def optimizer(self, start_us: int) -> None:
-        self._spool.append(self.span(kind="optimizer", start_us=start_us, wall_us=self._device.now_us() - start_us))
+        self.add(self.span(kind="optimizer", start_us=start_us, wall_us=self._device.now_us() - start_us))
 
     def regroup(self, plan: Plan, iteration: int, start_us: int) -> None:
         self.begin(plan, iteration, 0)
-        self._spool.append(self.span(kind="regroup", start_us=start_us, wall_us=self._device.now_us() - start_us))
+        self.add(self.span(kind="regroup", start_us=start_us, wall_us=self._device.now_us() - start_us))
 
     def migrate(self, plan: Plan, iteration: int, start_us: int, received: int) -> None:
         self.begin(plan, iteration, 0)
         wall_us = self._device.now_us() - start_us
-        self._spool.append(self.span(kind="migrate", start_us=start_us, wall_us=wall_us, bytes=received))
+        self.add(self.span(kind="migrate", start_us=start_us, wall_us=wall_us, bytes=received))
