@@ -6,6 +6,8 @@ write-ahead log can open with half its rows) is set aside and built again from t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import duckdb
 
 from unskew.collector import rows
@@ -15,6 +17,13 @@ from unskew.collector.tail import Entry, Place, Tail
 from unskew.collector.views import create_views
 
 _FILES = "run varchar, writer varchar, segment bigint, bytes bigint, rows bigint, last_seq bigint"
+_FORGET = """
+delete from files where run = ? and (writer, segment) in (select (unnest(?::varchar[]), unnest(?::bigint[])))
+"""
+_REMEMBER = """
+insert into files
+select ?, unnest(?::varchar[]), unnest(?::bigint[]), unnest(?::bigint[]), unnest(?::bigint[]), unnest(?::bigint[])
+"""
 
 
 class DatabaseBusyError(StoreError):
@@ -30,6 +39,7 @@ class Ingest:
         (last_pos,) = self.database.sql("select coalesce(max(pos), -1) from log").fetchall()[0]
         self._next_pos = last_pos + 1
         self._tails: dict[str, Tail] = {}
+        self._files: dict[str, dict[Place, Replaced]] = {}
 
     def step(self) -> int:
         """Take what is new, one transaction per run; returns the number of rows."""
@@ -37,17 +47,17 @@ class Ingest:
 
     def files(self, run: str) -> dict[Place, Replaced]:
         """How far each spool file of `run` is taken."""
-        known = self.database.execute(
-            "select writer, segment, bytes, rows, last_seq from files where run = ? order by writer, segment", [run]
-        ).fetchall()
-        return {
-            (writer, segment): Replaced(writer=writer, segment=segment, bytes=size, rows=count, last_seq=last_seq)
-            for writer, segment, size, count, last_seq in known
-        }
+        if run not in self._files:
+            known = self.database.execute(
+                "select writer, segment, bytes, rows, last_seq from files where run = ? order by writer, segment", [run]
+            ).fetchall()
+            self._files[run] = {(row[0], row[1]): _file(*row) for row in known}
+        return self._files[run]
 
     def forget(self, run: str) -> None:
         """The spool files of `run` are gone."""
         self._tails.pop(run, None)
+        self._files.pop(run, None)
 
     def broken(self, run: str) -> int:
         """Whole lines of `run` that were no envelope and therefore passed over."""
@@ -65,27 +75,35 @@ class Ingest:
     def _take(self, run: str, entries: list[Entry]) -> int:
         if not entries:
             return 0
-        offsets = self._tails[run].offsets
+        files = self.files(run)
+        fresh = _advanced(files, entries, self._tails[run].offsets)
+        writers, segments = zip(*fresh, strict=True)
         self.database.begin()
         rows.insert(self.database, "log", run, entries, self._next_pos)
-        for place, (count, last_seq) in _per_file(entries).items():
-            key = [run, *place]
-            old = self.database.execute("delete from files where run = ? and writer = ? and segment = ? returning rows", key)
-            before = sum(row[0] for row in old.fetchall())
-            values = [*key, offsets[place], before + count, last_seq]
-            self.database.execute("insert into files values (?, ?, ?, ?, ?, ?)", values).fetchall()
+        self.database.execute(_FORGET, [run, writers, segments]).fetchall()
+        self.database.execute(
+            _REMEMBER,
+            [run, writers, segments]
+            + [[getattr(file, name) for file in fresh.values()] for name in ("bytes", "rows", "last_seq")],
+        ).fetchall()
         self.database.commit()
+        files.update(fresh)
         self._next_pos += len(entries)
         return len(entries)
 
 
-def _per_file(entries: list[Entry]) -> dict[Place, tuple[int, int]]:
-    """Rows and last seq per spool file."""
-    found: dict[Place, tuple[int, int]] = {}
+def _file(writer: str, segment: int, size: int, count: int, last_seq: int) -> Replaced:
+    return Replaced(writer=writer, segment=segment, bytes=size, rows=count, last_seq=last_seq)
+
+
+def _advanced(files: Mapping[Place, Replaced], entries: Sequence[Entry], offsets: Mapping[Place, int]) -> dict[Place, Replaced]:
+    """The files that `entries` came from, as they stand with these."""
+    fresh: dict[Place, Replaced] = {}
     for entry in entries:
         place = (entry.writer, entry.segment)
-        found[place] = (found.get(place, (0, 0))[0] + 1, entry.seq)
-    return found
+        before = fresh.get(place) or files.get(place)
+        fresh[place] = _file(*place, offsets[place], before.rows + 1 if before else 1, entry.seq)
+    return fresh
 
 
 def open_database(store: Store, manifest: Manifest) -> duckdb.DuckDBPyConnection:
