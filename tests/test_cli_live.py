@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console
 
 from unskew.analytics.plan import plan_from_partition, uniform_plan
@@ -118,3 +119,20 @@ def test_without_a_terminal_each_sentence_is_one_plain_line(capsys) -> None:
 def test_every_control_event_but_the_silent_ones_has_a_sentence() -> None:
     silent = {ev.DeviceJoined}
     assert {kind for kind in ev.CONTROL if say.dispatch(kind) is say.dispatch(object)} == silent
+
+
+@pytest.mark.parametrize(
+    ("effect", "interval", "words"),
+    [
+        (0.5, (0.4, 0.6), "plan 1 pays: +0.50 s saved an iteration (95 %: +0.40 to +0.60 s, n = 20)"),
+        (-0.1, (-0.4, 0.1), "plan 1 makes no certain difference: -0.10 s saved an iteration (95 %: -0.40 to +0.10 s, n = 20)"),
+        (-0.5, (-0.6, -0.4), "plan 1 does harm: -0.50 s saved an iteration (95 %: -0.60 to -0.40 s, n = 20)"),
+    ],
+)
+def test_a_score_claims_no_more_than_its_interval(effect: float, interval: tuple[float, float], words: str) -> None:
+    scored = ev.PlanScored(
+        epoch=1, proposal="p-1", from_iteration=1, to_iteration=20, n=20, effect_s=effect, interval_s=interval
+    )  # fmt: skip
+    sentence = say(scored)
+    assert sentence is not None
+    assert sentence.text == words

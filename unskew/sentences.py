@@ -149,9 +149,16 @@ def _(event: ev.PlanScored) -> Sentence:
     if event.void or event.effect_s is None:
         return Sentence("score", f"the effect of plan {event.epoch} is void{because(event.void or '')}", "quiet")
     low, high = event.interval_s or (event.effect_s, event.effect_s)
-    verb = "saves" if event.effect_s >= 0 else "costs"
-    text = f"plan {event.epoch} {verb} {abs(event.effect_s):.2f} s an iteration (95 %: {low:.2f} to {high:.2f}, n = {event.n})"
-    return Sentence("score", text, "good" if low > 0 else "plain")
+    interval = f"(95 %: {low:+.2f} to {high:+.2f} s, n = {event.n})"
+    verdict, tone = _worth(low, high)
+    return Sentence("score", f"plan {event.epoch} {verdict}: {event.effect_s:+.2f} s saved an iteration {interval}", tone)
+
+
+def _worth(low: float, high: float) -> tuple[str, Tone]:
+    """What an interval of the time saved says."""
+    if low > 0:
+        return "pays", "good"
+    return ("does harm", "bad") if high < 0 else ("makes no certain difference", "plain")
 
 
 @say.register
