@@ -1,6 +1,6 @@
 """Fault SPECs: what `--fault` says, checked before anything starts.
 
-    slow:rank=3,factor=1.8,at=30[,until=60][,phase=F|B]     chunks take `factor` times as long in iterations at .. until-1
+    slow:rank=3,factor=1.8,at=30[,until=60][,phase=F|B|W]    chunks take `factor` times as long in iterations at .. until-1
     kill:rank=6,at=70[,point=compute|before_barrier|before_step]     SIGKILL inside iteration `at`
     hang:rank=2,at=50                                        main thread stuck, heartbeats go on
     freeze:rank=2,at=50                                      SIGSTOP
@@ -28,7 +28,7 @@ _REQUIRED = {
     "freeze": ("rank", "at"),
 }
 _OPTIONAL = {"slow": ("until", "phase"), "kill": ("point",), "hang": (), "freeze": ()}
-_PHASES = ("F", "B")
+_PHASES = ("F", "B", "W")
 
 
 class FaultError(ValueError):
@@ -103,6 +103,8 @@ def parse_fault(text: str, *, ranks: int, iterations: int) -> FaultSpec:
                 f"--fault {text}: factor={values['factor']} must be greater than 1 (1.8 = chunks take 1.8x as long)"
             )
     phase = _one_of(text, "phase", values["phase"], _PHASES) if "phase" in values else None
+    if phase == "W":
+        raise FaultError(f"--fault {text}: schedule 1f1b executes no W chunks of their own (B includes them), allowed: F, B")
     point = _one_of(text, "point", values.get("point", "compute"), get_args(KillPoint)) if kind == "kill" else None
     fields = {"kind": kind, "rank": rank, "at": at, "until": until, "factor": factor, "phase": phase, "point": point}
     return msgspec.convert(fields, FaultSpec)

@@ -4,9 +4,9 @@ A profile is a `CostModel` of a healthy device; message and iteration end cost n
 and collectives take real time on the sleeping device. `--layers`, `--dim`, `--tokens` name the maths that is executed, the
 profile names the time it takes.
 
-* steady: a forward of 4 layers over 512 tokens of mixed documents (mean square length about 150 x 512) takes 20 ms, a backward
-  twice that; of one 512-token document a quarter is the quadratic part.
-* long-context: attention dominates: three quarters of one 512-token document, half of a mixed micro-batch.
+* steady: a forward of 4 layers over 200 tokens of two documents takes about 22 ms, a backward twice that; of one 256-token
+  document a quarter is the quadratic part.
+* long-context: attention dominates: four fifths of one 256-token document.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _twice(forward: ChunkCost) -> CostModel:
 
 
 PROFILES: dict[str, CostModel] = {
-    "steady": _twice(ChunkCost(layer_us=400.0, token_us=8.2, token2_us=0.006)),
-    "long-context": _twice(ChunkCost(layer_us=300.0, token_us=4.0, token2_us=0.03)),
+    "steady": _twice(ChunkCost(layer_us=800.0, token_us=20.0, token2_us=0.03)),
+    "long-context": _twice(ChunkCost(layer_us=600.0, token_us=8.0, token2_us=0.15)),
 }
 
 

@@ -62,11 +62,12 @@ class Layer(nn.Module):
         qkv = self.qkv(x).view(tokens, 3, self.heads, dim // self.heads)
         cos, sin = _rotary_tables(tuple(lengths), dim // self.heads, x.dtype, x.device)
         query, key = _rotate(qkv[:, 0], cos, sin), _rotate(qkv[:, 1], cos, sin)
+        # One leading dimension for the batch: only so does the fast CPU kernel take them.
+        documents = [part.transpose(0, 1)[None].split(list(lengths), dim=2) for part in (query, key, qkv[:, 2])]
         attended = [
-            functional.scaled_dot_product_attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), is_causal=True)
-            for q, k, v in zip(*(part.split(list(lengths)) for part in (query, key, qkv[:, 2])), strict=True)
+            functional.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in zip(*documents, strict=True)
         ]
-        return torch.cat(attended, dim=1).transpose(0, 1).reshape(tokens, dim)
+        return torch.cat(attended, dim=2)[0].transpose(0, 1).reshape(tokens, dim)
 
 
 def build_layer(size: ModelSize, layer: int, *, seed: int, dtype: torch.dtype, device: torch.device) -> Layer:

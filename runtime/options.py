@@ -36,7 +36,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     heads: int = 2
     tokens: int = 256
     micro_batches: int = 16
-    iterations: int = 180
+    iterations: int = 150
     seed: int = 0
     schedule: str = "1f1b"
     device: DeviceKind = "auto"

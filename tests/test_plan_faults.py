@@ -60,11 +60,11 @@ def test_a_rank_dies_once():
 
 def test_the_steady_profile_is_what_its_page_says():
     steady = profile("steady")
-    mixed = work_of([32, 64, 96, 128, 192])
+    mixed = work_of([100, 100])
     forward = steady.chunk_us("F", mixed, 4, has_head=False)
-    assert forward == pytest.approx(20_000, rel=0.03)
+    assert forward == pytest.approx(22_000, rel=0.03)
     assert steady.chunk_us("B", mixed, 4, has_head=True) == 2 * forward
-    long = work_of([512])
+    long = work_of([256])
     assert steady.chunks["F"].token2_us * long.sum_sq / steady.chunk_us("F", long, 1, has_head=True) == pytest.approx(
         0.25, abs=0.01
     )

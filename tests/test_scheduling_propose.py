@@ -23,8 +23,8 @@ COST = profile("steady")
 
 
 def draw_batches(micro_batches, iterations):
-    lengths = np.clip(np.random.default_rng(3).lognormal(5.0, 0.9, 5000), 16, 512).astype(int).tolist()
-    packed = (pack(lengths, seed=0, iteration=i, micro_batches=micro_batches, max_tokens=512) for i in range(iterations))
+    lengths = np.clip(np.random.default_rng(3).lognormal(4.3, 0.9, 5000), 16, 256).astype(int).tolist()
+    packed = (pack(lengths, seed=0, iteration=i, micro_batches=micro_batches, max_tokens=256) for i in range(iterations))
     return tuple(tuple(work_of([lengths[document] for document in m]) for m in iteration) for iteration in packed)
 
 
@@ -60,7 +60,7 @@ def test_a_slow_rank_costs_little_more_than_its_lost_speed(rank):
     assert proposal.plan.role_of[rank].n_layers < 4
     assert f"rank {rank}: 4 -> {proposal.plan.role_of[rank].n_layers} layers" in proposal.change
     uniform = next(c for c in proposal.considered if c.name == "one partition for all replicas (ResiHP)")
-    assert uniform.predicted_us > 1.02 * proposal.predicted_us  # what sparing the healthy replica is worth
+    assert uniform.predicted_us > 1.01 * proposal.predicted_us  # what sparing the healthy replica is worth
 
 
 @pytest.mark.parametrize("rank", range(8))
