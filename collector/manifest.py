@@ -61,11 +61,6 @@ def load(store: Store) -> Manifest:
         ) from error
 
 
-def run_names(store: Store) -> list[str]:
-    """All runs of the store, spooled or sealed, by name."""
-    return sorted({*store.spooled_runs(), *(sealed.run for sealed in load(store).sealed)})
-
-
 def publish(store: Store, manifest: Manifest) -> None:
     """Swap the manifest: on disk before the name changes."""
     fresh = store.manifest.with_suffix(".new")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from functools import reduce
+from math import nan
 from operator import or_
 from pathlib import Path
 
@@ -44,7 +45,8 @@ class _Envelope(msgspec.Struct, gc=False):
 
 
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
-_decode_event = msgspec.json.Decoder(reduce(or_, (*TELEMETRY, *CONTROL))).decode
+_AnyEvent = reduce(or_, (*TELEMETRY, *CONTROL))
+_decode_event = msgspec.json.Decoder(_AnyEvent).decode
 
 
 class Tail:
@@ -120,10 +122,19 @@ def _entry(place: Place, envelope: _Envelope, line: bytes) -> Entry:
 
 
 def _event(line: bytes) -> Event | None:
-    try:
-        event: Event = _decode_event(line)
-    except msgspec.ValidationError:
-        return None
+    for decode in (_decode_event, _decode_with_nan):
+        try:
+            event: Event = decode(line)
+        except msgspec.ValidationError:
+            continue
+        return event
+    return None
+
+
+def _decode_with_nan(line: bytes) -> Event:
+    """JSON has no NaN, it is written as null; an iteration with a diverged loss is committed all the same."""
+    fields = {name: nan if value is None else value for name, value in msgspec.json.decode(line).items()}
+    event: Event = msgspec.convert(fields, _AnyEvent)
     return event
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.collector import spool
-from unskew.collector.events import Dropped, Note, Span
+from unskew.collector.events import Dropped, IterationCommitted, Note, Span
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.segment import control_line, telemetry_line
 from unskew.collector.spool import ControlStream, SpoolWriter, VersionConflict
@@ -140,6 +141,19 @@ def test_unknown_types_are_kept_raw_and_damaged_lines_are_counted(store: Store) 
     assert (unknown.event, unknown.raw[-3:]) == (None, b"[]}")
     assert known.event == Dropped(count=3)
     assert tail.broken == 1
+
+
+def test_a_diverged_loss_comes_back_as_nan(store: Store) -> None:
+    writer = SpoolWriter(store, "r", "rank-0000.1")
+    writer.append(
+        IterationCommitted(
+            iteration=1, epoch=0, attempt=0, rank=0, loss=math.nan, tokens=5, start_us=0, wall_us=1, log_complete=True
+        )
+    )
+    writer.close()
+    (entry,) = Tail(store, "r").poll()
+    assert isinstance(entry.event, IterationCommitted)
+    assert math.isnan(entry.event.loss)
 
 
 def test_a_control_stream_refuses_what_was_decided_on_an_older_version(store: Store) -> None:
