@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import resource
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 import unskew
@@ -20,7 +20,7 @@ from unskew.collector.commands import Inbox, hold_controller_lock
 from unskew.collector.control_stream import ControlStream
 from unskew.collector.events import CommandRefused, ModeChanged, PlanApproved, RunStarted
 from unskew.collector.paths import Store
-from unskew.commands.run import default_faults, run
+from unskew.commands.run import default_faults
 from unskew.runtime.options import RunOptions
 
 HELP = """
@@ -50,9 +50,13 @@ def test_help_is_instant_and_without_torch() -> None:
     assert min(cpu_s() for _ in range(3)) < 0.3
 
 
-def test_every_option_of_a_run_can_be_given() -> None:
-    given = inspect.signature(run).parameters
-    assert set(RunOptions.__struct_fields__) - {"faults"} <= set(given)
+def test_the_options_of_run_are_these() -> None:
+    command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    assert options == set(
+        "--tp --pp --dp --layers --dim --heads --tokens --micro-batches --iterations --seed --schedule --device --profile "
+        "--corpus --store --mode --fault --no-faults --dtype --dashboard --no-dashboard --json --verify".split()
+    )
 
 
 def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_dies() -> None:
