@@ -23,6 +23,11 @@ from unskew.collector.paths import Store
 from unskew.commands.run import default_faults
 from unskew.runtime.options import RunOptions
 
+OPTIONS_OF_RUN = {
+    "--tp", "--pp", "--dp", "--layers", "--dim", "--heads", "--tokens", "--micro-batches", "--iterations", "--seed", "--schedule",
+    "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard", "--no-dashboard",
+    "--json", "--verify",
+}  # fmt: skip
 HELP = """
 import sys, unskew.cli
 try: unskew.cli.app(['run', '--help'])
@@ -53,10 +58,7 @@ def test_help_is_instant_and_without_torch() -> None:
 def test_the_options_of_run_are_these() -> None:
     command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
     options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    assert options == set(
-        "--tp --pp --dp --layers --dim --heads --tokens --micro-batches --iterations --seed --schedule --device --profile "
-        "--corpus --store --mode --fault --no-faults --dtype --dashboard --no-dashboard --json --verify".split()
-    )
+    assert options == OPTIONS_OF_RUN
 
 
 def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_dies() -> None:
