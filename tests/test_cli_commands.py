@@ -24,9 +24,9 @@ from unskew.commands.run import default_faults
 from unskew.runtime.options import RunOptions
 
 OPTIONS_OF_RUN = {
-    "--tp", "--pp", "--dp", "--layers", "--dim", "--heads", "--tokens", "--micro-batches", "--iterations", "--seed", "--schedule",
-    "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard", "--no-dashboard",
-    "--json", "--verify",
+    "--tp", "--pp", "--dp", "--layers", "--dim", "--heads", "--tokens", "--micro-batches", "--iterations", "--seed",
+    "--schedule", "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard",
+    "--no-dashboard", "--json", "--verify",
 }  # fmt: skip
 HELP = """
 import sys, unskew.cli
