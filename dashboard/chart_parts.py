@@ -14,7 +14,7 @@ LEFT, RIGHT = 58, 66
 MARK_COLOURS = {"fault": DEAD, "verdict": SLOW, "plan": ACCENT}
 
 
-def mark_lines(marks: Iterable[Mark], *, first: int = 0, chosen: int | None = None) -> dict[str, Any]:
+def mark_lines(marks: Iterable[Mark], *, first: int, chosen: int | None = None) -> dict[str, Any]:
     """Thin vertical lines (ECharts `markLine`). `first`: iteration at the axis' position 0; `chosen`: the one drilled into."""
     lines = [_line(mark.iteration - first, MARK_COLOURS[mark.kind], "dashed") for mark in marks]
     if chosen is not None:

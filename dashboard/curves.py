@@ -47,7 +47,7 @@ def show_loss(snapshot: Snapshot, window: range) -> None:
     """The loss of the same window."""
     with card("loss"):
         title("Loss", "nats per token")
-        data = snapshot.iterations.filter(_within(window)).select("iteration", "loss")
+        data = snapshot.iterations.filter(_within(window)).select(_x(window), "loss")
         if data.is_empty():
             empty("0 committed iterations in this window.")
             return
@@ -65,9 +65,9 @@ def show_loss(snapshot: Snapshot, window: range) -> None:
 
 
 def times(snapshot: Snapshot, window: range) -> pl.DataFrame:
-    """iteration, measured, predicted, in seconds."""
+    """x (position), measured and predicted in seconds."""
     seconds = [(pl.col(f"{name}_us") / 1e6).round(4).alias(name) for name in ("measured", "predicted")]
-    return snapshot.iterations.filter(_within(window)).select("iteration", *seconds)
+    return snapshot.iterations.filter(_within(window)).select(_x(window), *seconds)
 
 
 def baselines(story: Story, window: range) -> list[dict[str, Any]]:
@@ -81,11 +81,15 @@ def baselines(story: Story, window: range) -> list[dict[str, Any]]:
         first, last = change.applied.iteration, scored.to_iteration if scored is not None else window.stop - 1
         if not value or last < window.start or first >= window.stop:
             continue
-        first, last = max(first, window.start), min(last, window.stop - 1)
+        first, last = max(first - window.start, 0), min(last, window.stop - 1) - window.start
         name = f"without plan {change.proposed.epoch}"
         found.append({**_line(name, SLOW, dashed=True), "data": [[first, round(value, 4)], [last, round(value, 4)]]})
         del found[-1]["encode"]
     return found
+
+
+def _x(window: range) -> pl.Expr:
+    return (pl.col("iteration") - window.start).alias("x")
 
 
 def _within(window: range) -> pl.Expr:
@@ -100,19 +104,20 @@ def _frame(window: range, *, wide: bool) -> dict[str, Any]:
         "tooltip": {"trigger": "axis", "confine": True},
         "grid": {"left": left, "right": right, "top": top, "bottom": 22, "outerBoundsMode": "none"},
         "xAxis": {
-            "type": "value", "min": window.start - 0.5, "max": window.stop - 0.5, "interval": label_step(window),
-            "splitLine": {"show": False}, "axisTick": {"show": False}, "axisLine": {"lineStyle": {"color": GRID_LINE}},
-            "axisLabel": {"showMinLabel": False, "showMaxLabel": False},
+            "type": "category", "data": [str(iteration) for iteration in window], "axisTick": {"show": False},
+            "axisLine": {"lineStyle": {"color": GRID_LINE}},
+            "axisLabel": {"interval": label_step(window) * (1 if wide else 2) - 1},
         },
     }  # fmt: skip
 
 
 def _line(name: str, colour: str, *, width: float = 2, dashed: bool = False) -> dict[str, Any]:
     return {
-        "type": "line", "name": name, "encode": {"x": "iteration", "y": name}, "showSymbol": False, "color": colour,
+        "type": "line", "name": name, "encode": {"x": "x", "y": name}, "showSymbol": False, "color": colour,
         "lineStyle": {"width": width, "type": "dashed" if dashed else "solid"}, "emphasis": {"disabled": True},
     }  # fmt: skip
 
 
 def _marks(story: Story, window: range, kinds: tuple[str, ...] = ("fault", "verdict", "plan")) -> dict[str, Any]:
-    return mark_lines(mark for mark in marks(story) if mark.kind in kinds and mark.iteration in window)
+    shown = [mark for mark in marks(story) if mark.kind in kinds and mark.iteration in window]
+    return mark_lines(shown, first=window.start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import polars as pl
 import streamlit as st
 
 from unskew.dashboard.data import Snapshot
@@ -11,6 +12,7 @@ from unskew.dashboard.theme import Tone, chip, escape
 from unskew.dashboard.wording import CAUSES, ago, count, parties, speeds
 
 NO_NEWS_S = 10.0
+RECENT = 20
 
 
 class Headline(msgspec.Struct, frozen=True):
@@ -78,9 +80,18 @@ def _all_well(snapshot: Snapshot) -> Headline:
         return Headline("quiet", f"{count(ranks, 'rank')} started; no iteration is committed yet.")
     if latest.predicted_us is None:
         return Headline("quiet", f"Warm-up: {count(ranks, 'rank')} run, the predictor is not fitted yet.")
+    facts: tuple[tuple[str, Tone], ...] = () if snapshot.judged.is_empty() else ((furthest(snapshot.judged), "quiet"),)
     return Headline(
-        "ok", f"All {ranks - len(snapshot.story.lost)} ranks run as predicted.", notes=_verdict_notes(snapshot.story)
+        "ok", f"All {ranks - len(snapshot.story.lost)} ranks run as predicted.", facts, _verdict_notes(snapshot.story)
     )
+
+
+def furthest(judged: pl.DataFrame) -> str:
+    """The rank furthest from its prediction, in the mean of the last iterations."""
+    recent = judged.filter(pl.col("iteration") > pl.col("iteration").max() - RECENT, pl.col("predicted_us") > 0)
+    ratios = recent.group_by("rank").agg((pl.col("measured_us").sum() / pl.col("predicted_us").sum()).alias("ratio"))
+    rank, ratio = ratios.sort((pl.col("ratio") - 1).abs(), "rank").row(-1)
+    return f"furthest off: rank {rank} at {ratio:.2f} of its predicted time"
 
 
 def _verdict_notes(story: Story, but: Judged | None = None) -> tuple[str, ...]:

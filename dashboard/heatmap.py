@@ -20,7 +20,12 @@ TOOLTIP = (
     "<b>rank {@rank}, iteration {@iteration}</b><br>{@measured} measured, {@predicted} predicted: {@ratio}<br>"
     "not computing for {@wait} of the iteration"
 )
-MEASURES = {"ratio": "Measured ÷ predicted", "ms": "Milliseconds", "wait": "Wait share"}
+RATIO, MILLISECONDS, WAIT = "Measured ÷ predicted", "Milliseconds", "Wait share"
+HINTS = {
+    RATIO: "1.00 = as predicted for the lengths it was given",
+    MILLISECONDS: "time in chunks per iteration",
+    WAIT: "part of the iteration in which the rank does not compute",
+}
 MARK_ROWS = ("fault", "verdict", "plan")
 SYMBOLS = {"fault": "diamond", "verdict": "triangle", "plan": "circle"}
 MARK_HEIGHT, GAP = 17, 8
@@ -30,9 +35,9 @@ def show(snapshot: Snapshot, window: range) -> None:
     """Draw the card; `window` are the iterations shown."""
     with card("heatmap"):
         with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-            title("Compute time by rank", "1.00 = as predicted for the lengths it was given")
+            title("Compute time by rank", HINTS[st.session_state.get("measure", RATIO)])
             measure = st.segmented_control(
-                "Measure", list(MEASURES), default="ratio", format_func=MEASURES.__getitem__, key="measure",
+                "Measure", [RATIO, MILLISECONDS, WAIT], default=RATIO, key="measure",
                 bind="query-params", label_visibility="collapsed", required=True,
             )  # fmt: skip
         data = cells(snapshot, window, str(measure))
@@ -55,7 +60,7 @@ def cells(snapshot: Snapshot, window: range, measure: str) -> pl.DataFrame:
     data = data.join(snapshot.iterations.select("iteration", iteration_us="measured_us"), on="iteration", how="left")
     ratio = pl.col("measured_us") / pl.col("predicted_us")
     wait = 100 * (1 - pl.col("measured_us") / pl.col("iteration_us")).clip(0)
-    value = {"ratio": ratio, "ms": pl.col("measured_us") / 1e3, "wait": wait}[measure]
+    value = {RATIO: ratio, MILLISECONDS: pl.col("measured_us") / 1e3, WAIT: wait}[measure]
     return data.select(
         (pl.col("iteration") - window.start).alias("x"),
         pl.col("rank").alias("y"),
@@ -122,9 +127,9 @@ def _rows(names: list[str], grid: int) -> dict[str, Any]:
 def _scale(data: pl.DataFrame, measure: str, height: int) -> dict[str, Any]:
     """Ratios diverge from 1.00 and are cut at 0.4 and 1.6; the other measures start at 0."""
     low, high, colours, ends = 0.4, 1.6, DIVERGING, ["≥ 1.6", "≤ 0.4"]
-    if measure == "wait":
+    if measure == WAIT:
         low, high, colours, ends = 0, 100, SEQUENTIAL, ["100 %", "0 %"]
-    elif measure == "ms":
+    elif measure == MILLISECONDS:
         top = data["value"].max()
         high = float(str(top)) if top is not None else 1.0
         low, colours, ends = 0, SEQUENTIAL, [f"{high:.0f} ms", "0 ms"]

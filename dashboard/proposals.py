@@ -35,18 +35,20 @@ def _card(snapshot: Snapshot, change: Change) -> None:
     kind = "optional" if proposed.optional else "recovery"
     title(f"Proposal {proposed.proposal}", f"plan {proposed.epoch} · {kind} · iteration {proposed.at_iteration}")
     change_words = f'<p class="u-muted">{escape(proposed.change)}</p>' if proposed.change else ""
-    st.html(f'<div class="u-text"><p>{escape(proposed.reason)}</p>{change_words}</div>' + facts(change))
-    _steps(change)
+    words = f'<div class="u-text"><p>{escape(proposed.reason)}</p>{change_words}</div>'
+    st.html(f'<div data-testid="proposal" data-state="{change.state}">{words}{facts(change)}</div>')
     if change.state == "open":
         _buttons(snapshot, change)
+    else:
+        _steps(change)
 
 
 def facts(change: Change) -> str:
     """Iteration time now and then, cost, payback, as HTML."""
     proposed = change.proposed
-    pairs = [("iteration with it", duration(proposed.predicted_us))]
+    pairs = [("time with it", duration(proposed.predicted_us))]
     if proposed.baseline_us is not None:
-        pairs.insert(0, ("iteration now", duration(proposed.baseline_us)))
+        pairs.insert(0, ("time without it", duration(proposed.baseline_us)))
     if proposed.gain_percent is not None:
         pairs.append(("change", signed_percent(-proposed.gain_percent / 100)))
     pairs.append(("cost, once", duration(proposed.cost_us)))
@@ -63,7 +65,7 @@ def _steps(change: Change) -> None:
         f'<div class="{look}"><i></i><span>{escape(name)} <em>{escape(detail)}</em></span></div>'
         for look, name, detail in steps(change)
     )
-    st.html(f'<div class="u-steps" data-testid="proposal-steps" data-state="{change.state}">{html}</div>')
+    st.html(f'<div class="u-steps">{html}</div>')
 
 
 def steps(change: Change) -> list[tuple[str, str, str]]:

@@ -21,7 +21,7 @@ from unskew.dashboard.data import Snapshot
 from unskew.dashboard.proposals import scored_words
 from unskew.dashboard.story import Judged, Logged, Story
 from unskew.dashboard.theme import Tone, chip, empty, escape, table
-from unskew.dashboard.wording import CAUSES, parties, speeds
+from unskew.dashboard.wording import CAUSES, count, parties, speeds
 
 SHOWN = 50
 TONES: dict[str, Tone] = {"approved": "ok", "applied": "info", "rejected": "bad", "refused": "bad", "failed": "bad"}
@@ -129,7 +129,7 @@ def _score(judged: Judged) -> str:
         return chip("false accusation" if scored.truth is None else "wrong", "bad")
     facts = []
     if scored.delay_iterations is not None:
-        facts.append(f"after {scored.delay_iterations} iterations")
+        facts.append(f"found after {count(scored.delay_iterations, 'iteration')}")
     if scored.speed_error is not None:
         facts.append(f"speed off by {abs(scored.speed_error):.2f}")
     return chip("right", "ok") + f' <span class="u-muted">{escape(", ".join(facts))}</span>'

@@ -17,12 +17,14 @@ from unskew.dashboard import (
     records,
     timeline,
 )
+from unskew.dashboard.chart_parts import label_step
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.theme import Tone, card, chip
 from unskew.dashboard.wording import ago
 
 TICK_S = 1.0
-WINDOWS = {"60": "Last 60", "200": "Last 200", "all": "All", "chosen": "Around chosen"}
+WINDOWS = {"Last 60": 60, "Last 200": 200}
+ALL, AROUND_CHOSEN = "All", "Around chosen"
 AROUND = 30
 STATES: dict[str, Tone] = {
     "running": "ok",
@@ -34,23 +36,28 @@ STATES: dict[str, Tone] = {
 }
 
 
-def controls() -> None:
-    """What stands in the header: the window of iterations, and Live or Paused."""
+def controls(run: str) -> None:
+    """What stands in the header: the window of iterations, and, while the run goes on, Live or Paused."""
     st.space("stretch")
     st.segmented_control(
-        "Iterations", list(WINDOWS), default="200", format_func=WINDOWS.__getitem__, key="window", bind="query-params",
+        "Iterations", [*WINDOWS, ALL, AROUND_CHOSEN], default="Last 200", key="window", bind="query-params",
         label_visibility="collapsed", required=True, width="content",
     )  # fmt: skip
-    st.segmented_control(
-        "Updates", ["Live", "Paused"], default="Live", key="live", bind="query-params", label_visibility="collapsed",
-        required=True, width="content",
-    )  # fmt: skip
+    if data.snapshot(run).story.finished is None:
+        st.segmented_control(
+            "Updates", ["Live", "Paused"], default="Live", key="live", bind="query-params", label_visibility="collapsed",
+            required=True, width="content",
+        )  # fmt: skip
 
 
 def show(run: str) -> None:
     """The page of `run`; it ticks while it is live and the run goes on."""
-    live = st.session_state["live"] == "Live" and data.snapshot(run).story.finished is None
-    st.fragment(_body, run_every=TICK_S if live else None)(run)
+    ticking = _live() and data.snapshot(run).story.finished is None
+    st.fragment(_body, run_every=TICK_S if ticking else None)(run)
+
+
+def _live() -> bool:
+    return bool(st.session_state.get("live", "Live") == "Live")
 
 
 def _body(run: str) -> None:
@@ -82,7 +89,7 @@ def _body(run: str) -> None:
 def _moment(run: str) -> Snapshot:
     """Now, or the moment at which the page was paused."""
     held: Snapshot | None = st.session_state.get("held")
-    if st.session_state["live"] == "Live":
+    if _live():
         held = None
     elif held is None or held.run != run:
         held = data.snapshot(run)
@@ -114,10 +121,11 @@ def _status(snapshot: Snapshot) -> None:
 
 
 def _window(snapshot: Snapshot) -> range:
-    last = snapshot.latest.iteration if snapshot.latest is not None else 0
-    size = str(st.session_state["window"])
-    chosen = st.session_state.get("iteration")
-    if size == "chosen" and chosen is not None:
-        return range(max(0, chosen - AROUND), min(last, chosen + AROUND) + 1)
-    sizes = {"all": last + 1, "chosen": 2 * AROUND}
-    return range(max(0, last + 1 - sizes.get(size, int(size) if size.isdigit() else 0)), last + 1)
+    """The iterations shown, from a round one on. Around the chosen one it stands still, however far the run goes on."""
+    end = snapshot.latest.iteration + 1 if snapshot.latest is not None else 1
+    size, chosen = st.session_state["window"], st.session_state.get("iteration")
+    if size == AROUND_CHOSEN and chosen is not None:
+        start, end = max(0, chosen - AROUND), min(end, chosen + AROUND + 1)
+    else:
+        start = 0 if size == ALL else max(0, end - WINDOWS.get(size, 2 * AROUND))
+    return range(start - start % label_step(range(start, end)), end)

@@ -12,7 +12,7 @@ with st.container(horizontal=True, vertical_alignment="center", gap="medium", ke
     theme.brand()
     chosen = run_list.choose()
     if chosen is not None:
-        run_page.controls()
+        run_page.controls(chosen)
 if chosen is None:
     run_list.show()
 else:

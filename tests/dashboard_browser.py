@@ -98,7 +98,7 @@ def headline(driver: WebDriver) -> str:
 
 def proposal_state(driver: WebDriver) -> str:
     """How far the shown proposal came: open, approved, applied, scored, rejected, expired or failed."""
-    return driver.find_element(By.CSS_SELECTOR, "[data-testid=proposal-steps]").get_attribute("data-state") or ""
+    return driver.find_element(By.CSS_SELECTOR, "[data-testid=proposal]").get_attribute("data-state") or ""
 
 
 def approve_first_proposal(driver: WebDriver, by: str, reason: str, *, timeout_s: float = 60) -> None:

@@ -51,7 +51,7 @@ def repaired(store: Store, run: str = "repaired") -> RunWriter:
     writer.apply(repartitioned(1), "p1", "rank 3 is slow")
     writer.train(14)
     writer.control(
-        _score(1, "p1", writer.iteration),
+        _score(writer.plan, "p1", writer.iteration),
         VerdictScored(
             verdict=1,
             correct=True,
@@ -71,7 +71,7 @@ def after_death(store: Store, run: str = "death") -> RunWriter:
     writer.control(PlanApproved(proposal="p1", by="auto", reason="gain 21 %, repaid after 2 iterations"))
     writer.apply(repartitioned(1), "p1", "rank 3 is slow")
     writer.train(20)
-    writer.control(_score(1, "p1", writer.iteration))
+    writer.control(_score(writer.plan, "p1", writer.iteration))
     writer.control(
         FaultInjected(kind="kill", rank=6, at_iteration=80),
         DeviceLost(device="device-6", rank=6, how="exit", detail="the process was killed by signal 9", detected_us=1),
@@ -125,10 +125,7 @@ def repartitioned(epoch: int) -> Plan:
 
 
 def proposal(plan: Plan) -> PlanProposed:
-    works = [Work(tokens=490, sum_sq=80_000)] * 16
-    speeds = {3: {"F": 0.55, "B": 0.55}}
-    before = predict_iteration(FIRST, works, COST, speeds).iteration_us
-    after = predict_iteration(plan, works, COST, speeds).iteration_us
+    before_us, after_us = _iteration_us(FIRST), _iteration_us(plan)
     return PlanProposed(
         proposal="p1",
         epoch=plan.epoch,
@@ -137,14 +134,19 @@ def proposal(plan: Plan) -> PlanProposed:
         reason="Rank 3 is slow: give it fewer layers.",
         verdict=1,
         plan=plan.to_data(),
-        predicted_us=int(after),
-        baseline_us=int(before),
-        gain_percent=round(100 * (1 - after / before), 1),
+        predicted_us=after_us,
+        baseline_us=before_us,
+        gain_percent=round(100 * (1 - after_us / before_us), 1),
         cost_us=640_000,
         payback_iterations=2,
         at_iteration=34,
         change="rank 3: 4 → 2 layers; replica 0: 8 → 7 micro-batches",
     )
+
+
+def _iteration_us(plan: Plan) -> int:
+    """A typical iteration while rank 3 is slow."""
+    return int(predict_iteration(plan, [Work(tokens=490, sum_sq=80_000)] * 16, COST, {3: {"F": 0.55, "B": 0.55}}).iteration_us)
 
 
 def _slow_verdict() -> Verdict:
@@ -162,16 +164,18 @@ def _slow_verdict() -> Verdict:
     )
 
 
-def _score(epoch: int, name: str, iteration: int) -> PlanScored:
+def _score(plan: Plan, name: str, iteration: int) -> PlanScored:
+    predicted_s, baseline_s = _iteration_us(plan) / 1e6, _iteration_us(FIRST) / 1e6
+    effect_s = round(baseline_s - predicted_s - 0.02, 3)
     return PlanScored(
-        epoch=epoch,
+        epoch=plan.epoch,
         proposal=name,
         from_iteration=iteration - 14,
         to_iteration=iteration - 1,
         n=14,
-        predicted_s=0.75,
-        baseline_s=1.07,
-        measured_s=0.76,
-        effect_s=0.31,
-        interval_s=(0.29, 0.33),
+        predicted_s=predicted_s,
+        baseline_s=baseline_s,
+        measured_s=predicted_s + 0.02,
+        effect_s=effect_s,
+        interval_s=(effect_s - 0.02, effect_s + 0.02),
     )
