@@ -80,6 +80,7 @@ def test_nothing_is_lost_or_doubled_when_the_collector_is_killed_again_and_again
     subprocess.run(collecting, check=True)
 
     total = RANKS * SPANS
+    assert not store.database.with_name("store.duckdb.damaged").exists(), "no kill left a half transaction to repair"
     manifest = load(store)
     assert manifest.problems == ()
     assert sum(sealed.rows for sealed in manifest.sealed) == total
