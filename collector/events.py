@@ -301,7 +301,7 @@ class PlanProposed(Control, frozen=True, kw_only=True, tag="plan_proposed@1"):
     reason: str
     verdict: int | None
     plan: dict[str, Any]
-    predicted_us: int
+    predicted_us: int | None
     baseline_us: int | None
     gain_percent: float | None
     cost_us: int

@@ -30,7 +30,7 @@ class Reader:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._connection = duckdb.connect(":memory:")
+        self._connection = duckdb.connect(":memory:", config={"parquet_metadata_cache": True})  # sealed files never change
         rows.create_table(self._connection, "hot")
         self._tails: dict[str, Tail] = {}
         self._manifest = Manifest(number=-1)
@@ -92,7 +92,7 @@ class Reader:
         self._connection.execute("delete from hot").fetchall()
         files = self._sealed_files()
         paths = ", ".join(rows.quoted(file) for file in files)
-        sealed = f" union all by name select * from read_parquet([{paths}], union_by_name = true)" if files else ""
+        sealed = f" union all by name select * from read_parquet([{paths}])" if files else ""
         self._connection.execute(f"create or replace view log as select * from hot{sealed}").fetchall()
         create_views(self._connection)
 
