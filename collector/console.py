@@ -70,7 +70,8 @@ def query(store: Store, sql: str, timeout_s: float = 30.0, row_limit: int = 100_
     if child.returncode == _REFUSED:
         raise ConsoleError(child.stderr.decode())
     if child.returncode != 0:
-        raise ConsoleError(f"the query ended its process (exit {child.returncode}): it may have needed too much memory")
+        last = child.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "it may have needed too much memory"
+        raise ConsoleError(f"the query ended its process (exit {child.returncode}): {last}")
     return polars.read_ipc_stream(io.BytesIO(child.stdout))
 
 

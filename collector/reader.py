@@ -30,7 +30,7 @@ class Reader:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._connection = duckdb.connect(":memory:", config={"parquet_metadata_cache": True})  # sealed files never change
+        self._connection = duckdb.connect(":memory:")
         rows.create_table(self._connection, "hot")
         self._tails: dict[str, Tail] = {}
         self._manifest = Manifest(number=-1)
