@@ -40,7 +40,8 @@ def ensure_collector(store: Store) -> int | None:
     log = str(store.root / "collector.log")
     pid = os.posix_spawn(
         sys.executable,
-        [sys.executable, "-m", "unskew.collector.service", "--store", str(store.root)],
+        # -P: a folder named like one of our imports in the caller's directory must not shadow it.
+        [sys.executable, "-P", "-m", "unskew.collector.service", "--store", str(store.root)],
         os.environ,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
