@@ -22,7 +22,7 @@ from unskew.analytics.detector import Detector, Verdicts
 from unskew.analytics.intake import Released
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import Plan
-from unskew.analytics.prediction import predict_iteration
+from unskew.analytics.prediction import predict_iteration, predict_iterations
 from unskew.analytics.predictor import Fit, NotIdentifiable, fit
 from unskew.analytics.scheduler import Options, Proposal, State, propose
 from unskew.analytics.scoring import PlanTrial, score_plan, score_verdict
@@ -33,6 +33,7 @@ from unskew.collector.events import (
     FaultInjected,
     IterationJudged,
     PredictorFitted,
+    Regrouped,
     Verdict,
     VerdictClosed,
 )
@@ -51,13 +52,18 @@ class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """What the Scheduler must know of the place, beyond what the log tells (see `scheduler.State`)."""
+    """What the Scheduler must know of the place, beyond what the log tells (see `scheduler.State`).
+
+    `shared_cores`: ranks outnumber these cores of a real device, None elsewhere. Then an iteration takes at least all its CPU
+    time over the cores, and no gain of a plan is claimed.
+    """
 
     origin: Plan
     iterations: int
     layer_bytes: tuple[int, ...]
     bytes_per_us: float
     regroup_us: float
+    shared_cores: int | None = None
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +112,10 @@ class Adaptation:
             )
             return Step(judged=judged, events=tuple(events))
         cost = self.fitted.model
-        predicted_us = predict_iteration(plan, committed.works, cost, self.detector.speeds).iteration_us
+        prediction = predict_iteration(plan, committed.works, cost, self.detector.speeds)
+        predicted_us = prediction.iteration_us
+        if self.site.shared_cores is not None:
+            predicted_us = max(predicted_us, sum(map(float, prediction.timeline.busy_us.values())) / self.site.shared_cores)
         judgement = self.detector.observe(committed, plan, cost, predicted_us)
         events += self._take_verdicts(judgement.verdicts, committed.iteration)
         events += self._score(released, predicted_us)
@@ -122,8 +131,25 @@ class Adaptation:
         """The truth, for scoring verdicts."""
         self._faults.append(fault)
 
-    def applied(self, plan: Plan, iteration: int, proposal: str, *, old: Plan | None) -> list[Control]:
-        """`plan` is in force from `iteration` on. `old` = the plan it replaced by choice, None when there was no choice."""
+    def expected_us(self, plan: Plan) -> float | None:
+        """Mean predicted iteration of `plan` on the recent batches; None before there is a predictor."""
+        batches = [seen.released.committed.works for seen in self._seen][-self.options.recent :]
+        if self.fitted is None or not batches:
+            return None
+        return float(predict_iterations(plan, batches, self.fitted.model, self.detector.speeds).mean())
+
+    def applied(self, plan: Plan, proposal: str, regrouped: Regrouped, *, old: Plan | None) -> list[Control]:
+        """`plan` is in force. `old` = the plan it replaced by choice, None when there was no choice.
+
+        What this change cost is what the next one is believed to cost.
+        """
+        iteration = regrouped.iteration
+        if plan.epoch > 0:
+            regroup_us = 1e6 * (regrouped.seconds - regrouped.migrate_seconds)
+            self.site = msgspec.structs.replace(self.site, regroup_us=regroup_us)
+        if regrouped.moved_bytes:
+            rate = regrouped.moved_bytes / (1e6 * regrouped.migrate_seconds)
+            self.site = msgspec.structs.replace(self.site, bytes_per_us=rate)
         events = self._end_trial(f"plan {plan.epoch} came at iteration {iteration}")
         if plan.epoch > 0:
             self._trial = PlanTrial(plan=plan, old=old, proposal=proposal, from_iteration=iteration)
@@ -182,6 +208,8 @@ class Adaptation:
                 self._verdict = verdict.verdict
                 if verdict.verdict not in self._verdicts:
                     events.append(score_verdict(verdict, self._faults))
+                if verdict.cause == "slow_device":
+                    events += self._end_trial("another device turned slow", verdict.since_iteration)
                 self._verdicts[verdict.verdict] = verdict
             elif isinstance(verdict, VerdictClosed):
                 events += self._end_trial(f"the fault of verdict {verdict.verdict} ended", verdict.until_iteration)
@@ -209,6 +237,8 @@ class Adaptation:
         if self._ask_at is None or iteration < self._ask_at:
             return None, ""
         self._ask_at = None
+        if self.site.shared_cores is not None:
+            return None, f"ranks share {self.site.shared_cores} cores, so no gain of another plan can be claimed"
         recent = [seen.released.committed.works for seen in self._seen][-self.options.recent :]
         state = State(
             origin=self.site.origin,

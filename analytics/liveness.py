@@ -39,10 +39,11 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
 class LivenessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds. `hung_s` holds until chunk times are known (see `learned`); `start_s` is for a rank that has not begun (idle).
 
-    A pulse older than `stale_s` says nothing: its agent is not heard.
+    A pulse older than `stale_s` says nothing: its agent is not heard. `frozen_s` is long because a starved machine is silent
+    too (at load 14 on two cores gaps of 0.5 s were seen); a stopped process is known by its state, after `stopped_s`.
     """
 
-    frozen_s: float = 0.5
+    frozen_s: float = 3.0
     stopped_s: float = 0.2
     hung_s: float = 10.0
     hung_floor_s: float = 2.0

@@ -1,9 +1,9 @@
 """Documents -> micro-batches: a pure function of (lengths of the corpus, seed, iteration), never of the plan.
 
-Next fit over a random order: documents are drawn without replacement; a micro-batch takes them as they come and is closed when the
-next one does not fit, which then opens the next micro-batch. So no document is passed over for its length, and micro-batches
-differ in their tokens as they do in a real stream. Drawing is a lazy Fisher-Yates shuffle: the cost grows with the batch, and
-neither with the corpus nor with the iteration's number.
+Next fit over a random order: documents are drawn without replacement; a micro-batch takes them as they come and is closed when
+the next one does not fit, which then opens the next micro-batch. So no document is passed over for its length, and
+micro-batches differ in their tokens as they do in a real stream. Drawing is a lazy Fisher-Yates shuffle: the cost grows with
+the batch, and neither with the corpus nor with the iteration's number.
 """
 
 from __future__ import annotations

@@ -79,7 +79,8 @@ class Agent:
             while self._running:
                 of_ranks = {channel.fileno(): channel for channel in self._channels}
                 wait_s = max(min(next_pulse, next_housekeeping) - time.monotonic(), 0.0)
-                for descriptor in select.select([*handlers, *of_ranks], [], [], wait_s)[0]:
+                # Ranks first: what one said before it died must be passed on before its death is.
+                for descriptor in select.select([*of_ranks, *handlers], [], [], wait_s)[0]:
                     if descriptor in handlers:
                         handlers[descriptor]()
                     else:

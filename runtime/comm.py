@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-# A dead member leaves its group half built: give up early and wait for the next epoch record.
-_BUILD = timedelta(seconds=10)
+# All members are there when a group is built; one that dies in these milliseconds leaves it half built.
+_BUILD = timedelta(seconds=5)
+_MEET_POLL_S = 0.01
 # Who is stuck is for liveness to say, not for a timeout: this only bounds a wait nobody ends.
 _WAIT = timedelta(hours=1)
 
@@ -51,17 +53,30 @@ class Comm:
     def __init__(self, store: Store, epoch: int, rank: int, members: Sequence[int], groups: Sequence[tuple[int, ...]]) -> None:
         self.epoch, self.rank, self.members = epoch, rank, tuple(members)
         self._before = _sockets()
+        self._own: dict[int, str] | None = None
         self._index = {member: index for index, member in enumerate(self.members)}
         self._store = store
         self._groups: dict[tuple[int, ...], Any] = {}
         self._wanted = [group for group in groups if rank in group and len(group) > 1]
 
-    def build(self) -> None:
-        """Connect. Raises `PeerLost` when a member does not come within 10 s or `stop` is called meanwhile."""
+    def build(self, superseded: Callable[[], bool]) -> None:
+        """Meet the other members, then connect. Raises `PeerLost`, also when `superseded` says that the epoch was called
+        off."""
         with _peer_lost():
+            self._meet(superseded)
             self._world = self._group("world", self.members)
             for group in self._wanted:
                 self._groups[group] = self._group("g" + "-".join(map(str, group)), group)
+        self._own = _new_sockets(self._before)
+
+    def _meet(self, superseded: Callable[[], bool]) -> None:
+        """Wait until all members have come: Gloo's own waiting for them could not be called off."""
+        self._store.set(f"epoch{self.epoch}/here/{self.rank}", "")
+        keys = [f"epoch{self.epoch}/here/{member}" for member in self.members]
+        while not self._store.check(keys):
+            if superseded():
+                raise PeerLost(f"epoch {self.epoch} was called off")
+            time.sleep(_MEET_POLL_S)
 
     def _group(self, name: str, members: Sequence[int]) -> Any:
         from torch.distributed import _dist2  # noqa: PLC0415  (costs 0.2 s; only ranks need it)
@@ -93,11 +108,17 @@ class Comm:
             self._world.allgather([rows], [row]).wait()
         return torch.stack(rows)
 
+    @property
+    def built(self) -> bool:
+        return self._own is not None
+
     def stop(self) -> None:
         """Shut the sockets of this epoch's groups: Gloo's own abort frees nobody, a closed socket frees both ends in
         milliseconds."""
-        for descriptor, inode in _sockets().items():
-            if self._before.get(descriptor) == inode:
+        own = self._own if self._own is not None else _new_sockets(self._before)
+        open_now = _sockets()
+        for descriptor, inode in own.items():
+            if open_now.get(descriptor) != inode:
                 continue
             with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
                 # Only connected sockets: Gloo ends the process when its listening socket is touched.
@@ -114,6 +135,10 @@ class _peer_lost:  # noqa: N801  (reads as a statement)
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, RuntimeError) and not isinstance(error, PeerLost):
             raise PeerLost(str(error).split("\n")[0]) from error
+
+
+def _new_sockets(before: dict[int, str]) -> dict[int, str]:
+    return {descriptor: inode for descriptor, inode in _sockets().items() if before.get(descriptor) != inode}
 
 
 def _sockets() -> dict[int, str]:

@@ -61,6 +61,11 @@ class Control:
                     return self._records[newest]
                 self._changed.wait()
 
+    def superseded(self, epoch: int) -> bool:
+        """Whether a later record aborts what epoch `epoch` does."""
+        with self._changed:
+            return any(record.abort and later > epoch for later, record in self._records.items())
+
     def use(self, comm: Comm) -> None:
         """From now on a record that aborts stops `comm`; at once when a newer such record is already here."""
         with self._changed:

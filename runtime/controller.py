@@ -20,7 +20,6 @@ from unskew.collector.events import (
     Control,
     DeviceJoined,
     DeviceLost,
-    FaultInjected,
     PlanFailed,
     Regrouped,
     Verdict,
@@ -41,6 +40,7 @@ from unskew.runtime.protocol import (
     Failed,
     Finished,
     Forked,
+    Injected,
     Kill,
     Seat,
     Start,
@@ -83,7 +83,6 @@ class Controller:
         self.finished: set[int] = set()
         self.condemned: dict[int, Suspect] = {}
         self.committed = 0
-        self.pending_faults = list(options.faults)
         self.broken_since_s: float | None = None
         self.broken_in_a_row = 0
 
@@ -114,12 +113,16 @@ class Controller:
         if isinstance(message, Forked):
             self.alive.add(message.rank)
             self.ledger.append(
-                DeviceJoined(device=f"device-{message.rank}", rank=message.rank, node=self.node, pid=message.pid)
+                DeviceJoined(device=self._device_id(message.rank), rank=message.rank, node=self.node, pid=message.pid)
             )
         elif isinstance(message, Exited):
             self._lost(message)
         elif isinstance(message, Entered):
             self._entered(message)
+        elif isinstance(message, Injected):
+            event = message.fault.event()
+            self.adaptation.injected(event)
+            self.ledger.append(event)
         elif isinstance(message, Broken):
             if message.epoch == self.plans.latest.epoch and self.broken_since_s is None:
                 self.broken_since_s = time.monotonic()
@@ -135,12 +138,12 @@ class Controller:
         suspect = self.condemned.pop(rank, None) or Suspect(
             rank=rank, how="exit", detail=message.detail, victims=tuple(sorted(self.alive))
         )
-        self._inject_lost(rank)
-        lost = self.adaptation.lost(suspect, self.committed)
+        iteration = max(self.committed, self.membership.iteration_of(rank))
+        lost = self.adaptation.lost(suspect, iteration)
         verdict = next((event.verdict for event in lost if isinstance(event, Verdict)), None)
         events: list[Control] = [
             DeviceLost(
-                device=f"device-{rank}",
+                device=self._device_id(rank),
                 rank=rank,
                 how=suspect.how,
                 detail=suspect.detail,
@@ -159,7 +162,14 @@ class Controller:
         except PlanError as error:
             self.ledger.append(*events)
             raise RunFailed(str(error)) from error
-        recovery = self.desk.recovery(plan, self.plans.base, suspect, verdict, self.committed)
+        recovery = self.desk.recovery(
+            plan,
+            self.plans.base,
+            suspect,
+            verdict=verdict,
+            iteration=iteration,
+            expected_us=self.adaptation.expected_us(plan),
+        )
         self.plans.issue(
             plan,
             proposal=self.desk.newest,
@@ -171,6 +181,9 @@ class Controller:
         self.ledger.append(*events, *recovery)
         self._issue(abort=True)
 
+    def _device_id(self, rank: int) -> str:
+        return next(seat.device_id for seat in self.seats if seat.rank == rank)
+
     def _issue(self, *, abort: bool) -> None:
         """Send the latest plan to the ranks."""
         self.broken_since_s = None
@@ -181,17 +194,15 @@ class Controller:
         done = self.plans.entered(message, self.alive)
         if done is None:
             return
-        self.ledger.append(
-            *self.adaptation.applied(done.plan, done.iteration, done.proposal, old=done.old),
-            done.event,
-            Regrouped(
-                epoch=done.plan.epoch,
-                iteration=done.iteration,
-                seconds=done.seconds,
-                migrate_seconds=done.migrate_s,
-                moved_bytes=done.moved_bytes,
-            ),
+        regrouped = Regrouped(
+            epoch=done.plan.epoch,
+            iteration=done.iteration,
+            seconds=done.seconds,
+            migrate_seconds=done.migrate_s,
+            moved_bytes=done.moved_bytes,
         )
+        ended = self.adaptation.applied(done.plan, done.proposal, regrouped, old=done.old)
+        self.ledger.append(*ended, done.event, regrouped)
 
     # --- liveness ----------------------------------------------------------------------------------------------------
 
@@ -226,7 +237,6 @@ class Controller:
     def _committed(self, released: Released) -> None:
         """One whole committed iteration: judge it, and act on what follows."""
         iteration = released.committed.iteration
-        self._inject_slow(iteration)
         self.committed = iteration + 1
         self.liveness = LivenessOptions().learned(max((chunk.us for chunk in released.committed.chunks), default=0.0) / 1e6)
         plan = self.plans.by_epoch[released.committed.epoch]
@@ -255,22 +265,6 @@ class Controller:
             old=self.plans.latest,
         )
         self._issue(abort=False)
-
-    def _inject_slow(self, iteration: int) -> None:
-        """A slow fault has begun once an iteration from its start on is committed."""
-        for fault in [fault for fault in self.pending_faults if fault.kind == "slow" and fault.at <= iteration]:
-            self.pending_faults.remove(fault)
-            self._tell_truth(fault.event())
-
-    def _inject_lost(self, rank: int) -> None:
-        for fault in [fault for fault in self.pending_faults if fault.rank == rank and fault.ends_rank]:
-            if fault.at <= self.committed:
-                self.pending_faults.remove(fault)
-                self._tell_truth(fault.event())
-
-    def _tell_truth(self, event: FaultInjected) -> None:
-        self.adaptation.injected(event)
-        self.ledger.append(event)
 
     # --- people ------------------------------------------------------------------------------------------------------
 

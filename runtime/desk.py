@@ -91,7 +91,9 @@ class Desk:
         )
         return events
 
-    def recovery(self, plan: Plan, old: Plan, suspect: Suspect, verdict: int | None, iteration: int) -> list[Control]:
+    def recovery(
+        self, plan: Plan, old: Plan, suspect: Suspect, *, verdict: int | None, iteration: int, expected_us: float | None
+    ) -> list[Control]:
         """The minimal recovery after a loss, proposed and approved in one breath."""
         name = self._name()
         self._last_change = iteration
@@ -104,7 +106,7 @@ class Desk:
                 reason=f"rank {suspect.rank} was lost: its work is rerouted to ranks that hold its layers",
                 verdict=verdict,
                 plan=plan.to_data(),
-                predicted_us=0,
+                predicted_us=None if expected_us is None else round(expected_us),
                 baseline_us=None,
                 gain_percent=None,
                 cost_us=0,

@@ -26,7 +26,7 @@ from unskew.runtime.controller import Controller, RunFailed
 from unskew.runtime.ledger import Ledger
 from unskew.runtime.membership import AgentLost, Membership
 from unskew.runtime.model import Layer, ModelSize
-from unskew.runtime.options import OptionsError, RunOptions, check, choose_device
+from unskew.runtime.options import OptionsError, RunOptions, check, choose_device, cores
 from unskew.runtime.protocol import Prepare, Ready, Seat, Stop
 from unskew.runtime.summary import Gathering, Summary, Verification
 
@@ -114,8 +114,8 @@ class Session:
             tail=tail,
             inbox=Inbox(self._store, self.run_id),
             membership=membership,
-            adaptation=Adaptation(_site(options)),
-            seats=[self._seat(rank, device, port) for rank in range(options.ranks)],
+            adaptation=Adaptation(_site(options, device)),
+            seats=[self._seat(rank, node, device, port) for rank in range(options.ranks)],
             node=node,
             on_entries=self._entries,
         )
@@ -135,9 +135,10 @@ class Session:
             self._on_tick()
         raise RunFailed(f"the node was not ready within {_PREPARE_S:.0f} s")
 
-    def _seat(self, rank: int, device: str, port: int) -> Seat:
+    def _seat(self, rank: int, node: str, device: str, port: int) -> Seat:
         return Seat(
             rank=rank,
+            device_id=f"{node}:{rank}",
             run=self.run_id,
             writer=f"rank-{rank:04d}.1",
             store=str(self._store.root),
@@ -198,7 +199,7 @@ def _code_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def _site(options: RunOptions) -> Site:
+def _site(options: RunOptions, device: str) -> Site:
     size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
     per_element = 3 * (8 if options.dtype == "float64" else 4)
     elements = [sum(p.numel() for p in Layer(size, layer).parameters()) for layer in range(options.layers)]
@@ -208,6 +209,7 @@ def _site(options: RunOptions) -> Site:
         layer_bytes=tuple(per_element * count for count in elements),
         bytes_per_us=_BYTES_PER_US,
         regroup_us=_REGROUP_US,
+        shared_cores=cores() if device == "real" and options.ranks > cores() else None,
     )
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from unskew.analytics.liveness import Pulse
-from unskew.runtime.protocol import AnyMessage, Channel, Exited, Forked, Hello, Message, Pulses
+from unskew.runtime.protocol import AnyMessage, Channel, Exited, Forked, Hello, Injected, Message, Pulses
 
 _STOP_S = 5.0
 
@@ -51,6 +51,7 @@ class Membership:
         self._agent: Channel | None = None
         self.pids: dict[int, int] = {}
         self.pulses: dict[int, Pulse] = {}
+        self._iterations: dict[int, int] = {}
 
     def connect(self) -> str:
         """Wait for the agent and check its secret; its node's name. Raises `AgentLost`."""
@@ -99,9 +100,15 @@ class Membership:
             self._process.kill()
             self._process.wait()
 
+    def iteration_of(self, rank: int) -> int:
+        """The iteration that a rank, living or dead, was last known to work on."""
+        return self._iterations.get(rank, 0)
+
     def _note(self, message: AnyMessage) -> None:
         if isinstance(message, Forked):
             self.pids[message.rank] = message.pid
+        elif isinstance(message, Injected):
+            self._iterations[message.fault.rank] = message.iteration
         elif isinstance(message, Exited):
             self.pids.pop(message.rank, None)
             self.pulses.pop(message.rank, None)
@@ -109,6 +116,7 @@ class Membership:
             now = time.monotonic()
             for pulse in message.pulses:
                 if pulse.rank in self.pids:
+                    self._iterations[pulse.rank] = pulse.iteration
                     self.pulses[pulse.rank] = Pulse(
                         rank=pulse.rank,
                         at_s=now,

@@ -13,6 +13,7 @@ from typing import get_args
 
 import msgspec
 
+from unskew.analytics.faults import FaultSpec
 from unskew.analytics.liveness import Activity
 from unskew.analytics.plan import Plan
 from unskew.runtime.options import RunOptions
@@ -23,9 +24,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a rank needs to take its place in the run."""
+    """All that a rank needs to take its place in the run; `device_id` names its device for life, `device` is its kind."""
 
     rank: int
+    device_id: str
     run: str
     writer: str
     store: str
@@ -101,6 +103,13 @@ class Entered(Message, frozen=True, kw_only=True):
     moved_bytes: int
 
 
+class Injected(Message, frozen=True, kw_only=True):
+    """From a rank: it is about to carry out a fault, in this iteration."""
+
+    fault: FaultSpec
+    iteration: int
+
+
 class Broken(Message, frozen=True, kw_only=True):
     """From a rank: its communication of `epoch` failed; it waits for an epoch record that aborts."""
 
@@ -151,21 +160,9 @@ class Pulses(Message, frozen=True, kw_only=True):
 
 
 AnyMessage = (
-    Hello
-    | Prepare
-    | Ready
-    | Start
-    | Stop
-    | Kill
-    | Forked
-    | Exited
-    | EpochRecord
-    | Entered
-    | Broken
-    | Failed
-    | Finished
-    | Pulses
-)
+    Hello | Prepare | Ready | Start | Stop | Kill | Forked | Exited | EpochRecord
+    | Entered | Injected | Broken | Failed | Finished | Pulses
+)  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 _LENGTH = struct.Struct("!I")

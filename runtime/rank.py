@@ -7,7 +7,7 @@ on.
 
 from __future__ import annotations
 
-import contextlib
+import sys
 import time
 import traceback
 from datetime import timedelta
@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from unskew.analytics.faults import FaultSpec
 from unskew.analytics.plan import Plan
 from unskew.analytics.profiles import profile
 from unskew.analytics.schedule import build_schedule
@@ -35,7 +36,7 @@ from unskew.runtime.layers import HeldLayer
 from unskew.runtime.migrate import exchange_holdings, execute_moves, plan_moves
 from unskew.runtime.model import ModelSize
 from unskew.runtime.progress import Progress
-from unskew.runtime.protocol import Broken, Entered, Failed, Finished, Seat
+from unskew.runtime.protocol import Broken, Entered, Failed, Finished, Injected, Seat
 from unskew.runtime.recorder import Recorder
 
 
@@ -64,8 +65,8 @@ class Rank:
         self.control, self.progress, self.spool = control, progress, spool
         self.store = TCPStore(seat.rendezvous_host, seat.rendezvous_port, is_master=False, timeout=timedelta(seconds=60))
         self.device = make_device(seat.device, seat.rank, options.faults, profile(options.profile))
-        self.injector = Injector(options.faults, seat.rank, options.seed)
-        self.recorder = Recorder(spool, self.device, seat.rank, options.instrument_turns)
+        self.injector = Injector(options.faults, seat.rank, options.seed, self._announce)
+        self.recorder = Recorder(spool, self.device, seat)
         self.size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
         self.dtype: torch.dtype = getattr(torch, options.dtype)
         self.layers: dict[int, HeldLayer] = {}
@@ -89,6 +90,7 @@ class Rank:
                     self._recover(after=self.plan.epoch)
             except PeerLost as lost:
                 epoch = self._connected().epoch
+                print(f"rank {self.seat.rank}: epoch {epoch} broke in iteration {self.stepped}: {lost}", file=sys.stderr)
                 self.control.send(Broken(rank=self.seat.rank, epoch=epoch, detail=str(lost)))
                 self._recover(after=epoch)
 
@@ -97,6 +99,7 @@ class Rank:
         comm = self._connected()
         iteration, self.attempt = self.stepped, max(self.attempt, 0)
         self.progress.iteration = iteration
+        self.injector.begin(iteration)
         self.recorder.begin(self.plan, iteration, self.attempt)
         self.begun_us = self.device.now_us()
         batch = self.batch = Batch(self.corpus, self.options, iteration)
@@ -190,21 +193,26 @@ class Rank:
             while True:
                 plan = self.control.wait_for_abort(after).plan
                 after = plan.epoch
-                with contextlib.suppress(PeerLost):
+                try:
                     self._regroup(plan)
                     self._settle()
                     self._migrate(plan)
+                except PeerLost as lost:
+                    print(f"rank {self.seat.rank}: epoch {after} broke while regrouping: {lost}", file=sys.stderr)
+                    self._connected().stop()
+                    self.control.send(Broken(rank=self.seat.rank, epoch=after, detail=str(lost)))
+                else:
                     return
-                self._connected().stop()
-                self.control.send(Broken(rank=self.seat.rank, epoch=after, detail="lost a peer while regrouping"))
 
     def _regroup(self, plan: Plan) -> None:
         start_us, self.began_ns = self.device.now_us(), time.monotonic_ns()
-        if self.comm is not None:
-            self.comm.stop()
+        before = self.comm
         self.comm = Comm(self.store, plan.epoch, self.seat.rank, plan.ranks, [ranks for ranks, _ in plan.gradient_groups])
         self.control.use(self.comm)
-        self.comm.build()
+        self.comm.build(lambda: self.control.superseded(plan.epoch))
+        # Only now: a member that is still reading the old groups' last vote would take a closed socket for a loss.
+        if before is not None and before.built:
+            before.stop()
         self.recorder.regroup(plan, self.stepped, start_us)
 
     def _settle(self) -> None:
@@ -240,6 +248,9 @@ class Rank:
                 moved_bytes=received,
             )
         )
+
+    def _announce(self, fault: FaultSpec, iteration: int) -> None:
+        self.control.send(Injected(fault=fault, iteration=iteration))
 
     def _connected(self) -> Comm:
         if self.comm is None:

@@ -10,20 +10,22 @@ from unskew.collector.events import Span, SpanKind, Telemetry
 from unskew.collector.spool import SpoolWriter
 from unskew.runtime.device import Device
 from unskew.runtime.executor import Executed
+from unskew.runtime.protocol import Seat
 
 
 class Recorder:
-    """Spans of one rank. A device keeps its name (`cpu-3`) for life; in this runtime a rank has one device."""
+    """Spans of one rank on its device."""
 
-    def __init__(self, spool: SpoolWriter, device: Device, rank: int, turns: int) -> None:
-        self._spool, self._device, self._rank, self._turns = spool, device, rank, turns
+    def __init__(self, spool: SpoolWriter, device: Device, seat: Seat) -> None:
+        self._spool, self._device, self._seat = spool, device, seat
         self._epoch = self._iteration = self._attempt = 0
         self.on = True
 
     def begin(self, plan: Plan, iteration: int, attempt: int) -> None:
         """What follows belongs to this attempt."""
         self._epoch, self._iteration, self._attempt = plan.epoch, iteration, attempt
-        self.on = self._turns == 0 or iteration // self._turns % 2 == 0
+        turns = self._seat.options.instrument_turns
+        self.on = turns == 0 or iteration // turns % 2 == 0
 
     def add(self, *events: Telemetry) -> None:
         """To the log, unless it is the turn of iterations without."""
@@ -39,8 +41,8 @@ class Recorder:
         """A span of the present attempt."""
         return Span(
             kind=kind,
-            device=f"{self._device.torch_device.type}-{self._rank}",
-            rank=self._rank,
+            device=self._seat.device_id,
+            rank=self._seat.rank,
             epoch=self._epoch,
             attempt=self._attempt,
             iteration=self._iteration,
