@@ -7,11 +7,11 @@ import polars as pl
 import streamlit as st
 
 from unskew.dashboard.data import Snapshot
+from unskew.dashboard.run_state import NO_NEWS_S
 from unskew.dashboard.story import Judged, Story
 from unskew.dashboard.theme import Tone, chip, escape
 from unskew.dashboard.wording import CAUSES, ago, count, parties, speeds
 
-NO_NEWS_S = 10.0
 RECENT = 20
 
 
@@ -95,9 +95,9 @@ def furthest(judged: pl.DataFrame) -> str:
 
 
 def _verdict_notes(story: Story, but: Judged | None = None) -> tuple[str, ...]:
-    """The other open verdicts, newest first, and how often a device came back."""
+    """The other open verdicts, newest first."""
     others = [j.verdict.sentence for j in reversed(story.open_verdicts) if j is not but]
-    return tuple(f"Also: {sentence}" for sentence in others[:2])
+    return tuple(f"Open verdict: {sentence}" for sentence in others[:2])
 
 
 def show(snapshot: Snapshot) -> None:

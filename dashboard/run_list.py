@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
 
-import polars as pl
 import streamlit as st
 
 from unskew.dashboard import data
-from unskew.dashboard.theme import card, empty, title
+from unskew.dashboard.run_state import TONES, state_of
+from unskew.dashboard.theme import card, chip, empty, escape, table, title
 from unskew.dashboard.wording import ago
 
 
@@ -24,43 +27,31 @@ def choose() -> str | None:
 
 @st.fragment(run_every=2.0)
 def show() -> None:
-    """The list, newest first; a click opens a run."""
+    """The list, newest first; each name is a link to its run."""
     with card("runs"):
         title("Runs", str(data.store().root))
         runs = data.runs()
         if runs.is_empty():
             empty("0 runs in this store. Start one with `unskew run`, or name another store in $UNSKEW_STORE.")
             return
-        st.session_state["listed"] = runs["run"].to_list()
-        st.dataframe(listing(runs, time.time()), hide_index=True, on_select=_open, selection_mode="single-row", key="runs")
-        st.caption("Select a row to open the run.")
+        head = ["Run", "State", "Last event", "Iterations", "Ranks", "Device", "Mode", "Started"]
+        rows = [_row(run, time.time()) for run in runs.iter_rows(named=True)]
+        st.html(table(head, rows, numeric=frozenset({3, 4})))
 
 
-def listing(runs: pl.DataFrame, now_s: float) -> pl.DataFrame:
-    """The table as shown: one row per run of the view `runs`."""
-    return pl.DataFrame(
-        {
-            "Run": runs["run"],
-            "State": [state_of(row["status"], data.controlled(row["run"])) for row in runs.iter_rows(named=True)],
-            "Last event": [ago(now_s - last / 1e6) for last in runs["last_us"]],
-            "Iterations": runs["iterations"],
-            "Ranks": runs["ranks"],
-            "Device": runs["device"],
-            "Mode": runs["mode"],
-            "Started": [f"{datetime.fromtimestamp(at / 1e6, tz=UTC).astimezone():%Y-%m-%d %H:%M}" for at in runs["started_us"]],
-        }
-    )
-
-
-def state_of(status: str, controlled: bool) -> str:
-    """running, lost (no controller and no farewell), done, failed or stopped."""
-    if status != "unfinished":
-        return status
-    return "running" if controlled else "lost"
-
-
-def _open() -> None:
-    """Put the clicked run into the address."""
-    rows = st.session_state["runs"].selection.rows
-    if rows and rows[0] < len(st.session_state["listed"]):
-        st.session_state["run"] = st.session_state["listed"][rows[0]]
+def _row(run: dict[str, Any], now_s: float) -> list[str]:
+    """The cells of a run, from a row of the view `runs`."""
+    age_s = now_s - run["last_us"] / 1e6
+    state = state_of(run["status"] if run["finished_us"] is not None else None, data.controlled(run["run"]), age_s)
+    target = json.loads(run["options"]).get("iterations")
+    started = datetime.fromtimestamp(run["started_us"] / 1e6, tz=UTC).astimezone()
+    return [
+        f'<a href="?run={quote(run["run"])}"><b>{escape(run["run"])}</b></a>',
+        chip(state, TONES[state]),
+        ago(age_s),
+        f"{run['iterations']:,}" + (f' <span class="u-muted">of {target:,}</span>' if target else ""),
+        str(run["ranks"]),
+        escape(run["device"]),
+        escape(run["mode"]),
+        f"{started:%Y-%m-%d %H:%M}",
+    ]

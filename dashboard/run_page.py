@@ -19,21 +19,14 @@ from unskew.dashboard import (
 )
 from unskew.dashboard.chart_parts import label_step
 from unskew.dashboard.data import Snapshot
-from unskew.dashboard.theme import Tone, card, chip
+from unskew.dashboard.run_state import TONES, state_of
+from unskew.dashboard.theme import card, chip
 from unskew.dashboard.wording import ago
 
 TICK_S = 1.0
 WINDOWS = {"Last 60": 60, "Last 200": 200}
 ALL, AROUND_CHOSEN = "All", "Around chosen"
 AROUND = 30
-STATES: dict[str, Tone] = {
-    "running": "ok",
-    "done": "quiet",
-    "stopped": "quiet",
-    "failed": "bad",
-    "lost": "bad",
-    "silent": "warn",
-}
 
 
 def controls(run: str) -> None:
@@ -97,21 +90,12 @@ def _moment(run: str) -> Snapshot:
     return held or data.snapshot(run)
 
 
-def state_of(snapshot: Snapshot) -> str:
-    """running, silent, lost, done, failed or stopped."""
-    if snapshot.story.finished is not None:
-        return snapshot.story.finished.status
-    if not snapshot.controlled:
-        return "lost"
-    return "silent" if snapshot.age_s > headline.NO_NEWS_S else "running"
-
-
 def _status(snapshot: Snapshot) -> None:
     """State, freshness, device and mode in a line."""
-    state = state_of(snapshot)
-    started = snapshot.story.started
+    started, finished = snapshot.story.started, snapshot.story.finished
+    state = state_of(finished.status if finished is not None else None, snapshot.controlled, snapshot.age_s)
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="status"):
-        chips = chip(state, STATES[state]) + chip(f"last event {ago(snapshot.age_s)}")
+        chips = chip(state, TONES[state]) + chip(f"last event {ago(snapshot.age_s)}")
         if started is not None:
             chips += chip(f"{started.device} device, {started.ranks} ranks")
         st.html(f'<div class="u-chips">{chips}</div>', width="content")

@@ -143,3 +143,11 @@ def test_no_module_shadows_an_installed_one() -> None:
     ours = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
     installed = set(importlib.metadata.packages_distributions()) | set(sys.stdlib_module_names)
     assert not ours & installed
+
+
+def test_list_links_to_each_run_with_its_state(store: Store) -> None:
+    runs.healthy(store, iterations=3).close()
+    runs.after_death(store).close()
+    shown = text(page())
+    assert '<a href="?run=healthy"><b>healthy</b></a></td><td ><span class="u-chip u-bad">lost</span>' in shown
+    assert '<a href="?run=death"><b>death</b></a></td><td ><span class="u-chip u-quiet">done</span>' in shown

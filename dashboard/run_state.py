@@ -1,0 +1,26 @@
+"""The state of a run in a word, the same in the list and on its page."""
+
+from __future__ import annotations
+
+from unskew.dashboard.theme import Tone
+
+NO_NEWS_S = 10.0
+"""A run that goes on is called silent when nothing was heard of it for so long."""
+
+TONES: dict[str, Tone] = {
+    "running": "ok",
+    "silent": "warn",
+    "lost": "bad",
+    "done": "quiet",
+    "stopped": "quiet",
+    "failed": "bad",
+}
+
+
+def state_of(status: str | None, controlled: bool, age_s: float) -> str:
+    """A key of `TONES`. `status` is that of the run's last word, None without one; lost = no controller and no last word."""
+    if status is not None:
+        return status
+    if not controlled:
+        return "lost"
+    return "silent" if age_s > NO_NEWS_S else "running"
