@@ -15,7 +15,7 @@ from unskew.dashboard.theme import empty
 CONTROL_TYPES = [tag_of(kind) for kind in CONTROL]
 ALL_TYPES = CONTROL_TYPES + [tag_of(kind) for kind in TELEMETRY]
 ENVELOPE = frozenset({"seq", "at_us", "stream", "version", "actor", "type"})
-ROW_PX = 35
+ROW_PX = 33
 
 
 def show(snapshot: Snapshot) -> None:

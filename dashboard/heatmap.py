@@ -56,7 +56,7 @@ def show(snapshot: Snapshot, window: range) -> None:
 
 def cells(snapshot: Snapshot, window: range, measure: str) -> pl.DataFrame:
     """The cells of the window: positions x and y, value, and what the tooltip says of each."""
-    data = snapshot.judged.filter(pl.col("iteration").is_between(window.start, window.stop - 1), pl.col("measured_us") > 0)
+    data = snapshot.judged.filter(pl.col("iteration").is_between(window.start, window.stop - 1), pl.col("predicted_us") > 0)
     data = data.join(snapshot.iterations.select("iteration", iteration_us="measured_us"), on="iteration", how="left")
     ratio = pl.col("measured_us") / pl.col("predicted_us")
     wait = 100 * (1 - pl.col("measured_us") / pl.col("iteration_us")).clip(0)

@@ -82,9 +82,8 @@ def draw(plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Map
         rows.append(f'<div class="u-replica">{name}</div><div class="u-bar">{blocks}</div>')
     step = max(1, -(-plan.n_layers // 32))
     ruler = "".join(f"<span>{layer if layer % step == 0 else ''}</span>" for layer in range(plan.n_layers))
-    return (
-        f'<div class="u-plan"><div class="u-replica u-muted">layer</div><div class="u-ruler">{ruler}</div>{"".join(rows)}</div>'
-    )
+    head = f'<div class="u-replica u-muted">layer</div><div class="u-ruler">{ruler}</div>'
+    return f'<div class="u-scroll"><div class="u-plan">{head}{"".join(rows)}</div></div>'
 
 
 def _block(place: Place) -> str:
