@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from unskew.analytics.cost import CostModel, Speeds
-from unskew.analytics.detector import Detector, Verdicts
+from unskew.analytics.detector import Committed, Detector, Verdicts
 from unskew.analytics.intake import Released
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import Plan
@@ -102,23 +102,25 @@ class Adaptation:
     def observe(self, released: Released, plan: Plan) -> Step:
         """Take the next committed iteration, which ran under `plan`."""
         committed = released.committed
-        events: list[Control] = []
-        if committed.log_complete:
-            self._seen.append(_Seen(released, plan, _copy(self.detector.speeds)))
-            events += self._learn(committed.iteration)
-        if self.fitted is None:
-            judged = IterationJudged(
-                iteration=committed.iteration, epoch=committed.epoch, measured_us=round(committed.measured_us)
-            )
-            return Step(judged=judged, events=tuple(events))
+        speeds_before = _copy(self.detector.speeds)
+        step = self._judge(committed, plan) if self.fitted is not None else Step(judged=_unjudged(committed))
+        if not committed.log_complete:
+            return step
+        # Learnt from only after it was judged: no iteration is predicted by itself.
+        self._seen.append(_Seen(released, plan, speeds_before))
+        return msgspec.structs.replace(step, events=(*step.events, *self._learn(committed.iteration)))
+
+    def _judge(self, committed: Committed, plan: Plan) -> Step:
+        if self.fitted is None or not committed.log_complete:
+            return Step(judged=_unjudged(committed))
         cost = self.fitted.model
         prediction = predict_iteration(plan, committed.works, cost, self.detector.speeds)
         predicted_us = prediction.iteration_us
         if self.site.shared_cores is not None:
             predicted_us = max(predicted_us, sum(map(float, prediction.timeline.busy_us.values())) / self.site.shared_cores)
         judgement = self.detector.observe(committed, plan, cost, predicted_us)
-        events += self._take_verdicts(judgement.verdicts, committed.iteration)
-        events += self._score(released, predicted_us)
+        events = self._take_verdicts(judgement.verdicts, committed.iteration)
+        events += self._score(committed, predicted_us)
         proposal, reason = self._ask(committed.iteration, plan, cost)
         return Step(judged=judgement.judged, events=tuple(events), proposal=proposal, verdict=self._verdict, reason=reason)
 
@@ -215,9 +217,9 @@ class Adaptation:
                 events += self._end_trial(f"the fault of verdict {verdict.verdict} ended", verdict.until_iteration)
         return events
 
-    def _score(self, released: Released, predicted_us: float) -> list[Control]:
+    def _score(self, committed: Committed, predicted_us: float) -> list[Control]:
         """Add the iteration to the trial under way; close it when it has lasted long enough."""
-        trial, committed = self._trial, released.committed
+        trial = self._trial
         if trial is None or self.fitted is None or committed.epoch != trial.plan.epoch:
             return []
         self._trial = trial.add(committed, self.fitted.model, self.detector.speeds, predicted_us)
@@ -252,6 +254,10 @@ class Adaptation:
             regroup_us=self.site.regroup_us,
         )
         return propose(iteration + 1, plan, state, self.options.scheduler)
+
+
+def _unjudged(committed: Committed) -> IterationJudged:
+    return IterationJudged(iteration=committed.iteration, epoch=committed.epoch, measured_us=round(committed.measured_us))
 
 
 def _copy(speeds: Speeds | Mapping[int, Mapping[str, float]]) -> dict[int, dict[str, float]]:
