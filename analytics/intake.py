@@ -1,10 +1,10 @@
 """Log entries in any order of arrival -> whole committed iterations, in order.
 
 The watermark is `IterationCommitted`: before it is written every rank has handed its events of the iteration to the kernel.
-Entries of different writers are read one after the other, so an iteration is released one poll after its watermark was seen: by
-then every writer has been read past it. Where the vote said that some rank was late (``log_complete`` false), the iteration
-waits up to a second for the chunks that the plan asks for; if they do not come it is released as incomplete, and nobody is
-judged by it.
+Entries of different writers are read one after the other, so an iteration is released one poll after its first watermark was
+seen: by then every writer has been read past it. What may still be missing is waited for, up to a second: chunks, where the
+vote said that some rank was late (``log_complete`` false), and the other ranks' watermarks, whose times count. If chunks do not
+come the iteration is released as incomplete, and nobody is judged by it.
 """
 
 from __future__ import annotations
@@ -37,19 +37,24 @@ class Released(msgspec.Struct, frozen=True, kw_only=True):
 class _Open(msgspec.Struct):
     spans: list[Span]
     packed: dict[int, tuple[int, ...]]
-    watermark: list[IterationCommitted]
-    polls_since: int = 0
+    marks: list[IterationCommitted]
+    marked_at_poll: int = 0
 
     def counted(self) -> list[Span]:
-        """The spans of the attempt that was committed."""
-        mark = self.watermark[0]
-        return [span for span in self.spans if span.epoch == mark.epoch and span.attempt == mark.attempt]
+        """The spans of the attempt that was committed, in an order that does not depend on who was read first."""
+        mark = self.marks[0]
+        counted = [span for span in self.spans if span.epoch == mark.epoch and span.attempt == mark.attempt]
+        return sorted(counted, key=lambda span: span.rank)
 
-    def is_whole(self, plan: Plan) -> bool:
+    def is_complete(self, plan: Plan) -> bool:
         """Whether every chunk and every micro-batch of the plan has arrived."""
         expected = 2 * sum(len(route.hops) for route in plan.routes)
         chunks = sum(span.kind in _CHUNKS for span in self.counted())
         return chunks >= expected and len(self.packed) == len(plan.routes)
+
+    def is_whole(self, plan: Plan) -> bool:
+        """Whether nothing more is to come; a rank that died before its step leaves no watermark."""
+        return len(self.marks) == len(plan.ranks) and self.is_complete(plan)
 
 
 class Intake:
@@ -58,9 +63,11 @@ class Intake:
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
         self._next = 0
+        self._polls = 0
 
     def take(self, events: Iterable[Event | None], plan_of: dict[int, Plan]) -> list[Released]:
         """The iterations that this poll completes; `plan_of[epoch]` tells which chunks included the output head."""
+        self._polls += 1
         for event in events:
             if isinstance(event, (Span, MicroBatchPacked, IterationCommitted)) and event.iteration >= self._next:
                 of = self._open.setdefault(event.iteration, _Open([], {}, []))
@@ -69,13 +76,12 @@ class Intake:
                 elif isinstance(event, MicroBatchPacked):
                     of.packed[event.micro_batch] = event.lengths
                 else:
-                    of.watermark.append(event)
+                    of.marked_at_poll = of.marked_at_poll or self._polls
+                    of.marks.append(event)
         released = []
-        while (opened := self._open.get(self._next)) and opened.watermark and opened.watermark[0].epoch in plan_of:
-            opened.polls_since += 1
-            plan = plan_of[opened.watermark[0].epoch]
-            patient = opened.polls_since < _PATIENCE_POLLS and not opened.is_whole(plan)
-            if opened.polls_since < 2 or patient:
+        while (opened := self._open.get(self._next)) and opened.marks and opened.marks[0].epoch in plan_of:
+            plan, waited = plan_of[opened.marks[0].epoch], self._polls - opened.marked_at_poll
+            if waited < 1 or (waited < _PATIENCE_POLLS and not opened.is_whole(plan)):
                 break
             released.append(_release(opened, plan))
             del self._open[self._next]
@@ -84,7 +90,7 @@ class Intake:
 
 
 def _release(opened: _Open, plan: Plan) -> Released:
-    mark = opened.watermark[0]
+    mark = opened.marks[0]
     counted = opened.counted()
     works = {micro_batch: work_of(lengths) for micro_batch, lengths in opened.packed.items()}
     chunks = [span for span in counted if span.kind in _CHUNKS]
@@ -94,8 +100,8 @@ def _release(opened: _Open, plan: Plan) -> Released:
             epoch=mark.epoch,
             chunks=tuple(_chunk(span, works, plan) for span in chunks if span.micro_batch in works),
             works=tuple(works.get(number, Work(0, 0)) for number in range(len(plan.routes))),
-            measured_us=float(max(seen.wall_us for seen in opened.watermark)),
-            log_complete=opened.is_whole(plan),
+            measured_us=float(max(seen.wall_us for seen in opened.marks)),
+            log_complete=opened.is_complete(plan),
         ),
         attempt=mark.attempt,
         loss=mark.loss,
