@@ -328,6 +328,15 @@ class PlanExpired(Control, frozen=True, kw_only=True, tag="plan_expired@1"):
     reason: str
 
 
+class PlanKept(Control, frozen=True, kw_only=True, tag="plan_kept@1"):
+    """The Scheduler was asked and proposes nothing, for this reason."""
+
+    epoch: int
+    at_iteration: int
+    reason: str
+    verdict: int | None = None
+
+
 class PlanApplied(Control, frozen=True, kw_only=True, tag="plan_applied@1"):
     """`plan` is in force from iteration `iteration` on (the initial plan has proposal "")."""
 
@@ -370,7 +379,7 @@ TELEMETRY: tuple[type[Telemetry], ...] = (
 CONTROL: tuple[type[Control], ...] = (
     RunStarted, RunFinished, DeviceJoined, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note, CommandRefused,
     PredictorFitted, Verdict, VerdictClosed, VerdictScored, PlanProposed, PlanApproved, PlanRejected, PlanExpired,
-    PlanApplied, PlanFailed, PlanScored,
+    PlanKept, PlanApplied, PlanFailed, PlanScored,
 )  # fmt: skip
 
 

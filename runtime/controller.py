@@ -21,6 +21,7 @@ from unskew.collector.events import (
     DeviceJoined,
     DeviceLost,
     PlanFailed,
+    PlanKept,
     Regrouped,
     Verdict,
 )
@@ -248,7 +249,8 @@ class Controller:
         if step.proposal is not None:
             self.ledger.append(*self.desk.propose(step.proposal, step.verdict, step.reason, iteration, plan))
         elif step.reason:
-            self.ledger.append(*self.desk.expire(step.reason))
+            kept = PlanKept(epoch=plan.epoch, at_iteration=iteration, reason=step.reason, verdict=step.verdict)
+            self.ledger.append(kept, *self.desk.expire(step.reason))
         self._apply_approved()
 
     def _apply_approved(self) -> None:

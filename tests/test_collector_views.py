@@ -85,6 +85,7 @@ CONTROL: list[ev.Control] = [
     *(ev.PlanApproved(proposal=name, by="ada", reason="yes") for name in ("approved", "applied", "failed")),
     ev.PlanRejected(proposal="rejected", by="bob", reason="no"),
     ev.PlanExpired(proposal="expired", reason="too late"),
+    ev.PlanKept(epoch=1, at_iteration=9, reason="nothing better"),
     ev.PlanApplied(epoch=5, digest="d", proposal="applied", iteration=3, reason="rank 1 is slow", plan=PLAN.to_data()),
     ev.PlanFailed(epoch=6, proposal="failed", reason="a rank died"),
     ev.PlanScored(epoch=5, proposal="applied", from_iteration=3, to_iteration=13, n=10, predicted_s=0.5, baseline_s=0.8,

@@ -128,6 +128,11 @@ def _(event: ev.PlanRejected) -> Sentence:
 
 
 @say.register
+def _(event: ev.PlanKept) -> Sentence:
+    return Sentence("plan", f"plan {event.epoch} stays: {event.reason}", "quiet")
+
+
+@say.register
 def _(event: ev.PlanExpired) -> Sentence:
     return Sentence("expire", f"{event.proposal} is void{because(event.reason)}", "quiet")
 
