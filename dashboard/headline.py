@@ -6,6 +6,7 @@ import msgspec
 import polars as pl
 import streamlit as st
 
+from unskew.collector.events import Verdict
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.run_state import NO_NEWS_S
 from unskew.dashboard.story import Judged, Story
@@ -64,7 +65,12 @@ def _of_verdict(judged: Judged, story: Story) -> Headline:
         facts.append((f"answered by plan {judged.answer}", "info"))
     elif any(change.proposed.verdict == verdict.verdict for change in story.open_changes):
         facts.append(("a proposal waits for you", "info"))
-    return Headline(tone, verdict.sentence, tuple(facts), (*notes, *_verdict_notes(story, but=judged)))
+    return Headline(tone, sentence(verdict), tuple(facts), (*notes, *_verdict_notes(story, but=judged)))
+
+
+def sentence(verdict: Verdict) -> str:
+    """The detector's own sentence, as one that stands alone."""
+    return verdict.sentence[:1].upper() + verdict.sentence[1:].removesuffix(".") + "."
 
 
 def _all_well(snapshot: Snapshot) -> Headline:
@@ -96,7 +102,7 @@ def furthest(judged: pl.DataFrame) -> str:
 
 def _verdict_notes(story: Story, but: Judged | None = None) -> tuple[str, ...]:
     """The other open verdicts, newest first."""
-    others = [j.verdict.sentence for j in reversed(story.open_verdicts) if j is not but]
+    others = [sentence(j.verdict) for j in reversed(story.open_verdicts) if j is not but]
     return tuple(f"Open verdict: {sentence}" for sentence in others[:2])
 
 

@@ -73,7 +73,7 @@ def steps(change: Change) -> list[tuple[str, str, str]]:
     proposed, decision, applied = change.proposed, change.decision, change.applied
     found = [("u-done", "proposed", f"at iteration {proposed.at_iteration}")]
     if isinstance(decision, PlanRejected | PlanExpired):
-        by = f"by {decision.by}: " if isinstance(decision, PlanRejected) else ": "
+        by = f"by {decision.by}: " if isinstance(decision, PlanRejected) else ""
         return [*found, ("u-stop", change.state, f"{by}{decision.reason}")]
     if decision is not None:
         found.append(("u-done", "approved", f"by {decision.by}: {decision.reason}"))

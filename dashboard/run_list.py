@@ -13,7 +13,7 @@ import streamlit as st
 from unskew.dashboard import data
 from unskew.dashboard.run_state import TONES, state_of
 from unskew.dashboard.theme import card, chip, empty, escape, table, title
-from unskew.dashboard.wording import ago
+from unskew.dashboard.wording import ago, device_kind
 
 
 def choose() -> str | None:
@@ -51,7 +51,7 @@ def _row(run: dict[str, Any], now_s: float) -> list[str]:
         ago(age_s),
         f"{run['iterations']:,}" + (f' <span class="u-muted">of {target:,}</span>' if target else ""),
         str(run["ranks"]),
-        escape(run["device"]),
+        f'<span title="{escape(run["device"])}">{escape(device_kind(run["device"]))}</span>',
         escape(run["mode"]),
         f"{started:%Y-%m-%d %H:%M}",
     ]

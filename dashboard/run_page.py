@@ -21,7 +21,7 @@ from unskew.dashboard.chart_parts import label_step
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.run_state import TONES, state_of
 from unskew.dashboard.theme import card, chip
-from unskew.dashboard.wording import ago
+from unskew.dashboard.wording import ago, count, device_kind
 
 TICK_S = 1.0
 WINDOWS = {"Last 60": 60, "Last 200": 200}
@@ -97,7 +97,7 @@ def _status(snapshot: Snapshot) -> None:
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="status"):
         chips = chip(state, TONES[state]) + chip(f"last event {ago(snapshot.age_s)}")
         if started is not None:
-            chips += chip(f"{started.device} device, {started.ranks} ranks")
+            chips += chip(f"{device_kind(started.device)} device, {count(started.ranks, 'rank')}")
         st.html(f'<div class="u-chips">{chips}</div>', width="content")
         why_not = dialogs.why_disabled(snapshot)
         if st.button(f"Mode: {snapshot.story.mode}", key="mode", disabled=why_not is not None, help=why_not):

@@ -84,3 +84,8 @@ def speeds(speed: Mapping[str, float]) -> str:
     if len({round(value, 2) for value in speed.values()}) == 1:
         return f"speed {speed[kinds[0]]:.2f}"
     return "speed " + ", ".join(f"{kind} {speed[kind]:.2f}" for kind in kinds)
+
+
+def device_kind(device: str) -> str:
+    """The kind at the head of a run's device, which may go on to say why it was chosen: "sleep: 8 ranks have only 2 cores"."""
+    return device.partition(":")[0]
