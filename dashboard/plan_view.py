@@ -32,12 +32,12 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def places(plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Mapping[int, Role]) -> dict[int, list[Place]]:
-    """replica -> its places by stage; a lost rank keeps the place it last had, marked dead."""
+    """replica -> its places by layer; a lost rank keeps its place, marked dead, until others of its replica hold its layers."""
     load, foreign = _load(plan)
     old_load = _load(before)[0] if before else Counter()
-    roles = [*plan.roles, *(role for rank, role in lost.items() if rank not in plan.role_of)]
+    roles = [*plan.roles, *(role for rank, role in lost.items() if rank not in plan.role_of and not _covered(role, plan))]
     found: dict[int, list[Place]] = {}
-    for role in sorted(roles, key=lambda role: (role.replica, role.stage, role.shard)):
+    for role in sorted(roles, key=lambda role: (role.replica, role.first_layer, role.shard)):
         dead = role.rank in lost
         place = Place(
             role=role,
@@ -51,6 +51,14 @@ def places(plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: M
         )
         found.setdefault(role.replica, []).append(place)
     return found
+
+
+def _covered(gone: Role, plan: Plan) -> bool:
+    """Whether ranks of its own replica hold layers that a lost rank held."""
+    return any(
+        role.replica == gone.replica and role.first_layer < gone.end_layer and gone.first_layer < role.end_layer
+        for role in plan.roles
+    )
 
 
 def _load(plan: Plan) -> tuple[Counter[int], Counter[int]]:
@@ -78,7 +86,9 @@ def draw(plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Map
     homes = Counter(route.replica for route in plan.routes)
     for replica, row in places(plan, before, speeds, lost).items():
         blocks = "".join(_block(place) for place in row)
-        name = f'replica {replica}<br><span class="u-muted">{homes[replica]} mb</span>'
+        without = [f"without rank {rank}" for rank, role in lost.items() if role.replica == replica and _covered(role, plan)]
+        facts = "<br>".join([f"{homes[replica]} mb", *without])
+        name = f'replica {replica}<br><span class="u-muted">{facts}</span>'
         rows.append(f'<div class="u-replica">{name}</div><div class="u-bar">{blocks}</div>')
     step = max(1, -(-plan.n_layers // 32))
     ruler = "".join(f"<span>{layer if layer % step == 0 else ''}</span>" for layer in range(plan.n_layers))
