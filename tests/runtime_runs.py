@@ -24,7 +24,7 @@ from unskew.runtime.summary import Summary
 SMALL = RunOptions(
     device="virtual", pp=2, dp=2, layers=4, micro_batches=4, dim=16, heads=1, tokens=64, iterations=12, dtype="float64"
 )  # fmt: skip
-LONG_CHUNKS = msgspec.structs.replace(SMALL, layers=8, micro_batches=8, tokens=256, iterations=30)
+LONG_CHUNKS = msgspec.structs.replace(SMALL, layers=8, micro_batches=8, tokens=256, iterations=40)
 """Iterations of some 200 ms of logical time, so that a change of plan repays its cost within the run."""
 
 _Event = TypeVar("_Event", bound=Event)
@@ -84,12 +84,20 @@ class Run:
 
 
 def train(
-    tmp_path: Path, *faults: str, base: RunOptions = SMALL, on_event: Callable[[Run, Entry], None] | None = None, **options: Any
+    tmp_path: Path,
+    *faults: str,
+    base: RunOptions = SMALL,
+    on_event: Callable[[Run, Entry], None] | None = None,
+    collector_stays: bool = False,
+    **options: Any,
 ) -> Run:
-    """A whole run of `base` with `options` replaced, in a store under `tmp_path`."""
+    """A whole run of `base` with `options` replaced, in a store under `tmp_path`; its collector is not left to idle."""
     chosen = msgspec.structs.replace(base, store=str(tmp_path), **options)
     parsed = parse_faults(faults, ranks=chosen.ranks, iterations=chosen.iterations)
-    return Run(msgspec.structs.replace(chosen, faults=parsed), on_event).perform()
+    run = Run(msgspec.structs.replace(chosen, faults=parsed), on_event).perform()
+    for pid in () if collector_stays else collectors(run.store):
+        end(pid, signal.SIGTERM)
+    return run
 
 
 def started_at(pid: int) -> str:
@@ -118,6 +126,7 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
     return True
 
 
-def kill(pid: int) -> None:
+def end(pid: int, how: signal.Signals) -> None:
+    """Send a signal to a process that may be gone by now."""
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, how)
