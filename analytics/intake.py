@@ -40,9 +40,14 @@ class _Open(msgspec.Struct):
     marks: list[IterationCommitted]
     marked_at_poll: int = 0
 
+    @property
+    def mark(self) -> IterationCommitted:
+        """What was committed: the last attempt, where one that died had stepped an earlier one that nobody else knew of."""
+        return max(self.marks, key=lambda mark: (mark.epoch, mark.attempt, mark.rank))
+
     def counted(self) -> list[Span]:
         """The spans of the attempt that was committed, in an order that does not depend on who was read first."""
-        mark = self.marks[0]
+        mark = self.mark
         counted = [span for span in self.spans if span.epoch == mark.epoch and span.attempt == mark.attempt]
         return sorted(counted, key=lambda span: span.rank)
 
@@ -54,7 +59,7 @@ class _Open(msgspec.Struct):
 
     def is_whole(self, plan: Plan) -> bool:
         """Whether nothing more is to come; a rank that died before its step leaves no watermark."""
-        return len(self.marks) == len(plan.ranks) and self.is_complete(plan)
+        return sum(mark.epoch == plan.epoch for mark in self.marks) == len(plan.ranks) and self.is_complete(plan)
 
 
 class Intake:
@@ -79,8 +84,8 @@ class Intake:
                     of.marked_at_poll = of.marked_at_poll or self._polls
                     of.marks.append(event)
         released = []
-        while (opened := self._open.get(self._next)) and opened.marks and opened.marks[0].epoch in plan_of:
-            plan, waited = plan_of[opened.marks[0].epoch], self._polls - opened.marked_at_poll
+        while (opened := self._open.get(self._next)) and opened.marks and opened.mark.epoch in plan_of:
+            plan, waited = plan_of[opened.mark.epoch], self._polls - opened.marked_at_poll
             if waited < 1 or (waited < _PATIENCE_POLLS and not opened.is_whole(plan)):
                 break
             released.append(_release(opened, plan))
@@ -90,7 +95,7 @@ class Intake:
 
 
 def _release(opened: _Open, plan: Plan) -> Released:
-    mark = opened.marks[0]
+    mark = opened.mark
     counted = opened.counted()
     works = {micro_batch: work_of(lengths) for micro_batch, lengths in opened.packed.items()}
     chunks = [span for span in counted if span.kind in _CHUNKS]
@@ -100,7 +105,7 @@ def _release(opened: _Open, plan: Plan) -> Released:
             epoch=mark.epoch,
             chunks=tuple(_chunk(span, works, plan) for span in chunks if span.micro_batch in works),
             works=tuple(works.get(number, Work(0, 0)) for number in range(len(plan.routes))),
-            measured_us=float(max(seen.wall_us for seen in opened.marks)),
+            measured_us=float(max(seen.wall_us for seen in opened.marks if seen.epoch == mark.epoch)),
             log_complete=opened.is_complete(plan),
         ),
         attempt=mark.attempt,

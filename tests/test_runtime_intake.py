@@ -115,3 +115,12 @@ def test_a_rank_that_died_before_its_step_is_not_waited_for_forever() -> None:
     log = written(None)
     log[1] = [(when, event) for when, event in log[1] if not isinstance(event, IterationCommitted)][:-10]
     assert read(log, [])[0].committed.log_complete
+
+
+def test_a_step_that_only_the_dead_rank_took_does_not_count() -> None:
+    log = written(3)
+    early = IterationCommitted(
+        iteration=3, epoch=0, attempt=0, rank=3, loss=9.0, tokens=200, start_us=0, wall_us=9999, log_complete=True
+    )
+    log[3] = sorted([*log[3], (3.2, early)], key=lambda line: line[0])
+    assert read(log, [[3.25] * RANKS]) == read(written(3), [])
