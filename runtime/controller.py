@@ -80,6 +80,7 @@ class Controller:
         self.plans = Plans(options.first_plan(), time.monotonic_ns())
         self.desk = Desk(options.mode, options.iterations)
         self.liveness = LivenessOptions()
+        self.longest_chunk_s = 0.0
         self.alive: set[int] = set()
         self.finished: set[int] = set()
         self.condemned: dict[int, Suspect] = {}
@@ -91,7 +92,7 @@ class Controller:
         """Until every living rank has committed every iteration. Raises `RunFailed`."""
         self.membership.send(Start(seats=tuple(self.seats)))
         self._issue(abort=True)
-        while not self.alive or self.finished < self.alive:
+        while not self.alive or not self.alive <= self.finished:
             for message in self.membership.poll(_POLL_S):
                 self._take(message)
             self._watch_liveness()
@@ -239,7 +240,9 @@ class Controller:
         """One whole committed iteration: judge it, and act on what follows."""
         iteration = released.committed.iteration
         self.committed = iteration + 1
-        self.liveness = LivenessOptions().learned(max((chunk.us for chunk in released.committed.chunks), default=0.0) / 1e6)
+        self.longest_chunk_s = max([self.longest_chunk_s, *(chunk.us / 1e6 for chunk in released.committed.chunks)])
+        if released.committed.log_complete:
+            self.liveness = LivenessOptions().learned(self.longest_chunk_s)
         plan = self.plans.by_epoch[released.committed.epoch]
         step = self.adaptation.observe(released, plan)
         self.telemetry.append(step.judged)

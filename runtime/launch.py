@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import socket
 import time
@@ -214,7 +215,10 @@ def _site(options: RunOptions, device: str) -> Site:
 
 
 def _compare(one: Gathering, other: Gathering) -> Verification:
-    common = one.losses.keys() & other.losses.keys()
+    """The largest difference over all iterations; not a number when one run lacks an iteration or a loss is not a number."""
+    if one.losses.keys() != other.losses.keys():
+        return Verification(max_abs_loss_difference=math.nan)
+    differences = [abs(loss - other.losses[iteration]) for iteration, loss in one.losses.items()]
     return Verification(
-        max_abs_loss_difference=max((abs(one.losses[i] - other.losses[i]) for i in common), default=float("nan"))
+        max_abs_loss_difference=math.nan if any(map(math.isnan, differences)) else max(differences, default=0.0)
     )
