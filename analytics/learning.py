@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from statistics import median
 
 import msgspec
 
@@ -16,20 +17,33 @@ Key = tuple[int, str]
 def learn_noise(
     noise: Mapping[str, float], tracks: Mapping[Key, Track], now: int, options: DetectorOptions
 ) -> dict[str, float]:
-    """kind -> sigma: a slow mean of 1.4826 * median over ranks of the unexplained residual in iteration `now`.
+    """kind -> sigma: a slow mean of the spread between ranks of what is not explained in iteration `now`, clipped.
 
-    The lower median, and clipped: a minority of slow ranks and a spike do not count as noise.
+    Spread, not size: what all ranks share (a batch dearer than predicted) is no noise, for nobody is accused of it, and as
+    noise it would hide a slow rank. A minority of slow ranks and a spike do not count either.
     """
-    sizes: dict[str, list[float]] = {}
+    unexplained: dict[str, list[float]] = {}
     for (_, kind), track in tracks.items():
         if track.recent and track.recent[-1].iteration == now:
-            sizes.setdefault(kind, []).append(abs(track.recent[-1].excess.own - track.level))
+            unexplained.setdefault(kind, []).append(track.recent[-1].excess.own - track.level)
     learned = dict(noise)
-    for kind, values in sorted(sizes.items()):
+    for kind, values in sorted(unexplained.items()):
         before = learned.get(kind, options.sigma_floor)
-        size = min(1.4826 * sorted(values)[(len(values) - 1) // 2], options.winsor * before)
+        size = min(_spread(values), options.winsor * before)
         learned[kind] = before + options.noise_gain * (size - before)
     return learned
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Standard deviation by the median distance from the median (small samples: Croux and Rousseeuw 1992, ``n / (n - 0.8)``).
+
+    Of two ranks nobody knows what they share: the one nearer to its prediction counts.
+    """
+    n = len(values)
+    if n < 3:
+        return 1.4826 * min(map(abs, values))
+    middle = median(values)
+    return 1.4826 * n / (n - 0.8) * median(abs(value - middle) for value in values)
 
 
 def learn_baselines(

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from unskew.analytics.cost import ChunkCost, CostModel
 from unskew.analytics.detector import Committed, Detector, DetectorOptions, State, step
+from unskew.analytics.learning import learn_noise
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import Plan, plan_from_partition, uniform_plan
 from unskew.analytics.predictor import Chunk, fit
+from unskew.analytics.residuals import Excess
+from unskew.analytics.sequential import Seen, Track
 from unskew.analytics.workload import work_of
 from unskew.collector.events import Verdict, VerdictClosed
 
@@ -143,6 +146,34 @@ def test_a_batch_heavier_than_predicted_accuses_nobody_who_shares_it() -> None:
     replica_0 = {role.rank for role in PP4_DP2.roles if role.replica == 0}
     assert run(lambda now, rank, _: 1.5 if now >= 20 and rank in replica_0 else 1.0, seed=5) == []
     assert run(lambda now, *_: 1.5 if now >= 20 else 1.0, seed=5) == []
+
+
+@pytest.mark.parametrize("misfit", [1.15, 1.2, 1.5])
+@pytest.mark.parametrize(("factor", "within"), [(1.3, 10), (1.8, 5)])
+def test_what_all_ranks_share_does_not_hide_a_slow_one(misfit: float, factor: float, within: int) -> None:
+    named = 0
+    for seed in range(8):
+        fault = slow(seed, factor, at=50)
+        verdicts = run(lambda *a, f=fault: f(*a) * (misfit if a[0] >= 10 else 1.0), seed=seed, n=50 + within)
+        assert {culprit(v) for v in verdicts} <= {seed}
+        named += bool(verdicts)
+    assert named >= 7
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 4, 8])
+def test_the_learned_noise_is_that_of_the_ranks_and_not_what_they_share(n_ranks: int) -> None:
+    """Residuals of sd 0.1 around a common 0.3 (two ranks cannot tell the two apart: there, around 0)."""
+    random = np.random.default_rng(n_ranks)
+    noise: dict[str, float] = {}
+    learned = []
+    for now in range(400):
+        own = random.normal(0.3 if n_ranks > 2 else 0.0, 0.1, n_ranks)
+        tracks = {
+            (r, "F"): msgspec.structs.replace(Track.fresh(now), recent=(Seen(now, Excess(x)),)) for r, x in enumerate(own)
+        }
+        noise = learn_noise(noise, tracks, now, DetectorOptions())
+        learned.append(noise["F"])
+    assert 0.07 < np.mean(learned[50:]) < 0.13
 
 
 def test_a_role_dearer_than_predicted_accuses_nobody_who_plays_it() -> None:
