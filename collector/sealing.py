@@ -17,7 +17,7 @@ from unskew.collector.ingest import Ingest
 from unskew.collector.manifest import Manifest, Replaced, Sealed, load, publish
 from unskew.collector.paths import Store, StoreError, make_folder
 from unskew.collector.rows import quoted
-from unskew.collector.segment import final_size, segment_name, segment_names
+from unskew.collector.segment import final_size, first_seq, segment_name, segment_names
 
 SEAL_ROWS = 20_000
 ROW_GROUP_ROWS = 50_000
@@ -58,7 +58,7 @@ def _final_files(store: Store, ingest: Ingest, run: str, manifest: Manifest) -> 
     final, live = [], False
     for folder in store.spool(run).iterdir():
         for name in segment_names(folder):
-            place = (folder.name, int(name.split(".")[0]))
+            place = (folder.name, first_seq(name))
             file = taken.get(place, Replaced(writer=place[0], segment=place[1], bytes=0, rows=0, last_seq=-1))
             if place in done:
                 continue

@@ -13,10 +13,10 @@ import msgspec
 
 from unskew.collector.events import CONTROL, TELEMETRY, Event
 from unskew.collector.paths import Store
-from unskew.collector.segment import segment_name, segment_names
+from unskew.collector.segment import SUFFIX, first_seq, segment_name, segment_names
 
 READ_BYTES = 4 * 1024 * 1024
-"""At most this much of one file per poll, so that catching up stays in small batches."""
+"""About this much per poll, in fair shares of all writers, so that catching up stays in small batches."""
 
 Place = tuple[str, int]
 """(writer, segment): a spool file of a run, the segment by its first seq."""
@@ -53,47 +53,73 @@ class Tail:
     """Reads on from `offsets` (bytes per spool file, default the beginning of all) and leaves out the files in `skip`."""
 
     def __init__(
-        self, store: Store, run: str, *, offsets: Mapping[Place, int] | None = None, skip: Collection[Place] = ()
+        self,
+        store: Store,
+        run: str,
+        *,
+        offsets: Mapping[Place, int] | None = None,
+        skip: Collection[Place] = (),
+        only: str = "",
     ) -> None:
+        """`only`: leave out writers whose name lacks this."""
         self._folder = store.spool(run)
+        self._only = only
         self._skip = skip
         self._current: dict[str, str] = {}
         self.offsets: dict[Place, int] = dict(offsets or {})
         self.broken = 0
         """Whole lines so far that are not an envelope (a damaged file); they are passed over."""
         self.behind = False
-        """Whether a file held more than the last poll took."""
+        """Whether a writer held more than the last poll took: poll again."""
+
+    @classmethod
+    def of_decisions(cls, store: Store, run: str) -> Tail:
+        """Of the control streams alone, from what is written now on; what they hold already is not read."""
+        tail = cls(store, run, only="@")
+        for path in tail._folder.glob(f"*@*/*{SUFFIX}"):
+            tail.offsets[path.parent.name, first_seq(path.name)] = path.stat().st_size
+        return tail
 
     def poll(self) -> list[Entry]:
-        """The lines since the last poll; a torn last line waits for its rest."""
-        try:
-            writers = sorted(os.listdir(self._folder))  # noqa: PTH208 - half the cost of iterdir, many times a second
-        except FileNotFoundError:
-            return []
-        self.behind = False
+        """The lines since the last poll, about READ_BYTES of them; a torn last line waits for its rest."""
         entries: list[Entry] = []
-        for writer in writers:
-            self._read_writer(writer, entries)
+        waiting, left = self._writers(), READ_BYTES
+        while waiting and left > 0:
+            # What a writer leaves of its share goes to those that have more.
+            share = max(1, left // len(waiting))
+            read = [self._read_writer(writer, share, entries) for writer in waiting]
+            waiting = [writer for writer, size in zip(waiting, read, strict=True) if size >= share]
+            left -= sum(read)
+        self.behind = bool(waiting)
         return entries
 
-    def _read_writer(self, writer: str, entries: list[Entry]) -> None:
-        folder = self._folder / writer
+    def _writers(self) -> list[str]:
+        try:
+            names = os.listdir(self._folder)  # noqa: PTH208 - half the cost of iterdir, many times a second
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in names if self._only in name)
+
+    def _read_writer(self, writer: str, share: int, entries: list[Entry]) -> int:
+        """Append a writer's new lines, up to `share` bytes and the rest of a line; less than `share` = there is no more now."""
+        folder, size = self._folder / writer, 0
         # Listed before reading: when a next file is there, the one before it has all its lines.
         for name in segment_names(folder):
             if name < self._current.get(writer, ""):
                 continue
-            place = (writer, int(name.split(".")[0]))
+            place = (writer, first_seq(name))
             if place in self._skip:
                 continue
-            if not self._read_segment(place, entries):
-                self.behind = True
-                return
+            size += self._read_segment(place, share - size, entries)
+            if size >= share:
+                break
             self._current[writer] = name
+        return size
 
-    def _read_segment(self, place: Place, entries: list[Entry]) -> bool:
-        """Append the new lines of one file; False when it holds more than one poll takes."""
+    def _read_segment(self, place: Place, limit: int, entries: list[Entry]) -> int:
+        """Append the new lines of one file; returns the bytes read."""
         offset = self.offsets.get(place, 0)
-        data = _read(self._folder / place[0] / segment_name(place[1]), offset)
+        data = _read(self._folder / place[0] / segment_name(place[1]), offset, limit)
         whole = data.rfind(b"\n") + 1
         if whole:
             self.offsets[place] = offset + whole
@@ -104,7 +130,7 @@ class Tail:
                     self.broken += 1
                 else:
                     entries.append(_entry(place, envelope, line))
-        return len(data) < READ_BYTES
+        return len(data)
 
 
 def _entry(place: Place, envelope: _Envelope, line: bytes) -> Entry:
@@ -116,12 +142,13 @@ def _entry(place: Place, envelope: _Envelope, line: bytes) -> Entry:
         stream=envelope.stream,
         version=envelope.version,
         actor=envelope.actor,
-        event=_event(line),
+        event=decode_event(line),
         raw=line,
     )
 
 
-def _event(line: bytes) -> Event | None:
+def decode_event(line: bytes) -> Event | None:
+    """The event of a line; None for a type, or a version of it, that this code does not know."""
     for decode in (_decode_event, _decode_with_nan):
         try:
             event: Event = decode(line)
@@ -138,14 +165,14 @@ def _decode_with_nan(line: bytes) -> Event:
     return event
 
 
-def _read(path: Path, offset: int) -> bytes:
-    """Up to READ_BYTES behind `offset`, or more when they hold no whole line; nothing when the file is gone."""
+def _read(path: Path, offset: int, limit: int) -> bytes:
+    """`limit` bytes behind `offset` and the rest of the line they end in, or what there is; nothing when the file is gone."""
     try:
         if os.stat(path).st_size <= offset:  # noqa: PTH116 - the one call per idle file and poll
             return b""
         with path.open("rb") as file:
             file.seek(offset)
-            data = file.read(READ_BYTES)
-            return data if b"\n" in data or len(data) < READ_BYTES else data + file.read()
+            data = file.read(limit)
+            return data if data.endswith(b"\n") else data + file.readline()
     except FileNotFoundError:
         return b""

@@ -75,8 +75,7 @@ def decide(store: Store, command: Command) -> None:
     from unskew.collector.tail import Tail
     from unskew.sentences import say
 
-    tail = Tail(store, command.run)
-    tail.poll()
+    tail = Tail.of_decisions(store, command.run)
     try:
         send(store, command.run, command)
     except CommandError as error:
