@@ -40,6 +40,7 @@ class ControlStream:
             raise StoreError(f"stream {stream} of run {run} has another writer: each control stream has one")
         self._lock = lock
         self._segment: Segment | None = None
+        self._in_doubt = False
         self._version = _last_version(store, run, f"@{file_name}")
 
     @property
@@ -50,7 +51,8 @@ class ControlStream:
     def append(self, expected_version: int, events: Sequence[Control], *, actor: str) -> int:
         """Write `events` as one batch, all or none, and return the new version.
 
-        Raises `VersionConflict` when the stream is not at `expected_version`, `StoreError` when the disk refuses.
+        Raises `VersionConflict` when the stream is not at `expected_version`, `StoreError` when the disk refuses. When
+        it cannot be told what the disk then holds, every later append is refused: no version may be given to two events.
         """
         if expected_version != self._version:
             raise VersionConflict(f"stream {self._stream} is at version {self._version}, not {expected_version}")
@@ -72,16 +74,24 @@ class ControlStream:
         self._lock.release()
 
     def _write(self, data: bytes) -> None:
+        where = f"stream {self._stream} in {self._folder}"
+        if self._in_doubt:
+            raise StoreError(f"{where} is in doubt since a write failed: restart its writer once the disk is well")
         try:
             if self._segment is None:
                 self._segment = Segment(self._folder, self._version + 1)
             before = self._segment.size
-            if self._segment.write(data) < len(data):
+            whole = self._segment.write(data) == len(data)
+            self._in_doubt = True
+            if whole:
+                self._segment.sync()
+            else:
                 self._segment.cut(before)
-                raise OSError(0, "the disk is full")
-            self._segment.sync()
+            self._in_doubt = False
         except OSError as error:
-            raise StoreError(f"cannot write stream {self._stream} in {self._folder}: {error.strerror or error}") from error
+            raise StoreError(f"cannot write {where}: {error.strerror or error}") from error
+        if not whole:
+            raise StoreError(f"cannot write {where}: the disk is full")
 
 
 def _last_version(store: Store, run: str, suffix: str) -> int:

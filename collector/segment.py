@@ -22,6 +22,11 @@ def segment_name(first_seq: int) -> str:
     return f"{first_seq:012d}{SUFFIX}"
 
 
+def first_seq(name: str) -> int:
+    """What a segment is named by."""
+    return int(name.removesuffix(SUFFIX))
+
+
 def segment_names(folder: Path) -> list[str]:
     """The segments of a writer's folder in order; none when the folder is gone."""
     try:
@@ -31,7 +36,7 @@ def segment_names(folder: Path) -> list[str]:
 
 
 def telemetry_line(seq: int, at_us: int, event: Event) -> bytes:
-    """A line of telemetry. Raises TypeError when the event holds what JSON cannot."""
+    """A line of telemetry. Raises TypeError, ValueError or OverflowError when the event holds what JSON cannot."""
     return b'{"seq":%d,"at_us":%d,%b\n' % (seq, at_us, _encode(event)[1:])
 
 

@@ -134,7 +134,11 @@ class SpoolWriter:
         for now_ns, event in batch:
             try:
                 lines.append(telemetry_line(self._next_seq, now_ns // 1000, event))
-            except TypeError:  # a value JSON cannot hold: one bad event must not end the log of the rest
+            except (
+                TypeError,
+                ValueError,
+                OverflowError,
+            ):  # a value JSON cannot hold: one bad event must not end the log of the rest
                 self._drop()
             else:
                 self._next_seq += 1

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew.collector import spool
+from unskew.collector import spool, tail
 from unskew.collector.events import Dropped, IterationCommitted, Note, Span
 from unskew.collector.paths import Store, StoreError
-from unskew.collector.segment import control_line, telemetry_line
+from unskew.collector.segment import Segment, control_line, segment_name, telemetry_line
 from unskew.collector.spool import ControlStream, SpoolWriter, VersionConflict
 from unskew.collector.tail import Tail
 
@@ -39,19 +39,19 @@ def store(tmp_path: Path) -> Store:
 def test_events_come_back_in_order_through_rotated_files(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool, "ROTATE_BYTES", 4096)
     writer = SpoolWriter(store, "r", "rank-0000.1", flush_s=0.001)
-    tail, entries = Tail(store, "r"), []
+    follow, entries = Tail(store, "r"), []
     for number in range(1000):
         writer.append(span(number))
         if number % 50 == 0:
             assert writer.hand_over(5.0)
-            entries += tail.poll()
+            entries += follow.poll()
     assert writer.close()
-    entries += tail.poll()
+    entries += follow.poll()
     assert [entry.seq for entry in entries] == list(range(1000))
     assert [entry.event for entry in entries] == [span(number) for number in range(1000)]
     assert len({entry.segment for entry in entries}) > 5
     assert abs(entries[0].at_us - time.time() * 1e6) < 60e6
-    assert tail.poll() == []
+    assert follow.poll() == []
 
 
 def test_what_was_handed_over_is_there_for_others(store: Store) -> None:
@@ -70,15 +70,9 @@ def test_a_stalled_disk_blocks_no_append_and_the_loss_is_counted(store: Store) -
     os.mkfifo(stalled)  # opening it blocks until somebody reads
     writer.append(span(0))
     time.sleep(0.1)
-    slowest_s = 0.0
-    for number in range(1, 2000):
-        before = time.perf_counter()
+    for number in range(1, 2000):  # one that waited for the disk would wait until the test's limit
         writer.append(span(number))
-        slowest_s = max(slowest_s, time.perf_counter() - before)
-    assert slowest_s < 0.1
-    before = time.perf_counter()
     assert not writer.hand_over()
-    assert time.perf_counter() - before < 0.5
     with stalled.open("rb") as reader:
         writer.append(span(2000))
         assert writer.close()
@@ -88,10 +82,11 @@ def test_a_stalled_disk_blocks_no_append_and_the_loss_is_counted(store: Store) -
     assert len(lines) - len(dropped) + sum(dropped) == 2001
 
 
-def test_an_event_that_json_cannot_hold_costs_only_itself(store: Store) -> None:
+@pytest.mark.parametrize("device", [object(), "\udcff"], ids=["object", "surrogate"])
+def test_an_event_that_json_cannot_hold_costs_only_itself(store: Store, device: object) -> None:
     writer = SpoolWriter(store, "r", "rank-0000.1")
     writer.append(span(0))
-    writer.append(msgspec.structs.replace(span(1), device=object()))  # type: ignore[arg-type]
+    writer.append(msgspec.structs.replace(span(1), device=device))  # type: ignore[arg-type]
     writer.append(span(2))
     assert writer.hand_over(5.0) is False  # all is written, but the log is not complete
     writer.append(span(3))
@@ -120,14 +115,49 @@ def test_however_a_file_grows_each_line_is_given_once(cuts: list[int]) -> None:
         store = Store(Path(folder))
         path = store.spool("r") / "w" / "000000000000.jsonl"
         path.parent.mkdir(parents=True)
-        tail, raw, written = Tail(store, "r"), [], 0
+        follow, raw, written = Tail(store, "r"), [], 0
         for cut in sorted([*cuts, len(data)]):
             with path.open("ab") as file:
                 file.write(data[written:cut])
             written = cut
-            raw += [entry.raw for entry in tail.poll()]
-            tail = Tail(store, "r", offsets=tail.offsets)  # a collector that starts again
+            raw += [entry.raw for entry in follow.poll()]
+            follow = Tail(store, "r", offsets=follow.offsets)  # a collector that starts again
     assert raw == [line.rstrip(b"\n") for line in LINES]
+
+
+def test_a_backlog_comes_in_small_batches_that_are_fair_to_all_writers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "READ_BYTES", 8_000)
+    written = {}
+    for writer, files in (("a", 6), ("b", 1), ("c", 6)):
+        folder = store.spool("r") / writer
+        folder.mkdir(parents=True)
+        written[writer] = [telemetry_line(seq, 5, span(seq)) for seq in range(20 * files)]
+        for first in range(0, 20 * files, 20):
+            (folder / segment_name(first)).write_bytes(b"".join(written[writer][first : first + 20]))
+    follow, batches = Tail(store, "r"), []
+    while not batches or follow.behind:
+        batches.append(follow.poll())
+    line_bytes = max(len(line) for lines in written.values() for line in lines)
+    assert max(sum(len(entry.raw) for entry in batch) for batch in batches) <= 8_000 + 10 * line_bytes
+    assert {entry.writer for entry in batches[0]} == set(written)
+    for writer, lines in written.items():
+        assert [entry.raw + b"\n" for batch in batches for entry in batch if entry.writer == writer] == lines
+
+
+def test_control_streams_are_followed_from_now_on_without_reading_the_rest(store: Store) -> None:
+    stream = ControlStream(store, "r", "plan", "controller.1")
+    stream.append(0, [note("before")], actor="c")
+    writer = SpoolWriter(store, "r", "rank-0000.1")
+    follow = Tail.of_decisions(store, "r")
+    stream.append(1, [note("after")], actor="c")
+    writer.append(span(0))
+    writer.close()
+    assert [entry.event for entry in follow.poll()] == [note("after")]
+    stream.close()
+    again = ControlStream(store, "r", "plan", "controller.2")
+    again.append(2, [note("by the next")], actor="c")
+    again.close()
+    assert [entry.event for entry in follow.poll()] == [note("by the next")]
 
 
 def test_unknown_types_are_kept_raw_and_damaged_lines_are_counted(store: Store) -> None:
@@ -136,11 +166,11 @@ def test_unknown_types_are_kept_raw_and_damaged_lines_are_counted(store: Store) 
     path.write_bytes(
         b'{"seq":0,"at_us":1,"type":"span@9","kind":[]}\n{"seq":1,"at_\0\n{"seq":2,"at_us":1,"type":"dropped@1","count":3}\n'
     )
-    tail = Tail(store, "r")
-    unknown, known = tail.poll()
+    follow = Tail(store, "r")
+    unknown, known = follow.poll()
     assert (unknown.event, unknown.raw[-3:]) == (None, b"[]}")
     assert known.event == Dropped(count=3)
-    assert tail.broken == 1
+    assert follow.broken == 1
 
 
 def test_a_diverged_loss_comes_back_as_nan(store: Store) -> None:
@@ -171,6 +201,44 @@ def test_a_control_stream_refuses_what_was_decided_on_an_older_version(store: St
     assert [(entry.stream, entry.version, entry.actor) for entry in entries] == [
         ("analysis/retrain", version, "job") for version in (1, 2, 3)
     ]
+
+
+@pytest.mark.parametrize("failing", ["sync", "cut"])
+def test_a_control_stream_in_doubt_takes_nothing_more(store: Store, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    """A version whose line may be on disk, or a torn line, is never followed by another from the same writer."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    stream = ControlStream(store, "r", "plan", "controller.1")
+    stream.append(0, [note("a")], actor="c")
+    with monkeypatch.context() as broken:
+        if failing == "cut":
+            write = Segment.write
+            broken.setattr(Segment, "write", lambda segment, data: write(segment, data[:9]))
+        broken.setattr(Segment, failing, refuse)
+        with pytest.raises(StoreError, match="Input/output error"):
+            stream.append(1, [note("in doubt")], actor="c")
+    with pytest.raises(StoreError, match="in doubt"):
+        stream.append(1, [note("b")], actor="c")
+    stream.close()
+    again = ControlStream(store, "r", "plan", "controller.2")
+    again.append(again.version, [note("c")], actor="c")
+    again.close()
+    versions = [entry.version for entry in Tail(store, "r").poll()]
+    assert versions == list(range(1, len(versions) + 1))
+
+
+def test_a_disk_that_is_full_for_a_while_does_not_end_a_control_stream(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = ControlStream(store, "r", "plan", "controller.1")
+    with monkeypatch.context() as full:
+        write = Segment.write
+        full.setattr(Segment, "write", lambda segment, data: write(segment, data[:9]))
+        with pytest.raises(StoreError, match="the disk is full"):
+            stream.append(0, [note("a")], actor="c")
+    assert stream.append(0, [note("b")], actor="c") == 1
+    stream.close()
+    assert [entry.event for entry in Tail(store, "r").poll()] == [note("b")]
 
 
 def test_a_control_stream_goes_on_after_its_writer_was_killed(store: Store) -> None:
