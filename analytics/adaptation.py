@@ -4,7 +4,7 @@ Everything here is a function of the iterations and of the plans that came into 
 the log takes the same decisions. The steps per iteration:
 
 1. warm-up: the first iterations fit the predictor; it is fitted again every `refit_every` iterations and some way into a new
-   plan, from iterations already seen, with believed speeds divided out;
+   plan, from iterations already seen, with believed speeds divided out, and kept unless the old one fits them better;
 2. the iteration is predicted from its own batches, and the Detector judges it;
 3. after a verdict, a death or the end of a fault, the Scheduler is asked for a better plan;
 4. an applied plan is scored against what the old one would have cost, on the very batches that ran.
@@ -23,7 +23,7 @@ from unskew.analytics.intake import Released
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import Plan
 from unskew.analytics.prediction import predict_iteration, predict_iterations
-from unskew.analytics.predictor import Fit, NotIdentifiable, fit
+from unskew.analytics.predictor import Fit, NotIdentifiable, at_healthy_speed, fit, median_error
 from unskew.analytics.scheduler import Options, Proposal, State, propose
 from unskew.analytics.scoring import PlanTrial, score_plan, score_verdict
 from unskew.analytics.terms import Measured, fit_terms
@@ -37,6 +37,8 @@ from unskew.collector.events import (
     Verdict,
     VerdictClosed,
 )
+
+WORSE = 0.01  # by so much more (median relative error of a chunk) a new predictor is worse than the old one
 
 
 class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +57,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     """What the Scheduler must know of the place, beyond what the log tells (see `scheduler.State`).
 
     `shared_cores`: ranks outnumber these cores of a real device, None elsewhere. Then an iteration takes at least all its CPU
-    time over the cores, and no gain of a plan is claimed.
+    time over the cores, and no gain of a plan is claimed. `truth_known`: every slowness is injected (emulated devices).
     """
 
     origin: Plan
@@ -64,6 +66,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_us: float
     regroup_us: float
     shared_cores: int | None = None
+    truth_known: bool = False
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +96,7 @@ class Adaptation:
         self._seen: deque[_Seen] = deque(maxlen=self.options.refit_every)
         self._alive = frozenset(site.origin.ranks)
         self._ask_at: int | None = None
-        self._refit_at: int | None = None
+        self._refit_at = 0
         self._verdict: int | None = None
         self._trial: PlanTrial | None = None
         self._faults: list[FaultInjected] = []
@@ -164,16 +167,12 @@ class Adaptation:
         return self._end_trial("the run ended")
 
     def _learn(self, iteration: int) -> list[Control]:
-        due = len(self._seen) >= self.options.warm_up if self.fitted is None else iteration == self._refit_at
+        due = len(self._seen) >= self.options.warm_up if self.fitted is None else iteration >= self._refit_at
         if not due:
             return []
         plan, speeds = self._seen[-1].plan, self._seen[-1].speeds
         trigger = "warm-up" if self.fitted is None else "again from the log"
-        chunks = [
-            msgspec.structs.replace(chunk, us=chunk.us * seen.speeds.get(chunk.rank, {}).get(chunk.kind, 1.0))
-            for seen in self._seen
-            for chunk in seen.released.committed.chunks
-        ]
+        chunks = [chunk for seen in self._seen for chunk in at_healthy_speed(seen.released.committed.chunks, seen.speeds)]
         # The first iteration pays for start-up once; it says nothing about the end of the others.
         measured = [
             Measured(seen.plan, seen.released.committed.works, seen.released.committed.measured_us)
@@ -186,11 +185,14 @@ class Adaptation:
             return predict_iteration(plan, works, cost, speeds).iteration_us
 
         try:
-            self.fitted = fit_terms(fit(chunks), measured, makespan_us, transfers)
+            found = fit_terms(fit(chunks), measured, makespan_us, transfers)
         except NotIdentifiable:
             return []
-        self._fits += 1
         self._refit_at = iteration + self.options.refit_every
+        if self.fitted is not None and median_error(found.model, chunks) > median_error(self.fitted.model, chunks) + WORSE:
+            return []
+        self.fitted = found
+        self._fits += 1
         return [
             PredictorFitted(
                 predictor=self._fits,
@@ -209,9 +211,12 @@ class Adaptation:
             if isinstance(verdict, Verdict):
                 self._verdict = verdict.verdict
                 if verdict.verdict not in self._verdicts:
-                    events.append(score_verdict(verdict, self._faults))
+                    scored = score_verdict(verdict, self._faults, truth_known=self.site.truth_known)
+                    events += [scored] if scored else []
                 if verdict.cause == "slow_device":
-                    events += self._end_trial("another device turned slow", verdict.since_iteration)
+                    known = verdict.verdict in self._verdicts
+                    why = f"rank {verdict.culprits[0].rank}'s speed changed" if known else "another device turned slow"
+                    events += self._end_trial(why, verdict.since_iteration)
                 self._verdicts[verdict.verdict] = verdict
             elif isinstance(verdict, VerdictClosed):
                 events += self._end_trial(f"the fault of verdict {verdict.verdict} ended", verdict.until_iteration)
@@ -253,7 +258,11 @@ class Adaptation:
             bytes_per_us=self.site.bytes_per_us,
             regroup_us=self.site.regroup_us,
         )
-        return propose(iteration + 1, plan, state, self.options.scheduler)
+        proposal, reason = propose(iteration + 1, plan, state, self.options.scheduler)
+        if proposal is not None:
+            evidence = {**proposal.evidence, "predictor": self._fits}
+            proposal = msgspec.structs.replace(proposal, evidence=evidence)
+        return proposal, reason
 
 
 def _unjudged(committed: Committed) -> IterationJudged:

@@ -46,11 +46,8 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """`skipped` says why nothing was judged; empty when something was."""
-
     judged: IterationJudged
     verdicts: Verdicts = ()
-    skipped: str = ""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +102,7 @@ def step(
     *,
     predicted_us: float | None = None,
 ) -> tuple[State, Judgement]:
-    """One committed iteration further."""
+    """One committed iteration with a complete log further; the others are for nobody to be judged by (adaptation.py)."""
     now = committed.iteration
     if now <= state.iteration:
         raise ValueError(f"iteration {now} after iteration {state.iteration}: committed iterations are judged once, in order")
@@ -115,9 +112,6 @@ def step(
         measured_us=round(committed.measured_us),
         predicted_us=None if predicted_us is None else round(predicted_us),
     )
-    if not committed.log_complete:
-        skipped = f"iteration {now} is not judged: its log is incomplete"
-        return msgspec.structs.replace(state, iteration=now), Judgement(judged=judged, skipped=skipped)
     company = state.company if state.company.digest == plan.digest else company_of(plan)
     seen = loads(committed.chunks, cost)
     layers = {role.rank: (role.first_layer, role.n_layers) for role in plan.roles}

@@ -24,14 +24,10 @@ _PATIENCE_POLLS = 20
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole committed iteration, and what the loop needs beside the chunks; `loss` in nats per target token."""
+    """A whole committed iteration, and the times of its messages."""
 
     committed: Committed
-    attempt: int
-    loss: float
-    tokens: int
     transfers_us: tuple[float, ...]
-    runq_us: int
 
 
 class _Open(msgspec.Struct):
@@ -108,11 +104,7 @@ def _release(opened: _Open, plan: Plan) -> Released:
             measured_us=float(max(seen.wall_us for seen in opened.marks if seen.epoch == mark.epoch)),
             log_complete=opened.is_complete(plan),
         ),
-        attempt=mark.attempt,
-        loss=mark.loss,
-        tokens=mark.tokens,
         transfers_us=_transfers_us(counted),
-        runq_us=sum(span.runq_us or 0 for span in chunks),
     )
 
 

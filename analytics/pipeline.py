@@ -9,14 +9,13 @@ Durations may carry further axes (iterations, draws): they go through in the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from unskew.analytics.schedule import Action, Schedule
+from unskew.analytics.schedule import Schedule
 
 Array = NDArray[np.float64]
 
@@ -47,15 +46,8 @@ class Timeline(msgspec.Struct, frozen=True, dict=True):
         return busy
 
 
-def evaluate(schedule: Schedule, duration_us: Callable[[Action], ArrayLike], message_us: float = 0.0) -> Timeline:
-    """The timeline when an action takes `duration_us(action)` (a number, or an array of one shape for all actions)."""
-    return evaluate_durations(
-        schedule, np.array([duration_us(action) for action in schedule.order], dtype=np.float64), message_us
-    )
-
-
-def evaluate_durations(schedule: Schedule, durations_us: Array, message_us: float = 0.0) -> Timeline:
-    """As `evaluate`, with the durations as an array [action in the order of `schedule.order`, ...further axes]."""
+def evaluate(schedule: Schedule, durations_us: Array, message_us: float = 0.0) -> Timeline:
+    """The timeline when action i of `schedule.order` takes `durations_us[i]`: [action, ...further axes]."""
     start, end = np.zeros_like(durations_us), np.empty_like(durations_us)
     for position, (before, given, crosses) in enumerate(schedule.needs):
         if given >= 0:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.cost import HEALTHY, CostModel, Speeds, speed_of
-from unskew.analytics.pipeline import Array, Timeline, evaluate_durations
+from unskew.analytics.pipeline import Array, Timeline, evaluate
 from unskew.analytics.plan import Plan
 from unskew.analytics.schedule import Schedule, build_schedule
 from unskew.analytics.workload import Work
@@ -36,14 +36,14 @@ def predict_iteration(plan: Plan, works: Sequence[Work], cost: CostModel, speeds
     """The predicted iteration in which micro-batch m carries `works[m]`; ranks and kinds not in `speeds` are healthy."""
     schedule = build_schedule(plan)
     durations = durations_us(schedule, layer_costs([works], cost), speeds)[:, 0]
-    timeline = evaluate_durations(schedule, durations, cost.message_us)
+    timeline = evaluate(schedule, durations, cost.message_us)
     return Prediction(float(timeline.makespan_us) + cost.iteration_end_us, timeline)
 
 
 def predict_iterations(plan: Plan, batches: Sequence[Sequence[Work]], cost: CostModel, speeds: Speeds = HEALTHY) -> Array:
     """The predicted times (us) of many iterations at once: [iteration]. `batches[k][m]` is micro-batch m of iteration k."""
     schedule = build_schedule(plan)
-    timeline = evaluate_durations(schedule, durations_us(schedule, layer_costs(batches, cost), speeds), cost.message_us)
+    timeline = evaluate(schedule, durations_us(schedule, layer_costs(batches, cost), speeds), cost.message_us)
     return timeline.makespan_us + cost.iteration_end_us
 
 

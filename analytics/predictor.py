@@ -3,7 +3,7 @@
 Source: ResiHP (section 4.2, eq. 1: linear in tokens and in the sum of squared document lengths), fitted per layer so that the
 model survives a repartition. The steps, per kind:
 
-1. times are divided by what is believed of the device (`speeds`): a device believed slow is fitted as slow;
+1. the caller gives times at healthy speed (`at_healthy_speed`), so that a device believed slow does not bend the model;
 2. terms that the data cannot tell apart are dropped and named in `Fit.unidentified` (all micro-batches of one size: a is not
    separable from b, so the whole is counted per token);
 3. relative least squares with non-negative coefficients (scikit-learn) and Huber weights, so that a spike counts little;
@@ -14,14 +14,16 @@ It cannot see a device that was slow from the start and is the only one to execu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import inf
+from statistics import median
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LinearRegression  # type: ignore[import-untyped]  # ships no types
 
-from unskew.analytics.cost import HEALTHY, ChunkCost, CostModel, Speeds, speed_of
+from unskew.analytics.cost import ChunkCost, CostModel, Speeds, speed_of
 from unskew.analytics.workload import Work
 
 Floats = NDArray[np.float64]
@@ -65,6 +67,18 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, tuple[int, ...]]
 
 
+def at_healthy_speed(chunks: Iterable[Chunk], speeds: Speeds) -> list[Chunk]:
+    """The chunks as if their devices were not as slow as `speeds` says of the time when they ran."""
+    return [msgspec.structs.replace(chunk, us=chunk.us * speed_of(speeds, chunk.rank, chunk.kind)) for chunk in chunks]
+
+
+def median_error(model: CostModel, chunks: Iterable[Chunk]) -> float:
+    """Median absolute relative error of the model on chunks of the kinds that it knows; infinite when there is none."""
+    known = [chunk for chunk in chunks if chunk.us > 0 and chunk.kind in model.chunks]
+    predicted = [model.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head) for chunk in known]
+    return median([abs(us / chunk.us - 1) for us, chunk in zip(predicted, known, strict=True)] or [inf])
+
+
 class _Data(msgspec.Struct, frozen=True):
     """One kind's chunks as arrays: `design` (n, terms) us per unit coefficient, `us` (n,) healthy time, `rank` (n,)."""
 
@@ -76,8 +90,11 @@ class _Data(msgspec.Struct, frozen=True):
         return _Data(self.design[mask], self.us[mask], self.rank[mask])
 
 
-def fit(chunks: Sequence[Chunk], speeds: Speeds = HEALTHY) -> Fit:
-    """Fit the chunk costs of a healthy device. Raises `NotIdentifiable` when no chunk has a positive time."""
+def fit(chunks: Sequence[Chunk]) -> Fit:
+    """Fit the chunk costs of a healthy device to chunks at its speed (`at_healthy_speed`).
+
+    Raises `NotIdentifiable` when no chunk has a positive time.
+    """
     usable = [chunk for chunk in chunks if chunk.us > 0 and chunk.work.tokens > 0]
     if not usable:
         raise NotIdentifiable(f"no predictor from {len(chunks)} chunks: at least one with tokens and a positive time is needed")
@@ -87,7 +104,7 @@ def fit(chunks: Sequence[Chunk], speeds: Speeds = HEALTHY) -> Fit:
     left_out: dict[str, tuple[int, ...]] = {}
     for kind in sorted({chunk.kind for chunk in usable}):
         mine = [chunk for chunk in usable if chunk.kind == kind]
-        data = _data(mine, speeds)
+        data = _data(mine)
         coefficients, terms, out = _fit_across_ranks(data)
         costs[kind] = ChunkCost(**dict(zip(TERMS, coefficients.tolist(), strict=True)))
         unidentified[kind] = tuple(name for i, name in enumerate(TERMS) if i not in terms)
@@ -102,10 +119,9 @@ def fit(chunks: Sequence[Chunk], speeds: Speeds = HEALTHY) -> Fit:
     )
 
 
-def _data(chunks: Sequence[Chunk], speeds: Speeds) -> _Data:
+def _data(chunks: Sequence[Chunk]) -> _Data:
     rows = [(c.n_layers * c.work.tokens, c.has_head * c.work.tokens, c.n_layers * c.work.sum_sq, c.n_layers) for c in chunks]
-    us = [c.us * speed_of(speeds, c.rank, c.kind) for c in chunks]
-    return _Data(np.array(rows, float), np.array(us), np.array([c.rank for c in chunks]))
+    return _Data(np.array(rows, float), np.array([c.us for c in chunks], float), np.array([c.rank for c in chunks]))
 
 
 def _identifiable(data: _Data) -> list[int]:

@@ -13,14 +13,17 @@ slow-down, after a death, after a device has healed. Steps of `propose`:
 
 from __future__ import annotations
 
+import hashlib
 import math
+from typing import Any
 
 import msgspec
 
 from unskew.analytics.candidates import RankTime, Shape, members_of, named_shapes, neighbours
 from unskew.analytics.changes import describe, moved_layers
 from unskew.analytics.cost import CostModel, speed_of
-from unskew.analytics.pipeline import Array, Timeline, evaluate_durations
+from unskew.analytics.interval import interval
+from unskew.analytics.pipeline import Array, Timeline, evaluate
 from unskew.analytics.plan import Plan
 from unskew.analytics.prediction import durations_us, layer_costs
 from unskew.analytics.recovery import recover
@@ -59,6 +62,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     leave_below: float = 0.5
     search_actions: int = 100_000
 
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One plan that was scored: layer counts and micro-batches per replica, predicted mean iteration, cost of getting there."""
@@ -75,7 +82,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """A better plan with the numbers that speak for it; all times are per iteration, the mean over `State.batches`.
 
-    `gain_interval_us`: 95 % interval of the mean gain (normal, over the batches); None with fewer than two batches.
+    `gain_interval_us`: 95 % interval of the mean gain over the batches (interval.py); None with fewer than two batches.
+    `evidence`: as plain data what else the choice was founded on: believed speeds, the interval, the hash of the options.
     """
 
     plan: Plan
@@ -88,6 +96,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     payback_iterations: int | None
     moved_layers: int
     considered: tuple[Candidate, ...]
+    evidence: dict[str, Any] = {}
 
 
 _DEFAULTS = Options()
@@ -102,7 +111,7 @@ def propose(now_iteration: int, plan: Plan, state: State, options: Options = _DE
         return None, "the run is at its end" if remaining < 1 else "no iteration has been committed yet to predict on"
     bench = _Bench(plan, state, remaining)
     best = _search(bench, options)
-    proposal = _weigh(bench, best)
+    proposal = _weigh(bench, best, options)
     if proposal.plan.digest == plan.digest:
         return None, f"plan {plan.epoch} is the best of {len(bench.scored)} candidates, the cost of a change included"
     if objection := _objection(proposal, remaining, options):
@@ -113,24 +122,29 @@ def propose(now_iteration: int, plan: Plan, state: State, options: Options = _DE
     )
 
 
-def _weigh(bench: _Bench, best: Candidate) -> Proposal:
+def _weigh(bench: _Bench, best: Candidate, options: Options) -> Proposal:
     """The best candidate against the current plan, on the same batches."""
     chosen = bench.plan_of(best)
     baseline = bench.iteration_us(bench.current)[0]
     gains = baseline - bench.iteration_us(chosen)[0]
     gain = float(gains.mean())
-    half = 1.96 * float(gains.std(ddof=1)) / math.sqrt(gains.size) if gains.size > 1 else None
+    gain_interval_us = interval(gains.tolist()) if gains.size > 1 else None
     return Proposal(
         plan=chosen,
         change=describe(bench.current, chosen),
         predicted_us=best.predicted_us,
         baseline_us=float(baseline.mean()),
         gain_percent=100.0 * gain / float(baseline.mean()),
-        gain_interval_us=None if half is None else (gain - half, gain + half),
+        gain_interval_us=gain_interval_us,
         cost_us=best.cost_us,
         payback_iterations=math.ceil(best.cost_us / gain) if gain > 0 else None,
         moved_layers=best.moved_layers,
         considered=tuple(bench.scored.values()),
+        evidence={
+            "speeds": {str(rank): kinds for rank, kinds in bench.state.speeds.items()},
+            "gain_interval_us": gain_interval_us,
+            "options": options.digest,
+        },
     )
 
 
@@ -163,7 +177,7 @@ class _Bench:
         schedule = build_schedule(plan)
         self.scheduled_actions += len(schedule.order)
         durations = durations_us(schedule, self.costs, self.state.speeds)
-        timeline = evaluate_durations(schedule, durations, self.state.cost.message_us)
+        timeline = evaluate(schedule, durations, self.state.cost.message_us)
         return timeline.makespan_us + self.state.cost.iteration_end_us, timeline
 
     def score(self, name: str, shape: Shape) -> tuple[Candidate, int]:

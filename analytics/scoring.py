@@ -7,15 +7,13 @@ old plan would have taken, at the speeds believed, for these very batches, minus
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from math import sqrt
 from statistics import fmean
 
 import msgspec
-from scipy.stats import t as student  # type: ignore[import-untyped]  # ships no types
 
 from unskew.analytics.cost import CostModel, Speeds
 from unskew.analytics.detector import Committed
+from unskew.analytics.interval import interval
 from unskew.analytics.plan import Plan
 from unskew.analytics.prediction import predict_iteration
 from unskew.collector.events import FaultInjected, PlanScored, Verdict, VerdictScored
@@ -98,35 +96,23 @@ def score_plan(trial: PlanTrial, ended: str = "", at: int | None = None) -> Plan
     return counted.void(ended) if ended and counted.n < LEAST_ITERATIONS else counted.score()
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean of two values or more: Student's t on a reduced number of values.
-
-    Neighbours in time are no independent witnesses: n counts as ``n (1 - r) / (1 + r)``, r = lag-1 autocorrelation in [0, 0.9].
-    """
-    n, mean = len(values), fmean(values)
-    deviation = [value - mean for value in values]
-    square = sum(d * d for d in deviation)
-    if square == 0.0:
-        return mean, mean
-    product = sum(a * b for a, b in pairwise(deviation))
-    correlation = min(max(product / square, 0.0), 0.9)
-    effective = max(2.0, n * (1 - correlation) / (1 + correlation))
-    half = float(student.ppf(0.975, effective - 1)) * sqrt(square / (n - 1) / effective)
-    return mean - half, mean + half
-
-
 CAUSES = {"slow": "slow_device", "kill": "dead", "hang": "hung", "freeze": "hung"}
 HOW = {"kill": "exit", "hang": "hung", "freeze": "frozen"}
 
 
-def score_verdict(verdict: Verdict, faults: Sequence[FaultInjected]) -> VerdictScored:
+def score_verdict(verdict: Verdict, faults: Sequence[FaultInjected], *, truth_known: bool) -> VerdictScored | None:
     """The verdict against injected truth: correct iff a fault of this rank and cause was on between its onset and its naming.
+
+    Without such a fault a slow device is a false accusation where `truth_known`: on an emulated device every slowness is
+    injected. Elsewhere nobody knows, and a lost rank was seen lost whoever caused it: None, there is nothing to score against.
 
     Errors of a correct verdict: iterations from injection to verdict (0 = within the same iteration), onset minus injection,
     and for a slow device the largest error of speed over the kinds that are slow in truth or in the verdict.
     """
     culprits = {party.rank for party in verdict.culprits if party.kind == "device"}
     matching = [fault for fault in faults if culprits == {fault.rank} and _same(verdict, fault)]
+    if not matching and not (truth_known and verdict.cause == "slow_device"):
+        return None
     if not matching:
         return VerdictScored(
             verdict=verdict.verdict,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from unskew.analytics.cost import ChunkCost, CostModel
 from unskew.analytics.plan import uniform_plan
 from unskew.analytics.prediction import predict_iteration
-from unskew.analytics.predictor import Chunk, NotIdentifiable, fit
+from unskew.analytics.predictor import Chunk, NotIdentifiable, at_healthy_speed, fit
 from unskew.analytics.terms import Measured, fit_terms
 from unskew.analytics.workload import Work, work_of
 
@@ -101,7 +101,8 @@ def test_a_device_believed_slow_is_fitted_as_slow() -> None:
     slow = dict.fromkeys(range(4), 1.8)
     chunks = measure(seed=3, slow=slow)
     assert worst(fit(chunks).model, WORKS) > 0.2
-    assert worst(fit(chunks, {rank: {"F": 1 / 1.8, "B": 1 / 1.8} for rank in slow}).model, WORKS) < 0.06
+    speeds = {rank: {"F": 1 / 1.8, "B": 1 / 1.8} for rank in slow}
+    assert worst(fit(at_healthy_speed(chunks, speeds)).model, WORKS) < 0.06
 
 
 def test_held_out_error_is_the_noise() -> None:

@@ -3,6 +3,7 @@
 from collections import defaultdict, deque
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -12,9 +13,10 @@ from unskew.analytics.plan import Hop, Plan, Role, Route, plan_from_partition, u
 from unskew.analytics.schedule import build_schedule
 
 
-def units(action):
-    """F:B = 1:2 per layer."""
-    return action.n_layers * (1 if action.kind == "F" else 2)
+def units(schedule, slow_rank=None):
+    """Durations: F:B = 1:2 per layer, twice that on `slow_rank`."""
+    us = [a.n_layers * (1 if a.kind == "F" else 2) * (2 if a.rank == slow_rank else 1) for a in schedule.order]
+    return np.array(us, float)
 
 
 @st.composite
@@ -108,7 +110,7 @@ def test_every_layer_of_every_micro_batch_runs_once_and_messages_come_in_order(p
 def test_a_timeline_respects_data_ranks_and_bounds(plan, message, data):
     schedule = build_schedule(plan)
     cost = {action: data.draw(st.integers(1, 9)) for action in schedule.order}
-    timeline = evaluate(schedule, cost.__getitem__, message)
+    timeline = evaluate(schedule, np.array([cost[action] for action in schedule.order], float), message)
     span = {a: (s, e) for a, s, e in zip(schedule.order, timeline.start_us, timeline.end_us, strict=True)}
     for actions in schedule.by_rank.values():
         assert all(span[first][1] <= span[then][0] for first, then in pairwise(actions))
@@ -132,7 +134,7 @@ def test_a_uniform_plan_is_canonical_1f1b_with_its_known_makespan(stages, micro_
         for m in range(micro_batches):
             wanted += [("B", m)] + [("F", m + warm_up)] * (m + warm_up < micro_batches)
         assert [(action.kind, action.micro_batch) for action in actions] == wanted
-    assert evaluate(schedule, units).makespan_us == (micro_batches + stages - 1) * 3
+    assert evaluate(schedule, units(schedule)).makespan_us == (micro_batches + stages - 1) * 3
 
 
 def test_two_stages_with_one_at_half_speed_lose_what_is_known():
@@ -140,7 +142,8 @@ def test_two_stages_with_one_at_half_speed_lose_what_is_known():
 
     def makespan(layers, slow):
         plan = plan_from_partition(epoch=0, n_layers=32, schedule="1f1b", members=[[0, 1]], layers=[layers], micro_batches=[4])
-        return float(evaluate(build_schedule(plan), lambda a: units(a) * (2 if slow and a.rank == 0 else 1)).makespan_us)
+        schedule = build_schedule(plan)
+        return float(evaluate(schedule, units(schedule, slow_rank=0 if slow else None)).makespan_us)
 
     healthy = makespan([16, 16], False)
     assert healthy / makespan([16, 16], True) == pytest.approx(0.60, abs=0.001)
@@ -150,4 +153,5 @@ def test_two_stages_with_one_at_half_speed_lose_what_is_known():
 
 def test_a_message_costs_only_between_ranks():
     plan = plan_from_partition(epoch=0, n_layers=2, schedule="1f1b", members=[[0, 1]], layers=[[1, 1]], micro_batches=[1])
-    assert evaluate(build_schedule(plan), units, 10.0).makespan_us == 6 + 2 * 10
+    schedule = build_schedule(plan)
+    assert evaluate(schedule, units(schedule), 10.0).makespan_us == 6 + 2 * 10

@@ -1,0 +1,147 @@
+"""The loop: when it learns, what it keeps, what it says of a trial, and what its proposals are founded on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import pytest
+
+from unskew.analytics.adaptation import Adaptation, Site, Step
+from unskew.analytics.cost import Speeds, speed_of
+from unskew.analytics.detector import Committed
+from unskew.analytics.intake import Released
+from unskew.analytics.liveness import Suspect
+from unskew.analytics.plan import Plan, uniform_plan
+from unskew.analytics.prediction import predict_iteration
+from unskew.analytics.predictor import Chunk
+from unskew.analytics.profiles import profile
+from unskew.analytics.workload import work_of
+from unskew.collector.events import PlanScored, PredictorFitted, Regrouped, Verdict, VerdictScored
+
+COST = profile("steady")
+PLAN = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=16)
+SITE = Site(origin=PLAN, iterations=400, layer_bytes=(100_000,) * 16, bytes_per_us=200.0, regroup_us=300_000.0)
+Truth = Callable[[int], Speeds]
+E = TypeVar("E")
+
+
+def slow(rank: int, speed: float, at: int) -> Truth:
+    return lambda now: {rank: {"F": speed, "B": speed}} if now >= at else {}
+
+
+def train(
+    truth: Truth, n: int, *, plan: Plan = PLAN, first: int = 0, incomplete: Collection[int] = (), disturbed: range = range(0)
+) -> Iterator[Released]:
+    """Iterations of ranks at the speeds of `truth`; in those `disturbed`, 45 % of the chunks take 1.5 to 4 times as long."""
+    random = np.random.default_rng([7, first])
+    for now in range(first, first + n):
+        works = tuple(work_of([int(x) for x in random.integers(20, 120, 3)]) for _ in plan.routes)
+        jobs = [(route.micro_batch, hop, kind) for route in plan.routes for hop in route.hops for kind in "FB"]
+        noise = np.exp(random.normal(0, 0.01, len(jobs)))
+        if now in disturbed:
+            noise *= np.where(random.random(len(jobs)) < 0.45, random.uniform(1.5, 4, len(jobs)), 1.0)
+        chunks = []
+        for (m, hop, kind), factor in zip(jobs, noise, strict=True):
+            has_head = hop.first_layer + hop.n_layers == plan.n_layers
+            speed = speed_of(truth(now), hop.ranks[0], kind)
+            us = COST.chunk_us(kind, works[m], hop.n_layers, has_head=has_head, speed=speed)
+            chunks.append(Chunk(hop.ranks[0], kind, hop.n_layers, has_head, works[m], us * float(factor)))
+        complete = now not in incomplete
+        yield Released(
+            committed=Committed(
+                iteration=now, epoch=plan.epoch, chunks=tuple(chunks) if complete else (), works=works,
+                measured_us=predict_iteration(plan, works, COST, truth(now)).iteration_us + 20_000, log_complete=complete,
+            ),
+            transfers_us=(100.0,),
+        )  # fmt: skip
+
+
+def follow(loop: Adaptation, iterations: Iterator[Released], plan: Plan = PLAN) -> dict[int, Step]:
+    return {released.committed.iteration: loop.observe(released, plan) for released in iterations}
+
+
+def events(steps: Mapping[int, Step], kind: type[E]) -> list[E]:
+    return [event for step in steps.values() for event in step.events if isinstance(event, kind)]
+
+
+def healthy(_now: int) -> Speeds:
+    return {}
+
+
+def test_an_incomplete_iteration_is_neither_judged_nor_learned_from_and_only_puts_learning_off() -> None:
+    """The first fit is due in iteration 7, the second 40 later."""
+    fits = [fit.watermark for fit in events(follow(Adaptation(SITE), train(healthy, 60)), PredictorFitted)]
+    assert fits == [7, 47]
+    steps = follow(Adaptation(SITE), train(healthy, 60, incomplete={20, 47}))
+    assert [fit.watermark for fit in events(steps, PredictorFitted)] == [7, 48]
+    assert [now for now, step in steps.items() if now > 7 and step.judged.predicted_us is None] == [20, 47]
+    assert [now for now, step in steps.items() if now > 7 and not step.judged.ranks] == [20, 47]
+
+
+def test_disturbed_iterations_do_not_replace_a_better_predictor() -> None:
+    loop = Adaptation(SITE)
+    follow(loop, train(healthy, 20))
+    assert loop.fitted is not None
+    good = loop.fitted.model
+    steps = follow(loop, train(healthy, 40, first=20, disturbed=range(20, 60)))
+    assert events(steps, PredictorFitted) == []
+    assert loop.fitted.model == good
+    again = events(follow(loop, train(healthy, 50, first=60)), PredictorFitted)
+    assert [fit.watermark for fit in again] == [87]
+
+
+def test_a_device_believed_slow_is_fitted_as_slow() -> None:
+    """After the verdict its times are divided by its speed, iteration by iteration: the healthy reference stays."""
+    loop = Adaptation(SITE)
+    follow(loop, train(slow(3, 1 / 1.8, at=30), 70))
+    assert loop.fitted is not None
+    work = work_of([60, 60, 60])
+    for kind in "FB":
+        fitted, true = (cost.chunk_us(kind, work, 4, has_head=True) for cost in (loop.fitted.model, COST))
+        assert fitted == pytest.approx(true, rel=0.03)
+
+
+def in_trial(loop: Adaptation, truth: Truth) -> Plan:
+    """The loop after rank 3 was named, with the plan that it then proposed just applied."""
+    steps = follow(loop, train(truth, 40))
+    (proposal,) = [step.proposal for step in steps.values() if step.proposal]
+    plan = proposal.plan.renumbered(1)
+    regrouped = Regrouped(epoch=1, iteration=40, seconds=0.3, migrate_seconds=0.1, moved_bytes=10**6)
+    assert loop.applied(plan, "p1", regrouped, old=PLAN) == []
+    return plan
+
+
+@pytest.mark.parametrize(("rank", "why"), [(3, "rank 3's speed changed"), (6, "another device turned slow")])
+def test_a_trial_that_a_slowdown_ends_says_whose(rank: int, why: str) -> None:
+    def truth(now: int) -> Speeds:
+        return {**slow(3, 0.6, at=20)(now), **slow(rank, 0.3, at=44)(now)}
+
+    loop = Adaptation(SITE)
+    plan = in_trial(loop, truth)
+    scores = events(follow(loop, train(truth, 15, plan=plan, first=40), plan), PlanScored)
+    assert [score.void for score in scores] == [why]
+
+
+def test_a_proposal_carries_what_it_was_founded_on() -> None:
+    loop = Adaptation(SITE)
+    steps = follow(loop, train(slow(3, 0.6, at=20), 40))
+    (proposal,) = [step.proposal for step in steps.values() if step.proposal]
+    evidence = proposal.evidence
+    assert evidence["predictor"] == 1
+    assert evidence["speeds"] == {"3": loop.detector.speeds[3]}
+    assert evidence["gain_interval_us"] == proposal.gain_interval_us
+    assert evidence["options"] == loop.options.scheduler.digest
+    assert msgspec.json.decode(msgspec.json.encode(evidence))["speeds"] == evidence["speeds"]
+
+
+@pytest.mark.parametrize("truth_known", [False, True])
+def test_only_where_every_slowness_is_injected_one_without_a_fault_is_called_false(truth_known: bool) -> None:
+    loop = Adaptation(msgspec.structs.replace(SITE, truth_known=truth_known))
+    steps = follow(loop, train(slow(3, 0.6, at=20), 40))
+    assert len(events(steps, Verdict)) == 1
+    assert [score.correct for score in events(steps, VerdictScored)] == [False] * truth_known
+    (dead,) = loop.lost(Suspect(rank=5, how="exit", detail="signal 9"), 40)
+    assert isinstance(dead, Verdict)
