@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
 from rich.console import Console
 
+from unskew import live
 from unskew.analytics.plan import plan_from_partition, uniform_plan
 from unskew.collector import events as ev
+from unskew.collector.paths import Store
+from unskew.collector.segment import segment_name, telemetry_line
 from unskew.collector.tail import Entry
+from unskew.follow import Follow
 from unskew.live import Screen
 from unskew.live_state import LiveState, fold
-from unskew.live_view import newest, render
+from unskew.live_view import newest, render, sparkline
 from unskew.sentences import say
 
 PLAN = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=4)
@@ -136,3 +143,53 @@ def test_a_score_claims_no_more_than_its_interval(effect: float, interval: tuple
     sentence = say(scored)
     assert sentence is not None
     assert sentence.text == words
+
+
+def test_a_diverged_loss_is_shown_and_leaves_a_gap_in_the_curve() -> None:
+    assert sparkline((1.0, math.nan, 3.0)) == "▁ █"
+    assert sparkline((math.nan,)) == " "
+    text = drawn(after(STARTED, committed(0, 0, loss=2.0), committed(1, 0, loss=math.nan), committed(2, 0, loss=math.inf)))
+    assert "inf" in text
+
+
+@pytest.mark.parametrize("broken", ["fold", "plain"])
+def test_a_view_that_fails_ends_nothing_and_says_so_once(broken: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("no ranks")
+
+    with Screen(Console(width=200), [("store", "here")]) as screen:
+        screen.feed(entry(STARTED))
+        screen.feed(entry(committed(0, 0)))
+        with monkeypatch.context() as bad:
+            bad.setattr(live, broken, fail)
+            bad.setattr(live, "PLAIN_LINE_S", 0.0)
+            for _ in range(3):
+                screen.feed(entry(committed(1, 0)))
+                screen.tick()
+        screen.feed(entry(ev.RunFinished(status="done", iterations=2)))
+    assert screen.state.finished is not None
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["the live view is incomplete, training is not affected: ZeroDivisionError: no ranks"]
+
+
+def test_following_loses_nothing_when_a_clock_steps_back_or_a_loss_diverges(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    losses = [1.0, math.nan, 2.0, 3.0]
+    wall_us = [60_000_000, 90_000_000, 30_000_000, 61_000_000]
+    path = store.spool("r") / "rank-0000.1" / segment_name(0)
+    path.parent.mkdir(parents=True)
+    other = store.spool("r") / "rank-0001.1" / segment_name(0)
+    other.parent.mkdir(parents=True)
+    other.write_bytes(telemetry_line(0, 75_000_000, ev.Dropped(count=1)))
+    seen: list[Entry] = []
+    with Follow(store, "r") as follow:
+        for part in (slice(0, 3), slice(3, 4)):
+            with path.open("ab") as file:
+                for seq in range(4)[part]:
+                    file.write(telemetry_line(seq, wall_us[seq], committed(seq, 0, loss=losses[seq])))
+            seen += follow.poll()
+        assert follow.poll() == []
+    first = [(one.writer, one.seq) for one in seen[:3]]
+    assert first == [("rank-0000.1", 0), ("rank-0001.1", 0), ("rank-0000.1", 1)], "by wall clock, each writer in its order"
+    assert [one.event.iteration for one in seen if isinstance(one.event, ev.IterationCommitted)] == [0, 1, 2, 3]
+    assert math.isnan(seen[2].event.loss)  # type: ignore[union-attr]

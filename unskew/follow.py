@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
+import heapq
 from types import TracebackType
-
-import msgspec
 
 from unskew.collector.events import CONTROL, Dropped, Event, IterationCommitted, IterationJudged, tag_of
 from unskew.collector.paths import Store
 from unskew.collector.reader import open_store
-from unskew.collector.tail import Entry
+from unskew.collector.tail import Entry, decode_event
 
 TYPES: tuple[type[Event], ...] = (*CONTROL, IterationCommitted, IterationJudged, Dropped)
-LATE_US = 10_000_000
-"""A writer may be this late behind another one."""
 
 _QUERY = """
-select writer, seq, at_us, stream, version, actor, payload::varchar as payload from events
-where run = ? and at_us >= ? and list_contains(?, type) order by at_us, writer, seq"""
+select writer, seq, at_us, stream, version, actor, payload::varchar as payload
+from events left join (select unnest(?::varchar[]) as writer, unnest(?::bigint[]) as seen) using (writer)
+where run = ? and list_contains(?, type) and seq > coalesce(seen, -1) order by writer, seq"""
 
 
 class Follow:
-    """The entries of `run` that tell its story (no spans), by wall clock. A context manager."""
+    """The entries of `run` that tell its story (no spans). A context manager."""
 
     def __init__(self, store: Store, run: str) -> None:
         self._reader, self._run = open_store(store), run
-        self._decode = msgspec.json.Decoder(reduce(or_, TYPES)).decode
         self._tags = [tag_of(kind) for kind in TYPES]
         self._seen: dict[str, int] = {}
-        self._since_us = 0
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What the collector found wrong in the run's log, one sentence each."""
+        return tuple(problem for problem in self._reader.problems if problem.startswith(f"run {self._run}: "))
 
     def poll(self) -> list[Entry]:
-        """The entries since the last poll."""
+        """The entries since the last poll: each writer's in its own order, the writers merged by wall clock."""
         self._reader.refresh()
-        rows = self._reader.sql(_QUERY, [self._run, self._since_us - LATE_US, self._tags])
-        entries = []
+        rows = self._reader.sql(_QUERY, [list(self._seen), list(self._seen.values()), self._run, self._tags])
+        entries: dict[str, list[Entry]] = {}
         for writer, seq, at_us, stream, version, actor, payload in rows.iter_rows():
-            if seq > self._seen.get(writer, -1):
-                self._seen[writer], self._since_us = seq, at_us
-                raw = payload.encode()
-                entries.append(Entry(writer, 0, seq, at_us, stream, version, actor, self._decode(raw), raw))
-        return entries
+            self._seen[writer] = seq
+            raw = payload.encode()
+            entry = Entry(writer, 0, seq, at_us, stream, version, actor, decode_event(raw), raw)
+            entries.setdefault(writer, []).append(entry)
+        return list(heapq.merge(*entries.values(), key=lambda entry: entry.at_us))
 
     def __enter__(self) -> Follow:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -100,16 +101,17 @@ def _times(measured_s: tuple[float, ...], predicted_s: tuple[float | None, ...])
 
 
 def sparkline(values: tuple[float, ...]) -> str:
-    """One block character per value, scaled between the least and the greatest.
+    """One block character per value, scaled between the least and the greatest; a gap for what is not finite.
 
-    >>> sparkline((1.0, 2.0, 3.0))
-    '▁▅█'
+    >>> sparkline((1.0, 2.0, nan, 3.0))
+    '▁▅ █'
     """
-    if not values:
-        return ""
-    low, high = min(values), max(values)
+    finite = [value for value in values if isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     span = (high - low) or 1.0
-    return "".join(BARS[min(len(BARS) - 1, max(0, int((value - low) / span * len(BARS))))] for value in values)
+    return "".join(
+        BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] if isfinite(value) else " " for value in values
+    )
 
 
 def _style(ratio: float) -> str:
