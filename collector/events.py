@@ -291,7 +291,8 @@ class PlanProposed(Control, frozen=True, kw_only=True, tag="plan_proposed@1"):
     """A change of plan with the numbers that speak for it. `plan` is analytics.plan.Plan as plain data.
 
     `optional` False = minimal recovery after a death. `predicted_us`, `baseline_us`: mean iteration time under the new plan and
-    without it, same speeds and batches; `considered` lists the other candidates with their scores.
+    without it, same speeds and batches; `considered` lists the other candidates with their scores; `evidence`:
+    believed speeds, number of the predictor, 95 % interval of the gain, hash of the Scheduler's options.
     """
 
     proposal: str
@@ -309,6 +310,7 @@ class PlanProposed(Control, frozen=True, kw_only=True, tag="plan_proposed@1"):
     at_iteration: int
     considered: tuple[dict[str, Any], ...] = ()
     change: str = ""
+    evidence: dict[str, Any] = {}
 
 
 class PlanApproved(Control, frozen=True, kw_only=True, tag="plan_approved@1"):

@@ -87,6 +87,7 @@ class Desk:
                 at_iteration=iteration,
                 considered=tuple(msgspec.to_builtins(candidate) for candidate in found.considered),
                 change=found.change,
+                evidence=found.evidence,
             )
         )
         return events

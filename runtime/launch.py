@@ -211,6 +211,7 @@ def _site(options: RunOptions, device: str) -> Site:
         bytes_per_us=_BYTES_PER_US,
         regroup_us=_REGROUP_US,
         shared_cores=cores() if device == "real" and options.ranks > cores() else None,
+        truth_known=device != "real",
     )
 
 

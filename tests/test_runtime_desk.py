@@ -31,6 +31,7 @@ def found(gain_percent: float = 10.0, cost_us: float = 1000.0) -> Proposal:
     return Proposal(
         plan=PLAN, change="", predicted_us=1000.0 - 10 * gain_percent, baseline_us=1000.0, gain_percent=gain_percent,
         gain_interval_us=None, cost_us=cost_us, payback_iterations=1, moved_layers=0, considered=(),
+        evidence={"predictor": 1},
     )  # fmt: skip
 
 
@@ -38,6 +39,7 @@ def lay(desk: Desk, proposal: Proposal, iteration: int = 10) -> str:
     """Propose; the name it got."""
     *_, made = desk.propose(proposal, None, "slow", iteration, PLAN)
     assert isinstance(made, PlanProposed)
+    assert made.evidence == proposal.evidence
     return made.proposal
 
 

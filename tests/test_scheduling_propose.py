@@ -3,6 +3,7 @@
 import time
 from itertools import product
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from unskew.analytics.candidates import share_out
 from unskew.analytics.cost import ChunkCost, CostModel
+from unskew.analytics.interval import interval
 from unskew.analytics.packing import pack
 from unskew.analytics.plan import PlanError, uniform_plan, validate
 from unskew.analytics.prediction import predict_iteration, predict_iterations
@@ -51,9 +53,7 @@ def healthy_us():
 
 @pytest.mark.parametrize("rank", range(8))
 def test_a_slow_rank_costs_little_more_than_its_lost_speed(rank):
-    before = time.process_time()
     proposal, reason = propose(0, ORIGIN, state(slow={rank: 1 / 1.8}))
-    assert time.process_time() - before < 0.3
     assert proposal is not None, reason
     allowed = healthy_us() * 8 / (7 + 1 / 1.8)
     assert allowed / proposal.predicted_us > 0.95
@@ -61,6 +61,16 @@ def test_a_slow_rank_costs_little_more_than_its_lost_speed(rank):
     assert f"rank {rank}: 4 -> {proposal.plan.role_of[rank].n_layers} layers" in proposal.change
     uniform = next(c for c in proposal.considered if c.name == "one partition for all replicas (ResiHP)")
     assert uniform.predicted_us > 1.01 * proposal.predicted_us  # what sparing the healthy replica is worth
+
+
+def test_a_proposal_is_found_within_an_iteration():
+    """CPU time, the median over the ranks: an iteration of these batches takes 0.9 s."""
+    spent = []
+    for rank in range(8):
+        before = time.process_time()
+        propose(0, ORIGIN, state(slow={rank: 1 / 1.8}))
+        spent.append(time.process_time() - before)
+    assert median(spent) < 0.3
 
 
 @pytest.mark.parametrize("rank", range(8))
@@ -71,6 +81,14 @@ def test_after_a_death_the_other_ranks_of_the_replica_take_its_layers(rank):
     assert healthy_us() * 8 / 7 / proposal.predicted_us > 0.95
     assert all(proposal.plan.role_of[hop.rank].replica == route.replica for route in proposal.plan.routes for hop in route.hops)
     assert proposal.plan.epoch == 2
+
+
+def test_the_gain_is_sure_by_the_one_interval_of_means():
+    slow = {2: 1 / 1.8}
+    proposal, _ = propose(0, ORIGIN, state(slow=slow))
+    speeds = state(slow=slow).speeds
+    gains = predict_iterations(ORIGIN, BATCHES, COST, speeds) - predict_iterations(proposal.plan, BATCHES, COST, speeds)
+    assert proposal.gain_interval_us == pytest.approx(interval(gains.tolist()))
 
 
 def test_a_death_beside_a_slow_rank_is_handled_too():
