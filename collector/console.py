@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -21,6 +22,7 @@ import msgspec
 from unskew.collector.paths import Store
 
 if TYPE_CHECKING:
+    import duckdb
     import polars
 
 _LOCKS = (
@@ -38,6 +40,7 @@ _START_S = 30.0
 _LIMITS = {resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0, resource.RLIMIT_AS: 8 * 1024**3}
 """Bytes: of a file that the child writes, of its core dump, of its address space."""
 _REFUSED = 3
+_STRANGE = re.compile(r"\b(INTERVAL|UNION|BIGNUM|BIT|GEOMETRY)\b")
 
 
 class ConsoleError(ValueError):
@@ -48,13 +51,13 @@ class _Request(msgspec.Struct):
     root: str
     sql: str
     timeout_s: float
-    row_limit: int
+    row_limit: int | None
 
 
-def query(store: Store, sql: str, timeout_s: float = 30.0, row_limit: int = 100_000) -> polars.DataFrame:
-    """The rows that `sql` asks for, at most `row_limit` of them. Raises `ConsoleError`.
+def query(store: Store, sql: str, timeout_s: float = 30.0, row_limit: int | None = 100_000) -> polars.DataFrame:
+    """The rows that `sql` asks for, at most `row_limit` of them (None = all). Raises `ConsoleError`.
 
-    A query that runs longer than `timeout_s` is stopped.
+    A query that runs longer than `timeout_s` is stopped. Values of a type that Polars lacks (intervals, unions) come as text.
     """
     import polars  # noqa: PLC0415 - not needed in the child
 
@@ -99,7 +102,10 @@ def _answer(request: _Request) -> bytes:
         statements = connection.extract_statements(request.sql)
         if [statement.type for statement in statements] not in ([duckdb.StatementType.SELECT], [duckdb.StatementType.EXPLAIN]):
             raise ConsoleError("the console answers one query: SELECT, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN")
-        table = connection.sql(request.sql).limit(request.row_limit).to_arrow_table()
+        answer = connection.sql(request.sql)
+        if request.row_limit is not None:
+            answer = answer.limit(request.row_limit)
+        table = _plain(answer).to_arrow_table()
     except duckdb.PermissionException as error:
         raise ConsoleError(f"the console reads the store's views and nothing else: {_sentence(error)}") from error
     except duckdb.Error as error:
@@ -109,6 +115,15 @@ def _answer(request: _Request) -> bytes:
     with pyarrow.ipc.new_stream(stream, table.schema) as writer:
         writer.write_table(table)
     return stream.getvalue()
+
+
+def _plain(answer: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+    """The same rows with text in the columns whose type Polars cannot take: it would end the process."""
+    strange = [name for name, kind in zip(answer.columns, answer.types, strict=True) if _STRANGE.search(str(kind))]
+    if not strange:
+        return answer
+    names = [(name, '"' + name.replace('"', '""') + '"') for name in answer.columns]
+    return answer.project(", ".join(f"{quoted}::varchar as {quoted}" if name in strange else quoted for name, quoted in names))
 
 
 def _sentence(error: Exception) -> str:

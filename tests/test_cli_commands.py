@@ -9,7 +9,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner, Result
@@ -18,8 +20,10 @@ import unskew
 from unskew.cli import app
 from unskew.collector.commands import Inbox, hold_controller_lock
 from unskew.collector.control_stream import ControlStream
-from unskew.collector.events import CommandRefused, ModeChanged, PlanApproved, RunStarted
+from unskew.collector.events import CommandRefused, ModeChanged, Note, PlanApproved, RunStarted
+from unskew.collector.manifest import Manifest, publish
 from unskew.collector.paths import Store
+from unskew.commands import sql
 from unskew.commands.run import default_faults
 from unskew.runtime.options import RunOptions
 
@@ -34,6 +38,14 @@ try: unskew.cli.app(['run', '--help'])
 except SystemExit: pass
 assert not {'torch', 'duckdb', 'polars'} & set(sys.modules)
 """
+SMALLEST_HELP = """
+import typer
+app = typer.Typer()
+@app.command()
+def run(one: int = 1): pass
+try: app(['--help'])
+except SystemExit: pass
+"""
 
 
 def call(*arguments: str) -> Result:
@@ -46,13 +58,15 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_help_is_instant_and_without_torch() -> None:
-    def cpu_s() -> float:
+    def cpu_s(code: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", HELP], check=True, stdout=subprocess.DEVNULL, timeout=30)
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(cpu_s() for _ in range(3)) < 0.3
+    # Against the smallest program that has a help, at the same load of the same machine.
+    ratios = [cpu_s(HELP) / cpu_s(SMALLEST_HELP) for _ in range(3)]
+    assert median(ratios) < 4, ratios
 
 
 def test_the_options_of_run_are_these() -> None:
@@ -142,6 +156,47 @@ def controller(store: Store, run: str) -> Iterator[None]:
             stop.set()
             thread.join()
             stream.close()
+
+
+@pytest.fixture
+def holed(tmp_path: Path) -> Store:
+    """A store in which the collector found a hole."""
+    store = Store.locate(tmp_path)
+    stream = ControlStream(store, "r1", "control", "controller.1")
+    stream.append(0, [Note(text="half a million", by="ann")], actor="c")
+    stream.close()
+    publish(store, Manifest(problems=("run r1: writer rank-0000.1 lacks 3 lines", "run r2: 1 lines could not be read")))
+    return store
+
+
+def test_what_is_wrong_with_the_log_is_said_beside_every_answer_from_it(holed: Store) -> None:
+    where = ("--store", str(holed.root))
+    asked = call("sql", "select 7 as seven", "--format", "csv", *where)
+    assert (asked.exit_code, asked.stdout) == (0, "seven\n7\n")
+    assert asked.stderr.splitlines() == [
+        "warning: run r1: writer rank-0000.1 lacks 3 lines", "warning: run r2: 1 lines could not be read",
+    ]  # fmt: skip
+    watched = call("watch", "r1", *where)
+    assert watched.exit_code == 0
+    assert watched.stderr.splitlines() == ["warning: run r1: writer rank-0000.1 lacks 3 lines"]
+
+
+def test_a_cut_answer_says_so_and_a_file_gets_all_rows(holed: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sql, "COUNTED_ROWS", 300)
+    where = ("--store", str(holed.root))
+    assert "more than 300 rows, the first 200 shown" in call("sql", "select range from range(500)", *where).stdout
+    assert "\n300 rows, the first 200 shown" in call("sql", "select range from range(300)", *where).stdout
+    assert "\n1 row\n" in call("sql", "select 1 as one", *where).stdout
+    assert len(call("sql", "select range from range(500)", "--format", "csv", *where).stdout.splitlines()) == 501
+    call("sql", "select range from range(500)", "--json", str(tmp_path / "all.json"), *where)
+    assert len(msgspec.json.decode((tmp_path / "all.json").read_bytes())) == 500
+
+
+@pytest.mark.parametrize("query", ["select [1, 2] as list", "select date 'infinity' as late"])
+def test_what_a_format_cannot_hold_is_refused_in_one_sentence(holed: Store, query: str) -> None:
+    result = call("sql", query, "--format", "csv", "--store", str(holed.root))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--format csv cannot hold" in result.stderr.splitlines()[-1]
 
 
 def test_a_decision_comes_back_with_what_the_controller_made_of_it(tmp_path: Path) -> None:

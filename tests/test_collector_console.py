@@ -42,6 +42,19 @@ def test_the_views_answer_over_sealed_and_spooled_rows(store: Store) -> None:
     assert "events" in query(store, "show tables")["name"].to_list()
 
 
+@pytest.mark.parametrize(
+    ("sql", "text"),
+    [
+        ("select max(make_timestamp(at_us)) - max(make_timestamp(at_us)) as d from events", "00:00:00"),
+        ("select [interval 2 days] as d", "[2 days]"),
+        ("select union_value(a := 1) as d", "1"),
+        ("select 2::bignum as d", "2"),
+    ],
+)
+def test_a_type_that_tables_lack_comes_as_text(store: Store, sql: str, text: str) -> None:
+    assert query(store, sql).rows() == [(text,)]
+
+
 @pytest.mark.limit(180)
 def test_nothing_gets_out(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -24,6 +24,7 @@ StoreOption = Annotated[
         show_default="$UNSKEW_STORE, else data/store",
     ),
 ]
+WARNINGS = 3
 
 
 def refuse(sentence: str) -> NoReturn:
@@ -72,6 +73,14 @@ def known_run(store: Store, run: str) -> str:
             + (f"its last runs: {', '.join(runs[-5:])}" if runs else "it has none yet")
         )
     return run
+
+
+def warn(problems: Sequence[str]) -> None:
+    """What the collector found wrong in the log, beside an answer from it: the first few, a line each on stderr."""
+    for problem in problems[:WARNINGS]:
+        print(f"warning: {problem}", file=sys.stderr)
+    if len(problems) > WARNINGS:
+        print(f"warning: {len(problems) - WARNINGS} more problems stand in the store's manifest.json", file=sys.stderr)
 
 
 def writable(path: Path | None) -> Path | None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, checking_input, locate, refuse
+from unskew.commands.common import JsonOption, StoreOption, checking_input, locate, refuse, warn
 
 if TYPE_CHECKING:
     import polars
     from rich.table import Table
 
 TABLE_ROWS = 200
+COUNTED_ROWS = 100_000
+"""A table shows the first of its rows and counts up to here; a file gets all."""
 
 
 def sql(
@@ -23,16 +27,31 @@ def sql(
     store: StoreOption = None,
 ) -> None:
     """Ask the event log in SQL (DuckDB's); nothing can be written."""
-    from unskew.collector import console
+    from unskew.collector import console, manifest
 
     place = locate(store)
     if format == "parquet" and sys.stdout.isatty():
         refuse("--format parquet is binary: send it to a file with > FILE")
+    counted_only = format == "table" and json is None
     with checking_input():
-        rows = console.query(place, query)
+        rows = console.query(place, query, row_limit=COUNTED_ROWS + 1 if counted_only else None)
+        warn(manifest.load(place).problems)
     if json is not None:
-        rows.write_json(json)
-    show(rows, format)
+        with holding("--json"):
+            rows.write_json(json)
+    with holding(f"--format {format}"):
+        show(rows, format)
+
+
+@contextmanager
+def holding(form: str) -> Iterator[None]:
+    """Values that a form has no place for (lists in CSV, dates without end) are refused."""
+    import polars
+
+    try:
+        yield
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException, ValueError, OverflowError) as error:
+        refuse(f"{form} cannot hold this answer, cast what does not fit to varchar: {str(error).partition(chr(10))[0]}")
 
 
 def show(rows: polars.DataFrame, format: str) -> None:
@@ -49,7 +68,8 @@ def show(rows: polars.DataFrame, format: str) -> None:
         terminal = Console()
         terminal.print(table(rows))
         more = f", the first {TABLE_ROWS} shown (--format csv gives all)" if rows.height > TABLE_ROWS else ""
-        terminal.print(f"[dim]{rows.height:,} row{'s' * (rows.height != 1)}{more}[/]")
+        count = f"more than {COUNTED_ROWS:,}" if rows.height == COUNTED_ROWS + 1 else f"{rows.height:,}"
+        terminal.print(f"[dim]{count} row{'s' * (rows.height != 1)}{more}[/]")
 
 
 def table(rows: polars.DataFrame) -> Table:

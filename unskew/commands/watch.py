@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unskew.commands.common import StoreOption, known_run, locate, refuse, store_runs
+from unskew.commands.common import StoreOption, known_run, locate, refuse, store_runs, warn
 
 POLL_S = 0.5
 
@@ -35,6 +35,7 @@ def watch(
             for entry in follow.poll():
                 screen.feed(entry)
             if not alive:
-                return
+                break
             screen.tick()
             time.sleep(POLL_S)
+    warn(follow.problems)
