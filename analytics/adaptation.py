@@ -266,7 +266,12 @@ class Adaptation:
 
 
 def _unjudged(committed: Committed) -> IterationJudged:
-    return IterationJudged(iteration=committed.iteration, epoch=committed.epoch, measured_us=round(committed.measured_us))
+    return IterationJudged(
+        iteration=committed.iteration,
+        epoch=committed.epoch,
+        measured_us=round(committed.measured_us),
+        log_complete=committed.log_complete,
+    )
 
 
 def _copy(speeds: Speeds | Mapping[int, Mapping[str, float]]) -> dict[int, dict[str, float]]:

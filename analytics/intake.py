@@ -4,7 +4,7 @@ The watermark is `IterationCommitted`: before it is written every rank has hande
 Entries of different writers are read one after the other, so an iteration is released one poll after its first watermark was
 seen: by then every writer has been read past it. What may still be missing is waited for, up to a second: chunks, where the
 vote said that some rank was late (``log_complete`` false), and the other ranks' watermarks, whose times count. If chunks do not
-come the iteration is released as incomplete, and nobody is judged by it.
+come the iteration is released as incomplete, and nobody is judged by it; an iteration without any watermark is passed over.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Intake:
                 else:
                     of.marked_at_poll = of.marked_at_poll or self._polls
                     of.marks.append(event)
+        self._skip_gap()
         released = []
         while (opened := self._open.get(self._next)) and opened.marks and opened.mark.epoch in plan_of:
             plan, waited = plan_of[opened.mark.epoch], self._polls - opened.marked_at_poll
@@ -88,6 +89,17 @@ class Intake:
             del self._open[self._next]
             self._next += 1
         return released
+
+    def _skip_gap(self) -> None:
+        """Go on behind iterations that no rank's log tells of (every disk was full) when a later one has waited long enough."""
+        later = [number for number, opened in self._open.items() if opened.marks and number > self._next]
+        if not later or (self._next in self._open and self._open[self._next].marks):
+            return
+        following = min(later)
+        if self._polls - self._open[following].marked_at_poll >= _PATIENCE_POLLS:
+            for number in range(self._next, following):
+                self._open.pop(number, None)
+            self._next = following
 
 
 def _release(opened: _Open, plan: Plan) -> Released:

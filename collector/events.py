@@ -129,13 +129,17 @@ class RankRatio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
 
 
 class IterationJudged(Telemetry, frozen=True, kw_only=True, tag="iteration_judged@1"):
-    """The Detector's view of one committed iteration: everything that led to a verdict or to none."""
+    """The Detector's view of one committed iteration: everything that led to a verdict or to none.
+
+    `log_complete` False: chunks were missing when patience ended, and nobody was judged by it.
+    """
 
     iteration: int
     epoch: int
     measured_us: int
     predicted_us: int | None = None
     ranks: tuple[RankRatio, ...] = ()
+    log_complete: bool = True
 
 
 class Dropped(Telemetry, frozen=True, kw_only=True, tag="dropped@1"):
@@ -176,14 +180,26 @@ class DeviceJoined(Control, frozen=True, kw_only=True, tag="device_joined@1"):
     pid: int
 
 
+class Suspected(Control, frozen=True, kw_only=True, tag="suspected@1"):
+    """A rank hangs or is frozen and is about to be killed; `DeviceLost` follows when its process has ended."""
+
+    rank: int
+    how: Literal["exit", "hung", "frozen"]
+    detail: str
+
+
 class DeviceLost(Control, frozen=True, kw_only=True, tag="device_lost@1"):
-    """`how` is exit (the process ended), hung (no progress, heartbeats go on) or frozen (no heartbeats, process exists)."""
+    """`how` is exit (the process ended), hung (no progress, heartbeats go on) or frozen (no heartbeats, process exists).
+
+    `watermark`: iterations that had been judged by then, so that a replay puts the loss where the live run saw it.
+    """
 
     device: str
     rank: int
     how: Literal["exit", "hung", "frozen"]
     detail: str
     detected_us: int
+    watermark: int | None = None
 
 
 class Regrouped(Control, frozen=True, kw_only=True, tag="regrouped@1"):
@@ -340,7 +356,7 @@ class PlanKept(Control, frozen=True, kw_only=True, tag="plan_kept@1"):
 
 
 class PlanApplied(Control, frozen=True, kw_only=True, tag="plan_applied@1"):
-    """`plan` is in force from iteration `iteration` on (the initial plan has proposal "")."""
+    """`plan` is in force from iteration `iteration` on (the initial plan has proposal ""); `watermark` as in `DeviceLost`."""
 
     epoch: int
     digest: str
@@ -348,6 +364,7 @@ class PlanApplied(Control, frozen=True, kw_only=True, tag="plan_applied@1"):
     iteration: int
     reason: str
     plan: dict[str, Any]
+    watermark: int | None = None
 
 
 class PlanFailed(Control, frozen=True, kw_only=True, tag="plan_failed@1"):
@@ -379,7 +396,7 @@ TELEMETRY: tuple[type[Telemetry], ...] = (
     Span, MicroBatchPacked, IterationCommitted, Heartbeat, IterationJudged, Dropped,
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
-    RunStarted, RunFinished, DeviceJoined, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note, CommandRefused,
+    RunStarted, RunFinished, DeviceJoined, Suspected, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note, CommandRefused,
     PredictorFitted, Verdict, VerdictClosed, VerdictScored, PlanProposed, PlanApproved, PlanRejected, PlanExpired,
     PlanKept, PlanApplied, PlanFailed, PlanScored,
 )  # fmt: skip

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from unskew.collector.events import Heartbeat
-from unskew.collector.paths import Store
+from unskew.collector.paths import Store, StoreError
 from unskew.collector.service import ensure_collector
 from unskew.collector.spool import SpoolWriter
 from unskew.runtime.protocol import (
+    AGENT_SOCKET,
+    BEAT_SOCKET,
     AnyMessage,
     Channel,
     EpochRecord,
@@ -34,7 +34,6 @@ from unskew.runtime.protocol import (
     Message,
     Prepare,
     Pulses,
-    Seat,
     Start,
     Stop,
     decode_beat,
@@ -43,21 +42,23 @@ from unskew.runtime.pulse import PulseTable
 
 PULSE_S = 0.1
 _HOUSEKEEPING_S = 1.0
-_GOODBYE_S = 2.0
+_GOODBYE_S = 1.5
+_SEND_S = 1.0
+_SEND_BUFFER = 8 << 20
+_MOST_WAIT_S = 60.0
 
 
 class Agent:
-    """`controller` is the connection to the controller; `node` names this node in the run."""
+    """`controller` is the connection to the controller, `node` names this node in the run, `folder` is for its sockets."""
 
-    def __init__(self, controller: Channel, node: str) -> None:
-        self._controller, self._node = controller, node
-        self._folder = Path(tempfile.mkdtemp(prefix="unskew-agent-"))
+    def __init__(self, controller: Channel, node: str, folder: Path) -> None:
+        self._controller, self._node, self._folder = controller, node, folder
         self._zygote_process, self._zygote = _start_zygote()
         self._ranks = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._ranks.bind(str(self._folder / "agent"))
+        self._ranks.bind(str(folder / AGENT_SOCKET))
         self._ranks.listen(1024)
         self._beats = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._beats.bind(str(self._folder / "beats"))
+        self._beats.bind(str(folder / BEAT_SOCKET))
         self._beats.setblocking(False)
         self._channels: list[Channel] = []
         self._records: list[EpochRecord] = []
@@ -65,6 +66,7 @@ class Agent:
         self._store: Store | None = None
         self._spool: SpoolWriter | None = None
         self._running = True
+        self._next_collector, self._collector_wait_s = 0.0, _HOUSEKEEPING_S
 
     def serve(self) -> None:
         """Until Stop, or until the controller or the zygote is gone."""
@@ -107,12 +109,11 @@ class Agent:
             self._spool = SpoolWriter(self._store, message.run, f"agent-{self._node}")
             self._zygote.send(message)
         elif isinstance(message, Start):
-            mine = {"agent_socket": str(self._folder / "agent"), "heartbeat_socket": str(self._folder / "beats")}
-            self._zygote.send(Start(seats=tuple(_seated(seat, mine) for seat in message.seats)))
+            self._zygote.send(message)
         elif isinstance(message, EpochRecord):
-            self._records.append(message)
-            for channel in self._channels:
-                _send(channel, message)
+            self._records = [message] if message.abort else [*self._records, message]
+            for channel in list(self._channels):
+                self._pass_on(channel, message)
         elif isinstance(message, Kill):
             self._zygote.send(message)
         elif isinstance(message, Stop):
@@ -126,17 +127,30 @@ class Agent:
         self._tell(message)
 
     def _accept(self) -> None:
-        channel = Channel(self._ranks.accept()[0])
+        sock = self._ranks.accept()[0]
+        # A rank that does not read (it is stopped) must not stop the agent: plans fit the buffer, and a send gives up.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        sock.settimeout(_SEND_S)
+        channel = Channel(sock)
         self._channels.append(channel)
         # A rank that connects after a record was sent gets it now.
         for record in self._records:
-            _send(channel, record)
+            self._pass_on(channel, record)
+
+    def _pass_on(self, channel: Channel, message: Message) -> None:
+        """To a rank; one that cannot be told is cut off, and ends itself."""
+        try:
+            channel.send(message)
+        except OSError:
+            if channel in self._channels:
+                self._channels.remove(channel)
+            channel.close()
 
     def _from_rank(self, channel: Channel) -> None:
         messages, still_open = channel.available()
         for message in messages:
             self._tell(message)
-        if not still_open:
+        if not still_open and channel in self._channels:
             self._channels.remove(channel)
             channel.close()
 
@@ -148,7 +162,15 @@ class Agent:
     def _keep_house(self, now: float) -> None:
         if self._store is None or self._spool is None:
             return
-        ensure_collector(self._store)
+        if now >= self._next_collector:
+            try:
+                ensure_collector(self._store)
+                self._collector_wait_s = _HOUSEKEEPING_S
+            except (OSError, StoreError) as error:
+                # Training goes on without a collector: the spools keep everything.
+                print(f"the collector cannot be started: {error}", file=sys.stderr)
+                self._collector_wait_s = min(2 * self._collector_wait_s, _MOST_WAIT_S)
+            self._next_collector = now + self._collector_wait_s
         for pulse in self._table.pulses(now):
             self._spool.append(
                 Heartbeat(
@@ -180,12 +202,15 @@ class Agent:
                     self._channels.remove(channel)
         _send(self._zygote, Stop())
         self._zygote.close()
-        self._zygote_process.wait()
+        try:
+            self._zygote_process.wait(_GOODBYE_S)
+        except subprocess.TimeoutExpired:
+            # It is stopped or loading; the kernel ends its ranks with it.
+            self._zygote_process.kill()
+            self._zygote_process.wait()
         if self._spool is not None:
             self._spool.close()
-        for name in ("agent", "beats"):
-            (self._folder / name).unlink()
-        self._folder.rmdir()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _start_zygote() -> tuple[subprocess.Popen[bytes], Channel]:
@@ -196,23 +221,19 @@ def _start_zygote() -> tuple[subprocess.Popen[bytes], Channel]:
     return process, Channel(ours)
 
 
-def _seated(seat: Seat, mine: dict[str, str]) -> Seat:
-    return msgspec.structs.replace(seat, **mine)
-
-
 def _send(channel: Channel, message: Message) -> None:
     with suppress(OSError):
         channel.send(message)
 
 
 def main() -> None:
-    """``python -m unskew.runtime.agent HOST PORT NODE``, the secret in $UNSKEW_SECRET."""
-    host, port, node = sys.argv[1:]
+    """``python -m unskew.runtime.agent HOST PORT NODE FOLDER``, the secret in $UNSKEW_SECRET."""
+    host, port, node, folder = sys.argv[1:]
     sock = socket.create_connection((host, int(port)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     channel = Channel(sock)
     channel.send(Hello(secret=os.environ.pop("UNSKEW_SECRET"), node=node))
-    Agent(channel, node).serve()
+    Agent(channel, node, Path(folder)).serve()
 
 
 if __name__ == "__main__":

@@ -64,9 +64,9 @@ class Comm:
         off."""
         with _peer_lost():
             self._meet(superseded)
-            self._world = self._group("world", self.members)
+            self._world = self._group("world", self.members, superseded)
             for group in self._wanted:
-                self._groups[group] = self._group("g" + "-".join(map(str, group)), group)
+                self._groups[group] = self._group("g" + "-".join(map(str, group)), group, superseded)
         self._own = _new_sockets(self._before)
 
     def _meet(self, superseded: Callable[[], bool]) -> None:
@@ -74,11 +74,15 @@ class Comm:
         self._store.set(f"epoch{self.epoch}/here/{self.rank}", "")
         keys = [f"epoch{self.epoch}/here/{member}" for member in self.members]
         while not self._store.check(keys):
-            if superseded():
-                raise PeerLost(f"epoch {self.epoch} was called off")
+            self._go_on(superseded)
             time.sleep(_MEET_POLL_S)
 
-    def _group(self, name: str, members: Sequence[int]) -> Any:
+    def _go_on(self, superseded: Callable[[], bool]) -> None:
+        if superseded():
+            raise PeerLost(f"epoch {self.epoch} was called off")
+
+    def _group(self, name: str, members: Sequence[int], superseded: Callable[[], bool]) -> Any:
+        self._go_on(superseded)
         from torch.distributed import _dist2  # noqa: PLC0415  (costs 0.2 s; only ranks need it)
 
         store = PrefixStore(f"epoch{self.epoch}/{name}", self._store)
@@ -142,7 +146,7 @@ def _new_sockets(before: dict[int, str]) -> dict[int, str]:
 
 
 def _sockets() -> dict[int, str]:
-    """Open TCP sockets of this process: descriptor -> inode, which tells a reused descriptor apart."""
+    """Open sockets of this process: descriptor -> inode, which tells a reused descriptor apart."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):

@@ -61,7 +61,7 @@ def vote(comm: Comm, iteration: int, attempt: int, mine: Vote) -> Outcome:
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rank stands when its communication broke.
 
-    `stepped` iterations are done; `attempt` is the attempt of iteration `stepped` that it had begun (-1 = none); `outcome` is
+    `stepped` iterations are done; `attempt` is the highest attempt at iteration `stepped` it knows of (-1 = none); `outcome` is
     the last barrier it passed: of iteration `stepped` when it has not stepped yet, else of the one before, or None.
     """
 

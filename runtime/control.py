@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from unskew.runtime.comm import Comm
 from unskew.runtime.progress import Progress
-from unskew.runtime.protocol import Channel, EpochRecord, Message, Seat, Stop, encode_beat
+from unskew.runtime.protocol import AGENT_SOCKET, BEAT_SOCKET, Channel, EpochRecord, Message, Seat, Stop, encode_beat
 
 BEAT_S = 0.05
 
@@ -26,7 +26,7 @@ class Control:
     def __init__(self, seat: Seat, progress: Progress, last_words: Callable[[], object]) -> None:
         self._seat, self._progress, self._last_words = seat, progress, last_words
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.connect(seat.agent_socket)
+        sock.connect(f"{seat.agent_folder}/{AGENT_SOCKET}")
         self._channel = Channel(sock)
         self._changed = threading.Condition()
         self._records: dict[int, EpochRecord] = {}
@@ -99,5 +99,5 @@ class Control:
         while True:
             beat = encode_beat(rank, progress.count, progress.iteration, progress.activity, progress.waits_for)
             with suppress(OSError):  # the agent is busy: the next beat says the same
-                sock.sendto(beat, self._seat.heartbeat_socket)
+                sock.sendto(beat, f"{self._seat.agent_folder}/{BEAT_SOCKET}")
             time.sleep(BEAT_S)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 from unskew.analytics.adaptation import Adaptation
 from unskew.analytics.intake import Intake, Released
-from unskew.analytics.liveness import LivenessOptions, Suspect
-from unskew.analytics.liveness import decide as decide_liveness
+from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import PlanError
 from unskew.analytics.recovery import recover
 from unskew.collector.commands import Inbox
@@ -20,9 +19,11 @@ from unskew.collector.events import (
     Control,
     DeviceJoined,
     DeviceLost,
+    Note,
     PlanFailed,
     PlanKept,
     Regrouped,
+    Suspected,
     Verdict,
 )
 from unskew.collector.spool import SpoolWriter
@@ -46,10 +47,10 @@ from unskew.runtime.protocol import (
     Seat,
     Start,
 )
+from unskew.runtime.watch import Watch
 
 _POLL_S = 0.05
-_BROKEN_S = 1.0
-_LOST_MESSAGES_IN_A_ROW = 5
+_DRAIN_S = 3.0
 
 
 class RunFailed(RuntimeError):  # noqa: N818 - an event of the run, not a defect
@@ -72,21 +73,19 @@ class Controller:
         seats: Sequence[Seat],
         node: str,
         on_entries: Callable[[Sequence[Entry]], None],
+        check_interrupt: Callable[[], None],
     ) -> None:
         self.options, self.ledger, self.telemetry, self.tail, self.inbox = options, ledger, telemetry, tail, inbox
         self.membership, self.adaptation, self.seats, self.node = membership, adaptation, seats, node
-        self.on_entries = on_entries
+        self.on_entries, self.check_interrupt = on_entries, check_interrupt
         self.intake = Intake()
         self.plans = Plans(options.first_plan(), time.monotonic_ns())
         self.desk = Desk(options.mode, options.iterations)
-        self.liveness = LivenessOptions()
-        self.longest_chunk_s = 0.0
+        self.watch = Watch()
+        self.failures: dict[int, Failed] = {}
         self.alive: set[int] = set()
         self.finished: set[int] = set()
-        self.condemned: dict[int, Suspect] = {}
         self.committed = 0
-        self.broken_since_s: float | None = None
-        self.broken_in_a_row = 0
 
     def run(self) -> None:
         """Until every living rank has committed every iteration. Raises `RunFailed`."""
@@ -95,19 +94,19 @@ class Controller:
         while not self.alive or not self.alive <= self.finished:
             for message in self.membership.poll(_POLL_S):
                 self._take(message)
-            self._watch_liveness()
-            self._regroup_if_broken()
+            self._keep_watch()
             self._read_log()
             self._read_commands()
+            self.check_interrupt()
         self._drain()
 
     def _drain(self) -> None:
-        """Everybody is done: judge what is still in the spools."""
-        until = time.monotonic() + 2.0
+        """Everybody is done: judge what is still in the spools, and close what is open."""
+        until = time.monotonic() + _DRAIN_S
         while self.committed < self.options.iterations and time.monotonic() < until:
             self._read_log()
             time.sleep(0.02)
-        self.ledger.append(*self.adaptation.finish())
+        self.ledger.append(*self.adaptation.finish(), *self.desk.expire("the run ended"), *self._give_up("the run ended"))
 
     # --- what the agent says -----------------------------------------------------------------------------------------
 
@@ -126,20 +125,27 @@ class Controller:
             self.adaptation.injected(event)
             self.ledger.append(event)
         elif isinstance(message, Broken):
-            if message.epoch == self.plans.latest.epoch and self.broken_since_s is None:
-                self.broken_since_s = time.monotonic()
+            self.watch.broken(message.epoch, time.monotonic())
         elif isinstance(message, Finished):
             self.finished.add(message.rank)
         elif isinstance(message, Failed):
-            raise RunFailed(f"rank {message.rank} cannot go on: {message.detail}")
+            self._failed(message)
+
+    def _failed(self, message: Failed) -> None:
+        """A rank raised an error and is about to end. One alone is a device's death; two in one epoch share a cause."""
+        same_epoch = [rank for rank, other in self.failures.items() if other.epoch == message.epoch]
+        if message.fatal or same_epoch:
+            also = f", as did rank {same_epoch[0]}" if same_epoch else ""
+            raise RunFailed(f"rank {message.rank} cannot go on{also}: {message.detail}")
+        self.failures[message.rank] = message
 
     def _lost(self, message: Exited) -> None:
         """A rank's process has ended: log the cause, and reroute its work in the same breath."""
         rank = message.rank
         self.alive.discard(rank)
-        suspect = self.condemned.pop(rank, None) or Suspect(
-            rank=rank, how="exit", detail=message.detail, victims=tuple(sorted(self.alive))
-        )
+        self.finished.discard(rank)
+        detail = self.failures[rank].detail if rank in self.failures else message.detail
+        suspect = self.watch.condemned(rank) or Suspect(rank=rank, how="exit", detail=detail, victims=tuple(sorted(self.alive)))
         iteration = max(self.committed, self.membership.iteration_of(rank))
         lost = self.adaptation.lost(suspect, iteration)
         verdict = next((event.verdict for event in lost if isinstance(event, Verdict)), None)
@@ -150,12 +156,12 @@ class Controller:
                 how=suspect.how,
                 detail=suspect.detail,
                 detected_us=time.monotonic_ns() // 1000,
+                watermark=self.committed,
             ),
             *lost,
             *self.desk.expire(f"rank {rank} was lost"),
+            *self._give_up(f"rank {rank} was lost"),
         ]
-        if (failed := self.plans.pending) is not None and failed.optional:
-            events.append(PlanFailed(epoch=failed.plan.epoch, proposal=failed.proposal, reason=f"rank {rank} was lost"))
         if self.desk.mode == "observe":
             self.ledger.append(*events)
             raise RunFailed(f"rank {rank} was lost ({suspect.detail}) and mode observe changes nothing: the run stops")
@@ -186,14 +192,21 @@ class Controller:
     def _device_id(self, rank: int) -> str:
         return next(seat.device_id for seat in self.seats if seat.rank == rank)
 
+    def _give_up(self, reason: str) -> list[Control]:
+        """What to log when a pending change of plan will not happen."""
+        pending = self.plans.pending
+        if pending is None or not pending.optional:
+            return []
+        return [PlanFailed(epoch=pending.plan.epoch, proposal=pending.proposal, reason=reason)]
+
     def _issue(self, *, abort: bool) -> None:
         """Send the latest plan to the ranks."""
-        self.broken_since_s = None
+        if abort:
+            self.watch.aborted(self.plans.latest.epoch)
         self.membership.send(EpochRecord(plan=self.plans.latest, abort=abort))
 
     def _entered(self, message: Entered) -> None:
-        self.broken_in_a_row = 0
-        done = self.plans.entered(message, self.alive)
+        done = self.plans.entered(message, self.alive, self.committed)
         if done is None:
             return
         regrouped = Regrouped(
@@ -208,23 +221,21 @@ class Controller:
 
     # --- liveness ----------------------------------------------------------------------------------------------------
 
-    def _watch_liveness(self) -> None:
-        table = {rank: pulse for rank, pulse in self.membership.pulses.items() if rank not in self.condemned}
-        for suspect in decide_liveness(time.monotonic(), table, self.liveness)[0]:
-            self.condemned[suspect.rank] = suspect
+    def _keep_watch(self) -> None:
+        """Kill who hangs; regroup who is cut off. The log has it before it is done."""
+        now_s, pulses = time.monotonic(), self.membership.pulses
+        longest_work_s = self.membership.longest_work_s if self.committed else None
+        for suspect in self.watch.suspects(now_s, pulses, longest_work_s):
+            self.ledger.append(Suspected(rank=suspect.rank, how=suspect.how, detail=suspect.detail))
             self.membership.send(Kill(rank=suspect.rank))
-
-    def _regroup_if_broken(self) -> None:
-        """Communication broke although nobody died: the same plan again, under a new number."""
-        if self.broken_since_s is None or time.monotonic() - self.broken_since_s < _BROKEN_S:
+        if (found := self.watch.regroup_reason(now_s, pulses)) is None:
             return
-        self.broken_in_a_row += 1
-        if self.broken_in_a_row > _LOST_MESSAGES_IN_A_ROW:
-            raise RunFailed(f"communication broke {self.broken_in_a_row} times in a row although no rank died")
+        reason, too_often = found
+        if too_often:
+            raise RunFailed(f"{reason}, and regrouping did not help")
+        self.ledger.append(Note(text=f"{reason}: regrouping with the same plan", by="controller"), *self._give_up(reason))
         plan = self.plans.base.renumbered(self.plans.next_epoch)
-        self.plans.issue(
-            plan, proposal="", reason="communication broke", optional=False, asked_ns=time.monotonic_ns(), old=None
-        )
+        self.plans.issue(plan, proposal="", reason=reason, optional=False, asked_ns=time.monotonic_ns(), old=None)
         self._issue(abort=True)
 
     # --- the log -----------------------------------------------------------------------------------------------------
@@ -240,14 +251,12 @@ class Controller:
         """One whole committed iteration: judge it, and act on what follows."""
         iteration = released.committed.iteration
         self.committed = iteration + 1
-        self.longest_chunk_s = max([self.longest_chunk_s, *(chunk.us / 1e6 for chunk in released.committed.chunks)])
-        if released.committed.log_complete:
-            self.liveness = LivenessOptions().learned(self.longest_chunk_s)
+        self.watch.progressed()
         plan = self.plans.by_epoch[released.committed.epoch]
         step = self.adaptation.observe(released, plan)
         self.telemetry.append(step.judged)
         self.ledger.append(*step.events)
-        if plan.epoch != self.plans.latest.epoch:
+        if plan.epoch != self.plans.latest.epoch or self.committed >= self.options.iterations:
             return
         if step.proposal is not None:
             self.ledger.append(*self.desk.propose(step.proposal, step.verdict, step.reason, iteration, plan))
@@ -257,6 +266,9 @@ class Controller:
         self._apply_approved()
 
     def _apply_approved(self) -> None:
+        """Send the approved plan to the ranks; one change at a time."""
+        if self.plans.pending is not None:
+            return
         lying, events = self.desk.take_approved(self.committed)
         self.ledger.append(*events)
         if lying is None:
@@ -277,5 +289,5 @@ class Controller:
         commands = self.inbox.poll()
         for command in commands:
             self.ledger.append(*self.desk.command(command), actor=command.by)
-        if commands and self.plans.pending is None:
+        if commands:
             self._apply_approved()

@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from unskew.runtime.options import OptionsError
-
 _LEAST_BYTES = 16
 _MOST_BYTES = 16 << 20
 _NOT_TEXT_OF_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+
+
+class CorpusError(ValueError):
+    """A corpus that cannot be used; the message is one sentence."""
 
 
 class Corpus:
@@ -38,13 +40,27 @@ class Corpus:
 def load_corpus(folder: str | None, max_tokens: int) -> Corpus:
     """The text files under `folder` (None = the running interpreter's standard library), cut to at most `max_tokens` tokens.
 
-    Files are read in the order of their names, up to 16 MiB; files that are not text are left out. Raises `OptionsError` when
+    Files are read in the order of their names, up to 16 MiB; files that are not text are left out. Raises `CorpusError` when
     too little text is found.
     """
     documents = [piece for text in _texts(folder) for piece in cut(text, max_tokens + 1)]
     if not documents:
-        raise OptionsError(f"--corpus {folder} holds no text, allowed: a folder with files of UTF-8 text")
+        raise _no_text(folder)
     return Corpus(documents)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `CorpusError` unless `folder` is one with a file of text."""
+    if not folder.is_dir():
+        raise CorpusError(f"--corpus {folder} is not a folder, allowed: a folder of text files")
+    if not any(len(text) >= _LEAST_BYTES for text in _texts(str(folder))):
+        raise _no_text(str(folder))
+
+
+def _no_text(folder: str | None) -> CorpusError:
+    return CorpusError(
+        f"--corpus {folder} holds no text, allowed: a folder with files of text, at least {_LEAST_BYTES} bytes each"
+    )
 
 
 def _texts(folder: str | None) -> Iterator[bytes]:

@@ -61,6 +61,8 @@ class Desk:
 
     def propose(self, found: Proposal, verdict: int | None, reason: str, iteration: int, old: Plan) -> list[Control]:
         """Lay down a proposal; in mode auto it may be approved at once."""
+        if self._lying is not None and self._lying.approved_by is not None:
+            return []
         events = self.expire("a newer proposal came")
         name = self._name()
         self._lying = Lying(

@@ -2,7 +2,8 @@
 
 One executor runs on four devices; only this object differs:
 
-* `RealDevice`: the CPU core this rank has. Chunk time = wall clock minus the time the thread was runnable without a core.
+* `RealDevice`: the CPU core this rank has. Chunk time = wall clock minus the time the thread was runnable without a core
+  (nothing in a chunk blocks on a peer while tensor parallelism is 1).
 * `CudaDevice`: the GPU this rank has. Chunk time by CUDA events, read after the iteration so that nothing waits for them.
 * `SleepDevice`: real maths, then sleep until the profile's time is up. Chunk time = wall clock.
 * `VirtualDevice`: a logical clock that messages carry along: exact, and independent of load.
@@ -25,6 +26,7 @@ from torch import Tensor
 from unskew.analytics.cost import CostModel
 from unskew.analytics.faults import FaultSpec
 from unskew.analytics.workload import Work
+from unskew.runtime.protocol import Seat
 
 
 class Timing(msgspec.Struct, gc=False):
@@ -77,7 +79,10 @@ class Device(ABC):
 class RealDevice(Device):
     def __init__(self, slow: Sequence[FaultSpec]) -> None:
         super().__init__(slow)
-        self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        try:
+            self._schedstat: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        except OSError:
+            self._schedstat = None
 
     def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
         start, runq, cpu = time.monotonic_ns(), self._runq_ns(), time.thread_time_ns()
@@ -85,12 +90,19 @@ class RealDevice(Device):
         factor = self._factor(chunk)
         if factor > 1.0:
             time.sleep((factor - 1.0) * (time.thread_time_ns() - cpu) / 1e9)
-        wall, waited = time.monotonic_ns() - start, self._runq_ns() - runq
-        timing = Timing(start // 1000, wall // 1000, max(wall - waited, 0) // 1000, waited // 1000)
+        wall, runq_after = time.monotonic_ns() - start, self._runq_ns()
+        waited = None if runq is None or runq_after is None else runq_after - runq
+        timing = Timing(
+            start_us=start // 1000,
+            wall_us=wall // 1000,
+            compute_us=max(wall - (waited or 0), 0) // 1000,
+            runq_us=None if waited is None else waited // 1000,
+        )
         return result, lambda: timing
 
-    def _runq_ns(self) -> int:
-        return int(os.pread(self._schedstat, 64, 0).split()[1])
+    def _runq_ns(self) -> int | None:
+        """Time so far that this thread was runnable without a core; None where the kernel does not tell."""
+        return None if self._schedstat is None else int(os.pread(self._schedstat, 64, 0).split()[1])
 
 
 class CudaDevice(Device):
@@ -109,11 +121,11 @@ class CudaDevice(Device):
             end.synchronize()
             time.sleep((factor - 1.0) * begin.elapsed_time(end) / 1e3)
         end.record()
-        wall_us = self.now_us() - start_us
 
         def timing() -> Timing:
             end.synchronize()
-            return Timing(start_us, wall_us, int(begin.elapsed_time(end) * 1000))
+            elapsed_us = int(begin.elapsed_time(end) * 1000)
+            return Timing(start_us, elapsed_us, elapsed_us)
 
         return result, timing
 
@@ -160,13 +172,11 @@ def _emulated_us(cost: CostModel, chunk: ChunkOf) -> float:
     return cost.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
 
 
-def make_device(kind: str, rank: int, faults: Sequence[FaultSpec], cost: CostModel) -> Device:
-    """The device of a rank; `kind` is real, sleep or virtual."""
-    slow = [fault for fault in faults if fault.kind == "slow" and fault.rank == rank]
-    if kind == "sleep":
+def make_device(seat: Seat, cost: CostModel) -> Device:
+    """The device of a rank, with the slow faults that are meant for it."""
+    slow = [fault for fault in seat.options.faults if fault.kind == "slow" and fault.rank == seat.rank]
+    if seat.device == "sleep":
         return SleepDevice(slow, cost)
-    if kind == "virtual":
+    if seat.device == "virtual":
         return VirtualDevice(slow, cost)
-    if torch.cuda.is_available():
-        return CudaDevice(slow, rank % torch.cuda.device_count())
-    return RealDevice(slow)
+    return RealDevice(slow) if seat.gpu is None else CudaDevice(slow, seat.gpu)

@@ -8,6 +8,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -19,15 +20,16 @@ from unskew import analytics
 from unskew.analytics.adaptation import Adaptation, Site
 from unskew.collector.commands import Inbox, hold_controller_lock
 from unskew.collector.events import RunFinished, RunStarted
-from unskew.collector.paths import Store
+from unskew.collector.paths import Store, StoreError
 from unskew.collector.reader import open_store
 from unskew.collector.spool import SpoolWriter
 from unskew.collector.tail import Entry, Tail
 from unskew.runtime.controller import Controller, RunFailed
+from unskew.runtime.interrupts import Interrupts
 from unskew.runtime.ledger import Ledger
 from unskew.runtime.membership import AgentLost, Membership
 from unskew.runtime.model import Layer, ModelSize
-from unskew.runtime.options import OptionsError, RunOptions, check, choose_device, cores
+from unskew.runtime.options import Placement, RunOptions, check, cores, place
 from unskew.runtime.protocol import Prepare, Ready, Seat, Stop
 from unskew.runtime.summary import Gathering, Summary, Verification
 
@@ -72,24 +74,28 @@ class Session:
 
     def perform(self) -> None:
         """The whole run. What happens, also a failure, is in the log when it returns or raises."""
-        store, run_id = self._store, self.run_id
-        with hold_controller_lock(store, run_id):
-            ledger, tail = Ledger(store, run_id), Tail(store, run_id)
-            telemetry = SpoolWriter(store, run_id, "controller")
-            membership = Membership(store.root / "logs" / f"{run_id}.log")
-            status, reason = "stopped", "the controller was interrupted"
+        with Interrupts() as interrupts, hold_controller_lock(self._store, self.run_id):
+            ledger, tail = Ledger(self._store, self.run_id), Tail(self._store, self.run_id)
+            telemetry = SpoolWriter(self._store, self.run_id, "controller")
+            membership = Membership(self._store.root / "logs" / f"{self.run_id}.log")
+            status, reason = "done", ""
             try:
-                status, reason = self._train(ledger, telemetry, tail, membership)
+                self._train(ledger, telemetry, tail, membership, interrupts.check)
             except (RunFailed, AgentLost) as failure:
                 status, reason = "failed", str(failure)
             except KeyboardInterrupt:
-                status, reason = "stopped", "Ctrl-C"
+                status, reason = "stopped", "Ctrl-C or SIGTERM"
+                raise
+            except BaseException as error:
+                status, reason = "failed", f"the controller failed: {type(error).__name__}: {error}"
                 raise
             finally:
                 membership.stop(Stop())
                 telemetry.close()
                 self._entries(tail.poll())
-                ledger.append(_finished(status, len(self.gathering.losses), reason))
+                # A log that cannot be written any more must not hide why the run ended.
+                with suppress(StoreError):
+                    ledger.append(_finished(status, len(self.gathering.losses), reason))
                 ledger.close()
                 self._entries(tail.poll())
 
@@ -99,14 +105,15 @@ class Session:
             stored = reader.sql("select count(*) as n from events where run = ?", [self.run_id])["n"][0]
         return self.gathering.summary(self.run_id, self._device, int(stored), verification)
 
-    def _train(self, ledger: Ledger, telemetry: SpoolWriter, tail: Tail, membership: Membership) -> tuple[str, str]:
+    def _train(
+        self, ledger: Ledger, telemetry: SpoolWriter, tail: Tail, membership: Membership, check_interrupt: Callable[[], None]
+    ) -> None:
         options = self._options
-        node = membership.connect()
-        ready = self._prepare(membership)
-        device, why = choose_device(options, ready.accelerators)
-        self._device = device
+        node = membership.connect(check_interrupt)
+        placement = place(options, self._prepare(membership, check_interrupt).gpus)
+        self._device = placement.device
         rendezvous, port = _rendezvous()
-        ledger.append(_started(self.run_id, options, device, why))
+        ledger.append(_started(self.run_id, options, placement))
         self._entries(tail.poll())
         controller = Controller(
             options,
@@ -115,28 +122,29 @@ class Session:
             tail=tail,
             inbox=Inbox(self._store, self.run_id),
             membership=membership,
-            adaptation=Adaptation(_site(options, device)),
-            seats=[self._seat(rank, node, device, port) for rank in range(options.ranks)],
+            adaptation=Adaptation(_site(options, placement)),
+            seats=[self._seat(rank, node, placement, port, membership.folder) for rank in range(options.ranks)],
             node=node,
             on_entries=self._entries,
+            check_interrupt=check_interrupt,
         )
         controller.run()
         del rendezvous
-        return "done", ""
 
-    def _prepare(self, membership: Membership) -> Ready:
+    def _prepare(self, membership: Membership, check_interrupt: Callable[[], None]) -> Ready:
         membership.send(Prepare(run=self.run_id, store=str(self._store.root), options=self._options))
         until = time.monotonic() + _PREPARE_S
         while time.monotonic() < until:
             for message in membership.poll(0.1):
                 if isinstance(message, Ready):
                     if message.problem:
-                        raise OptionsError(message.problem)
+                        raise RunFailed(message.problem)
                     return message
+            check_interrupt()
             self._on_tick()
         raise RunFailed(f"the node was not ready within {_PREPARE_S:.0f} s")
 
-    def _seat(self, rank: int, node: str, device: str, port: int) -> Seat:
+    def _seat(self, rank: int, node: str, placement: Placement, port: int, folder: Path) -> Seat:
         return Seat(
             rank=rank,
             device_id=f"{node}:{rank}",
@@ -144,11 +152,11 @@ class Session:
             writer=f"rank-{rank:04d}.1",
             store=str(self._store.root),
             options=self._options,
-            device=device,
+            device=placement.device,
+            gpu=rank if placement.on_gpus else None,
             rendezvous_host="127.0.0.1",
             rendezvous_port=port,
-            agent_socket="",
-            heartbeat_socket="",
+            agent_folder=str(folder),
         )
 
     def _entries(self, entries: Sequence[Entry]) -> None:
@@ -173,11 +181,11 @@ def _rendezvous() -> tuple[TCPStore, int]:
     return store, port
 
 
-def _started(run_id: str, options: RunOptions, device: str, why: str) -> RunStarted:
+def _started(run_id: str, options: RunOptions, placement: Placement) -> RunStarted:
     return RunStarted(
         run=run_id,
-        device=why,
-        clock="virtual" if device == "virtual" else "monotonic",
+        device=placement.why,
+        clock="virtual" if placement.device == "virtual" else "monotonic",
         mode=options.mode,
         ranks=options.ranks,
         options=msgspec.to_builtins(options),
@@ -200,7 +208,7 @@ def _code_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def _site(options: RunOptions, device: str) -> Site:
+def _site(options: RunOptions, placement: Placement) -> Site:
     size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
     per_element = 3 * (8 if options.dtype == "float64" else 4)
     elements = [sum(p.numel() for p in Layer(size, layer).parameters()) for layer in range(options.layers)]
@@ -210,8 +218,8 @@ def _site(options: RunOptions, device: str) -> Site:
         layer_bytes=tuple(per_element * count for count in elements),
         bytes_per_us=_BYTES_PER_US,
         regroup_us=_REGROUP_US,
-        shared_cores=cores() if device == "real" and options.ranks > cores() else None,
-        truth_known=device != "real",
+        shared_cores=cores() if placement.device == "real" and not placement.on_gpus and options.ranks > cores() else None,
+        truth_known=placement.device != "real",
     )
 
 

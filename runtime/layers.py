@@ -22,7 +22,7 @@ class HeldLayer:
         for parameter in self.parameters:
             # The state exists from the start so that a layer can be moved, or filled by a move, before its first step.
             self.optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32),
+                "step": torch.zeros((), dtype=torch.float32, device=device),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }

@@ -5,16 +5,24 @@ from __future__ import annotations
 import os
 import secrets
 import select
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from unskew.analytics.liveness import Pulse
-from unskew.runtime.protocol import AnyMessage, Channel, Exited, Forked, Hello, Injected, Message, Pulses
+import msgspec
 
+from unskew.analytics.liveness import Pulse
+from unskew.runtime.protocol import MOST_BYTES, AnyMessage, Channel, Exited, Forked, Hello, Injected, Message, Pulses
+
+_CONNECT_S = 60.0
+_ACCEPT_S = 0.2
+_HELLO_S = 2.0
 _STOP_S = 5.0
 
 
@@ -28,12 +36,14 @@ class Membership:
     def __init__(self, log: Path) -> None:
         self._secret = secrets.token_hex(16)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(60.0)
+        self._listener.settimeout(_ACCEPT_S)
+        self.folder = Path(tempfile.mkdtemp(prefix="unskew-agent-"))
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
+        port = str(self._listener.getsockname()[1])
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "unskew.runtime.agent", "127.0.0.1", str(self._listener.getsockname()[1]), "node-0"],
+                [sys.executable, "-m", "unskew.runtime.agent", "127.0.0.1", port, "node-0", str(self.folder)],
                 env={
                     **os.environ,
                     "UNSKEW_SECRET": self._secret,
@@ -52,23 +62,33 @@ class Membership:
         self.pids: dict[int, int] = {}
         self.pulses: dict[int, Pulse] = {}
         self._iterations: dict[int, int] = {}
+        self.longest_work_s = 0.0
 
-    def connect(self) -> str:
+    def connect(self, check_interrupt: Callable[[], None]) -> str:
         """Wait for the agent and check its secret; its node's name. Raises `AgentLost`."""
-        while self._agent is None:
-            try:
-                sock, _ = self._listener.accept()
-            except TimeoutError:
-                raise AgentLost(f"the agent did not connect within 60 s, see {self._log}") from None
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            channel = Channel(sock)
+        until = time.monotonic() + _CONNECT_S
+        while time.monotonic() < until and self._process.poll() is None:
+            check_interrupt()
+            with suppress(TimeoutError):
+                if (node := self._greet(self._listener.accept()[0])) is not None:
+                    self._listener.close()
+                    return node
+        raise AgentLost(f"the agent did not connect within {_CONNECT_S:.0f} s, or ended, see {self._log}")
+
+    def _greet(self, sock: socket.socket) -> str | None:
+        """The node's name if it is our agent that connected; a stranger is sent away."""
+        sock.settimeout(_HELLO_S)
+        channel = Channel(sock, most_bytes=4096)
+        with suppress(OSError, msgspec.DecodeError):
             hello = channel.receive()
             if isinstance(hello, Hello) and secrets.compare_digest(hello.secret, self._secret):
-                self._agent, node = channel, hello.node
-            else:
-                channel.close()
-        self._listener.close()
-        return node
+                sock.settimeout(None)
+                channel.most_bytes = MOST_BYTES
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._agent = channel
+                return hello.node
+        channel.close()
+        return None
 
     def send(self, message: Message) -> None:
         """To the agent. Raises `AgentLost`."""
@@ -99,6 +119,7 @@ class Membership:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def iteration_of(self, rank: int) -> int:
         """The iteration that a rank, living or dead, was last known to work on."""
@@ -117,6 +138,7 @@ class Membership:
             for pulse in message.pulses:
                 if pulse.rank in self.pids:
                     self._iterations[pulse.rank] = pulse.iteration
+                    self.longest_work_s = max(self.longest_work_s, pulse.longest_work_s)
                     self.pulses[pulse.rank] = Pulse(
                         rank=pulse.rank,
                         at_s=now,

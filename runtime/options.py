@@ -12,6 +12,7 @@ from unskew.analytics.faults import FaultSpec
 from unskew.analytics.plan import Plan, uniform_plan
 from unskew.analytics.profiles import profile
 from unskew.collector.events import Mode
+from unskew.runtime.corpus import check_folder
 
 DeviceKind = Literal["auto", "real", "sleep", "virtual"]
 DType = Literal["float32", "float64"]
@@ -72,8 +73,8 @@ def check(options: RunOptions) -> None:
         raise OptionsError(
             f"--dim {options.dim} does not give --heads {options.heads} an even width, allowed: a multiple of 2 x heads"
         )
-    if options.corpus is not None and not Path(options.corpus).is_dir():
-        raise OptionsError(f"--corpus {options.corpus} is not a folder, allowed: a folder of text files")
+    if options.corpus is not None:
+        check_folder(Path(options.corpus))
     profile(options.profile)
     options.first_plan()
 
@@ -83,16 +84,23 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def choose_device(options: RunOptions, accelerators: int) -> tuple[DeviceKind, str]:
-    """The device for ``--device auto`` and the sentence that says why: real when every rank has its own core or GPU, else
-    sleep."""
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Which kind of device the ranks get, whether rank r computes on GPU r, and the sentence that says why."""
+
+    device: DeviceKind
+    on_gpus: bool
+    why: str
+
+
+def place(options: RunOptions, gpus: int) -> Placement:
+    """``--device auto`` is real when every rank has its own GPU or its own core, else sleep."""
+    own = f"{gpus} GPUs" if options.ranks <= gpus else f"{cores()} cores"
+    on_gpus = options.ranks <= gpus
+    if options.device == "real":
+        return Placement(device="real", on_gpus=on_gpus, why=f"real, as asked: {options.ranks} ranks on {own}")
     if options.device != "auto":
-        return options.device, f"{options.device}, as asked"
-    if options.ranks <= accelerators:
-        return "real", f"real: {options.ranks} ranks, {accelerators} GPUs"
-    if options.ranks <= cores():
-        return "real", f"real: {options.ranks} ranks, {cores()} cores"
-    return (
-        "sleep",
-        f"sleep: {options.ranks} ranks have only {cores()} cores, chunk times of profile {options.profile} are emulated",
-    )
+        return Placement(device=options.device, on_gpus=False, why=f"{options.device}, as asked")
+    if on_gpus or options.ranks <= cores():
+        return Placement(device="real", on_gpus=on_gpus, why=f"real: {options.ranks} ranks on {own}")
+    why = f"sleep: {options.ranks} ranks have only {cores()} cores, chunk times of profile {options.profile} are emulated"
+    return Placement(device="sleep", on_gpus=False, why=why)

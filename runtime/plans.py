@@ -68,8 +68,11 @@ class Plans:
             plan=plan, proposal=proposal, reason=reason, optional=optional, asked_ns=asked_ns, old=old, entered={}
         )
 
-    def entered(self, message: Entered, alive: set[int]) -> InForce | None:
-        """Note that a rank acts on a plan; the plan's particulars when it was the last one missing."""
+    def entered(self, message: Entered, alive: set[int], watermark: int) -> InForce | None:
+        """Note that a rank acts on a plan; the plan's particulars when it was the last one missing.
+
+        `watermark`: iterations judged so far.
+        """
         pending = self.pending
         if pending is None or message.epoch != pending.plan.epoch:
             return None
@@ -95,5 +98,6 @@ class Plans:
                 iteration=iteration,
                 reason=pending.reason,
                 plan=pending.plan.to_data(),
+                watermark=watermark,
             ),
         )

@@ -35,8 +35,8 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     rendezvous_port: int
     rendezvous_host: str
-    agent_socket: str
-    heartbeat_socket: str
+    gpu: int | None
+    agent_folder: str
 
 
 class Hello(Message, frozen=True, kw_only=True):
@@ -55,9 +55,9 @@ class Prepare(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """From zygote and agent: `accelerators` are the GPUs of this node; `problem` "" unless the corpus cannot be used."""
+    """From zygote and agent: `gpus` of this node; `problem` "" unless the corpus cannot be used."""
 
-    accelerators: int
+    gpus: int
     problem: str = ""
 
 
@@ -119,10 +119,12 @@ class Broken(Message, frozen=True, kw_only=True):
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """From a rank: it cannot go on, and why."""
+    """From a rank: an error ends it, and which; `fatal` = no other rank could go on either."""
 
     rank: int
+    epoch: int
     detail: str
+    fatal: bool
 
 
 class Finished(Message, frozen=True, kw_only=True):
@@ -142,9 +144,13 @@ class Kill(Message, frozen=True, kw_only=True):
 
 
 class RankPulse(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent knows of a rank; `state` is the process state letter (T = stopped), None = no such process."""
+    """What the agent knows of a rank; `state` is the process state letter (T = stopped), None = no such process.
+
+    `longest_work_s`: the longest stretch of work of its own after which it did move on.
+    """
 
     rank: int
+    longest_work_s: float
     heartbeat_age_s: float
     stalled_s: float
     activity: Activity
@@ -168,11 +174,17 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 _LENGTH = struct.Struct("!I")
 
 
-class Channel:
-    """Messages over a stream socket. `send` may block; `receive` blocks for one message, `available` never blocks."""
+MOST_BYTES = 64 << 20
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock, self._buffer = sock, bytearray()
+
+class Channel:
+    """Messages over a stream socket. `send` may block as long as the socket's timeout; after an error close the channel.
+
+    `receive` blocks for one message, `available` never blocks. A frame above `most_bytes` closes the channel.
+    """
+
+    def __init__(self, sock: socket.socket, most_bytes: int = MOST_BYTES) -> None:
+        self._sock, self._buffer, self.most_bytes = sock, bytearray(), most_bytes
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -214,6 +226,8 @@ class Channel:
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
+        if length > self.most_bytes:
+            raise ConnectionError(f"a message of {length} bytes, allowed are {self.most_bytes}")
         end = _LENGTH.size + length
         if len(self._buffer) < end:
             return None
@@ -221,6 +235,9 @@ class Channel:
         del self._buffer[:end]
         return message
 
+
+AGENT_SOCKET, BEAT_SOCKET = "agent", "beats"
+"""Names of the agent's sockets in `Seat.agent_folder`."""
 
 _ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 _BEAT = struct.Struct("!HQIbh")

@@ -17,6 +17,7 @@ class _Known(msgspec.Struct):
     iteration: int = 0
     activity: Activity = "idle"
     waits_for: int | None = None
+    longest_work_s: float = 0.0
 
 
 class PulseTable:
@@ -37,6 +38,8 @@ class PulseTable:
         if known is None:
             return
         if count != known.count:
+            if known.activity == "compute":
+                known.longest_work_s = max(known.longest_work_s, known.beat_s - known.moved_s)
             known.moved_s = now_s
         known.beat_s, known.count, known.iteration = now_s, count, iteration
         known.activity, known.waits_for = activity, waits_for
@@ -45,6 +48,7 @@ class PulseTable:
         return tuple(
             RankPulse(
                 rank=rank,
+                longest_work_s=known.longest_work_s,
                 heartbeat_age_s=now_s - known.beat_s,
                 stalled_s=now_s - known.moved_s,
                 activity=known.activity,

@@ -33,7 +33,7 @@ from unskew.runtime.executor import Executor
 from unskew.runtime.gradients import reduce_gradients
 from unskew.runtime.injection import Injector
 from unskew.runtime.layers import HeldLayer
-from unskew.runtime.migrate import exchange_holdings, execute_moves, plan_moves
+from unskew.runtime.migrate import LayersLost, exchange_holdings, execute_moves, plan_moves
 from unskew.runtime.model import ModelSize
 from unskew.runtime.progress import Progress
 from unskew.runtime.protocol import Broken, Entered, Failed, Finished, Injected, Seat
@@ -46,11 +46,13 @@ def run_rank(seat: Seat, corpus: Corpus) -> None:
     progress = Progress()
     spool = SpoolWriter(Store(Path(seat.store)), seat.run, seat.writer)
     control = Control(seat, progress, spool.close)
+    rank = Rank(seat, corpus, control, progress, spool)
     try:
-        Rank(seat, corpus, control, progress, spool).run()
+        rank.run()
     except Exception as error:
-        control.send(Failed(rank=seat.rank, detail=f"{type(error).__name__}: {error}"))
         traceback.print_exc()
+        detail = f"{type(error).__name__}: {error}"
+        control.send(Failed(rank=seat.rank, epoch=rank.plan.epoch, detail=detail, fatal=isinstance(error, LayersLost)))
         raise
     finally:
         spool.close()
@@ -64,7 +66,7 @@ class Rank:
         self.seat, self.options, self.corpus = seat, options, corpus
         self.control, self.progress, self.spool = control, progress, spool
         self.store = TCPStore(seat.rendezvous_host, seat.rendezvous_port, is_master=False, timeout=timedelta(seconds=60))
-        self.device = make_device(seat.device, seat.rank, options.faults, profile(options.profile))
+        self.device = make_device(seat, profile(options.profile))
         self.injector = Injector(options.faults, seat.rank, options.seed, self._announce)
         self.recorder = Recorder(spool, self.device, seat)
         self.size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
@@ -72,11 +74,11 @@ class Rank:
         self.layers: dict[int, HeldLayer] = {}
         self.plan = options.first_plan()
         self.comm: Comm | None = None
-        # Iterations that this rank has stepped; the attempt of the next one (-1 = not begun); the last barrier it passed.
+        # Iterations stepped; the highest attempt at the next one that anybody is known to have begun; the last barrier passed.
         self.stepped, self.attempt = 0, -1
         self.outcome: Outcome | None = None
         self.batch: Batch | None = None
-        self.begun_us = 0
+        self.begun_us = self.voted_us = 0
         self.began_ns = 0
 
     def run(self) -> None:
@@ -97,7 +99,7 @@ class Rank:
     def _iterate(self) -> None:
         """One attempt at iteration `stepped`, its commit, and the change of plan when the vote calls for one."""
         comm = self._connected()
-        iteration, self.attempt = self.stepped, max(self.attempt, 0)
+        iteration, self.attempt = self.stepped, self.attempt + 1
         self.progress.iteration = iteration
         self.injector.begin(iteration)
         self.recorder.begin(self.plan, iteration, self.attempt)
@@ -135,6 +137,7 @@ class Rank:
         self.recorder.add(*reduced)
         self.injector.at(iteration, "before_barrier")
         complete = self.recorder.hand_over()
+        self.voted_us = self.device.now_us()
         with self.progress.waiting("commit"):
             self.outcome = vote(
                 comm,
@@ -149,11 +152,12 @@ class Rank:
             )
         self.injector.at(iteration, "before_step")
         self._step(self.outcome)
-        if self.outcome.next_epoch > self.plan.epoch:
+        if self.outcome.next_epoch > self.plan.epoch and self.stepped < self.options.iterations:
             self._change_plan(self.control.record(self.outcome.next_epoch).plan)
 
-    def _step(self, outcome: Outcome) -> None:
-        """Commit iteration `outcome.iteration` on this rank and tell the log."""
+    def _step(self, outcome: Outcome, *, settled: bool = False) -> None:
+        """Commit iteration `outcome.iteration` on this rank and tell the log; `settled` = after an abort, later than it
+        ended."""
         self.device.advance_to(outcome.clock_us)
         start_us = self.device.now_us()
         role = self.plan.role_of[self.seat.rank]
@@ -172,7 +176,7 @@ class Rank:
                 loss=outcome.loss,
                 tokens=self.batch.target_tokens if self.batch is not None else 0,
                 start_us=self.begun_us,
-                wall_us=self.device.now_us() - self.begun_us,
+                wall_us=(self.voted_us if settled else self.device.now_us()) - self.begun_us,
                 log_complete=outcome.log_complete,
             )
         )
@@ -219,8 +223,8 @@ class Rank:
         settled = settle(self._connected(), Standing(stepped=self.stepped, attempt=self.attempt, outcome=self.outcome))
         if self.stepped < settled.committed and settled.outcome is not None:
             self.outcome = settled.outcome
-            self._step(settled.outcome)
-        self.attempt = settled.attempt
+            self._step(settled.outcome, settled=True)
+        self.attempt = settled.attempt - 1
 
     def _migrate(self, plan: Plan) -> None:
         """Bring what the plan asks this rank to hold, then act on the plan."""

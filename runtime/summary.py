@@ -81,11 +81,32 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     verify: Verification | None = None
 
 
+class _Iteration(msgspec.Struct, frozen=True, gc=False):
+    """What is kept of an iteration: that of the attempt that counted, the latest (epoch, attempt) that was committed."""
+
+    epoch: int
+    attempt: int
+    loss: float
+    wall_us: int
+    log_complete: bool
+
+
+def _fold(kept: _Iteration | None, event: IterationCommitted) -> _Iteration:
+    """One more rank's word on an iteration."""
+    if kept is None or (kept.epoch, kept.attempt) < (event.epoch, event.attempt):
+        return _Iteration(event.epoch, event.attempt, event.loss, event.wall_us, event.log_complete)
+    if (kept.epoch, kept.attempt) > (event.epoch, event.attempt):
+        return kept
+    return msgspec.structs.replace(
+        kept, wall_us=max(kept.wall_us, event.wall_us), log_complete=kept.log_complete and event.log_complete
+    )
+
+
 class Gathering:
     """Folds log entries, in any order across writers, into a `Summary`."""
 
     def __init__(self) -> None:
-        self._commits: dict[int, list[IterationCommitted]] = {}
+        self._commits: dict[int, _Iteration] = {}
         self._faults: list[FaultSummary] = []
         self._verdicts: dict[int, Verdict] = {}
         self._closed: dict[int, int] = {}
@@ -98,7 +119,7 @@ class Gathering:
         event = entry.event
         self._written += 1
         if isinstance(event, IterationCommitted):
-            self._commits.setdefault(event.iteration, []).append(event)
+            self._commits[event.iteration] = _fold(self._commits.get(event.iteration), event)
         elif isinstance(event, FaultInjected):
             self._faults.append(FaultSummary(kind=event.kind, rank=event.rank, at_iteration=event.at_iteration))
         elif isinstance(event, Verdict):
@@ -119,8 +140,8 @@ class Gathering:
             run_id=run,
             device=device,
             iterations=len(commits),
-            losses=tuple(members[0].loss for members in commits),
-            iteration_s=tuple(max(member.wall_us for member in members) / 1e6 for members in commits),
+            losses=tuple(commit.loss for commit in commits),
+            iteration_s=tuple(commit.wall_us / 1e6 for commit in commits),
             faults=tuple(self._faults),
             verdicts=tuple(self._verdict(number) for number in sorted(self._verdicts)),
             plans=tuple(self._plan(epoch) for epoch in sorted(self._plans)),
@@ -128,14 +149,14 @@ class Gathering:
                 written=self._written,
                 stored=stored,
                 dropped=self._dropped,
-                log_complete=all(member.log_complete for members in commits for member in members),
+                log_complete=all(commit.log_complete for commit in commits),
             ),
             verify=verify,
         )
 
     @property
     def losses(self) -> dict[int, float]:
-        return {iteration: members[0].loss for iteration, members in self._commits.items()}
+        return {iteration: commit.loss for iteration, commit in self._commits.items()}
 
     def _verdict(self, number: int) -> VerdictSummary:
         verdict = self._verdicts[number]

@@ -18,8 +18,7 @@ from contextlib import suppress
 import torch
 import torch._dynamo  # the first AdamW imports it: a second of work, better once here than in every rank
 
-from unskew.runtime.corpus import Corpus, load_corpus
-from unskew.runtime.options import OptionsError
+from unskew.runtime.corpus import Corpus, CorpusError, load_corpus
 from unskew.runtime.processes import die_with_parent, exit_detail
 from unskew.runtime.protocol import AnyMessage, Channel, Exited, Forked, Kill, Prepare, Ready, Seat, Start, Stop
 from unskew.runtime.rank import run_rank
@@ -65,13 +64,13 @@ class Zygote:
         problem = ""
         try:
             self._corpus = load_corpus(message.options.corpus, message.options.tokens)
-        except OptionsError as error:
+        except CorpusError as error:
             problem = str(error)
         # Collected once here, never in a rank: a collection in the middle of a chunk would look like a slow device.
         gc.collect()
         gc.freeze()
         gc.disable()
-        self._channel.send(Ready(accelerators=torch.cuda.device_count(), problem=problem))
+        self._channel.send(Ready(gpus=torch.cuda.device_count(), problem=problem))
 
     def _fork(self, seat: Seat) -> None:
         pid = os.fork()

@@ -79,6 +79,7 @@ def test_an_incomplete_iteration_is_neither_judged_nor_learned_from_and_only_put
     assert [fit.watermark for fit in events(steps, PredictorFitted)] == [7, 48]
     assert [now for now, step in steps.items() if now > 7 and step.judged.predicted_us is None] == [20, 47]
     assert [now for now, step in steps.items() if now > 7 and not step.judged.ranks] == [20, 47]
+    assert [now for now, step in steps.items() if not step.judged.log_complete] == [20, 47]
 
 
 def test_disturbed_iterations_do_not_replace_a_better_predictor() -> None:

@@ -27,8 +27,8 @@ def issue(plans: Plans, *, optional: bool, old: Plan | None = None) -> Plan:
 def test_a_plan_is_in_force_when_the_last_living_member_has_entered_it() -> None:
     plans = Plans(FIRST, asked_ns=500_000_000)
     for rank in (0, 1):
-        assert plans.entered(entered(rank, 0), {0, 1, 2}) is None
-    done = plans.entered(entered(2, 0, iteration=7, at_ns=3_000_000_000), {0, 1, 2})
+        assert plans.entered(entered(rank, 0), {0, 1, 2}, 0) is None
+    done = plans.entered(entered(2, 0, iteration=7, at_ns=3_000_000_000), {0, 1, 2}, 7)
     assert done is not None
     assert (done.iteration, done.seconds, done.moved_bytes, done.event.epoch) == (7, 2.5, 30, 0)
     assert plans.pending is None
@@ -38,7 +38,7 @@ def test_a_recovery_builds_on_a_recovery_under_way_but_gives_an_optional_change_
     plans = Plans(FIRST, asked_ns=0)
     assert plans.base is FIRST
     for rank in range(4):
-        plans.entered(entered(rank, 0), {0, 1, 2, 3})
+        plans.entered(entered(rank, 0), {0, 1, 2, 3}, 0)
     issue(plans, optional=True, old=FIRST)
     assert plans.base is FIRST
     recovery = issue(plans, optional=False)
@@ -61,7 +61,7 @@ def test_only_the_newest_plan_comes_into_force_and_only_with_everybody(steps: li
     for what, one, epoch in steps:
         if what == "enter" and epoch <= plans.latest.epoch and one in alive:
             heard.add((one, epoch))
-            done = plans.entered(entered(one, epoch), alive)
+            done = plans.entered(entered(one, epoch), alive, 0)
             if done is not None:
                 assert done.plan is plans.latest
                 assert {(rank, done.plan.epoch) for rank in alive} <= heard

@@ -44,6 +44,11 @@ def _(event: ev.RunFinished) -> Sentence:
 
 
 @say.register
+def _(event: ev.Suspected) -> Sentence:
+    return Sentence("suspect", f"rank {event.rank} is {event.how} and will be killed: {event.detail}", "bad")
+
+
+@say.register
 def _(event: ev.DeviceLost) -> Sentence:
     how = {"exit": "is dead", "hung": "hangs", "frozen": "is frozen"}[event.how]
     return Sentence("lost", f"rank {event.rank} {how}{because(event.detail)}", "bad")
