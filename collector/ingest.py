@@ -6,6 +6,9 @@ write-ahead log can open with half its rows) is set aside and built again from t
 
 from __future__ import annotations
 
+import errno
+import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import duckdb
@@ -24,6 +27,8 @@ _REMEMBER = """
 insert into files
 select ?, unnest(?::varchar[]), unnest(?::bigint[]), unnest(?::bigint[]), unnest(?::bigint[]), unnest(?::bigint[])
 """
+_LOCKED = "Could not set lock on file"
+_SYSTEM_WORDS = frozenset(os.strerror(code) for code in errno.errorcode)
 
 
 class DatabaseBusyError(StoreError):
@@ -58,6 +63,10 @@ class Ingest:
         """The spool files of `run` are gone."""
         self._tails.pop(run, None)
         self._files.pop(run, None)
+
+    def offset(self, run: str, place: Place) -> int:
+        """How many bytes of a spool file are taken or passed over."""
+        return self._tail(run).offsets.get(place, 0)
 
     def broken(self, run: str) -> int:
         """Whole lines of `run` that were no envelope and therefore passed over."""
@@ -107,19 +116,20 @@ def _advanced(files: Mapping[Place, Replaced], entries: Sequence[Entry], offsets
 
 
 def open_database(store: Store, manifest: Manifest) -> duckdb.DuckDBPyConnection:
-    """The store's database, built again when it is damaged. Raises `DatabaseBusyError`."""
+    """The store's database, built again when it is damaged. Raises `DatabaseBusyError`, `StoreError` when the system refuses."""
     try:
         database = _connect(store)
         if _agrees(database, manifest):
             return database
         database.close()
-    except duckdb.IOException as error:
-        if "lock" in str(error):
+    except duckdb.Error as error:
+        if _LOCKED in str(error):
             raise DatabaseBusyError(
                 f"{store.database} is open in another process; collecting waits until it is closed there"
             ) from error
-    except duckdb.Error:
-        pass
+        # DuckDB ends such a message with the system's own words: no permission, a full disk. The database may be well.
+        if any(words in str(error) for words in _SYSTEM_WORDS):
+            raise StoreError(f"{store.database} cannot be opened: {str(error).partition(chr(10))[0]}") from error
     for suffix in ("", ".wal"):
         file = store.database.with_name(store.database.name + suffix)
         if file.exists():
@@ -138,16 +148,24 @@ def _connect(store: Store) -> duckdb.DuckDBPyConnection:
 
 
 def _agrees(database: duckdb.DuckDBPyConnection, manifest: Manifest) -> bool:
-    """Whether every file has the rows it claims and every file the manifest names is there."""
+    """Whether every file has the rows it claims, and everything that the manifest names or counts is there."""
     short = database.sql(
         "select count(*) from files full join (select run, writer, segment, count(*) as found from log group by all) counted "
         "using (run, writer, segment) where files.rows is distinct from counted.found"
     ).fetchall()[0][0]
     known = set(database.sql("select run, writer, segment, bytes from files").fetchall())
-    return short == 0 and all(
-        (sealed.run, replaced.writer, replaced.segment, replaced.bytes) in known
-        for sealed in manifest.sealed
-        for replaced in sealed.replaces
+    held = Counter(dict(database.sql("select run, sum(rows)::bigint from files group by run").fetchall()))
+    sealed_rows: Counter[str] = Counter()
+    for sealed in manifest.sealed:
+        sealed_rows[sealed.run] += sealed.rows
+    return (
+        short == 0
+        and sealed_rows <= held
+        and all(
+            (sealed.run, replaced.writer, replaced.segment, replaced.bytes) in known
+            for sealed in manifest.sealed
+            for replaced in sealed.replaces
+        )
     )
 
 
@@ -160,4 +178,9 @@ def _restore(database: duckdb.DuckDBPyConnection, store: Store, manifest: Manife
         for replaced in sealed.replaces:
             values = [sealed.run, replaced.writer, replaced.segment, replaced.bytes, replaced.rows, replaced.last_seq]
             database.execute("insert into files values (?, ?, ?, ?, ?, ?)", values).fetchall()
+    # Files that the manifest need not name any more, because they are gone.
+    database.execute(
+        "insert into files select run, writer, segment, 0, count(*), max(seq) from log "
+        "anti join files using (run, writer, segment) group by run, writer, segment"
+    ).fetchall()
     database.commit()

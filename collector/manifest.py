@@ -6,7 +6,8 @@ Every row is visible in exactly one form: in a sealed file of the manifest, or i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -48,11 +49,40 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
                 for replaced in sealed.replaces:
                     yield sealed, replaced
 
+    def without_names(self, spooled: Collection[str]) -> Manifest:
+        """The next manifest, in which only the runs in `spooled` name their spool files; of the others these are gone.
+
+        Of each control stream the last name stays: it tells the stream's version.
+        """
+        last: dict[tuple[str, str], Replaced] = {}
+        for sealed in self.sealed:
+            for file in sealed.replaces:
+                stream = (sealed.run, file.writer.partition("@")[2])
+                if stream[1] and (stream not in last or file.last_seq > last[stream].last_seq):
+                    last[stream] = file
+        needed = {(run, file) for (run, _), file in last.items()}
+        kept = (
+            [file for file in sealed.replaces if sealed.run in spooled or (sealed.run, file) in needed]
+            for sealed in self.sealed
+        )
+        sealed = (msgspec.structs.replace(one, replaces=tuple(files)) for one, files in zip(self.sealed, kept, strict=True))
+        return msgspec.structs.replace(self, number=self.number + 1, sealed=tuple(sealed))
+
+
+_parsed: dict[Path, tuple[tuple[int, int, int], Manifest]] = {}
+"""What each manifest held when it was last read, and the file it was then: (mtime in ns, inode, size)."""
+
 
 def load(store: Store) -> Manifest:
     """The manifest as published; empty when there is none. Raises `StoreError` when it is not a manifest."""
     try:
-        return msgspec.json.decode(store.manifest.read_bytes(), type=Manifest)
+        with store.manifest.open("rb") as file:
+            status = os.fstat(file.fileno())
+            version = (status.st_mtime_ns, status.st_ino, status.st_size)
+            known = _parsed.get(store.manifest)
+            if known is None or known[0] != version:
+                known = _parsed[store.manifest] = version, msgspec.json.decode(file.read(), type=Manifest)
+            return known[1]
     except FileNotFoundError:
         return Manifest()
     except msgspec.DecodeError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from unskew.collector.commands import controller_alive
@@ -17,7 +18,8 @@ from unskew.collector.ingest import Ingest
 from unskew.collector.manifest import Manifest, Replaced, Sealed, load, publish
 from unskew.collector.paths import Store, StoreError, make_folder
 from unskew.collector.rows import quoted
-from unskew.collector.segment import final_size, first_seq, segment_name, segment_names
+from unskew.collector.segment import final_size, first_seq, segment_names
+from unskew.collector.tail import Place
 
 SEAL_ROWS = 20_000
 ROW_GROUP_ROWS = 50_000
@@ -29,26 +31,35 @@ def seal(store: Store, ingest: Ingest, run: str) -> int:
     final, live = _final_files(store, ingest, run, manifest)
     over = not live and not controller_alive(store, run)
     count = sum(file.rows for file in final)
+    sealed = manifest.sealed
     if count and (over or count >= SEAL_ROWS):
-        number = sum(sealed.run == run for sealed in manifest.sealed)
-        sealed = _write_sealed(store, ingest, run, number, final)
-        problems = dict.fromkeys((*manifest.problems, *(_problems(ingest, run) if over else ())))
-        manifest = Manifest(number=manifest.number + 1, sealed=(*manifest.sealed, sealed), problems=tuple(problems))
-        publish(store, manifest)
-    else:
-        count = 0
+        number = sum(one.run == run for one in sealed)
+        sealed = (*sealed, _write_sealed(store, ingest, run, number, final))
+    problems = tuple(dict.fromkeys((*manifest.problems, *(_problems(ingest, run) if over else ()))))
+    if (sealed, problems) != (manifest.sealed, manifest.problems):
+        publish(store, Manifest(number=manifest.number + 1, sealed=sealed, problems=problems))
     if over:
-        _remove_replaced(store, run, manifest)
+        _remove_spool(store, ingest, run)
         ingest.forget(run)
-    return count
+        _drop_names(store)
+    return sum(one.rows for one in sealed[len(manifest.sealed) :])
 
 
 def sweep(store: Store) -> None:
-    """Remove what a killed collector wrote but did not publish."""
+    """Remove what a killed collector wrote but did not publish, and from the manifest what it removed."""
     listed = {sealed.file for sealed in load(store).sealed}
     for path in (store.root / "sealed").glob("*/*"):
         if str(path.relative_to(store.root)) not in listed:
             path.unlink()
+    _drop_names(store)
+
+
+def _drop_names(store: Store) -> None:
+    """Names of spool files that are gone would make every reader's manifest grow for ever."""
+    manifest = load(store)
+    smaller = manifest.without_names(store.spooled_runs())
+    if smaller.sealed != manifest.sealed:
+        publish(store, smaller)
 
 
 def _final_files(store: Store, ingest: Ingest, run: str, manifest: Manifest) -> tuple[list[Replaced], bool]:
@@ -56,23 +67,29 @@ def _final_files(store: Store, ingest: Ingest, run: str, manifest: Manifest) -> 
     done = {(replaced.writer, replaced.segment) for _, replaced in manifest.replaced(run)}
     taken = ingest.files(run)
     final, live = [], False
-    for folder in store.spool(run).iterdir():
-        for name in segment_names(folder):
-            place = (folder.name, first_seq(name))
-            file = taken.get(place, Replaced(writer=place[0], segment=place[1], bytes=0, rows=0, last_seq=-1))
-            if place in done:
-                continue
-            if final_size(folder / name) is None or _has_line_behind(folder / name, file.bytes):
-                live = True
-            elif file.rows:
-                final.append(file)
+    for path, place in _segments(store, run):
+        if place in done:
+            continue
+        if not _is_over(path, ingest.offset(run, place)):
+            live = True
+        elif place in taken:
+            final.append(taken[place])
     return final, live
 
 
-def _has_line_behind(path: Path, offset: int) -> bool:
+def _segments(store: Store, run: str) -> Iterator[tuple[Path, Place]]:
+    for folder in store.spool(run).iterdir():
+        for name in segment_names(folder):
+            yield folder / name, (folder.name, first_seq(name))
+
+
+def _is_over(path: Path, offset: int) -> bool:
+    """Whether nobody writes a spool file any more and no line in it is left to take; a torn one never will be."""
+    if final_size(path) is None:
+        return False
     with path.open("rb") as file:
         file.seek(offset)
-        return b"\n" in file.read()
+        return b"\n" not in file.read()
 
 
 def _write_sealed(store: Store, ingest: Ingest, run: str, number: int, files: list[Replaced]) -> Sealed:
@@ -127,11 +144,11 @@ def _problems(ingest: Ingest, run: str) -> list[str]:
     return found
 
 
-def _remove_replaced(store: Store, run: str, manifest: Manifest) -> None:
-    for _, replaced in manifest.replaced(run):
-        folder = store.spool(run) / replaced.writer
-        (folder / segment_name(replaced.segment)).unlink(missing_ok=True)
+def _remove_spool(store: Store, ingest: Ingest, run: str) -> None:
+    """Remove what is sealed and what holds nothing: a writer that never wrote, a line that was torn."""
+    for path, place in list(_segments(store, run)):
+        if _is_over(path, ingest.offset(run, place)):
+            path.unlink()
+    for folder in (*store.spool(run).iterdir(), store.spool(run)):
         with contextlib.suppress(OSError):  # not empty: somebody began to write again
             folder.rmdir()
-    with contextlib.suppress(OSError):
-        store.spool(run).rmdir()

@@ -52,6 +52,7 @@ class Segment:
     def __init__(self, folder: Path, first_seq: int) -> None:
         # O_TRUNC: a file of this name can only hold a torn first line of a writer that died, which no reader has taken.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
+        folder.mkdir(parents=True, exist_ok=True)  # the collector removes an empty folder when it thinks the run is over
         self._descriptor = os.open(folder / segment_name(first_seq), flags, 0o644)
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
         self.size = 0

@@ -70,7 +70,7 @@ def _on_its_way() -> bool:
 def serve(store: Store, idle_s: float) -> None:
     """Collect until idle for `idle_s` or asked to end. The caller holds the collector's lock."""
     # Imported here, because the losers of the election need not pay for a database.
-    from unskew.collector.ingest import DatabaseBusyError, Ingest  # noqa: PLC0415
+    from unskew.collector.ingest import Ingest  # noqa: PLC0415
     from unskew.collector.sealing import seal, sweep  # noqa: PLC0415
 
     ending = {signal.SIGTERM, signal.SIGINT}
@@ -84,7 +84,7 @@ def serve(store: Store, idle_s: float) -> None:
             asked_to_end = signal.sigtimedwait(ending, wait_s) is not None
             try:
                 ingest = ingest or Ingest(store)
-            except DatabaseBusyError as error:  # somebody looks at it; the spool keeps everything meanwhile
+            except StoreError as error:  # somebody looks at it, or the disk refuses; the spool keeps everything meanwhile
                 print(f"collector: {error}", file=sys.stderr, flush=True)
                 wait_s, taken = BUSY_RETRY_S, 0
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +15,14 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from unskew.collector import sealing
 from unskew.collector.commands import hold_controller_lock
 from unskew.collector.control_stream import ControlStream
 from unskew.collector.events import Note, Span
 from unskew.collector.ingest import DatabaseBusyError, Ingest
 from unskew.collector.locks import is_held
 from unskew.collector.manifest import Manifest, Sealed, load, publish
-from unskew.collector.paths import Store
+from unskew.collector.paths import Store, StoreError
 from unskew.collector.reader import Reader, open_store
 from unskew.collector.sealing import seal, sweep
 from unskew.collector.segment import control_line
@@ -209,6 +211,99 @@ def test_holes_in_the_log_are_told(store: Store) -> None:
             "run r: stream plan has 3 events, 3 versions, the last is 4: each must be there once",
             "run r: 1 lines could not be read and were passed over",
         )
+
+
+def test_a_finished_run_leaves_no_spool_and_its_names_no_manifest(store: Store) -> None:
+    SpoolWriter(store, "r", "idle.1").close()
+    spool_spans(store, "rank-0000.1", 100)
+    for folder, line in (("torn.1", b'{"seq":0,"at_'), ("damaged.1", b"{}}\n")):
+        path = store.spool("r") / folder
+        path.mkdir()
+        (path / "000000000000.jsonl").write_bytes(line)
+    for number in (1, 2):
+        stream = ControlStream(store, "r", "plan", f"controller.{number}")
+        stream.append(number - 1, [Note(text="a", by="b")], actor="c")
+        stream.close()
+    ingest = Ingest(store)
+    ingest.step()
+    assert seal(store, ingest, "r") == 102
+    assert store.spooled_runs() == []
+    (sealed,) = load(store).sealed
+    assert [(file.writer, file.last_seq) for file in sealed.replaces] == [("controller.2@plan", 2)], "the stream's version"
+    assert load(store).problems == ("run r: 1 lines could not be read and were passed over",)
+    ingest.close()
+    again = Ingest(store)
+    assert not store.database.with_name("store.duckdb.damaged").exists()
+    again.database.execute("delete from log; delete from files").fetchall()
+    again.close()
+    for built_again in (True, False):
+        again = Ingest(store)
+        assert again.database.sql("select count(*) from log").fetchall() == [(102,)]
+        again.close()
+        damaged = store.database.with_name("store.duckdb.damaged")
+        assert damaged.exists() is built_again
+        damaged.unlink(missing_ok=True)
+    stream = ControlStream(store, "r", "plan", "controller.3")
+    assert stream.version == 2
+    stream.close()
+
+
+def test_what_a_killed_collector_removed_leaves_the_manifest_at_the_next_start(store: Store) -> None:
+    spool_spans(store, "rank-0000.1", 10)
+    ingest = Ingest(store)
+    ingest.step()
+    with hold_controller_lock(store, "r"):
+        with pytest.MonkeyPatch.context() as small:
+            small.setattr(sealing, "SEAL_ROWS", 1)
+            assert seal(store, ingest, "r") == 10
+        assert load(store).sealed[0].replaces
+    ingest.close()
+    shutil.rmtree(store.spool("r"))
+    sweep(store)
+    assert load(store).sealed[0].replaces == ()
+    Ingest(store).close()
+    assert not store.database.with_name("store.duckdb.damaged").exists()
+
+
+def test_a_manifest_that_did_not_change_is_not_parsed_again(store: Store) -> None:
+    store.root.mkdir()
+    publish(store, Manifest(number=1))
+    first = load(store)
+    assert load(store) is first
+    publish(store, Manifest(number=2))
+    assert load(store).number == 2
+
+
+@pytest.mark.parametrize(
+    "refusal", ['Cannot open file "x": Permission denied', 'Could not write file "x": No space left on device']
+)
+def test_a_refusal_of_the_system_sets_no_healthy_database_aside(
+    store: Store, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    spool_spans(store, "rank-0000.1", 10)
+    ingest = Ingest(store)
+    ingest.step()
+    ingest.close()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise duckdb.IOException(f"IO Error: {refusal}")
+
+    with monkeypatch.context() as refused:
+        refused.setattr(duckdb, "connect", refuse)
+        with pytest.raises(StoreError, match=refusal.rpartition(": ")[2]):
+            Ingest(store)
+    assert not store.database.with_name("store.duckdb.damaged").exists()
+    again = Ingest(store)
+    assert again.database.sql("select count(*) from log").fetchall() == [(10,)]
+    again.close()
+
+
+def test_a_damaged_database_in_a_folder_named_lock_is_built_again(tmp_path: Path) -> None:
+    store = Store(tmp_path / "lock")
+    store.root.mkdir()
+    store.database.write_bytes(b"not a database" * 1000)
+    Ingest(store).close()
+    assert store.database.with_name("store.duckdb.damaged").exists()
 
 
 def test_a_database_open_elsewhere_is_told_apart_from_a_damaged_one(store: Store) -> None:
