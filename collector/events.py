@@ -104,7 +104,7 @@ class IterationCommitted(Telemetry, frozen=True, kw_only=True, tag="iteration_co
 
 
 class Heartbeat(Telemetry, frozen=True, kw_only=True, tag="heartbeat@1", gc=False):
-    """What the agent knows of a rank: once a second and at each change of `activity` class (see runtime/heartbeat.py)."""
+    """What the agent knows of a rank, once a second; `activity` is one of runtime/progress.py's."""
 
     rank: int
     pid: int

@@ -116,7 +116,10 @@ def _advanced(files: Mapping[Place, Replaced], entries: Sequence[Entry], offsets
 
 
 def open_database(store: Store, manifest: Manifest) -> duckdb.DuckDBPyConnection:
-    """The store's database, built again when it is damaged. Raises `DatabaseBusyError`, `StoreError` when the system refuses."""
+    """The store's database, built again when it is damaged.
+
+    Raises `DatabaseBusyError` when another process has it open, `StoreError` when the system refuses.
+    """
     try:
         database = _connect(store)
         if _agrees(database, manifest):

@@ -61,12 +61,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
                 if stream[1] and (stream not in last or file.last_seq > last[stream].last_seq):
                     last[stream] = file
         needed = {(run, file) for (run, _), file in last.items()}
-        kept = (
-            [file for file in sealed.replaces if sealed.run in spooled or (sealed.run, file) in needed]
+        smaller = tuple(
+            msgspec.structs.replace(
+                sealed,
+                replaces=tuple(one for one in sealed.replaces if sealed.run in spooled or (sealed.run, one) in needed),
+            )
             for sealed in self.sealed
         )
-        sealed = (msgspec.structs.replace(one, replaces=tuple(files)) for one, files in zip(self.sealed, kept, strict=True))
-        return msgspec.structs.replace(self, number=self.number + 1, sealed=tuple(sealed))
+        return msgspec.structs.replace(self, number=self.number + 1, sealed=smaller)
 
 
 _parsed: dict[Path, tuple[tuple[int, int, int], Manifest]] = {}

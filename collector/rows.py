@@ -24,7 +24,7 @@ FROM_LINE = {
 """Columns taken from the line: name -> SQL type. Absent or of another type = NULL."""
 
 COLUMNS = {"pos": "BIGINT", "run": "VARCHAR", "writer": "VARCHAR", "segment": "BIGINT", **FROM_LINE, "payload": "VARCHAR"}
-"""`pos` is ingest order (NULL for what the collector has not taken yet), `segment` the first seq of the line's spool file."""
+"""`pos` is ingest order (NULL for a reader while the line lies in a spool file), `segment` the first seq of that file."""
 
 _SELECT = f"""
 select pos, ? as run, writer, segment, unnest(json_transform(payload, '{json.dumps(FROM_LINE)}')), payload

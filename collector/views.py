@@ -115,9 +115,11 @@ VIEWS: dict[str, str] = {
     "predictors": own_columns(events.PredictorFitted),
     "verdicts": f"""
         select made.* exclude (until_iteration), coalesce(closed.until_iteration, made.until_iteration) as until_iteration,
-            closed.reason as closed_reason, scored.correct, scored.truth, scored.delay_iterations,
-            scored.onset_error_iterations, scored.speed_error
-        from ({own_columns(events.Verdict)}) made
+            closed.reason as closed_reason, scored.correct as first_correct, scored.truth as first_truth,
+            scored.delay_iterations as first_delay_iterations,
+            scored.onset_error_iterations as first_onset_error_iterations, scored.speed_error as first_speed_error
+        from (select * from ({own_columns(events.Verdict)})
+              qualify row_number() over (partition by run, verdict order by seq desc) = 1) made
         left join ({own_columns(events.VerdictClosed)}) closed using (run, verdict)
         left join ({own_columns(events.VerdictScored)}) scored using (run, verdict)""",
     "decisions": " union all by name ".join(

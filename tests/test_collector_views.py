@@ -85,6 +85,7 @@ CONTROL: list[ev.Control] = [
     *(ev.PlanApproved(proposal=name, by="ada", reason="yes") for name in ("approved", "applied", "failed")),
     ev.PlanRejected(proposal="rejected", by="bob", reason="no"),
     ev.PlanExpired(proposal="expired", reason="too late"),
+    ev.Suspected(rank=2, how="hung", detail="no progress"),
     ev.PlanKept(epoch=1, at_iteration=9, reason="nothing better"),
     ev.PlanApplied(epoch=5, digest="d", proposal="applied", iteration=3, reason="rank 1 is slow", plan=PLAN.to_data()),
     ev.PlanFailed(epoch=6, proposal="failed", reason="a rank died"),
@@ -184,15 +185,27 @@ def test_runs_verdicts_plans_and_devices_join_what_belongs_together(reader: Read
     run = reader.runs().row(0, named=True)
     assert (run["run"], run["mode"], run["status"], run["iterations"], run["version"]) == ("r", "auto", "done", 3, "0.1")
     assert run["last_us"] >= run["finished_us"] >= run["started_us"]
-    assert reader.sql("select verdict, until_iteration, correct, culprits->0->>'rank' from verdicts order by 1").rows() == [
-        (1, 2, True, "1"), (2, None, None, None),
-    ]  # fmt: skip
+    verdicts = reader.sql("select verdict, until_iteration, first_correct, culprits->0->>'rank' from verdicts order by 1")
+    assert verdicts.rows() == [(1, 2, True, "1"), (2, None, None, None)]
     assert reader.sql("select epoch, from_iteration, measured_s, interval_s->>0 from plans order by epoch").rows() == [
         (0, 0, None, None), (5, 3, 0.51, "0.27"),
     ]  # fmt: skip
     assert reader.sql("select rank, state, how from devices order by rank").rows() == [(0, "joined", None), (1, "lost", "exit")]
     assert reader.sql("select n_documents, tokens, sum_sq from micro_batches limit 1").row(0) == (2, 7, 25)
     assert reader.sql("select end_us - start_us, bytes from transfers limit 1").row(0) == (100, 64)
+
+
+def test_a_revised_verdict_is_one_row_that_tells_what_is_believed_now_and_how_the_first_word_scored(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first = next(event for event in CONTROL if isinstance(event, ev.Verdict))
+    scored = next(event for event in CONTROL if isinstance(event, ev.VerdictScored))
+    revised = msgspec.structs.replace(first, speed={"F": 0.3}, at_iteration=7)
+    stream = ControlStream(store, "r", "control", "controller.1")
+    stream.append(0, [first, scored, revised], actor="c")
+    stream.close()
+    with open_store(store) as reader:
+        rows = reader.sql("select verdict, at_iteration, speed->>'F', first_correct, first_speed_error from verdicts").rows()
+    assert rows == [(1, 7, "0.3", True, 0.01)]
 
 
 def test_no_event_has_a_field_of_the_envelope() -> None:
