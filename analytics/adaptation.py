@@ -158,7 +158,7 @@ class Adaptation:
         events = self._end_trial(f"plan {plan.epoch} came at iteration {iteration}")
         if plan.epoch > 0:
             self._trial = PlanTrial(plan=plan, old=old, proposal=proposal, from_iteration=iteration)
-        self._ask_at = iteration + self.options.settle
+            self._ask_at = iteration + self.options.settle
         self._refit_at = iteration + self.options.refit_every // 2
         return events
 
