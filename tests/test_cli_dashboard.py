@@ -7,21 +7,24 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
 
-from unskew.dashboard_process import ADDRESS, FIRST_PORT, free_port, is_free
+from unskew import dashboard_process
+from unskew.collector.paths import Store
+from unskew.dashboard_process import ADDRESS, FIRST_PORT, DashboardError, DashboardProcess, free_port, is_free
 
 STARTER = """
 import sys, time
 from unskew.collector.paths import Store
-from unskew.dashboard_process import DashboardProcess, free_port
-process = DashboardProcess(Store.locate(sys.argv[1]), free_port())
-print(process.url, flush=True)
+from unskew.dashboard_process import DashboardProcess
+print(DashboardProcess(Store.locate(sys.argv[1])).ready(), flush=True)
 time.sleep(600)
 """
 
@@ -58,6 +61,37 @@ def test_a_taken_port_is_passed_over() -> None:
         assert free_port() > first >= FIRST_PORT
 
 
+class Healthy(BaseHTTPRequestHandler):
+    """Answers as another run's dashboard would."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.limit(120)
+def test_a_port_that_another_dashboard_takes_meanwhile_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer((ADDRESS, 0), Healthy) as other:
+        taken = other.server_address[1]
+        threading.Thread(target=other.serve_forever).start()
+        try:
+            probe = dashboard_process.is_free
+            monkeypatch.setattr(dashboard_process, "is_free", lambda port: port == taken or probe(port))
+            with DashboardProcess(Store(tmp_path), taken) as asked, pytest.raises(DashboardError, match=f"port {taken}"):
+                asked.ready()
+            monkeypatch.setattr(dashboard_process, "free_port", lambda first=taken: free_port(first))
+            with DashboardProcess(Store(tmp_path)) as process:
+                url = process.ready()
+                assert healthy(url)
+                assert url != f"http://{ADDRESS}:{taken}"
+        finally:
+            other.shutdown()
+
+
+@pytest.mark.limit(120)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_it_serves_on_this_machine_only_and_dies_with_its_starter(end: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-c", STARTER, str(tmp_path)]
@@ -66,7 +100,7 @@ def test_it_serves_on_this_machine_only_and_dies_with_its_starter(end: signal.Si
             assert starter.stdout is not None
             url = starter.stdout.readline().strip()
             assert url.startswith(f"http://{ADDRESS}:")
-            assert wait_until(lambda: healthy(url), 40), (tmp_path / "dashboard.log").read_text()
+            assert healthy(url), "an address is told when it answers"
             assert listening(int(url.rpartition(":")[2])) == ["0100007F"]
         finally:
             os.kill(starter.pid, end)

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
+from urllib.request import urlopen
 
 import unskew.dashboard
 from unskew.collector.paths import Store
@@ -17,7 +19,10 @@ from unskew.collector.paths import Store
 ADDRESS = "127.0.0.1"
 FIRST_PORT = 8501
 PORTS = 100
+READY_WITHIN_S = 60.0
+STARTS = 5
 _PR_SET_PDEATHSIG = 1
+_LISTENS = "0A"
 
 
 def folder() -> Path:
@@ -36,29 +41,68 @@ def is_free(port: int) -> bool:
         return True
 
 
-def free_port() -> int:
-    """8501, or the next port that nobody listens on. Raises `OSError` when none of 100 is free."""
-    for port in range(FIRST_PORT, FIRST_PORT + PORTS):
+def free_port(first: int = FIRST_PORT) -> int:
+    """`first`, or the next port that nobody listens on. Raises `DashboardError` when none of 100 is free."""
+    for port in range(first, first + PORTS):
         if is_free(port):
             return port
-    raise OSError(f"no port from {FIRST_PORT} to {FIRST_PORT + PORTS - 1} on {ADDRESS} is free")
+    raise DashboardError(f"no port from {first} to {first + PORTS - 1} on {ADDRESS} is free")
+
+
+class DashboardError(Exception):
+    """The dashboard does not come up; one sentence."""
 
 
 class DashboardProcess:
-    """A running dashboard over `store`, whose folder exists; its output goes to dashboard.log there. `close` ends it."""
+    """A dashboard over `store`, whose folder exists; its output goes to dashboard.log there. `close` ends it.
 
-    def __init__(self, store: Store, port: int) -> None:
-        self.url = f"http://{ADDRESS}:{port}"
+    It is on its way when this returns, on `port` or on the first free one; `ready` waits for it.
+    """
+
+    def __init__(self, store: Store, port: int | None = None) -> None:
         self.log = store.root / "dashboard.log"
+        self._root, self._any_port = store.root, port is None
+        self._start(free_port() if port is None else port)
+
+    def ready(self) -> str:
+        """The address, once the dashboard answers there. Raises `DashboardError` when it does not come up.
+
+        A port that somebody else took meanwhile is passed over, unless it was asked for.
+        """
+        deadline = time.monotonic() + READY_WITHIN_S
+        starts = 1
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                if not self._any_port or starts == STARTS:
+                    raise DashboardError(f"the dashboard ended on port {self._port}; its output is in {self.log}")
+                self._start(free_port(self._port + 1))
+                starts += 1
+            if self._answers():
+                return f"http://{ADDRESS}:{self._port}"
+            time.sleep(0.05)
+        raise DashboardError(f"the dashboard did not answer within {READY_WITHIN_S:g} s; its output is in {self.log}")
+
+    def _start(self, port: int) -> None:
+        self._port = port
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(os.getpid()), str(port)],
-                env={**os.environ, "UNSKEW_STORE": str(store.root)},
+                env={**os.environ, "UNSKEW_STORE": str(self._root)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for the command; it ends this process itself
             )
+
+    def _answers(self) -> bool:
+        # Another run's dashboard may have taken the port and would answer as well.
+        if not _listens(self._process.pid, self._port):
+            return False
+        try:
+            with urlopen(f"http://{ADDRESS}:{self._port}/_stcore/health", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
 
     def wait(self) -> int:
         """Its exit status, once it ends."""
@@ -78,6 +122,18 @@ class DashboardProcess:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Whether the process itself listens on the port (Linux; elsewhere taken for granted)."""
+    if sys.platform != "linux":
+        return True
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[3] == _LISTENS}
+    try:
+        return any(os.readlink(file) in sockets for file in Path(f"/proc/{pid}/fd").iterdir())  # noqa: PTH115 - not a path
+    except OSError:  # a file that was closed meanwhile, a process that ended
+        return False
 
 
 def become_dashboard(parent: int, port: int) -> None:

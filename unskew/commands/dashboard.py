@@ -17,17 +17,19 @@ def dashboard(
 ) -> None:
     """Show the runs of a store in the browser until Ctrl-C."""
     from unskew.collector.paths import make_folder
-    from unskew.dashboard_process import DashboardProcess, free_port, is_free
+    from unskew.dashboard_process import DashboardError, DashboardProcess, is_free
 
     place = locate(store)
     if port is not None and not is_free(port):
         refuse(f"--port {port} is taken: name a free one, or leave --port out for the first free one from 8501")
     with checking_input():
         make_folder(place.root)
-    with DashboardProcess(place, port or free_port()) as process:
-        print(f"dashboard of {place.root}: {process.url} (Ctrl-C ends it)", flush=True)
-        try:
+    try:
+        with DashboardProcess(place, port) as process:
+            print(f"dashboard of {place.root}: {process.ready()} (Ctrl-C ends it)", flush=True)
             status = process.wait()
-        except KeyboardInterrupt:
-            return
+    except KeyboardInterrupt:
+        return
+    except DashboardError as error:
+        fail(str(error))
     fail(f"the dashboard ended with status {status}; its output is in {process.log}")

@@ -122,7 +122,7 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
     from rich.console import Console
 
     from unskew.collector.paths import StoreError, make_folder
-    from unskew.dashboard_process import DashboardProcess, free_port
+    from unskew.dashboard_process import DashboardError, DashboardProcess
     from unskew.live import Screen
     from unskew.summary import summary_view
 
@@ -132,25 +132,30 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
     console = Console()
     facts = [("store", str(place.root))]
     with ExitStack() as stack:
-        if dashboard:
-            facts.append(("dashboard", stack.enter_context(DashboardProcess(place, free_port())).url))
         try:
-            with Screen(console, facts) as screen:
-                from unskew.runtime import launch  # here, because torch takes a second and the screen should not
+            served = stack.enter_context(DashboardProcess(place)) if dashboard else None
+            from unskew.runtime import launch  # here, because torch takes as long to load as the dashboard does to answer
 
+            if served is not None:
+                try:
+                    facts.append(("dashboard", served.ready()))
+                except DashboardError as error:  # no reason not to train
+                    facts.append(("dashboard", f"none, {error}"))
+                    served = None
+            with Screen(console, facts) as screen:
                 summary = launch.run(options, on_event=screen.feed, on_tick=screen.tick)
         except KeyboardInterrupt:
             fail(f"stopped; what was logged until then is in {place.root}")
         except OptionsError as error:
             refuse(str(error))
-        except StoreError as error:
+        except (StoreError, DashboardError) as error:
             fail(str(error))
         console.print(summary_view(summary))
         write_json(json, summary)
         finished = screen.state.finished
         if finished is None or finished.status != "done":
             fail("the run did not finish" if finished is None else f"the run {finished.status}: {finished.reason}")
-        if dashboard and console.is_terminal:
+        if served is not None and console.is_terminal:
             console.print(f"The dashboard stays at {facts[-1][1]} until Ctrl-C.")
             with suppress(KeyboardInterrupt):
                 signal.pause()
