@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,11 @@ from unskew.benchmarks.report import figure, publish
 
 def main(json_path):
     publish("demo", [figure("regroup", 0.7, "s", bar=0.5, better="lower", note="8 ranks")], json_path)
+"""
+STORING = """
+def main(json_path, store):
+    (store.root / "run").write_text("kept")
+    print(store.root)
 """
 
 
@@ -48,3 +54,21 @@ def test_a_bench_writes_its_figures_and_a_missed_bar_is_no_error(tmp_path: Path,
     assert {"processor", "cores", "memory", "date", "torch"} <= set(report["machine"])
     entry = {"name": "regroup", "value": 0.7, "unit": "s", "bar": 0.5, "better": "lower", "ok": False, "note": "8 ranks"}
     assert report["figures"] == [entry]
+
+
+@pytest.fixture
+def storing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "storing.py").write_text(STORING)
+    monkeypatch.setattr(unskew.benchmarks, "__path__", [str(tmp_path)])
+    yield
+    sys.modules.pop("unskew.benchmarks.storing", None)
+
+
+@pytest.mark.usefixtures("storing")
+def test_a_bench_that_keeps_runs_keeps_them_in_the_store_asked_for_or_in_none(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["bench", "storing", "--store", str(tmp_path / "store")])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "store" / "run").read_text() == "kept"
+    result = CliRunner().invoke(app, ["bench", "storing"])
+    assert result.exit_code == 0, result.output
+    assert not Path(result.stdout.strip()).exists()

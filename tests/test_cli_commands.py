@@ -102,8 +102,7 @@ def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_di
     ],
 )
 def test_bad_input_is_refused_in_one_sentence_before_anything_starts(arguments: list[str], words: str, tmp_path: Path) -> None:
-    store = [] if arguments[0] == "bench" else ["--store", str(tmp_path / "store")]
-    result = call(*arguments, *store)
+    result = call(*arguments, "--store", str(tmp_path / "store"))
     assert result.exit_code == 2, result.output
     assert words in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1

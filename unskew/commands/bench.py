@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+import tempfile
+from typing import Annotated, Any
 
 import typer
 
-from unskew.commands.common import JsonOption, refuse
+from unskew.commands.common import JsonOption, checking_input, locate, refuse
 
 
 def bench(
     name: Annotated[str, typer.Argument(help="Which benchmark, such as loop.", show_default=False)],
     json: JsonOption = None,
+    store: Annotated[
+        str | None,
+        typer.Option("--store", metavar="DIR", help="Where a benchmark's runs are kept.", show_default="nowhere"),
+    ] = None,
 ) -> None:
     """Measure the figures that README states, each against its bar; a missed bar is reported, not an error."""
     from unskew.benchmarks import report
+    from unskew.collector.paths import make_folder
 
     benches = report.benches()
     if name not in benches:
         refuse(f"there is no benchmark {name!r}, allowed: {', '.join(sorted(benches)) or 'none is installed'}")
-    benches[name](json)
+    main: Any = benches[name]
+    if "store" not in inspect.signature(main).parameters:  # it keeps no runs
+        main(json)
+        return
+    with tempfile.TemporaryDirectory(prefix="unskew-bench-") as folder:
+        place = locate(store or folder)
+        with checking_input():
+            make_folder(place.root)
+        main(json, store=place)
