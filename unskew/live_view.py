@@ -51,7 +51,7 @@ def _heading(text: str) -> RenderableType:
 def _header(state: LiveState, facts: Facts) -> RenderableType:
     title = Text.assemble(("unskew", "bold cyan"), "  ", (state.run or "starting", "bold"))
     if state.device:
-        title.append(f"   {re.split("[:,]", state.device)[0]} device, mode {state.mode}{_left(state)}", "dim")
+        title.append(f"   {re.split('[:,]', state.device)[0]} device, mode {state.mode}{_left(state)}", "dim")
     if state.finished is not None:
         title.append(f"   {state.finished.status}", "bold green" if state.finished.status == "done" else "bold red")
     about = Text("   ").join(Text.assemble((label, "dim"), " ", value) for label, value in facts)
