@@ -31,7 +31,7 @@ time.sleep(600)
 
 def healthy(url: str) -> bool:
     try:
-        with urlopen(f"{url}/_stcore/health", timeout=1) as answer:
+        with urlopen(f"{url}/_stcore/health", timeout=10) as answer:
             return bool(answer.status == 200)
     except (URLError, OSError):
         return False
@@ -104,4 +104,4 @@ def test_it_serves_on_this_machine_only_and_dies_with_its_starter(end: signal.Si
             assert listening(int(url.rpartition(":")[2])) == ["0100007F"]
         finally:
             os.kill(starter.pid, end)
-    assert wait_until(lambda: not healthy(url), 5)
+    assert wait_until(lambda: not healthy(url), 20)

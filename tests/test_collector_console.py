@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -91,7 +90,5 @@ def test_nothing_gets_out(store: Store, tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_no_query_runs_for_ever(store: Store, sql: str) -> None:
-    before = time.monotonic()
     with pytest.raises(ConsoleError, match="was stopped after"):
         query(store, sql, timeout_s=0.5)
-    assert time.monotonic() - before < 20.0
