@@ -104,7 +104,7 @@ def _times(measured_s: tuple[float, ...], predicted_s: tuple[float | None, ...])
 def sparkline(values: tuple[float, ...]) -> str:
     """One block character per value, scaled between the least and the greatest; a gap for what is not finite.
 
-    >>> sparkline((1.0, 2.0, nan, 3.0))
+    >>> sparkline((1.0, 2.0, float("nan"), 3.0))
     '▁▅ █'
     """
     finite = [value for value in values if isfinite(value)]
