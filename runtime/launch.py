@@ -92,12 +92,12 @@ class Session:
             finally:
                 membership.stop(Stop())
                 telemetry.close()
-                self._entries(tail.poll())
+                self._read_all(tail)
                 # A log that cannot be written any more must not hide why the run ended.
                 with suppress(StoreError):
                     ledger.append(_finished(status, len(self.gathering.losses), reason))
                 ledger.close()
-                self._entries(tail.poll())
+                self._read_all(tail)
 
     def summary(self, verification: Verification | None) -> Summary:
         """What the run came to; asks the store what it holds."""
@@ -158,6 +158,12 @@ class Session:
             rendezvous_port=port,
             agent_folder=str(folder),
         )
+
+    def _read_all(self, tail: Tail) -> None:
+        """Everything that the spools hold by now, however much it is."""
+        self._entries(tail.poll())
+        while tail.behind:
+            self._entries(tail.poll())
 
     def _entries(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
