@@ -1,0 +1,178 @@
+"""Real runs, one after the other, each in a store of its own that is removed afterwards: what the loop is measured on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from unskew.analytics.faults import parse_faults
+from unskew.benchmarks.report import Figure, figure, publish
+from unskew.collector.events import DeviceJoined, Event, IterationCommitted, Regrouped, RunFinished
+from unskew.collector.paths import Store
+from unskew.collector.reader import open_store
+from unskew.runtime.launch import run as run_once
+from unskew.runtime.options import RunOptions
+from unskew.runtime.summary import Summary
+
+_COLLECTOR_S = 20.0
+_Event = TypeVar("_Event", bound=Event)
+_Step = TypeVar("_Step")
+Watch = Callable[[Store, Event], None]
+Part = Callable[["Bench"], list[Figure]]
+
+EIGHT_RANKS = RunOptions(pp=4, dp=2, layers=16, micro_batches=8, dim=16, heads=1, tokens=128)
+"""PP4 x DP2 with maths so small that two cores carry eight ranks; the device's profile sets the time (15 and 30 ms a chunk)."""
+TWO_RANKS = RunOptions(device="real", pp=2, dp=1, layers=8, micro_batches=4, dim=64, heads=2, tokens=256)
+"""PP2, each rank on a core of its own."""
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished run. `same_process`: ranks that were, at the last change of plan and at the last commit, the very process they
+    began as. `not_once`: (kind, layer, micro-batch) cells of committed iterations not executed exactly once. `lost`, `doubled`:
+    events missing from the store, or in it twice."""
+
+    options: RunOptions
+    summary: Summary
+    events: list[Event]
+    same_process: frozenset[int]
+    not_once: int
+    lost: int
+    doubled: int
+
+    def of(self, kind: type[_Event]) -> list[_Event]:
+        """The events of one type, in the order in which the controller saw them."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def failure(self) -> str:
+        """Why the run did not train on to its end; "" when it did."""
+        ends = [f"{end.status}: {end.reason}" for end in self.of(RunFinished) if end.status != "done"]
+        return "; ".join(ends) if self.of(RunFinished) else "no end in the log"
+
+    @property
+    def incomplete(self) -> int:
+        """Committed iterations whose log was not complete when they were voted on."""
+        return len({event.iteration for event in self.of(IterationCommitted) if not event.log_complete})
+
+
+class _Witness:
+    """Keeps a run's events, and looks at the processes of its ranks while they live."""
+
+    def __init__(self, store: Store, iterations: int, watch: Watch | None) -> None:
+        self._store, self._last, self._watch = store, iterations - 1, watch
+        self.events: list[Event] = []
+        self.same: frozenset[int] = frozenset()
+        self._born: dict[int, tuple[int, str]] = {}
+
+    def take(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, DeviceJoined):
+            self._born[event.rank] = (event.pid, started_at(event.pid))
+        elif isinstance(event, Regrouped) or (isinstance(event, IterationCommitted) and event.iteration == self._last):
+            self.same = frozenset(rank for rank, (pid, born) in self._born.items() if born and started_at(pid) == born)
+        if self._watch is not None:
+            self._watch(self._store, event)
+
+
+class Bench:
+    """Shows what is running, and runs it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def steps(self, what: str, of: Sequence[_Step]) -> Iterator[_Step]:
+        """`of`, one by one, with a bar."""
+        yield from self._progress.track(of, description=what)
+
+    def run(self, options: RunOptions, *faults: str, watch: Watch | None = None, settle: bool = False) -> Ran:
+        """One run; with `settle` the collector is left to finish and end by itself before its store is looked at."""
+        with tempfile.TemporaryDirectory(prefix="unskew-bench-", ignore_cleanup_errors=True) as folder:
+            store = Store(Path(folder))
+            parsed = parse_faults(faults, ranks=options.ranks, iterations=options.iterations)
+            chosen = msgspec.structs.replace(options, store=folder, faults=parsed)
+            witness = _Witness(store, options.iterations, watch)
+            summary = run_once(chosen, on_event=lambda entry: witness.take(entry.event) if entry.event else None)
+            end_collectors(store, by_force=not settle)
+            with open_store(store) as reader:
+                (counts,) = reader.sql(
+                    "select count(*) as stored, count(distinct (writer, seq)) as distinct_, (select count(*) from "
+                    f"executed('{summary.run_id}') where times != 1) as not_once from events"
+                ).to_dicts()
+            return Ran(
+                options=chosen,
+                summary=summary,
+                events=witness.events,
+                same_process=witness.same,
+                not_once=counts["not_once"],
+                lost=summary.events.written - counts["distinct_"],
+                doubled=counts["stored"] - counts["distinct_"],
+            )
+
+
+def done(what: str, runs: Sequence[Ran], note: str = "") -> Figure:
+    """How many of the runs came to their end, and why the others did not."""
+    reasons = [run.failure for run in runs if run.failure]
+    name, ended = f"{what}: runs that trained on to the end", len(runs) - len(reasons)
+    return figure(name, ended, "", bar=len(runs), better="higher", note="; ".join([note, *reasons] if note else reasons))
+
+
+def perform(name: str, parts: Sequence[Part], json_path: Path | None) -> None:
+    """Run the parts in turn and publish all their figures; a part that breaks is reported and does not cost the others."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    figures: list[Figure] = []
+    with Progress(*columns) as progress:
+        for part in parts:
+            try:
+                figures += part(Bench(progress))
+            except Exception as error:
+                note = f"broke: {type(error).__name__}: {error}"
+                figures.append(figure(part.__module__.rpartition(".")[2], None, "", bar=None, better="lower", note=note))
+    publish(name, figures, json_path)
+
+
+def started_at(pid: int) -> str:
+    """When a process was started, by the kernel: with the pid it names a process for good; "" when there is none."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds that a living process has used, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def collectors(store: Store) -> list[int]:
+    """The living collector processes of a store."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            command = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            if b"unskew.collector.service" in command and str(store.root).encode() in command:
+                found.append(int(entry.name))
+    return found
+
+
+def end_collectors(store: Store, *, by_force: bool) -> None:
+    """Wait until the store's collector has ended, after asking it to or by itself."""
+    until = time.monotonic() + _COLLECTOR_S
+    while (living := collectors(store)) and time.monotonic() < until:
+        for pid in living if by_force else ():
+            send_signal(pid, signal.SIGTERM)
+        time.sleep(0.1)
+
+
+def send_signal(pid: int, which: signal.Signals) -> None:
+    """To a process that may be gone by now."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, which)

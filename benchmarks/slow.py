@@ -1,0 +1,141 @@
+"""One rank turns slow on the sleeping device: is it named, how soon, and what is the new plan worth?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+
+import msgspec
+
+from unskew.analytics.cost import CostModel
+from unskew.analytics.prediction import predict_iterations
+from unskew.analytics.workload import Work, work_of
+from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks.runs import EIGHT_RANKS, Bench, Ran, done, perform
+from unskew.collector.events import IterationCommitted, MicroBatchPacked, PlanApplied, PlanScored, PredictorFitted, Verdict
+
+OPTIONS = msgspec.structs.replace(EIGHT_RANKS, device="sleep")
+AT = 14
+SEEDS = range(20)
+
+
+def figures_of_a_strong_fault(bench: Bench, seeds: Sequence[int] = SEEDS, iterations: int = 40) -> list[Figure]:
+    """x1.8: named, repaired, predicted, repaid."""
+    runs = _runs(bench, seeds, 1.8, iterations)
+    errors = [
+        abs(score.predicted_s - score.measured_s) / score.measured_s
+        for run in runs
+        for score in run.of(PlanScored)
+        if score.predicted_s is not None and score.measured_s is not None
+    ]
+    shares = [share for run in runs if (share := _share_of_the_possible(run, 1.8)) is not None]
+    scored = f"{len(errors)} plans scored over 10 to 20 iterations each, in {len(runs)} runs"
+    means = "healthy time, scaled to the batches that ran by prediction, x 8 / 7.56 over measured"
+    return [
+        done("slow x1.8", runs),
+        *_detection(runs, 1.8, within=5, bar=len(runs)),
+        figure(
+            "slow x1.8: runs whose plan was changed", sum(len(run.of(PlanApplied)) > 1 for run in runs), "", bar=len(runs),
+            better="higher",
+        ),
+        figure(
+            "slow x1.8: predicted against measured iteration time after the change, median error",
+            100 * median(errors) if errors else None, "%", bar=5, better="lower", note=scored,
+        ),
+        figure(
+            "slow x1.8: the same, worst plan", 100 * max(errors) if errors else None, "%", bar=5, better="lower", note=scored
+        ),
+        figure(
+            "slow x1.8: throughput after the change, of what the surviving speed would allow, median",
+            100 * median(shares) if shares else None, "%", bar=85, better="higher", note=means,
+        ),
+        figure(
+            "slow x1.8: the same, worst run", 100 * min(shares) if shares else None, "%", bar=85, better="higher",
+            note=f"{len(shares)} runs",
+        ),
+    ]  # fmt: skip
+
+
+def figures_of_a_weak_fault(bench: Bench, seeds: Sequence[int] = SEEDS, iterations: int = 30) -> list[Figure]:
+    """x1.3: named."""
+    runs = _runs(bench, seeds, 1.3, iterations)
+    return [done("slow x1.3", runs), *_detection(runs, 1.3, within=10, bar=len(runs) - 1)]
+
+
+def _runs(bench: Bench, seeds: Sequence[int], factor: float, iterations: int) -> list[Ran]:
+    return [
+        bench.run(
+            msgspec.structs.replace(OPTIONS, seed=seed, iterations=iterations),
+            f"slow:rank={_slow_rank(seed)},factor={factor},at={AT}",
+        )
+        for seed in bench.steps(f"slow x{factor}, sleeping device", seeds)
+    ]
+
+
+def _slow_rank(seed: int) -> int:
+    return seed % OPTIONS.ranks
+
+
+def _detection(runs: Sequence[Ran], factor: float, *, within: int, bar: int) -> list[Figure]:
+    delays = [delay for run in runs if (delay := _delay(run)) is not None]
+    named = sum(delay <= within for delay in delays)
+    others = sum(not _is_right(run, verdict) for run in runs for verdict in run.of(Verdict))
+    worst = f": median {median(delays):g}, at most {max(delays)}" if delays else ""
+    return [
+        figure(
+            f"slow x{factor}: right rank, cause slow_device, within {within} iterations", named, "", bar=bar, better="higher",
+            note=f"of {len(runs)} seeds, each rank in turn, from iteration {AT} on; slowed iterations it took{worst}",
+        ),
+        figure(f"slow x{factor}: verdicts on any other rank or cause", others, "", bar=0, better="lower"),
+    ]  # fmt: skip
+
+
+def _is_right(run: Ran, verdict: Verdict) -> bool:
+    return verdict.cause == "slow_device" and [party.rank for party in verdict.culprits] == [_slow_rank(run.options.seed)]
+
+
+def _delay(run: Ran) -> int | None:
+    """Slowed iterations up to and with the one whose judgement named the rank; None when it was not named."""
+    right = [verdict for verdict in run.of(Verdict) if _is_right(run, verdict) and verdict.at_iteration >= AT]
+    return right[0].at_iteration - AT + 1 if right else None
+
+
+def _share_of_the_possible(run: Ran, factor: float) -> float | None:
+    """Throughput under the last plan over that of eight devices whose speeds add up to 7 + 1/factor and lose nothing by it.
+
+    The healthy iteration time on those batches is not before-mean: it is the first plan's prediction on them by the predictor
+    fitted in warm-up, times measured over predicted of the iterations before the fault (the first one, which pays for
+    start-up, left out). Iterations under the last plan count from its second on.
+    """
+    *_, last = run.of(PlanApplied)
+    fits = run.of(PredictorFitted)
+    measured_us: dict[int, int] = {}
+    for commit in run.of(IterationCommitted):
+        measured_us[commit.iteration] = max(commit.wall_us, measured_us.get(commit.iteration, 0))
+    after = [iteration for iteration in measured_us if iteration > last.iteration]
+    if last.epoch == 0 or not fits or not after:
+        return None
+    cost = msgspec.convert(fits[0].model, CostModel)
+    works = _works(run)
+    first = run.options.first_plan()
+    predicted_us = dict(zip(works, predict_iterations(first, list(works.values()), cost), strict=True))
+    before = range(1, AT)
+    honest = fmean(measured_us[i] for i in before) / fmean(predicted_us[i] for i in before)
+    healthy_us = honest * fmean(predicted_us[i] for i in after)
+    ranks = run.options.ranks
+    possible_us = healthy_us * ranks / (ranks - 1 + 1 / factor)
+    return float(possible_us / fmean(measured_us[i] for i in after))
+
+
+def _works(run: Ran) -> dict[int, tuple[Work, ...]]:
+    """iteration -> work of its micro-batches."""
+    lengths = {(event.iteration, event.micro_batch): event.lengths for event in run.of(MicroBatchPacked)}
+    return {
+        iteration: tuple(work_of(lengths[iteration, number]) for number in range(run.options.micro_batches))
+        for iteration in range(run.options.iterations)
+    }
+
+
+def main(json_path: Path | None) -> None:
+    perform("slow", [figures_of_a_strong_fault, figures_of_a_weak_fault], json_path)
