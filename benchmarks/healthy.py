@@ -10,6 +10,7 @@ import msgspec
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import EIGHT_RANKS, TWO_RANKS, Bench, done, perform
 from unskew.collector.events import MicroBatchPacked, PlanApplied, Verdict
+from unskew.collector.paths import Store
 from unskew.runtime.options import RunOptions
 
 ITERATIONS = 200
@@ -42,5 +43,5 @@ def figures(bench: Bench, cases: Sequence[RunOptions] = CASES, iterations: int =
     ]  # fmt: skip
 
 
-def main(json_path: Path | None) -> None:
-    perform("healthy", [figures], json_path)
+def main(json_path: Path | None, store: Store) -> None:
+    perform("healthy", [figures], json_path, store)

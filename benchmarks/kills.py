@@ -97,5 +97,5 @@ def _difference(run: Ran, reference: Sequence[float]) -> float:
     return max(abs(mine - other) for mine, other in zip(run.summary.losses, reference, strict=True))
 
 
-def main(json_path: Path | None) -> None:
-    perform("kills", [figures], json_path)
+def main(json_path: Path | None, store: Store) -> None:
+    perform("kills", [figures], json_path, store)

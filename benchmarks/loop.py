@@ -7,6 +7,7 @@ from pathlib import Path
 
 from unskew.benchmarks import healthy, kills, outage, overhead, slow
 from unskew.benchmarks.runs import perform
+from unskew.collector.paths import Store
 
 PARTS = (
     kills.figures,
@@ -18,5 +19,5 @@ PARTS = (
 )
 
 
-def main(json_path: Path | None) -> None:
-    perform("loop", PARTS, json_path)
+def main(json_path: Path | None, store: Store) -> None:
+    perform("loop", PARTS, json_path, store)

@@ -83,5 +83,5 @@ def _delay(run: Ran, rank: int) -> int | None:
     return verdicts[0].at_iteration - AT + 1
 
 
-def main(json_path: Path | None) -> None:
-    perform("outage", [figures], json_path)
+def main(json_path: Path | None, store: Store) -> None:
+    perform("outage", [figures], json_path, store)

@@ -143,5 +143,5 @@ class _CollectorWatch:
         return (cpu_s(self._pid) if self._pid is not None else 0.0), time.monotonic()
 
 
-def main(json_path: Path | None) -> None:
-    perform("overhead", [figures], json_path)
+def main(json_path: Path | None, store: Store) -> None:
+    perform("overhead", [figures], json_path, store)

@@ -1,10 +1,9 @@
-"""Real runs, one after the other, each in a store of its own that is removed afterwards: what the loop is measured on."""
+"""Real runs, one after the other, looked at from outside: what the loop is measured on."""
 
 from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -84,38 +83,39 @@ class _Witness:
 
 
 class Bench:
-    """Shows what is running, and runs it."""
+    """Runs, one after the other, in one store, with a bar that shows what is running."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress, store: Store) -> None:
+        self._progress, self._store = progress, store
 
     def steps(self, what: str, of: Sequence[_Step]) -> Iterator[_Step]:
         """`of`, one by one, with a bar."""
         yield from self._progress.track(of, description=what)
 
     def run(self, options: RunOptions, *faults: str, watch: Watch | None = None, settle: bool = False) -> Ran:
-        """One run; with `settle` the collector is left to finish and end by itself before its store is looked at."""
-        with tempfile.TemporaryDirectory(prefix="unskew-bench-", ignore_cleanup_errors=True) as folder:
-            store = Store(Path(folder))
-            parsed = parse_faults(faults, ranks=options.ranks, iterations=options.iterations)
-            chosen = msgspec.structs.replace(options, store=folder, faults=parsed)
-            witness = _Witness(store, options.iterations, watch)
-            summary = run_once(chosen, on_event=lambda entry: witness.take(entry.event) if entry.event else None)
-            end_collectors(store, by_force=not settle)
-            with open_store(store) as reader:
-                (counts,) = reader.sql(
-                    "select count(*) as stored, count(distinct (writer, seq)) as distinct_, (select count(*) from "
-                    f"executed('{summary.run_id}') where times != 1) as not_once from events"
-                ).to_dicts()
-            return Ran(
-                options=chosen,
-                summary=summary,
-                events=witness.events,
-                same_process=witness.same,
-                not_once=counts["not_once"],
-                lost=summary.events.written - counts["distinct_"],
-                doubled=counts["stored"] - counts["distinct_"],
-            )
+        """One run; with `settle` the collector is left to end by itself before the store is looked at."""
+        store = self._store
+        parsed = parse_faults(faults, ranks=options.ranks, iterations=options.iterations)
+        chosen = msgspec.structs.replace(options, store=str(store.root), faults=parsed)
+        witness = _Witness(store, options.iterations, watch)
+        summary = run_once(chosen, on_event=lambda entry: witness.take(entry.event) if entry.event else None)
+        if settle:
+            wait_for_collectors(store)
+        with open_store(store) as reader:
+            (counts,) = reader.sql(
+                "select count(*) as stored, count(distinct (writer, seq)) as apart, "
+                "(select count(*) from executed($run) where times != 1) as not_once from events where run = $run",
+                {"run": summary.run_id},
+            ).to_dicts()
+        return Ran(
+            options=chosen,
+            summary=summary,
+            events=witness.events,
+            same_process=witness.same,
+            not_once=counts["not_once"],
+            lost=summary.events.written - counts["apart"],
+            doubled=counts["stored"] - counts["apart"],
+        )
 
 
 def done(what: str, runs: Sequence[Ran], note: str = "") -> Figure:
@@ -125,17 +125,20 @@ def done(what: str, runs: Sequence[Ran], note: str = "") -> Figure:
     return figure(name, ended, "", bar=len(runs), better="higher", note="; ".join([note, *reasons] if note else reasons))
 
 
-def perform(name: str, parts: Sequence[Part], json_path: Path | None) -> None:
+def perform(name: str, parts: Sequence[Part], json_path: Path | None, store: Store) -> None:
     """Run the parts in turn and publish all their figures; a part that breaks is reported and does not cost the others."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     figures: list[Figure] = []
     with Progress(*columns) as progress:
         for part in parts:
             try:
-                figures += part(Bench(progress))
+                figures += part(Bench(progress, store))
             except Exception as error:
                 note = f"broke: {type(error).__name__}: {error}"
                 figures.append(figure(part.__module__.rpartition(".")[2], None, "", bar=None, better="lower", note=note))
+    for pid in collectors(store):
+        send_signal(pid, signal.SIGTERM)
+    wait_for_collectors(store)
     publish(name, figures, json_path)
 
 
@@ -163,12 +166,10 @@ def collectors(store: Store) -> list[int]:
     return found
 
 
-def end_collectors(store: Store, *, by_force: bool) -> None:
-    """Wait until the store's collector has ended, after asking it to or by itself."""
+def wait_for_collectors(store: Store) -> None:
+    """Until the store's collector has ended: by itself when it has nothing left to do."""
     until = time.monotonic() + _COLLECTOR_S
-    while (living := collectors(store)) and time.monotonic() < until:
-        for pid in living if by_force else ():
-            send_signal(pid, signal.SIGTERM)
+    while collectors(store) and time.monotonic() < until:
         time.sleep(0.1)
 
 

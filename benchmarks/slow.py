@@ -14,6 +14,7 @@ from unskew.analytics.workload import Work, work_of
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import EIGHT_RANKS, Bench, Ran, done, perform
 from unskew.collector.events import IterationCommitted, MicroBatchPacked, PlanApplied, PlanScored, PredictorFitted, Verdict
+from unskew.collector.paths import Store
 
 OPTIONS = msgspec.structs.replace(EIGHT_RANKS, device="sleep")
 AT = 14
@@ -137,5 +138,5 @@ def _works(run: Ran) -> dict[int, tuple[Work, ...]]:
     }
 
 
-def main(json_path: Path | None) -> None:
-    perform("slow", [figures_of_a_strong_fault, figures_of_a_weak_fault], json_path)
+def main(json_path: Path | None, store: Store) -> None:
+    perform("slow", [figures_of_a_strong_fault, figures_of_a_weak_fault], json_path, store)

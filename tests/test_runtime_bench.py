@@ -12,7 +12,8 @@ from runtime_runs import SMALL
 from unskew.benchmarks import kills, overhead
 from unskew.benchmarks.report import Figure
 from unskew.benchmarks.runs import Bench, Ran, perform
-from unskew.collector.events import IterationCommitted
+from unskew.collector.events import Event, IterationCommitted, RunFinished
+from unskew.collector.paths import Store
 from unskew.runtime.options import RunOptions
 from unskew.runtime.summary import Gathering
 
@@ -31,7 +32,7 @@ def test_one_kill_is_measured_and_a_broken_part_costs_nothing_else(tmp_path: Pat
     def killed(bench: Bench) -> list[Figure]:
         return kills.figures(bench, cases=[(2, "any moment")], single=[], options=msgspec.structs.replace(SMALL, iterations=40))
 
-    perform("tiny", [broken, killed], tmp_path / "tiny.json")
+    perform("tiny", [broken, killed], tmp_path / "tiny.json", Store(tmp_path / "store"))
     lost, *figures = json.loads((tmp_path / "tiny.json").read_text())["figures"]
     assert (lost["value"], lost["note"]) == (None, "broke: RuntimeError: no luck")
     values = {entry["name"].removeprefix("kill: "): entry["value"] for entry in figures}
@@ -44,14 +45,16 @@ def test_one_kill_is_measured_and_a_broken_part_costs_nothing_else(tmp_path: Pat
 
 def test_the_overhead_is_the_difference_within_pairs() -> None:
     """Every iteration 2 % longer with instruments, the machine half as fast in the end, and a burst in one block."""
-    turns, events = overhead.TURNS, []
+    turns = overhead.TURNS
+    events: list[Event] = []
     for iteration in range(2 * turns * 11):
         us = 100_000 + 500 * iteration // turns
         us += us // 50 if iteration // turns % 2 == 0 else 0
         events.append(committed(iteration, us * 3 if iteration == 3 * turns + 8 else us))
+    events.append(RunFinished(status="done", iterations=len(events)))
+    summary = Gathering().summary("r", "real", 0, None)
     run = Ran(
-        options=RunOptions(), summary=Gathering().summary("r", "real", 0, None), events=list(events),
-        same_process=frozenset(), not_once=0, lost=0, doubled=0,
+        options=RunOptions(), summary=summary, events=events, same_process=frozenset(), not_once=0, lost=0, doubled=0
     )  # fmt: skip
     differences, off_us = overhead._paired(run)
     assert len(differences) == 10
