@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from unskew.analytics.faults import parse_faults
+from unskew.benchmarks.runs import collectors, send_signal, started_at
 from unskew.collector.events import DeviceJoined, Event, IterationCommitted, Regrouped
 from unskew.collector.paths import Store
 from unskew.collector.reader import open_store
@@ -96,24 +95,8 @@ def train(
     parsed = parse_faults(faults, ranks=chosen.ranks, iterations=chosen.iterations)
     run = Run(msgspec.structs.replace(chosen, faults=parsed), on_event).perform()
     for pid in () if collector_stays else collectors(run.store):
-        end(pid, signal.SIGTERM)
+        send_signal(pid, signal.SIGTERM)
     return run
-
-
-def started_at(pid: int) -> str:
-    """When a process was started, by the kernel: with the pid it names a process for good; "" when there is none."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return ""
-
-
-def collectors(store: Store) -> Iterator[int]:
-    """The living collector processes of a store."""
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            command = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            if b"unskew.collector.service" in command and str(store.root).encode() in command:
-                yield int(entry.name)
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
@@ -124,9 +107,3 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def end(pid: int, how: signal.Signals) -> None:
-    """Send a signal to a process that may be gone by now."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, how)

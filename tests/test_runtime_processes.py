@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runtime_runs import LONG_CHUNKS, Run, collectors, end, train, wait_until
+from runtime_runs import LONG_CHUNKS, Run, train, wait_until
 
+from unskew.benchmarks.runs import collectors, send_signal
 from unskew.collector.commands import Command, CommandError, send
 from unskew.collector.events import IterationJudged, RunFinished, Verdict
 from unskew.collector.paths import Store
@@ -66,11 +67,11 @@ class Saboteur:
             assert wait_until(lambda: any(collectors(run.store)), 10)
             self.stopped = list(collectors(run.store))
             for pid in self.stopped:
-                end(pid, signal.SIGSTOP)
+                send_signal(pid, signal.SIGSTOP)
         elif isinstance(entry.event, Verdict) and self.stopped and self.state_at_verdict is None:
             self.state_at_verdict = process_state(self.stopped[0])
             for pid in self.stopped:
-                end(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
 
 
 def test_with_the_collector_down_verdicts_come_and_afterwards_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
