@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -20,8 +22,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 # All members are there when a group is built; one that dies in these milliseconds leaves it half built.
-_BUILD = timedelta(seconds=5)
+_BUILD = timedelta(seconds=2)
 _MEET_POLL_S = 0.01
+_STOP_POLL_S = 0.02
 # Who is stuck is for liveness to say, not for a timeout: this only bounds a wait nobody ends.
 _WAIT = timedelta(hours=1)
 
@@ -33,13 +36,56 @@ class PeerLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
 class Pending:
     """A message under way; `wait` blocks until it is through and returns its tensor."""
 
-    def __init__(self, work: Any, tensor: Tensor, peer: int) -> None:
-        self._work, self._tensor, self.peer = work, tensor, peer
+    def __init__(self, waiter: _Waiter, work: Any, tensor: Tensor, peer: int) -> None:
+        self._waiter, self._work, self._tensor, self.peer = waiter, work, tensor, peer
 
     def wait(self) -> Tensor:
-        with _peer_lost():
-            self._work.wait(_WAIT)
+        self._waiter.wait(self._work)
         return self._tensor
+
+
+class _Waiter:
+    """Waits for the backend in a thread of its own, so that a wait can be left when it never ends.
+
+    A closed socket ends nearly every wait; but Gloo forgets a send whose write fails in the instant it becomes possible, and
+    whoever waits for that one waits for ever (seen once in some hundred kills).
+    """
+
+    def __init__(self) -> None:
+        self._works: SimpleQueue[tuple[Any, _Waited] | None] = SimpleQueue()
+        self._stopped = threading.Event()
+        threading.Thread(target=self._serve, name="waiter", daemon=True).start()
+
+    def wait(self, work: Any) -> None:
+        """Until `work` is done. Raises `PeerLost` when it failed, or when `stop` was called."""
+        waited = _Waited()
+        self._works.put((work, waited))
+        while not waited.over.wait(_STOP_POLL_S):
+            if self._stopped.is_set():
+                raise PeerLost("the groups were stopped")
+        if waited.error is not None:
+            raise PeerLost(str(waited.error).split("\n")[0]) from waited.error
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._works.put(None)
+
+    def _serve(self) -> None:
+        while (item := self._works.get()) is not None:
+            work, waited = item
+            try:
+                work.wait(_WAIT)
+            except RuntimeError as error:
+                waited.error = error
+            waited.over.set()
+
+
+class _Waited:
+    """How one wait ended."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.error: RuntimeError | None = None
 
 
 class Comm:
@@ -54,6 +100,7 @@ class Comm:
         self.epoch, self.rank, self.members = epoch, rank, tuple(members)
         self._before = _sockets()
         self._own: dict[int, str] | None = None
+        self._waiter = _Waiter()
         self._index = {member: index for index, member in enumerate(self.members)}
         self._store = store
         self._groups: dict[tuple[int, ...], Any] = {}
@@ -92,24 +139,26 @@ class Comm:
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         with _peer_lost():
-            return Pending(self._world.send([tensor], self._index[peer], tag), tensor, peer)
+            return Pending(self._waiter, self._world.send([tensor], self._index[peer], tag), tensor, peer)
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """Post a receive into `tensor`, which must have exactly the message's size: Gloo would not notice a short message."""
         with _peer_lost():
-            return Pending(self._world.recv([tensor], self._index[peer], tag), tensor, peer)
+            return Pending(self._waiter, self._world.recv([tensor], self._index[peer], tag), tensor, peer)
 
     def all_reduce(self, tensor: Tensor, group: tuple[int, ...]) -> None:
         """Sum `tensor` in place over a gradient group of the plan; nothing to do for a group of one."""
         if len(group) > 1:
             with _peer_lost():
-                self._groups[group].allreduce([tensor]).wait()
+                work = self._groups[group].allreduce([tensor])
+            self._waiter.wait(work)
 
     def all_gather(self, row: Tensor) -> Tensor:
         """Every member's `row` as one tensor [members, len(row)], in the order of `members`."""
         rows = [torch.empty_like(row) for _ in self.members]
         with _peer_lost():
-            self._world.allgather([rows], [row]).wait()
+            work = self._world.allgather([rows], [row])
+        self._waiter.wait(work)
         return torch.stack(rows)
 
     @property
@@ -119,6 +168,7 @@ class Comm:
     def stop(self) -> None:
         """Shut the sockets of this epoch's groups: Gloo's own abort frees nobody, a closed socket frees both ends in
         milliseconds."""
+        self._waiter.stop()
         own = self._own if self._own is not None else _new_sockets(self._before)
         open_now = _sockets()
         for descriptor, inode in own.items():

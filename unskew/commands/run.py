@@ -156,6 +156,6 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
         if finished is None or finished.status != "done":
             fail("the run did not finish" if finished is None else f"the run {finished.status}: {finished.reason}")
         if served is not None and console.is_terminal:
-            console.print(f"The dashboard stays at {facts[-1][1]} until Ctrl-C.")
             with suppress(KeyboardInterrupt):
+                console.print(f"The dashboard stays at {facts[-1][1]} until Ctrl-C.")
                 signal.pause()
