@@ -125,8 +125,8 @@ class Desk:
         lying = self._lying
         if lying is None:
             return None, []
-        if self.mode == "observe":
-            return None, [] if lying.approved_by is None else self.expire("mode observe applies no change")
+        if self.mode == "observe" and lying.approved_by is not None:
+            return None, self.expire("mode observe applies no change")
         events: list[Control] = []
         if lying.approved_by is None:
             if lying.gain_us * (self._iterations - iteration) < lying.cost_us:
