@@ -136,9 +136,12 @@ VIEWS: dict[str, str] = {
         select made.*, coalesce(decided.status, 'open') as status, decided."by" as decided_by,
             decided.reason as decision_reason, decided.at_us as decided_us
         from ({own_columns(events.PlanProposed)}) made
-        left join (select run, proposal, arg_max(decision, seq) as status, arg_max("by", seq) as "by",
-                       arg_max(reason, seq) as reason, max(at_us) as at_us
-                   from decisions where decision != 'scored' group by run, proposal) decided using (run, proposal)""",
+        left join (
+            select run, proposal, arg_max(decision, seq) as status, max(at_us) as at_us,
+                coalesce(arg_max("by", seq) filter (decision != 'applied'), arg_max("by", seq)) as "by",
+                coalesce(arg_max(reason, seq) filter (decision != 'applied'), arg_max(reason, seq)) as reason
+            from decisions where decision != 'scored'
+            group by run, proposal) decided using (run, proposal)""",
     "plans": f"""
         select applied.run, applied.epoch, applied.digest, applied.proposal, applied.iteration as from_iteration,
             applied.reason, applied.at_us, scored.predicted_s, scored.baseline_s, scored.measured_s, scored.effect_s,

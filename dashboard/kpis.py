@@ -29,7 +29,9 @@ def show(snapshot: Snapshot) -> None:
         _tile("Tokens per second", f"{rate:,.0f}", f"{latest.tokens:,} in this iteration")
         _iteration_time(latest.measured_us, latest.predicted_us)
         ranks, lost = story.started.ranks if story.started else 0, len({loss.rank for loss in story.lost})
-        _tile("Ranks", f"{ranks - lost} of {ranks}", f"{lost} lost" if lost else "all alive", warn=bool(lost))
+        gone = story.finished is None and not snapshot.controlled
+        note = "as last heard of" if gone else (f"{lost} lost" if lost else "all alive")
+        _tile("Ranks", f"{ranks - lost} of {ranks}", note, warn=bool(lost) or gone)
 
 
 def _tile(label: str, value: str, note: str, *, warn: bool = False, help_text: str | None = None) -> None:

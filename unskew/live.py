@@ -54,12 +54,14 @@ class Screen:
     def feed(self, entry: Entry) -> None:
         """Take one entry of the log."""
         with self._surviving():
-            said = self.state.lines
+            before = self.state
             self.state = fold(self.state, entry)
-            if self._live is None and self.state.lines is not said:
+            if self._live is None and self.state.lines is not before.lines:
                 line = self.state.lines[-1]
-                where = "" if line.iteration is None else f"iteration {line.iteration}  "
+                where = "" if line.iteration is None else f"after iteration {line.iteration}  "
                 self._print(f"{where}{line.sentence.topic}: {line.sentence.text}")
+            if self._live is None and self.state.mode == "approve" and self.state.waiting not in (None, before.waiting):
+                self._print(f"{self.state.waiting} waits for: unskew approve {self.state.waiting} --by NAME --reason TEXT")
 
     def tick(self) -> None:
         """Redraw when it is time to; call it often."""

@@ -35,7 +35,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         facts.append(("iteration time", f"{median(times):.3f} s (median)"))
     facts += [("fault", f"{fault.kind} of rank {fault.rank} at iteration {fault.at_iteration}") for fault in summary.faults]
     facts += [("verdict", verdict.sentence) for verdict in summary.verdicts]
-    complete = "log complete" if events.log_complete else "log NOT complete"
+    complete = "log complete" if events.log_complete else "log late: some votes came before every rank had flushed its events"
     facts.append(("events", f"{events.written:,} written, {events.stored:,} stored, {events.dropped:,} dropped, {complete}"))
     if summary.verify is not None:
         difference = summary.verify.max_abs_loss_difference
@@ -48,12 +48,20 @@ def _plans(plans: tuple[PlanSummary, ...]) -> Table:
     table.add_column("plan", justify="right")
     table.add_column("from", justify="right")
     table.add_column("reason")
-    for column in ("predicted", "measured", "without it", "n"):
+    for column in ("predicted", "measured", "without it", "saved (95 %)", "n"):
         table.add_column(column, justify="right")
     for plan in plans:
-        numbers = (_seconds(plan.predicted_s), _seconds(plan.measured_s), _seconds(plan.baseline_s))
+        numbers = (_seconds(plan.predicted_s), _seconds(plan.measured_s), _seconds(plan.baseline_s), _saved(plan))
         table.add_row(str(plan.epoch), str(plan.at_iteration), plan.reason, *numbers, str(plan.n or "–"))
     return table
+
+
+def _saved(plan: PlanSummary) -> str:
+    """Seconds an iteration that the change saved, with the interval of the mean."""
+    if plan.baseline_s is None or plan.measured_s is None or plan.interval_s is None:
+        return "–"
+    low, high = plan.interval_s
+    return f"{plan.baseline_s - plan.measured_s:+.2f} s ({low:+.2f} to {high:+.2f})"
 
 
 def _seconds(value: float | None) -> str:

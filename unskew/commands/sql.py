@@ -13,11 +13,14 @@ from unskew.commands.common import JsonOption, StoreOption, checking_input, loca
 
 if TYPE_CHECKING:
     import polars
+    from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 TABLE_ROWS = 200
 COUNTED_ROWS = 100_000
 """A table shows the first of its rows and counts up to here; a file gets all."""
+_LEAST_COLUMN = 12
 
 
 def sql(
@@ -66,25 +69,45 @@ def show(rows: polars.DataFrame, format: str) -> None:
         rows.write_parquet(sys.stdout.buffer)
     else:
         terminal = Console()
-        terminal.print(table(rows))
+        grid = table(rows)
+        # A table squeezed into columns of a letter each tells nothing: then one line a value.
+        roomy = terminal.measure(grid).maximum <= terminal.width or rows.width * _LEAST_COLUMN <= terminal.width
+        terminal.print(grid if roomy else records(rows))
         more = f", the first {TABLE_ROWS} shown (--format csv gives all)" if rows.height > TABLE_ROWS else ""
         count = f"more than {COUNTED_ROWS:,}" if rows.height == COUNTED_ROWS + 1 else f"{rows.height:,}"
         terminal.print(f"[dim]{count} row{'s' * (rows.height != 1)}{more}[/]")
 
 
+def records(rows: polars.DataFrame) -> RenderableType:
+    """The first rows one below the other, a value a line: for answers with more columns than the terminal has room for."""
+    from rich.console import Group
+    from rich.rule import Rule
+    from rich.table import Table
+
+    parts: list[RenderableType] = []
+    for number, row in enumerate(rows.head(TABLE_ROWS).iter_rows(), start=1):
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold")
+        for name, value in zip(rows.columns, row, strict=True):
+            grid.add_row(name, _cell(value))
+        parts += [Rule(f"row {number}", align="left", style="dim"), grid]
+    return Group(*parts)
+
+
+def _cell(value: object) -> Text:
+    """A value as text; NULL as a dash."""
+    from rich.text import Text
+
+    return Text("–", "dim") if value is None else Text(f"{value:.6g}" if isinstance(value, float) else str(value))
+
+
 def table(rows: polars.DataFrame) -> Table:
     """The first rows as a table; numbers to the right, NULL as a dash."""
     from rich.table import Table
-    from rich.text import Text
 
     grid = Table(header_style="bold")
     for name, dtype in rows.schema.items():
         grid.add_column(name, justify="right" if dtype.is_numeric() else "left")
     for row in rows.head(TABLE_ROWS).iter_rows():
-        grid.add_row(
-            *(
-                Text("–", "dim") if value is None else Text(f"{value:.6g}" if isinstance(value, float) else str(value))
-                for value in row
-            )
-        )
+        grid.add_row(*map(_cell, row))
     return grid

@@ -30,12 +30,13 @@ def watch(
         refuse(f"there is no run in {place.root} yet: start one with `unskew run`")
     name = runs[-1] if run is None else known_run(place, run)
     with Follow(place, name) as follow, Screen(Console(), [("store", str(place.root))]) as screen, suppress(KeyboardInterrupt):
-        while True:
+        alive = True
+        while alive:
             alive = controller_alive(place, name)
             for entry in follow.poll():
                 screen.feed(entry)
-            if not alive:
-                break
             screen.tick()
-            time.sleep(POLL_S)
+            time.sleep(POLL_S if alive else 0.0)
+    if not alive and screen.state.finished is None:
+        warn([f"the controller of run {name} is gone: the run ended without saying so"])
     warn(follow.problems)
