@@ -27,6 +27,7 @@ from unskew.analytics.predictor import Fit, NotIdentifiable, at_healthy_speed, f
 from unskew.analytics.scheduler import Options, Proposal, State, propose
 from unskew.analytics.scoring import PlanTrial, score_plan, score_verdict
 from unskew.analytics.terms import Measured, fit_terms
+from unskew.analytics.thresholds import DetectorOptions
 from unskew.analytics.workload import Work
 from unskew.collector.events import (
     Control,
@@ -58,6 +59,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     `shared_cores`: ranks outnumber these cores of a real device, None elsewhere. Then an iteration takes at least all its CPU
     time over the cores, and no gain of a plan is claimed. `truth_known`: every slowness is injected (emulated devices).
+    `detector`: the thresholds for this class of device.
     """
 
     origin: Plan
@@ -66,6 +68,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_us: float
     regroup_us: float
     shared_cores: int | None = None
+    detector: DetectorOptions = DetectorOptions()
     truth_known: bool = False
 
 
@@ -90,7 +93,7 @@ class Adaptation:
 
     def __init__(self, site: Site, options: AdaptationOptions | None = None) -> None:
         self.site, self.options = site, options or AdaptationOptions()
-        self.detector = Detector()
+        self.detector = Detector(site.detector)
         self.fitted: Fit | None = None
         self._fits = 0
         self._seen: deque[_Seen] = deque(maxlen=self.options.refit_every)

@@ -54,7 +54,7 @@ def figures(
         figure(
             "kill: runs in which a survivor is not the process it was",
             sum(run.same_process != expected for run, expected in zip(runs, survivors, strict=True)), "", bar=0, better="lower",
-            note="pid and start time, at the last commit",
+            note="pid and start time, six commits before the last",
         ),
         figure(
             "kill: (layer, micro-batch, F or B) not executed exactly once per committed iteration",

@@ -35,7 +35,7 @@ TWO_RANKS = RunOptions(device="real", pp=2, dp=1, layers=8, micro_batches=4, dim
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished run. `same_process`: ranks that were, at the last change of plan and at the last commit, the very process they
+    """A finished run. `same_process`: ranks that were, at the last change of plan and near the end, the very process they
     began as. `not_once`: (kind, layer, micro-batch) cells of committed iterations not executed exactly once. `lost`, `doubled`:
     events missing from the store, or in it twice."""
 
@@ -67,7 +67,8 @@ class _Witness:
     """Keeps a run's events, and looks at the processes of its ranks while they live."""
 
     def __init__(self, store: Store, iterations: int, watch: Watch | None) -> None:
-        self._store, self._last, self._watch = store, iterations - 1, watch
+        # Not at the very end: commits that are read after the ranks were told to stop find no process any more.
+        self._store, self._late, self._watch = store, iterations - 6, watch
         self.events: list[Event] = []
         self.same: frozenset[int] = frozenset()
         self._born: dict[int, tuple[int, str]] = {}
@@ -76,7 +77,7 @@ class _Witness:
         self.events.append(event)
         if isinstance(event, DeviceJoined):
             self._born[event.rank] = (event.pid, started_at(event.pid))
-        elif isinstance(event, Regrouped) or (isinstance(event, IterationCommitted) and event.iteration == self._last):
+        elif isinstance(event, Regrouped) or (isinstance(event, IterationCommitted) and event.iteration == self._late):
             self.same = frozenset(rank for rank, (pid, born) in self._born.items() if born and started_at(pid) == born)
         if self._watch is not None:
             self._watch(self._store, event)

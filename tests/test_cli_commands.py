@@ -177,7 +177,10 @@ def test_what_is_wrong_with_the_log_is_said_beside_every_answer_from_it(holed: S
     ]  # fmt: skip
     watched = call("watch", "r1", *where)
     assert watched.exit_code == 0
-    assert watched.stderr.splitlines() == ["warning: run r1: writer rank-0000.1 lacks 3 lines"]
+    assert watched.stderr.splitlines() == [
+        "warning: the controller of run r1 is gone: the run ended without saying so",
+        "warning: run r1: writer rank-0000.1 lacks 3 lines",
+    ]
 
 
 def test_a_cut_answer_says_so_and_a_file_gets_all_rows(holed: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,4 +22,5 @@ def test_on_the_real_device_a_slow_rank_is_named(tmp_path: Path) -> None:
     assert (verdict.cause, [party.rank for party in verdict.culprits]) == ("slow_device", [1])
     assert 14 <= verdict.at_iteration < 34
     assert {other.verdict for other in others} <= {verdict.verdict}
-    assert verdict.speed["F"] == pytest.approx(1 / 1.8, rel=0.2)
+    # Estimated from four iterations, on cores that the controller and everything else share.
+    assert 0.35 < verdict.speed["F"] < 0.75
