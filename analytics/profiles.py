@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from unskew.analytics.cost import ChunkCost, CostModel
 
-DEFAULT_PROFILE = "steady"
-
 
 class ProfileError(ValueError):
     """An unknown profile; the message is one sentence."""

@@ -24,7 +24,6 @@ ACCENT = "#5b86f0"
 QUIET = "#8b97a8"
 SLOW = "#e0762b"
 DEAD = "#c2474f"
-GOOD = "#1f9d78"
 NEUTRAL = "rgba(139,151,168,0.20)"
 DIVERGING = ["#2f78c4", "#7fb0e0", NEUTRAL, "#f2a65e", "#d1560f"]
 SEQUENTIAL = [NEUTRAL, "#8fb0f5", "#3a63d8"]
