@@ -6,8 +6,8 @@ cd "$(dirname "$0")/.."
 mypy=$1
 shift
 tree=build/typing
-rm -rf $tree
 mkdir -p $tree/unskew
-for entry in unskew/*; do ln -s "../../../$entry" $tree/unskew/; done
-for package in collector analytics runtime dashboard benchmarks; do ln -s ../../../$package $tree/unskew/; done
+find $tree/unskew -xtype l -delete  # what has gone; the rest stays, so that two calls at once do not disturb each other
+for entry in unskew/*; do ln -sfn "../../../$entry" "$tree/$entry"; done
+for package in collector analytics runtime dashboard benchmarks; do ln -sfn ../../../$package $tree/unskew/$package; done
 MYPYPATH=$tree exec "$mypy" --explicit-package-bases -p unskew "$@"

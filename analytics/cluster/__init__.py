@@ -1,0 +1,1 @@
+"""The cluster simulator: events in time, a policy that reacts, and what the time went to."""

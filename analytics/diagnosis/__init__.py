@@ -1,0 +1,1 @@
+"""A finished or imported log, explained: causes, time lost, what-if."""

@@ -1,0 +1,1 @@
+"""Who reacts to an event of a cluster, and how: ours and the published ones behind one interface."""

@@ -1,0 +1,1 @@
+"""Published fail-slow detectors behind one interface, beside ours."""
