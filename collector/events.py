@@ -142,6 +142,84 @@ class IterationJudged(Telemetry, frozen=True, kw_only=True, tag="iteration_judge
     log_complete: bool = True
 
 
+class IterationTimed(Telemetry, frozen=True, kw_only=True, tag="iteration_timed@1", gc=False):
+    """How long an iteration of an imported run took, where its source says so; `rank` None = the job as a whole.
+
+    `start_us` counts from where the source's own clock does; `loss` is as the source reports it.
+    """
+
+    iteration: int
+    wall_us: int
+    rank: int | None = None
+    start_us: int | None = None
+    loss: float | None = None
+    tokens: int | None = None
+    sequences: int | None = None
+
+
+class OperationsRecorded(Telemetry, frozen=True, kw_only=True, tag="operations_recorded@1"):
+    """An imported rank's iteration in its source's own words and numbers: column by column, in the source's order of rows.
+
+    The n-th of each list is one operation, which is also a `Span` (in microseconds) with `group` = name, `group_seq` = seq.
+    -1 stands where the source has none: `chunk` (model chunk on its stage), `global_chunk` (in the model), `micro_batch`.
+    """
+
+    iteration: int
+    rank: int
+    replica: int
+    stage: int
+    name: tuple[str, ...]
+    start_s: tuple[float, ...]
+    duration_s: tuple[float, ...]
+    seq: tuple[int, ...]
+    chunk: tuple[int, ...]
+    global_chunk: tuple[int, ...]
+    micro_batch: tuple[int, ...]
+
+
+class CollectiveRecorded(Telemetry, frozen=True, kw_only=True, tag="collective_recorded@1"):
+    """One entry of a rank's flight recorder: how far a collective or message had come when the buffer was written.
+
+    Of all entries of a process group, those with the same `seq` (`p2p_seq` for messages) are the same operation on different
+    ranks. Times are the source's wall clock; None = did not happen, or was not noticed.
+    """
+
+    rank: int
+    record: int
+    group: str
+    group_description: str
+    seq: int
+    op: str
+    state: Literal["scheduled", "started", "completed"]
+    p2p_seq: int | None = None
+    op_id: int | None = None
+    is_p2p: bool = False
+    retired: bool | None = None
+    created_us: int | None = None
+    started_us: int | None = None
+    completed_us: int | None = None
+    wall_us: int | None = None
+    timeout_us: int | None = None
+    input_sizes: str = ""
+    output_sizes: str = ""
+    dtypes: str = ""
+
+
+class GroupRecorded(Telemetry, frozen=True, kw_only=True, tag="group_recorded@1"):
+    """A process group as one rank's flight recorder knows it: its members and the last collective it saw reach each state.
+
+    -1 = none yet, None = not in the dump.
+    """
+
+    rank: int
+    group: str
+    group_description: str
+    members: tuple[int, ...]
+    last_enqueued: int | None = None
+    last_started: int | None = None
+    last_completed: int | None = None
+
+
 class Dropped(Telemetry, frozen=True, kw_only=True, tag="dropped@1"):
     """A writer's buffer was full: `count` events were discarded before this one."""
 
@@ -393,7 +471,8 @@ class PlanScored(Control, frozen=True, kw_only=True, tag="plan_scored@1"):
 
 
 TELEMETRY: tuple[type[Telemetry], ...] = (
-    Span, MicroBatchPacked, IterationCommitted, Heartbeat, IterationJudged, Dropped,
+    Span, MicroBatchPacked, IterationCommitted, Heartbeat, IterationJudged, IterationTimed, OperationsRecorded,
+    CollectiveRecorded, GroupRecorded, Dropped,
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
     RunStarted, RunFinished, DeviceJoined, Suspected, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note, CommandRefused,
