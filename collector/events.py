@@ -208,13 +208,15 @@ class CollectiveRecorded(Telemetry, frozen=True, kw_only=True, tag="collective_r
 class GroupRecorded(Telemetry, frozen=True, kw_only=True, tag="group_recorded@1"):
     """A process group as one rank's flight recorder knows it: its members and the last collective it saw reach each state.
 
-    -1 = none yet, None = not in the dump.
+    -1 = none yet, None = not in the dump. A dump tells members by the group's name and states by a number of its own
+    (`group_id`); where no entry ties the two together, `group` is "" and `members` empty in the event with the states.
     """
 
     rank: int
-    group: str
-    group_description: str
-    members: tuple[int, ...]
+    group: str = ""
+    group_id: str = ""
+    group_description: str = ""
+    members: tuple[int, ...] = ()
     last_enqueued: int | None = None
     last_started: int | None = None
     last_completed: int | None = None
