@@ -6,8 +6,10 @@ Every row is visible in exactly one form: in a sealed file of the manifest, or i
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -24,8 +26,16 @@ class Replaced(msgspec.Struct, frozen=True, kw_only=True):
     last_seq: int
 
 
+Kind = Literal["telemetry", "control", "all"]
+"""Which class of events a sealed file holds: the unit of retention. "all" was written before the classes were kept apart."""
+
+
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """An immutable Parquet file; `file` is relative to the store, `last_pos` the highest ingest position in it."""
+    """An immutable Parquet file; `file` is relative to the store, `last_pos` the highest ingest position in it.
+
+    Each sealing of a run has a number, counted from 0; the file holds those from `first` to `last` (several when compacted) of
+    its `kind`. `newest_us` is the latest wall clock in it; retention goes by that.
+    """
 
     run: str
     file: str
@@ -33,6 +43,34 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     last_pos: int
     replaces: tuple[Replaced, ...]
+    kind: Kind = "all"
+    first: int = -1
+    last: int = -1
+    newest_us: int | None = None
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """A projection as an immutable Parquet file, relative to the store.
+
+    `code` hashes the code that made it; `covers`: run -> the highest sealing whose rows are in it (readers add what is newer).
+    """
+
+    name: str
+    file: str
+    rows: int
+    sha256: str
+    code: str
+    covers: dict[str, int]
+
+
+class Pruned(msgspec.Struct, frozen=True, kw_only=True):
+    """Telemetry that retention dropped: the rows of sealings `first` to `last` of a run, not newer than `newest_us`."""
+
+    run: str
+    first: int
+    last: int
+    rows: int
+    newest_us: int | None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +79,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
     sealed: tuple[Sealed, ...] = ()
     problems: tuple[str, ...] = ()
+    published: tuple[Published, ...] = ()
+    pruned: tuple[Pruned, ...] = ()
+
+    def next_sealing(self, run: str) -> int:
+        """The number that the run's next sealing gets."""
+        held = [one.last for one in self.sealed if one.run == run] + [one.last for one in self.pruned if one.run == run]
+        return max(held, default=-1) + 1
 
     def replaced(self, run: str) -> Iterator[tuple[Sealed, Replaced]]:
         """Every spool file of `run` that readers must not read any more, with its sealed file."""
@@ -83,7 +128,7 @@ def load(store: Store) -> Manifest:
             version = (status.st_mtime_ns, status.st_ino, status.st_size)
             known = _parsed.get(store.manifest)
             if known is None or known[0] != version:
-                known = _parsed[store.manifest] = version, msgspec.json.decode(file.read(), type=Manifest)
+                known = _parsed[store.manifest] = version, _numbered(msgspec.json.decode(file.read(), type=Manifest))
             return known[1]
     except FileNotFoundError:
         return Manifest()
@@ -91,6 +136,18 @@ def load(store: Store) -> Manifest:
         raise StoreError(
             f"{store.manifest} is not a manifest ({error}); sealed files lie in {store.root / 'sealed'}"
         ) from error
+
+
+def _numbered(manifest: Manifest) -> Manifest:
+    """Sealed files from before sealings had numbers get those of their order."""
+    if all(one.last >= 0 for one in manifest.sealed):
+        return manifest
+    counted: Counter[str] = Counter()
+    sealed = []
+    for one in manifest.sealed:
+        sealed.append(msgspec.structs.replace(one, first=counted[one.run], last=counted[one.run]) if one.last < 0 else one)
+        counted[one.run] = sealed[-1].last + 1
+    return msgspec.structs.replace(manifest, sealed=tuple(sealed))
 
 
 def publish(store: Store, manifest: Manifest) -> None:

@@ -13,6 +13,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from unskew.collector.commands import controller_alive
 from unskew.collector.ingest import Ingest
 from unskew.collector.manifest import Manifest, Replaced, Sealed, load, publish
@@ -33,11 +35,11 @@ def seal(store: Store, ingest: Ingest, run: str) -> int:
     count = sum(file.rows for file in final)
     sealed = manifest.sealed
     if count and (over or count >= SEAL_ROWS):
-        number = sum(one.run == run for one in sealed)
+        number = manifest.next_sealing(run)
         sealed = (*sealed, _write_sealed(store, ingest, run, number, final))
     problems = tuple(dict.fromkeys((*manifest.problems, *(_problems(ingest, run) if over else ()))))
     if (sealed, problems) != (manifest.sealed, manifest.problems):
-        publish(store, Manifest(number=manifest.number + 1, sealed=sealed, problems=problems))
+        publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, sealed=sealed, problems=problems))
     if over:
         _remove_spool(store, ingest, run)
         ingest.forget(run)
@@ -47,8 +49,9 @@ def seal(store: Store, ingest: Ingest, run: str) -> int:
 
 def sweep(store: Store) -> None:
     """Remove what a killed collector wrote but did not publish, and from the manifest what it removed."""
-    listed = {sealed.file for sealed in load(store).sealed}
-    for path in (store.root / "sealed").glob("*/*"):
+    manifest = load(store)
+    listed = {one.file for one in (*manifest.sealed, *manifest.published)}
+    for path in (*(store.root / "sealed").glob("*/*"), *(store.root / "published").glob("*")):
         if str(path.relative_to(store.root)) not in listed:
             path.unlink()
     _drop_names(store)
@@ -119,6 +122,8 @@ def _write_sealed(store: Store, ingest: Ingest, run: str, number: int, files: li
         sha256=digest,
         last_pos=last_pos,
         replaces=tuple(files),
+        first=number,
+        last=number,
     )
 
 

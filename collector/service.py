@@ -71,6 +71,7 @@ def serve(store: Store, idle_s: float) -> None:
     """Collect until idle for `idle_s` or asked to end. The caller holds the collector's lock."""
     # Imported here, because the losers of the election need not pay for a database.
     from unskew.collector.ingest import Ingest  # noqa: PLC0415
+    from unskew.collector.projecting import Projector  # noqa: PLC0415
     from unskew.collector.sealing import seal, sweep  # noqa: PLC0415
 
     ending = {signal.SIGTERM, signal.SIGINT}
@@ -78,6 +79,7 @@ def serve(store: Store, idle_s: float) -> None:
     sweep(store)
     busy_s = time.monotonic()
     ingest: Ingest | None = None
+    projector: Projector | None = None
     wait_s = STEP_S
     try:
         while True:
@@ -88,8 +90,12 @@ def serve(store: Store, idle_s: float) -> None:
                 print(f"collector: {error}", file=sys.stderr, flush=True)
                 wait_s, taken = BUSY_RETRY_S, 0
             else:
+                projector = projector or Projector(store, ingest.database)
                 wait_s, taken = STEP_S, ingest.step()
+                if taken:
+                    projector.update()
                 taken += sum(seal(store, ingest, run) for run in store.spooled_runs())
+                projector.publish(at_once=not taken)
             if taken or any(controller_alive(store, run) for run in store.spooled_runs()):
                 busy_s = time.monotonic()
             if asked_to_end or time.monotonic() - busy_s > idle_s:
