@@ -160,7 +160,7 @@ class IterationTimed(Telemetry, frozen=True, kw_only=True, tag="iteration_timed@
 class OperationsRecorded(Telemetry, frozen=True, kw_only=True, tag="operations_recorded@1"):
     """An imported rank's iteration in its source's own words and numbers: column by column, in the source's order of rows.
 
-    The n-th of each list is one operation, which is also a `Span` (in microseconds) with `group` = name, `group_seq` = seq.
+    The n-th of each list is one operation, which is also a `Span` (in microseconds) with `group` = name, `group_seq` = sequence.
     -1 stands where the source has none: `chunk` (model chunk on its stage), `global_chunk` (in the model), `micro_batch`.
     """
 
@@ -171,7 +171,7 @@ class OperationsRecorded(Telemetry, frozen=True, kw_only=True, tag="operations_r
     name: tuple[str, ...]
     start_s: tuple[float, ...]
     duration_s: tuple[float, ...]
-    seq: tuple[int, ...]
+    sequence: tuple[int, ...]
     chunk: tuple[int, ...]
     global_chunk: tuple[int, ...]
     micro_batch: tuple[int, ...]
@@ -180,7 +180,7 @@ class OperationsRecorded(Telemetry, frozen=True, kw_only=True, tag="operations_r
 class CollectiveRecorded(Telemetry, frozen=True, kw_only=True, tag="collective_recorded@1"):
     """One entry of a rank's flight recorder: how far a collective or message had come when the buffer was written.
 
-    Of all entries of a process group, those with the same `seq` (`p2p_seq` for messages) are the same operation on different
+    Of all entries of a process group, those with the same `group_seq` (`p2p_seq` for messages) are the same operation on different
     ranks. Times are the source's wall clock; None = did not happen, or was not noticed.
     """
 
@@ -188,7 +188,7 @@ class CollectiveRecorded(Telemetry, frozen=True, kw_only=True, tag="collective_r
     record: int
     group: str
     group_description: str
-    seq: int
+    group_seq: int
     op: str
     state: Literal["scheduled", "started", "completed"]
     p2p_seq: int | None = None
