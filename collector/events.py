@@ -160,7 +160,7 @@ class IterationTimed(Telemetry, frozen=True, kw_only=True, tag="iteration_timed@
 class OperationsRecorded(Telemetry, frozen=True, kw_only=True, tag="operations_recorded@1"):
     """An imported rank's iteration in its source's own words and numbers: column by column, in the source's order of rows.
 
-    The n-th of each list is one operation, which is also a `Span` (in microseconds) with `group` = name, `group_seq` = sequence.
+    The n-th of each list is one operation, which is also a `Span` (in microseconds; `group` = name, `group_seq` = sequence).
     -1 stands where the source has none: `chunk` (model chunk on its stage), `global_chunk` (in the model), `micro_batch`.
     """
 
@@ -180,8 +180,8 @@ class OperationsRecorded(Telemetry, frozen=True, kw_only=True, tag="operations_r
 class CollectiveRecorded(Telemetry, frozen=True, kw_only=True, tag="collective_recorded@1"):
     """One entry of a rank's flight recorder: how far a collective or message had come when the buffer was written.
 
-    Of all entries of a process group, those with the same `group_seq` (`p2p_seq` for messages) are the same operation on different
-    ranks. Times are the source's wall clock; None = did not happen, or was not noticed.
+    Of all entries of a process group, those with the same `group_seq` (`p2p_seq` for messages) are the same operation on
+    different ranks. Times are the source's wall clock; None = did not happen, or was not noticed.
     """
 
     rank: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from unskew.commands import bench, dashboard, decide, run, sql, watch
+from unskew.commands import bench, dashboard, decide, import_, run, sql, watch
 
 app = typer.Typer(
     name="unskew",
@@ -19,6 +19,7 @@ app.command()(decide.approve)
 app.command()(decide.reject)
 app.command()(decide.mode)
 app.command()(sql.sql)
+app.command("import")(import_.import_)
 app.command()(dashboard.dashboard)
 app.command()(bench.bench)
 

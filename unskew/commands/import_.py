@@ -1,0 +1,38 @@
+"""`unskew import`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unskew.commands.common import JsonOption, StoreOption, checking_input, locate, refuse, write_json
+
+
+def import_(
+    format: Annotated[str, typer.Argument(metavar="FORMAT", help="Such as straggler-analysis.", show_default=False)],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The file, or a folder of files.", show_default=False)],
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="NAME", help="Name of the run.", show_default="from file and content")
+    ] = None,
+    json: JsonOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Bring another tool's trace or log into the store as a run like any other."""
+    from unskew.collector.formats import IMPORTERS, bring_in
+
+    place = locate(store)
+    if format not in IMPORTERS:
+        refuse(f"FORMAT {format} is not known; known are {', '.join(IMPORTERS)}")
+    with checking_input():
+        stored = bring_in(place, format, path, run)
+    write_json(json, stored)
+    if stored.already:
+        print(f"{path} is in the store already, as run {stored.run}: nothing was written")
+    else:
+        print(
+            f"run {stored.run}: {stored.ranks} rank{'s' * (stored.ranks != 1)}, "
+            f"{stored.iterations} iteration{'s' * (stored.iterations != 1)}, {stored.events:,} events from {path}"
+        )
+    print(f"store {place.root}")
