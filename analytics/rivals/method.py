@@ -1,4 +1,4 @@
-"""What every fail-slow detector looks like here, ours and the published ones: live, over a recorded log, and in bulk studies."""
+"""What every fail-slow detector looks like here, ours and the published ones: live, over a recorded log, in bulk studies."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Probe = Callable[[Sequence[int]], Mapping[int, float]]
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """One committed iteration, the plan under which it ran, and the predictor of that moment.
 
-    `cost` None = no predictor yet, or no lengths known: methods that need one wait. `predicted_us` is the iteration's predicted
-    time at the speeds that our Detector believes, None likewise; a method with beliefs of its own predicts by itself from `cost`.
+    `cost` None = no predictor yet, or no lengths known: methods that need one wait. `predicted_us` is the iteration's
+    predicted time at the speeds that our Detector believes; a method with beliefs of its own predicts by itself from `cost`.
     """
 
     committed: Committed
@@ -31,9 +31,9 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a method says after an iteration.
 
-    `alarm` is a sentence when the method takes this moment for a failure before any validation: for a method that validates, this
-    is when training would be stopped for it (the false alarms that ResiHP's table 5 counts); "" otherwise. `verdicts` are
-    what is left after validation, numbered by the method itself from 1.
+    `alarm` is a sentence when the method takes this moment for a failure before any validation: for a method that validates,
+    this is when training would be stopped for it (the false alarms that ResiHP's table 5 counts); "" otherwise. `verdicts`
+    are what is left after validation, numbered by the method itself from 1.
     """
 
     verdicts: Verdicts = ()
