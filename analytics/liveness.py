@@ -1,9 +1,12 @@
-"""Dead, hung, frozen, or only waiting: decided from child exits, heartbeats and progress (docs/detector.md).
+"""Dead, hung, frozen, or only waiting: decided from child exits, heartbeats and progress (docs/liveness.md).
 
 * dead: the process has ended;
 * frozen: it exists but sends no heartbeat, or the kernel says that it is stopped;
 * hung: heartbeats go on, progress does not, and what it does is its own work;
 * whoever waits for another is a victim and never accused, however long it waits.
+
+A rank that is ready to run but given no core is none of these: that time, as the kernel counts it, does not count against it.
+Nor does the time that it has promised to a long phase (a compilation, a checkpoint, an evaluation).
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     """What its agent knows of a rank at the instant `at_s` (the decider's clock); ages are seconds, measured by the agent.
 
     `stalled_s` is the time since progress last moved, `process_state` the kernel's letter for the process ("T" stopped),
-    `waits_for` the rank it is blocked on, None when it waits for a group or for nobody.
+    `waits_for` the rank it is blocked on, None when it waits for a group or for nobody. `starved_s` of `stalled_s`, and
+    `beat_starved_s` of `heartbeat_age_s`, the thread was ready to run but had no core; None = not measured. Within
+    `promised_s` of its last progress it said that it would move again.
     """
 
     rank: int
@@ -34,20 +39,35 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: int | None = None
     process_state: str | None = None
     exit_detail: str = ""
+    starved_s: float | None = 0.0
+    beat_starved_s: float | None = 0.0
+    promised_s: float = 0.0
+
+    @property
+    def idle_s(self) -> float:
+        """`stalled_s` without the time it had no core."""
+        return self.stalled_s - (self.starved_s or 0.0)
+
+    @property
+    def silent_s(self) -> float:
+        """`heartbeat_age_s` without the time it had no core."""
+        return self.heartbeat_age_s - (self.beat_starved_s or 0.0)
 
 
 class LivenessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds. `hung_s` holds until chunk times are known (see `learned`); `start_s` is for a rank that has not begun (idle).
 
-    A pulse older than `stale_s` says nothing: its agent is not heard. `frozen_s` is long because a starved machine is silent
-    too (at load 14 on two cores gaps of 0.5 s were seen); a stopped process is known by its state, after `stopped_s`.
+    A pulse older than `stale_s` says nothing: its agent is not heard. A stopped process is known by its state, after
+    `stopped_s`. Where the kernel does not tell for how long a thread had no core, nobody is named before `blind_s`: at load
+    14 on two cores healthy ranks were silent for 0.5 s.
     """
 
-    frozen_s: float = 3.0
+    frozen_s: float = 0.7
     stopped_s: float = 0.2
     hung_s: float = 10.0
-    hung_floor_s: float = 2.0
+    hung_floor_s: float = 0.7
     hung_factor: float = 10.0
+    blind_s: float = 3.0
     start_s: float = 30.0
     stale_s: float = 1.0
 
@@ -89,7 +109,7 @@ def decide(now_s: float, table: Mapping[int, Pulse], options: LivenessOptions) -
     if unheard := sorted(table.keys() - heard.keys()):
         ranks = ", ".join(map(str, unheard))
         return (), f"no news of ranks {ranks} for more than {options.stale_s:g} s: their agent is not heard"
-    if alive and all(heard[rank].stalled_s >= options.hung_s for rank in alive):
+    if alive and all(heard[rank].idle_s >= max(options.hung_s, heard[rank].promised_s) for rank in alive):
         chain = ", ".join(f"rank {rank} {_waits(heard[rank])}" for rank in alive)
         return (), f"everybody waits and nobody computes, so nobody is named: {chain}"
     return (), "all ranks make progress or wait for one that does"
@@ -100,12 +120,28 @@ def _accuse(pulse: Pulse, options: LivenessOptions) -> tuple[Literal["exit", "hu
         return "exit", pulse.exit_detail or "its process has ended"
     if pulse.process_state == STOPPED and pulse.heartbeat_age_s >= options.stopped_s:
         return "frozen", f"its process is stopped, no heartbeat for {pulse.heartbeat_age_s:.2f} s"
-    if pulse.heartbeat_age_s >= options.frozen_s:
-        return "frozen", f"no heartbeat for {pulse.heartbeat_age_s:.2f} s while its process exists"
-    patience_s = options.start_s if pulse.activity == "idle" else options.hung_s
-    if pulse.activity not in WAITING and pulse.stalled_s >= patience_s:
-        return "hung", f"no progress in {pulse.activity} for {pulse.stalled_s:.2f} s while heartbeats go on"
+    if pulse.silent_s >= max(options.frozen_s, options.blind_s if pulse.beat_starved_s is None else 0.0):
+        return (
+            "frozen",
+            f"no heartbeat for {pulse.heartbeat_age_s:.2f} s while its process exists{_no_core(pulse.beat_starved_s)}",
+        )
+    if pulse.activity not in WAITING and pulse.idle_s >= _patience_s(pulse, options):
+        broken = f" and the {pulse.promised_s:g} s it had promised are over" if pulse.promised_s else ""
+        return (
+            "hung",
+            f"no progress in {pulse.activity} for {pulse.stalled_s:.2f} s while heartbeats go on"
+            f"{_no_core(pulse.starved_s)}{broken}",
+        )
     return None
+
+
+def _patience_s(pulse: Pulse, options: LivenessOptions) -> float:
+    usual_s = options.start_s if pulse.activity == "idle" else options.hung_s
+    return max(usual_s, pulse.promised_s, options.blind_s if pulse.starved_s is None else 0.0)
+
+
+def _no_core(starved_s: float | None) -> str:
+    return f" (without a core for {starved_s:.2f} s of it)" if starved_s and starved_s >= 0.01 else ""
 
 
 def _victims(culprit: int, table: Mapping[int, Pulse], suspects: Collection[int]) -> tuple[int, ...]:

@@ -38,9 +38,8 @@ from unskew.runtime.protocol import (
     Stop,
     decode_beat,
 )
-from unskew.runtime.pulse import PulseTable
+from unskew.runtime.pulse import PULSE_S, PulseTable
 
-PULSE_S = 0.1
 _HOUSEKEEPING_S = 1.0
 _GOODBYE_S = 1.5
 _SEND_S = 1.0
@@ -90,6 +89,7 @@ class Agent:
                 now = time.monotonic()
                 if now >= next_pulse:
                     next_pulse = now + PULSE_S
+                    self._table.look(now)
                     self._tell(Pulses(pulses=self._table.pulses(now)))
                 if now >= next_housekeeping:
                     next_housekeeping = now + _HOUSEKEEPING_S
@@ -157,7 +157,7 @@ class Agent:
     def _hear(self) -> None:
         with suppress(BlockingIOError):
             while True:
-                self._table.beat(*decode_beat(self._beats.recv(64)), now_s=time.monotonic())
+                self._table.beat(decode_beat(self._beats.recv(64)), now_s=time.monotonic())
 
     def _keep_house(self, now: float) -> None:
         if self._store is None or self._spool is None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from unskew.runtime.comm import Comm
 from unskew.runtime.progress import Progress
-from unskew.runtime.protocol import AGENT_SOCKET, BEAT_SOCKET, Channel, EpochRecord, Message, Seat, Stop, encode_beat
+from unskew.runtime.protocol import AGENT_SOCKET, BEAT_SOCKET, Beat, Channel, EpochRecord, Message, Seat, Stop, encode_beat
 
 BEAT_S = 0.05
 
@@ -95,9 +95,11 @@ class Control:
     def _beat(self) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         sock.setblocking(False)
-        progress, rank = self._progress, self._seat.rank
+        progress, rank, thread = self._progress, self._seat.rank, threading.get_native_id()
         while True:
-            beat = encode_beat(rank, progress.count, progress.iteration, progress.activity, progress.waits_for)
+            now = Beat(
+                rank, thread, progress.count, progress.iteration, progress.activity, progress.waits_for, progress.promised_s
+            )
             with suppress(OSError):  # the agent is busy: the next beat says the same
-                sock.sendto(beat, f"{self._seat.agent_folder}/{BEAT_SOCKET}")
+                sock.sendto(encode_beat(now), f"{self._seat.agent_folder}/{BEAT_SOCKET}")
             time.sleep(BEAT_S)

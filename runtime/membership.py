@@ -63,6 +63,7 @@ class Membership:
         self.pulses: dict[int, Pulse] = {}
         self._iterations: dict[int, int] = {}
         self.longest_work_s = 0.0
+        """The longest recent stretch of work of any rank that then moved on."""
 
     def connect(self, check_interrupt: Callable[[], None]) -> str:
         """Wait for the agent and check its secret; its node's name. Raises `AgentLost`."""
@@ -135,10 +136,10 @@ class Membership:
             self.pulses.pop(message.rank, None)
         elif isinstance(message, Pulses):
             now = time.monotonic()
+            self.longest_work_s = max((pulse.longest_work_s for pulse in message.pulses), default=0.0)
             for pulse in message.pulses:
                 if pulse.rank in self.pids:
                     self._iterations[pulse.rank] = pulse.iteration
-                    self.longest_work_s = max(self.longest_work_s, pulse.longest_work_s)
                     self.pulses[pulse.rank] = Pulse(
                         rank=pulse.rank,
                         at_s=now,
@@ -148,6 +149,9 @@ class Membership:
                         activity=pulse.activity,
                         waits_for=pulse.waits_for,
                         process_state=pulse.state,
+                        starved_s=pulse.starved_s,
+                        beat_starved_s=pulse.beat_starved_s,
+                        promised_s=pulse.promised_s,
                     )
 
     def _connected(self) -> Channel:

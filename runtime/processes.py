@@ -22,6 +22,14 @@ def exit_detail(status: int) -> str:
     return f"exit code {os.waitstatus_to_exitcode(status)}"
 
 
+def starved_s(pid: int, thread: int) -> float | None:
+    """Seconds for which a thread was ready to run but had no core, since it began; None where the kernel does not tell."""
+    try:
+        return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return None
+
+
 def process_state(pid: int) -> str | None:
     """The state letter of a process (R running, S sleeping, T stopped, Z ended, ...), None when there is no such process."""
     try:

@@ -16,11 +16,23 @@ class Progress:
         self.iteration = 0
         self.activity: Activity = "idle"
         self.waits_for: int | None = None
+        self.promised_s = 0.0
 
     def working(self) -> None:
         """The rank begins work of its own: if nothing moves from here on, it is the culprit."""
         self.count += 1
         self.activity, self.waits_for = "compute", None
+
+    @contextmanager
+    def promising(self, seconds: float) -> Iterator[None]:
+        """A long phase of work (a compilation, a checkpoint, an evaluation): nobody calls it hung for so many seconds."""
+        self.promised_s = seconds
+        self.working()
+        try:
+            yield
+        finally:
+            self.promised_s = 0.0
+            self.working()
 
     @contextmanager
     def waiting(self, activity: Activity, peer: int | None = None) -> Iterator[None]:

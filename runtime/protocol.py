@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 
@@ -146,7 +146,8 @@ class Kill(Message, frozen=True, kw_only=True):
 class RankPulse(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent knows of a rank; `state` is the process state letter (T = stopped), None = no such process.
 
-    `longest_work_s`: the longest stretch of work of its own after which it did move on.
+    `longest_work_s`: the longest recent stretch of work of its own after which it did move on. Without a core, of the
+    heartbeat's age and of the stall: `beat_starved_s`, `starved_s`; None where the kernel does not tell.
     """
 
     rank: int
@@ -157,6 +158,9 @@ class RankPulse(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: int | None
     iteration: int
     state: str | None
+    starved_s: float | None
+    beat_starved_s: float | None
+    promised_s: float
 
 
 class Pulses(Message, frozen=True, kw_only=True):
@@ -240,15 +244,30 @@ AGENT_SOCKET, BEAT_SOCKET = "agent", "beats"
 """Names of the agent's sockets in `Seat.agent_folder`."""
 
 _ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
-_BEAT = struct.Struct("!HQIbh")
+_BEAT = struct.Struct("!HIQIbhf")
 
 
-def encode_beat(rank: int, count: int, iteration: int, activity: Activity, waits_for: int | None) -> bytes:
-    """The heartbeat datagram: rank, progress counter, iteration, activity, whom it waits for."""
-    return _BEAT.pack(rank, count, iteration, _ACTIVITIES.index(activity), -1 if waits_for is None else waits_for)
+class Beat(NamedTuple):
+    """A heartbeat: the rank, the kernel's id of the thread that beats, and what the main thread is at (runtime/progress.py)."""
+
+    rank: int
+    thread: int
+    count: int
+    iteration: int
+    activity: Activity
+    waits_for: int | None = None
+    promised_s: float = 0.0
 
 
-def decode_beat(data: bytes) -> tuple[int, int, int, Activity, int | None]:
+def encode_beat(beat: Beat) -> bytes:
+    """The heartbeat datagram."""
+    waits_for = -1 if beat.waits_for is None else beat.waits_for
+    activity = _ACTIVITIES.index(beat.activity)
+    return _BEAT.pack(beat.rank, beat.thread, beat.count, beat.iteration, activity, waits_for, beat.promised_s)
+
+
+def decode_beat(data: bytes) -> Beat:
     """The inverse of `encode_beat`."""
-    rank, count, iteration, activity, waits_for = _BEAT.unpack(data)
-    return rank, count, iteration, _ACTIVITIES[activity], None if waits_for < 0 else waits_for
+    rank, thread, count, iteration, activity, waits_for, promised_s = _BEAT.unpack(data)
+    onto = None if waits_for < 0 else waits_for
+    return Beat(rank, thread, count, iteration, _ACTIVITIES[activity], onto, promised_s)

@@ -1,22 +1,47 @@
-"""What an agent knows of its ranks from their heartbeats."""
+"""What an agent knows of its ranks from their heartbeats, and from the kernel about their threads."""
 
 from __future__ import annotations
 
 import msgspec
 
 from unskew.analytics.liveness import Activity
-from unskew.runtime.processes import process_state
-from unskew.runtime.protocol import RankPulse
+from unskew.runtime.processes import process_state, starved_s
+from unskew.runtime.protocol import Beat, RankPulse
+
+PULSE_S = 0.1
+_FORGET = 0.99
+
+
+class _Lack(msgspec.Struct):
+    """How long a thread has been without a core since it last gave a sign: grows by look, never by more than has passed."""
+
+    total_s: float | None = None
+    since_sign_s: float | None = 0.0
+
+    def look(self, pid: int, thread: int, least_s: float) -> None:
+        """`least_s`: for so long the agent itself had no core since the last look, so nobody can be blamed for that time."""
+        before_s, self.total_s = self.total_s, starved_s(pid, thread)
+        if self.total_s is None:
+            self.since_sign_s = None
+        elif self.since_sign_s is not None:
+            self.since_sign_s += max(least_s, self.total_s - before_s if before_s is not None else 0.0)
+
+    def sign(self) -> None:
+        self.since_sign_s = 0.0
 
 
 class _Known(msgspec.Struct):
     pid: int
     beat_s: float
     moved_s: float
+    main: _Lack
+    beating: _Lack
+    thread: int = 0
     count: int = 0
     iteration: int = 0
     activity: Activity = "idle"
     waits_for: int | None = None
+    promised_s: float = 0.0
     longest_work_s: float = 0.0
 
 
@@ -25,24 +50,37 @@ class PulseTable:
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
+        self._looked_s: float | None = None
 
     def born(self, rank: int, pid: int, now_s: float) -> None:
-        self._known[rank] = _Known(pid, now_s, now_s)
+        self._known[rank] = _Known(pid, now_s, now_s, _Lack(), _Lack())
 
     def gone(self, rank: int) -> None:
         self._known.pop(rank, None)
 
-    def beat(self, rank: int, count: int, iteration: int, activity: Activity, waits_for: int | None, *, now_s: float) -> None:
+    def beat(self, beat: Beat, *, now_s: float) -> None:
         """Take a heartbeat; a late one of a rank that is gone is ignored."""
-        known = self._known.get(rank)
+        known = self._known.get(beat.rank)
         if known is None:
             return
-        if count != known.count:
+        if beat.count != known.count:
             if known.activity == "compute":
-                known.longest_work_s = max(known.longest_work_s, known.beat_s - known.moved_s)
+                took_s = known.beat_s - known.moved_s - (known.main.since_sign_s or 0.0)
+                known.longest_work_s = max(_FORGET * known.longest_work_s, took_s)
             known.moved_s = now_s
-        known.beat_s, known.count, known.iteration = now_s, count, iteration
-        known.activity, known.waits_for = activity, waits_for
+            known.main.sign()
+        known.beating.sign()
+        known.beat_s, known.count, known.iteration, known.thread = now_s, beat.count, beat.iteration, beat.thread
+        known.activity, known.waits_for, known.promised_s = beat.activity, beat.waits_for, beat.promised_s
+
+    def look(self, now_s: float) -> None:
+        """Ask the kernel which threads had no core since the last look; due every `PULSE_S`."""
+        late_s = max(now_s - self._looked_s - 2 * PULSE_S, 0.0) if self._looked_s is not None else 0.0
+        self._looked_s = now_s
+        for known in self._known.values():
+            known.main.look(known.pid, known.pid, late_s)
+            if known.thread:
+                known.beating.look(known.pid, known.thread, late_s)
 
     def pulses(self, now_s: float) -> tuple[RankPulse, ...]:
         return tuple(
@@ -55,6 +93,9 @@ class PulseTable:
                 waits_for=known.waits_for,
                 iteration=known.iteration,
                 state=process_state(known.pid),
+                starved_s=known.main.since_sign_s,
+                beat_starved_s=known.beating.since_sign_s,
+                promised_s=known.promised_s,
             )
             for rank, known in sorted(self._known.items())
         )

@@ -10,10 +10,13 @@ OPTIONS = LivenessOptions().learned(longest_chunk_s=0.1)
 NOW_S = 100.0
 
 
-def pulse(rank, activity="compute", *, stalled=0.0, beat=0.05, onto=None, state=None, alive=True, at=NOW_S, detail=""):
+def pulse(
+    rank, activity="compute", *, stalled=0.0, beat=0.05, onto=None, state=None, alive=True, at=NOW_S, detail="",
+    starved=0.0, beat_starved=0.0, promised=0.0,
+):  # fmt: skip
     return Pulse(
         rank=rank, at_s=at, alive=alive, heartbeat_age_s=beat, stalled_s=stalled, activity=activity, waits_for=onto,
-        process_state=state, exit_detail=detail,
+        process_state=state, exit_detail=detail, starved_s=starved, beat_starved_s=beat_starved, promised_s=promised,
     )  # fmt: skip
 
 
@@ -34,7 +37,25 @@ SCENARIOS = {
         [(1, "hung", (0, 2))],
         "no progress in compute",
     ),
-    "a long chunk, not yet hung": ([pulse(0, stalled=1.9), pulse(1, "recv", onto=0, stalled=500)], [], "make progress"),
+    "a long chunk, not yet hung": ([pulse(0, stalled=0.9), pulse(1, "recv", onto=0, stalled=500)], [], "make progress"),
+    "no progress for want of a core": ([pulse(0, stalled=9, starved=8.5), pulse(1, "recv", onto=0)], [], "make progress"),
+    "hung, and without a core for part of it": (
+        [pulse(0, stalled=3, starved=1.5), pulse(1, "recv", onto=0)],
+        [(0, "hung", (1,))],
+        "without a core for 1.50 s",
+    ),
+    "silent for want of a core": ([pulse(0), pulse(1, beat=4, beat_starved=3.5)], [], "make progress"),
+    "the kernel does not tell who had a core": (
+        [pulse(0, stalled=2, starved=None), pulse(1, beat=2, beat_starved=None)],
+        [],
+        "make progress",
+    ),
+    "a checkpoint that was promised": ([pulse(0, stalled=55, promised=60), pulse(1, "recv", onto=0)], [], "make progress"),
+    "a promise that was not kept": (
+        [pulse(0, stalled=61, promised=60), pulse(1, "recv", onto=0)],
+        [(0, "hung", (1,))],
+        "the 60 s it had promised are over",
+    ),
     "stopped: the kernel says so at once": (
         [pulse(0, "recv", onto=1), pulse(1, beat=0.25, state="T")],
         [(1, "frozen", (0,))],
@@ -78,9 +99,9 @@ def test_names_the_culprit_and_only_the_culprit(name: str) -> None:
 
 
 def test_hung_timeout_follows_the_longest_chunk_and_has_a_floor() -> None:
-    assert LivenessOptions().learned(0.01).hung_s == 2.0
+    assert LivenessOptions().learned(0.01).hung_s == 0.7
     assert LivenessOptions().learned(1.5).hung_s == 15.0
-    assert LivenessOptions().learned(1.5).learned(0.01).hung_s == 2.0
+    assert LivenessOptions().learned(1.5).learned(0.01).hung_s == 0.7
 
 
 waiting = st.sampled_from(["recv", "send", "collective", "commit", "regroup"])
