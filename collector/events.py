@@ -104,7 +104,10 @@ class IterationCommitted(Telemetry, frozen=True, kw_only=True, tag="iteration_co
 
 
 class Heartbeat(Telemetry, frozen=True, kw_only=True, tag="heartbeat@1", gc=False):
-    """What the agent knows of a rank, once a second; `activity` is one of runtime/progress.py's."""
+    """What the agent knows of a rank, once a second; `activity` is one of runtime/progress.py's.
+
+    `longest_gap_us`: the longest pause between two heartbeats since the last such event.
+    """
 
     rank: int
     pid: int
@@ -114,6 +117,7 @@ class Heartbeat(Telemetry, frozen=True, kw_only=True, tag="heartbeat@1", gc=Fals
     age_us: int
     stalled_us: int
     waits_for: int | None = None
+    longest_gap_us: int | None = None
 
 
 class RankRatio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

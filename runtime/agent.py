@@ -182,6 +182,7 @@ class Agent:
                     age_us=int(pulse.heartbeat_age_s * 1e6),
                     stalled_us=int(pulse.stalled_s * 1e6),
                     waits_for=pulse.waits_for,
+                    longest_gap_us=int(self._table.take_longest_gap_s(pulse.rank) * 1e6),
                 )
             )
 

@@ -43,6 +43,7 @@ class _Known(msgspec.Struct):
     waits_for: int | None = None
     promised_s: float = 0.0
     longest_work_s: float = 0.0
+    longest_gap_s: float = 0.0
 
 
 class PulseTable:
@@ -70,6 +71,7 @@ class PulseTable:
             known.moved_s = now_s
             known.main.sign()
         known.beating.sign()
+        known.longest_gap_s = max(known.longest_gap_s, now_s - known.beat_s)
         known.beat_s, known.count, known.iteration, known.thread = now_s, beat.count, beat.iteration, beat.thread
         known.activity, known.waits_for, known.promised_s = beat.activity, beat.waits_for, beat.promised_s
 
@@ -99,6 +101,12 @@ class PulseTable:
             )
             for rank, known in sorted(self._known.items())
         )
+
+    def take_longest_gap_s(self, rank: int) -> float:
+        """The longest pause between two heartbeats of a rank since the last call."""
+        known = self._known[rank]
+        gap_s, known.longest_gap_s = known.longest_gap_s, 0.0
+        return gap_s
 
     def pid(self, rank: int) -> int:
         return self._known[rank].pid
