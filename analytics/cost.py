@@ -7,6 +7,7 @@ A chunk of `n` layers takes ``n * (a + b * tokens + c * sum_sq) / speed`` micros
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import msgspec
 
@@ -37,12 +38,40 @@ class ChunkCost(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return n_layers * per_layer + (self.head_us_per_token * work.tokens if has_head else 0.0)
 
 
-class CostModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Chunk costs per kind, one message's latency between ranks, and the end of an iteration (gradients, vote, optimiser)."""
+class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Chunk costs per kind, one message's latency between ranks, and the end of an iteration (gradients, vote, optimiser).
+
+    Without a "W" of its own, "B" is the whole backward pass; with it, the gradient of activations alone.
+    """
 
     chunks: dict[str, ChunkCost]
     message_us: float = 0.0
     iteration_end_us: float = 0.0
+
+    @cached_property
+    def joined(self) -> CostModel:
+        """The model for schedules that do not split the backward pass: B = gradient of activations and of weights."""
+        if "W" not in self.chunks:
+            return self
+        b, w = self.chunks["B"], self.chunks["W"]
+        whole = ChunkCost(**{field: getattr(b, field) + getattr(w, field) for field in ChunkCost.__struct_fields__})
+        return msgspec.structs.replace(self, chunks={"F": self.chunks["F"], "B": whole})
+
+    @cached_property
+    def split(self) -> CostModel:
+        """The model for schedules that split it. What was measured only as a whole is split by what the maths says: attention
+        has no weights, so W has half of the linear part (one of two equal products) and nothing of the quadratic one."""
+        if "W" in self.chunks or "B" not in self.chunks:
+            return self
+        whole = self.chunks["B"]
+        w = ChunkCost(
+            layer_us=whole.layer_us / 2,
+            token_us=whole.token_us / 2,
+            token2_us=0.0,
+            head_us_per_token=whole.head_us_per_token / 2,
+        )
+        b = msgspec.structs.replace(w, token2_us=whole.token2_us)
+        return msgspec.structs.replace(self, chunks={"F": self.chunks["F"], "B": b, "W": w})
 
     def chunk_us(self, kind: str, work: Work, n_layers: int, *, has_head: bool, speed: float = 1.0) -> float:
         """Microseconds of one chunk at `speed`."""

@@ -20,7 +20,7 @@ micro-batches are numbered from 0; layer ranges are ``[first_layer, first_layer 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import msgspec
@@ -31,7 +31,11 @@ class PlanError(ValueError):
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A rank's place: it holds ``[first_layer, first_layer + n_layers)`` as `stage` of `replica`."""
+    """A rank's place: it holds ``[first_layer, first_layer + n_layers)`` as `stage` of `replica`.
+
+    `more` are further ranges ``(first_layer, n_layers)``, ascending and with gaps between, where a pipeline passes a rank more
+    than once (interleaved 1F1B, ZB-V).
+    """
 
     rank: int
     replica: int
@@ -39,13 +43,29 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     first_layer: int
     n_layers: int
     shard: int = 0
+    more: tuple[tuple[int, int], ...] = ()
 
     @property
     def end_layer(self) -> int:
+        """End of the first range."""
         return self.first_layer + self.n_layers
 
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """All ranges ``(first_layer, n_layers)``, ascending."""
+        return ((self.first_layer, self.n_layers), *self.more)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """All layers held, ascending."""
+        return tuple(layer for first, count in self.ranges for layer in range(first, first + count))
+
     def holds(self, first_layer: int, n_layers: int) -> bool:
-        return self.first_layer <= first_layer and first_layer + n_layers <= self.end_layer
+        return any(first <= first_layer and first_layer + n_layers <= first + count for first, count in self.ranges)
+
+    def reach(self, layer: int) -> int:
+        """End of the range that `layer` lies in; `layer` itself when it is not held."""
+        return next((first + count for first, count in self.ranges if first <= layer < first + count), layer)
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,18 +90,24 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Who holds what and who executes what. `routes[m].micro_batch == m`."""
+    """Who holds what and who executes what. `routes[m].micro_batch == m`.
+
+    `orders` is the searched order of a plan that does not leave it to its schedule's rule: per role (in the order of `roles`)
+    its actions as "2F0" = hop 2, forward, micro-batch 0 (notation.py).
+    """
 
     epoch: int
     n_layers: int
     schedule: str
     roles: tuple[Role, ...]
     routes: tuple[Route, ...]
+    orders: tuple[tuple[str, ...], ...] = ()
 
     @cached_property
     def digest(self) -> str:
         """Hash of everything but the number: two plans with one digest do the same thing."""
-        return hashlib.sha256(msgspec.json.encode((self.n_layers, self.schedule, self.roles, self.routes))).hexdigest()[:16]
+        facts = (self.n_layers, self.schedule, self.roles, self.routes, *((self.orders,) if self.orders else ()))
+        return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -130,8 +156,11 @@ def validate(plan: Plan) -> None:
     if len(role_of) != len(plan.roles):
         raise PlanError("a rank has two roles in one plan")
     for role in plan.roles:
-        if role.n_layers < 1 or role.first_layer < 0 or role.end_layer > plan.n_layers:
-            raise PlanError(f"rank {role.rank} holds layers {role.first_layer}..{role.end_layer - 1} of {plan.n_layers}")
+        free = 0
+        for first, count in role.ranges:
+            if count < 1 or first < free or first + count > plan.n_layers:
+                raise PlanError(f"rank {role.rank} holds layers {first}..{first + count - 1} of {plan.n_layers}")
+            free = first + count + 1  # neighbouring ranges are one range
     for number, route in enumerate(plan.routes):
         if route.micro_batch != number:
             raise PlanError(f"route {number} is for micro-batch {route.micro_batch}")
@@ -165,20 +194,32 @@ def plan_from_partition(
 ) -> Plan:
     """A plan in which each replica is a pipeline of its own.
 
-    `members[d]` are replica d's ranks in stage order, `layers[d]` their layer counts, `micro_batches[d]` how many micro-batches
-    replica d executes; micro-batches are dealt round-robin in proportion, so that heavy neighbours spread. Raises `PlanError`.
+    `members[d]` are replica d's ranks in the order in which a micro-batch passes them (a rank that is named more than once
+    holds several ranges), `layers[d]` their layer counts, `micro_batches[d]` how many micro-batches replica d executes;
+    micro-batches are dealt round-robin in proportion, so that heavy neighbours spread. Raises `PlanError`.
+
+    >>> plan = plan_from_partition(
+    ...     epoch=0, n_layers=4, schedule="interleaved", members=[[0, 1, 0, 1]], layers=[[1, 1, 1, 1]], micro_batches=[2]
+    ... )
+    >>> [role.ranges for role in plan.roles]
+    [((0, 1), (2, 1)), ((1, 1), (3, 1))]
     """
-    members_of = [tuple(ranks) for ranks in members]
-    layers_of = [tuple(counts) for counts in layers]
     counts = list(micro_batches)
     roles: list[Role] = []
     hops: list[tuple[Hop, ...]] = []
-    for replica, (ranks, sizes) in enumerate(zip(members_of, layers_of, strict=True)):
+    for replica, (ranks, sizes) in enumerate(zip(map(tuple, members), map(tuple, layers), strict=True)):
+        held: dict[int, list[tuple[int, int]]] = {}
         first, legs = 0, []
-        for stage, (rank, size) in enumerate(zip(ranks, sizes, strict=True)):
-            roles.append(Role(rank=rank, replica=replica, stage=stage, first_layer=first, n_layers=size))
+        for rank, size in zip(ranks, sizes, strict=True):
             legs.append(Hop(first_layer=first, n_layers=size, ranks=(rank,)))
+            ranges = held.setdefault(rank, [])
+            if ranges and sum(ranges[-1]) == first:
+                ranges[-1] = (ranges[-1][0], ranges[-1][1] + size)
+            else:
+                ranges.append((first, size))
             first += size
+        for stage, (rank, ((start, count), *more)) in enumerate(held.items()):
+            roles.append(Role(rank=rank, replica=replica, stage=stage, first_layer=start, n_layers=count, more=tuple(more)))
         hops.append(tuple(legs))
     routes = []
     dealt = [0] * len(counts)
@@ -191,23 +232,40 @@ def plan_from_partition(
     return plan
 
 
+PASSES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1, "zb-v": 2}
+"""Schedule -> how often a micro-batch passes each rank in the plan a run starts with."""
+
+
+def way_of(schedule: str, ranks: Sequence[int]) -> list[int]:
+    """The order in which a micro-batch passes the ranks of a pipeline: once, in a loop (interleaved), or there and back (ZB-V).
+
+    >>> way_of("zb-v", [0, 1, 2])
+    [0, 1, 2, 2, 1, 0]
+    """
+    if schedule == "zb-v":
+        return [*ranks, *reversed(ranks)]
+    return list(ranks) * PASSES[schedule]
+
+
 def uniform_plan(*, tp: int, pp: int, dp: int, n_layers: int, micro_batches: int, schedule: str = "1f1b") -> Plan:
     """The plan a run starts with: rank = (replica * PP + stage) * TP + shard. Raises `PlanError` for an impossible layout."""
     if min(tp, pp, dp) < 1:
         raise PlanError(f"--tp, --pp and --dp must each be at least 1, not {tp}, {pp}, {dp}")
     if tp != 1:
         raise PlanError(f"--tp {tp}: tensor parallelism is not executed yet, only --tp 1 is allowed")
-    if n_layers < pp:
-        raise PlanError(f"--layers {n_layers} cannot fill --pp {pp} stages: at least one layer per stage is needed")
+    if schedule not in PASSES:
+        raise PlanError(f"--schedule {schedule} is not known, allowed: {', '.join(PASSES)}")
+    stages = pp * PASSES[schedule]
+    if n_layers < stages:
+        passes = "" if PASSES[schedule] == 1 else f" passed {PASSES[schedule]} times by --schedule {schedule}"
+        raise PlanError(f"--layers {n_layers} cannot fill --pp {pp} stages{passes}: at least {stages} layers are needed")
     if micro_batches < dp:
         raise PlanError(f"--micro-batches {micro_batches} cannot feed --dp {dp} replicas: at least one per replica is needed")
-    if schedule != "1f1b":
-        raise PlanError(f"--schedule {schedule} is not known, allowed: 1f1b")
     return plan_from_partition(
         epoch=0,
         n_layers=n_layers,
         schedule=schedule,
-        members=[range(d * pp, (d + 1) * pp) for d in range(dp)],
-        layers=[split_evenly(n_layers, pp)] * dp,
+        members=[way_of(schedule, range(d * pp, (d + 1) * pp)) for d in range(dp)],
+        layers=[split_evenly(n_layers, stages)] * dp,
         micro_batches=split_evenly(micro_batches, dp),
     )

@@ -14,7 +14,7 @@ import numpy as np
 from unskew.analytics.cost import HEALTHY, CostModel, Speeds, speed_of
 from unskew.analytics.pipeline import Array, Timeline, evaluate
 from unskew.analytics.plan import Plan
-from unskew.analytics.schedule import Schedule, build_schedule
+from unskew.analytics.schedule import Schedule, build_schedule, splits_backward
 from unskew.analytics.workload import Work
 
 
@@ -35,7 +35,7 @@ class LayerCosts(msgspec.Struct, frozen=True):
 def predict_iteration(plan: Plan, works: Sequence[Work], cost: CostModel, speeds: Speeds = HEALTHY) -> Prediction:
     """The predicted iteration in which micro-batch m carries `works[m]`; ranks and kinds not in `speeds` are healthy."""
     schedule = build_schedule(plan)
-    durations = durations_us(schedule, layer_costs([works], cost), speeds)[:, 0]
+    durations = durations_us(schedule, layer_costs([works], model_for(cost, plan.schedule)), speeds)[:, 0]
     timeline = evaluate(schedule, durations, cost.message_us)
     return Prediction(float(timeline.makespan_us) + cost.iteration_end_us, timeline)
 
@@ -43,27 +43,37 @@ def predict_iteration(plan: Plan, works: Sequence[Work], cost: CostModel, speeds
 def predict_iterations(plan: Plan, batches: Sequence[Sequence[Work]], cost: CostModel, speeds: Speeds = HEALTHY) -> Array:
     """The predicted times (us) of many iterations at once: [iteration]. `batches[k][m]` is micro-batch m of iteration k."""
     schedule = build_schedule(plan)
-    timeline = evaluate(schedule, durations_us(schedule, layer_costs(batches, cost), speeds), cost.message_us)
+    timeline = evaluate(
+        schedule, durations_us(schedule, layer_costs(batches, model_for(cost, plan.schedule)), speeds), cost.message_us
+    )
     return timeline.makespan_us + cost.iteration_end_us
 
 
+def model_for(cost: CostModel, schedule: str) -> CostModel:
+    """The cost model with B as a schedule of this name executes it: whole, or split into B and W."""
+    return cost.split if splits_backward(schedule) else cost.joined
+
+
 def layer_costs(batches: Sequence[Sequence[Work]], cost: CostModel) -> LayerCosts:
-    """What the batches cost whatever the plan: computed once, used for every candidate plan."""
+    """What the batches cost whatever the plan: computed once, used for every candidate plan of a schedule (`model_for`)."""
 
     def matrix(kind: str, n_layers: int, has_head: bool) -> Array:
         rows = [[cost.chunk_us(kind, work, n_layers, has_head=has_head) for work in works] for works in batches]
         return np.array(rows, dtype=np.float64).T
 
-    return LayerCosts({kind: matrix(kind, 1, False) for kind in "FB"}, {kind: matrix(kind, 0, True) for kind in "FB"})
+    kinds = tuple(cost.chunks)
+    return LayerCosts({kind: matrix(kind, 1, False) for kind in kinds}, {kind: matrix(kind, 0, True) for kind in kinds})
 
 
 def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds) -> Array:
-    """Durations of the actions of `schedule.order`: [action, iteration]."""
+    """Durations of the actions of `schedule.order`: [action, iteration]. The costs must know the kinds that the schedule has
+    (`model_for`)."""
     order, n_layers = schedule.order, schedule.plan.n_layers
     layers = np.array([action.n_layers for action in order], dtype=np.float64)[:, None]
     head = np.array([action.first_layer + action.n_layers == n_layers for action in order], dtype=np.float64)[:, None]
     speed = np.array([speed_of(speeds, action.rank, action.kind) for action in order])[:, None]
-    rows = np.array([("FB".index(action.kind), action.micro_batch) for action in order]).T
-    layer_us = np.stack([costs.layer_us["F"], costs.layer_us["B"]])[rows[0], rows[1]]
-    head_us = np.stack([costs.head_us["F"], costs.head_us["B"]])[rows[0], rows[1]]
+    kinds = list(costs.layer_us)
+    rows = np.array([(kinds.index(action.kind), action.micro_batch) for action in order]).T
+    layer_us = np.stack([costs.layer_us[kind] for kind in kinds])[rows[0], rows[1]]
+    head_us = np.stack([costs.head_us[kind] for kind in kinds])[rows[0], rows[1]]
     return np.asarray((layers * layer_us + head * head_us) / speed)
