@@ -161,6 +161,22 @@ class IterationTimed(Telemetry, frozen=True, kw_only=True, tag="iteration_timed@
     sequences: int | None = None
 
 
+class SourceRecorded(Telemetry, frozen=True, kw_only=True, tag="source_recorded@1", gc=False):
+    """One record of an imported trace for which no other event has a place: a kernel, an annotation, a marker, a scalar.
+
+    `category` and `track` (thread, stream, task) are the source's words. `wall_us` None = a point in time.
+    """
+
+    rank: int
+    name: str
+    category: str
+    start_us: int
+    iteration: int | None = None
+    wall_us: int | None = None
+    track: str = ""
+    value: float | None = None
+
+
 class OperationsRecorded(Telemetry, frozen=True, kw_only=True, tag="operations_recorded@1"):
     """An imported rank's iteration in its source's own words and numbers: column by column, in the source's order of rows.
 
@@ -478,7 +494,7 @@ class PlanScored(Control, frozen=True, kw_only=True, tag="plan_scored@1"):
 
 TELEMETRY: tuple[type[Telemetry], ...] = (
     Span, MicroBatchPacked, IterationCommitted, Heartbeat, IterationJudged, IterationTimed, OperationsRecorded,
-    CollectiveRecorded, GroupRecorded, Dropped,
+    SourceRecorded, CollectiveRecorded, GroupRecorded, Dropped,
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
     RunStarted, RunFinished, DeviceJoined, Suspected, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note, CommandRefused,
