@@ -1,0 +1,92 @@
+"""How soon a lost rank is named, and whether a busy machine ever makes a healthy one look lost: 16 busy ranks on its cores."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from math import nan
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks.runs import Bench, Ran, perform
+from unskew.collector.events import DeviceLost, Heartbeat, Suspected
+from unskew.collector.paths import Store
+from unskew.collector.reader import open_store
+from unskew.runtime.options import RunOptions, cores
+
+BUSY = RunOptions(device="real", pp=4, dp=4, layers=8, micro_batches=16, dim=64, heads=2, tokens=256, iterations=30)
+"""Real maths on every rank: most are ready to run and have no core most of the time."""
+CASES = tuple((kind, rank) for rank in (2, 7, 13) for kind in ("kill", "hang", "freeze"))
+BARS_S = {"kill": 0.05, "hang": 1.0, "freeze": 1.0}
+HOW = {"kill": "exit", "hang": "hung", "freeze": "frozen"}
+QUIET_S = 1200.0
+_PART = 200
+
+
+def figures(
+    bench: Bench, cases: Sequence[tuple[str, int]] = CASES, options: RunOptions = BUSY, quiet_s: float = QUIET_S
+) -> list[Figure]:
+    """Each kind of loss in turn; then the same job without any, again and again until `quiet_s` have passed."""
+    runs = [
+        (kind, rank, bench.run(options, f"{kind}:rank={rank},at={10 + rank}"))
+        for kind, rank in bench.steps("kill, hang, freeze, busy ranks", cases)
+    ]
+    where = f"{options.ranks} busy ranks on {cores()} cores"
+    found = []
+    for kind, bar_s in BARS_S.items():
+        of_kind = [(rank, run) for name, rank, run in runs if name == kind]
+        delays = [delay for rank, run in of_kind if (delay := _delay_s(run, rank)) is not None]
+        told = sum([(lost.rank, lost.how) for lost in run.of(DeviceLost)] == [(rank, HOW[kind])] for rank, run in of_kind)
+        found += [
+            figure(
+                f"liveness: from the {kind} to its name, longest", max(delays) if len(delays) == len(of_kind) else None, "s",
+                bar=bar_s, better="lower",
+                note=f"median {median(delays or [nan]):.3f} s of {len(delays)} named of {len(of_kind)}; {where}",
+            ),
+            figure(
+                f"liveness: {kind} told from the others, and nobody else named", told, "", bar=len(of_kind), better="higher",
+            ),
+        ]  # fmt: skip
+    return [*found, *_quiet(bench, options, quiet_s, where)]
+
+
+def _delay_s(run: Ran, rank: int) -> float | None:
+    """From the announcement of the fault (by the rank, just before it happens) to the controller's name for it, as logged."""
+    query = "select min(at_us) from events where run = $run and rank = $rank and starts_with(type, $type)"
+    with open_store(Store(Path(run.options.store))) as reader:
+        injected, *named = (
+            reader.sql(query, {"run": run.summary.run_id, "rank": rank, "type": kind}).item()
+            for kind in ("fault_injected", "suspected", "device_lost")
+        )
+    named_us = min((at for at in named if at is not None), default=None)
+    return None if injected is None or named_us is None else (named_us - injected) / 1e6
+
+
+def _quiet(bench: Bench, options: RunOptions, seconds: float, where: str) -> list[Figure]:
+    """No fault: whoever is named is named wrongly."""
+    gaps_s: list[float] = []
+    named, began_s = 0, time.monotonic()
+    part = msgspec.structs.replace(options, iterations=_PART)
+    for _ in bench.steps(f"busy and healthy for {seconds:.0f} s", range(max(1, round(seconds / 60)))):
+        if time.monotonic() - began_s >= seconds:
+            break
+        run = bench.run(part)
+        named += len(run.of(DeviceLost)) + len(run.of(Suspected))
+        gaps_s += [event.longest_gap_us / 1e6 for event in run.of(Heartbeat) if event.longest_gap_us is not None]
+    lasted_s = time.monotonic() - began_s
+    at = np.quantile(gaps_s, (0.5, 0.99, 1.0)) if gaps_s else np.zeros(3)
+    return [
+        figure(
+            "liveness: healthy ranks called lost", named, "", bar=0, better="lower",
+            note=f"in {lasted_s / 60:.1f} minutes; {where}; longest pause between two heartbeats of a rank and second: median "
+            f"{1e3 * at[0]:.0f} ms, 99 % {1e3 * at[1]:.0f} ms, longest {1e3 * at[2]:.0f} ms",
+        )
+    ]  # fmt: skip
+
+
+def main(json_path: Path | None, store: Store) -> None:
+    perform("liveness", [figures], json_path, store)
