@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unskew.analytics.plan import Hop, Plan, Route
+from unskew.analytics.list_scheduling import separate_pipelines
+from unskew.analytics.plan import Plan, Route
 from unskew.analytics.schedule import Action, Kind, action_of
 
 
@@ -25,7 +26,7 @@ def canonical_lists(plan: Plan) -> dict[int, list[Action]] | None:
     """The actions per rank; None when the schedule is another one, or a replica has not the form."""
     if plan.schedule not in ("interleaved", "zb-v"):
         return None
-    pipelines = _pipelines(plan)
+    pipelines = separate_pipelines(plan)
     if pipelines is None:
         return None
     lists: dict[int, list[Action]] = {rank: [] for rank in plan.ranks}
@@ -40,18 +41,6 @@ def canonical_lists(plan: Plan) -> dict[int, list[Action]] | None:
         else:
             return None
     return lists
-
-
-def _pipelines(plan: Plan) -> list[list[Route]] | None:
-    """The routes of each replica; None when a replica's routes differ or a rank serves two replicas."""
-    routes_of: dict[int, list[Route]] = {}
-    hops_of: dict[int, tuple[Hop, ...]] = {}
-    for route in plan.routes:
-        routes_of.setdefault(route.replica, []).append(route)
-        if hops_of.setdefault(route.replica, route.hops) != route.hops:
-            return None
-    ranks = [rank for hops in hops_of.values() for rank in {hop.rank for hop in hops}]
-    return list(routes_of.values()) if len(ranks) == len(set(ranks)) else None
 
 
 def _interleaved(routes: Sequence[Route], d: int, n_ranks: int, passes: int) -> list[Action]:

@@ -21,33 +21,63 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
 
-from unskew.analytics.plan import Plan, Route
+from unskew.analytics.plan import Hop, Plan, Route
 from unskew.analytics.schedule import Action, Kind, action_of, splits_backward
 
 _URGENCY = {"F": 0, "B": 1, "W": 2}
 
 
 def listed_order(plan: Plan) -> list[Action]:
-    """All actions of the plan in the order in which the simulation starts them."""
-    return _Simulation(plan).run()
+    """All actions of the plan, each after what it needs; of one pipeline, in the order in which the simulation starts them.
+
+    Replicas that are pipelines of their own with equal hops and equally many micro-batches are simulated once.
+    """
+    pipelines = separate_pipelines(plan)
+    if pipelines is None:
+        return _Simulation({route.micro_batch: route for route in plan.routes}, plan.schedule).run()
+    order: list[Action] = []
+    known: dict[tuple[object, ...], tuple[list[Route], list[Action]]] = {}
+    for routes in pipelines:
+        ranks = list(dict.fromkeys(hop.rank for hop in routes[0].hops))
+        form = (len(routes), *((ranks.index(hop.rank), hop.n_layers) for hop in routes[0].hops))
+        if form not in known:
+            known[form] = routes, _Simulation({route.micro_batch: route for route in routes}, plan.schedule).run()
+        model, actions = known[form]
+        twin = {route.micro_batch: routes[number] for number, route in enumerate(model)}
+        order += actions if model is routes else [action_of(twin[a.micro_batch], a.kind, a.hop) for a in actions]
+    return order
+
+
+def separate_pipelines(plan: Plan) -> list[list[Route]] | None:
+    """The routes of each replica; None when a replica's routes differ or a rank serves two replicas."""
+    routes_of: dict[int, list[Route]] = {}
+    hops_of: dict[int, tuple[Hop, ...]] = {}
+    for route in plan.routes:
+        routes_of.setdefault(route.replica, []).append(route)
+        if hops_of.setdefault(route.replica, route.hops) != route.hops:
+            return None
+    ranks = [rank for hops in hops_of.values() for rank in {hop.rank for hop in hops}]
+    return list(routes_of.values()) if len(ranks) == len(set(ranks)) else None
 
 
 class _Simulation:
     """State of the list scheduler: inboxes of arrived inputs, micro-batches in flight, running actions."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.routes = plan.routes
-        self.split, self.capped = splits_backward(plan.schedule), plan.schedule != "gpipe"
+    def __init__(self, routes: Mapping[int, Route], schedule: str) -> None:
+        self.routes = routes
+        self.split, self.capped = splits_backward(schedule), schedule != "gpipe"
         self.order: list[Action] = []
-        self.inboxes: dict[int, dict[tuple[str, int], deque[Action]]] = {rank: {} for rank in plan.ranks}
+        ranks = sorted({hop.rank for route in routes.values() for hop in route.hops})
+        self.inboxes: dict[int, dict[tuple[str, int], deque[Action]]] = {rank: {} for rank in ranks}
         self.in_flight: defaultdict[tuple[int, int], int] = defaultdict(int)
         self.kept: defaultdict[tuple[int, int], int] = defaultdict(int)
-        self.forwards: Counter[int] = Counter(hop.rank for route in plan.routes for hop in route.hops)
+        self.forwards: Counter[int] = Counter(hop.rank for route in routes.values() for hop in route.hops)
         self.executors: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
         self.running: list[tuple[int, int, Action]] = []
         self.busy: set[int] = set()
-        for route in plan.routes:
+        for route in routes.values():
             for hop, leg in enumerate(route.hops):
                 self.executors[route.replica, len(route.hops) - hop].add(leg.rank)
             self._arrive(action_of(route, "F", 0), ("start", route.replica))

@@ -242,6 +242,8 @@ def way_of(schedule: str, ranks: Sequence[int]) -> list[int]:
     >>> way_of("zb-v", [0, 1, 2])
     [0, 1, 2, 2, 1, 0]
     """
+    if schedule not in PASSES:
+        raise PlanError(f"schedule {schedule} is not known, allowed: {', '.join(PASSES)}")
     if schedule == "zb-v":
         return [*ranks, *reversed(ranks)]
     return list(ranks) * PASSES[schedule]

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from unskew.analytics.chunks import Chunks, Ints, chunks_from
 from unskew.analytics.plan import Plan, PlanError, Route
 
 Kind = Literal["F", "B", "W"]
@@ -76,6 +77,16 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
             needs.append(Needs(last_of.get(action.rank, -1), given, crosses))
             at[action.kind, action.micro_batch, action.hop] = last_of[action.rank] = position
         return tuple(needs)
+
+    @cached_property
+    def chunks(self) -> Chunks:
+        """The schedule as arrays, in the order of `order`."""
+        return chunks_from([(a.kind, a.micro_batch, a.hop, a.rank) for a in self.order], self.needs)
+
+    @cached_property
+    def chunks_and_messages(self) -> tuple[Chunks, Ints, Ints]:
+        """`chunks.with_messages()`."""
+        return self.chunks.with_messages()
 
 
 def input_of(action: Action, n_hops: int) -> tuple[Kind, int, int] | None:
