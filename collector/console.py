@@ -24,6 +24,9 @@ from unskew.collector.paths import Store
 if TYPE_CHECKING:
     import duckdb
     import polars
+    import pyarrow  # type: ignore[import-untyped]
+
+    from unskew.collector.reader import Sources
 
 _LOCKS = (
     "set memory_limit = '1GB'",
@@ -81,20 +84,14 @@ def query(store: Store, sql: str, timeout_s: float = 30.0, row_limit: int | None
 def _answer(request: _Request) -> bytes:
     """In the child: the rows as an Arrow stream."""
     import duckdb  # noqa: PLC0415
-    import pyarrow.dataset  # type: ignore[import-untyped]  # noqa: PLC0415
+    import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415
 
     from unskew.collector.reader import open_store  # noqa: PLC0415
-    from unskew.collector.views import create_views  # noqa: PLC0415
 
     connection = duckdb.connect(":memory:")
     with open_store(request.root) as reader:
-        files, hot = reader.sources()
-    connection.register("hot", hot)
-    if files:
-        connection.register("sealed", pyarrow.dataset.dataset(files, schema=hot.schema))
-    sealed = " union all by name select * from sealed" if files else ""
-    connection.execute(f"create view log as select * from hot{sealed}").fetchall()
-    create_views(connection)
+        sources = reader.sources()
+    _define(connection, sources)
     for setting in _LOCKS:
         connection.execute(setting).fetchall()
     signal.setitimer(signal.ITIMER_REAL, request.timeout_s)  # the kernel ends the process
@@ -108,13 +105,51 @@ def _answer(request: _Request) -> bytes:
         table = _plain(answer).to_arrow_table()
     except duckdb.PermissionException as error:
         raise ConsoleError(f"the console reads the store's views and nothing else: {_sentence(error)}") from error
+    except duckdb.CatalogException as error:
+        raise ConsoleError(_unknown(str(error)) or _sentence(error)) from error
     except duckdb.Error as error:
         raise ConsoleError(_sentence(error)) from error
     signal.setitimer(signal.ITIMER_REAL, 0)
     stream = io.BytesIO()
-    with pyarrow.ipc.new_stream(stream, table.schema) as writer:
+    with pa.ipc.new_stream(stream, table.schema) as writer:
         writer.write_table(table)
     return stream.getvalue()
+
+
+def _define(connection: duckdb.DuckDBPyConnection, sources: Sources) -> None:
+    """The views over objects: Arrow data sets, which need no folder to be allowed, out of the way in a schema of their own."""
+    import pyarrow.dataset  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    from unskew.collector.views import create_views, project  # noqa: PLC0415
+
+    def register(name: str, files: list[str], schema: pyarrow.Schema | None = None) -> str:
+        connection.register(name, pyarrow.dataset.dataset(files, schema=schema))
+        return f"select * from {name}"
+
+    connection.register("stored_open", sources.hot)
+    parts = {"rest": ["select * from stored_open"], "log": []}
+    for name, files, part in (("stored_unprojected", sources.unprojected, "rest"), ("stored_sealed", sources.sealed, "log")):
+        if files:
+            parts[part].append(register(name, files, sources.hot.schema))
+    rest = " union all by name ".join(parts["rest"])
+    connection.execute(f"create view log as {' union all by name '.join((rest, *parts['log']))}").fetchall()
+    create_views(connection)
+    published = {name: register(f"stored_{name}", files) for name, files in sources.published.items()}
+    project(connection, published, f"({rest})")
+
+
+def _unknown(message: str) -> str | None:
+    """What to say about a view or function that does not exist; None for other messages."""
+    import difflib  # noqa: PLC0415
+
+    from unskew.collector.views import VIEWS  # noqa: PLC0415
+
+    named = re.search(r"Table with name (\S+) does not exist", message)
+    if named is None:
+        return None
+    near = difflib.get_close_matches(named[1], VIEWS, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(VIEWS))}"
+    return f"there is no view {named[1]}: {hint}"
 
 
 def _plain(answer: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:

@@ -6,32 +6,48 @@ It sees everything that was handed to the kernel, whether a collector runs or no
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import msgspec
 
 from unskew.collector import rows
-from unskew.collector.manifest import Manifest, load
+from unskew.collector.manifest import Manifest, Sealed, load
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.projections.definitions import PROJECTIONS
+from unskew.collector.projections.published import Standing, parquet, standing
 from unskew.collector.tail import Tail
-from unskew.collector.views import create_views
+from unskew.collector.views import VIEWS, create_views, project
 
 if TYPE_CHECKING:
     import polars
     import pyarrow  # type: ignore[import-untyped]  # it ships no types
 
 _ATTEMPTS = 20
+Params = Sequence[Any] | Mapping[str, Any] | None
+
+
+class Sources(msgspec.Struct, frozen=True):
+    """`hot`: rows of the open spool files; paths of sealed files, in the projections already or not; of projections by name."""
+
+    hot: pyarrow.Table
+    sealed: list[str]
+    unprojected: list[str]
+    published: dict[str, list[str]]
 
 
 class Reader:
-    """The views of docs/events.md over one store, as of the last `refresh`. Not for use by two threads at once."""
+    """The views of docs/sql.md over one store, as of the last `refresh`. Not for use by two threads at once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._connection = duckdb.connect(":memory:")
+        self._connection.execute("set parquet_metadata_cache = true").fetchall()
         rows.create_table(self._connection, "hot")
+        self._connection.execute("create view log as select * from hot").fetchall()
+        create_views(self._connection)
         self._tails: dict[str, Tail] = {}
         self._manifest = Manifest(number=-1)
         self.refresh()
@@ -45,20 +61,30 @@ class Reader:
         for _ in range(_ATTEMPTS):
             manifest = load(self._store)
             if manifest.number != self._manifest.number:
-                self._restart(manifest)
+                self._turn(manifest)
             self._read_spool()
             if load(self._store).number == manifest.number:
                 return
         raise StoreError(f"{self._store.manifest} changed {_ATTEMPTS} times while it was read")
 
-    def sql(self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None) -> polars.DataFrame:
-        """Run one query over the views. Raises `duckdb.Error` for a wrong one; trusted callers only (people: console.py)."""
-        try:
-            return self._frame(query, params)
-        except duckdb.IOException:  # a sealed file was replaced since the refresh
-            self._manifest = Manifest(number=-1)
-            self.refresh()
-            return self._frame(query, params)
+    def sql(self, query: str, params: Params = None) -> polars.DataFrame:
+        """The answer to one query over the views, or a whole view by its name, as a Polars frame.
+
+        Raises `duckdb.Error` for a wrong one; trusted callers only (people: console.py).
+        """
+        frame: polars.DataFrame = self._answer(query, params, lambda relation: relation.pl())
+        return frame
+
+    def arrow(self, query: str, params: Params = None) -> pyarrow.Table:
+        """As `sql`, an Arrow table."""
+        return self._answer(query, params, lambda relation: relation.to_arrow_table())
+
+    def duckdb(self, query: str, params: Params = None) -> duckdb.DuckDBPyRelation:
+        """As `sql`, a DuckDB relation: nothing is read before its rows are asked for, and it can be queried on.
+
+        It stands on the files of the last `refresh`; ask for its rows before the next.
+        """
+        return self._answer(query, params, lambda relation: relation)
 
     def runs(self) -> polars.DataFrame:
         """The runs of the store, newest first."""
@@ -69,9 +95,19 @@ class Reader:
         """What the collector found wrong in the log, one sentence each."""
         return self._manifest.problems
 
-    def sources(self) -> tuple[list[str], pyarrow.Table]:
-        """What the views stand on: paths of the sealed files, and the rows of the open spool files."""
-        return self._sealed_files(), self._connection.sql("select * from hot").to_arrow_table()
+    def sources(self) -> Sources:
+        """What the views stand on, for another connection."""
+        now = standing(self._manifest)
+        return Sources(
+            hot=self._connection.sql("select * from hot").to_arrow_table(),
+            sealed=[str(self._store.root / one.file) for one in self._manifest.sealed if one not in now.open],
+            unprojected=[str(self._store.root / one.file) for one in now.open],
+            published={
+                name: [str(self._store.root / tier.entries[name].file) for tier in now.tiers]
+                for name in PROJECTIONS
+                if now.tiers
+            },
+        )
 
     def close(self) -> None:
         self._connection.close()
@@ -82,22 +118,42 @@ class Reader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _frame(self, query: str, params: Sequence[Any] | Mapping[str, Any] | None) -> polars.DataFrame:
-        frame: polars.DataFrame = self._connection.sql(query, params=params).pl()
-        return frame
+    def _answer(self, query: str, params: Params, take: Callable[[duckdb.DuckDBPyRelation], Any]) -> Any:
+        query = f"from {query}" if query in VIEWS else query
+        try:
+            return take(self._connection.sql(query, params=params))
+        except duckdb.IOException:  # a file was replaced since the refresh
+            self._manifest = Manifest(number=-1)
+            self.refresh()
+            return take(self._connection.sql(query, params=params))
 
-    def _restart(self, manifest: Manifest) -> None:
-        self._manifest = manifest
-        self._tails.clear()
-        self._connection.execute("delete from hot").fetchall()
-        files = self._sealed_files()
-        paths = ", ".join(rows.quoted(file) for file in files)
-        sealed = f" union all by name select * from read_parquet([{paths}])" if files else ""
-        self._connection.execute(f"create or replace view log as select * from hot{sealed}").fetchall()
-        create_views(self._connection)
+    def _turn(self, manifest: Manifest) -> None:
+        """Go over to a new manifest: forget the open rows that are sealed now, read on where the others stand."""
+        self._manifest, spooled = manifest, self._store.spooled_runs()
+        self._tails = {run: tail for run, tail in self._tails.items() if run in spooled}
+        gone = {run: {(one.writer, one.segment) for _, one in manifest.replaced(run)} for run in spooled}
+        for run, tail in self._tails.items():
+            tail.skip = gone[run]
+        places = [(run, *place) for run, replaced in gone.items() for place in replaced]
+        writers = [[one[column] for one in places] for column in range(3)]
+        # Made anew rather than deleted from: rows deleted from a table in memory keep their place.
+        self._connection.execute(
+            "create or replace table hot as select * from hot where list_contains(?, run) and (run, writer, segment) not in "
+            "(select (unnest(?::varchar[]), unnest(?::varchar[]), unnest(?::bigint[])))",
+            [spooled, *writers],
+        ).fetchall()
+        self._define(standing(manifest))
 
-    def _sealed_files(self) -> list[str]:
-        return [str(self._store.root / sealed.file) for sealed in self._manifest.sealed]
+    def _define(self, now: Standing) -> None:
+        """The relations that the views stand on."""
+        self._connection.execute(f"create or replace view log as {self._with_hot(self._manifest.sealed)}").fetchall()
+        self._connection.execute(f"create or replace view unprojected as {self._with_hot(now.open)}").fetchall()
+        published = {name: now.relation(self._store, name) for name in PROJECTIONS} if now.tiers else {}
+        project(self._connection, published, "unprojected")
+
+    def _with_hot(self, sealed: Sequence[Sealed]) -> str:
+        files = parquet(self._store, [one.file for one in sealed])
+        return "select * from hot" + (f" union all by name select * from {files}" if sealed else "")
 
     def _read_spool(self) -> None:
         for run in self._store.spooled_runs():
@@ -107,7 +163,7 @@ class Reader:
             tail = self._tails[run]
             tail.behind = True
             while tail.behind:
-                rows.insert(self._connection, "hot", run, tail.poll())
+                rows.insert(self._connection, "hot", run, tail.poll_lines())
 
 
 def open_store(store: Store | str | os.PathLike[str] | None = None) -> Reader:

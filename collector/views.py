@@ -1,53 +1,27 @@
-"""The SQL views. Each stands on `log` (rows.py), so they are the same live, sealed and in the database.
+"""The SQL views, the same for a reader, in the database and in the console.
 
-Columns of an event's own are derived from its struct, with its defaults: a field added there appears here. Times `*_us` are
-microseconds: `at_us`, `started_us`, `finished_us`, `last_us` wall clock, `start_us` and `posted_us` the run's clock.
+Telemetry comes from `log` (rows.py), everything that is a projection from `projected.<name>` (projections/definitions.py), and
+control events from the projection that holds them all. Columns of an event's own are derived from its struct, with its
+defaults: a field added there appears here. Times `*_us` are microseconds: `at_us`, `started_us`, `finished_us`, `last_us` wall
+clock, `start_us` and `posted_us` the run's clock.
 """
 
 from __future__ import annotations
 
-import json
-import types
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from unskew.collector import events
-from unskew.collector.events import Event, tag_of
-from unskew.collector.rows import quoted
+from unskew.collector import columns, events, rows
+from unskew.collector.events import Control, Event, tag_of
+from unskew.collector.projections.definitions import PROJECTIONS
 
 if TYPE_CHECKING:
     import duckdb
 
-_SQL_TYPE = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN", str: "VARCHAR"}
-
-
-def _sql_type(kind: Any) -> str:
-    """The SQL type of a field: plain ones as such, texts of a fixed choice as VARCHAR, everything nested as JSON."""
-    if get_origin(kind) in {Union, types.UnionType}:
-        return _sql_type(next(part for part in get_args(kind) if part is not type(None)))
-    if kind in _SQL_TYPE:
-        return _SQL_TYPE[kind]
-    choices = get_args(kind)
-    return "VARCHAR" if choices and all(isinstance(choice, str) for choice in choices) else "JSON"
-
 
 def own_columns(event: type[Event]) -> str:
-    """A SELECT of an event type: run, writer, seq, at_us, actor and the event's own fields."""
-    fields = [field for field in msgspec.structs.fields(event) if field.name != "run"]
-    hints = {field.encode_name: _sql_type(field.type) for field in fields}
-    columns = []
-    for field in fields:
-        name = f'own."{field.encode_name}"'
-        default = field.default if field.default is not msgspec.NODEFAULT else None
-        if default not in (None, msgspec.NODEFAULT):
-            literal = quoted(default if isinstance(default, str) else json.dumps(default))
-            name = f"coalesce({name}, {literal}::{hints[field.encode_name]})"
-        columns.append(f'{name} as "{field.name}"')
-    return (
-        f"select run, writer, seq, at_us, actor, {', '.join(columns)} from (select run, writer, seq, at_us, actor, "
-        f"json_transform(payload, {quoted(json.dumps(hints))}) as own from log where type = {quoted(tag_of(event))})"
-    )
+    """`columns.own_columns` from where the event's class is kept."""
+    return columns.own_columns(event, "projected.control" if issubclass(event, Control) else "log")
 
 
 def _decision(decision: str, event: type[Event], *, by: str = "actor", reason: str = "reason", epoch: str = "null") -> str:
@@ -61,9 +35,9 @@ _SPAN = "run, device, rank, epoch, attempt, iteration, micro_batch, kind, start_
 _WAITS = "compute_us, wait_tp_us, wait_dp_us, wait_pp_us, runq_us"
 
 VIEWS: dict[str, str] = {
-    "events": """
+    "events": f"""
         select run, pos, writer, seq, at_us, stream, version, actor, type, iteration, rank,
-            payload::json as payload
+            ({rows.PAYLOAD})::json as payload
         from log""",
     "spans": f"""
         select {_SPAN}, first_layer, n_layers, "group", group_seq, peer, bytes, posted_us, {_WAITS}, writer, seq, at_us
@@ -80,31 +54,29 @@ VIEWS: dict[str, str] = {
         from (select run, iteration, micro_batch, attempt, lengths::bigint[] as length
               from ({own_columns(events.MicroBatchPacked)}))""",
     "heartbeats": own_columns(events.Heartbeat),
-    "judged": f"""
-        select run, iteration, epoch, (one->>'rank')::bigint as rank, (one->>'f')::double as f, (one->>'b')::double as b,
-            (one->>'w')::double as w, (one->>'measured_us')::bigint as measured_us,
-            (one->>'predicted_us')::bigint as predicted_us, coalesce((one->>'score')::double, 0) as score
-        from (select run, iteration, epoch, unnest(ranks::json[]) as one from ({own_columns(events.IterationJudged)}))""",
-    "iterations": f"""
-        select committed.*, judged.predicted_us
-        from (select run, iteration, max(epoch) as epoch, max(attempt) as attempt, any_value(loss) as loss,
-                any_value(tokens) as tokens, max(wall_us) as iteration_us, count(*) as n_ranks,
-                bool_and(log_complete) as log_complete
-              from ({own_columns(events.IterationCommitted)}) group by run, iteration) committed
-        left join (select run, iteration, max(predicted_us) as predicted_us
-                   from ({own_columns(events.IterationJudged)}) group by run, iteration) judged using (run, iteration)""",
+    "judged": "select * from projected.judged",
+    "iterations": """
+        select run, iteration, epoch, attempt, loss, tokens, iteration_us, n_ranks, log_complete, predicted_us
+        from projected.iterations where n_ranks > 0""",
+    "rollups": "select * from projected.rollups",
+    "writers": "select * from projected.writers",
+    "recorded_operations": own_columns(events.OperationsRecorded),
+    "recorded_collectives": own_columns(events.CollectiveRecorded),
+    "recorded_sources": own_columns(events.SourceRecorded),
+    "recorded_groups": own_columns(events.GroupRecorded),
     "runs": f"""
         select started.run, started.device, started.clock, coalesce(changed.mode, started.mode) as mode, started.ranks,
             coalesce(finished.status, 'unfinished') as status, finished.reason,
             coalesce(finished.iterations, committed.iterations, 0) as iterations, started.at_us as started_us,
-            finished.at_us as finished_us, last.last_us, started.version, started.code, started.options
+            finished.at_us as finished_us, written.last_us, written.n_events, written.n_dropped, started.version, started.code,
+            started.options
         from ({own_columns(events.RunStarted)}) started
         left join ({own_columns(events.RunFinished)}) finished using (run)
         left join (select run, arg_max(mode, at_us) as mode
                    from ({own_columns(events.ModeChanged)}) group by run) changed using (run)
-        left join (select run, max(iteration) + 1 as iterations from log
-                   where type = '{tag_of(events.IterationCommitted)}' group by run) committed using (run)
-        left join (select run, max(at_us) as last_us from log group by run) last using (run)""",
+        left join (select run, max(iteration) + 1 as iterations from iterations group by run) committed using (run)
+        left join (select run, max(last_us) as last_us, sum(n_events)::bigint as n_events, sum(n_dropped)::bigint as n_dropped
+                   from writers group by run) written using (run)""",
     "devices": f"""
         select joined.run, joined.device, joined.rank, joined.node, joined.pid, joined.at_us as joined_us,
             case when lost.how is null then 'joined' else 'lost' end as state, lost.how, lost.detail, lost.detected_us,
@@ -148,6 +120,34 @@ VIEWS: dict[str, str] = {
             scored.interval_s, scored.n, scored.void, applied.plan
         from ({own_columns(events.PlanApplied)}) applied
         left join ({own_columns(events.PlanScored)}) scored using (run, epoch)""",
+    "accused": """
+        select run, device, rank, verdict, cause, speed, confidence, at_us, since_iteration, until_iteration, closed_reason,
+            first_correct, sentence
+        from (select *, (party->>'rank')::bigint as rank
+              from (select *, unnest(culprits::json[]) as party from verdicts) where party->>'kind' = 'device') named
+        left join devices using (run, rank)""",
+    "health": """
+        select devices.run, devices.rank, devices.device, devices.node, devices.state, devices.how, beat.activity,
+            beat.iteration, beat.age_us, beat.stalled_us, beat.waits_for, beat.at_us as heartbeat_us, seen.last_us,
+            seen.last_iteration, named.verdict, named.cause, named.speed, named.since_iteration
+        from devices
+        left join projected.heartbeats beat using (run, rank)
+        left join (select run, rank, max(last_us) as last_us, max(last_iteration) as last_iteration
+                   from writers where rank is not null group by run, rank) seen using (run, rank)
+        left join (select * from accused where until_iteration is null
+                   qualify row_number() over (partition by run, rank order by verdict desc) = 1) named using (run, rank)""",
+    "device_history": """
+        select device, count(distinct run) as n_runs,
+            count(distinct run) filter (lost_us is not null or n_verdicts > 0) as n_runs_affected,
+            count(lost_us) as n_losses, coalesce(sum(n_verdicts), 0)::bigint as n_verdicts,
+            list_sort(list_distinct(flatten(list(causes) filter (causes is not null)))) as causes, min(slowest) as slowest,
+            min(joined_us) as first_us, max(coalesce(trouble_us, lost_us)) as last_trouble_us,
+            arg_max(run, joined_us) as last_run
+        from devices
+        left join (select run, rank, count(*) as n_verdicts, list(cause) as causes, max(at_us) as trouble_us,
+                       min(list_min(list_transform(json_keys(speed), lambda kind: (speed->>kind)::double))) as slowest
+                   from accused group by run, rank) using (run, rank)
+        group by device""",
 }
 """Name -> query, in an order in which each stands only on earlier ones."""
 
@@ -174,7 +174,21 @@ that counted, for F and B each. A run is right when every `times` is 1; 0 stands
 
 
 def create_views(connection: duckdb.DuckDBPyConnection) -> None:
-    """Define all views and `executed` over the relation `log`, which must exist."""
+    """Define all views and `executed` over the relation `log`, which must exist; every projection is made of it, each time."""
+    project(connection, {}, "log")
     for name, query in VIEWS.items():
         connection.execute(f"create or replace view {name} as {query}").fetchall()
     connection.execute(EXECUTED).fetchall()
+
+
+def project(connection: duckdb.DuckDBPyConnection, published: Mapping[str, str], rest: str) -> None:
+    """Define the projections again: `published` (name -> SELECT of its published rows) and what the relation `rest` adds.
+
+    `rest` holds exactly the rows of `log` that are not in the published ones.
+    """
+    connection.execute("create schema if not exists projected").fetchall()
+    for name, projection in PROJECTIONS.items():
+        rows = projection.partial(rest)
+        if name in published:
+            rows = f"{published[name]} union all by name {rows}"
+        connection.execute(f"create or replace view projected.{name} as {projection.merge(f'({rows})')}").fetchall()

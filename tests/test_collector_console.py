@@ -66,7 +66,7 @@ def test_nothing_gets_out(store: Store, tmp_path: Path, monkeypatch: pytest.Monk
         f"explain analyze copy (select 1) to '{out}'": "nothing else",
         f"select * from read_parquet('{sealed}')": "nothing else",
         "select * from read_text('/etc/passwd')": "nothing else",
-        "select * from request": "does not exist",
+        "select * from request": "there is no view request",
         f"copy (select 1) to '{out}'": "one query",
         "select 1; attach 'x.db'": "one query",
         "set enable_external_access = true": "one query",

@@ -1,0 +1,129 @@
+"""What is projected: for each projection, how rows of the log become its rows, and how two sets of its rows become one.
+
+`partial` aggregates any set of rows of the log; `merge` aggregates rows of the projection again. Every aggregate is a count,
+sum, minimum, maximum or "and", so the log may be cut anywhere: ``merge(partial(a) + partial(b)) = partial(a + b)``. What is
+sealed is therefore aggregated once, a reader adds what is not, and the answer is that of the raw log.
+
+`CODE` hashes all of this text; rows that other code made are made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from unskew.collector import events
+from unskew.collector.columns import own_columns
+from unskew.collector.events import tag_of
+from unskew.collector.rows import quoted
+
+BUCKET_ITERATIONS = 10
+"""Iterations per row of `rollups`: 64 ranks, 5 kinds and 20,000 iterations are 640,000 rows."""
+
+_SOURCE = "$source"
+
+
+class Projection(msgspec.Struct, frozen=True, kw_only=True):
+    """`rows` and `again`: a SELECT each, over the relation that stands for `$source`; `order`: how its files are sorted."""
+
+    name: str
+    rows: str
+    again: str = f"select * from {_SOURCE}"
+    order: str
+
+    def partial(self, source: str) -> str:
+        """This projection of the rows of the log in relation `source`."""
+        return self.rows.replace(_SOURCE, source)
+
+    def merge(self, source: str) -> str:
+        """One projection of the projections in relation `source`."""
+        return self.again.replace(_SOURCE, source)
+
+
+_SUMS = ("wall_us", "compute_us", "wait_tp_us", "wait_dp_us", "wait_pp_us", "runq_us", "bytes")
+_BUCKET = f"(iteration // {BUCKET_ITERATIONS} * {BUCKET_ITERATIONS})::integer"
+_BEAT = ("at_us", "seq", "pid", "iteration", "progress", "activity", "age_us", "stalled_us", "waits_for")
+_LAST_BEAT = f"unnest(max({{{', '.join(f'{name!r}: {name}' for name in _BEAT)}}}))"
+_DROPPED = quoted(tag_of(events.Dropped).partition("@")[0] + "@%")
+_SPAN = quoted(tag_of(events.Span))
+
+PROJECTIONS = {
+    one.name: one
+    for one in (
+        Projection(
+            name="control",
+            rows=f"""
+                select run, writer, seq, at_us, stream, version, actor, type, payload
+                from {_SOURCE} where stream is not null""",
+            order="type, run, seq",
+        ),
+        Projection(
+            name="iterations",
+            rows=f"""
+                select run, iteration, max(epoch) as epoch, max(attempt) as attempt, max(loss) as loss, max(tokens) as tokens,
+                    max(wall_us) as iteration_us, count(*) as n_ranks, bool_and(log_complete) as log_complete,
+                    null::bigint as predicted_us
+                from ({own_columns(events.IterationCommitted, _SOURCE)}) group by run, iteration
+                union all by name
+                select run, iteration, 0 as epoch, 0 as attempt, max(loss) as loss, max(tokens) as tokens,
+                    max(wall_us) as iteration_us, count(*) as n_ranks
+                from ({own_columns(events.IterationTimed, _SOURCE)}) group by run, iteration
+                union all by name
+                select run, iteration, 0 as n_ranks, max(predicted_us) as predicted_us
+                from ({own_columns(events.IterationJudged, _SOURCE)}) group by run, iteration""",
+            again=f"""
+                select run, iteration, max(epoch) as epoch, max(attempt) as attempt, max(loss) as loss, max(tokens) as tokens,
+                    max(iteration_us) as iteration_us, sum(n_ranks)::bigint as n_ranks, bool_and(log_complete) as log_complete,
+                    max(predicted_us) as predicted_us
+                from {_SOURCE} group by run, iteration""",
+            order="run, iteration",
+        ),
+        Projection(
+            name="judged",
+            rows=f"""
+                select run, iteration, epoch, (one->>'rank')::bigint as rank, (one->>'f')::double as f,
+                    (one->>'b')::double as b, (one->>'w')::double as w, (one->>'measured_us')::bigint as measured_us,
+                    (one->>'predicted_us')::bigint as predicted_us, coalesce((one->>'score')::double, 0) as score
+                from (select run, iteration, epoch, unnest(ranks::json[]) as one
+                      from ({own_columns(events.IterationJudged, _SOURCE)}))""",
+            order="run, iteration, rank",
+        ),
+        Projection(
+            name="rollups",
+            rows=f"""
+                select run, {_BUCKET} as from_iteration, rank, kind, count(*) as n_spans, min(wall_us) as min_wall_us,
+                    max(wall_us) as max_wall_us, {", ".join(f"sum({name})::bigint as {name}" for name in _SUMS)}
+                from {_SOURCE} where type = {_SPAN} group by all""",
+            again=f"""
+                select run, from_iteration, rank, kind, sum(n_spans)::bigint as n_spans, min(min_wall_us) as min_wall_us,
+                    max(max_wall_us) as max_wall_us, {", ".join(f"sum({name})::bigint as {name}" for name in _SUMS)}
+                from {_SOURCE} group by run, from_iteration, rank, kind""",
+            order="run, from_iteration, rank, kind",
+        ),
+        Projection(
+            name="writers",
+            rows=f"""
+                select run, writer, rank, count(*) as n_events, count(*) filter (type = {_SPAN}) as n_spans,
+                    coalesce(sum((payload->>'count')::bigint) filter (type like {_DROPPED}), 0)::bigint as n_dropped,
+                    min(at_us) as first_us, max(at_us) as last_us, max(iteration) as last_iteration
+                from {_SOURCE} group by run, writer, rank""",
+            again=f"""
+                select run, writer, rank, sum(n_events)::bigint as n_events, sum(n_spans)::bigint as n_spans,
+                    sum(n_dropped)::bigint as n_dropped, min(first_us) as first_us, max(last_us) as last_us,
+                    max(last_iteration) as last_iteration
+                from {_SOURCE} group by run, writer, rank""",
+            order="run, writer, rank",
+        ),
+        Projection(
+            name="heartbeats",
+            rows=f"select run, rank, {_LAST_BEAT} from ({own_columns(events.Heartbeat, _SOURCE)}) group by run, rank",
+            again=f"select run, rank, {_LAST_BEAT} from {_SOURCE} group by run, rank",
+            order="run, rank",
+        ),
+    )
+}
+
+CODE = hashlib.sha256(
+    "\n".join(f"{one.name}\n{one.rows}\n{one.again}\n{one.order}" for one in PROJECTIONS.values()).encode()
+).hexdigest()[:16]
