@@ -3,8 +3,7 @@
 Everything here is a function of the iterations and of the plans that came into force, never of the time of day, so a replay of
 the log takes the same decisions. The steps per iteration:
 
-1. warm-up: the first iterations fit the predictor; it is fitted again every `refit_every` iterations and some way into a new
-   plan, from iterations already seen, with believed speeds divided out, and kept unless the old one fits them better;
+1. the predictor is fitted in warm-up and again from time to time, on drift and after a change of plan (retraining.py);
 2. the iteration is predicted from its own batches, and the Detector judges it;
 3. after a verdict, a death or the end of a fault, the Scheduler is asked for a better plan;
 4. an applied plan is scored against what the old one would have cost, on the very batches that ran.
@@ -12,42 +11,34 @@ the log takes the same decisions. The steps per iteration:
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-
 import msgspec
 
-from unskew.analytics.cost import CostModel, Speeds
+from unskew.analytics.cost import CostModel
 from unskew.analytics.detector import Committed, Detector, Verdicts
 from unskew.analytics.intake import Released
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import Plan
 from unskew.analytics.prediction import predict_iteration, predict_iterations
-from unskew.analytics.predictor import Fit, NotIdentifiable, at_healthy_speed, fit, median_error
+from unskew.analytics.predictor import Fit
+from unskew.analytics.retraining import Retraining, RetrainingOptions, Seen, speeds_then
 from unskew.analytics.scheduler import Options, Proposal, State, propose
 from unskew.analytics.scoring import PlanTrial, score_plan, score_verdict
-from unskew.analytics.terms import Measured, fit_terms
 from unskew.analytics.thresholds import DetectorOptions
-from unskew.analytics.workload import Work
 from unskew.collector.events import (
     Control,
     FaultInjected,
     IterationJudged,
-    PredictorFitted,
     Regrouped,
     Verdict,
     VerdictClosed,
 )
 
-WORSE = 0.01  # by so much more (median relative error of a chunk) a new predictor is worse than the old one
-
 
 class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts are iterations. `warm_up` fit the first predictor; `settle`: so long after a change of plan or of belief before
-    the Scheduler is asked; `score_over`: an effect is scored over so many (scoring.py says over how few it is void)."""
+    """Counts are iterations. `settle`: so long after a change of plan or of belief before the Scheduler is asked; `score_over`:
+    an effect is scored over so many (scoring.py says over how few it is void)."""
 
-    warm_up: int = 8
-    refit_every: int = 40
+    retraining: RetrainingOptions = RetrainingOptions()
     recent: int = 20
     settle: int = 2
     score_over: int = 20
@@ -82,39 +73,35 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class _Seen(msgspec.Struct, frozen=True):
-    released: Released
-    plan: Plan
-    speeds: dict[int, dict[str, float]]
-
-
 class Adaptation:
     """The state of the loop for one run."""
 
     def __init__(self, site: Site, options: AdaptationOptions | None = None) -> None:
         self.site, self.options = site, options or AdaptationOptions()
         self.detector = Detector(site.detector)
-        self.fitted: Fit | None = None
-        self._fits = 0
-        self._seen: deque[_Seen] = deque(maxlen=self.options.refit_every)
+        self.retraining = Retraining(self.options.retraining)
         self._alive = frozenset(site.origin.ranks)
         self._ask_at: int | None = None
-        self._refit_at = 0
         self._verdict: int | None = None
         self._trial: PlanTrial | None = None
         self._faults: list[FaultInjected] = []
         self._verdicts: dict[int, Verdict] = {}
 
+    @property
+    def fitted(self) -> Fit | None:
+        """The predictor in force; None during warm-up."""
+        return self.retraining.fitted
+
     def observe(self, released: Released, plan: Plan) -> Step:
         """Take the next committed iteration, which ran under `plan`."""
         committed = released.committed
-        speeds_before = _copy(self.detector.speeds)
+        speeds_before = speeds_then(self.detector.speeds)
         step = self._judge(committed, plan) if self.fitted is not None else Step(judged=_unjudged(committed))
         if not committed.log_complete:
             return step
         # Learnt from only after it was judged: no iteration is predicted by itself.
-        self._seen.append(_Seen(released, plan, speeds_before))
-        return msgspec.structs.replace(step, events=(*step.events, *self._learn(committed.iteration)))
+        fitted = self.retraining.observe(Seen(released, plan, speeds_before))
+        return msgspec.structs.replace(step, events=(*step.events, *([fitted] if fitted else [])))
 
     def _judge(self, committed: Committed, plan: Plan) -> Step:
         if self.fitted is None or not committed.log_complete:
@@ -141,7 +128,7 @@ class Adaptation:
 
     def expected_us(self, plan: Plan) -> float | None:
         """Mean predicted iteration of `plan` on the recent batches; None before there is a predictor."""
-        batches = [seen.released.committed.works for seen in self._seen][-self.options.recent :]
+        batches = self.retraining.recent(self.options.recent)
         if self.fitted is None or not batches:
             return None
         return float(predict_iterations(plan, batches, self.fitted.model, self.detector.speeds).mean())
@@ -162,50 +149,12 @@ class Adaptation:
         if plan.epoch > 0:
             self._trial = PlanTrial(plan=plan, old=old, proposal=proposal, from_iteration=iteration)
             self._ask_at = iteration + self.options.settle
-        self._refit_at = iteration + self.options.refit_every // 2
+        self.retraining.plan_changed(iteration)
         return events
 
     def finish(self) -> list[Control]:
         """The run ends: score what there is."""
         return self._end_trial("the run ended")
-
-    def _learn(self, iteration: int) -> list[Control]:
-        due = len(self._seen) >= self.options.warm_up if self.fitted is None else iteration >= self._refit_at
-        if not due:
-            return []
-        plan, speeds = self._seen[-1].plan, self._seen[-1].speeds
-        trigger = "warm-up" if self.fitted is None else "again from the log"
-        chunks = [chunk for seen in self._seen for chunk in at_healthy_speed(seen.released.committed.chunks, seen.speeds)]
-        # The first iteration pays for start-up once; it says nothing about the end of the others.
-        measured = [
-            Measured(seen.plan, seen.released.committed.works, seen.released.committed.measured_us)
-            for seen in self._seen
-            if seen.plan.epoch == plan.epoch and seen.speeds == speeds and seen.released.committed.iteration > 0
-        ]
-        transfers = [us for seen in self._seen for us in seen.released.transfers_us]
-
-        def makespan_us(plan: Plan, works: Sequence[Work], cost: CostModel) -> float:
-            return predict_iteration(plan, works, cost, speeds).iteration_us
-
-        try:
-            found = fit_terms(fit(chunks), measured, makespan_us, transfers)
-        except NotIdentifiable:
-            return []
-        self._refit_at = iteration + self.options.refit_every
-        if self.fitted is not None and median_error(found.model, chunks) > median_error(self.fitted.model, chunks) + WORSE:
-            return []
-        self.fitted = found
-        self._fits += 1
-        return [
-            PredictorFitted(
-                predictor=self._fits,
-                watermark=iteration,
-                model=msgspec.to_builtins(self.fitted.model),
-                n_chunks=self.fitted.n_chunks,
-                error_percent=self.fitted.error_percent,
-                trigger=trigger,
-            )
-        ]
 
     def _take_verdicts(self, verdicts: Verdicts, iteration: int) -> list[Control]:
         events: list[Control] = list(verdicts)
@@ -249,13 +198,12 @@ class Adaptation:
         self._ask_at = None
         if self.site.shared_cores is not None:
             return None, f"ranks share {self.site.shared_cores} cores, so no gain of another plan can be claimed"
-        recent = [seen.released.committed.works for seen in self._seen][-self.options.recent :]
         state = State(
             origin=self.site.origin,
             alive=self._alive,
-            speeds=_copy(self.detector.speeds),
+            speeds=speeds_then(self.detector.speeds),
             cost=cost,
-            batches=tuple(recent),
+            batches=tuple(self.retraining.recent(self.options.recent)),
             iterations=self.site.iterations,
             layer_bytes=self.site.layer_bytes,
             bytes_per_us=self.site.bytes_per_us,
@@ -263,7 +211,7 @@ class Adaptation:
         )
         proposal, reason = propose(iteration + 1, plan, state, self.options.scheduler)
         if proposal is not None:
-            evidence = {**proposal.evidence, "predictor": self._fits}
+            evidence = {**proposal.evidence, "predictor": self.retraining.number}
             proposal = msgspec.structs.replace(proposal, evidence=evidence)
         return proposal, reason
 
@@ -275,7 +223,3 @@ def _unjudged(committed: Committed) -> IterationJudged:
         measured_us=round(committed.measured_us),
         log_complete=committed.log_complete,
     )
-
-
-def _copy(speeds: Speeds | Mapping[int, Mapping[str, float]]) -> dict[int, dict[str, float]]:
-    return {rank: dict(kinds) for rank, kinds in speeds.items()}

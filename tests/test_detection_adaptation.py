@@ -72,11 +72,11 @@ def healthy(_now: int) -> Speeds:
 
 
 def test_an_incomplete_iteration_is_neither_judged_nor_learned_from_and_only_puts_learning_off() -> None:
-    """The first fit is due in iteration 7, the second 40 later."""
+    """The first fit is due in iteration 7, the second 40 later; it is tested on the eight after that."""
     fits = [fit.watermark for fit in events(follow(Adaptation(SITE), train(healthy, 60)), PredictorFitted)]
-    assert fits == [7, 47]
+    assert fits == [7, 55]
     steps = follow(Adaptation(SITE), train(healthy, 60, incomplete={20, 47}))
-    assert [fit.watermark for fit in events(steps, PredictorFitted)] == [7, 48]
+    assert [fit.watermark for fit in events(steps, PredictorFitted)] == [7, 56]
     assert [now for now, step in steps.items() if now > 7 and step.judged.predicted_us is None] == [20, 47]
     assert [now for now, step in steps.items() if now > 7 and not step.judged.ranks] == [20, 47]
     assert [now for now, step in steps.items() if not step.judged.log_complete] == [20, 47]
@@ -90,8 +90,22 @@ def test_disturbed_iterations_do_not_replace_a_better_predictor() -> None:
     steps = follow(loop, train(healthy, 40, first=20, disturbed=range(20, 60)))
     assert events(steps, PredictorFitted) == []
     assert loop.fitted.model == good
-    again = events(follow(loop, train(healthy, 50, first=60)), PredictorFitted)
-    assert [fit.watermark for fit in again] == [87]
+
+
+def test_drift_of_all_ranks_is_learned_before_its_turn_and_back_tested() -> None:
+    """From iteration 30 on everybody is 6 % slower: nobody is accused, and the second predictor, due at 47, comes by 46."""
+
+    def warm(now: int) -> Speeds:
+        return {rank: {"F": 1 / 1.06, "B": 1 / 1.06} for rank in PLAN.ranks} if now >= 30 else {}
+
+    loop = Adaptation(SITE)
+    steps = follow(loop, train(warm, 50))
+    first, second = events(steps, PredictorFitted)
+    assert first.trigger == "warm-up"
+    assert second.trigger.startswith("drift of +")
+    assert second.watermark <= 46
+    assert second.error_percent["chunks, later"] < second.error_percent["chunks, later, before"]
+    assert events(steps, Verdict) == []
 
 
 def test_a_device_believed_slow_is_fitted_as_slow() -> None:

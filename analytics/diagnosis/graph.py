@@ -1,8 +1,8 @@
 """What waits for what in an iteration: operations, and the groups of them that end together.
 
-An operation is launched when all that it needs has ended. A group (a message with both its sides, a collective with its members)
-runs from the moment its last member was launched; a group of one is plain work. Times are arrays [operation, ...further axes]
-(iterations, scenarios): they go through in one pass.
+An operation is launched when all that it needs has ended. A group (a message with both its sides, a collective with its
+members) runs from the moment its last member was launched; a group of one is plain work. Times are arrays [operation,
+...further axes] (iterations, scenarios): they go through in one pass.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ class GraphError(ValueError):
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False):
-    """One operation of every iteration: what `kind` says, on `rank`, which is `stage` of `replica`."""
+    """One operation of every iteration: what `kind` says, on `rank`, which is `stage` of `replica`. Only a chunk of work has a
+    `micro_batch`, which is unique within the replica, only a message a `peer`."""
 
     kind: str
     rank: int
     replica: int
     stage: int
     micro_batch: int | None = None
+    peer: int | None = None
 
 
 class Level(msgspec.Struct, frozen=True):

@@ -1,14 +1,14 @@
 """A trace in NDTimeline's form (ByteDance, OSDI'25) -> what waits for what, and when it ran.
 
 One row is one operation of one worker in one step: `dp_rank`, `stage`, `rank`, `step`, `optype`, `start_ts` and `duration` in
-seconds, `seq_id` (order among the operations of one type), `mc`, `mb_id`, `gmc`. All steps and replicas are taken to wait alike, as
-in the first step of replica 0:
+seconds, `seq_id` (order among the operations of one type), `mc`, `mb_id`, `gmc`. All steps and replicas are taken to wait
+alike, as in the first step of replica 0:
 
 * compute, gradient and parameter collectives, and the four kinds of messages: each a stream in which one follows the other;
 * receive -> compute -> send; a receive is launched after the compute before that one; the first backward message after the
   last but one forward before the first backward;
-* the last gather of parameters before the first forward; behind the last compute: collection of garbage, layer norms, embeddings,
-  gradients, clipping, optimizer.
+* the last gather of parameters before the first forward; behind the last compute: collection of garbage, layer norms,
+  embeddings, gradients, clipping, optimizer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import msgspec
-import numpy as np
 import polars as pl
 
 from unskew.analytics.diagnosis.graph import Graph, GraphError, Operation

@@ -5,7 +5,7 @@ With T the mean time of the replay without launch delays and T_ideal that of all
 * slowdown S = T / T_ideal, per iteration as well;
 * S_x = mean time with only group x at its real durations, all others ideal, over T_ideal; x is a replica, a stage, a kind;
   a worker's is the lesser of its replica's and its stage's;
-* M_W = (T - T') / (T - T_ideal), T' with the slowest 3 % of the workers (at least one) at ideal durations; M_S: the last stage so.
+* M_W = (T - T') / (T - T_ideal), T' with the slowest 3 % of the workers (at least one) at ideal durations; M_S: the last stage.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def what_if(recording: Recording) -> WhatIf:
-    """The analysis of a recording: two replays for the slowdown, one with as many scenarios as there are groups to attribute to."""
+    """The analysis of a recording: two replays for the slowdown, one more with a scenario for each group to attribute to."""
     graph, work = recording.graph, take_apart(recording).work_us
     ideal = ideal_us(recording, work)
     real = makespan_us(graph, work)
