@@ -36,7 +36,8 @@ def trace(**columns: list[object]) -> polars.DataFrame:
 def imported(folder: Path, rows: polars.DataFrame) -> tuple[Store, str]:
     rows.write_parquet(folder / "trace.parquet")
     store = Store.locate(folder / "store")
-    return store, bring_in(store, "straggler-analysis", folder / "trace.parquet").run
+    (stored,) = bring_in(store, "straggler-analysis", folder / "trace.parquet")
+    return store, stored.run
 
 
 def test_spans_say_in_our_words_what_the_rows_say(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_a_bad_row_is_named_and_nothing_is_imported(tmp_path: Path, columns: dic
 def test_the_same_file_again_changes_nothing_and_another_under_its_name_is_refused(tmp_path: Path) -> None:
     store, run = imported(tmp_path, trace())
     before = sorted((path, path.stat().st_mtime_ns) for path in store.root.rglob("*.jsonl"))
-    assert bring_in(store, "straggler-analysis", tmp_path / "trace.parquet").already
+    assert [one.already for one in bring_in(store, "straggler-analysis", tmp_path / "trace.parquet")] == [True]
     trace(seq_id=[1] * 4).write_parquet(tmp_path / "other.parquet")
     with pytest.raises(FormatError, match="holds something else"):
         bring_in(store, "straggler-analysis", tmp_path / "other.parquet", run)

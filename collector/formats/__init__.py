@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -13,38 +13,56 @@ from unskew.collector.formats.imported import (
     Stored,
     fingerprint,
     run_name,
-    store_run,
+    store_runs,
     stored_already,
 )
 from unskew.collector.paths import Store
 
 __all__ = ["IMPORTERS", "FormatError", "Stored", "bring_in"]
 
-IMPORTERS = {"straggler-analysis": "straggler_analysis"}
-"""Format -> its module here; each has `read(path) -> Imported`, a pure reader."""
+IMPORTERS = {
+    "straggler-analysis": "straggler_analysis",
+    "kineto": "kineto",
+    "torchtitan": "torchtitan",
+    "iteration-times": "iteration_times",
+    "megatron": "megatron",
+    "mlperf": "mlperf",
+    "flight-recorder": "flight_recorder",
+}
+"""Format -> its module here; each has `read(path) -> Sequence[Imported]`, a pure reader."""
 
 
-def bring_in(store: Store, format: str, path: Path, run: str | None = None) -> Stored:
-    """Import `path` as a run of the store: all of it or nothing. The same content under the same name again changes nothing.
+def bring_in(store: Store, format: str, path: Path, run: str | None = None) -> list[Stored]:
+    """Import `path` as runs of the store (most sources are one run): all of it or nothing.
 
-    Raises `FormatError` (a bad path or file) or `StoreError`.
+    The same content under the same name again changes nothing. Raises `FormatError` (a bad path or file) or `StoreError`.
     """
     if format not in IMPORTERS:
         raise FormatError(f"format {format!r} is not known; known are {', '.join(IMPORTERS)}")
     if not path.exists():
         raise FormatError(f"{path}: there is no such file or folder")
-    read: Callable[[Path], Imported] = import_module(f"unskew.collector.formats.{IMPORTERS[format]}").read
+    read: Callable[[Path], Sequence[Imported]] = import_module(f"unskew.collector.formats.{IMPORTERS[format]}").read
     sha256 = fingerprint(path)
-    source = Source(run=run or run_name(path, sha256), format=format, path=path, sha256=sha256)
-    already = stored_already(store, source)
-    imported = read(path)
-    count = 0 if already else store_run(store, source, imported)
-    return Stored(
-        run=source.run,
-        format=format,
-        source=str(path),
-        ranks=imported.ranks,
-        iterations=imported.iterations,
-        events=count,
-        already=already,
-    )
+    runs = [
+        (Source(run=run_name(path, sha256, run, imported.name), format=format, path=path, sha256=sha256), imported)
+        for imported in read(path)
+    ]
+    names = [source.run for source, _ in runs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FormatError(f"{path}: two of its runs would both be named {twice}")
+    already = stored_already(store, [source for source, _ in runs])
+    fresh = [one for one in runs if one[0].run not in already]
+    counts = dict(zip((source.run for source, _ in fresh), store_runs(store, fresh), strict=True))
+    return [
+        Stored(
+            run=source.run,
+            format=format,
+            source=str(path),
+            ranks=imported.ranks,
+            iterations=imported.iterations,
+            events=counts.get(source.run, 0),
+            already=source.run in already,
+        )
+        for source, imported in runs
+    ]

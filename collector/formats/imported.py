@@ -1,8 +1,8 @@
-"""What every importer returns, how bad input is told, and how a whole run gets into a store at once.
+"""What every importer returns, how bad input is told, and how whole runs get into a store at once.
 
-An importer is a pure reader: a path in, `Imported` out, or a `FormatError` with one sentence: which file and line (or row),
-what is wrong, what is allowed. `store_run` writes the events where nobody looks and moves the finished run into place by one
-rename, so that a reader sees all of it or nothing.
+An importer is a pure reader: a path in, `Imported` runs out, or a `FormatError` with one sentence: which file and line (or
+row), what is wrong, what is allowed. `store_runs` writes the events where nobody looks and moves a finished run into place by
+one rename, so that a reader sees all of it or nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -34,12 +35,14 @@ class FormatError(ValueError):
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as its source tells it. `facts`: what is true of the whole run; `iterations`: how many the source has."""
+    """A run as its source tells it. `facts`: what is true of the whole run; `ranks` (0 = the source tells none apart) and
+    `iterations`: how many the source has; `name`: what tells it from other runs of the same source."""
 
     events: Iterable[Telemetry]
     ranks: int
     iterations: int
     facts: dict[str, Any]
+    name: str = ""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,46 +93,60 @@ def fingerprint(path: Path) -> str:
     return digest.hexdigest()
 
 
-def run_name(path: Path, sha256: str) -> str:
-    """A run's name when none is given: the file's, and the beginning of its content's hash."""
-    stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.resolve().name.partition(".")[0]).strip("-._+") or "imported"
-    return f"{stem}-{sha256[:8]}"
+def run_name(path: Path, sha256: str, wanted: str | None, part: str) -> str:
+    """`wanted`, else the file's name; then the part's of a source of many runs; then, unless wanted, the content's hash."""
+    words = [wanted or _plain(path.resolve().name.partition(".")[0])]
+    words += [_plain(part)] if part else []
+    words += [] if wanted else [sha256[:8]]
+    return "-".join(words)
 
 
-def stored_already(store: Store, source: Source) -> bool:
-    """Whether the run holds just this content; False when there is no such run. Raises `FormatError` when it holds another."""
-    run = checked_name("run", source.run)
-    if run not in store.spooled_runs() and all(sealed.run != run for sealed in load(store).sealed):
-        return False
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-._+") or "imported"
+
+
+def stored_already(store: Store, sources: Sequence[Source]) -> set[str]:
+    """The runs of `sources` that the store holds with just this content. Raises `FormatError` when it holds another."""
+    known = {*store.spooled_runs(), *(sealed.run for sealed in load(store).sealed)}
+    taken = [source for source in sources if checked_name("run", source.run) in known]
+    if not taken:
+        return set()
     with Reader(store) as reader:
-        known = reader.sql("select options->>'sha256' as sha256 from runs where run = ?", [run])
-    if known["sha256"].to_list() == [source.sha256]:
-        return True
-    raise FormatError(f"run {run} is in {store.root} already and holds something else: choose another name with --run")
+        rows = reader.sql("select run, options->>'sha256' as sha256 from runs").rows()
+    held = dict(rows)
+    for source in taken:
+        if held.get(source.run) != source.sha256:
+            raise FormatError(
+                f"run {source.run} is in {store.root} already and holds something else: choose another name with --run"
+            )
+    return {source.run for source in taken}
 
 
-def store_run(store: Store, source: Source, imported: Imported) -> int:
-    """Write a run whole; returns the number of events. Raises `StoreError` or, from the reading, `FormatError`.
+def store_runs(store: Store, runs: Sequence[tuple[Source, Imported]]) -> list[int]:
+    """Write runs whole, all of them or none; returns the number of events of each.
 
-    The clock of the run is "imported": times are the source's own. The log's wall clock (`at_us`) is the time of the import.
+    Raises `StoreError` or, from the reading, `FormatError`. The clock of the runs is "imported": times are the source's own.
+    The log's wall clock (`at_us`) is the time of the import.
     """
-    run = checked_name("run", source.run)
-    lock = hold(store.lock(f"import-{run}"))
-    if lock is None:
-        raise StoreError(f"run {run} is being imported by another process")
-    aside = store.root / "importing" / run
-    try:
-        shutil.rmtree(aside, ignore_errors=True)  # of an import that was killed
-        count = _write(Store(aside), source, imported)
+    with ExitStack() as cleaning:
+        places, counts = [], []
+        for source, imported in runs:
+            lock = hold(store.lock(f"import-{checked_name('run', source.run)}"))
+            if lock is None:
+                raise StoreError(f"run {source.run} is being imported by another process")
+            cleaning.push(lock)
+            aside = store.root / "importing" / source.run
+            shutil.rmtree(aside, ignore_errors=True)  # of an import that was killed
+            cleaning.callback(shutil.rmtree, aside, ignore_errors=True)
+            places.append((aside / "spool" / source.run, store.spool(source.run)))
+            counts.append(_write(Store(aside), source, imported))
         make_folder(store.root / "spool")
-        try:
-            (aside / "spool" / run).rename(store.spool(run))
-        except OSError as error:
-            raise StoreError(f"cannot put run {run} into {store.root}: {error.strerror}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        lock.release()
-    return count
+        for written, place in places:
+            try:
+                written.rename(place)
+            except OSError as error:
+                raise StoreError(f"cannot put {place.name} into {store.root}: {error.strerror}") from error
+    return counts
 
 
 def _write(aside: Store, source: Source, imported: Imported) -> int:

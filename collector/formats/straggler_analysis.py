@@ -9,7 +9,7 @@ receive and collective durations include waiting for the peer; compute durations
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ _TOWARDS = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backwar
 _IDENTITY = ("rank", "step", "optype", "seq_id")
 
 
-def read(path: Path) -> Imported:
+def read(path: Path) -> Sequence[Imported]:
     """The run in a Parquet file. Raises `FormatError`."""
     rows = _checked(path, _load(path))
     place = rows.select("rank", "dp_rank", "stage").unique().sort("rank")
@@ -64,7 +64,7 @@ def read(path: Path) -> Imported:
         "micro_batches": int(rows["mb_id"].max()) + 1,  # type: ignore[arg-type]
         "operations": rows.height,
     }
-    return Imported(events=_events(rows, rank_at), ranks=place.height, iterations=steps, facts=facts)
+    return [Imported(events=_events(rows, rank_at), ranks=place.height, iterations=steps, facts=facts)]
 
 
 def operations(reader: Reader, run: str) -> polars.DataFrame:

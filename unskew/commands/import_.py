@@ -9,12 +9,14 @@ import typer
 
 from unskew.commands.common import JsonOption, StoreOption, checking_input, locate, refuse, write_json
 
+SHOWN = 10
+
 
 def import_(
     format: Annotated[str, typer.Argument(metavar="FORMAT", help="Such as straggler-analysis.", show_default=False)],
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The file, or a folder of files.", show_default=False)],
     run: Annotated[
-        str | None, typer.Option("--run", metavar="NAME", help="Name of the run.", show_default="from file and content")
+        str | None, typer.Option("--run", metavar="NAME", help="Name of the run.", show_default="the file's, and a hash")
     ] = None,
     json: JsonOption = None,
     store: StoreOption = None,
@@ -26,13 +28,17 @@ def import_(
     if format not in IMPORTERS:
         refuse(f"FORMAT {format} is not known; known are {', '.join(IMPORTERS)}")
     with checking_input():
-        stored = bring_in(place, format, path, run)
-    write_json(json, stored)
-    if stored.already:
-        print(f"{path} is in the store already, as run {stored.run}: nothing was written")
-    else:
-        print(
-            f"run {stored.run}: {stored.ranks} rank{'s' * (stored.ranks != 1)}, "
-            f"{stored.iterations} iteration{'s' * (stored.iterations != 1)}, {stored.events:,} events from {path}"
-        )
+        runs = bring_in(place, format, path, run)
+    write_json(json, runs)
+    for stored in runs[:SHOWN]:
+        if stored.already:
+            print(f"run {stored.run}: in the store already, nothing was written")
+        else:
+            ranks = f"{stored.ranks} rank{'s' * (stored.ranks != 1)}, " if stored.ranks else ""
+            print(
+                f"run {stored.run}: {ranks}{stored.iterations} iteration{'s' * (stored.iterations != 1)}, "
+                f"{stored.events:,} event{'s' * (stored.events != 1)}"
+            )
+    if len(runs) > SHOWN:
+        print(f"and {len(runs) - SHOWN} more runs of {path}")
     print(f"store {place.root}")

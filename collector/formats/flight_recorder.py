@@ -1,0 +1,172 @@
+"""flight-recorder: PyTorch's NCCL flight-recorder dumps, one file per rank, as pickle or JSON.
+
+A pickle is read by an unpickler that refuses every class and function, so that it can only be plain data. The rank stands in
+the file's name (``..._rank_3``, ``nccl_trace_3``, ``3.pkl``): the last number in it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from unskew.collector.events import CollectiveRecorded, GroupRecorded, Telemetry
+from unskew.collector.formats.imported import FormatError, Imported, source_files
+from unskew.collector.formats.text import content
+
+_STATES = ("scheduled", "started", "completed")
+_JSON = re.compile(rb"\s*\{")
+
+
+class _PlainData(pickle.Unpickler):
+    """Loads numbers, texts, lists, tuples and dicts; anything that would import a name is refused."""
+
+    def find_class(self, module: str, name: str, /) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and a dump is plain data")
+
+    def persistent_load(self, pid: object, /) -> NoReturn:
+        raise pickle.UnpicklingError(f"it refers to an object outside of itself ({pid!r})")
+
+
+def read(path: Path) -> Sequence[Imported]:
+    """The dumps of a folder (or one dump) as one run. Raises `FormatError`."""
+    files = [path] if path.is_file() else _dumps(path)
+    by_rank: dict[int, Path] = {}
+    for file in files:
+        rank = _rank(file)
+        if rank in by_rank:
+            raise FormatError(f"{file}: {by_rank[rank].name} is of rank {rank} too, one dump per rank is needed")
+        by_rank[rank] = file
+    events: list[Telemetry] = []
+    versions = set()
+    for rank, file in sorted(by_rank.items()):
+        dump = _load(file)
+        versions.add(str(dump.get("version", "")))
+        events += _groups(file, rank, dump)
+        events += _entries(file, rank, dump)
+    members = {member for event in events if isinstance(event, GroupRecorded) for member in event.members}
+    facts = {
+        "observed": "collectives in flight",
+        "versions": sorted(versions),
+        "world_size": max(members | set(by_rank)) + 1,
+        "without_dump": sorted(members - set(by_rank)),
+    }
+    return [Imported(events=events, ranks=len(by_rank), iterations=0, facts=facts)]
+
+
+def _dumps(folder: Path) -> list[Path]:
+    files = [file for file in source_files(folder, "") if re.search(r"\d", file.stem) and not file.name.startswith(".")]
+    if not files:
+        raise FormatError(f"{folder}: no file in this folder has a rank in its name")
+    return files
+
+
+def _rank(file: Path) -> int:
+    numbers = re.findall(r"\d+", file.name.partition(".")[0])
+    if not numbers:
+        raise FormatError(f"{file}: a dump's name ends in its rank, such as nccl_trace_rank_3")
+    return int(numbers[-1])
+
+
+def _load(file: Path) -> Mapping[str, Any]:
+    raw = content(file)
+    if _JSON.match(raw):
+        try:
+            dump = json.loads(raw)
+        except ValueError as error:
+            raise FormatError(f"{file}: not JSON ({error})") from error
+    else:
+        try:
+            dump = _PlainData(io.BytesIO(raw)).load()
+        except Exception as error:  # whatever bytes can make of an unpickler
+            raise FormatError(f"{file}: not a pickle of plain data ({error})") from error
+    if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
+        raise FormatError(f"{file}: a flight-recorder dump is a dictionary with a list 'entries'")
+    return dump
+
+
+def _groups(file: Path, rank: int, dump: Mapping[str, Any]) -> Iterator[GroupRecorded]:
+    entries = [entry for entry in dump["entries"] if isinstance(entry, dict)]
+    name_of = {str(entry.get("pg_id")): str(entry["process_group"][0]) for entry in entries if entry.get("process_group")}
+    states = dump.get("pg_status") or {}
+    for key, config in (dump.get("pg_config") or {}).items():
+        try:
+            name = str(config.get("name", key))
+            yield GroupRecorded(
+                rank=rank,
+                group=name,
+                group_description=str(config.get("desc", "")),
+                members=tuple(int(member) for member in _listed(config.get("ranks", ()))),
+            )
+        except (AttributeError, TypeError, ValueError) as error:
+            raise FormatError(f"{file}: process group {key!r} has no name, desc and ranks ({error})") from error
+    for key, status in states.items():
+        try:
+            yield GroupRecorded(
+                rank=rank,
+                group=name_of.get(str(key), ""),
+                group_id=str(key),
+                last_enqueued=_integer(status.get("last_enqueued_collective")),
+                last_started=_integer(status.get("last_started_collective")),
+                last_completed=_integer(status.get("last_completed_collective")),
+            )
+        except (AttributeError, TypeError, ValueError) as error:
+            raise FormatError(f"{file}: the status of process group {key!r} is not three numbers ({error})") from error
+
+
+def _listed(ranks: Any) -> Sequence[Any]:
+    """Members are a list, or a list written as text."""
+    return re.findall(r"\d+", ranks) if isinstance(ranks, str) else list(ranks)
+
+
+def _entries(file: Path, rank: int, dump: Mapping[str, Any]) -> Iterator[CollectiveRecorded]:
+    for number, entry in enumerate(dump["entries"], start=1):
+        try:
+            name, description = entry["process_group"]
+            state = entry["state"]
+            if state not in _STATES:
+                raise ValueError(f"state is {state!r}, not one of {', '.join(_STATES)}")
+            yield CollectiveRecorded(
+                rank=rank,
+                record=int(entry["record_id"]),
+                group=str(name),
+                group_description=str(description),
+                group_seq=int(entry["collective_seq_id"]),
+                op=str(entry["profiling_name"]),
+                state=state,
+                p2p_seq=_integer(entry.get("p2p_seq_id")),
+                op_id=_integer(entry.get("op_id")),
+                is_p2p=bool(entry.get("is_p2p", False)),
+                retired=entry.get("retired"),
+                created_us=_from_ns(entry.get("time_created_ns")),
+                started_us=_from_ns(entry.get("time_discovered_started_ns")),
+                completed_us=_from_ns(entry.get("time_discovered_completed_ns")),
+                wall_us=_from_ms(entry.get("duration_ms")),
+                timeout_us=_from_ms(entry.get("timeout_ms")),
+                input_sizes=_text(entry.get("input_sizes")),
+                output_sizes=_text(entry.get("output_sizes")),
+                dtypes=_text(entry.get("input_dtypes")),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise FormatError(f"{file}, entry {number}: {what}") from error
+
+
+def _integer(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _from_ns(value: Any) -> int | None:
+    return None if value is None else int(value) // 1000
+
+
+def _from_ms(value: Any) -> int | None:
+    return None if value is None else round(1000 * value)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

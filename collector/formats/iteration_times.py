@@ -1,0 +1,83 @@
+"""iteration-times: a table of run, step, seconds, as CSV or Parquet. One run of the store per value of `run`.
+
+`run` may be absent (one run); `rank`, `loss` and `tokens` may be there. A step stands once per run (and rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import polars
+
+from unskew.collector.events import IterationTimed
+from unskew.collector.formats.imported import FormatError, Imported
+
+_NEEDED = {"step": polars.Int64, "seconds": polars.Float64}
+_OPTIONAL = {"run": polars.String, "rank": polars.Int32, "loss": polars.Float64, "tokens": polars.Int64}
+
+
+def read(path: Path) -> Sequence[Imported]:
+    """A run per value of the column `run`, in the order of the table. Raises `FormatError`."""
+    rows = _checked(path, _load(path))
+    parts = rows.group_by("run", maintain_order=True) if "run" in rows.columns else [(("",), rows)]
+    return [_run(str(name), part) for (name,), part in parts]
+
+
+def _run(name: str, rows: polars.DataFrame) -> Imported:
+    ranks = rows["rank"].n_unique() if "rank" in rows.columns else 0
+    return Imported(
+        name=name,
+        events=_events(rows),
+        ranks=ranks,
+        iterations=rows["step"].n_unique(),
+        facts={"observed": "iteration times per rank" if ranks else "iteration times of the job"},
+    )
+
+
+def _events(rows: polars.DataFrame) -> Iterator[IterationTimed]:
+    for row in rows.iter_rows(named=True):
+        yield IterationTimed(
+            iteration=row["step"],
+            wall_us=round(row["seconds"] * 1e6),
+            rank=row.get("rank"),
+            loss=row.get("loss"),
+            tokens=row.get("tokens"),
+        )
+
+
+def _load(path: Path) -> polars.DataFrame:
+    if not path.is_file():
+        raise FormatError(f"{path}: a CSV or Parquet file is needed here")
+    try:
+        parquet = path.read_bytes()[:4] == b"PAR1"
+        rows = polars.read_parquet(path) if parquet else polars.read_csv(path, infer_schema=False)
+    except (polars.exceptions.PolarsError, OSError) as error:
+        raise FormatError(f"{path} is neither CSV nor Parquet: {str(error).partition(chr(10))[0]}") from error
+    missing = [name for name in _NEEDED if name not in rows.columns]
+    if missing:
+        raise FormatError(f"{path} lacks the columns {', '.join(missing)}; needed are step, seconds and, for many runs, run")
+    if rows.is_empty():
+        raise FormatError(f"{path} has no rows")
+    return rows
+
+
+def _checked(path: Path, rows: polars.DataFrame) -> polars.DataFrame:
+    """The known columns in their types; a row that does not fit is named (the first under a header is 1)."""
+    types = {name: kind for name, kind in (_OPTIONAL | _NEEDED).items() if name in rows.columns}
+    typed = rows.select(
+        (polars.col(name).str.strip_chars() if rows[name].dtype == polars.String else polars.col(name)).cast(kind, strict=False)
+        for name, kind in types.items()
+    )
+    identity = [name for name in ("run", "rank", "step") if name in types]
+    column = polars.col
+    wrong = {
+        **{f"{name} is no number" if name != "run" else "run is missing": column(name).is_null() for name in identity},
+        "seconds is no positive number": ~(column("seconds").is_finite() & (column("seconds") > 0)).fill_null(value=False),
+        f"the same {' and '.join(identity)} stand in an earlier row": ~polars.struct(identity).is_first_distinct(),
+    }
+    for sentence, condition in wrong.items():
+        at = typed.select(condition.arg_true()).to_series()
+        if len(at):
+            raise FormatError(f"{path}, row {at[0] + 1}: {sentence}")
+    return typed

@@ -1,0 +1,162 @@
+"""kineto: PyTorch profiler traces (JSON, also gzip), one file per rank; a folder is the ranks of one run.
+
+An iteration is a ``ProfilerStep#N`` of the thread that trains; device work belongs to the iteration in which the host launched
+it (the launch has the same `correlation`), else to the one in which it ran. NCCL kernels with a kind of ours become `Span`s;
+every kernel, copy and annotation becomes a `SourceRecorded`. Host operators and launches are not kept: they are the bulk of a
+trace and nobody judges a device by them.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from unskew.collector.events import IterationTimed, SourceRecorded, Span, SpanKind, Telemetry
+from unskew.collector.formats.imported import FormatError, Imported, source_files
+from unskew.collector.formats.text import content
+
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+_ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_ANNOTATIONS = frozenset({"user_annotation", "gpu_user_annotation"})
+_LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "runtime"})
+_KINDS: tuple[tuple[str, SpanKind], ...] = (
+    ("reducescatter", "reduce_scatter"),
+    ("allreduce", "all_reduce"),
+    ("allgather", "all_gather"),
+)
+_BYTES = {"Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8, "Byte": 1, "Char": 1, "Bool": 1}
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str = ""
+    name: str | int | float = ""
+    ts: float | None = None
+    dur: float | None = None
+    tid: str | int | None = None
+    args: dict[str, Any] = {}
+
+
+class _Trace(msgspec.Struct):
+    events: list[_Event] = msgspec.field(name="traceEvents")
+    distributed: dict[str, Any] = msgspec.field(name="distributedInfo", default={})
+    devices: list[dict[str, Any]] = msgspec.field(name="deviceProperties", default=[])
+
+
+_decode = msgspec.json.Decoder(_Trace, strict=False).decode
+
+
+def read(path: Path) -> Sequence[Imported]:
+    """The rank files of a folder (or one file) as one run. Raises `FormatError`."""
+    files = source_files(path, ".json", ".json.gz", ".trace.gz")
+    events: list[Telemetry] = []
+    seen: dict[int, Path] = {}
+    facts: dict[str, Any] = {}
+    steps: set[int] = set()
+    for file in files:
+        trace = _load(file)
+        rank, told_by = _rank(file, trace, alone=len(files) == 1)
+        if rank in seen:
+            raise FormatError(f"{file}: {seen[rank].name} is of rank {rank} too, one file per rank is needed")
+        seen[rank] = file
+        facts.setdefault("rank_from", told_by)
+        facts.setdefault("world_size", trace.distributed.get("world_size"))
+        facts.setdefault("device", trace.devices[0].get("name") if trace.devices else None)
+        own = list(_events(file, rank, trace))
+        steps |= {event.iteration for event in own if isinstance(event, IterationTimed)}
+        events += own
+    return [Imported(events=events, ranks=len(seen), iterations=len(steps), facts=facts)]
+
+
+def _load(file: Path) -> _Trace:
+    raw = content(file)
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        at = re.search(r"\(byte (\d+)\)", str(error))
+        where = f", line {raw.count(10, 0, int(at[1])) + 1}" if at else ""
+        raise FormatError(f"{file}{where}: not a PyTorch profiler trace ({error})") from error
+
+
+def _rank(file: Path, trace: _Trace, *, alone: bool) -> tuple[int, str]:
+    """The rank of a file, and what told it."""
+    told = trace.distributed.get("rank")
+    if isinstance(told, int):
+        return told, "distributedInfo"
+    if found := re.search(r"rank[_-]?(\d+)", file.name):
+        return int(found[1]), "file name"
+    if alone:
+        return 0, "nothing: the only file is taken as rank 0"
+    raise FormatError(f"{file}: neither its distributedInfo nor its name tells the rank")
+
+
+def _events(file: Path, rank: int, trace: _Trace) -> Iterator[Telemetry]:
+    whole = [event for event in trace.events if event.ph == "X" and event.ts is not None]
+    steps = sorted(
+        (event.ts or 0.0, event.dur or 0.0, int(found[1]))
+        for event in whole
+        if event.cat == "user_annotation" and (found := _STEP.fullmatch(str(event.name)))
+    )
+    if not steps:
+        raise FormatError(f"{file}: no ProfilerStep#N in it, so no iteration can be told (profile with a schedule and step())")
+    for start, wall, number in steps:
+        yield IterationTimed(rank=rank, iteration=number, start_us=round(start), wall_us=round(wall))
+    begins = [start for start, _, _ in steps]
+    launched = {
+        event.args["correlation"]: event.ts for event in whole if event.cat in _LAUNCHES and "correlation" in event.args
+    }
+
+    def iteration_at(at: float) -> int | None:
+        place = bisect_right(begins, at) - 1
+        if place < 0 or at > steps[place][0] + steps[place][1]:
+            return None
+        return steps[place][2]
+
+    for event in whole:
+        if event.cat not in _ON_DEVICE | _ANNOTATIONS or _STEP.fullmatch(str(event.name)):
+            continue
+        ts = event.ts or 0.0
+        iteration = iteration_at(launched.get(event.args.get("correlation"), ts) or ts)
+        name, start_us, wall_us = str(event.name), round(ts), round(event.dur or 0.0)
+        yield SourceRecorded(
+            rank=rank,
+            name=name,
+            category=event.cat,
+            start_us=start_us,
+            iteration=iteration,
+            wall_us=wall_us,
+            track=str(event.tid),
+        )
+        kind = _kind(event)
+        if kind is not None and iteration is not None:
+            yield Span(
+                kind=kind,
+                device=str(event.args.get("device", rank)),
+                rank=rank,
+                epoch=0,
+                attempt=0,
+                iteration=iteration,
+                start_us=start_us,
+                wall_us=wall_us,
+                group=event.args.get("Process Group Name"),
+                bytes=_bytes(event.args),
+                posted_us=start_us,
+            )
+
+
+def _kind(event: _Event) -> SpanKind | None:
+    """The kind of an NCCL (or RCCL) kernel; None for other work and for collectives that have none of ours."""
+    if event.cat != "kernel" or "ccl" not in str(event.name).lower():
+        return None
+    name = str(event.args.get("Collective name", event.name)).lower().replace("_", "")
+    return next((kind for word, kind in _KINDS if word in name), None)
+
+
+def _bytes(args: Mapping[str, Any]) -> int | None:
+    elements, size = args.get("In msg nelems"), _BYTES.get(str(args.get("dtype")))
+    return elements * size if isinstance(elements, int) and size else None

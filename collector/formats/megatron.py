@@ -1,0 +1,62 @@
+"""megatron: the training log of Megatron-LM and its relatives, read by its iteration lines.
+
+``iteration  10/ 500 | consumed samples: 160 | elapsed time per iteration (ms): 1234.5 | ... | lm loss: 1.0E+01 | ...``
+
+The elapsed time is the mean since the previous such line (Megatron's log interval); it stands at the iteration of its line.
+Of a restarted job the log may tell an iteration twice: the later telling holds. All other lines are passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from unskew.collector.events import IterationTimed
+from unskew.collector.formats.imported import FormatError, Imported
+from unskew.collector.formats.text import lines
+
+_ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|")
+_ELAPSED = re.compile(r"elapsed time per iteration \((ms|s)\):\s*([^\s|/]+)")
+_LOSS = re.compile(r"\|\s*lm loss:\s*([^\s|]+)")
+_BATCH = re.compile(r"\|\s*global batch size:\s*(\d+)")
+_SECONDS = {"ms": 1e-3, "s": 1.0}
+
+
+def read(path: Path) -> Sequence[Imported]:
+    """The run that a log tells. Raises `FormatError` when a line cannot be understood or none is an iteration's."""
+    told: dict[int, IterationTimed] = {}
+    facts: dict[str, Any] = {}
+    retold = 0
+    for number, line in lines(path):
+        if found := _ITERATION.search(line):
+            if not (elapsed := _ELAPSED.search(line)):
+                raise FormatError(f"{path}, line {number}: an iteration without 'elapsed time per iteration'")
+            iteration = int(found[1])
+            facts["iterations_planned"] = int(found[2])
+            retold += iteration in told
+            loss, batch = _LOSS.search(line), _BATCH.search(line)
+            told[iteration] = IterationTimed(
+                iteration=iteration,
+                wall_us=round(1e6 * _SECONDS[elapsed[1]] * _number(path, number, "the elapsed time", elapsed[2])),
+                loss=_number(path, number, "the loss", loss[1]) if loss else None,
+                sequences=int(batch[1]) if batch else None,
+            )
+    if not told:
+        raise FormatError(f"{path}: no line of this file is 'iteration N/ M | ... elapsed time per iteration ...'")
+    gaps = sorted(told)
+    facts |= {
+        "observed": "iteration times of the job",
+        "mean_over_iterations": min((b - a for a, b in pairwise(gaps)), default=1),
+        "told_again": retold,
+    }
+    return [Imported(events=[told[iteration] for iteration in gaps], ranks=0, iterations=len(told), facts=facts)]
+
+
+def _number(path: Path, line: int, what: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise FormatError(f"{path}, line {line}: {what} is {text!r}, a number is needed") from None

@@ -1,0 +1,129 @@
+"""torchtitan: its structured log, one JSON record a line, one file per rank (``<source>.global_rank_<N>.<time>.jsonl``).
+
+``<name>_start`` and ``<name>_end`` of one task pair last in, first out; an ``_end`` alone has its duration and so its start.
+Every span, marker and scalar becomes a `SourceRecorded`; the span ``step`` an iteration's time; spans whose name is a kind of
+ours (fetching a batch, optimizer, garbage collection, checkpoint) also a `Span`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from unskew.collector.events import IterationTimed, SourceRecorded, Span, SpanKind, Telemetry
+from unskew.collector.formats.imported import FormatError, Imported, source_files
+from unskew.collector.formats.text import json_of, lines, number
+
+_KINDS: tuple[tuple[str, SpanKind], ...] = (
+    ("fetching_batch", "data_wait"),
+    ("gc_collect", "gc"),
+    ("optim", "optimizer"),
+    ("checkpoint", "checkpoint"),
+)
+_LOSS = ("loss", "train.loss", "global_avg_loss", "loss_metrics/global_avg_loss")
+_TOKENS = ("global_valid_tokens",)
+
+
+def read(path: Path) -> Sequence[Imported]:
+    """The files of a folder (or one file) as one run. Raises `FormatError`."""
+    events: list[Telemetry] = []
+    ranks: set[int] = set()
+    sources: set[str] = set()
+    for file in source_files(path, ".jsonl"):
+        own = _File(file)
+        events += own.events()
+        ranks |= own.ranks
+        sources |= own.sources
+    iterations = {event.iteration for event in events if isinstance(event, IterationTimed)}
+    if not events:
+        raise FormatError(f"{path}: no record in it")
+    return [Imported(events=events, ranks=len(ranks), iterations=len(iterations), facts={"sources": sorted(sources)})]
+
+
+class _File:
+    """One file's records, in order."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ranks: set[int] = set()
+        self.sources: set[str] = set()
+        self._open: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        self._steps: list[tuple[int, int, int, int]] = []
+        self._scalars: dict[tuple[int | None, str], float] = {}
+
+    def events(self) -> Iterator[Telemetry]:
+        for line_number, line in lines(self.path):
+            if line.strip():
+                yield from self._record(line_number, json_of(self.path, line_number, line))
+        for rank, step, start_us, wall_us in self._steps:
+            tokens = self._scalar(step, _TOKENS)
+            yield IterationTimed(
+                iteration=step,
+                rank=rank,
+                start_us=start_us,
+                wall_us=wall_us,
+                loss=self._scalar(step, _LOSS),
+                tokens=None if tokens is None else int(tokens),
+            )
+
+    def _scalar(self, step: int, names: Sequence[str]) -> float | None:
+        return next((self._scalars[step, name] for name in names if (step, name) in self._scalars), None)
+
+    def _record(self, line_number: int, record: Any) -> Iterator[Telemetry]:
+        where = f"{self.path}, line {line_number}"
+        if not isinstance(record, dict) or not isinstance(record.get("log_type_name"), str):
+            raise FormatError(f"{where}: a record has log_type_name, time_us and rank")
+        name, value = record["log_type_name"], record.get("value")
+        told = SourceRecorded(
+            rank=int(number(where, "rank", record.get("rank"))),
+            name=name,
+            category=str(record.get("log_type", "")),
+            start_us=round(number(where, "time_us", record.get("time_us"))),
+            iteration=None if record.get("step") is None else int(number(where, "step", record["step"])),
+            track=str(record.get("task_name") or ""),
+            value=float(value) if isinstance(value, (int, float)) else None,
+        )
+        self.ranks.add(told.rank)
+        self.sources.add(str(record.get("source", "")))
+        if told.category == "instant":
+            yield self._marker(told, record.get("event_name"))
+        elif name.endswith("_start"):
+            self._open[told.track].append((name.removesuffix("_start"), told.start_us))
+        elif name.endswith("_end"):
+            yield from self._span(told, round(1e3 * number(where, "value (ms)", value)))
+        else:
+            yield told
+
+    def _marker(self, told: SourceRecorded, scalar: object) -> SourceRecorded:
+        if told.name != "metric_value" or told.value is None:
+            return told
+        self._scalars[told.iteration, str(scalar)] = told.value
+        return replace(told, name=str(scalar))
+
+    def _span(self, end: SourceRecorded, wall_us: int) -> Iterator[Telemetry]:
+        name = end.name.removesuffix("_end")
+        opened = self._open[end.track]
+        # A file may begin in the middle of a span.
+        start_us = opened.pop()[1] if opened and opened[-1][0] == name else end.start_us - wall_us
+        yield replace(end, name=name, category="span", start_us=start_us, wall_us=wall_us, value=None)
+        if end.iteration is None:
+            return
+        if name == "step":
+            self._steps.append((end.rank, end.iteration, start_us, wall_us))
+        kind = next((kind for word, kind in _KINDS if word in name.lower()), None)
+        if kind is not None:
+            yield Span(
+                kind=kind,
+                device=str(end.rank),
+                rank=end.rank,
+                epoch=0,
+                attempt=0,
+                iteration=end.iteration,
+                start_us=start_us,
+                wall_us=wall_us,
+                group=name,
+            )
