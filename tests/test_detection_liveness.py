@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from unskew.analytics.liveness import LivenessOptions, Pulse, Suspect, decide
 
-OPTIONS = LivenessOptions().learned(longest_chunk_s=0.1)
+OPTIONS = LivenessOptions().learned(longest_chunk_s=0.2)
 NOW_S = 100.0
 
 
@@ -100,7 +100,7 @@ def test_names_the_culprit_and_only_the_culprit(name: str) -> None:
 
 def test_hung_timeout_follows_the_longest_chunk_and_has_a_floor() -> None:
     assert LivenessOptions().learned(0.01).hung_s == 0.7
-    assert LivenessOptions().learned(1.5).hung_s == 15.0
+    assert LivenessOptions().learned(1.5).hung_s == 7.5
     assert LivenessOptions().learned(1.5).learned(0.01).hung_s == 0.7
 
 
