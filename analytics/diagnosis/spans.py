@@ -1,14 +1,14 @@
 """Spans of one of our own runs under one plan -> what waited for what, and when it ran.
 
 A chunk needs the chunk before it on its rank and its input: forwards along the layers, backwards against them. Where the input
-comes from another rank a message lies between: from the moment it was posted until the receiver had it (where the receiver
-came later than the message, at most until it came; the median of the measured messages counts). Behind a rank's last chunk its
-gradient collectives in order, each a group of its members; then the vote, a group of all; then the optimiser.
+comes from another rank a message lies between, a group of its send and its receive: it runs once the sender has posted it and
+the receiver waits for it. Behind a rank's last chunk its gradient collectives in order, each a group of its members; then the
+vote, a group of all; then the optimiser.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -53,8 +53,11 @@ def read_spans(spans: pl.DataFrame, commits: pl.DataFrame, plan: Plan) -> Record
 
     `spans` are theirs, of the attempt that counted. Iterations that lack an operation are left out. Raises `GraphError`.
     """
-    begun = {i: us for i, us in commits.group_by("iteration").agg(pl.col("start_us").min()).iter_rows()}
-    took = {i: us for i, us in commits.group_by("iteration").agg(pl.col("wall_us").max()).iter_rows()}
+    begun = {int(i): float(us) for i, us in commits.group_by("iteration").agg(pl.col("start_us").min()).iter_rows()}
+    ended = {
+        int(i): float(us)
+        for i, us in commits.group_by("iteration").agg((pl.col("start_us") + pl.col("wall_us")).max()).iter_rows()
+    }
     nodes = {
         int(iteration): _nodes(rows.to_dicts(), plan)
         for (iteration,), rows in spans.filter(pl.col("iteration").is_in(list(begun))).group_by(
@@ -82,18 +85,13 @@ def read_spans(spans: pl.DataFrame, commits: pl.DataFrame, plan: Plan) -> Record
     )
     start = np.array([[nodes[i][key].start_us - begun[i] for i in iterations] for key in keys], dtype=float)
     wall = np.array([[nodes[i][key].wall_us for i in iterations] for key in keys], dtype=float)
-    for kind in ("message F", "message B"):
-        mine = graph.where(kind=kind)
-        known = wall[mine & ~np.isnan(wall).all(axis=1)]
-        usual = float(np.nanmedian(known)) if known.size and not np.isnan(known).all() else 0.0
-        wall[mine] = np.where(np.isnan(wall[mine]), usual, wall[mine])
     recording = Recording(
         graph=graph,
         iterations=tuple(iterations),
         start_us=start,
         wall_us=wall,
-        iteration_us=np.array([float(took[i]) for i in iterations]),
-        waits=frozenset({"message F", "message B", *COLLECTIVES, "vote"}),
+        iteration_us=np.array([ended[i] - begun[i] for i in iterations]),
+        waits=frozenset({f"{side} {kind}" for side in ("send", "recv") for kind in "FB"} | {*COLLECTIVES, "vote"}),
         left_out=tuple(sorted(set(begun) - set(iterations))),
     )
     pauses = _pauses(spans, recording, begun)
@@ -102,97 +100,103 @@ def read_spans(spans: pl.DataFrame, commits: pl.DataFrame, plan: Plan) -> Record
 
 def _nodes(rows: list[_Row], plan: Plan) -> dict[_Key, _Node]:
     """All operations of one iteration, rank by rank in order of time."""
-    by_rank: dict[int, list[_Row]] = {}
-    for row in sorted(rows, key=lambda row: (row["rank"], row["start_us"])):
-        by_rank.setdefault(row["rank"], []).append(row)
-    chunk_at: dict[tuple[str, int, int], _Row] = {}
-    for row in rows:
-        if row["kind"] in CHUNKS:
-            edge = row["first_layer"] if row["kind"] == "F" else row["first_layer"] + row["n_layers"]
-            chunk_at[row["kind"] + ("-end" if row["kind"] == "F" else "-first"), row["micro_batch"], _exit(row)] = row
-            chunk_at[row["kind"], row["micro_batch"], edge] = row
-    sends = {(row["rank"], row["peer"], row["micro_batch"]): row for row in rows if row["kind"] == "send"}
-    receives: dict[tuple[int, int, int, int], _Row] = {
-        (row["rank"], row["peer"], row["micro_batch"], row["first_layer"]): row for row in rows if row["kind"] == "recv"
-    }
+    messages = _Messages(rows, plan.n_layers)
     nodes: dict[_Key, _Node] = {}
-    for rank, mine in by_rank.items():
-        role = plan.role_of.get(rank)
-        if role is None:
-            continue
-        place = {"rank": rank, "replica": role.replica, "stage": role.stage}
-        before: _Key | None = None
-        collectives = 0
-        ended_us = 0.0
-        for row in mine:
-            kind = row["kind"]
-            needs = (before,) if before else ()
-            if kind in CHUNKS:
-                key: _Key = (kind, rank, row["micro_batch"], row["first_layer"])
-                source = _source(row, chunk_at, plan.n_layers)
-                if source is not None:
-                    given = (source["kind"], source["rank"], source["micro_batch"], source["first_layer"])
-                    if source["rank"] != rank:
-                        message = _message(row, source, sends, receives, place)
-                        if message is not None:
-                            nodes[message.key] = message
-                            given = message.key
-                    needs += (given,) if given != before else ()
-                operation = Operation(kind, micro_batch=row["micro_batch"], **place)
-                layers = (row["first_layer"], row["n_layers"])
-                nodes[key] = _Node(key, operation, needs, key, row["start_us"], row["wall_us"], layers)
-            elif kind in COLLECTIVES:
-                key, group = (kind, rank, collectives), (kind, row["group"], _turn(mine, row))
-                collectives += 1
-                nodes[key] = _Node(key, Operation(kind, **place), needs, group, row["start_us"], row["wall_us"])
-            elif kind == "optimizer":
-                vote: _Key = ("vote", rank)
-                nodes[vote] = _Node(
-                    vote, Operation("vote", **place), needs, ("vote",), ended_us, max(row["start_us"] - ended_us, 0.0)
-                )
-                key = (kind, rank)
-                nodes[key] = _Node(key, Operation(kind, **place), (vote,), key, row["start_us"], row["wall_us"])
-            else:
-                continue
-            before, ended_us = key, float(row["start_us"] + row["wall_us"])
+    for role in sorted(plan.roles, key=lambda role: role.rank):
+        place = {"rank": role.rank, "replica": role.replica, "stage": role.stage}
+        mine = sorted((row for row in rows if row["rank"] == role.rank), key=lambda row: row["start_us"])
+        for node in _of_rank(mine, place, messages):
+            nodes[node.key] = node
     return nodes
 
 
-def _exit(row: _Row) -> int:
-    """The layer at which a chunk's result leaves it."""
-    return int(row["first_layer"] + row["n_layers"] if row["kind"] == "F" else row["first_layer"])
+def _of_rank(mine: list[_Row], place: Mapping[str, int], messages: _Messages) -> Iterator[_Node]:
+    """One rank's operations in order of time, each with the messages that it took."""
+    before: tuple[_Key, ...] = ()
+    rank, ended_us, collectives = place["rank"], 0.0, 0
+    for row in mine:
+        kind = row["kind"]
+        if kind in CHUNKS:
+            key = _chunk_key(row)
+            given = messages.source_of(row)
+            received = messages.received(given, row, place, before) if given is not None and given["rank"] != rank else None
+            if received is not None:
+                yield received
+                needs = (*before, received.key)
+            else:
+                needs = before if given is None or _chunk_key(given) in before else (*before, _chunk_key(given))
+            operation = Operation(kind, micro_batch=row["micro_batch"], **place)
+            yield _Node(key, operation, needs, key, row["start_us"], row["wall_us"], (row["first_layer"], row["n_layers"]))
+            if (sent := messages.sent(row, place)) is not None:
+                yield sent
+        elif kind in COLLECTIVES:
+            key, group = (kind, rank, collectives), (kind, row["group"], _turn(mine, row))
+            collectives += 1
+            yield _Node(key, Operation(kind, **place), before, group, row["start_us"], row["wall_us"])
+        elif kind == "optimizer":
+            vote: _Key = ("vote", rank)
+            yield _Node(vote, Operation("vote", **place), before, ("vote",), ended_us, max(row["start_us"] - ended_us, 0.0))
+            key = (kind, rank)
+            yield _Node(key, Operation(kind, **place), (vote,), key, row["start_us"], row["wall_us"])
+        else:
+            continue
+        before, ended_us = (key,), float(row["start_us"] + row["wall_us"])
 
 
-def _source(row: _Row, chunk_at: Mapping[tuple[str, int, int], _Row], n_layers: int) -> _Row | None:
-    """The chunk whose result this one takes; None for the first of a micro-batch."""
-    micro_batch, end = row["micro_batch"], row["first_layer"] + row["n_layers"]
-    if row["kind"] == "F":
-        return chunk_at.get(("F-end", micro_batch, row["first_layer"])) if row["first_layer"] else None
-    if row["kind"] == "W":
-        return chunk_at.get(("B", micro_batch, end))
-    return (
-        chunk_at.get(("B-first", micro_batch, end)) if end < n_layers else chunk_at.get(("F", micro_batch, row["first_layer"]))
-    )
+def _chunk_key(row: _Row) -> _Key:
+    return (row["kind"], row["rank"], row["micro_batch"], row["first_layer"])
 
 
-def _message(
-    row: _Row,
-    source: _Row,
-    sends: Mapping[tuple[int, int, int], _Row],
-    receives: Mapping[tuple[int, int, int, int], _Row],
-    place: Mapping[str, int],
-) -> _Node | None:
-    """The message between two chunks; its time is NaN where the receiver came later than it."""
-    sent = sends.get((source["rank"], row["rank"], row["micro_batch"]))
-    taken = receives.get((row["rank"], source["rank"], row["micro_batch"], row["first_layer"]))
-    if sent is None or taken is None:
-        return None
-    key: _Key = (f"message {row['kind']}", row["rank"], row["micro_batch"], row["first_layer"])
-    given = (source["kind"], source["rank"], source["micro_batch"], source["first_layer"])
-    arrived_us = taken["start_us"] + taken["wall_us"]
-    wall_us = float(arrived_us - sent["start_us"]) if taken["wall_us"] > 0 else float("nan")
-    operation = Operation(f"message {row['kind']}", peer=source["rank"], **place)
-    return _Node(key, operation, (given,), key, sent["start_us"], wall_us)
+class _Messages:
+    """Who gives whom its input in one iteration, and the messages in between."""
+
+    def __init__(self, rows: list[_Row], n_layers: int) -> None:
+        self._n_layers = n_layers
+        chunks = [row for row in rows if row["kind"] in CHUNKS]
+        self._first = {(row["kind"], row["micro_batch"], row["first_layer"]): row for row in chunks}
+        self._end = {(row["kind"], row["micro_batch"], row["first_layer"] + row["n_layers"]): row for row in chunks}
+        sends = {(row["rank"], row["peer"], row["micro_batch"]): row for row in rows if row["kind"] == "send"}
+        receives = {(r["rank"], r["peer"], r["micro_batch"], r["first_layer"]): r for r in rows if r["kind"] == "recv"}
+        # (kind, micro-batch, first layer of the receiving chunk) -> its chunk, the send, the receive
+        self._sides: dict[_Key, tuple[_Row, _Row, _Row]] = {}
+        self._by_sender: dict[_Key, _Key] = {}
+        for row in chunks:
+            given = self.source_of(row)
+            if given is None or given["rank"] == row["rank"]:
+                continue
+            send = sends.get((given["rank"], row["rank"], row["micro_batch"]))
+            receive = receives.get((row["rank"], given["rank"], row["micro_batch"], row["first_layer"]))
+            if send is not None and receive is not None:
+                self._sides[_chunk_key(row)] = given, send, receive
+                self._by_sender[_chunk_key(given)] = _chunk_key(row)
+
+    def source_of(self, row: _Row) -> _Row | None:
+        """The chunk whose result this one takes; None for the first of a micro-batch."""
+        micro_batch, first, end = row["micro_batch"], row["first_layer"], row["first_layer"] + row["n_layers"]
+        if row["kind"] == "F":
+            return self._end.get(("F", micro_batch, first))
+        if row["kind"] == "W":
+            return self._first.get(("B", micro_batch, first))
+        return self._first.get(("B", micro_batch, end) if end < self._n_layers else ("F", micro_batch, first))
+
+    def received(self, given: _Row, row: _Row, place: Mapping[str, int], before: tuple[_Key, ...]) -> _Node | None:
+        """The receiving side of the message from `given` to `row`; None where the log lacks a side."""
+        if _chunk_key(row) not in self._sides:
+            return None
+        receive = self._sides[_chunk_key(row)][2]
+        operation = Operation(f"recv {row['kind']}", peer=given["rank"], **place)
+        group = ("message", *_chunk_key(row))
+        return _Node(("recv", *_chunk_key(row)), operation, before, group, receive["start_us"], receive["wall_us"])
+
+    def sent(self, row: _Row, place: Mapping[str, int]) -> _Node | None:
+        """The sending side of the message with the result of `row`, which ends when the receiver has it."""
+        target = self._by_sender.get(_chunk_key(row))
+        if target is None:
+            return None
+        _, send, receive = self._sides[target]
+        wall_us = max(float(receive["start_us"] + receive["wall_us"] - send["start_us"]), 0.0)
+        operation = Operation(f"send {target[0]}", peer=receive["rank"], **place)
+        return _Node(("send", *target), operation, (_chunk_key(row),), ("message", *target), send["start_us"], wall_us)
 
 
 def _turn(mine: Iterable[_Row], row: _Row) -> int:
