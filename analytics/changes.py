@@ -12,7 +12,7 @@ def moved_layers(old: Plan, new: Plan) -> tuple[int, ...]:
     return tuple(
         layer
         for role in new.roles
-        for layer in range(role.first_layer, role.end_layer)
+        for layer in role.layers
         if role.rank not in old.role_of or not old.role_of[role.rank].holds(layer, 1)
     )
 

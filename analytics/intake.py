@@ -16,6 +16,7 @@ import msgspec
 from unskew.analytics.detector import Committed
 from unskew.analytics.plan import Plan
 from unskew.analytics.predictor import Chunk
+from unskew.analytics.schedule import splits_backward
 from unskew.analytics.workload import Work, work_of
 from unskew.collector.events import Event, IterationCommitted, MicroBatchPacked, Span
 
@@ -49,7 +50,8 @@ class _Open(msgspec.Struct):
 
     def is_complete(self, plan: Plan) -> bool:
         """Whether every chunk and every micro-batch of the plan has arrived."""
-        expected = 2 * sum(len(route.hops) for route in plan.routes)
+        kinds = 3 if splits_backward(plan.schedule) else 2
+        expected = kinds * sum(len(route.hops) for route in plan.routes)
         chunks = sum(span.kind in _CHUNKS for span in self.counted())
         return chunks >= expected and len(self.packed) == len(plan.routes)
 

@@ -48,8 +48,8 @@ def _replacement(hop: Hop, roles: tuple[Role, ...], load: Counter[int]) -> list[
     first, end = hop.first_layer, hop.first_layer + hop.n_layers
     while first < end:
         holders = [role for role in roles if role.holds(first, 1)]
-        role = min(holders, key=lambda holder: (load[holder.rank], -holder.end_layer, holder.rank))
-        taken = min(role.end_layer, end) - first
+        role = min(holders, key=lambda holder: (load[holder.rank], -holder.reach(first), holder.rank))
+        taken = min(role.reach(first), end) - first
         legs.append(Hop(first_layer=first, n_layers=taken, ranks=(role.rank,)))
         load[role.rank] += taken
         first += taken

@@ -39,7 +39,8 @@ class Timing(msgspec.Struct, gc=False):
 
 
 class ChunkOf(msgspec.Struct, frozen=True, gc=False):
-    """What the device must know of a chunk to time it or to make it slow; its inputs had arrived at `ready_us`."""
+    """What the device must know of a chunk to time it or to make it slow; its inputs had arrived at `ready_us`; `split`: B is
+    the gradient of activations alone."""
 
     kind: str
     iteration: int
@@ -47,6 +48,7 @@ class ChunkOf(msgspec.Struct, frozen=True, gc=False):
     has_head: bool
     work: Work
     ready_us: int
+    split: bool = False
 
 
 class Device(ABC):
@@ -169,7 +171,8 @@ class VirtualDevice(Device):
 
 
 def _emulated_us(cost: CostModel, chunk: ChunkOf) -> float:
-    return cost.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
+    model = cost.split if chunk.split else cost.joined
+    return model.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
 
 
 def make_device(seat: Seat, cost: CostModel) -> Device:

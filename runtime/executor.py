@@ -1,9 +1,10 @@
 """Executes one rank's actions of one iteration: chunks, and the messages between them.
 
 The action list comes from the plan (analytics/schedule.py); any rank may execute any hop whose layers it holds, for any
-replica. Receives are posted two actions ahead, sends are waited for at the end, a hand-over within the rank costs nothing.
-Messages need no shapes: every rank knows each micro-batch's lengths. On a virtual device each message carries the sender's
-clock in front.
+replica. Where the schedule splits the backward pass, B computes the gradient of activations (and those of the few parameters
+that are no matrices: norms, embedding) and W the gradients of the weight matrices. Receives are posted two actions ahead,
+sends are waited for at the end, a hand-over within the rank costs nothing. Messages need no shapes: every rank knows each
+micro-batch's lengths. On a virtual device each message carries the sender's clock in front.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from unskew.analytics.plan import Plan
-from unskew.analytics.schedule import Action
+from unskew.analytics.schedule import Action, splits_backward
 from unskew.analytics.workload import work_of
 from unskew.collector.events import Span
 from unskew.runtime.batch import Batch
 from unskew.runtime.comm import Comm, Pending
 from unskew.runtime.device import ChunkOf, Device, Timing
 from unskew.runtime.layers import HeldLayer
+from unskew.runtime.model import Deferred, weight_gradients
 from unskew.runtime.progress import Progress
 
 _LOOK_AHEAD = 2
+_NOTHING = torch.empty(0)
 _Key = tuple[str, int, int]
 
 
@@ -64,6 +67,8 @@ class Executor:
         self._arriving: dict[_Key, tuple[Pending, int]] = {}
         self._local: dict[_Key, Tensor] = {}
         self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._split = splits_backward(plan.schedule)
+        self._deferred: dict[tuple[int, int], Deferred] = {}
         self._sent: list[tuple[Pending, Span]] = []
         self.executed: list[Executed] = []
 
@@ -74,7 +79,12 @@ class Executor:
             self._before(index)
             for coming in self._actions[index : index + 1 + _LOOK_AHEAD]:
                 self._post(coming)
-            loss += self._forward(action) if action.kind == "F" else self._backward(action)
+            if action.kind == "F":
+                loss += self._forward(action)
+            elif action.kind == "B":
+                self._backward(action)
+            else:
+                self._weights(action)
         with self._progress.waiting("send"):
             for pending, span in self._sent:
                 pending.wait()
@@ -91,11 +101,12 @@ class Executor:
             x.requires_grad_(True)
         last = action.first_layer + action.n_layers == self._plan.n_layers
         source = x
+        deferred: Deferred | None = [] if self._split else None
 
         def body() -> Tensor:
             y = source
             for layer in range(action.first_layer, action.first_layer + action.n_layers):
-                y = self._layers[layer].module(y, self._batch.lengths[micro_batch])
+                y = self._layers[layer].module(y, self._batch.lengths[micro_batch], deferred)
             if last:
                 targets = self._batch.targets(micro_batch, self._device.torch_device)
                 y = functional.cross_entropy(y, targets, reduction="sum") / self._batch.target_tokens
@@ -103,13 +114,15 @@ class Executor:
 
         y, timing = self._device.run(self._chunk(action, last, ready_us), body)
         self._held[micro_batch, action.hop] = (source, y)
+        if deferred is not None:
+            self._deferred[micro_batch, action.hop] = deferred
         self._done(action, timing, wait_us, messages)
         if last:
             return float(y.detach())
         self._hand_on("F", action, action.hop + 1, y.detach())
         return 0.0
 
-    def _backward(self, action: Action) -> float:
+    def _backward(self, action: Action) -> None:
         dy, ready_us, wait_us, messages = self._inputs(action)
         x, y = self._held.pop((action.micro_batch, action.hop))
         last = action.first_layer + action.n_layers == self._plan.n_layers
@@ -122,15 +135,27 @@ class Executor:
         self._done(action, timing, wait_us, messages)
         if action.hop > 0 and x.grad is not None:
             self._hand_on("B", action, action.hop - 1, x.grad)
-        return 0.0
+
+    def _weights(self, action: Action) -> None:
+        deferred = self._deferred.pop((action.micro_batch, action.hop))
+        last = action.first_layer + action.n_layers == self._plan.n_layers
+
+        def body() -> Tensor:
+            weight_gradients(deferred)
+            return _NOTHING
+
+        _, timing = self._device.run(self._chunk(action, last, 0), body)
+        self._done(action, timing, 0, [])
 
     def _chunk(self, action: Action, has_head: bool, ready_us: int) -> ChunkOf:
         work = work_of(self._batch.lengths[action.micro_batch])
-        return ChunkOf(action.kind, self._batch.iteration, action.n_layers, has_head, work, ready_us)
+        return ChunkOf(action.kind, self._batch.iteration, action.n_layers, has_head, work, ready_us, self._split)
 
     def _source(self, action: Action) -> int | None:
         """The rank that has this action's input; None when it needs none."""
         hops = self._plan.routes[action.micro_batch].hops
+        if action.kind == "W":
+            return None
         if action.kind == "F":
             return hops[action.hop - 1].rank if action.hop > 0 else None
         return hops[action.hop + 1].rank if action.hop + 1 < len(hops) else None

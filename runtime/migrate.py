@@ -38,7 +38,7 @@ def plan_moves(plan: Plan, current: Mapping[int, Sequence[int]]) -> tuple[Move, 
     sends = dict.fromkeys(current, 0)
     moves = []
     for role in sorted(plan.roles, key=lambda role: role.rank):
-        for layer in range(role.first_layer, role.end_layer):
+        for layer in role.layers:
             if layer in current.get(role.rank, ()):
                 continue
             holders = [rank for rank, layers in current.items() if layer in layers]

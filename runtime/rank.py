@@ -161,7 +161,7 @@ class Rank:
         self.device.advance_to(outcome.clock_us)
         start_us = self.device.now_us()
         role = self.plan.role_of[self.seat.rank]
-        for number in range(role.first_layer, role.end_layer):
+        for number in role.layers:
             self.layers[number].step()
         self.recorder.optimizer(start_us)
         # What the plan moved away is dropped only now: the first iteration without it is committed.
@@ -233,7 +233,7 @@ class Rank:
         role = plan.role_of[self.seat.rank]
         current = exchange_holdings(comm, plan.n_layers, self.layers, self.stepped)
         moves = plan_moves(plan, current if self.stepped else dict.fromkeys(plan.ranks, range(plan.n_layers)))
-        for number in range(role.first_layer, role.end_layer):
+        for number in role.layers:
             if number not in self.layers or self.layers[number].steps != self.stepped:
                 self.layers[number] = HeldLayer(
                     self.size, number, seed=self.options.seed, dtype=self.dtype, device=self.device.torch_device
