@@ -9,6 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from unskew.collector.events import Control
+from unskew.collector.flushes import flush, unpack
 from unskew.collector.locks import hold
 from unskew.collector.manifest import load
 from unskew.collector.paths import Store, StoreError, checked_name, make_folder
@@ -63,7 +64,7 @@ class ControlStream:
             control_line(at_us, self._stream, version, actor, event)
             for version, event in enumerate(events, start=self._version + 1)
         ]
-        self._write(b"".join(lines))
+        self._write(flush(b"".join(lines)))
         self._version += len(events)
         return self._version
 
@@ -100,7 +101,7 @@ def _last_version(store: Store, run: str, suffix: str) -> int:
     last = max(sealed, default=0)
     for folder in store.spool(run).glob(f"*{suffix}"):
         for name in reversed(segment_names(folder)):
-            lines = (folder / name).read_bytes().split(b"\n")[:-1]
+            lines = unpack((folder / name).read_bytes()).lines.splitlines()
             if lines:
                 last = max(last, msgspec.json.decode(lines[-1], type=_Version).version)
                 break

@@ -34,7 +34,8 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     """An immutable Parquet file; `file` is relative to the store, `last_pos` the highest ingest position in it.
 
     Each sealing of a run has a number, counted from 0; the file holds those from `first` to `last` (several when compacted) of
-    its `kind`. `newest_us` is the latest wall clock in it; retention goes by that.
+    its `kind`. `first_iteration` and so on are the least and greatest in it, by which a query names the files that can answer
+    it; None = no row has one, or a manifest from before.
     """
 
     run: str
@@ -46,7 +47,10 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind = "all"
     first: int = -1
     last: int = -1
-    newest_us: int | None = None
+    first_iteration: int | None = None
+    last_iteration: int | None = None
+    first_at_us: int | None = None
+    last_at_us: int | None = None
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,13 +68,14 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
-    """Telemetry that retention dropped: the rows of sealings `first` to `last` of a run, not newer than `newest_us`."""
+    """Telemetry that retention dropped: the rows of sealings `first` to `last` of a run, none newer than `last_at_us`."""
 
     run: str
     first: int
     last: int
     rows: int
-    newest_us: int | None
+    last_pos: int
+    last_at_us: int | None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,9 @@
-"""Sealing: spool files that are final become one sorted Parquet file; the manifest's swap is the moment of change for readers.
+"""Sealing: spool files that are final become sorted Parquet files; the manifest's swap is the moment of change for readers.
 
 While a run lives, files that rotation closed are sealed once they hold SEAL_ROWS rows, and stay on disk, because its controller
-follows them. When the run is over (no controller, no writer left) the rest is sealed and the spool files are removed. Each step
-may be cut by a kill: what is not in the manifest is swept away and done again.
+follows them. When the run is over (no controller, no writer left) the rest is sealed and the spool files are removed. Telemetry
+and control events go to files of their own, because retention drops whole files. Each step may be cut by a kill: what is not in
+the manifest is swept away and done again.
 """
 
 from __future__ import annotations
@@ -10,41 +11,45 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import duckdb
 import msgspec
 
 from unskew.collector.commands import controller_alive
-from unskew.collector.ingest import Ingest
-from unskew.collector.manifest import Manifest, Replaced, Sealed, load, publish
+from unskew.collector.flushes import is_torn, unpack
+from unskew.collector.ingest import Ingest, Taken
+from unskew.collector.manifest import Kind, Sealed, load, publish
 from unskew.collector.paths import Store, StoreError, make_folder
-from unskew.collector.rows import quoted
+from unskew.collector.rows import LINE, quoted
 from unskew.collector.segment import final_size, first_seq, segment_names
-from unskew.collector.tail import Place
+from unskew.collector.tail import Damage, Place
 
-SEAL_ROWS = 20_000
+SEAL_ROWS = 50_000
+SEAL_MOST_ROWS = 400_000
+"""A sealing takes no more, so that it needs little memory however far the collector lags."""
 ROW_GROUP_ROWS = 50_000
+ORDER = "iteration nulls first, rank, writer, seq"
+_FORM = f"(format parquet, parquet_version v2, compression zstd, compression_level 9, row_group_size {ROW_GROUP_ROWS})"
+_KINDS: tuple[Kind, ...] = ("telemetry", "control")
 
 
 def seal(store: Store, ingest: Ingest, run: str) -> int:
     """Seal what is due of `run`; returns the rows sealed. Raises `StoreError` when the database lacks rows it claims."""
-    manifest = load(store)
-    final, live = _final_files(store, ingest, run, manifest)
+    final, live = _final_files(store, ingest, run)
     over = not live and not controller_alive(store, run)
-    count = sum(file.rows for file in final)
-    sealed = manifest.sealed
-    if count and (over or count >= SEAL_ROWS):
-        number = manifest.next_sealing(run)
-        sealed = (*sealed, _write_sealed(store, ingest, run, number, final))
-    problems = tuple(dict.fromkeys((*manifest.problems, *(_problems(ingest, run) if over else ()))))
-    if (sealed, problems) != (manifest.sealed, manifest.problems):
-        publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, sealed=sealed, problems=problems))
+    sealed = 0
+    while final and (over or sum(file.rows for file in final) >= SEAL_ROWS):
+        due = _portion(final)
+        final = final[len(due) :]
+        sealed += _seal_files(store, ingest, run, due)
+    _tell(store, _damage(ingest, run) + (_holes(ingest, run) if over else []))
     if over:
         _remove_spool(store, ingest, run)
         ingest.forget(run)
         _drop_names(store)
-    return sum(one.rows for one in sealed[len(manifest.sealed) :])
+    return sealed
 
 
 def sweep(store: Store) -> None:
@@ -57,6 +62,78 @@ def sweep(store: Store) -> None:
     _drop_names(store)
 
 
+def write_sorted(database: duckdb.DuckDBPyConnection, source: str, path: Path) -> str:
+    """Write the rows of the SQL relation `source` in the form of a sealed file, durable under its name; returns its sha256."""
+    fresh = path.with_suffix(".new")
+    database.execute(
+        f"copy (select * replace (case when payload = {LINE} then null else payload end as payload) from {source} "
+        f"order by {ORDER}) to {quoted(str(fresh))} {_FORM}"
+    ).fetchall()
+    with fresh.open("rb") as written:
+        digest = hashlib.file_digest(written, "sha256").hexdigest()
+        os.fsync(written.fileno())
+    fresh.chmod(0o444)
+    fresh.replace(path)
+    return digest
+
+
+def extent(database: duckdb.DuckDBPyConnection, source: str) -> dict[str, int | None]:
+    """What a `Sealed` tells of the rows in the SQL relation `source`: rows, last_pos, and the least and greatest."""
+    answer = database.sql(
+        "select count(*) as rows, max(pos) as last_pos, min(iteration) as first_iteration, max(iteration) as last_iteration, "
+        f"min(at_us) as first_at_us, max(at_us) as last_at_us from {source}"
+    )
+    return dict(zip(answer.columns, answer.fetchall()[0], strict=True))
+
+
+def _seal_files(store: Store, ingest: Ingest, run: str, due: Sequence[Taken]) -> int:
+    """One sealing: a file per kind of event. Returns its rows."""
+    manifest = load(store)
+    number = manifest.next_sealing(run)
+    files: list[Sealed] = []
+    for kind in _KINDS:
+        of_kind = [file for file in due if ("@" in file.writer) == (kind == "control")]
+        if of_kind:
+            files.append(_write_sealed(store, ingest, run, of_kind, number=number, kind=kind))
+    manifest = msgspec.structs.replace(manifest, number=manifest.number + 1, sealed=(*manifest.sealed, *files))
+    publish(store, manifest)
+    ingest.sealed(manifest, run, [file.replaced() for file in due])
+    return sum(one.rows for one in files)
+
+
+def _write_sealed(store: Store, ingest: Ingest, run: str, files: Sequence[Taken], *, number: int, kind: Kind) -> Sealed:
+    make_folder(store.sealed(run))
+    path = store.sealed(run) / f"{number:06d}-{kind}.parquet"
+    places = ", ".join(f"({quoted(file.writer)}, {file.segment})" for file in files)
+    source = f"(select * from hot where run = {quoted(run)} and (writer, segment) in ({places}))"
+    about = extent(ingest.database, source)
+    claimed = sum(file.rows for file in files)
+    if about["rows"] != claimed:
+        raise StoreError(f"{store.database} holds {about['rows']} of {claimed} rows due of run {run}")
+    digest = write_sorted(ingest.database, source, path)
+    fields = {
+        "run": run,
+        "file": str(path.relative_to(store.root)),
+        "sha256": digest,
+        "replaces": tuple(file.replaced() for file in files),
+        "kind": kind,
+        "first": number,
+        "last": number,
+        **about,
+    }
+    return msgspec.convert(fields, Sealed)
+
+
+def _portion(final: Sequence[Taken]) -> Sequence[Taken]:
+    """The first files, up to SEAL_MOST_ROWS rows, one at least."""
+    rows = 0
+    for number, file in enumerate(final):
+        rows += file.rows
+        if rows > SEAL_MOST_ROWS and number:
+            return final[:number]
+    return final
+
+
 def _drop_names(store: Store) -> None:
     """Names of spool files that are gone would make every reader's manifest grow for ever."""
     manifest = load(store)
@@ -65,9 +142,9 @@ def _drop_names(store: Store) -> None:
         publish(store, smaller)
 
 
-def _final_files(store: Store, ingest: Ingest, run: str, manifest: Manifest) -> tuple[list[Replaced], bool]:
-    """The unsealed files that are final and taken whole, and whether lines may still come in any other."""
-    done = {(replaced.writer, replaced.segment) for _, replaced in manifest.replaced(run)}
+def _final_files(store: Store, ingest: Ingest, run: str) -> tuple[list[Taken], bool]:
+    """The unsealed files that are final and taken whole, oldest first, and whether lines may still come in any other."""
+    done = {(replaced.writer, replaced.segment) for _, replaced in load(store).replaced(run)}
     taken = ingest.files(run)
     final, live = [], False
     for path, place in _segments(store, run):
@@ -75,9 +152,9 @@ def _final_files(store: Store, ingest: Ingest, run: str, manifest: Manifest) -> 
             continue
         if not _is_over(path, ingest.offset(run, place)):
             live = True
-        elif place in taken:
+        elif place in taken and taken[place].rows:
             final.append(taken[place])
-    return final, live
+    return sorted(final, key=lambda file: (file.first_pos, file.writer, file.segment)), live
 
 
 def _segments(store: Store, run: str) -> Iterator[tuple[Path, Place]]:
@@ -87,47 +164,38 @@ def _segments(store: Store, run: str) -> Iterator[tuple[Path, Place]]:
 
 
 def _is_over(path: Path, offset: int) -> bool:
-    """Whether nobody writes a spool file any more and no line in it is left to take; a torn one never will be."""
-    if final_size(path) is None:
-        return False
+    """Whether nobody writes a spool file any more and nothing in it is left to take; what is torn or damaged never will be."""
+    return final_size(path) is not None and not unpack(_rest(path, offset)).used
+
+
+def _rest(path: Path, offset: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
-        return b"\n" not in file.read()
+        return file.read()
 
 
-def _write_sealed(store: Store, ingest: Ingest, run: str, number: int, files: list[Replaced]) -> Sealed:
-    make_folder(store.sealed(run))
-    path = store.sealed(run) / f"{number:06d}.parquet"
-    fresh = path.with_suffix(".new")
-    due = ", ".join(f"({quoted(file.writer)}, {file.segment})" for file in files)
-    (count, last_pos) = ingest.database.sql(
-        f"select count(*), max(pos) from log where run = {quoted(run)} and (writer, segment) in ({due})"
-    ).fetchall()[0]
-    if count != sum(file.rows for file in files):
-        raise StoreError(f"{store.database} holds {count} of {sum(file.rows for file in files)} rows due of run {run}")
-    ingest.database.execute(
-        f"copy (select * from log where run = {quoted(run)} and (writer, segment) in ({due}) "
-        f"order by iteration nulls first, rank, writer, seq) "
-        f"to {quoted(str(fresh))} (format parquet, compression zstd, row_group_size {ROW_GROUP_ROWS})"
-    ).fetchall()
-    with fresh.open("rb") as written:
-        digest = hashlib.file_digest(written, "sha256").hexdigest()
-        os.fsync(written.fileno())
-    fresh.chmod(0o444)
-    fresh.replace(path)
-    return Sealed(
-        run=run,
-        file=str(path.relative_to(store.root)),
-        rows=count,
-        sha256=digest,
-        last_pos=last_pos,
-        replaces=tuple(files),
-        first=number,
-        last=number,
-    )
+def _tell(store: Store, problems: Sequence[str]) -> None:
+    """Into the manifest, where every reader sees it."""
+    manifest = load(store)
+    told = tuple(dict.fromkeys((*manifest.problems, *problems)))
+    if told != manifest.problems:
+        publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, problems=told))
 
 
-def _problems(ingest: Ingest, run: str) -> list[str]:
+def _damage(ingest: Ingest, run: str) -> list[str]:
+    """What was passed over, one sentence each."""
+    return [sentence(run, one) for one in ingest.damage(run)]
+
+
+def sentence(run: str, damage: Damage) -> str:
+    """Damage as a problem of the log."""
+    file = f"spool/{run}/{damage.writer}/{damage.segment:012d}.jsonl"
+    if damage.at_byte is None:
+        return f"run {run}: {damage.bytes} lines of {file} are no events and were passed over"
+    return f"run {run}: {damage.bytes} bytes at byte {damage.at_byte} of {file} are damaged and were passed over"
+
+
+def _holes(ingest: Ingest, run: str) -> list[str]:
     """What a complete log would not show, one sentence each."""
     gaps = ingest.database.execute(
         "select writer, max(seq) - min(seq) + 1 - count(*) from log where run = ? group by writer "
@@ -144,16 +212,17 @@ def _problems(ingest: Ingest, run: str) -> list[str]:
         f"run {run}: stream {stream} has {events} events, {distinct} versions, the last is {last}: each must be there once"
         for stream, events, distinct, last in streams
     ]
-    if broken := ingest.broken(run):
-        found.append(f"run {run}: {broken} lines could not be read and were passed over")
     return found
 
 
 def _remove_spool(store: Store, ingest: Ingest, run: str) -> None:
-    """Remove what is sealed and what holds nothing: a writer that never wrote, a line that was torn."""
+    """Remove what is sealed and what holds nothing: a writer that never wrote, a flush that was torn."""
     for path, place in list(_segments(store, run)):
-        if _is_over(path, ingest.offset(run, place)):
-            path.unlink()
+        if not _is_over(path, ingest.offset(run, place)):
+            continue
+        if (rest := _rest(path, ingest.offset(run, place))) and not is_torn(rest):
+            _tell(store, [sentence(run, Damage(*place, ingest.offset(run, place), len(rest)))])
+        path.unlink()
     for folder in (*store.spool(run).iterdir(), store.spool(run)):
         with contextlib.suppress(OSError):  # not empty: somebody began to write again
             folder.rmdir()

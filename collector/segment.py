@@ -1,4 +1,4 @@
-"""A spool file ("segment"): lines appended by one process, named by the first seq in it.
+"""A spool file ("segment"): flushes of lines appended by one process, named by the first seq in it.
 
 A line is the envelope's fields spliced in front of the encoded event, so that an event is encoded once. While its writer lives
 it holds a shared lock on the file; a file without that lock is final: nobody ever reopens a segment.

@@ -8,11 +8,13 @@ Needs only msgspec, because ranks import it.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from time import time_ns
 from typing import TypeVar
 
 from unskew.collector.control_stream import ControlStream, VersionConflict
 from unskew.collector.events import Dropped, Telemetry
+from unskew.collector.flushes import flush
 from unskew.collector.paths import Store, StoreError, checked_name, make_folder
 from unskew.collector.segment import Segment, segment_names, telemetry_line
 
@@ -20,6 +22,8 @@ __all__ = ["ControlStream", "SpoolWriter", "VersionConflict"]
 
 ROTATE_BYTES = 512 * 1024
 """A new file beyond this: readers parse open files whole, so they are kept short (about 2,000 spans)."""
+FLUSH_LINES = 1000
+"""A longer backlog is written as several flushes: readers take a flush whole."""
 
 _Item = TypeVar("_Item")
 
@@ -60,7 +64,9 @@ class SpoolWriter:
         self._closing = False
         # What follows belongs to the helper thread alone.
         self._segment: Segment | None = None
-        self._unwritten = b""
+        self._unwritten: deque[tuple[int, bytes]] = (
+            deque()
+        )  # flushes, each with the first seq in it; of the first perhaps a rest
         self._next_seq = 0
         self._complete = True
         self._thread = threading.Thread(target=self._serve, name=f"spool-{writer}", daemon=True)
@@ -107,7 +113,7 @@ class SpoolWriter:
         receipts = _take_all(self._receipts)
         written = self._write()
         if written:
-            self._unwritten = self._encode(_take_all(self._buffer))
+            self._encode(_take_all(self._buffer))
             written = self._write()
         for receipt in receipts:
             receipt.complete = written and self._complete
@@ -119,18 +125,32 @@ class SpoolWriter:
         """Whether all of `_unwritten` is with the kernel; what is not is tried again at the next flush."""
         try:
             while self._unwritten:
+                first, data = self._unwritten[0]
                 if self._segment is None:
-                    self._segment = Segment(self._folder, self._next_seq - self._unwritten.count(b"\n"))
-                self._unwritten = self._unwritten[self._segment.write(self._unwritten) :]
+                    self._segment = Segment(self._folder, first)
+                size = self._segment.write(data)
+                if size < len(data):
+                    self._unwritten[0] = first, data[size:]
+                    continue
+                self._unwritten.popleft()
+                if self._segment.size >= ROTATE_BYTES:
+                    self._segment.close()
+                    self._segment = None
         except OSError:
             return False
-        if self._segment is not None and self._segment.size >= ROTATE_BYTES:
-            self._segment.close()
-            self._segment = None
         return True
 
-    def _encode(self, batch: list[tuple[int, Telemetry]]) -> bytes:
-        lines = []
+    def _encode(self, batch: list[tuple[int, Telemetry]]) -> None:
+        for start in range(0, len(batch), FLUSH_LINES):
+            self._encode_flush(batch[start : start + FLUSH_LINES])
+        with self._dropped_lock:
+            dropped, self._dropped = self._dropped, 0
+        if dropped:
+            self._complete = False
+            self._encode_flush([(time_ns(), Dropped(count=dropped))])
+
+    def _encode_flush(self, batch: list[tuple[int, Telemetry]]) -> None:
+        first, lines = self._next_seq, []
         for now_ns, event in batch:
             try:
                 lines.append(telemetry_line(self._next_seq, now_ns // 1000, event))
@@ -142,10 +162,5 @@ class SpoolWriter:
                 self._drop()
             else:
                 self._next_seq += 1
-        with self._dropped_lock:
-            dropped, self._dropped = self._dropped, 0
-        if dropped:
-            self._complete = False
-            lines.append(telemetry_line(self._next_seq, time_ns() // 1000, Dropped(count=dropped)))
-            self._next_seq += 1
-        return b"".join(lines)
+        if lines:
+            self._unwritten.append((first, flush(b"".join(lines))))

@@ -1,4 +1,4 @@
-"""Following the spool files of a run: new whole lines, in order per writer. Controller, collector, readers: one loop."""
+"""Following the spool files of a run: new whole flushes, in order per writer. Controller, collector, readers: one loop."""
 
 from __future__ import annotations
 
@@ -12,14 +12,34 @@ from pathlib import Path
 import msgspec
 
 from unskew.collector.events import CONTROL, TELEMETRY, Event
+from unskew.collector.flushes import unpack
 from unskew.collector.paths import Store
 from unskew.collector.segment import SUFFIX, first_seq, segment_name, segment_names
 
 READ_BYTES = 4 * 1024 * 1024
 """About this much per poll, in fair shares of all writers, so that catching up stays in small batches."""
 
+_LINE_BYTES = 1024
+
 Place = tuple[str, int]
 """(writer, segment): a spool file of a run, the segment by its first seq."""
+
+
+class Lines(msgspec.Struct, frozen=True, gc=False):
+    """New whole lines of one spool file, each with its newline."""
+
+    writer: str
+    segment: int
+    data: bytes
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """A passage of a spool file that is not what was written and was passed over; `at_byte` None: one line that is no event."""
+
+    writer: str
+    segment: int
+    at_byte: int | None
+    bytes: int
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -64,11 +84,11 @@ class Tail:
         """`only`: leave out writers whose name lacks this."""
         self._folder = store.spool(run)
         self._only = only
-        self._skip = skip
+        self.skip = skip
         self._current: dict[str, str] = {}
         self.offsets: dict[Place, int] = dict(offsets or {})
-        self.broken = 0
-        """Whole lines so far that are not an envelope (a damaged file); they are passed over."""
+        self.damage: list[Damage] = []
+        """What was passed over so far."""
         self.behind = False
         """Whether a writer held more than the last poll took: poll again."""
 
@@ -81,17 +101,30 @@ class Tail:
         return tail
 
     def poll(self) -> list[Entry]:
-        """The lines since the last poll, about READ_BYTES of them; a torn last line waits for its rest."""
+        """The lines since the last poll, decoded, about READ_BYTES of them; a flush that is cut short waits for its rest."""
         entries: list[Entry] = []
+        for lines in self.poll_lines():
+            for line in lines.data.split(b"\n")[:-1]:
+                try:
+                    envelope = _decode_envelope(line)
+                except msgspec.DecodeError:
+                    self.damage.append(Damage(lines.writer, lines.segment, None, len(line)))
+                else:
+                    entries.append(_entry((lines.writer, lines.segment), envelope, line))
+        return entries
+
+    def poll_lines(self) -> list[Lines]:
+        """As `poll`, undecoded: a line may be no envelope."""
+        found: list[Lines] = []
         waiting, left = self._writers(), READ_BYTES
         while waiting and left > 0:
             # What a writer leaves of its share goes to those that have more.
             share = max(1, left // len(waiting))
-            read = [self._read_writer(writer, share, entries) for writer in waiting]
+            read = [self._read_writer(writer, share, found) for writer in waiting]
             waiting = [writer for writer, size in zip(waiting, read, strict=True) if size >= share]
             left -= sum(read)
         self.behind = bool(waiting)
-        return entries
+        return found
 
     def _writers(self) -> list[str]:
         try:
@@ -100,37 +133,46 @@ class Tail:
             return []
         return sorted(name for name in names if self._only in name)
 
-    def _read_writer(self, writer: str, share: int, entries: list[Entry]) -> int:
-        """Append a writer's new lines, up to `share` bytes and the rest of a line; less than `share` = there is no more now."""
+    def _read_writer(self, writer: str, share: int, found: list[Lines]) -> int:
+        """Append a writer's new lines, up to `share` bytes and a flush's rest; less than `share` = there is no more now."""
         folder, size = self._folder / writer, 0
         # Listed before reading: when a next file is there, the one before it has all its lines.
-        for name in segment_names(folder):
+        names = segment_names(folder)
+        for name in names:
             if name < self._current.get(writer, ""):
                 continue
             place = (writer, first_seq(name))
-            if place in self._skip:
+            if place in self.skip:
                 continue
-            size += self._read_segment(place, share - size, entries)
+            size += self._read_segment(place, share - size, found)
             if size >= share:
                 break
+            if name != names[-1] and (rest := len(_read(folder / name, self.offsets.get(place, 0), READ_BYTES))):
+                self.damage.append(Damage(*place, self.offsets.get(place, 0), rest))
             self._current[writer] = name
         return size
 
-    def _read_segment(self, place: Place, limit: int, entries: list[Entry]) -> int:
-        """Append the new lines of one file; returns the bytes read."""
-        offset = self.offsets.get(place, 0)
-        data = _read(self._folder / place[0] / segment_name(place[1]), offset, limit)
-        whole = data.rfind(b"\n") + 1
-        if whole:
-            self.offsets[place] = offset + whole
-            for line in data[: whole - 1].split(b"\n"):
-                try:
-                    envelope = _decode_envelope(line)
-                except msgspec.DecodeError:
-                    self.broken += 1
-                else:
-                    entries.append(_entry(place, envelope, line))
-        return len(data)
+    def _read_segment(self, place: Place, limit: int, found: list[Lines]) -> int:
+        """Append the new lines of one file; returns how many bytes were read, less than `limit` when there is no more now."""
+        path, offset = self._folder / place[0] / segment_name(place[1]), self.offsets.get(place, 0)
+        data = _read(path, offset, limit)
+        if not data:
+            return 0
+        unpacked, whole = unpack(data), len(data) < limit
+        for _ in range(2):
+            if whole or unpacked.used == len(data) or (unpacked.used and not unpacked.missing):
+                break
+            # The rest of a flush, or of a line; behind damage, whatever tells where it ends.
+            more = unpacked.missing or (READ_BYTES if b"\n" in data else _LINE_BYTES)
+            rest = _read(path, offset + len(data), more)
+            data, whole = data + rest, len(rest) < more
+            unpacked = unpack(data)
+        self.damage += [Damage(*place, offset + at, size) for at, size in unpacked.damaged]
+        if unpacked.used:
+            self.offsets[place] = offset + unpacked.used
+        if unpacked.lines:
+            found.append(Lines(*place, unpacked.lines))
+        return unpacked.used if whole else max(len(data), limit)
 
 
 def _entry(place: Place, envelope: _Envelope, line: bytes) -> Entry:
@@ -166,13 +208,12 @@ def _decode_with_nan(line: bytes) -> Event:
 
 
 def _read(path: Path, offset: int, limit: int) -> bytes:
-    """`limit` bytes behind `offset` and the rest of the line they end in, or what there is; nothing when the file is gone."""
+    """At most `limit` bytes from `offset` on; nothing when the file is gone."""
     try:
         if os.stat(path).st_size <= offset:  # noqa: PTH116 - the one call per idle file and poll
             return b""
         with path.open("rb") as file:
             file.seek(offset)
-            data = file.read(limit)
-            return data if data.endswith(b"\n") else data + file.readline()
+            return file.read(limit)
     except FileNotFoundError:
         return b""

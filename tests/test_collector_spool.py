@@ -76,7 +76,7 @@ def test_a_stalled_disk_blocks_no_append_and_the_loss_is_counted(store: Store) -
     with stalled.open("rb") as reader:
         writer.append(span(2000))
         assert writer.close()
-        lines = reader.read().splitlines()
+        lines = [line for line in reader.read().splitlines() if b'"seq"' in line]
     dropped = [msgspec.json.decode(line, type=Dropped).count for line in lines if b"dropped@1" in line]
     assert sum(dropped) > 1500
     assert len(lines) - len(dropped) + sum(dropped) == 2001
@@ -138,7 +138,7 @@ def test_a_backlog_comes_in_small_batches_that_are_fair_to_all_writers(store: St
     while not batches or follow.behind:
         batches.append(follow.poll())
     line_bytes = max(len(line) for lines in written.values() for line in lines)
-    assert max(sum(len(entry.raw) for entry in batch) for batch in batches) <= 8_000 + 10 * line_bytes
+    assert max(sum(len(entry.raw) for entry in batch) for batch in batches) <= 8_000 + 20 * line_bytes
     assert {entry.writer for entry in batches[0]} == set(written)
     for writer, lines in written.items():
         assert [entry.raw + b"\n" for batch in batches for entry in batch if entry.writer == writer] == lines
@@ -170,7 +170,7 @@ def test_unknown_types_are_kept_raw_and_damaged_lines_are_counted(store: Store) 
     unknown, known = follow.poll()
     assert (unknown.event, unknown.raw[-3:]) == (None, b"[]}")
     assert known.event == Dropped(count=3)
-    assert follow.broken == 1
+    assert [(one.at_byte, one.bytes) for one in follow.damage] == [(None, 14)]
 
 
 def test_a_diverged_loss_comes_back_as_nan(store: Store) -> None:
