@@ -1,0 +1,154 @@
+"""A training job as the simulator sees it: model, layout, micro-batches, and what a layer costs on a healthy device.
+
+A device is a slot: ``(replica * PP + stage) * TP + shard``; a node is ``device // gpus_per_node``. A slot keeps its number when
+its hardware is replaced.
+
+>>> job = JOBS["llama2-7b"]
+>>> job.devices, job.micro_batches, job.device(1, 1, 3)
+(16, 8, 15)
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import msgspec
+
+from unskew.analytics.constants import constant
+from unskew.analytics.cost import ChunkCost, CostModel
+from unskew.analytics.workload import Work
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """`micro_batches` per iteration of the whole job, each of `sequences` x `seq` tokens; `parameters` of the whole model.
+
+    `given_iteration_s`: the fault-free iteration when it is published; otherwise it follows from FLOPs and constants.
+    """
+
+    name: str
+    tp: int
+    dp: int
+    pp: int
+    n_layers: int
+    hidden: int
+    heads: int
+    parameters: float
+    micro_batches: int
+    seq: int = 8192
+    sequences: int = 1
+    vocab: int = 32000
+    peak: str = "peak_flops_a100"
+    given_iteration_s: float | None = None
+
+    @property
+    def devices(self) -> int:
+        return self.tp * self.dp * self.pp
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.devices // self.gpus_per_node)
+
+    @property
+    def gpus_per_node(self) -> int:
+        return int(constant("gpus_per_node"))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an iteration."""
+        return self.micro_batches * self.sequences * self.seq
+
+    @property
+    def flops(self) -> float:
+        """Model FLOPs of an iteration: 6 per parameter and token, plus attention (12 x layers x hidden x seq per token)."""
+        return self.tokens * (6.0 * self.parameters + 6.0 * self.n_layers * self.hidden * self.seq)
+
+    def device(self, replica: int, stage: int, shard: int) -> int:
+        return (replica * self.pp + stage) * self.tp + shard
+
+    def group(self, replica: int, stage: int) -> tuple[int, ...]:
+        """The devices of one stage of one replica."""
+        first = self.device(replica, stage, 0)
+        return tuple(range(first, first + self.tp))
+
+    def home(self, device: int) -> tuple[int, int]:
+        """(replica, stage) of a slot."""
+        return divmod(device // self.tp, self.pp)
+
+    def node(self, device: int) -> int:
+        return device // self.gpus_per_node
+
+    @cached_property
+    def work(self) -> Work:
+        return Work(self.seq, self.seq * self.seq)
+
+    @cached_property
+    def cost(self) -> CostModel:
+        """What chunks cost a whole, healthy TP group, in us: B and W each as long as F, the head as FLOPs say."""
+        if self.given_iteration_s is not None:
+            per_replica = self.micro_batches / self.dp
+            stages = per_replica + self.pp - 1
+            layer_us = self.given_iteration_s * 1e6 / (3.0 * stages * self.n_layers / self.pp)
+            head_us, message_us, end_us = 0.0, 0.0, 0.0
+        else:
+            rate = constant(self.peak) * constant("kernel_efficiency") * self.tp
+            layer_parameters = self.parameters / self.n_layers
+            tokens = self.sequences * self.seq
+            layer_us = tokens * (2.0 * layer_parameters + 2.0 * self.hidden * self.seq) / rate * 1e6
+            head_us = tokens * 2.0 * self.vocab * self.hidden / rate * 1e6
+            message_us = tokens * self.hidden * 2.0 / self.tp / constant("link_bytes_per_s") * 1e6
+            reduced = 2.0 * self.parameters * 2.0 / (self.tp * self.pp) * (self.dp - 1) / self.dp
+            exposed = reduced / constant("link_bytes_per_s") * (1.0 - constant("gradient_overlap"))
+            end_us = (exposed + constant("optimizer_s")) * 1e6
+        forward = ChunkCost(layer_us=layer_us, token_us=0.0, token2_us=0.0, head_us_per_token=head_us / self.seq)
+        both = ChunkCost(layer_us=2 * layer_us, token_us=0.0, token2_us=0.0, head_us_per_token=2 * head_us / self.seq)
+        return CostModel(chunks={"F": forward, "B": both, "W": forward}, message_us=message_us, iteration_end_us=end_us)
+
+    @cached_property
+    def least_tp(self) -> int:
+        """The smallest TP degree whose shard of a stage fits the memory (equation 3's k_min)."""
+        stage_bytes = self.parameters / self.pp * constant("bytes_per_parameter")
+        room = constant("hbm_gib_a100") * 2**30 * constant("memory_share")
+        return next((k for k in range(1, self.tp + 1) if stage_bytes / k <= room), self.tp)
+
+    @cached_property
+    def most_layers(self) -> int:
+        """How many layers a whole TP group can hold: parameters, gradients and optimiser state."""
+        layer_bytes = self.parameters / self.n_layers * constant("bytes_per_parameter") / self.tp
+        return int(constant("hbm_gib_a100") * 2**30 * constant("memory_share") / layer_bytes)
+
+
+def _resihp(name: str, layout: tuple[int, int, int], sizes: tuple[int, int, int], billions: float, vocab: int) -> Job:
+    """A row of ResiHP's table 3: `layout` = (TP, DP, PP), `sizes` = (layers, hidden, heads).
+
+    Micro-batches per replica are twice the stages: 4 and 8, as in its table 4.
+    """
+    tp, dp, pp = layout
+    n_layers, hidden, heads = sizes
+    return Job(
+        name=name, tp=tp, dp=dp, pp=pp, n_layers=n_layers, hidden=hidden, heads=heads, parameters=billions * 1e9,
+        micro_batches=dp * 2 * pp, vocab=vocab,
+    )  # fmt: skip
+
+
+JOBS: dict[str, Job] = {
+    job.name: job
+    for job in (
+        _resihp("llama2-7b", (4, 2, 2), (32, 4096, 32), 6.74, 32000),
+        _resihp("llama2-13b", (4, 2, 4), (40, 5120, 40), 13.0, 32000),
+        _resihp("llama-30b", (4, 2, 8), (60, 6656, 52), 32.5, 32000),
+        _resihp("llama2-70b", (4, 4, 16), (80, 8192, 64), 69.0, 32000),
+        _resihp("qwen2.5-7b", (4, 2, 2), (28, 3584, 28), 7.6, 152064),
+        _resihp("qwen2.5-14b", (4, 2, 4), (48, 5120, 40), 14.8, 152064),
+        _resihp("qwen2.5-32b", (4, 2, 8), (64, 5120, 40), 32.8, 152064),
+        Job(
+            name="ft-hsdp-98k", tp=512, dp=12, pp=16, n_layers=128, hidden=16384, heads=512, parameters=3.5e11,
+            micro_batches=12 * 64, sequences=64, peak="peak_flops_h100", given_iteration_s=constant("ft_hsdp_step_s"),
+        ),
+        Job(
+            name="recover-7b", tp=4, dp=64, pp=2, n_layers=32, hidden=4096, heads=32, parameters=6.74e9,
+            micro_batches=64 * 128, seq=2048,
+        ),
+    )
+}  # fmt: skip
+"""The layouts of the papers: ResiHP's table 3, ReCoVer's 64 replicas of 8, FT-HSDP's 12 x 8,192 GPUs (a stage is 512 GPUs wide,
+the size of the model is what 450 TFLOP/s per GPU and steps of 20 s come to)."""

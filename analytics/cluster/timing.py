@@ -1,0 +1,105 @@
+"""How long an iteration of a layout takes, by the one evaluator of pipelines (analytics/prediction.py).
+
+A TP group of k devices works like one device of speed ``min(speed) / slowdown(k)``. `slowdown` is measured, not 1/k (constants:
+Malleus' table), and an uneven split of the attention heads costs its rounding. Pipelines that exchange no work are evaluated
+alone, each distinct one once: identical replicas of a large job cost nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unskew.analytics.cluster.job import Job
+from unskew.analytics.cluster.layout import Layout, Pipeline, healthy, to_plan
+from unskew.analytics.constants import constant
+from unskew.analytics.cost import CostModel
+from unskew.analytics.plan import Plan
+from unskew.analytics.prediction import predict_iteration
+from unskew.analytics.workload import Work
+
+Speeds = NDArray[np.float64]
+"""[device slot]: 1.0 healthy, 0.0 dead."""
+
+Links = Mapping[tuple[int, int], float]
+"""(replica, stage) -> seconds that every message between `stage` and `stage + 1` of the replica takes on top."""
+
+
+def tp_slowdown(job: Job, k: int) -> float:
+    """How many times longer a layer takes on `k` of the job's `tp` devices than on all of them.
+
+    >>> from unskew.analytics.cluster.job import JOBS
+    >>> tp_slowdown(JOBS["llama2-7b"], 2)
+    1.9
+    """
+    ideal = constant("tp_half_slowdown") ** math.log2(job.tp / k)
+    return float(ideal * math.ceil(job.heads / k) * k / job.heads)
+
+
+def stage_speeds(job: Job, layout: Layout, speeds: Speeds) -> list[tuple[float, ...]]:
+    """Per pipeline the speed of each of its stages (four digits), 0.0 where a stage has nobody or a dead device."""
+    flat, begins, sizes = layout.members
+    slowest = np.zeros(len(sizes))
+    if len(flat):
+        slowest[sizes > 0] = np.minimum.reduceat(speeds[flat], begins)
+    slowdowns = {int(size): tp_slowdown(job, int(size)) for size in np.unique(sizes) if size}
+    rounded = [round(float(one) / slowdowns[int(n)], 4) if n else 0.0 for one, n in zip(slowest, sizes, strict=True)]
+    found, position = [], 0
+    for pipeline in layout.pipelines:
+        found.append(tuple(rounded[position : position + len(pipeline.groups)]))
+        position += len(pipeline.groups)
+    return found
+
+
+def iteration_s(job: Job, layout: Layout, speeds: Speeds, links: Links | None = None) -> float:
+    """Seconds of one iteration; infinite when a stage with work has a dead device."""
+    per_stage = stage_speeds(job, layout, speeds)
+    worst = 0.0
+    for part in layout.components:
+        if any(_dead(layout.pipelines[index], per_stage[index]) for index in part.indices):
+            return math.inf
+        extra = _message_us(links, [layout.pipelines[index] for index in part.indices])
+        worst = max(worst, _component_us(job, part.shape, tuple(per_stage[index] for index in part.indices), extra))
+    return (worst + job.cost.iteration_end_us) / 1e6
+
+
+@lru_cache(maxsize=64)
+def fault_free_s(job: Job) -> float:
+    """The iteration of the whole, healthy job."""
+    return iteration_s(job, healthy(job), np.ones(job.devices))
+
+
+def capacity(job: Job, speeds: Speeds) -> float:
+    """What is left of the job's devices, slow ones counted by their speed: no layout can be faster than this share."""
+    return float(speeds[: job.devices].mean())
+
+
+def _dead(pipeline: Pipeline, speeds: tuple[float, ...]) -> bool:
+    return any(group and n and speed == 0.0 for group, n, speed in zip(pipeline.groups, pipeline.layers, speeds, strict=True))
+
+
+def _message_us(links: Links | None, pipelines: Sequence[Pipeline]) -> float:
+    """Messages of the component's worst link: the pipeline model has one message time."""
+    if not links:
+        return 0.0
+    replicas = {pipeline.replica for pipeline in pipelines}
+    return max((delay * 1e6 for (replica, _), delay in links.items() if replica in replicas), default=0.0)
+
+
+@lru_cache(maxsize=4096)
+def _plan(layout: Layout, n_layers: int) -> Plan:
+    return to_plan(layout, range(len(layout.pipelines)), n_layers)
+
+
+@lru_cache(maxsize=20000)
+def _component_us(job: Job, layout: Layout, stage_speeds: tuple[tuple[float, ...], ...], extra_us: float) -> float:
+    plan = _plan(layout, job.n_layers)
+    flat = [speed for speeds in stage_speeds for speed in speeds]
+    speeds = {rank: dict.fromkeys("FBW", speed) for rank, speed in enumerate(flat) if speed not in {0.0, 1.0}}
+    cost = CostModel(chunks=job.cost.chunks, message_us=job.cost.message_us + extra_us)
+    works: list[Work] = [job.work] * len(plan.routes)
+    return predict_iteration(plan, works, cost, speeds).iteration_us

@@ -1,0 +1,112 @@
+"""What a policy is: a pure answer to what happened. `react(cluster, event) -> Reaction` (an epoch record, or stop)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.cluster.accounting import Lost
+from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.job import Job
+from unskew.analytics.cluster.layout import Layout, healthy
+from unskew.analytics.cluster.timing import Links, Speeds, iteration_s
+from unskew.analytics.constants import constant
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """What a policy knows when it is asked: `speeds` are believed, `layout` is what runs, `spares` are whole nodes."""
+
+    job: Job
+    now_s: float
+    speeds: Speeds
+    links: Links
+    layout: Layout
+    spares: int = 0
+    slow_since_s: Mapping[int, float] = {}
+
+    def seconds(self, layout: Layout) -> float:
+        """Believed iteration time under `layout`."""
+        return iteration_s(self.job, layout, self.speeds, self.links)
+
+    def dead(self) -> set[int]:
+        return {int(device) for device in np.flatnonzero(self.speeds == 0.0)}
+
+
+class Reaction(msgspec.Struct, frozen=True, kw_only=True):
+    """The epoch record: run `layout` after the pauses; `layout` None = the job stops.
+
+    `redo`: what is thrown away. none = in-flight work is kept, iteration = the iteration is redone, checkpoint = back to the
+    last checkpoint. `spares`: nodes taken from the pool; `replaced`: the slots that are healthy hardware when the pauses end.
+    `later`: happenings that the policy itself sets off (a replacement that joins, a review).
+    """
+
+    layout: Layout | None
+    pauses: tuple[tuple[Lost, float], ...] = ()
+    redo: Literal["none", "iteration", "checkpoint"] = "iteration"
+    spares: int = 0
+    replaced: tuple[int, ...] = ()
+    later: tuple[Happening, ...] = ()
+    reason: str = ""
+
+
+class Policy(ABC):
+    """`sees`: the kinds of happening that it is told; a delay of its own for each; `checkpoint_s`: the interval, None = none.
+
+    `false_alarms_per_hour` x `false_alarm_s` is time that its detector wastes; `slow_recall` the share of slow phases it finds;
+    `keeps_running`: the other replicas go on while a failure is detected.
+    """
+
+    name: str
+    sees: frozenset[str] = frozenset({"failed", "joined", "maintenance"})
+    checkpoint_s: float | None = None
+    false_alarms_per_hour: float = 0.0
+    false_alarm_s: float = 0.0
+    slow_recall: float = 1.0
+    keeps_running: bool = False
+
+    def start(self, job: Job) -> Layout:
+        """The layout that the job starts with."""
+        return healthy(job)
+
+    def delay_s(self, event: Happening, iteration_s: float) -> float:
+        """From the event to the reaction: heartbeats for a death, change points and validation for a slow phase."""
+        if event.kind in {"slowed", "link_slowed"}:
+            return constant("slow_detect_iterations") * iteration_s + constant("slow_locate_s")
+        if event.kind in {"recovered", "link_recovered"}:
+            return constant("slow_detect_iterations") * iteration_s
+        return 0.0 if event.kind == "maintenance" else constant("heartbeat_s")
+
+    @abstractmethod
+    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+        """What to do; never looks at anything but its arguments."""
+
+
+FAIL_SLOW = frozenset({"failed", "joined", "maintenance", "slowed", "recovered", "link_slowed", "link_recovered"})
+
+
+def regroup(job: Job, moved_layers: int) -> tuple[tuple[Lost, float], ...]:
+    """The pause of a change without restart: planning, new groups, and copying `moved_layers` layers to their new holders."""
+    layer_bytes = job.parameters / job.n_layers * constant("bytes_per_parameter") / job.tp
+    copied = moved_layers * layer_bytes / constant("layer_copy_bytes_per_s")
+    return (("reconfigure", constant("regroup_s") + constant("planning_s") + copied),)
+
+
+def moved_layers(before: Layout, after: Layout) -> int:
+    """Most layers that one TP group has to receive: those that it works on and did not hold before."""
+    held = _held(before)
+    return max((len(layers - held.get(group, set())) for group, layers in _held(after).items()), default=0)
+
+
+def _held(layout: Layout) -> dict[tuple[int, ...], set[int]]:
+    held: dict[tuple[int, ...], set[int]] = {}
+    for pipeline in layout.pipelines:
+        first = 0
+        for group, n in zip(pipeline.groups, pipeline.layers, strict=True):
+            if group:
+                held.setdefault(group, set()).update(range(first, first + n))
+            first += n
+    return held

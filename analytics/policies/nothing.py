@@ -1,0 +1,22 @@
+"""none: the job as most launchers leave it. A death ends it; slow devices are borne."""
+
+from __future__ import annotations
+
+from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.constants import constant
+from unskew.analytics.policies.base import Cluster, Policy, Reaction
+
+
+class Nothing(Policy):
+    """Source: the default of torch.distributed. Simplified: the collective's time-out is the only detector."""
+
+    name = "none"
+    sees = frozenset({"failed", "maintenance"})
+
+    def delay_s(self, event: Happening, iteration_s: float) -> float:
+        return constant("collective_timeout_s")
+
+    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+        if cluster.layout.devices & set(event.devices):
+            return Reaction(layout=None, reason="a device is lost and nothing handles it")
+        return Reaction(layout=cluster.layout)

@@ -1,0 +1,59 @@
+"""checkpoint-restart: stop, replace or leave out, load the last checkpoint, start again."""
+
+from __future__ import annotations
+
+import math
+
+from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.job import Job
+from unskew.analytics.cluster.layout import LayoutError, uniform
+from unskew.analytics.constants import constant
+from unskew.analytics.policies.base import Cluster, Policy, Reaction
+
+
+def best_interval_s(stall_s: float, mtbf_s: float) -> float:
+    """Young's interval, which loses least to writing and redoing: ``sqrt(2 x stall x mean time between failures)``."""
+    return math.sqrt(2.0 * stall_s * mtbf_s)
+
+
+class Restart(Policy):
+    """Source: Megatron-LM with a launcher; times of FT-HSDP (B.1.5, B.1.6).
+
+    With spare nodes the same layout starts again, otherwise the replicas without a dead device carry the whole batch; a device
+    that joins is used from the next restart on. Simplified: only whole replicas are left out; fail-slow is not seen.
+    """
+
+    name = "checkpoint-restart"
+
+    def __init__(self, checkpoint_s: float | None = 1800.0, restart_s: float | None = None, *, detect_s: float | None = None):
+        self.checkpoint_s = checkpoint_s
+        self._restart_s = constant("restart_s") if restart_s is None else restart_s
+        self._detect_s = constant("restart_detect_s") if detect_s is None else detect_s
+
+    def delay_s(self, event: Happening, iteration_s: float) -> float:
+        return 0.0 if event.kind == "maintenance" else self._detect_s
+
+    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+        job, dead = cluster.job, cluster.dead()
+        if not cluster.layout.devices & dead:
+            return Reaction(layout=cluster.layout)
+        nodes = {job.node(device) for device in dead}
+        pauses = (("restart", self._restart_s),)
+        if len(nodes) <= cluster.spares:
+            return Reaction(
+                layout=self.start(job), pauses=pauses, redo="checkpoint", spares=len(nodes), replaced=tuple(sorted(dead)),
+                reason=f"{len(nodes)} node(s) replaced by spares",
+            )  # fmt: skip
+        try:
+            layout = uniform(job, whole_replicas(job, dead))
+        except LayoutError:
+            return Reaction(layout=cluster.layout, redo="checkpoint", reason="waits: no whole replica is left")
+        return Reaction(
+            layout=layout, pauses=pauses, redo="checkpoint", reason=f"{len(layout.pipelines)} whole replicas are left"
+        )
+
+
+def whole_replicas(job: Job, dead: set[int]) -> list[int]:
+    """Replicas without a dead device."""
+    hurt = {job.home(device)[0] for device in dead}
+    return [replica for replica in range(job.dp) if replica not in hurt]
