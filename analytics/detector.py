@@ -1,32 +1,33 @@
 """Fail-slow: committed iterations, one after the other -> judged iterations and verdicts (docs/detector.md).
 
-Per iteration:
+Per iteration, for all ranks and kinds of work at once (arrays [rank, kind]):
 
-1. each rank's residual per kind of work, against its own prediction, its peers and its mates (residuals.py);
+1. the residual against the prediction, less the rank's own habit; against its peers and its mates (residuals.py);
 2. a two-sided CUSUM per (rank, kind) and over all kinds together (sequential.py);
 3. where one fires, the level since the onset, estimated by medians, decides: a new verdict, a revision of the open one (same
-   number, new speed), its closing, or nothing (the deviation is smaller than `least_slowdown`);
-4. learning: the noise per kind, and a bounded baseline per healthy (rank, kind).
+   number, new speed), its closing, or nothing (the deviation is smaller than `least_slowdown`) (suspicion.py);
+4. learning: the noise per kind, and a bounded baseline per healthy (rank, kind) (learning.py).
 
 `step` is pure: the same iterations give the same verdicts, live or replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import exp
 
 import msgspec
+import numpy as np
 
 from unskew.analytics.cost import CostModel
-from unskew.analytics.learning import Key, learn_baselines, learn_noise
+from unskew.analytics.learning import learn_baselines, learn_noise, learn_roles
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import Plan
 from unskew.analytics.predictor import Chunk
-from unskew.analytics.residuals import ALL, NOBODY, Company, Load, company_of, excess_of, loads
-from unskew.analytics.sequential import Seen, Track
-from unskew.analytics.suspicion import decide
+from unskew.analytics.residuals import ALL, Chunks, Company, Flags, Floats, Loads, columns, company_of, loads, median_of_others
+from unskew.analytics.sequential import Limits
+from unskew.analytics.suspicion import Change, decide
 from unskew.analytics.thresholds import DetectorOptions
+from unskew.analytics.tracks import Tracks
 from unskew.analytics.verdicts import closed_verdict, lost_verdict, slow_verdict
 from unskew.analytics.workload import Work
 from unskew.collector.events import IterationJudged, RankRatio, Verdict, VerdictClosed
@@ -51,23 +52,29 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the detector remembers; never changed, only replaced."""
+    """All that the detector remembers; never changed, only replaced.
+
+    `episodes`: rank -> how often it has been slow; `noise`: kind -> sigma learned.
+    """
 
     iteration: int = -1
-    company: Company = NOBODY
-    layers: dict[int, tuple[int, int]] = {}
-    tracks: dict[Key, Track] = {}
+    company: Company | None = None
+    cost: CostModel | None = None
+    layers: dict[int, tuple[int, ...]] = {}
+    tracks: Tracks = Tracks.none()
     noise: dict[str, float] = {}
     open: dict[int, int] = {}
+    episodes: dict[int, int] = {}
     next_verdict: int = 1
 
     @property
     def speeds(self) -> dict[int, dict[str, float]]:
         """rank -> kind -> believed speed, where it is not the healthy one."""
+        tracks = self.tracks
         found: dict[int, dict[str, float]] = {}
-        for (rank, kind), track in sorted(self.tracks.items()):
-            if track.level and kind != ALL:
-                found.setdefault(rank, {})[kind] = exp(-track.level)
+        for row, column in np.argwhere(tracks.level).tolist():
+            if tracks.kinds[column] != ALL:
+                found.setdefault(tracks.ranks[row], {})[tracks.kinds[column]] = exp(-tracks.level[row, column])
         return found
 
 
@@ -112,20 +119,19 @@ def step(
         measured_us=round(committed.measured_us),
         predicted_us=None if predicted_us is None else round(predicted_us),
     )
-    company = state.company if state.company.digest == plan.digest else company_of(plan)
-    seen = loads(committed.chunks, cost)
-    layers = {role.rank: (role.first_layer, role.n_layers) for role in plan.roles}
-    settled = {rank for rank in seen if rank in layers and layers[rank] == state.layers.get(rank)}
-    after = msgspec.structs.replace(state, iteration=now, company=company, layers={**state.layers, **layers})
-    tracks = _watch(after, seen, settled, options)
-    after = msgspec.structs.replace(after, tracks=tracks, noise=learn_noise(state.noise, tracks, now, options))
-    ratios = tuple(_ratio(rank, load, after, options) for rank, load in seen.items())
+    chunks = columns(committed.chunks)
+    load = loads(chunks, cost)
+    if not load.ranks:
+        return msgspec.structs.replace(state, iteration=now), Judgement(judged=judged)
+    state = _prepared(state, chunks, load, now=now, plan=plan, cost=cost)
+    state, own = _watched(state, now, load, options)
+    ratios = _ratios(state, load, options)
     verdicts: list[Verdict | VerdictClosed] = []
-    for rank in sorted(settled):
-        after, found = _decide(after, rank, options)
+    for rank in _fired(state, options):
+        state, found = _decided(state, rank, now, options)
         verdicts += found
-    after = msgspec.structs.replace(after, tracks=learn_baselines(after.tracks, after.open.keys(), now, options))
-    return after, Judgement(judged=msgspec.structs.replace(judged, ranks=ratios), verdicts=tuple(verdicts))
+    state = _learned(state, own, options)
+    return state, Judgement(judged=msgspec.structs.replace(judged, ranks=ratios), verdicts=tuple(verdicts))
 
 
 def lose(state: State, suspect: Suspect, iteration: int, options: DetectorOptions) -> tuple[State, Verdicts]:
@@ -139,73 +145,166 @@ def lose(state: State, suspect: Suspect, iteration: int, options: DetectorOption
         )
     return msgspec.structs.replace(
         state,
-        tracks={key: track for key, track in state.tracks.items() if key[0] != suspect.rank},
+        tracks=state.tracks.without(suspect.rank),
+        company=None,
         open={rank: verdict for rank, verdict in state.open.items() if rank != suspect.rank},
         layers={rank: layers for rank, layers in state.layers.items() if rank != suspect.rank},
         next_verdict=number + 1,
     ), tuple(found)
 
 
-def _watch(state: State, seen: Mapping[int, Load], settled: set[int], options: DetectorOptions) -> dict[Key, Track]:
-    """Tracks after this iteration. A rank on new layers is not judged in its first iteration there; its tests begin anew."""
-    now, company = state.iteration, state.company
-    tracks = dict(state.tracks)
-    for rank, load in seen.items():
-        for kind in load.residual:
-            track = tracks.get((rank, kind), Track.fresh(now))
-            tracks[rank, kind] = track if rank in settled else msgspec.structs.replace(track.restarted(now), recent=())
-    own = {(rank, kind): value - tracks[rank, kind].baseline for rank in settled for kind, value in seen[rank].residual.items()}
-    unexplained = {key: value - tracks[key].level for key, value in own.items()}
-    for (rank, kind), value in own.items():
-        excess = excess_of(rank, kind, value, unexplained, company)
-        sigma = max(state.noise.get(kind, 0.0), options.sigma_floor)
-        tracks[rank, kind] = tracks[rank, kind].advance(
-            Seen(now, excess), sigma, slack=options.slack, winsor=options.winsor, window=options.window
-        )
-    return tracks
+def _prepared(state: State, chunks: Chunks, load: Loads, *, now: int, plan: Plan, cost: CostModel) -> State:
+    """Rows for ranks and kinds not seen before, the company under this plan, habits against this predictor."""
+    tracks = state.tracks.covering(load.ranks, load.kinds, now)
+    company = state.company
+    if company is None or company.digest != plan.digest or company.ranks != tracks.ranks:
+        company = company_of(plan, tracks.ranks)
+    if state.cost is not None and state.cost is not cost and state.cost != cost:
+        tracks = tracks.rebased(tracks.spread_out(loads(chunks, state.cost)), tracks.spread_out(load))
+    return msgspec.structs.replace(state, iteration=now, tracks=tracks, company=company, cost=cost)
 
 
-def _decide(state: State, rank: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+def _watched(state: State, now: int, load: Loads, options: DetectorOptions) -> tuple[State, Floats]:
+    """The tests one iteration further, and what each (rank, kind) shows over its habit.
+
+    A rank on new layers is not judged in its first iteration there; its tests begin anew.
+    """
+    assert state.company is not None
+    tracks = state.tracks
+    layers = state.company.layers
+    settled = np.array([rank in layers and layers[rank] == state.layers.get(rank) for rank in tracks.ranks])[:, None]
+    residual = tracks.spread_out(load)
+    seen = ~np.isnan(residual)
+    tracks = tracks.restarted(seen & ~settled, now, forget=True)
+    young = tracks.age < options.own_past
+    over = np.where(settled, residual - tracks.baseline, np.nan)
+    tracks = msgspec.structs.replace(tracks, role=learn_roles(tracks, over, young, state.company))
+    own = over - tracks.role
+    unexplained = own - tracks.level
+    excess = _excess(own, unexplained, ~young, state.company)
+    noise = learn_noise(np.array([state.noise.get(kind, np.nan) for kind in tracks.kinds]), unexplained, options)
+    limits = _limits(noise, young, options)
+    tracks = tracks.advanced(now, excess, settled & seen, limits, options.window)
+    return msgspec.structs.replace(
+        state,
+        tracks=tracks,
+        layers={**state.layers, **layers},
+        noise={kind: float(sigma) for kind, sigma in zip(tracks.kinds, noise, strict=True) if not np.isnan(sigma)},
+    ), own
+
+
+def _excess(own: Floats, unexplained: Floats, has_past: Flags, company: Company) -> Floats:
+    """[reading, rank, kind]: against the rank's own prediction and habit, its peers, its mates; nan = no such reference.
+
+    A known slowness of the others is no excuse. A single peer is one only until the rank's own past is known: two ranks of one
+    role, slowed alike, would excuse each other, and what a role costs is in the habit by then.
+    """
+    peers, n_peers = median_of_others(unexplained, company.peer_groups)
+    mates, _ = median_of_others(unexplained, company.mate_groups)
+    peers = np.where(has_past & (n_peers < 2), np.nan, peers)
+    return np.stack([own, own - peers, own - mates])
+
+
+def _limits(noise: Floats, young: Flags, options: DetectorOptions) -> Limits:
+    sigma = [options.sigma_floor if np.isnan(value) else float(value) for value in noise]
+    slack = np.array([options.slack_of(value) for value in sigma])
+    slack_young = np.array([options.slack_of(value, young=True) for value in sigma])
+    threshold = np.array([options.threshold_of(value, len(sigma)) for value in sigma])
+    return Limits(np.where(young, slack_young, slack), threshold, options.least_iterations)
+
+
+def _thresholds(state: State, options: DetectorOptions) -> Floats:
+    """[kind]"""
+    kinds = state.tracks.kinds
+    return np.array([options.threshold_of(state.noise.get(kind, options.sigma_floor), len(kinds)) for kind in kinds])
+
+
+def _scores(state: State, options: DetectorOptions) -> Floats:
+    """[rank, kind]: the sums over their thresholds; a sum downwards counts for an accused rank only."""
+    tracks = state.tracks
+    accused = np.array([rank in state.open for rank in tracks.ranks])[:, None]
+    sums = np.where(accused, np.maximum(tracks.sums.up, tracks.sums.down), tracks.sums.up)
+    return np.asarray(sums / _thresholds(state, options))
+
+
+def _fired(state: State, options: DetectorOptions) -> list[int]:
+    """Ranks of which a test is over its threshold, ascending."""
+    return [state.tracks.ranks[row] for row in np.flatnonzero((_scores(state, options) > 1).any(axis=1)).tolist()]
+
+
+def _decided(state: State, rank: int, now: int, options: DetectorOptions) -> tuple[State, Verdicts]:
     """What the rank's tests say now: nothing, a verdict (new or revised), or the end of one."""
-    mine = {kind: track for (owner, kind), track in state.tracks.items() if owner == rank}
+    tracks = state.tracks
+    row = tracks.ranks.index(rank)
     accused = rank in state.open
-    change = decide(mine, accused=accused, options=options)
+    change = decide(tracks, row, _thresholds(state, options), accused=accused, options=options)
     if change is None:
         return state, ()
-    now = state.iteration
-    levels = {kind: change.levels.get(kind, 0.0) for kind in mine}
-    news = max(abs(levels[kind] - track.level) for kind, track in mine.items() if kind != ALL) >= options.sigma_floor
-    believed = {
-        (rank, kind): msgspec.structs.replace(track.restarted(now), level=levels[kind] if news else track.level)
-        for kind, track in mine.items()
-    }
-    state = msgspec.structs.replace(state, tracks={**state.tracks, **believed})
+    believed = tracks.level[row]
+    levels = np.array([change.levels.get(kind, 0.0) for kind in tracks.kinds])
+    news = max(abs(levels[i] - believed[i]) for i, kind in enumerate(tracks.kinds) if kind != ALL) >= options.sigma_floor
+    state = msgspec.structs.replace(
+        state, tracks=tracks.believing(row, levels if news else believed, now, from_anchor=news and bool(change.creep))
+    )
     if not news:
         return state, ()
     if not change.levels:
         closed = closed_verdict(state.open[rank], rank, change, now)
         return msgspec.structs.replace(state, open={r: n for r, n in state.open.items() if r != rank}), (closed,)
+    return _accused(state, rank, change, now, options)
+
+
+def _accused(state: State, rank: int, change: Change, now: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+    assert state.company is not None
+    known = rank in state.open
     number = state.open.get(rank, state.next_verdict)
-    victims = {*state.company.peers[rank], *state.company.mates[rank]}
+    episodes = state.episodes.get(rank, 0) + (not known)
     sigma = max(state.noise.get(change.test, 0.0), options.sigma_floor)
-    kinds = len(mine.keys() - {ALL})
-    verdict = slow_verdict(number, rank, change, kinds=kinds, victims=victims, at=now, sigma=sigma, options=options)
+    verdict = slow_verdict(
+        number,
+        rank,
+        change,
+        kinds=len(state.tracks.kinds_of(rank)),
+        victims={*state.company.peers.get(rank, ()), *state.company.mates.get(rank, ())},
+        at=now,
+        sigma=sigma,
+        episodes=episodes,
+        options=options,
+    )
     return msgspec.structs.replace(
-        state, open={**state.open, rank: number}, next_verdict=max(state.next_verdict, number + 1)
+        state,
+        open={**state.open, rank: number},
+        episodes={**state.episodes, rank: episodes},
+        next_verdict=max(state.next_verdict, number + 1),
     ), (verdict,)
 
 
-def _ratio(rank: int, load: Load, state: State, options: DetectorOptions) -> RankRatio:
+def _learned(state: State, own: Floats, options: DetectorOptions) -> State:
+    tracks = state.tracks
+    innocent = np.array([rank not in state.open for rank in tracks.ranks])[:, None]
+    quiet = innocent & ((tracks.sums.up <= 0) | (tracks.age < options.own_past))
+    baseline = learn_baselines(tracks.baseline, tracks.age, own, quiet, options)
+    return msgspec.structs.replace(state, tracks=tracks.grown(baseline, ~np.isnan(own), options.own_past))
+
+
+def _ratios(state: State, load: Loads, options: DetectorOptions) -> tuple[RankRatio, ...]:
     """`score` is the highest sum of the rank's tests over the threshold: above 1.0 it decides."""
-    tracks = [state.tracks[rank, kind] for kind in load.residual]
-    sums = [track.up.sum for track in tracks] + [track.down.sum for track in tracks if rank in state.open]
-    ratio = {kind: round(exp(value), 4) for kind, value in load.residual.items()}
-    return RankRatio(
-        rank=rank,
-        measured_us=round(load.measured_us),
-        predicted_us=round(load.predicted_us),
-        f=ratio.get("F"),
-        b=ratio.get("B"),
-        w=ratio.get("W"),
-        score=round(max(sums) / options.threshold, 3),
+    tracks = state.tracks
+    rows = [tracks.ranks.index(rank) for rank in load.ranks] if load.ranks != tracks.ranks else slice(None)
+    score = _scores(state, options)[rows].max(axis=1)
+    ratio = np.round(np.exp(load.residual), 4)
+    by_kind = {kind: [v if v > 0 else None for v in ratio[:, i].tolist()] for i, kind in enumerate(load.kinds)}
+    none = [None] * len(load.ranks)
+    return tuple(
+        RankRatio(rank=rank, measured_us=round(us), predicted_us=round(predicted), f=f, b=b, w=w, score=round(s, 3))
+        for rank, us, predicted, f, b, w, s in zip(
+            load.ranks,
+            load.measured_us.tolist(),
+            load.predicted_us.tolist(),
+            by_kind.get("F", none),
+            by_kind.get("B", none),
+            by_kind.get("W", none),
+            score.tolist(),
+            strict=True,
+        )
     )

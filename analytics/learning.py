@@ -2,61 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from statistics import median
+import numpy as np
 
-import msgspec
-
-from unskew.analytics.sequential import Track
+from unskew.analytics.residuals import Company, Flags, Floats, Ints, agreement
 from unskew.analytics.thresholds import DetectorOptions
+from unskew.analytics.tracks import Tracks
 
-Key = tuple[int, str]
-"""(rank, kind of work)"""
+WILD = 5.0  # one iteration's spread counts as at most so many times what was learned
 
 
-def learn_noise(
-    noise: Mapping[str, float], tracks: Mapping[Key, Track], now: int, options: DetectorOptions
-) -> dict[str, float]:
-    """kind -> sigma: a slow mean of the spread between ranks of what is not explained in iteration `now`, clipped.
+def learn_noise(noise: Floats, unexplained: Floats, options: DetectorOptions) -> Floats:
+    """[kind] sigma: a slow mean of the spread between ranks of what is not explained in this iteration (`unexplained` [rank,
+    kind], nan = not seen); nan in `noise` = nothing learned yet.
 
     Spread, not size: what all ranks share (a batch dearer than predicted) is no noise, for nobody is accused of it, and as
-    noise it would hide a slow rank. A minority of slow ranks and a spike do not count either.
+    noise it would hide a slow rank. A minority of slow ranks and a spike do not count either. Spread by the median distance
+    from the median (small samples: Croux and Rousseeuw 1992, ``n / (n - 0.8)``). Of two ranks nobody knows what they share: the
+    one nearer to its prediction counts.
     """
-    unexplained: dict[str, list[float]] = {}
-    for (_, kind), track in tracks.items():
-        if track.recent and track.recent[-1].iteration == now:
-            unexplained.setdefault(kind, []).append(track.recent[-1].excess.own - track.level)
-    learned = dict(noise)
-    for kind, values in sorted(unexplained.items()):
-        before = learned.get(kind, options.sigma_floor)
-        size = min(_spread(values), options.winsor * before)
-        learned[kind] = before + options.noise_gain * (size - before)
-    return learned
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Standard deviation by the median distance from the median (small samples: Croux and Rousseeuw 1992, ``n / (n - 0.8)``).
-
-    Of two ranks nobody knows what they share: the one nearer to its prediction counts.
-    """
-    n = len(values)
-    if n < 3:
-        return 1.4826 * min(map(abs, values))
-    middle = median(values)
-    return 1.4826 * n / (n - 0.8) * median(abs(value - middle) for value in values)
-
-
-def learn_baselines(
-    tracks: Mapping[Key, Track], accused: Collection[int], now: int, options: DetectorOptions
-) -> dict[Key, Track]:
-    """A rank's baseline follows its residual slowly unless it stands accused; what is beyond the bound is never a habit."""
-    learned = dict(tracks)
-    bound = options.baseline_bound
-    for key, track in tracks.items():
-        if key[0] in accused or not track.recent or track.recent[-1].iteration != now:
+    learned = noise.copy()
+    for kind in range(len(noise)):
+        values = unexplained[:, kind]
+        values = values[~np.isnan(values)]
+        n = len(values)
+        if n == 0:
             continue
-        own = track.recent[-1].excess.own
-        if abs(own) <= bound:
-            baseline = min(max(track.baseline + options.baseline_gain * own, -bound), bound)
-            learned[key] = msgspec.structs.replace(track, baseline=baseline)
+        if n < 3:
+            spread = 1.4826 * float(np.abs(values).min())
+        else:
+            spread = 1.4826 * n / (n - 0.8) * float(np.median(np.abs(values - np.median(values))))
+        before = options.sigma_floor if np.isnan(noise[kind]) else float(noise[kind])
+        learned[kind] = before + options.noise_gain * (min(spread, WILD * before) - before)
     return learned
+
+
+def learn_roles(tracks: Tracks, over: Floats, young: Flags, company: Company) -> Floats:
+    """[rank, kind]: what a role costs over the prediction and the habits of those who play it (`over`, nan = not seen), as a
+    running mean over the time in which their own past on these layers is not known.
+
+    Of three or more the median counts, of two the one nearer to its prediction; who plays a role alone learns nothing of it.
+    """
+    agreed = agreement(over, company.peer_groups)
+    learns = young & ~np.isnan(agreed) & ~np.isnan(over)
+    return np.where(learns, tracks.role + (np.nan_to_num(agreed) - tracks.role) / (tracks.age + 1.0), tracks.role)
+
+
+def learn_baselines(baseline: Floats, age: Ints, own: Floats, quiet: Flags, options: DetectorOptions) -> Floats:
+    """[rank, kind]: a rank's baseline follows what it shows over it (`own`, nan = not seen) where `quiet`: it does not stand
+    accused and its test has no suspicion. At first a running mean, later with `baseline_gain`; what is beyond the bound is
+    never a habit. Where the ranks have a shift in common, only what one shows over that is."""
+    gain = np.maximum(options.baseline_gain, 1.0 / (age + 1.0))
+    bound = options.baseline_bound
+    common = _middle(own)
+    over = own - np.where(np.abs(common) > bound / 2, common, 0.0)
+    learns = quiet & (np.abs(over) <= bound)
+    moved = np.clip(baseline + gain * np.where(learns, over, 0.0), -bound, bound)
+    return np.where(learns, moved, baseline)
+
+
+def _middle(own: Floats) -> Floats:
+    """[kind]: the median over three or more ranks, else 0."""
+    middle = np.zeros(own.shape[1])
+    for kind, values in enumerate(own.T):
+        known = values[~np.isnan(values)]
+        if len(known) >= 3:
+            middle[kind] = np.median(known)
+    return middle

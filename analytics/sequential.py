@@ -1,84 +1,73 @@
-"""The sequential test of one (rank, kind of work): a two-sided CUSUM around the level believed of the device.
+"""The sequential test: a two-sided CUSUM around the level believed of each unit (a device's kind of work, a link, a job).
 
-Source: Page 1954. Each iteration adds ``clip(excess / sigma, winsor) - slack`` to a sum that never falls below zero; the sum
-over `threshold` is a change, and the iteration after the sum's last zero is its onset. The clip bounds what one iteration can
-say, so no single spike fires, however large: it takes at least ``threshold / (winsor - slack)`` iterations. Upwards counts the
-least of the excesses (against prediction, peers, mates), downwards the most: an excuse always counts for the status quo.
+Source: Page 1954. Each iteration adds ``min(excess - level - slack, cap)`` to a sum that never falls below zero; a sum over
+`threshold` is a change, and the iteration after the sum's last zero is its onset. The cap bounds what one iteration can say, so
+that it takes `least_iterations` of them, however bad: no lone spike fires. Upwards counts the least of the excesses (against
+prediction, peers, mates), downwards the most: an excuse always counts for the status quo.
+
+The threshold follows from a budget of false alarms (Siegmund 1985, eq. 2.57: the mean time between false alarms of a
+CUSUM on independent normal excesses of standard deviation sigma): with k = slack / sigma and b = threshold / sigma + 1.166,
+
+    iterations between false alarms = (exp(2 k b) - 2 k b - 1) / (2 k^2)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from statistics import median
+from math import log
 
 import msgspec
+import numpy as np
 
-from unskew.analytics.residuals import Excess
+from unskew.analytics.residuals import Floats, Ints
 
-
-class Test(msgspec.Struct, frozen=True, gc=False):
-    """One side of the test; `zero_at` is the iteration at which the sum was last zero."""
-
-    __test__ = False  # not a test class of pytest
-
-    sum: float
-    zero_at: int
-
-    def advance(self, iteration: int, z: float, slack: float, winsor: float) -> Test:
-        total = self.sum + min(z, winsor) - slack
-        return Test(total, self.zero_at) if total > 0 else Test(0.0, iteration)
+OVERSHOOT = 1.166  # Siegmund's correction for the step over the threshold, in sigmas
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False):
-    """The excess of one iteration over the healthy baseline; what is believed of the rank itself is not subtracted."""
+class Limits(msgspec.Struct, frozen=True):
+    """The test's constants per kind, each broadcastable to the units: `slack` and `threshold` in logs of time."""
 
-    iteration: int
-    excess: Excess
+    slack: Floats
+    threshold: Floats
+    least_iterations: int
+
+    @property
+    def cap(self) -> Floats:
+        """Half a step short of `threshold / (least_iterations - 1)`: one iteration fewer never reaches the threshold."""
+        return np.asarray(self.threshold / (self.least_iterations - 0.5))
 
 
-class Track(msgspec.Struct, frozen=True):
-    """All that is remembered of one (rank, kind).
+class Sums(msgspec.Struct, frozen=True):
+    """Both sides of the tests of many units, and the iterations at which each sum was last zero."""
 
-    `baseline` is what the healthy device shows by itself (its part, the model's misfit), learned slowly and never above
-    a bound; `level` is ``-log(believed speed)``; `recent` the last iterations, oldest first.
-    """
-
-    up: Test
-    down: Test
-    baseline: float = 0.0
-    level: float = 0.0
-    recent: tuple[Seen, ...] = ()
+    up: Floats
+    up_zero: Ints
+    down: Floats
+    down_zero: Ints
 
     @staticmethod
-    def fresh(iteration: int) -> Track:
-        return Track(Test(0.0, iteration), Test(0.0, iteration))
+    def fresh(shape: tuple[int, ...], iteration: int) -> Sums:
+        zero, at = np.zeros(shape), np.full(shape, iteration, dtype=np.int64)
+        return Sums(zero, at, zero, at)
 
-    def restarted(self, iteration: int) -> Track:
-        """The test begins anew; what was learned stays."""
-        return msgspec.structs.replace(self, up=Test(0.0, iteration), down=Test(0.0, iteration))
-
-    def advance(self, seen: Seen, sigma: float, *, slack: float, winsor: float, window: int) -> Track:
-        """One iteration further; `sigma` scales the excess, sums are in sigmas."""
-        above = (seen.excess.least - self.level) / sigma
-        below = (self.level - seen.excess.most) / sigma
-        return msgspec.structs.replace(
-            self,
-            up=self.up.advance(seen.iteration, above, slack, winsor),
-            down=self.down.advance(seen.iteration, below, slack, winsor),
-            recent=(*self.recent[1 - window :], seen),
-        )
-
-    def since(self, iteration: int) -> tuple[Seen, ...]:
-        return tuple(seen for seen in self.recent if seen.iteration >= iteration)
+    def advance(self, iteration: int, least: Floats, most: Floats, limits: Limits) -> Sums:
+        """One iteration further; `least` and `most` are what is left of the excess over the level believed, nan = not seen."""
+        cap = limits.cap
+        up, up_zero = _side(self.up, self.up_zero, iteration, np.minimum(least - limits.slack, cap))
+        down, down_zero = _side(self.down, self.down_zero, iteration, np.minimum(-most - limits.slack, cap))
+        return Sums(up, up_zero, down, down_zero)
 
 
-def typical(seen: Iterable[Seen]) -> Excess:
-    """Medians of the excesses over these iterations: robust against just under half of them."""
-    rows = [s.excess for s in seen]
+def _side(total: Floats, zero_at: Ints, iteration: int, gain: Floats) -> tuple[Floats, Ints]:
+    after = np.where(np.isnan(gain), total, total + gain)
+    fell = after <= 0
+    return np.where(fell, 0.0, after), np.where(fell, iteration, zero_at)
 
-    def middle(values: list[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return median(known) if known else None
 
-    own = median(row.own for row in rows)
-    return Excess(own, middle([row.peers for row in rows]), middle([row.mates for row in rows]))
+def threshold(sigma: float, slack: float, iterations: float) -> float:
+    """The threshold at which healthy noise fires once in so many iterations: the formula above solved, at least sigma."""
+    k = slack / sigma
+    target = max(2 * k * k * iterations, 2.0)
+    x = log(target)
+    for _ in range(20):
+        x = log(target + x + 1)
+    return sigma * max(x / (2 * k) - OVERSHOOT, 1.0)

@@ -2,50 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
+import numpy as np
 
-from unskew.analytics.residuals import ALL, Excess
-from unskew.analytics.sequential import Track, typical
+from unskew.analytics.residuals import ALL, Floats
 from unskew.analytics.thresholds import DetectorOptions
+from unskew.analytics.tracks import Tracks
+
+
+class Excess(msgspec.Struct, frozen=True, gc=False):
+    """Median excess over some iterations against each reference that exists; None = there is no such reference."""
+
+    own: float
+    peers: float | None = None
+    mates: float | None = None
+
+    @property
+    def least(self) -> float:
+        """What remains of a slowness after every excuse."""
+        return min(self._values())
+
+    @property
+    def most(self) -> float:
+        """What remains of a recovery after every excuse (residuals fall when a device recovers)."""
+        return max(self._values())
+
+    def _values(self) -> list[float]:
+        return [value for value in (self.own, self.peers, self.mates) if value is not None]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A test has fired. `levels` (kind -> -log speed, `ALL` included) is empty when the rank is as healthy as the rest.
 
-    `test`, `cusum`: the kind whose sum is highest and that sum; `excess`: typical excess per kind over `iterations` iterations
-    since `since`.
+    `test`, `cusum`, `threshold`: the kind whose sum is highest over its threshold; `excess`: typical excess per kind over
+    `iterations` iterations since `since`. `creep`: by how much the habits (log, per kind) had already risen when the test
+    fired, where that is as much as half of what is named; `levels` includes it.
     """
 
     since: int
     iterations: int
     test: str
     cusum: float
+    threshold: float
     levels: dict[str, float]
     excess: dict[str, Excess]
+    creep: dict[str, float] = {}
 
 
-def decide(tracks: Mapping[str, Track], *, accused: bool, options: DetectorOptions) -> Change | None:
-    """What one rank's tracks (kind -> track) say; None when nothing has changed or too few iterations speak.
+def decide(tracks: Tracks, row: int, thresholds: Floats, *, accused: bool, options: DetectorOptions) -> Change | None:
+    """What the tests of the rank at `row` say; None when nothing has changed or too few iterations speak.
 
     The level of a kind is the least of its typical excesses when it rose, the most when it fell. A kind is slow from
     `least_slowdown` on; once one is, or all together are, the other kinds are from half of it on.
     """
-    fired = [(track.up.sum, kind, track.up.zero_at, True) for kind, track in tracks.items()]
-    if accused:
-        fired += [(track.down.sum, kind, track.down.zero_at, False) for kind, track in tracks.items()]
-    cusum, test, zero_at, rising = max(fired, default=(0.0, ALL, 0, True))
-    rows = tracks[test].since(zero_at + 1) if cusum > options.threshold else ()
-    if len(rows) < options.least_iterations:
+    up = tracks.sums.up[row] / thresholds
+    down = tracks.sums.down[row] / thresholds if accused else np.zeros_like(up)
+    rising = bool(up.max() >= down.max())
+    column = int(np.argmax(up if rising else down))
+    zero_at = int((tracks.sums.up_zero if rising else tracks.sums.down_zero)[row, column])
+    rows = [seen for seen in tracks.recent if seen.iteration > zero_at and not np.isnan(seen.excess[0, row, column])]
+    if max(up.max(), down.max()) <= 1 or len(rows) < options.least_iterations:
         return None
-    since = rows[0].iteration
-    excess = {kind: typical(seen) for kind, track in tracks.items() if (seen := track.since(since))}
-    levels = {kind: found.least if rising else found.most for kind, found in excess.items()}
-    if max(levels.values()) < options.least_level:
-        slow = {}
-    else:
-        slow = {kind: level for kind, level in levels.items() if level >= options.least_level / 2}
+    excess = {}
+    for at, kind in enumerate(tracks.kinds):
+        values = np.array([seen.excess[:, row, at] for seen in rows])
+        values = values[~np.isnan(values[:, 0])]
+        if len(values):
+            excess[kind] = _typical(values)
+    creep = _creep(tracks, row, column, options) if rising else {}
+    levels = {kind: (found.least if rising else found.most) + creep.get(kind, 0.0) for kind, found in excess.items()}
+    least = options.least_level(
+        young=bool((tracks.age[row, [tracks.kinds.index(kind) for kind in excess]] < options.own_past).any())
+    )
+    slow = {kind: level for kind, level in levels.items() if level >= least / 2} if max(levels.values()) >= least else {}
     if not slow.keys() - {ALL}:
         slow = {}
-    return Change(since=since, iterations=len(rows), test=test, cusum=cusum, levels=slow, excess=excess)
+    sums = tracks.sums.up if rising else tracks.sums.down
+    return Change(
+        since=rows[0].iteration,
+        iterations=len(rows),
+        test=tracks.kinds[column],
+        cusum=float(sums[row, column]),
+        threshold=float(thresholds[column]),
+        levels=slow,
+        excess=excess,
+        creep=creep,
+    )
+
+
+def _creep(tracks: Tracks, row: int, column: int, options: DetectorOptions) -> dict[str, float]:
+    """kind -> by how much the rank's habit has risen since its own past became known; empty when that is little."""
+    risen = tracks.baseline[row] - tracks.anchor[row]
+    if tracks.level[row].any() or not risen[column] >= options.least_level() / 2:
+        return {}
+    return {kind: max(float(risen[at]), 0.0) for at, kind in enumerate(tracks.kinds) if not np.isnan(risen[at])}
+
+
+def _typical(values: Floats) -> Excess:
+    """Medians over iterations of [iteration, reading]: robust against just under half of them."""
+    middles = [float(np.median(known)) if len(known := column[~np.isnan(column)]) else None for column in values.T]
+    assert middles[0] is not None
+    return Excess(middles[0], middles[1], middles[2])

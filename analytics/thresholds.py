@@ -3,50 +3,80 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from math import log
 
 import msgspec
 
+from unskew.analytics.sequential import threshold
+
 
 class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Excesses are logs of time ratios; `slack`, `threshold` and `winsor` are in units of the noise (sigma)."""
+    """Excesses are logs of time ratios.
 
-    least_slowdown: float = 1.15
-    sigma_floor: float = 0.05
-    slack: float = 1.4
-    threshold: float = 12.0
-    winsor: float = 5.0
+    `least_slowdown`: the smallest that is named; `least_slowdown_young`: as long as the rank's own past on its layers is not
+    known (`own_past` iterations). `slack`: the part of it that a test forgives in each iteration, but at least
+    `slack_sigmas` of the noise; the noise itself is learned and is never taken for less than `sigma_floor`.
+    `false_alarms_per_device_day` and `iterations_per_day` (when iterations are no shorter than two seconds) set the
+    thresholds of the tests. Counts are iterations.
+    """
+
+    least_slowdown: float = 1.07
+    least_slowdown_young: float = 1.15
+    slack: float = 0.7
+    slack_sigmas: float = 1.0
+    sigma_floor: float = 0.015
+    false_alarms_per_device_day: float = 1e-4
+    iterations_per_day: int = 43_200
     least_iterations: int = 4
     window: int = 32
+    own_past: int = 20
     noise_gain: float = 0.1
     baseline_gain: float = 0.05
     baseline_bound: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.slack < self.winsor:
-            raise ValueError(f"detector: slack is {self.slack}, it must be at least 0 and less than winsor ({self.winsor})")
-        least = 3 * (self.winsor - self.slack)
-        if self.threshold < least:
+        if not 0 < self.slack < 1:
+            raise ValueError(f"detector: slack is {self.slack}, it must be between 0 and 1 (a part of least_slowdown)")
+        if min(self.least_slowdown, self.least_slowdown_young) <= 1 or self.sigma_floor <= 0 or self.slack_sigmas < 0:
+            raise ValueError("detector: the least slowdowns must be above 1, sigma_floor above 0, slack_sigmas not below 0")
+        if not 0 < self.false_alarms_per_device_day < self.iterations_per_day:
             raise ValueError(
-                f"detector: threshold is {self.threshold:g}: three spikes would fire, at least {least:g} is needed"
+                f"detector: false_alarms_per_device_day is {self.false_alarms_per_device_day:g}, allowed: more than 0 and less "
+                f"than iterations_per_day ({self.iterations_per_day})"
             )
-        if self.least_slowdown <= 1 or self.sigma_floor <= 0:
-            raise ValueError("detector: least_slowdown must be above 1 and sigma_floor above 0")
-        if not 2 <= self.least_iterations <= self.window // 2:
+        if not 4 <= self.least_iterations <= self.window // 2:
             raise ValueError(
-                f"detector: least_iterations is {self.least_iterations}, allowed: 2 to half of window ({self.window})"
+                f"detector: least_iterations is {self.least_iterations}, allowed: 4 (three spikes never fire) to half of "
+                f"window ({self.window})"
             )
 
-    @property
-    def least_level(self) -> float:
+    def least_level(self, *, young: bool = False) -> float:
         """Log of the smallest slowdown that is named."""
-        return log(self.least_slowdown)
+        return log(max(self.least_slowdown, self.least_slowdown_young) if young else self.least_slowdown)
+
+    def slack_of(self, sigma: float, *, young: bool = False) -> float:
+        """What a test forgives in each iteration at this noise."""
+        return max(self.slack * self.least_level(young=young), self.slack_sigmas * max(sigma, self.sigma_floor))
+
+    def threshold_of(self, sigma: float, tests: int) -> float:
+        """The threshold of each of a device's `tests` tests at this noise, from the budget of false alarms."""
+        sigma = round(max(sigma, self.sigma_floor), 4)
+        return _threshold(sigma, self.slack_of(sigma), tests * self.iterations_per_day / self.false_alarms_per_device_day)
 
     @property
     def digest(self) -> str:
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
 
-SHARED_MACHINE = DetectorOptions(sigma_floor=0.1)
-"""For real CPU cores: ranks share caches, power and execution units with whatever else runs on the machine. With the ordinary
-floor healthy ranks were accused that really were 1.2 to 1.3 times slower for some iterations; x1.8 is still named in four."""
+@lru_cache(maxsize=4096)
+def _threshold(sigma: float, slack: float, iterations: float) -> float:
+    return threshold(sigma, slack, iterations)
+
+
+EMULATED = DetectorOptions(least_slowdown=1.15, slack=0.5, sigma_floor=0.05)
+"""For sleeping and virtual devices: their ranks share a few cores, which lengthens some sleeps for some iterations."""
+
+SHARED_MACHINE = DetectorOptions(least_slowdown=1.25, slack=0.5, sigma_floor=0.1)
+"""For real CPU cores: ranks share caches, power and execution units with whatever else runs on the machine. With the
+thresholds of emulated devices healthy ranks were accused that really were 1.2 to 1.3 times slower for some iterations."""

@@ -9,8 +9,8 @@ from typing import Any
 from scipy.stats import t as student  # type: ignore[import-untyped]  # ships no types
 
 from unskew.analytics.liveness import Suspect
-from unskew.analytics.residuals import ALL, Excess
-from unskew.analytics.suspicion import Change
+from unskew.analytics.residuals import ALL
+from unskew.analytics.suspicion import Change, Excess
 from unskew.analytics.thresholds import DetectorOptions
 from unskew.collector.events import Cause, Party, Verdict, VerdictClosed
 
@@ -31,15 +31,19 @@ def slow_verdict(
     victims: Iterable[int],
     at: int,
     sigma: float,
+    episodes: int,
     options: DetectorOptions,
 ) -> Verdict:
-    """`rank` is slow as `change` says; `kinds` is how many kinds of work it executes, `sigma` the noise of the test that fired.
+    """`rank` is slow as `change` says; `kinds` is how many kinds of work it executes, `sigma` the noise of the test that fired,
+    `episodes` how often the rank has been slow, this time included.
 
     Confidence: Student's t (n - 1 degrees) that the level is more than the test's slack, with the error of a median of n.
     """
     speed = {kind: round(exp(-level), 4) for kind, level in sorted(change.levels.items()) if kind != ALL}
-    excess = max(change.levels.values()) - options.slack * sigma
+    excess = max(change.levels.values()) - options.slack_of(sigma)
     error = MEDIAN_ERROR * sigma / sqrt(change.iterations)
+    again = f", for the {_ordinal(episodes)} time" if episodes > 1 else ""
+    since = f"since iteration {change.since}" if not change.creep else f"and has crept there before iteration {change.since}"
     return Verdict(
         verdict=number,
         cause="slow_device",
@@ -49,13 +53,15 @@ def slow_verdict(
         since_iteration=change.since,
         at_iteration=at,
         confidence=round(float(student.cdf(excess / error, change.iterations - 1)), 3),
-        sentence=f"rank {rank} {_pace(speed, kinds)} since iteration {change.since}",
+        sentence=f"rank {rank} {_pace(speed, kinds)} {since}{again}",
         evidence={
             "test": change.test,
-            "cusum": round(change.cusum, 2),
-            "threshold": options.threshold,
+            "cusum": round(change.cusum, 3),
+            "threshold": round(change.threshold, 3),
             "sigma": round(sigma, 4),
             "n": change.iterations,
+            "pattern": "creep" if change.creep else "step",
+            "episode": episodes,
             "time_ratio": {kind: _ratios(found) for kind, found in sorted(change.excess.items())},
         },
         config=options.digest,
@@ -90,6 +96,11 @@ def _pace(speed: dict[str, float], kinds: int) -> str:
         return f"computes at {sum(speed.values()) / len(speed):.2f} of its healthy speed"
     parts = [f"{WORK.get(kind, kind)} at {value:.2f}" for kind, value in speed.items()]
     return f"runs {' and '.join(parts)} of its healthy speed"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def _ratios(found: Excess) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from unskew import analytics
 from unskew.analytics.adaptation import Adaptation, Site
-from unskew.analytics.thresholds import SHARED_MACHINE, DetectorOptions
+from unskew.analytics.thresholds import EMULATED, SHARED_MACHINE, DetectorOptions
 from unskew.collector.commands import Inbox, hold_controller_lock
 from unskew.collector.events import RunFinished, RunStarted
 from unskew.collector.paths import Store, StoreError
@@ -227,8 +227,15 @@ def _site(options: RunOptions, placement: Placement) -> Site:
         regroup_us=_REGROUP_US,
         shared_cores=cores() if placement.device == "real" and not placement.on_gpus and options.ranks > cores() else None,
         truth_known=placement.device != "real",
-        detector=SHARED_MACHINE if placement.device == "real" and not placement.on_gpus else DetectorOptions(),
+        detector=_thresholds(placement),
     )
+
+
+def _thresholds(placement: Placement) -> DetectorOptions:
+    """For the class of device: emulated, on shared cores, or a GPU to each rank."""
+    if placement.device != "real":
+        return EMULATED
+    return DetectorOptions() if placement.on_gpus else SHARED_MACHINE
 
 
 def _compare(one: Gathering, other: Gathering) -> Verification:
