@@ -6,6 +6,7 @@ write-ahead log can open with half its rows) is set aside and built again from t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Mapping, Sequence
@@ -121,9 +122,18 @@ class Ingest:
         ).fetchall()
         return [Damage(*row) for row in found]
 
+    def resealed(self, manifest: Manifest) -> None:
+        """Sealed files were replaced: view `log` stands on those of `manifest`, which is published."""
+        define_log(self.database, self._store, manifest)
+
     def close(self) -> None:
         self.database.execute("checkpoint").fetchall()
         self.database.close()
+
+    def abandon(self) -> None:
+        """Close without a word, after an error."""
+        with contextlib.suppress(duckdb.Error):
+            self.database.close()
 
     def _tail(self, run: str) -> Tail:
         if run not in self._tails:

@@ -61,6 +61,11 @@ class Store(msgspec.Struct, frozen=True):
         return self.root / "locks" / checked_name("lock", name)
 
     @property
+    def maintenance(self) -> Path:
+        """The lock that asks the collector to leave the store for a while."""
+        return self.lock("maintenance")
+
+    @property
     def database(self) -> Path:
         return self.root / "store.duckdb"
 

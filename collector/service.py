@@ -15,12 +15,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from unskew.collector.commands import controller_alive
 from unskew.collector.locks import hold, is_held
 from unskew.collector.paths import Store, StoreError, make_folder
 
-STEP_S = 0.5
-"""Readers follow the spool themselves and do not wait for this; it bounds how many rows one transaction holds."""
+STEP_S = 1.0
+"""Readers follow the spool themselves and do not wait for this; a step costs some milliseconds, however little is new."""
 IDLE_S = 5.0
 BUSY_RETRY_S = 5.0
 NICENESS = 10
@@ -68,41 +67,31 @@ def _on_its_way() -> bool:
 
 
 def serve(store: Store, idle_s: float) -> None:
-    """Collect until idle for `idle_s` or asked to end. The caller holds the collector's lock."""
+    """Collect until idle for `idle_s`, asked to end, or asked to leave for maintenance; with the collector's lock held."""
     # Imported here, because the losers of the election need not pay for a database.
-    from unskew.collector.ingest import Ingest  # noqa: PLC0415
-    from unskew.collector.projecting import Projector  # noqa: PLC0415
-    from unskew.collector.sealing import seal, sweep  # noqa: PLC0415
+    from unskew.collector.collecting import Collecting  # noqa: PLC0415
 
     ending = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # taken by sigtimedwait alone, so that no step is cut
-    sweep(store)
-    busy_s = time.monotonic()
-    ingest: Ingest | None = None
-    projector: Projector | None = None
-    wait_s = STEP_S
+    collecting = Collecting(store)
+    busy_s, wait_s, said = time.monotonic(), 0.0, ""
     try:
         while True:
-            asked_to_end = signal.sigtimedwait(ending, wait_s) is not None
+            asked_to_end = signal.sigtimedwait(ending, wait_s) is not None or is_held(store.maintenance)
             try:
-                ingest = ingest or Ingest(store)
+                busy, wait_s = collecting.step(), STEP_S
             except StoreError as error:  # somebody looks at it, or the disk refuses; the spool keeps everything meanwhile
-                print(f"collector: {error}", file=sys.stderr, flush=True)
-                wait_s, taken = BUSY_RETRY_S, 0
-            else:
-                projector = projector or Projector(store, ingest.database)
-                wait_s, taken = STEP_S, ingest.step()
-                if taken:
-                    projector.update()
-                taken += sum(seal(store, ingest, run) for run in store.spooled_runs())
-                projector.publish(at_once=not taken)
-            if taken or any(controller_alive(store, run) for run in store.spooled_runs()):
+                if str(error) != said:
+                    print(f"collector: {error}", file=sys.stderr, flush=True)
+                busy, wait_s, said = False, BUSY_RETRY_S, str(error)
+            if busy:
                 busy_s = time.monotonic()
             if asked_to_end or time.monotonic() - busy_s > idle_s:
                 return
+            if collecting.behind:
+                wait_s = 0.0
     finally:
-        if ingest is not None:
-            ingest.close()
+        collecting.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,100 @@
+"""What the collector does in a step: take what is new, seal what is final, publish what it comes to, merge what is small."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import duckdb
+
+from unskew.collector import compaction
+from unskew.collector.commands import controller_alive
+from unskew.collector.ingest import Ingest
+from unskew.collector.manifest import load
+from unskew.collector.paths import Store, StoreError
+from unskew.collector.projecting import Projector
+from unskew.collector.sealing import seal, sweep
+
+SEAL_S = 2.0
+"""Sealing is looked into at most this often while lines come in."""
+COMPACT_S = 10.0
+KEEP_REPLACED_S = 30.0
+"""How long a file stays that compaction replaced."""
+
+
+class Collecting:
+    """One store's collecting, step by step. Its database is opened with the first step, and again after one that failed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._ingest: Ingest | None = None
+        self._projector: Projector | None = None
+        self._next_seal_s = self._next_compact_s = 0.0
+        self._replaced: list[tuple[float, Path]] = []
+
+    @property
+    def behind(self) -> bool:
+        """Whether lines were left that are there already."""
+        return self._ingest is not None and self._ingest.behind
+
+    def step(self) -> bool:
+        """Whether there was anything to do, or there may be soon. Raises `StoreError` when the store cannot be written now."""
+        try:
+            return self._step()
+        except (duckdb.Error, OSError) as error:
+            self._abandon()
+            raise StoreError(f"cannot go on with {self._store.root}: {str(error).partition(chr(10))[0]}") from error
+        except StoreError:
+            self._abandon()
+            raise
+
+    def close(self) -> None:
+        if self._ingest is not None:
+            self._ingest.close()
+        _remove([path for _, path in self._replaced])
+
+    def _step(self) -> bool:
+        if self._ingest is None or self._projector is None:
+            sweep(self._store)
+            self._ingest = Ingest(self._store)
+            self._projector = Projector(self._store, self._ingest.database)
+        ingest, projector = self._ingest, self._projector
+        taken, sealed, now_s = ingest.step(), 0, time.monotonic()
+        if taken:
+            projector.update()
+        runs = self._store.spooled_runs()
+        if not taken or now_s >= self._next_seal_s:
+            self._next_seal_s = now_s + SEAL_S
+            sealed = sum(seal(self._store, ingest, run) for run in runs)
+        projector.publish(at_once=not taken)
+        merged = not ingest.behind and self._compact(now_s, at_once=not taken, spooled=frozenset(runs))
+        return bool(taken or sealed or merged) or any(controller_alive(self._store, run) for run in runs)
+
+    def _compact(self, now_s: float, *, at_once: bool, spooled: frozenset[str]) -> bool:
+        """Merge one group of small files, when it is time and one is due."""
+        _remove([path for until_s, path in self._replaced if until_s <= now_s])
+        self._replaced = [(until_s, path) for until_s, path in self._replaced if until_s > now_s]
+        if now_s < self._next_compact_s and not at_once:
+            return False
+        self._next_compact_s = now_s + COMPACT_S
+        assert self._ingest is not None
+        manifest = load(self._store)
+        ended = frozenset(one.run for one in manifest.sealed) - spooled
+        for group in compaction.due(manifest, over=ended):
+            replaced = compaction.merge(self._store, self._ingest.database, group)
+            self._ingest.resealed(load(self._store))
+            self._replaced += [(now_s + KEEP_REPLACED_S, path) for path in replaced]
+            return True
+        return False
+
+    def _abandon(self) -> None:
+        """What the database holds in memory is unsure; the next step opens it again."""
+        if self._ingest is not None:
+            self._ingest.abandon()
+        self._ingest = self._projector = None
+
+
+def _remove(paths: Sequence[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,81 @@
+"""Compaction: many small sealed files of a run become few large ones, with the same rows. Readers see one swap of the manifest.
+
+A file as large as SMALL_ROWS is never written again, so a row is rewritten a few times at most. The old files stay for a while:
+a reader that holds the manifest of before may be on its way to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import duckdb
+import msgspec
+
+from unskew.collector.manifest import Manifest, Sealed, load, publish
+from unskew.collector.paths import Store
+from unskew.collector.rows import quoted
+from unskew.collector.sealing import extent, write_sorted
+
+SMALL_ROWS = 500_000
+MOST_ROWS = 1_000_000
+MANY = 8
+"""So many small files in a row are worth a rewrite while a run goes on; two are when it is over."""
+
+
+def due(manifest: Manifest, *, over: frozenset[str]) -> Iterator[tuple[Sealed, ...]]:
+    """The groups of small neighbours to merge; `over`: the runs that write no more.
+
+    A published projection says up to which sealing it goes: no file may reach across that.
+    """
+    covers = [entry.covers for entry in manifest.published]
+
+    def owner(one: Sealed) -> tuple[str, str]:
+        return one.run, one.kind
+
+    for (run, _), files in groupby(sorted(manifest.sealed, key=lambda one: (*owner(one), one.first)), key=owner):
+        bound = min((cover.get(run, -1) for cover in covers), default=None)
+        may = [one for one in files if bound is None or one.last <= bound]
+        for group in _neighbours(may):
+            if len(group) >= (2 if run in over else MANY):
+                yield group
+
+
+def merge(store: Store, database: duckdb.DuckDBPyConnection, group: Sequence[Sealed]) -> list[Path]:
+    """Merge the files of `group` (one run, one kind) and swap the manifest; the old files are returned, to be removed."""
+    first, last = group[0].first, group[-1].last
+    path = (store.root / group[0].file).with_name(f"{first:06d}-{last:06d}-{group[0].kind}.parquet")
+    paths = ", ".join(quoted(str(store.root / one.file)) for one in group)
+    source = f"(select * from read_parquet([{paths}], union_by_name = true))"
+    about = extent(database, source)
+    merged = msgspec.convert(
+        {
+            "run": group[0].run,
+            "file": str(path.relative_to(store.root)),
+            "sha256": write_sorted(database, source, path),
+            "replaces": tuple(file for one in group for file in one.replaces),
+            "kind": group[0].kind,
+            "first": first,
+            "last": last,
+            **about,
+        },
+        Sealed,
+    )
+    manifest, old = load(store), {one.file for one in group}
+    sealed = tuple(merged if one is group[0] else one for one in manifest.sealed if one.file not in old or one is group[0])
+    publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, sealed=sealed))
+    return [store.root / file for file in old]
+
+
+def _neighbours(files: Sequence[Sealed]) -> Iterator[tuple[Sealed, ...]]:
+    """Runs of small files one behind the other, up to MOST_ROWS rows each."""
+    group: list[Sealed] = []
+    for one in files:
+        if group and (one.rows >= SMALL_ROWS or sum(held.rows for held in group) + one.rows > MOST_ROWS):
+            yield tuple(group)
+            group = []
+        if one.rows < SMALL_ROWS:
+            group.append(one)
+    if group:
+        yield tuple(group)
