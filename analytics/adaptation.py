@@ -25,6 +25,7 @@ from unskew.analytics.scheduler import Options, Proposal, State, propose
 from unskew.analytics.scoring import PlanTrial, score_plan, score_verdict
 from unskew.analytics.thresholds import DetectorOptions
 from unskew.collector.events import (
+    AdaptationStarted,
     Control,
     FaultInjected,
     IterationJudged,
@@ -91,6 +92,15 @@ class Adaptation:
     def fitted(self) -> Fit | None:
         """The predictor in force; None during warm-up."""
         return self.retraining.fitted
+
+    def started(self) -> AdaptationStarted:
+        """What this was given, for the log: `Adaptation.like` makes another that decides the same."""
+        return AdaptationStarted(site=msgspec.to_builtins(self.site), options=msgspec.to_builtins(self.options))
+
+    @staticmethod
+    def like(started: AdaptationStarted) -> Adaptation:
+        """One at its beginning, as the log says. Raises `msgspec.ValidationError` when this code knows other options."""
+        return Adaptation(msgspec.convert(started.site, Site), msgspec.convert(started.options, AdaptationOptions))
 
     def observe(self, released: Released, plan: Plan) -> Step:
         """Take the next committed iteration, which ran under `plan`."""

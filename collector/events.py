@@ -291,7 +291,8 @@ class Suspected(Control, frozen=True, kw_only=True, tag="suspected@1"):
 class DeviceLost(Control, frozen=True, kw_only=True, tag="device_lost@1"):
     """`how` is exit (the process ended), hung (no progress, heartbeats go on) or frozen (no heartbeats, process exists).
 
-    `watermark`: iterations that had been judged by then, so that a replay puts the loss where the live run saw it.
+    `watermark`: iterations that had been judged by then, so that a replay puts the loss where the live run saw it; `iteration`:
+    the one that the rank was in; `victims`: who waited for it.
     """
 
     device: str
@@ -300,6 +301,8 @@ class DeviceLost(Control, frozen=True, kw_only=True, tag="device_lost@1"):
     detail: str
     detected_us: int
     watermark: int | None = None
+    iteration: int | None = None
+    victims: tuple[int, ...] = ()
 
 
 class Regrouped(Control, frozen=True, kw_only=True, tag="regrouped@1"):
@@ -313,7 +316,7 @@ class Regrouped(Control, frozen=True, kw_only=True, tag="regrouped@1"):
 
 
 class FaultInjected(Control, frozen=True, kw_only=True, tag="fault_injected@1"):
-    """The truth that verdicts are scored against; `until_iteration` None = to the end."""
+    """The truth that verdicts are scored against; `until_iteration` None = to the end; `watermark` as in `DeviceLost`."""
 
     kind: Literal["slow", "kill", "hang", "freeze"]
     rank: int
@@ -321,6 +324,7 @@ class FaultInjected(Control, frozen=True, kw_only=True, tag="fault_injected@1"):
     until_iteration: int | None = None
     factor: float | None = None
     phase: str | None = None
+    watermark: int | None = None
 
 
 class ModeChanged(Control, frozen=True, kw_only=True, tag="mode_changed@1"):
@@ -341,6 +345,16 @@ class CommandRefused(Control, frozen=True, kw_only=True, tag="command_refused@1"
 
 
 # --- control: measure, predict, detect -------------------------------------------------------------------------------
+
+
+class AdaptationStarted(Control, frozen=True, kw_only=True, tag="adaptation_started@1"):
+    """What the deciding part of the controller was given, as plain data: with this and the log its decisions can be replayed.
+
+    `site` is analytics.adaptation.Site, `options` its AdaptationOptions.
+    """
+
+    site: dict[str, Any]
+    options: dict[str, Any]
 
 
 class PredictorFitted(Control, frozen=True, kw_only=True, tag="predictor_fitted@1"):
@@ -455,6 +469,19 @@ class PlanKept(Control, frozen=True, kw_only=True, tag="plan_kept@1"):
     verdict: int | None = None
 
 
+class PlanIssued(Control, frozen=True, kw_only=True, tag="plan_issued@1"):
+    """`plan` is about to be sent to the ranks; it is in force when `PlanApplied` says so. `watermark` as in `DeviceLost`.
+
+    `optional`: a change that somebody chose, measured against the plan before it.
+    """
+
+    epoch: int
+    proposal: str
+    optional: bool
+    plan: dict[str, Any]
+    watermark: int
+
+
 class PlanApplied(Control, frozen=True, kw_only=True, tag="plan_applied@1"):
     """`plan` is in force from iteration `iteration` on (the initial plan has proposal ""); `watermark` as in `DeviceLost`."""
 
@@ -498,8 +525,8 @@ TELEMETRY: tuple[type[Telemetry], ...] = (
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
     RunStarted, RunFinished, DeviceJoined, Suspected, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note, CommandRefused,
-    PredictorFitted, Verdict, VerdictClosed, VerdictScored, PlanProposed, PlanApproved, PlanRejected, PlanExpired,
-    PlanKept, PlanApplied, PlanFailed, PlanScored,
+    AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored, PlanProposed, PlanApproved, PlanRejected,
+    PlanExpired, PlanKept, PlanIssued, PlanApplied, PlanFailed, PlanScored,
 )  # fmt: skip
 
 

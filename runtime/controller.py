@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from unskew.analytics.adaptation import Adaptation
 from unskew.analytics.intake import Intake, Released
 from unskew.analytics.liveness import Suspect
@@ -21,6 +23,7 @@ from unskew.collector.events import (
     DeviceLost,
     Note,
     PlanFailed,
+    PlanIssued,
     PlanKept,
     Regrouped,
     Suspected,
@@ -90,6 +93,7 @@ class Controller:
     def run(self) -> None:
         """Until every living rank has committed every iteration. Raises `RunFailed`."""
         self.membership.send(Start(seats=tuple(self.seats)))
+        self.ledger.append(self.adaptation.started(), self._issued())
         self._issue(abort=True)
         while not self.alive or not self.alive <= self.finished:
             for message in self.membership.poll(_POLL_S):
@@ -121,7 +125,7 @@ class Controller:
         elif isinstance(message, Entered):
             self._entered(message)
         elif isinstance(message, Injected):
-            event = message.fault.event()
+            event = msgspec.structs.replace(message.fault.event(), watermark=self.committed)
             self.adaptation.injected(event)
             self.ledger.append(event)
         elif isinstance(message, Broken):
@@ -157,6 +161,8 @@ class Controller:
                 detail=suspect.detail,
                 detected_us=time.monotonic_ns() // 1000,
                 watermark=self.committed,
+                iteration=iteration,
+                victims=suspect.victims,
             ),
             *lost,
             *self.desk.expire(f"rank {rank} was lost"),
@@ -186,7 +192,7 @@ class Controller:
             asked_ns=message.at_ns,
             old=None,
         )
-        self.ledger.append(*events, *recovery)
+        self.ledger.append(*events, *recovery, self._issued())
         self._issue(abort=True)
 
     def _device_id(self, rank: int) -> str:
@@ -198,6 +204,18 @@ class Controller:
         if pending is None or not pending.optional:
             return []
         return [PlanFailed(epoch=pending.plan.epoch, proposal=pending.proposal, reason=reason)]
+
+    def _issued(self) -> PlanIssued:
+        """The latest plan, as the log has it before the ranks do."""
+        issued = self.plans.pending
+        assert issued is not None
+        return PlanIssued(
+            epoch=issued.plan.epoch,
+            proposal=issued.proposal,
+            optional=issued.optional,
+            plan=issued.plan.to_data(),
+            watermark=self.committed,
+        )
 
     def _issue(self, *, abort: bool) -> None:
         """Send the latest plan to the ranks."""
@@ -233,9 +251,11 @@ class Controller:
         reason, too_often = found
         if too_often:
             raise RunFailed(f"{reason}, and regrouping did not help")
-        self.ledger.append(Note(text=f"{reason}: regrouping with the same plan", by="controller"), *self._give_up(reason))
+        note = Note(text=f"{reason}: regrouping with the same plan", by="controller")
+        given_up = self._give_up(reason)
         plan = self.plans.base.renumbered(self.plans.next_epoch)
         self.plans.issue(plan, proposal="", reason=reason, optional=False, asked_ns=time.monotonic_ns(), old=None)
+        self.ledger.append(note, *given_up, self._issued())
         self._issue(abort=True)
 
     # --- the log -----------------------------------------------------------------------------------------------------
@@ -281,6 +301,7 @@ class Controller:
             asked_ns=None,
             old=self.plans.latest,
         )
+        self.ledger.append(self._issued())
         self._issue(abort=False)
 
     # --- people ------------------------------------------------------------------------------------------------------
