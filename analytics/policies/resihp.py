@@ -1,0 +1,47 @@
+"""ResiHP (arXiv 2605.06374): TP exclusion, PP repartition, DP migration, in this order, on every failure report."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.constants import constant
+from unskew.analytics.plan import PlanError
+from unskew.analytics.planners.cluster import Level
+from unskew.analytics.planners.progressive import ALL_LEVELS, plan_progressive
+from unskew.analytics.policies.base import FAIL_SLOW, Cluster, Policy, Reaction, moved_layers, regroup
+from unskew.analytics.policies.planning import layout_of, planned
+
+
+class ResiHP(Policy):
+    """The three levels are analytics/planners/progressive.py; `levels` switches some off, as its figure 11 does.
+
+    Simplified: slow links are only timed, not planned for; validation costs its measured seconds; re-join undoes the shrink at
+    once (the paper does not say).
+    """
+
+    name = "resihp"
+    sees = FAIL_SLOW
+    false_alarm_s = constant("resihp_false_alarm_s")
+    false_alarms_per_hour = constant("resihp_false_alarms_per_job")
+    slow_recall = constant("resihp_slow_recall")
+
+    def __init__(self, levels: Set[Level] = ALL_LEVELS):
+        self._levels = levels
+
+    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+        job = cluster.job
+        try:
+            decided = plan_progressive(planned(job, cluster.speeds, measured=False), levels=self._levels)
+        except PlanError as error:
+            return Reaction(layout=None, reason=str(error))
+        layout = layout_of(job, decided.assignment)
+        if layout == cluster.layout:
+            return Reaction(layout=layout, reason="the plan stays")
+        levels = [f"TP: {len(decided.tp)} groups"] if decided.tp else []
+        if decided.pp and decided.pp.after != decided.pp.before:
+            levels.append(f"PP: {decided.pp.after}")
+        if decided.dp:
+            levels.append(f"DP: {len(decided.dp)} moves")
+        pauses = regroup(job, moved_layers(cluster.layout, layout))
+        return Reaction(layout=layout, pauses=pauses, reason="; ".join(levels) or "back to the first plan")

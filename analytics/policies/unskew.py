@@ -1,0 +1,76 @@
+"""unskew: the live Scheduler's joint planner, with a test whether a change is worth its cost."""
+
+from __future__ import annotations
+
+import math
+
+from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.layout import Layout
+from unskew.analytics.constants import constant
+from unskew.analytics.plan import PlanError
+from unskew.analytics.planners.joint import plan_joint
+from unskew.analytics.planners.progressive import plan_progressive
+from unskew.analytics.policies.base import FAIL_SLOW, Cluster, Policy, Reaction, moved_layers, regroup
+from unskew.analytics.policies.planning import layout_of, planned
+from unskew.analytics.policies.recycle import dead_groups, rerouted
+from unskew.analytics.cluster.layout import LayoutError
+
+
+class Unskew(Policy):
+    """Candidates: what runs, the joint plan, ResiHP's levels with measured TP efficiency, ReCycle's rerouting; all timed by the
+    one evaluator. The fastest is taken when its gain over the expected life of the fault pays for the pause.
+
+    The expected life of a slow phase is the median of such phases, that of a death half an hour at least (a repair's median).
+    `least_gain` is the hysteresis: smaller gains than the noise of an iteration are left alone.
+    """
+
+    name = "unskew"
+    sees = FAIL_SLOW
+    false_alarm_s = constant("resihp_false_alarm_s")
+    false_alarms_per_hour = constant("resihp_false_alarms_per_job")
+    slow_recall = constant("resihp_slow_recall")
+    least_gain = constant("iteration_cv")
+
+    def __init__(self, *, joint: bool = True, levels: bool = True, worth: bool = True):
+        self._joint, self._levels, self._worth = joint, levels, worth
+
+    def candidates(self, cluster: Cluster) -> dict[str, Layout]:
+        """Layouts by name that could run on what is left, the present one first."""
+        job, found = cluster.job, {"what runs": cluster.layout}
+        measured = planned(job, cluster.speeds, measured=True)
+        try:
+            if self._joint:
+                found["joint"] = layout_of(job, plan_joint(measured, compare=False).assignment)
+        except PlanError:
+            pass
+        try:
+            if self._levels:
+                found["three levels"] = layout_of(job, plan_progressive(measured).assignment)
+                ideal = planned(job, cluster.speeds, measured=False)
+                found["three levels, ideal TP"] = layout_of(job, plan_progressive(ideal).assignment)
+        except PlanError:
+            pass
+        try:
+            found["reroute"] = rerouted(job, dead_groups(job, cluster.dead()))
+        except LayoutError:
+            pass
+        return found
+
+    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+        job = cluster.job
+        layouts = self.candidates(cluster)
+        seconds = {name: cluster.seconds(layout) for name, layout in layouts.items()}
+        now_s = seconds["what runs"]
+        best = min(seconds, key=lambda name: seconds[name])
+        if math.isinf(seconds[best]):
+            return Reaction(layout=None, reason="no plan serves what is left")
+        layout = layouts[best]
+        pauses = regroup(job, moved_layers(cluster.layout, layout))
+        if self._worth and not math.isinf(now_s):
+            gain = 1.0 - seconds[best] / now_s
+            life_s = constant("slow_median_s") if event.kind == "slowed" else constant("repair_median_s")
+            if gain < self.least_gain or gain * life_s < pauses[0][1]:
+                return Reaction(layout=cluster.layout, reason=f"keeps what runs: {best} gains {100 * gain:.1f} %")
+        if layout == cluster.layout:
+            return Reaction(layout=layout, reason="the plan stays")
+        return Reaction(layout=layout, pauses=pauses, reason=f"{best}: {seconds[best]:.3f} s an iteration")
