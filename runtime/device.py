@@ -5,7 +5,8 @@ One executor runs on four devices; only this object differs:
 * `RealDevice`: the CPU core this rank has. Chunk time = wall clock minus the time the thread was runnable without a core
   (nothing in a chunk blocks on a peer while tensor parallelism is 1).
 * `CudaDevice`: the GPU this rank has. Chunk time by CUDA events, read after the iteration so that nothing waits for them.
-* `SleepDevice`: real maths, then sleep until the profile's time is up. Chunk time = wall clock.
+* `SleepDevice`: real maths, then sleep until the profile's time is up. Chunk time = that, or the wall clock without the time
+  the thread was runnable without a core, if that is longer: a wake-up that came late on a busy machine is not the device's.
 * `VirtualDevice`: a logical clock that messages carry along: exact, and independent of load.
 
 A slow fault multiplies the chunk's time: by sleeping in proportion to the CPU time used (real), by a longer sleep, or on the
@@ -78,22 +79,37 @@ class Device(ABC):
         return factor
 
 
-class RealDevice(Device):
-    def __init__(self, slow: Sequence[FaultSpec]) -> None:
-        super().__init__(slow)
+class _RunQueue:
+    """How long this thread was runnable without a core: the kernel's count, which tells nothing everywhere but on Linux."""
+
+    def __init__(self) -> None:
         try:
             self._schedstat: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         except OSError:
             self._schedstat = None
 
+    def waited_ns(self) -> int | None:
+        """Since the thread began; None = not told."""
+        return None if self._schedstat is None else int(os.pread(self._schedstat, 64, 0).split()[1])
+
+    def waited_since_ns(self, before_ns: int | None) -> int | None:
+        """Since `waited_ns` gave `before_ns`; None = not told."""
+        now_ns = self.waited_ns()
+        return None if before_ns is None or now_ns is None else now_ns - before_ns
+
+
+class RealDevice(Device):
+    def __init__(self, slow: Sequence[FaultSpec]) -> None:
+        super().__init__(slow)
+        self._queue = _RunQueue()
+
     def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
-        start, runq, cpu = time.monotonic_ns(), self._runq_ns(), time.thread_time_ns()
+        start, runq, cpu = time.monotonic_ns(), self._queue.waited_ns(), time.thread_time_ns()
         result = body()
         factor = self._factor(chunk)
         if factor > 1.0:
             time.sleep((factor - 1.0) * (time.thread_time_ns() - cpu) / 1e9)
-        wall, runq_after = time.monotonic_ns() - start, self._runq_ns()
-        waited = None if runq is None or runq_after is None else runq_after - runq
+        wall, waited = time.monotonic_ns() - start, self._queue.waited_since_ns(runq)
         timing = Timing(
             start_us=start // 1000,
             wall_us=wall // 1000,
@@ -101,10 +117,6 @@ class RealDevice(Device):
             runq_us=None if waited is None else waited // 1000,
         )
         return result, lambda: timing
-
-    def _runq_ns(self) -> int | None:
-        """Time so far that this thread was runnable without a core; None where the kernel does not tell."""
-        return None if self._schedstat is None else int(os.pread(self._schedstat, 64, 0).split()[1])
 
 
 class CudaDevice(Device):
@@ -136,14 +148,20 @@ class SleepDevice(Device):
     def __init__(self, slow: Sequence[FaultSpec], cost: CostModel) -> None:
         super().__init__(slow)
         self._cost = cost
+        self._queue = _RunQueue()
 
     def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
-        start = time.monotonic_ns()
-        until = start + int(1000 * _emulated_us(self._cost, chunk) * self._factor(chunk))
+        start, runq = time.monotonic_ns(), self._queue.waited_ns()
+        length = int(1000 * _emulated_us(self._cost, chunk) * self._factor(chunk))
         result = body()
-        time.sleep(max(until - time.monotonic_ns(), 0) / 1e9)
-        wall_us = (time.monotonic_ns() - start) // 1000
-        timing = Timing(start // 1000, wall_us, wall_us)
+        time.sleep(max(start + length - time.monotonic_ns(), 0) / 1e9)
+        wall, waited = time.monotonic_ns() - start, self._queue.waited_since_ns(runq)
+        timing = Timing(
+            start_us=start // 1000,
+            wall_us=wall // 1000,
+            compute_us=max(length, wall - (waited or 0)) // 1000,
+            runq_us=None if waited is None else waited // 1000,
+        )
         return result, lambda: timing
 
 
