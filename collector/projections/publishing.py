@@ -67,7 +67,11 @@ def check(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manifes
     found = []
     for name, projection in PROJECTIONS.items():
         published = f"(select * from ({projection.merge(f'({now.relation(store, name)})')}) where not {left_out})"
-        raw = f"({projection.partial(parquet(store, whole))})" if whole else f"(select * from {published} limit 0)"
+        raw = (
+            f"({projection.merge(f'({projection.partial(parquet(store, whole))})')})"
+            if whole
+            else f"(select * from {published} limit 0)"
+        )
         raw = f"(select {_columns(connection.sql(f'from {published}').columns)} from {raw})"
         query = (
             f"select (select count(*) from (from {published} except all from {raw}))"
