@@ -10,6 +10,8 @@ With T the mean time of the replay without launch delays and T_ideal that of all
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil
 
 import msgspec
@@ -18,10 +20,13 @@ from numpy.typing import NDArray
 
 from unskew.analytics.diagnosis.graph import Array
 from unskew.analytics.diagnosis.replay import Recording, ideal_us, makespan_us, take_apart
+from unskew.analytics.diagnosis.scenarios import balanced_lengths, equal_stages, healthy_device
+from unskew.analytics.diagnosis.section import Section
 
 WORST_SHARE = 0.03
 LEAST_SLOWDOWN = 1.03
 """Below it there is nothing to attribute: M_W and M_S would divide noise by noise."""
+SHOWN = 16
 Mask = NDArray[np.bool_]
 
 
@@ -94,3 +99,42 @@ def _means(recording: Recording, base: Array, other: Array, groups: list[Mask]) 
     for scenario, group in enumerate(groups):
         mixed[group, scenario] = other[group]
     return np.asarray(makespan_us(recording.graph, mixed).mean(axis=1))
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean iteration of the replay under a change (us), and what that saves of the replay without it, in percent."""
+
+    what: str
+    iteration_us: float
+    saves_percent: float
+
+
+def ask(section: Section, *, ranks: Sequence[int] = (), equal: bool = False, balanced: bool = False) -> list[Answer]:
+    """What the iterations would have cost with each of the changes alone, and with all of them when there are several.
+
+    Raises `ValueError` for a rank that the section does not have.
+    """
+    changes: list[tuple[str, Callable[[Array], Array]]] = []
+    for rank in ranks:
+        if rank not in section.ranks:
+            known = section.ranks
+            some = f"{', '.join(map(str, known[:SHOWN]))}{f', ... {known[-1]}' if len(known) > SHOWN else ''}"
+            raise ValueError(f"--without-device {rank} has no part in it, allowed: {some}")
+        changes.append((f"rank {rank} were as fast as its peers", partial(healthy_device, section, rank=rank)))
+    if balanced:
+        changes.append(("micro-batches carried equal work", partial(balanced_lengths, section)))
+    if equal:
+        changes.append(("stages were equal", partial(equal_stages, section)))
+    work = section.parts.work_us
+    before = float(makespan_us(section.recording.graph, work).mean())
+
+    def answer(what: str, changed: Array) -> Answer:
+        after = float(makespan_us(section.recording.graph, changed).mean())
+        return Answer(what=what, iteration_us=after, saves_percent=100 * (1 - after / before))
+
+    answers = [answer(what, change(work)) for what, change in changes]
+    if len(changes) > 1:
+        for _, change in changes:
+            work = change(work)
+        answers.append(answer("all of these", work))
+    return answers

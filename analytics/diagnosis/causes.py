@@ -1,0 +1,140 @@
+"""Verdicts on causes that no single device has: unequal batches, unequal stages, pauses (docs/verdicts/).
+
+A cause is named when it costs at least `LEAST_SHARE` of the time of the iterations and at least half of what the costliest
+costs; what the others cost stands in the time lost. Where the workload was inferred from peers, unequal lengths are named only
+when forward and backward times of micro-batches move together (correlation >= 0.9, ByteDance's rule).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from unskew.analytics.diagnosis.lost import Lost
+from unskew.analytics.diagnosis.section import Section
+from unskew.collector.events import Cause, Party, Verdict
+
+LEAST_SHARE = 0.05
+LEAST_OF_COSTLIEST = 0.5
+LEAST_CORRELATION = 0.9
+
+NEXT_STEP: dict[str, str] = {
+    "slow_device": "run a probe on the device, or approve a plan that gives it less; drain it when it comes again",
+    "slow_link": "test the link pairwise, then cable, port and switch; keep gradient rings off it until then",
+    "dead": "nothing at once: the survivors took over; replace the device before the next failure",
+    "hung": "read the stacks of the culprit and its last collective; restart it when it does not come back",
+    "long_sequences": "balance micro-batches over replicas by the sum of squared lengths, not by tokens; the hardware is well",
+    "stage_imbalance": "move layers away from the costly stage (its head or embedding counts as layers)",
+    "input_bound": "more loader workers or a longer prefetch; look at the storage of the ranks that waited",
+    "gc_pause": "collect on all ranks at the same iterations (gc.disable, then gc.collect every few hundred)",
+    "unknown": "record chunk times (forward and backward per micro-batch) to have it named",
+}
+
+
+def named(sections: Sequence[tuple[Section, Lost]], first_number: int, config: str) -> list[Verdict]:
+    """The verdicts on all sections together, the costliest cause first."""
+    total = sum(float(lost.measured_us.sum()) for _, lost in sections)
+    costs = {
+        cause: sum(float(lost.causes[cause].sum()) for _, lost in sections)
+        for cause in ("long_sequences", "stage_imbalance", "input_bound", "gc_pause")
+    }
+    least = max(LEAST_SHARE * total, LEAST_OF_COSTLIEST * max(costs.values(), default=0.0))
+    found: list[Verdict] = []
+    for cause, us in sorted(costs.items(), key=lambda item: -item[1]):
+        if us < least or us <= 0 or not _supported(cause, sections):
+            continue
+        found.append(_verdict(cause, us / total, sections, first_number + len(found), config))
+    return found
+
+
+def _supported(cause: str, sections: Sequence[tuple[Section, Lost]]) -> bool:
+    """Whether lengths, where they were inferred, are really what micro-batches differ in."""
+    if cause != "long_sequences":
+        return True
+    return all(section.lengths_logged or (section.correlation or 0.0) >= LEAST_CORRELATION for section, _ in sections)
+
+
+def _verdict(cause: str, share: float, sections: Sequence[tuple[Section, Lost]], number: int, config: str) -> Verdict:
+    iterations = [i for section, _ in sections for i in section.recording.iterations]
+    shares = np.concatenate([lost.causes[cause] / lost.measured_us for _, lost in sections])
+    evidence: dict[str, object] = {
+        "share_of_time": round(share, 4),
+        "seconds_per_iteration": round(sum(float(lost.causes[cause].sum()) for _, lost in sections) / 1e6 / len(shares), 4),
+        "iterations": len(shares),
+        "next_step": NEXT_STEP[cause],
+    }
+    culprits: tuple[Party, ...] = ()
+    sentence = ""
+    if cause == "long_sequences":
+        correlations = [section.correlation for section, _ in sections if section.correlation is not None]
+        if correlations:
+            evidence["forward_backward_correlation"] = round(float(np.mean(correlations)), 4)
+        evidence["lengths"] = "logged" if all(section.lengths_logged for section, _ in sections) else "inferred from peers"
+        evidence["spread_of_workload"] = {kind: round(cv, 4) for kind, cv in _spread(sections).items()}
+        sentence = f"micro-batches of unequal work cost {100 * share:.1f} % of the time: long sequences, no device is at fault"
+    elif cause == "stage_imbalance":
+        means = _stage_means(sections)
+        costly = max(means, key=lambda stage: means[stage])
+        others = [us for stage, us in means.items() if stage != costly]
+        ratio = means[costly] / float(np.mean(others))
+        culprits = (Party(kind="stage", stage=costly),)
+        evidence["mean_us_per_micro_batch"] = {str(stage): round(us) for stage, us in means.items()}
+        sentence = f"stage {costly} takes {ratio:.2f} times as long as the others: it costs {100 * share:.1f} % of the time"
+    else:
+        ranks = _paused(cause, sections)
+        culprits = tuple(Party(kind="device", rank=rank) for rank in ranks)
+        evidence["paused_s"] = {str(rank): round(us / 1e6, 3) for rank, us in ranks.items()}
+        what = "waiting for input" if cause == "input_bound" else "collecting garbage"
+        sentence = f"{what} on {len(ranks)} ranks costs {100 * share:.1f} % of the time"
+    of_cause: dict[str, Cause] = {"long_sequences": "long_sequences", "stage_imbalance": "stage_imbalance",
+                                  "input_bound": "input_bound", "gc_pause": "gc_pause"}  # fmt: skip
+    return Verdict(
+        verdict=number,
+        cause=of_cause[cause],
+        culprits=culprits,
+        since_iteration=min(iterations),
+        at_iteration=max(iterations),
+        confidence=round(float((shares >= LEAST_SHARE).mean()), 3),
+        sentence=sentence,
+        evidence=evidence,
+        config=config,
+    )
+
+
+def _spread(sections: Sequence[tuple[Section, Lost]]) -> Mapping[str, float]:
+    """Kind of work -> coefficient of variation of what its chunks should take, within a stage, mean over stages."""
+    found: dict[str, list[float]] = {}
+    for section, _ in sections:
+        for (kind, _), members in section.cells.items():
+            expected = section.expected_us[members]
+            found.setdefault(kind, []).append(float(expected.std() / expected.mean()))
+    return {kind: float(np.mean(values)) for kind, values in found.items()}
+
+
+def _stage_means(sections: Sequence[tuple[Section, Lost]]) -> dict[int, float]:
+    """Stage -> mean time of a micro-batch on it, all kinds of work together (us)."""
+    found: dict[int, list[float]] = {}
+    for section, _ in sections:
+        for stage in section.stages:
+            work = section.parts.work_us
+            found.setdefault(stage, []).append(
+                sum(float(work[members].mean()) for (_, of), members in section.cells.items() if of == stage)
+            )
+    return {stage: float(np.mean(values)) for stage, values in sorted(found.items())}
+
+
+def _paused(cause: str, sections: Sequence[tuple[Section, Lost]]) -> dict[int, float]:
+    """Rank -> how long it paused for that cause (us); ranks that did not are left out."""
+    found: dict[int, float] = {}
+    for section, _ in sections:
+        operations = section.recording.graph.operations
+        us = np.zeros(len(operations))
+        if cause in section.pauses_us:
+            us += section.pauses_us[cause].sum(axis=1)
+        if cause == "gc_pause":
+            us += np.where(section.recording.graph.where(kind="gc"), section.parts.work_us.sum(axis=1), 0.0)
+        for operation, spent in zip(operations, us, strict=True):
+            if spent > 0:
+                found[operation.rank] = found.get(operation.rank, 0.0) + float(spent)
+    return dict(sorted(found.items()))

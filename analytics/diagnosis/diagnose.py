@@ -1,0 +1,162 @@
+"""A run's log -> what was wrong, who did it, what it cost, and what cannot be said for want of data.
+
+Three observabilities, the best that the log allows:
+
+1. chunks: forward and backward times per micro-batch. The Detector judges devices; replay tells what each cause cost;
+2. collectives only, with waiting inside: under a barrier the culprit is the rank that waits least (waiting.py);
+3. iteration times only: a change of the whole job, nobody named (jobwide.py).
+
+Pure: a `RunLog` in, a `Diagnosis` out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from unskew.analytics.cost import CostModel
+from unskew.analytics.diagnosis.causes import NEXT_STEP, named
+from unskew.analytics.diagnosis.failslow import follow_run, follow_section, thresholds
+from unskew.analytics.diagnosis.graph import GraphError
+from unskew.analytics.diagnosis.lost import ORDER, Lost, time_lost
+from unskew.analytics.diagnosis.ndtimeline import read_operations
+from unskew.analytics.diagnosis.runlog import RunLog
+from unskew.analytics.diagnosis.section import Section, without_lengths
+from unskew.analytics.diagnosis.spans import COLLECTIVES, read_spans
+from unskew.analytics.workload import work_of
+from unskew.collector.events import Verdict
+
+Observability = Literal["chunks", "collectives", "iterations", "nothing"]
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """`time_lost_s`: cause -> device-seconds, `unexplained` last; empty where it cannot be measured. `abstained`: what cannot
+    be said, and which data is missing for it, a sentence each."""
+
+    run_id: str
+    observability: Observability
+    iterations: int
+    verdicts: tuple[Verdict, ...]
+    time_lost_s: dict[str, float]
+    abstained: tuple[str, ...]
+
+
+def observability(log: RunLog) -> Observability:
+    """The most that the log lets us see."""
+    if log.released or log.operations is not None:
+        return "chunks"
+    if log.spans.filter(pl.col("kind").is_in(COLLECTIVES)).height:
+        return "collectives"
+    return "iterations" if log.iterations.height else "nothing"
+
+
+def diagnose(log: RunLog) -> Diagnosis:
+    """The diagnosis of one run."""
+    seen = observability(log)
+    verdicts: tuple[Verdict, ...] = ()
+    lost_s: dict[str, float] = {}
+    abstained = _missing(log, seen)
+    if seen == "chunks":
+        sections, verdicts, problems = sections_of(log)
+        abstained += problems
+        measured = [(section, time_lost(section, verdicts)) for section in sections]
+        if measured:
+            number = 1 + max((verdict.verdict for verdict in verdicts), default=0)
+            verdicts += tuple(named(measured, number, thresholds(log).digest))
+            lost_s = _device_seconds(log, measured)
+    return Diagnosis(
+        run_id=log.run,
+        observability=seen,
+        iterations=log.iterations.height,
+        verdicts=tuple(_with_next_step(verdict) for verdict in verdicts),
+        time_lost_s=lost_s,
+        abstained=tuple(abstained),
+    )
+
+
+def sections_of(log: RunLog) -> tuple[list[Section], tuple[Verdict, ...], list[str]]:
+    """The stretches of a run that has chunks, the Detector's verdicts on them, and what could not be used, a sentence each."""
+    if log.operations is not None:
+        try:
+            section = without_lengths(read_operations(log.operations))
+        except ValueError as error:
+            return [], (), [f"slow_device, long_sequences, stage_imbalance: {error}"]
+        return [section], follow_section(section, thresholds(log)), []
+    followed = follow_run(log)
+    sections, problems = [], []
+    for epoch, plan in sorted(log.plans.items()):
+        commits = log.commits.filter(pl.col("epoch") == epoch)
+        if not commits.height:
+            continue
+        try:
+            recorded = read_spans(log.spans.filter(pl.col("epoch") == epoch), commits, plan)
+        except GraphError as error:
+            problems.append(f"time lost under plan {epoch}: {error}")
+            continue
+        if followed.cost is None:
+            problems.append(f"time lost under plan {epoch}: too few complete iterations to learn what chunks should take")
+            continue
+        bare = Section(recorded.recording, np.full_like(recorded.recording.wall_us, np.nan), lengths_logged=True, epoch=epoch)
+        expected = _expected(log, bare, recorded.layers, plan.n_layers, followed.cost)
+        sections.append(msgspec.structs.replace(bare, expected_us=expected, pauses_us=recorded.pauses_us))
+    return sections, followed.verdicts, problems
+
+
+def _expected(
+    log: RunLog, section: Section, layers: Sequence[tuple[int, int] | None], n_layers: int, cost: CostModel
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """What each chunk should take by its lengths."""
+    works = {released.committed.iteration: released.committed.works for released in log.released}
+    expected = section.expected_us.copy()
+    for i, operation in enumerate(section.recording.graph.operations):
+        held = layers[i]
+        if held is None or operation.micro_batch is None:
+            continue
+        for column, iteration in enumerate(section.recording.iterations):
+            work = works[iteration][operation.micro_batch] if iteration in works else work_of(())
+            has_head = held[0] + held[1] == n_layers
+            expected[i, column] = max(cost.chunk_us(operation.kind, work, held[1], has_head=has_head), 1e-3)
+    return expected
+
+
+def _device_seconds(log: RunLog, measured: Sequence[tuple[Section, Lost]]) -> dict[str, float]:
+    """cause -> device-seconds over all sections, and what the groups of the dead cost until the survivors went on."""
+    found = dict.fromkeys(("dead", "hung", *ORDER, "unexplained"), 0.0)
+    for section, lost in measured:
+        devices = len(section.ranks)
+        for cause, us in lost.causes.items():
+            found[cause] += devices * float(us.sum()) / 1e6
+        found["unexplained"] += devices * float(lost.unexplained_us.sum()) / 1e6
+    for lost_device, epoch in zip(log.lost, [epoch for epoch in sorted(log.regrouped_s) if epoch > 0], strict=False):
+        devices = len(log.plans[epoch].ranks) if epoch in log.plans else 0
+        found["dead" if lost_device.how == "exit" else "hung"] += devices * log.regrouped_s[epoch]
+    return {cause: round(seconds, 3) for cause, seconds in found.items() if seconds or cause == "unexplained"}
+
+
+def _missing(log: RunLog, seen: Observability) -> list[str]:
+    """What cannot be said of this run, whatever its times."""
+    kinds = set(log.spans["kind"].unique().to_list())
+    found = []
+    if seen == "nothing":
+        return ["everything: the log holds no iteration"]
+    if seen != "chunks":
+        found.append("long_sequences, stage_imbalance, time lost: no forward and backward times per micro-batch")
+    if seen == "iterations":
+        found.append("slow_device, slow_link: neither chunk nor collective times")
+    elif not kinds & {"send", "recv"}:
+        found.append("slow_link: no times of messages between ranks")
+    if "data_wait" not in kinds:
+        found.append("input_bound: no data_wait spans")
+    if "gc" not in kinds:
+        found.append("gc_pause: no gc spans")
+    if log.imported:
+        found.append("dead, hung: no exits and heartbeats in an imported run")
+    return found
+
+
+def _with_next_step(verdict: Verdict) -> Verdict:
+    return msgspec.structs.replace(verdict, evidence={**verdict.evidence, "next_step": NEXT_STEP[verdict.cause]})

@@ -1,0 +1,127 @@
+"""The Detector over a finished log: the code that runs live, fed with what the log holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.cost import ChunkCost, CostModel
+from unskew.analytics.detector import Committed, Detector, Verdicts
+from unskew.analytics.diagnosis.runlog import RunLog
+from unskew.analytics.diagnosis.section import KIND, Section
+from unskew.analytics.liveness import Suspect
+from unskew.analytics.plan import Hop, Plan, Role, Route
+from unskew.analytics.predictor import Chunk
+from unskew.analytics.retraining import Retraining, Seen, speeds_then
+from unskew.analytics.thresholds import EMULATED, SHARED_MACHINE, DetectorOptions
+from unskew.analytics.workload import Work
+from unskew.collector.events import DeviceLost, Verdict, VerdictClosed
+
+AS_EXPECTED = CostModel(chunks={kind: ChunkCost(layer_us=0.0, token_us=1.0, token2_us=0.0) for kind in "FBW"})
+"""For chunks whose work is told as the microseconds that it should take."""
+
+
+class Followed(msgspec.Struct, frozen=True):
+    """Verdicts as they stand at the end, and the last predictor (None when none could be fitted)."""
+
+    verdicts: tuple[Verdict, ...]
+    cost: CostModel | None
+
+
+def thresholds(log: RunLog) -> DetectorOptions:
+    """Those of the run's class of device."""
+    if log.emulated:
+        return EMULATED
+    return SHARED_MACHINE if log.on_cores else DetectorOptions()
+
+
+def follow_run(log: RunLog) -> Followed:
+    """One of our own runs again, iteration by iteration: predictors learned on the way, losses where the run saw them."""
+    detector, retraining = Detector(thresholds(log)), Retraining()
+    said: list[Verdict | VerdictClosed] = []
+    losses = sorted(log.lost, key=lambda lost: lost.watermark or 0)
+    epoch = 0
+    for released in log.released:
+        committed = released.committed
+        while losses and (losses[0].watermark or 0) <= committed.iteration:
+            said += _lost(detector, log, losses.pop(0), committed.iteration)
+        plan = log.plans[committed.epoch]
+        if committed.epoch != epoch:
+            epoch = committed.epoch
+            retraining.plan_changed(committed.iteration)
+        if not committed.log_complete:
+            continue
+        speeds = speeds_then(detector.speeds)
+        if retraining.fitted is not None:
+            said += detector.observe(committed, plan, retraining.fitted.model).verdicts
+        retraining.observe(Seen(released, plan, speeds))
+    last = log.released[-1].committed.iteration if log.released else 0
+    for lost in losses:
+        said += _lost(detector, log, lost, last)
+    return Followed(settled(said), retraining.fitted.model if retraining.fitted else None)
+
+
+def _lost(detector: Detector, log: RunLog, lost: DeviceLost, iteration: int) -> Verdicts:
+    """Its victims are those that had a role beside it in the last plan in which it had one."""
+    with_it = [plan for plan in log.plans.values() if lost.rank in plan.ranks]
+    others = tuple(rank for rank in with_it[-1].ranks if rank != lost.rank) if with_it else ()
+    return detector.lost(Suspect(rank=lost.rank, how=lost.how, detail=lost.detail, victims=others), iteration)
+
+
+def follow_section(section: Section, options: DetectorOptions) -> tuple[Verdict, ...]:
+    """A recording whose workload was inferred: every chunk against what its peers let expect."""
+    recording, detector = section.recording, Detector(options)
+    operations = recording.graph.operations
+    chunks = [i for members in section.cells.values() for i in members]
+    plan = _plan(section)
+    work = section.parts.work_us
+    said: list[Verdict | VerdictClosed] = []
+    for column, iteration in enumerate(recording.iterations):
+        done = tuple(
+            Chunk(
+                rank=operations[i].rank,
+                kind=KIND[operations[i].kind],
+                n_layers=1,
+                has_head=False,
+                work=Work(max(round(float(section.expected_us[i, column])), 1), 0),
+                us=float(work[i, column]),
+            )
+            for i in chunks
+        )
+        committed = Committed(
+            iteration=iteration, epoch=0, chunks=done, works=tuple(Work(1, 0) for _ in range(len(plan.routes))),
+            measured_us=float(recording.iteration_us[column]), log_complete=bool(np.isfinite(recording.iteration_us[column])),
+        )  # fmt: skip
+        said += detector.observe(committed, plan, AS_EXPECTED).verdicts
+    return settled(said)
+
+
+def _plan(section: Section) -> Plan:
+    """Who does what in a recording: a layer a stage, so that peers are the ranks of a stage, mates those of a replica."""
+    operations = section.recording.graph.operations
+    place = {(o.replica, o.stage): o.rank for o in operations}
+    replicas = sorted({replica for replica, _ in place})
+    stages = sorted({stage for _, stage in place})
+    roles = tuple(
+        Role(rank=rank, replica=replica, stage=stage, first_layer=stages.index(stage), n_layers=1)
+        for (replica, stage), rank in sorted(place.items())
+    )
+    routes = []
+    batches = sorted({(o.replica, o.micro_batch) for o in operations if o.micro_batch is not None})
+    for number, (replica, _) in enumerate(batches):
+        hops = tuple(Hop(first_layer=i, n_layers=1, ranks=(place[replica, stage],)) for i, stage in enumerate(stages))
+        routes.append(Route(micro_batch=number, replica=replicas.index(replica), hops=hops))
+    return Plan(epoch=0, n_layers=len(stages), schedule="1f1b", roles=roles, routes=tuple(routes))
+
+
+def settled(said: Iterable[Verdict | VerdictClosed]) -> tuple[Verdict, ...]:
+    """Each verdict as it was revised and closed in the end."""
+    found: dict[int, Verdict] = {}
+    for one in said:
+        if isinstance(one, Verdict):
+            found[one.verdict] = one
+        elif one.verdict in found:
+            found[one.verdict] = msgspec.structs.replace(found[one.verdict], until_iteration=one.until_iteration)
+    return tuple(found.values())

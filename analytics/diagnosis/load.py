@@ -1,0 +1,95 @@
+"""A run of a store -> `RunLog`: the only module here that reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+import polars as pl
+
+from unskew.analytics.diagnosis.runlog import RunLog
+from unskew.analytics.intake import Intake, Released
+from unskew.analytics.plan import Plan
+from unskew.collector.events import (
+    DeviceLost,
+    Event,
+    FaultInjected,
+    IterationCommitted,
+    MicroBatchPacked,
+    Regrouped,
+    Span,
+    tag_of,
+)
+from unskew.collector.formats import straggler_analysis
+from unskew.collector.reader import Reader
+from unskew.collector.tail import decode_event
+
+_E = TypeVar("_E", bound=Event)
+_SPAN = tuple(field.name for field in msgspec.structs.fields(Span))
+
+
+def load_run(reader: Reader, run: str) -> RunLog:
+    """What the log holds of `run`, which must be in the store."""
+    (about,) = reader.sql("select device, clock, ranks, options from runs where run = ?", [run]).to_dicts()
+    options: dict[str, Any] = json.loads(about["options"] or "{}")
+    plans = {
+        row["epoch"]: Plan.from_data(json.loads(row["plan"]))
+        for row in reader.sql("select epoch, plan from plans where run = ? order by epoch", [run]).to_dicts()
+    }
+    spans = reader.sql(
+        "select spans.* from spans left join iterations using (run, iteration) "
+        "where run = ? and (iterations.attempt is null "
+        "or (spans.attempt = iterations.attempt and spans.epoch = iterations.epoch)) order by spans.iteration, spans.rank, seq",
+        [run],
+    )
+    commits = _events(reader, run, IterationCommitted)
+    packed = _events(reader, run, MicroBatchPacked)
+    ndtimeline = options.get("format") == "straggler-analysis"
+    return RunLog(
+        run=run,
+        device=about["device"],
+        clock=about["clock"],
+        options=options,
+        ranks=int(about["ranks"]),
+        iterations=reader.sql("select iteration, iteration_us from iterations where run = ? order by iteration", [run]),
+        spans=spans,
+        commits=pl.DataFrame(
+            [(c.iteration, c.epoch, c.rank, c.start_us, c.wall_us) for c in commits],
+            schema=dict.fromkeys(("iteration", "epoch", "rank", "start_us", "wall_us"), pl.Int64),
+            orient="row",
+        ),
+        plans=plans,
+        released=_released(spans, packed, commits, plans),
+        lost=tuple(_events(reader, run, DeviceLost)),
+        regrouped_s={event.epoch: event.seconds for event in _events(reader, run, Regrouped)},
+        faults=tuple(_events(reader, run, FaultInjected)),
+        operations=straggler_analysis.operations(reader, run) if ndtimeline else None,
+    )
+
+
+def _events(reader: Reader, run: str, kind: type[_E]) -> list[_E]:
+    """All events of a type, in the order of their writing."""
+    name = tag_of(kind).partition("@")[0]
+    query = "select payload::varchar as line from events where run = ? and type like ? order by seq"
+    rows = reader.sql(query, [run, f"{name}@%"])
+    found = [decode_event(line.encode()) for line in rows["line"].to_list()]
+    return [event for event in found if isinstance(event, kind)]
+
+
+def _released(
+    spans: pl.DataFrame, packed: list[MicroBatchPacked], commits: list[IterationCommitted], plans: dict[int, Plan]
+) -> tuple[Released, ...]:
+    """The committed iterations as the controller saw them."""
+    if not commits:
+        return ()
+    kinds = spans.filter(pl.col("kind").is_in(["F", "B", "W", "send", "recv"])).select(_SPAN)
+    intake, found = Intake(), []
+    arriving: list[Event] = [Span(**row) for row in kinds.iter_rows(named=True)]
+    waiting = 0
+    while waiting < 30:
+        taken = intake.take([*arriving, *packed, *commits], plans) if arriving or commits else intake.take((), plans)
+        arriving, packed, commits = [], [], []
+        found += taken
+        waiting = 0 if taken else waiting + 1
+    return tuple(found)

@@ -1,0 +1,95 @@
+"""`unskew diagnose`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unskew.commands.common import (
+    JsonOption,
+    StoreOption,
+    checking_input,
+    known_run,
+    locate,
+    refuse,
+    store_runs,
+    warn,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from unskew.analytics.diagnosis.diagnose import Diagnosis
+
+SEEN = {
+    "chunks": "chunk times",
+    "collectives": "collective times only, with the waiting inside",
+    "iterations": "iteration times only",
+    "nothing": "no iteration",
+}
+
+
+def diagnose(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", show_default="the newest run")] = None,
+    json: JsonOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Say what was wrong in a run, who did it, what it cost, and what cannot be said for want of data."""
+    from rich.console import Console
+
+    from unskew.analytics.diagnosis.diagnose import diagnose as decide
+    from unskew.analytics.diagnosis.load import load_run
+    from unskew.collector.reader import open_store
+
+    place = locate(store)
+    names = [known_run(place, run) for run in runs or store_runs(place)[-1:]]
+    if not names:
+        refuse(f"there is no run in {place.root}: run one or import one first")
+    with checking_input():
+        reader = open_store(place)
+    with reader:
+        warn(reader.problems)
+        found = [decide(load_run(reader, run)) for run in names]
+    write_json(json, {"runs": [as_data(one) for one in found]})
+    for one in found:
+        Console().print(shown(one))
+
+
+def as_data(one: Diagnosis) -> dict[str, Any]:
+    """The facts as they stand in --json; verdicts as everywhere."""
+    import msgspec
+
+    data: dict[str, Any] = msgspec.to_builtins(one)
+    for said, verdict in zip(data["verdicts"], one.verdicts, strict=True):
+        said.pop("type")
+        said["culprits"], said["victims"] = (msgspec.to_builtins(p) for p in (verdict.culprits, verdict.victims))
+        said["speed"], said["until_iteration"] = verdict.speed, verdict.until_iteration
+    return data
+
+
+def shown(one: Diagnosis) -> RenderableType:
+    """A diagnosis for people."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(f"{one.run_id}: {one.iterations} iterations, {SEEN[one.observability]}", "bold")]
+    if not one.verdicts:
+        parts.append(Text("nothing is wrong, as far as the data tells"))
+    for verdict in one.verdicts:
+        confidence = f"confidence {verdict.confidence:.2f}"
+        until = f", until iteration {verdict.until_iteration}" if verdict.until_iteration is not None else ""
+        parts.append(Text.assemble((f"{verdict.cause}  ", "bold"), verdict.sentence, (f"{until}  ({confidence})", "dim")))
+        parts.append(Text(f"  next: {verdict.evidence['next_step']}", "dim"))
+    if one.time_lost_s:
+        grid = Table(title="Time lost against ideal", title_justify="left", header_style="bold")
+        grid.add_column("cause")
+        grid.add_column("device-seconds", justify="right")
+        for cause, seconds in one.time_lost_s.items():
+            grid.add_row(cause, f"{seconds:,.1f}")
+        grid.add_row("all", f"{sum(one.time_lost_s.values()):,.1f}", style="bold")
+        parts.append(grid)
+    parts += [Text(f"cannot be said: {sentence}", "dim") for sentence in one.abstained]
+    return Group(*parts)
