@@ -19,7 +19,7 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
-from unskew.analytics.planners.cluster import Floats, Ints, Job, extra_layers
+from unskew.analytics.planners.cluster import Bools, Floats, Ints, Job
 
 
 class _Level(msgspec.Struct, frozen=True, eq=False):
@@ -93,48 +93,64 @@ def pipeline_us(forward_us: Floats, backward_us: Floats, micro_batches: int, mes
     return np.asarray(end.max(axis=0))
 
 
-def pipeline_bound_us(forward_us: Floats, backward_us: Floats, micro_batches: Ints | int, message_us: float = 0.0) -> Floats:
-    """A lower bound of `pipeline_us` for chunk times [..., stages]; `micro_batches` may be [...] too. See the module's text."""
+def pipeline_bound_us(
+    forward_us: Floats, backward_us: Floats, micro_batches: Ints | int, message_us: float = 0.0, used: Bools | None = None
+) -> Floats:
+    """A lower bound of `pipeline_us` for chunk times [..., stages]; `micro_batches` may be [...] too. See the module's text.
+
+    `used` [..., stages]: stages that are in the pipeline at all (None: all); the others must have chunk times 0.
+    """
     both = forward_us + backward_us
-    stages = both.shape[-1]
-    stage = np.arange(stages)
+    inside = np.ones(both.shape, dtype=np.bool_) if used is None else used
+    order = np.cumsum(inside, axis=-1)
+    before, behind = order - inside, order[..., -1:] - order
     m = np.asarray(micro_batches, dtype=np.float64)[..., None]
     through = np.cumsum(both, axis=-1)
-    earlier = through - both + 2 * message_us * stage
-    later = through[..., -1:] - through + 2 * message_us * (stages - 1 - stage)
-    others = np.minimum(stages - 1 - stage, np.maximum(m - 1, 0))
+    earlier = through - both + 2 * message_us * before
+    later = through[..., -1:] - through + 2 * message_us * behind
+    others = np.minimum(behind, np.maximum(m - 1, 0))
     first, last = np.maximum(0.0, later - others * forward_us), np.maximum(0.0, later - others * backward_us)
-    idle = np.where(m > stages - stage, first + last, np.maximum(first, last))
-    bound = (earlier + m * both + idle).max(axis=-1)
+    idle = np.where(m > behind + 1, first + last, np.maximum(first, last))
+    bound = np.where(inside, earlier + m * both + idle, 0.0).max(axis=-1)
     return np.where(m[..., 0] > 0, bound, 0.0)
 
 
 def chunk_times(job: Job, layers: Ints, speeds: Floats) -> tuple[Floats, Floats]:
-    """F and B (us) of stages [..., stages] all of which hold layers; a stage without speed takes for ever."""
-    work = layers + extra_layers(job, layers.shape[-1])
-    with np.errstate(divide="ignore"):
-        times = np.where(speeds > 0, work / np.where(speeds > 0, speeds, 1.0), np.inf)
+    """F and B (us) of stages [..., stages]: 0 where a stage holds nothing, inf where it holds layers and has no speed.
+
+    The embedding counts at the first stage that holds layers, the head at the last.
+    """
+    used = layers > 0
+    work = layers.astype(np.float64)
+    if job.embedding_layers or job.head_layers:
+        order = np.cumsum(used, axis=-1)
+        work = work + np.where(used & (order == 1), job.embedding_layers, 0.0)
+        work = work + np.where(used & (order == order[..., -1:]), job.head_layers, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = np.where(used, np.where(speeds > 0, work / speeds, np.inf), 0.0)
     return times * job.forward_us, times * job.backward_us
 
 
-def compact(layers: Ints, speeds: Floats) -> tuple[Ints, Floats]:
-    """One pipeline without the stages that hold nothing."""
-    used = layers > 0
-    return layers[used], speeds[used]
-
-
 def replica_us(job: Job, layers: Ints, speeds: Floats, micro_batches: Ints) -> Floats:
-    """[dp]: each replica's makespan as a pipeline of its own; equal replicas are played once."""
+    """[n]: the makespans of n pipelines of their own, [n, stages] and [n]; equal ones are played once."""
     result = np.zeros(len(layers))
+    if not len(layers):
+        return result
     keys = np.column_stack([micro_batches.astype(np.float64), layers.astype(np.float64), speeds])
     _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    shapes: dict[tuple[int, int], list[int]] = {}
-    for index in first:
-        shapes.setdefault((int(micro_batches[index]), int((layers[index] > 0).sum())), []).append(int(index))
-    for (count, _), rows in shapes.items():
-        if count == 0:
-            continue
-        pairs = [compact(layers[row], speeds[row]) for row in rows]
-        forward, backward = chunk_times(job, np.stack([pair[0] for pair in pairs]), np.stack([pair[1] for pair in pairs]))
-        result[rows] = pipeline_us(forward, backward, count, job.message_us)
-    return np.asarray(result[first[inverse.ravel()]])
+    used = layers[first] > 0
+    sizes = used.sum(axis=1)
+    forward, backward = chunk_times(job, layers[first], speeds[first])
+    times = np.zeros(len(first))
+    for count, size in np.unique(np.column_stack([micro_batches[first], sizes]), axis=0).tolist():
+        rows = np.flatnonzero((micro_batches[first] == count) & (sizes == size))
+        if count and size:
+            inside = used[rows]
+            shape = (len(rows), size)
+            times[rows] = pipeline_us(
+                forward[rows][inside].reshape(shape), backward[rows][inside].reshape(shape), count, job.message_us
+            )
+        elif count:
+            times[rows] = np.inf
+    result[:] = times[inverse.ravel()]
+    return result

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from unskew.analytics.planners.cluster import Assignment, Cluster, Floats, Move
+from unskew.analytics.planners.capability import members_needed
+from unskew.analytics.planners.cluster import Assignment, Cluster, Floats, Job, Move
 from unskew.analytics.planners.costing import replica_us
 from unskew.analytics.planners.dp import stage_times
 from unskew.analytics.planners.simulation import Simulation
@@ -28,6 +29,13 @@ def cost(cluster: Cluster, assignment: Assignment) -> Cost:
         times[component] = _shared_us(cluster, assignment, component, moves)
     times[alone] = replica_us(job, assignment.layers[alone], assignment.speeds[alone], assignment.micro_batches[alone])
     return Cost(iteration_us=float(times.max()) + job.iteration_end_us, replica_us=times)
+
+
+def holds(job: Job, assignment: Assignment) -> bool:
+    """Has every group the memory for its layers and 1F1B's activations, those lent by other replicas left out?"""
+    needed = members_needed(job, assignment.layers, assignment.micro_batches)
+    busy = assignment.micro_batches > 0
+    return needed is None or bool((needed <= assignment.degrees)[busy].all())
 
 
 def _shared_us(cluster: Cluster, assignment: Assignment, component: list[int], moves: list[Move]) -> list[float]:

@@ -1,0 +1,57 @@
+"""Every plan of a small job, to tell how far from the best a planner is.
+
+The plans: every replica a pipeline of its own; per group any degree of its fastest members; per replica any layers over its
+stages, none included; any division of the micro-batches. Replicas do not wait for each other, so the best plan is found from
+tables: per replica and number of micro-batches the least makespan over all degrees and layers, then over all divisions.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+
+from unskew.analytics.planners.capability import members_needed
+from unskew.analytics.planners.cluster import Cluster
+from unskew.analytics.planners.costing import replica_us
+from unskew.analytics.planners.tp import degrees_allowed
+
+
+def compositions(total: int, parts: int) -> list[tuple[int, ...]]:
+    """All ways to write `total` as a sum of `parts` counts of 0 or more."""
+    if parts == 1:
+        return [(total,)]
+    return [(first, *rest) for first in range(total + 1) for rest in compositions(total - first, parts - 1)]
+
+
+def best_us(cluster: Cluster) -> float:
+    """The least iteration (us) of all these plans; inf when none fits the memory."""
+    job = cluster.job
+    tables = [_table(cluster, replica) for replica in range(cluster.dp)]
+    ends = min(max(tables[d][m] for d, m in enumerate(split)) for split in compositions(job.micro_batches, cluster.dp))
+    return float(ends) + job.iteration_end_us
+
+
+def _table(cluster: Cluster, replica: int) -> list[float]:
+    """The least makespan of a replica with 0, 1, ... micro-batches."""
+    job, rates = cluster.job, cluster.rates
+    choices = []
+    for members in cluster.speeds[replica]:
+        living = sorted((float(speed) for speed in members if speed > 0), reverse=True)
+        degrees = [k for k in degrees_allowed(cluster.tp, powers_of_two=False) if k <= len(living)]
+        choices.append([(k, float(rates[k]) * living[k - 1]) for k in degrees] or [(0, 0.0)])
+    layers = np.array(compositions(job.n_layers, cluster.pp), dtype=np.int64)
+    best = np.full(job.micro_batches + 1, np.inf)
+    best[0] = 0.0
+    for groups in product(*choices):
+        degrees, speeds = (np.array(column) for column in zip(*groups, strict=True))
+        possible = ~((layers > 0) & (speeds <= 0)).any(axis=1)
+        for m in range(1, job.micro_batches + 1):
+            counts = np.full(len(layers), m, dtype=np.int64)
+            needed = members_needed(job, layers, counts)
+            fits = True if needed is None else (needed <= degrees).all(axis=1)
+            rows = np.flatnonzero(possible & fits)
+            if len(rows):
+                times = replica_us(job, layers[rows], np.tile(speeds, (len(rows), 1)), counts[rows])
+                best[m] = min(best[m], times.min())
+    return best.tolist()
