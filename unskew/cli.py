@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from unskew.commands import bench, dashboard, decide, import_, run, sql, watch
+from unskew.commands import bench, dashboard, decide, diagnose, import_, run, simulate, sql, store, watch, whatif
 
 app = typer.Typer(
     name="unskew",
@@ -18,10 +18,14 @@ app.command()(watch.watch)
 app.command()(decide.approve)
 app.command()(decide.reject)
 app.command()(decide.mode)
+app.command()(diagnose.diagnose)
+app.command()(whatif.whatif)
 app.command()(sql.sql)
 app.command("import")(import_.import_)
+app.command()(simulate.simulate)
 app.command()(dashboard.dashboard)
 app.command()(bench.bench)
+app.add_typer(store.app)
 
 
 def main() -> None:
