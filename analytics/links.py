@@ -1,0 +1,133 @@
+"""Slow links, live: the transfers of committed iterations, one after the other -> links that turned slow or are healthy again.
+
+A transfer's time runs from the moment both sides were there, so nobody's lateness is in it. Per link (sender, receiver) and
+iteration, with the median over its transfers:
+
+1. excess = log(time / the link's own usual time) less the median excess of the other links: what all links suffer together is
+   nobody's fault here;
+2. a CUSUM of the clipped excess in sigmas (Page 1954): no single iteration fires, however bad;
+3. it fires, and the median excess since its last zero is at least `least_slowdown`, and the time lost is at least
+   `least_share` of the iteration: a link that is slow but carries little accuses nobody.
+
+The usual time is the median of the first `learn` iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import exp, log
+from statistics import median
+
+import msgspec
+
+Link = tuple[int, int]
+
+
+class Transfer(msgspec.Struct, frozen=True, gc=False):
+    """One message: `us` from the moment both sides had posted to its end."""
+
+    sender: int
+    receiver: int
+    us: float
+
+
+class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`sigma`: of the log of an iteration's median transfer on a healthy link; the sums are in sigmas."""
+
+    learn: int = 10
+    sigma: float = 0.15
+    clip: float = 4.0
+    slack: float = 1.0
+    threshold: float = 12.0
+    least_slowdown: float = 1.5
+    least_share: float = 0.02
+    window: int = 50
+
+
+class Track(msgspec.Struct, frozen=True):
+    """What is remembered of a link: its first times, then its usual one; the sum; the excesses since the sum's last zero;
+    `level`: the excess believed while it is slow, 0 while it is healthy.
+    """
+
+    first_us: tuple[float, ...] = ()
+    usual_us: float | None = None
+    sum: float = 0.0
+    since: int = -1
+    excesses: tuple[float, ...] = ()
+    level: float = 0.0
+
+    @property
+    def slow(self) -> bool:
+        return self.level > 0.0
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A link turned slow (`slow`) or is healthy again; `ratio`: its time over its usual one, median of `n` iterations;
+    `lost_share`: the time that its messages take longer, as a share of the iteration.
+    """
+
+    link: Link
+    slow: bool
+    since: int
+    ratio: float
+    n: int
+    lost_share: float
+
+
+Tracks = dict[Link, Track]
+
+
+def watch(
+    tracks: Tracks, iteration: int, iteration_us: float, transfers: Iterable[Transfer], options: LinkOptions | None = None
+) -> tuple[Tracks, tuple[Change, ...]]:
+    """One committed iteration further; `tracks` is not changed."""
+    options = options or LinkOptions()
+    seen: dict[Link, list[Transfer]] = {}
+    for transfer in transfers:
+        seen.setdefault((transfer.sender, transfer.receiver), []).append(transfer)
+    after = dict(tracks)
+    times = {link: max(median(one.us for one in of_link), 1.0) for link, of_link in seen.items()}
+    logs = {}
+    for link, us in times.items():
+        track = after.get(link, Track())
+        if track.usual_us is None:
+            first = (*track.first_us, us)
+            usual_us = median(first) if len(first) >= options.learn else None
+            after[link] = msgspec.structs.replace(track, first_us=() if usual_us else first, usual_us=usual_us, since=iteration)
+        else:
+            logs[link] = log(us / track.usual_us)
+    changes = []
+    for link in sorted(logs):
+        others = [value for other, value in logs.items() if other != link]
+        excess = logs[link] - (median(others) if len(others) > 1 else 0.0)
+        share = len(seen[link]) * (after[link].usual_us or 0.0) / iteration_us
+        after[link], change = _advance(after[link], iteration, excess, options, link=link, share=share)
+        changes += [change] if change else []
+    return after, tuple(changes)
+
+
+def _advance(
+    track: Track, iteration: int, excess: float, options: LinkOptions, *, link: Link, share: float
+) -> tuple[Track, Change | None]:
+    """The sum grows with what contradicts the present belief: lateness on a healthy link, punctuality on a slow one.
+
+    `share`: what the link's messages usually take, as a share of the iteration.
+    """
+    z = (track.level / 2 - excess if track.slow else excess) / options.sigma
+    total = track.sum + max(min(z, options.clip), -options.clip) - options.slack
+    if total <= 0:
+        return msgspec.structs.replace(track, sum=0.0, since=iteration, excesses=()), None
+    recent = (*track.excesses[1 - options.window :], excess)
+    level = median(recent)
+    lost_share = share * (exp(level) - 1)
+    if track.slow:
+        turned = level < track.level / 2
+    else:
+        turned = level >= log(options.least_slowdown) and lost_share >= options.least_share
+    if total < options.threshold or not turned:
+        return msgspec.structs.replace(track, sum=total, excesses=recent), None
+    change = Change(
+        link=link, slow=not track.slow, since=track.since + 1, ratio=exp(level), n=len(recent), lost_share=max(lost_share, 0.0)
+    )
+    level = 0.0 if track.slow else level
+    return msgspec.structs.replace(track, sum=0.0, since=iteration, excesses=(), level=level), change
