@@ -162,14 +162,17 @@ def proportional(total: int, weights: Sequence[float], *, least: int = 0) -> lis
     return shares
 
 
-def to_plan(layout: Layout, pipelines: Sequence[int], n_layers: int) -> Plan:
-    """The chosen pipelines as a plan: rank = position of the TP group among them; raises `PlanError` when it is illegal."""
+def to_plan(layout: Layout, pipelines: Sequence[int], n_layers: int, *, width: int | None = None) -> Plan:
+    """The chosen pipelines as a plan, a rank for each TP group; raises `PlanError` when it is illegal.
+
+    Ranks count the groups in order; with `width` (the job's stages) a rank is ``replica * width + stage``.
+    """
     rank_of: dict[tuple[int, int], int] = {}
     roles: list[Role] = []
     for index in pipelines:
         pipeline, first = layout.pipelines[index], 0
         for stage, n in enumerate(pipeline.layers):
-            rank = rank_of[index, stage] = len(rank_of)
+            rank = rank_of[index, stage] = len(rank_of) if width is None else pipeline.replica * width + stage
             if pipeline.groups[stage] and n:
                 roles.append(Role(rank=rank, replica=index, stage=stage, first_layer=first, n_layers=n))
             first += n

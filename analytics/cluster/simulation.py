@@ -2,8 +2,8 @@
 
 Between two happenings an iteration's time is constant up to noise, so a segment of them is drawn in one array operation. A
 failure stops the job until it is detected (unless the policy keeps the other replicas running); the policy answers with a
-layout and pauses; a failure during the pauses starts detection anew. A slow phase changes the iteration's time at once and is answered
-after the detector's delay, with the speed that the detector believes.
+layout and pauses; a failure during the pauses starts detection anew. A slow phase changes the iteration's time at once and is
+answered after the detector's delay, with the speed that the detector believes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Iterations in a row under one layout: `start_s` and `seconds` are arrays [iteration]; `epoch` counts layouts from 0."""
+    """Iterations in a row under one layout: `start_s` and `seconds` are arrays [iteration]; `epoch` counts layouts from 0.
+
+    `micro_batches` of each; a policy that leaves replicas out may train fewer than the job's.
+    """
 
     epoch: int
+    micro_batches: int
     first_iteration: int
     start_s: np.ndarray
     seconds: np.ndarray
@@ -186,14 +190,17 @@ class _Simulation:
         if math.isinf(expected):
             self.account.lose("stall", span)
             return
-        count = int(span / expected) + 2
+        count = int(span / expected) + 4
+        count += int(8 * self.options.noise_cv * count**0.5)
         noise = self.random.standard_normal(count) * self.options.noise_cv
         seconds = expected * np.maximum(0.5, 1.0 + noise)
         ends = np.cumsum(seconds) - self.progress * seconds[0]
         done = int(np.searchsorted(ends, span, side="right"))
         if done:
             starts = self.now + np.concatenate([[ends[0] - seconds[0]], ends[: done - 1]])
-            self.segments.append(Segment(self.epoch, self.iteration, starts, seconds[:done], expected))
+            self.segments.append(
+                Segment(self.epoch, self.layout.micro_batches, self.iteration, starts, seconds[:done], expected)
+            )
         # Named by the model: iterations at their expected time. What the noise did to the clock stays unexplained.
         begun = (span - ends[done - 1]) / seconds[done] if done else self.progress + span / seconds[0]
         worked = (done + begun - self.progress) * expected
@@ -344,7 +351,7 @@ def _until(segments: Sequence[Segment], iteration: int) -> list[Segment]:
     for part in segments:
         n = min(len(part.seconds), iteration - part.first_iteration)
         if n > 0:
-            kept.append(Segment(part.epoch, part.first_iteration, part.start_s[:n], part.seconds[:n], part.predicted_s))
+            kept.append(msgspec.structs.replace(part, start_s=part.start_s[:n], seconds=part.seconds[:n]))
     return kept
 
 

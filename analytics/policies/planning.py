@@ -1,4 +1,4 @@
-"""Between the simulator's layouts and the planners' arrays (analytics/planners/): the live Scheduler's own planners decide here."""
+"""Between the simulator's layouts and the planners' arrays (analytics/planners/): the live Scheduler's planners decide here."""
 
 from __future__ import annotations
 

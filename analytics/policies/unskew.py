@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 from unskew.analytics.cluster.happening import Happening
-from unskew.analytics.cluster.layout import Layout
+from unskew.analytics.cluster.layout import Layout, LayoutError
 from unskew.analytics.constants import constant
 from unskew.analytics.plan import PlanError
 from unskew.analytics.planners.joint import plan_joint
@@ -13,7 +14,6 @@ from unskew.analytics.planners.progressive import plan_progressive
 from unskew.analytics.policies.base import FAIL_SLOW, Cluster, Policy, Reaction, moved_layers, regroup
 from unskew.analytics.policies.planning import layout_of, planned
 from unskew.analytics.policies.recycle import dead_groups, rerouted
-from unskew.analytics.cluster.layout import LayoutError
 
 
 class Unskew(Policy):
@@ -38,22 +38,16 @@ class Unskew(Policy):
         """Layouts by name that could run on what is left, the present one first."""
         job, found = cluster.job, {"what runs": cluster.layout}
         measured = planned(job, cluster.speeds, measured=True)
-        try:
+        with suppress(PlanError):
             if self._joint:
                 found["joint"] = layout_of(job, plan_joint(measured, compare=False).assignment)
-        except PlanError:
-            pass
-        try:
+        with suppress(PlanError):
             if self._levels:
                 found["three levels"] = layout_of(job, plan_progressive(measured).assignment)
                 ideal = planned(job, cluster.speeds, measured=False)
                 found["three levels, ideal TP"] = layout_of(job, plan_progressive(ideal).assignment)
-        except PlanError:
-            pass
-        try:
+        with suppress(LayoutError):
             found["reroute"] = rerouted(job, dead_groups(job, cluster.dead()))
-        except LayoutError:
-            pass
         return found
 
     def react(self, cluster: Cluster, event: Happening) -> Reaction:

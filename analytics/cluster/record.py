@@ -1,0 +1,197 @@
+"""A simulated job as a run in a store: the events that a real job writes (this is the simulator's edge; it writes files).
+
+A rank of the log stands for a TP group: ``replica * PP + stage``. The clock is virtual; the loss is the Chinchilla law's for
+the tokens so far (Hoffmann et al. 2022, equation 10), because the log has a loss in every iteration and nothing is trained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from unskew import analytics
+from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.job import Job
+from unskew.analytics.cluster.layout import Layout, healthy, to_plan
+from unskew.analytics.cluster.simulation import Change, Outcome
+from unskew.collector.control_stream import ControlStream
+from unskew.collector.events import (
+    Control,
+    DeviceJoined,
+    DeviceLost,
+    FaultInjected,
+    IterationCommitted,
+    IterationJudged,
+    Party,
+    PlanApplied,
+    PlanProposed,
+    Regrouped,
+    RunFinished,
+    RunStarted,
+    Verdict,
+)
+from unskew.collector.paths import Store
+from unskew.collector.spool import SpoolWriter
+
+_BATCH = 5000
+_FAULTS = {"failed": "kill", "maintenance": "kill", "slowed": "slow"}
+
+
+def record(store: Store, run: str, outcome: Outcome, happenings: Iterable[Happening], options: dict[str, Any]) -> None:
+    """Write the outcome as run `run`. Raises `StoreError` when the store refuses."""
+    job = outcome.job
+    control = ControlStream(store, run, f"run/{run}", "simulator")
+    telemetry = SpoolWriter(store, run, "simulator.0")
+    try:
+        for batch in _in_batches(_control(run, outcome, list(happenings), options)):
+            control.append(control.version, batch, actor="simulator")
+        for number, event in enumerate(_iterations(job, outcome)):
+            telemetry.append(event)
+            if number % _BATCH == 0:
+                telemetry.hand_over(10.0)
+        telemetry.hand_over(10.0)
+        ended = "stopped: no plan serves what is left" if outcome.aborted_s is not None else "the hours asked for are over"
+        status = "failed" if outcome.aborted_s is not None else "done"
+        finished = RunFinished(status=status, iterations=outcome.iterations, reason=ended)
+        control.append(control.version, [finished], actor="simulator")
+    finally:
+        telemetry.close(10.0)
+        control.close()
+
+
+def chinchilla_loss(parameters: float, tokens: float) -> float:
+    """``1.69 + 406.4 / N^0.34 + 410.7 / D^0.28`` nats per token.
+
+    >>> round(chinchilla_loss(70e9, 1.4e12), 2)
+    1.94
+    """
+    return 1.69 + 406.4 / parameters**0.34 + 410.7 / max(tokens, 1.0) ** 0.28
+
+
+def _control(run: str, outcome: Outcome, happenings: list[Happening], options: dict[str, Any]) -> Iterable[Control]:
+    job = outcome.job
+    yield RunStarted(
+        run=run, device="simulated", clock="virtual", mode="auto", ranks=job.dp * job.pp, options=options, code=_code(),
+        version=version("unskew"),
+    )  # fmt: skip
+    for rank in range(job.dp * job.pp):
+        node = job.node(rank * job.tp)
+        yield DeviceJoined(device=f"group-{rank}", rank=rank, node=f"node-{node}", pid=0)
+    yield _applied(job, healthy(job), 0, reason="the first plan")
+    at = _iteration_at(outcome)
+    entries: list[tuple[float, list[Control]]] = [(event.at_s, _truth(job, event, at(event.at_s))) for event in happenings]
+    entries += [(change.at_s, _answer(job, number, change)) for number, change in enumerate(outcome.changes)]
+    for _, events in sorted(entries, key=lambda entry: entry[0]):
+        yield from events
+
+
+def _truth(job: Job, event: Happening, iteration: int) -> list[Control]:
+    if event.kind not in _FAULTS:
+        return []
+    ranks = sorted({device // job.tp for device in event.devices})
+    kind = "slow" if event.kind == "slowed" else "kill"
+    factor = 1.0 / event.speed if event.speed else None
+    return [FaultInjected(kind=kind, rank=rank, at_iteration=iteration, factor=factor) for rank in ranks]
+
+
+def _answer(job: Job, number: int, change: Change) -> list[Control]:
+    """Verdict, loss, proposal and plan of one reaction, as the controller would log them."""
+    event, found = change.event, list[Control]()
+    ranks = sorted({device // job.tp for device in event.devices})
+    if event.kind in _FAULTS and ranks:
+        slow = event.kind == "slowed"
+        found.append(
+            Verdict(
+                verdict=number, cause="slow_device" if slow else "dead",
+                culprits=tuple(Party(kind="device", rank=rank) for rank in ranks),
+                speed={"F": event.speed, "B": event.speed} if event.speed else {}, since_iteration=change.iteration,
+                at_iteration=change.iteration, confidence=1.0, evidence={"simulated": True, "answer": change.reaction.reason},
+                sentence=f"rank(s) {', '.join(map(str, ranks))} {'are slow' if slow else 'are lost'} (simulated)",
+            )
+        )  # fmt: skip
+    if event.kind in {"failed", "maintenance"}:
+        us = int(change.at_s * 1e6)
+        found += [
+            DeviceLost(device=f"group-{rank}", rank=rank, how="exit", detail=event.why or event.kind, detected_us=us)
+            for rank in ranks
+        ]
+    layout = change.reaction.layout
+    if layout is None:
+        return found
+    plan = to_plan(layout, range(len(layout.pipelines)), job.n_layers, width=job.pp).renumbered(change.epoch)
+    cost_us = int((change.resumed_s - change.at_s) * 1e6)
+    before = None if math.isinf(change.before_s) else int(change.before_s * 1e6)
+    gain = None if before is None or math.isinf(change.predicted_s) else 100.0 * (1.0 - change.predicted_s / change.before_s)
+    predicted = None if math.isinf(change.predicted_s) else int(change.predicted_s * 1e6)
+    found.append(
+        PlanProposed(
+            proposal=f"p{number}", epoch=change.epoch, digest=plan.digest, optional=before is not None,
+            reason=change.reaction.reason, verdict=number if event.kind in _FAULTS else None, plan=plan.to_data(),
+            predicted_us=predicted, baseline_us=before, gain_percent=gain, cost_us=cost_us, payback_iterations=None,
+            at_iteration=change.iteration, change=change.reaction.reason,
+        )
+    )  # fmt: skip
+    found.append(_applied(job, layout, change.epoch, change.iteration, proposal=f"p{number}", reason=change.reaction.reason))
+    found.append(
+        Regrouped(epoch=change.epoch, iteration=change.iteration, seconds=cost_us / 1e6, migrate_seconds=0.0, moved_bytes=0)
+    )
+    return found
+
+
+def _applied(job: Job, layout: Layout, epoch: int, iteration: int = 0, *, proposal: str = "", reason: str = "") -> PlanApplied:
+    plan = to_plan(layout, range(len(layout.pipelines)), job.n_layers, width=job.pp).renumbered(epoch)
+    return PlanApplied(
+        epoch=epoch, digest=plan.digest, proposal=proposal, iteration=iteration, reason=reason, plan=plan.to_data()
+    )
+
+
+def _iterations(job: Job, outcome: Outcome) -> Iterable[IterationCommitted | IterationJudged]:
+    tokens = 0.0
+    for part in outcome.segments:
+        share = part.micro_batches / job.micro_batches
+        for offset, (start_s, seconds) in enumerate(zip(part.start_s.tolist(), part.seconds.tolist(), strict=True)):
+            iteration, wall_us = part.first_iteration + offset, int(seconds * 1e6)
+            tokens += share * job.tokens
+            yield IterationCommitted(
+                iteration=iteration, epoch=part.epoch, attempt=0, rank=0, loss=chinchilla_loss(job.parameters, tokens),
+                tokens=int(share * job.tokens), start_us=int(start_s * 1e6), wall_us=wall_us, log_complete=True,
+            )  # fmt: skip
+            yield IterationJudged(
+                iteration=iteration, epoch=part.epoch, measured_us=wall_us, predicted_us=int(part.predicted_s * 1e6)
+            )
+
+
+def _iteration_at(outcome: Outcome) -> Any:
+    """When (s) -> the iteration that runs then."""
+    starts = [(float(part.start_s[0]), part) for part in outcome.segments]
+
+    def at(when_s: float) -> int:
+        before = [part for start, part in starts if start <= when_s]
+        if not before:
+            return 0
+        part = before[-1]
+        return int(part.first_iteration + (part.start_s <= when_s).sum() - 1)
+
+    return at
+
+
+def _in_batches(events: Iterable[Control]) -> Iterable[list[Control]]:
+    batch: list[Control] = []
+    for event in events:
+        batch.append(event)
+        if len(batch) >= 200:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _code() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(analytics.__path__[0]).rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
