@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from unskew.commands import bench, dashboard, decide, diagnose, import_, run, simulate, sql, store, watch, whatif
+from unskew.commands import bench, dashboard, decide, diagnose, import_, replay, run, simulate, sql, store, watch, whatif
 
 app = typer.Typer(
     name="unskew",
@@ -22,6 +22,7 @@ app.command()(diagnose.diagnose)
 app.command()(whatif.whatif)
 app.command()(sql.sql)
 app.command("import")(import_.import_)
+app.command()(replay.replay)
 app.command()(simulate.simulate)
 app.command()(dashboard.dashboard)
 app.command()(bench.bench)

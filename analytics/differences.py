@@ -1,0 +1,105 @@
+"""Where two tellings of the same events differ: found again by identity, compared field by field, numbers within 1e-9."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isclose, isnan
+from typing import Any
+
+import msgspec
+
+from unskew.collector.events import (
+    Event,
+    IterationJudged,
+    PlanKept,
+    PlanProposed,
+    PlanScored,
+    PredictorFitted,
+    Verdict,
+    VerdictClosed,
+    VerdictScored,
+    tag_of,
+)
+
+_EXACTNESS = 1e-9
+IDENTITY: dict[type[Event], tuple[str, ...]] = {
+    IterationJudged: ("iteration",),
+    PredictorFitted: ("predictor",),
+    Verdict: ("verdict", "at_iteration"),
+    VerdictClosed: ("verdict",),
+    VerdictScored: ("verdict",),
+    PlanScored: ("epoch",),
+    PlanProposed: ("optional", "epoch", "at_iteration"),
+    PlanKept: ("epoch", "at_iteration"),
+}
+"""The events that are decided, and the fields by which each is found again."""
+_NAMED_LIVE = ("proposal",)
+"""Fields that only the live run can fill."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that is not the same in record and replay; None = it is only in the other. `fields`: where they differ."""
+
+    event: str
+    identity: dict[str, Any]
+    fields: tuple[str, ...]
+    recorded: dict[str, Any] | None
+    replayed: dict[str, Any] | None
+
+    @property
+    def sentence(self) -> str:
+        which = f"{self.event} ({', '.join(f'{name} {value}' for name, value in self.identity.items())})"
+        if self.recorded is None:
+            return f"{which} is only in the replay"
+        if self.replayed is None:
+            return f"{which} is only in the record"
+        first = self.fields[0]
+        return f"{which}: {first} was {self.recorded.get(first)}, replayed {self.replayed.get(first)}"
+
+
+def differences(recorded: Sequence[Event], replayed: Sequence[Event]) -> tuple[Difference, ...]:
+    """What is not the same in both, in the order of the record, then what only the replay has."""
+    was, now = _by_identity(recorded), _by_identity(replayed)
+    found = []
+    for key in (*was, *(key for key in now if key not in was)):
+        fields = tuple(
+            name
+            for name in sorted({*was.get(key, {}), *now.get(key, {})} - set(_NAMED_LIVE))
+            if not _same(was.get(key, {}).get(name), now.get(key, {}).get(name))
+        )
+        if key not in was or key not in now or fields:
+            found.append(
+                Difference(
+                    event=key[0].partition("@")[0],
+                    identity=dict(key[1]),
+                    fields=fields,
+                    recorded=was.get(key),
+                    replayed=now.get(key),
+                )
+            )
+    return tuple(found)
+
+
+_Key = tuple[str, tuple[tuple[str, Any], ...]]
+
+
+def _by_identity(events: Sequence[Event]) -> dict[_Key, dict[str, Any]]:
+    found: dict[_Key, dict[str, Any]] = {}
+    for event in events:
+        names = IDENTITY[type(event)]
+        # As a reader of the log sees it: tuples are lists, keys of dictionaries texts.
+        data = msgspec.json.decode(msgspec.json.encode(event))
+        found[tag_of(type(event)), tuple((name, getattr(event, name)) for name in names)] = data
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) or isinstance(other, float):
+        if not (isinstance(one, (int, float)) and isinstance(other, (int, float))):
+            return False
+        return isclose(one, other, rel_tol=_EXACTNESS, abs_tol=_EXACTNESS) or (isnan(one) and isnan(other))
+    return bool(one == other)

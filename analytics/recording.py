@@ -1,0 +1,108 @@
+"""A recorded run as its log tells it: control events in the order of their stream, telemetry in each writer's order.
+
+The order in which files were read, sealed or collected leaves no trace here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from unskew.analytics.intake import Intake, Released
+from unskew.analytics.plan import Plan
+from unskew.collector.events import (
+    Control,
+    Event,
+    IterationCommitted,
+    IterationJudged,
+    MicroBatchPacked,
+    PlanApplied,
+    PlanIssued,
+    RunStarted,
+    Span,
+    tag_of,
+)
+from unskew.collector.reader import Reader
+from unskew.collector.tail import decode_event
+
+_PATIENCE_POLLS = 32
+
+
+class Noted(msgspec.Struct, frozen=True):
+    """A control event; those of one append share `at_us` (wall clock)."""
+
+    at_us: int
+    event: Control
+
+
+class Recording(msgspec.Struct, frozen=True):
+    run: str
+    control: tuple[Noted, ...]
+    telemetry: tuple[Event, ...]
+    judged: dict[int, IterationJudged]
+
+    @property
+    def plans(self) -> dict[int, Plan]:
+        """Every plan that was issued, by its epoch."""
+        return {
+            noted.event.epoch: Plan.from_data(noted.event.plan)
+            for noted in self.control
+            if isinstance(noted.event, (PlanIssued, PlanApplied))
+        }
+
+    @property
+    def started(self) -> RunStarted | None:
+        return next((noted.event for noted in self.control if isinstance(noted.event, RunStarted)), None)
+
+    def iterations(self) -> list[Released]:
+        """The committed iterations as the live run judged them, in order.
+
+        The live run waited for late lines only so long: an iteration that it gave up as incomplete is so here, and the time it
+        measured is the one that it knew.
+        """
+        intake, plans = Intake(), self.plans
+        released = intake.take(self.telemetry, plans)
+        for _ in range(_PATIENCE_POLLS):
+            released += intake.take((), plans)
+        return [_as_judged(one, self.judged.get(one.committed.iteration)) for one in released]
+
+
+def _as_judged(released: Released, judged: IterationJudged | None) -> Released:
+    if judged is None:
+        return released
+    committed = msgspec.structs.replace(
+        released.committed,
+        log_complete=released.committed.log_complete and judged.log_complete,
+        measured_us=float(judged.measured_us),
+    )
+    return msgspec.structs.replace(released, committed=committed)
+
+
+def recording_of(run: str, lines: Iterable[tuple[str, int, int, str | None, bytes]]) -> Recording:
+    """From lines in any order: (writer, seq, at_us, stream, line as written). Only the run's own control stream is taken."""
+    control: list[tuple[int, Noted]] = []
+    telemetry: list[tuple[str, int, Event]] = []
+    judged: dict[int, IterationJudged] = {}
+    for writer, seq, at_us, stream, line in lines:
+        event = decode_event(line)
+        if isinstance(event, IterationJudged):
+            judged[event.iteration] = event
+        elif isinstance(event, Control) and stream == f"run/{run}":
+            control.append((seq, Noted(at_us, event)))
+        elif isinstance(event, (Span, MicroBatchPacked, IterationCommitted)):
+            telemetry.append((writer, seq, event))
+    control.sort(key=lambda one: one[0])
+    telemetry.sort(key=lambda one: one[:2])
+    return Recording(run, tuple(noted for _, noted in control), tuple(event for *_, event in telemetry), judged)
+
+
+def recording(reader: Reader, run: str) -> Recording:
+    """The recording of a run of the store."""
+    telemetry = tuple(tag_of(event) for event in (Span, MicroBatchPacked, IterationCommitted, IterationJudged))
+    rows = reader.sql(
+        "select writer, seq, at_us, stream, payload::varchar as line from events "
+        f"where run = ? and (stream is not null or type in {telemetry})",
+        [run],
+    )
+    return recording_of(run, ((*rest, line.encode()) for *rest, line in rows.iter_rows()))  # type: ignore[misc]

@@ -1,0 +1,176 @@
+"""The deciding part of a recorded run, fed again from its log.
+
+What the live controller gave to `Adaptation` is in the log: its site and options (`AdaptationStarted`), the committed
+iterations, and, each with its watermark (how many iterations had been judged by then), the faults announced, the ranks lost and
+the plans issued and applied. The control stream is walked in its order; before an event with watermark w all iterations below
+w are observed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from unskew.analytics.adaptation import Adaptation, Step
+from unskew.analytics.intake import Released
+from unskew.analytics.liveness import Suspect
+from unskew.analytics.plan import Plan, PlanError
+from unskew.analytics.recording import Recording
+from unskew.analytics.recovery import recover
+from unskew.collector.events import (
+    AdaptationStarted,
+    Control,
+    DeviceLost,
+    Event,
+    FaultInjected,
+    PlanApplied,
+    PlanIssued,
+    PlanKept,
+    PlanProposed,
+    Regrouped,
+    RunFinished,
+)
+
+
+class ReplayError(ValueError):
+    """A log that cannot be replayed; the message says what it lacks."""
+
+
+class Rehearsal:
+    """The adaptation of a recorded run, fed again; `made` is all that it said."""
+
+    def __init__(self, recording: Recording) -> None:
+        started = next((noted.event for noted in recording.control if isinstance(noted.event, AdaptationStarted)), None)
+        if started is None:
+            raise ReplayError(
+                f"run {recording.run} cannot be replayed: its log has no adaptation_started event "
+                "(it was imported, or run by an older version)"
+            )
+        try:
+            self.adaptation = Adaptation.like(started)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ReplayError(f"run {recording.run} was decided by other options than this code knows: {error}") from error
+        self._control = [noted.event for noted in recording.control]
+        self._iterations = recording.iterations()
+        if not self._iterations:
+            raise ReplayError(f"run {recording.run} cannot be replayed: no iteration was committed")
+        self._plans = recording.plans
+        self._next = 0
+        self._issued: list[PlanIssued] = []
+        self._in_force: int | None = None
+        self._lost: DeviceLost | None = None
+        self.made: list[Event] = []
+        self.alive = set(self.adaptation.site.origin.ranks)
+        self.plan = self.adaptation.site.origin
+
+    @property
+    def first(self) -> int:
+        return self._iterations[0].committed.iteration
+
+    @property
+    def last(self) -> int:
+        return self._iterations[-1].committed.iteration
+
+    def run(self, until: int) -> None:
+        """Up to and including iteration `until`."""
+        for place, event in enumerate(self._control):
+            watermark = watermark_of(event)
+            if watermark is not None:
+                if watermark > until + 1:
+                    break
+                self._observe_below(watermark)
+            self._take(place, event)
+        self._observe_below(until + 1)
+        if until == self.last and any(isinstance(event, RunFinished) and event.status == "done" for event in self._control):
+            self.made += self.adaptation.finish()
+
+    def observe(self, released: Released, plan: Plan) -> Step:
+        """What the adaptation says to one iteration; a subclass may look on."""
+        return self.adaptation.observe(released, plan)
+
+    def _observe_below(self, watermark: int) -> None:
+        while self._next < len(self._iterations) and self._iterations[self._next].committed.iteration < watermark:
+            released = self._iterations[self._next]
+            self._next += 1
+            iteration, self.plan = released.committed.iteration, self._plans[released.committed.epoch]
+            step = self.observe(released, self.plan)
+            self.made += [step.judged, *step.events]
+            under_way = bool(self._issued) and self._issued[-1].epoch != self.plan.epoch
+            if not under_way and iteration + 1 < self.adaptation.site.iterations:
+                self.made += _answer(step, iteration, self.plan)
+
+    def _take(self, place: int, event: Control) -> None:
+        if isinstance(event, FaultInjected):
+            self.adaptation.injected(event)
+        elif isinstance(event, DeviceLost):
+            self.alive.discard(event.rank)
+            self._lost = event
+            suspect = Suspect(rank=event.rank, how=event.how, detail=event.detail, victims=event.victims)
+            self.made += self.adaptation.lost(suspect, event.iteration or 0)
+        elif isinstance(event, PlanProposed) and not event.optional:
+            self._recover(event)
+        elif isinstance(event, PlanIssued):
+            self._issued.append(event)
+        elif isinstance(event, PlanApplied):
+            self._in_force = event.epoch
+            regrouped = next(one for one in self._control[place:] if isinstance(one, Regrouped) and one.epoch == event.epoch)
+            self.made += self.adaptation.applied(
+                self._plans[event.epoch], event.proposal, regrouped, old=self._replaced(event.epoch)
+            )
+
+    def _replaced(self, epoch: int) -> Plan | None:
+        """The plan that plan `epoch` replaced by choice."""
+        chosen = any(issued.epoch == epoch and issued.optional for issued in self._issued)
+        return self._plans[epoch - 1] if chosen else None
+
+    def _recover(self, recorded: PlanProposed) -> None:
+        """The minimal recovery again: from the plan in force, or from a recovery that was under way."""
+        assert self._lost is not None
+        base = self._plans[self._in_force or 0]
+        if self._issued and self._issued[-1].epoch > base.epoch and not self._issued[-1].optional:
+            base = self._plans[self._issued[-1].epoch]
+        try:
+            plan = recover(base, {self._lost.rank}, recorded.epoch)
+        except PlanError:
+            return
+        expected_us = self.adaptation.expected_us(plan)
+        self.made.append(
+            msgspec.structs.replace(
+                recorded,
+                digest=plan.digest,
+                plan=plan.to_data(),
+                predicted_us=None if expected_us is None else round(expected_us),
+            )
+        )
+
+
+def _answer(step: Step, iteration: int, plan: Plan) -> list[Event]:
+    """What the controller makes of the Scheduler's answer (runtime/desk.py), less the proposal's name."""
+    found = step.proposal
+    if found is None:
+        kept = PlanKept(epoch=plan.epoch, at_iteration=iteration, reason=step.reason, verdict=step.verdict)
+        return [kept] if step.reason else []
+    return [
+        PlanProposed(
+            proposal="",
+            epoch=plan.epoch + 1,
+            digest=found.plan.digest,
+            optional=True,
+            reason=step.reason,
+            verdict=step.verdict,
+            plan=found.plan.to_data(),
+            predicted_us=round(found.predicted_us),
+            baseline_us=round(found.baseline_us),
+            gain_percent=found.gain_percent,
+            cost_us=round(found.cost_us),
+            payback_iterations=found.payback_iterations,
+            at_iteration=iteration,
+            considered=tuple(msgspec.to_builtins(candidate) for candidate in found.considered),
+            change=found.change,
+            evidence=found.evidence,
+        )
+    ]
+
+
+def watermark_of(event: Control) -> int | None:
+    """How many iterations had been judged when this came; None where an event does not say."""
+    return event.watermark if isinstance(event, (FaultInjected, DeviceLost, PlanIssued, PlanApplied)) else None

@@ -1,0 +1,154 @@
+"""Replaying a run's decisions from its log alone, up to any iteration, and comparing them with what the live run recorded.
+
+1. bring telemetry into whole iterations, by the same intake (recording.py);
+2. give them to an `Adaptation`, with everything else that the live one was given, where it was given (rehearsal.py);
+3. compare each judgement, predictor, verdict, score and proposal with the recorded one (differences.py).
+
+What people and modes decided (approvals, expiries) is not replayed: it is in the log and taken from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from unskew.analytics.differences import IDENTITY, Difference, differences
+from unskew.analytics.plan import Plan
+from unskew.analytics.recording import Noted, Recording
+from unskew.analytics.rehearsal import Rehearsal, ReplayError, watermark_of
+from unskew.collector.events import (
+    Control,
+    Event,
+    PlanApplied,
+    PlanApproved,
+    PlanExpired,
+    PlanFailed,
+    PlanKept,
+    PlanProposed,
+    PlanRejected,
+    PlanScored,
+    PredictorFitted,
+    Verdict,
+    VerdictClosed,
+)
+
+_LOST = ("dead", "hung")
+
+
+class OpenProposal(msgspec.Struct, frozen=True, kw_only=True):
+    """A proposal as it stood; `status` is open or approved."""
+
+    proposal: str
+    status: str
+    optional: bool
+    change: str
+    gain_percent: float | None
+    reason: str
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """The state after iteration `until` was judged: `plan` in force, believed `speeds` (rank -> kind, where not healthy)."""
+
+    run: str
+    until: int
+    plan: Plan
+    alive: tuple[int, ...]
+    speeds: dict[int, dict[str, float]]
+    verdicts: tuple[Verdict, ...]
+    predictor: PredictorFitted | None
+    proposals: tuple[OpenProposal, ...]
+    compared: int
+    differences: tuple[Difference, ...]
+
+
+def replay(recording: Recording, until: int | None = None) -> Replay:
+    """Decide again up to iteration `until` (default: all of it). Raises `ReplayError`."""
+    rehearsal = Rehearsal(recording)
+    last = rehearsal.last if until is None else until
+    if until is not None and not rehearsal.first <= until <= rehearsal.last:
+        raise ReplayError(
+            f"run {recording.run} has the iterations {rehearsal.first} to {rehearsal.last}, {until} is not among them"
+        )
+    rehearsal.run(last)
+    past = _until(recording, last, whole=last == rehearsal.last)
+    recorded = [noted.event for noted in past if type(noted.event) in IDENTITY]
+    judged = [event for iteration, event in recording.judged.items() if iteration <= last]
+    return Replay(
+        run=recording.run,
+        until=last,
+        plan=rehearsal.plan,
+        alive=tuple(sorted(rehearsal.alive)),
+        speeds=rehearsal.adaptation.detector.speeds,
+        verdicts=_open_verdicts(rehearsal.made),
+        predictor=next((event for event in reversed(rehearsal.made) if isinstance(event, PredictorFitted)), None),
+        proposals=_open_proposals([noted.event for noted in past]),
+        compared=len(recorded) + len(judged),
+        differences=differences([*judged, *recorded], rehearsal.made),
+    )
+
+
+def _moment(event: Control) -> int:
+    """The iteration after whose judgement an event came, or before whose successor's; -1 = it does not tell."""
+    watermark = watermark_of(event)
+    if watermark is not None:
+        return watermark - 1
+    match event:
+        case PredictorFitted():
+            return event.watermark
+        case PlanScored():
+            return event.to_iteration
+        case VerdictClosed() | PlanKept():
+            return event.at_iteration
+        case Verdict() | PlanProposed():
+            # Of a loss they tell the iteration that the rank was in.
+            lost = event.cause in _LOST if isinstance(event, Verdict) else not event.optional
+            return -1 if lost else event.at_iteration
+        case _:
+            return -1
+
+
+def _until(recording: Recording, until: int, *, whole: bool) -> list[Noted]:
+    """The control events up to the moment when iteration `until` had been judged. What was appended at once stays together."""
+    if whole:
+        return list(recording.control)
+    latest: dict[int, int] = {}
+    for noted in recording.control:
+        latest[noted.at_us] = max(latest.get(noted.at_us, -1), _moment(noted.event))
+    past: list[Noted] = []
+    for noted in recording.control:
+        if latest[noted.at_us] > until:
+            break
+        past.append(noted)
+    return past
+
+
+def _open_verdicts(made: Sequence[Event]) -> tuple[Verdict, ...]:
+    """The newest revision of each verdict that has no end."""
+    newest: dict[int, Verdict] = {}
+    for event in made:
+        if isinstance(event, Verdict):
+            newest[event.verdict] = event
+        elif isinstance(event, VerdictClosed):
+            newest.pop(event.verdict, None)
+    return tuple(newest.values())
+
+
+def _open_proposals(past: Sequence[Control]) -> tuple[OpenProposal, ...]:
+    lying: dict[str, OpenProposal] = {}
+    for event in past:
+        match event:
+            case PlanProposed():
+                lying[event.proposal] = OpenProposal(
+                    proposal=event.proposal,
+                    status="open",
+                    optional=event.optional,
+                    change=event.change,
+                    gain_percent=event.gain_percent,
+                    reason=event.reason,
+                )
+            case PlanApproved() if event.proposal in lying:
+                lying[event.proposal] = msgspec.structs.replace(lying[event.proposal], status="approved")
+            case PlanRejected() | PlanExpired() | PlanFailed() | PlanApplied():
+                lying.pop(event.proposal, None)
+    return tuple(lying.values())
