@@ -1,10 +1,11 @@
 """A run's log -> what was wrong, who did it, what it cost, and what cannot be said for want of data.
 
-Three observabilities, the best that the log allows:
+Four observabilities, the best that the log allows:
 
 1. chunks: forward and backward times per micro-batch. The Detector judges devices; replay tells what each cause cost;
 2. collectives only, with waiting inside: under a barrier the culprit is the rank that waits least (waiting.py);
-3. iteration times only: a change of the whole job, nobody named (jobwide.py).
+3. flight recorders: who did not join which collective (flight_recorder.py);
+4. iteration times only: nobody can be named.
 
 Pure: a `RunLog` in, a `Diagnosis` out.
 """
@@ -21,16 +22,19 @@ import polars as pl
 from unskew.analytics.cost import CostModel
 from unskew.analytics.diagnosis.causes import NEXT_STEP, named
 from unskew.analytics.diagnosis.failslow import follow_run, follow_section, thresholds
+from unskew.analytics.diagnosis.flight_recorder import Standstill, explain
 from unskew.analytics.diagnosis.graph import GraphError
 from unskew.analytics.diagnosis.lost import ORDER, Lost, time_lost
 from unskew.analytics.diagnosis.ndtimeline import read_operations
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.section import Section, without_lengths
 from unskew.analytics.diagnosis.spans import COLLECTIVES, read_spans
+from unskew.analytics.diagnosis.waiting import follow_waits, read_waits
+from unskew.analytics.verdicts import devices
 from unskew.analytics.workload import work_of
 from unskew.collector.events import Verdict
 
-Observability = Literal["chunks", "collectives", "iterations", "nothing"]
+Observability = Literal["chunks", "collectives", "flight recorder", "iterations", "nothing"]
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +55,8 @@ def observability(log: RunLog) -> Observability:
         return "chunks"
     if log.spans.filter(pl.col("kind").is_in(COLLECTIVES)).height:
         return "collectives"
+    if log.flights or log.flight_groups:
+        return "flight recorder"
     return "iterations" if log.iterations.height else "nothing"
 
 
@@ -68,6 +74,15 @@ def diagnose(log: RunLog) -> Diagnosis:
             number = 1 + max((verdict.verdict for verdict in verdicts), default=0)
             verdicts += tuple(named(measured, number, thresholds(log).digest))
             lost_s = _device_seconds(log, measured)
+    elif seen == "collectives":
+        try:
+            verdicts = follow_waits(read_waits(log.spans, log.iterations), thresholds(log))
+        except ValueError as error:
+            abstained.append(f"slow_device: {error}")
+    elif seen == "flight recorder":
+        standstill = explain(log.flights, log.flight_groups)
+        verdicts = _hung(standstill)
+        abstained += [f"hung: {standstill.abstained}"] if standstill.abstained else []
     return Diagnosis(
         run_id=log.run,
         observability=seen,
@@ -123,6 +138,25 @@ def _expected(
     return expected
 
 
+def _hung(standstill: Standstill) -> tuple[Verdict, ...]:
+    """Who holds up a job that stands still; a dump knows no iterations."""
+    if not standstill.culprits:
+        return ()
+    return (
+        Verdict(
+            verdict=1,
+            cause="hung",
+            culprits=devices(standstill.culprits),
+            victims=devices(standstill.victims),
+            since_iteration=0,
+            at_iteration=0,
+            confidence=1.0,
+            sentence="; ".join(standstill.why[rank] for rank in standstill.culprits),
+            evidence={"how": "hung", "waits": msgspec.to_builtins(standstill.waits)},
+        ),
+    )
+
+
 def _device_seconds(log: RunLog, measured: Sequence[tuple[Section, Lost]]) -> dict[str, float]:
     """cause -> device-seconds over all sections, and what the groups of the dead cost until the survivors went on."""
     found = dict.fromkeys(("dead", "hung", *ORDER, "unexplained"), 0.0)
@@ -143,6 +177,8 @@ def _missing(log: RunLog, seen: Observability) -> list[str]:
     found = []
     if seen == "nothing":
         return ["everything: the log holds no iteration"]
+    if seen == "flight recorder":
+        return ["every other cause: a flight recorder's dump holds no times of work"]
     if seen != "chunks":
         found.append("long_sequences, stage_imbalance, time lost: no forward and backward times per micro-batch")
     if seen == "iterations":

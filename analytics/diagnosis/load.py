@@ -12,9 +12,11 @@ from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.intake import Intake, Released
 from unskew.analytics.plan import Plan
 from unskew.collector.events import (
+    CollectiveRecorded,
     DeviceLost,
     Event,
     FaultInjected,
+    GroupRecorded,
     IterationCommitted,
     MicroBatchPacked,
     Regrouped,
@@ -64,6 +66,8 @@ def load_run(reader: Reader, run: str) -> RunLog:
         lost=tuple(_events(reader, run, DeviceLost)),
         regrouped_s={event.epoch: event.seconds for event in _events(reader, run, Regrouped)},
         faults=tuple(_events(reader, run, FaultInjected)),
+        flights=tuple(_events(reader, run, CollectiveRecorded)),
+        flight_groups=tuple(_events(reader, run, GroupRecorded)),
         operations=straggler_analysis.operations(reader, run) if ndtimeline else None,
     )
 

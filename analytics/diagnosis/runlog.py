@@ -9,15 +9,16 @@ import polars as pl
 
 from unskew.analytics.intake import Released
 from unskew.analytics.plan import Plan
-from unskew.collector.events import DeviceLost, FaultInjected
+from unskew.collector.events import CollectiveRecorded, DeviceLost, FaultInjected, GroupRecorded
 
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     """One run. `released`: committed iterations with chunks, in order, each under `plans[its epoch]` (our own runs only).
 
     `iterations`: iteration, iteration_us (all iterations whose time is known, in order). `spans`: of the attempts that counted.
-    `commits`: iteration, epoch, rank, start_us, wall_us. `operations`: rows of an imported NDTimeline trace. `regrouped_s`:
-    epoch -> seconds from the detection until all survivors held groups again.
+    `commits`: iteration, epoch, rank, start_us, wall_us. `operations`: rows of an imported NDTimeline trace. `flights`,
+    `flight_groups`: entries of flight recorders. `regrouped_s`: epoch -> seconds from the detection until all survivors held
+    groups again.
     """
 
     run: str
@@ -34,6 +35,8 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     regrouped_s: dict[int, float] = {}
     faults: tuple[FaultInjected, ...] = ()
     operations: pl.DataFrame | None = None
+    flights: tuple[CollectiveRecorded, ...] = ()
+    flight_groups: tuple[GroupRecorded, ...] = ()
 
     @property
     def imported(self) -> bool:

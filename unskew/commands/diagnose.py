@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SEEN = {
     "chunks": "chunk times",
     "collectives": "collective times only, with the waiting inside",
+    "flight recorder": "flight recorders of a job that stood still",
     "iterations": "iteration times only",
     "nothing": "no iteration",
 }
