@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +15,21 @@ import duckdb
 import msgspec
 
 from unskew.collector import rows
+from unskew.collector.events import CONTROL, tag_of
 from unskew.collector.manifest import Manifest, Sealed, load
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.projections.definitions import PROJECTIONS
 from unskew.collector.projections.published import Standing, parquet, standing
 from unskew.collector.tail import Tail
-from unskew.collector.views import VIEWS, create_views, project
+from unskew.collector.views import VIEWS, create_views, events_of, project
 
 if TYPE_CHECKING:
     import polars
     import pyarrow  # type: ignore[import-untyped]  # it ships no types
 
 _ATTEMPTS = 20
+_WIDER = 16
+CONTROL_TAGS = frozenset(map(tag_of, CONTROL))
 Params = Sequence[Any] | Mapping[str, Any] | None
 
 
@@ -86,6 +90,28 @@ class Reader:
         """
         return self._answer(query, params, lambda relation: relation)
 
+    def newest(self, count: int, run: str | None = None, types: Sequence[str] | None = None) -> polars.DataFrame:
+        """The `count` newest events (of `run`, of these types), newest first: the columns of `events`.
+
+        Sealed files are read from the newest on, as long as they may hold anything newer than what is found: one or two,
+        however many there are.
+        """
+        import polars  # noqa: PLC0415 - who does not ask need not load it
+
+        conditions = {"run = ?": run, "list_contains(?, type)": None if types is None else list(types)}
+        asked = {condition: value for condition, value in conditions.items() if value is not None}
+        control = types is not None and CONTROL_TAGS.issuperset(types)
+        sealed = [one for one in self._manifest.sealed if run in {None, one.run} and not (control and one.kind == "telemetry")]
+        sealed.sort(key=lambda one: inf if one.last_at_us is None else one.last_at_us, reverse=True)
+        found = self._newest_of("hot", count, asked)
+        for one in sealed:
+            since_us = found["at_us"][-1] if found.height == count else 0
+            if one.last_at_us is not None and one.last_at_us < since_us:
+                break
+            rows = self._newest_in(one, count, asked, since_us)
+            found = polars.concat([found, rows]).sort("at_us", "seq", descending=True).head(count)
+        return found
+
     def runs(self) -> polars.DataFrame:
         """The runs of the store, newest first."""
         return self.sql("select * from runs order by started_us desc")
@@ -117,6 +143,27 @@ class Reader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _newest_in(self, one: Sealed, count: int, asked: dict[str, Any], since_us: int) -> polars.DataFrame:
+        """The newest of a sealed file, not older than `since_us`: from a window at its end that grows until it holds enough."""
+        source = parquet(self._store, [one.file])
+        if one.first_at_us is None or one.last_at_us is None:
+            return self._newest_of(source, count, asked, since_us)
+        oldest_us = max(one.first_at_us, since_us)
+        window_us = 2 * count * (one.last_at_us - one.first_at_us) // one.rows + 1
+        while True:
+            from_us = max(oldest_us, one.last_at_us - window_us)
+            found = self._newest_of(source, count, asked, from_us)
+            if found.height == count or from_us == oldest_us:
+                return found
+            window_us *= _WIDER
+
+    def _newest_of(self, source: str, count: int, asked: dict[str, Any], from_us: int = 0) -> polars.DataFrame:
+        where, order = " and ".join((f"at_us >= {from_us}", *asked)), "order by at_us desc, seq desc"
+        # The lines are put together from columns after the choice.
+        return self.sql(
+            f"{events_of(f'(select * from {source} where {where} {order} limit {count})')} {order}", list(asked.values())
+        )
 
     def _answer(self, query: str, params: Params, take: Callable[[duckdb.DuckDBPyRelation], Any]) -> Any:
         query = f"from {query}" if query in VIEWS else query

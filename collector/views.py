@@ -24,6 +24,14 @@ def own_columns(event: type[Event]) -> str:
     return columns.own_columns(event, "projected.control" if issubclass(event, Control) else "log")
 
 
+def events_of(source: str) -> str:
+    """Every event of a relation with the columns of the log, its line as JSON."""
+    return (
+        "select run, pos, writer, seq, at_us, stream, version, actor, type, iteration, rank, "
+        f"({rows.PAYLOAD})::json as payload from {source}"
+    )
+
+
 def _decision(decision: str, event: type[Event], *, by: str = "actor", reason: str = "reason", epoch: str = "null") -> str:
     return (
         f"select run, at_us, proposal, '{decision}' as decision, {by} as \"by\", {reason} as reason, "
@@ -35,10 +43,7 @@ _SPAN = "run, device, rank, epoch, attempt, iteration, micro_batch, kind, start_
 _WAITS = "compute_us, wait_tp_us, wait_dp_us, wait_pp_us, runq_us"
 
 VIEWS: dict[str, str] = {
-    "events": f"""
-        select run, pos, writer, seq, at_us, stream, version, actor, type, iteration, rank,
-            ({rows.PAYLOAD})::json as payload
-        from log""",
+    "events": events_of("log"),
     "spans": f"""
         select {_SPAN}, first_layer, n_layers, "group", group_seq, peer, bytes, posted_us, {_WAITS}, writer, seq, at_us
         from log where type = '{tag_of(events.Span)}'""",

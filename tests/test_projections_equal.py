@@ -242,3 +242,19 @@ def test_check_names_a_damaged_file_and_rows_that_the_log_does_not_give(run: Run
     now = msgspec.structs.replace(now, published=tuple(lied if one == good else one for one in now.published))
     (difference,) = projections.check(run.ingest.database, run.store, now)
     assert "projection rollups" in difference
+
+
+@pytest.mark.parametrize("types", [None, ["span@1"], ["note@1"], ["note@1", "iteration_committed@1"]])
+@pytest.mark.parametrize("count_", [1, 5, 1000])
+def test_the_newest_events_are_those_that_sorting_the_whole_log_gives(run: Run, count_: int, types: list[str] | None) -> None:
+    for _ in range(2):
+        run.go_on("r", iterations=6)
+        run.seal("r")
+    run.go_on("r", iterations=1)
+    with open_store(run.store) as reader:
+        found = reader.newest(count_, "r", types)
+        asked = "true" if types is None else f"type in ({', '.join(map(rows.quoted, types))})"
+        whole = reader.sql(f"select at_us, seq from events where run = 'r' and {asked} order by all desc limit {count_}")
+        assert found.select("at_us", "seq").rows() == whole.rows()
+        assert found.columns == reader.sql("select * from events limit 0").columns
+        assert reader.newest(count_, "other").is_empty()
