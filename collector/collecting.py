@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import duckdb
+import msgspec
 
-from unskew.collector import compaction
+from unskew.collector import compaction, retention
 from unskew.collector.commands import controller_alive
-from unskew.collector.ingest import Ingest
+from unskew.collector.ingest import SETTINGS, Ingest
 from unskew.collector.manifest import load
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.projecting import Projector
@@ -98,3 +99,35 @@ class Collecting:
 def _remove(paths: Sequence[Path]) -> None:
     for path in paths:
         path.unlink(missing_ok=True)
+
+
+def compact_all(store: Store) -> tuple[int, int]:
+    """Merge what is small in the runs that are over; for the one that maintains the store. Sealed files before and after."""
+    sweep(store)
+    before, ended = len(load(store).sealed), frozenset(one.run for one in load(store).sealed) - {*store.spooled_runs()}
+    with duckdb.connect(":memory:", config=SETTINGS) as connection:
+        Projector(store, connection).publish(at_once=True)
+        while groups := list(compaction.due(load(store), over=ended)):
+            for group in groups:
+                _remove(compaction.merge(store, connection, group))
+    return before, len(load(store).sealed)
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """A sealed file that retention took away."""
+
+    file: str
+    rows: int
+    bytes: int
+
+
+def prune_older(store: Store, older_than_us: int) -> list[Dropped]:
+    """Drop the telemetry that is older; for the one that maintains the store. Projections of it are published first."""
+    sweep(store)
+    with duckdb.connect(":memory:", config=SETTINGS) as connection:
+        Projector(store, connection).publish(at_once=True)
+    files = retention.due(load(store), older_than_us=older_than_us)
+    dropped = [Dropped(one.file, one.rows, (store.root / one.file).stat().st_size) for one in files]
+    if files:
+        _remove(retention.prune(store, load(store), files))
+    return dropped

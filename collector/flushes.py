@@ -31,13 +31,15 @@ class Unpacked(msgspec.Struct, frozen=True):
     """What some bytes of a spool file hold: whole lines, how many bytes are dealt with, and the damage among these.
 
     `damaged`: (first byte, bytes) of each passage that is not what was written, counted from where reading began.
-    `missing`: so many bytes more are needed at least to go on (0: at an end, or nothing tells).
+    `missing`: so many bytes more are needed at least to go on (0: at an end, or nothing tells). `unchecked`: how many of the
+    lines have no checksum.
     """
 
     lines: bytes
     used: int
     damaged: tuple[tuple[int, int], ...] = ()
     missing: int = 0
+    unchecked: int = 0
 
 
 def flush(lines: bytes) -> bytes:
@@ -49,13 +51,14 @@ def unpack(data: bytes) -> Unpacked:
     """The whole flushes and lines that `data`, which begins where one begins, holds."""
     taken: list[bytes] = []
     damaged: list[tuple[int, int]] = []
-    at, missing = 0, 0
+    at, missing, unchecked = 0, 0, 0
     while at < len(data):
         if data.startswith(_LINE, at):
             end = _end_of_lines(data, at)
             if end == at:
                 break
             taken.append(data[at:end])
+            unchecked += data.count(b"\n", at, end)
             at = end
             continue
         body = data.find(b"\n", at) + 1
@@ -78,7 +81,7 @@ def unpack(data: bytes) -> Unpacked:
             after = _next_start(data, body)
         damaged.append((at, after - at))
         at = after
-    return Unpacked(b"".join(taken), at, tuple(damaged), missing)
+    return Unpacked(b"".join(taken), at, tuple(damaged), missing, unchecked)
 
 
 def is_torn(rest: bytes) -> bool:

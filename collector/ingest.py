@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import duckdb
 import msgspec
 
 from unskew.collector import rows
-from unskew.collector.manifest import Manifest, Replaced, load
+from unskew.collector.manifest import Manifest, Replaced, Sealed, load
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.projections.definitions import PROJECTIONS
+from unskew.collector.projections.published import standing
 from unskew.collector.tail import Damage, Lines, Place, Tail
-from unskew.collector.views import create_views
+from unskew.collector.views import create_views, project
 
 _TABLES = {
     "files": "run varchar, writer varchar, segment bigint, bytes bigint, rows bigint, last_seq bigint, first_pos bigint",
@@ -36,7 +39,7 @@ select ?, unnest(?::varchar[]), unnest(?::bigint[]), unnest(?::bigint[]), unnest
 _LEAVE = """
 delete from hot where run = ? and (writer, segment) in (select (unnest(?::varchar[]), unnest(?::bigint[])))
 """
-_SETTINGS = {"threads": 1, "memory_limit": "200MB", "preserve_insertion_order": False}
+SETTINGS = {"threads": 1, "memory_limit": "200MB", "preserve_insertion_order": False}
 _LOCKED = "Could not set lock on file"
 _SYSTEM_WORDS = frozenset(os.strerror(code) for code in errno.errorcode)
 
@@ -127,6 +130,8 @@ class Ingest:
         define_log(self.database, self._store, manifest)
 
     def close(self) -> None:
+        """Leave the database as anybody may open it."""
+        define_views(self.database, self._store, load(self._store))
         self.database.execute("checkpoint").fetchall()
         self.database.close()
 
@@ -175,13 +180,12 @@ class Ingest:
                 [run, self._next_pos],
             ).fetchall()
         }
-        tallies, damage = [], []
+        written: Counter[Place] = Counter()
         for lines in found:
-            count, last = held.get((lines.writer, lines.segment), (0, -1))
-            tallies.append(_Tally(lines.writer, lines.segment, count, last))
-            if lost := lines.data.count(b"\n") - count:
-                damage.append(Damage(lines.writer, lines.segment, None, lost))
-        return tallies, damage
+            written[lines.writer, lines.segment] += lines.data.count(b"\n")
+        tallies = [_Tally(*place, *held.get(place, (0, -1))) for place in written]
+        lost = [(place, count - held.get(place, (0, -1))[0]) for place, count in written.items()]
+        return tallies, [Damage(*place, None, count) for place, count in lost if count]
 
     def _remember(self, run: str, fresh: Mapping[Place, Taken]) -> None:
         if not fresh:
@@ -220,7 +224,7 @@ def _advanced(
     fresh: dict[Place, Taken] = {}
     for one in tallies:
         place = (one.writer, one.segment)
-        before = files.get(place) or Taken(*place, 0, 0, -1, first_pos)
+        before = fresh.get(place) or files.get(place) or Taken(*place, 0, 0, -1, first_pos)
         count, last_seq = before.rows + one.rows, max(before.last_seq, one.last_seq)
         fresh[place] = Taken(*place, offsets[place], count, last_seq, before.first_pos)
     return fresh
@@ -235,7 +239,6 @@ def open_database(store: Store, manifest: Manifest) -> duckdb.DuckDBPyConnection
         database = _connect(store)
         if _agrees(database, manifest):
             define_log(database, store, manifest)
-            create_views(database)
             return database
         database.close()
     except duckdb.Error as error:
@@ -246,25 +249,42 @@ def open_database(store: Store, manifest: Manifest) -> duckdb.DuckDBPyConnection
         # DuckDB ends such a message with the system's own words: no permission, a full disk. The database may be well.
         if any(words in str(error) for words in _SYSTEM_WORDS):
             raise StoreError(f"{store.database} cannot be opened: {str(error).partition(chr(10))[0]}") from error
+    set_aside(store)
+    database = _connect(store)
+    define_log(database, store, manifest)
+    return database
+
+
+def set_aside(store: Store) -> None:
+    """Put a damaged database out of the way, for whoever wants to look at it."""
     for suffix in ("", ".wal"):
         file = store.database.with_name(store.database.name + suffix)
         if file.exists():
             file.replace(file.with_name(file.name + ".damaged"))
-    database = _connect(store)
-    define_log(database, store, manifest)
-    create_views(database)
-    return database
 
 
 def define_log(database: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> None:
     """View `log` over `hot` and the sealed files of `manifest`."""
-    files = ", ".join(rows.quoted(str(store.root / one.file)) for one in manifest.sealed)
-    sealed = f" union all by name select * from read_parquet([{files}], union_by_name = true)" if files else ""
-    database.execute(f"create or replace view log as select * from hot{sealed}").fetchall()
+    database.execute(f"create or replace view log as {_with_hot(store, manifest.sealed)}").fetchall()
+
+
+def define_views(database: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> None:
+    """All views, for whoever opens the database when no collector runs, on what is published as far as that goes."""
+    define_log(database, store, manifest)
+    create_views(database)
+    now = standing(manifest)
+    database.execute(f"create or replace view unprojected as {_with_hot(store, now.open)}").fetchall()
+    project(database, {name: now.relation(store, name) for name in PROJECTIONS if now.tiers}, "unprojected")
+
+
+def _with_hot(store: Store, sealed: Sequence[Sealed]) -> str:
+    files = ", ".join(rows.quoted(str(store.root / one.file)) for one in sealed)
+    more = f" union all by name select * from read_parquet([{files}], union_by_name = true)" if files else ""
+    return f"select * from hot{more}"
 
 
 def _connect(store: Store) -> duckdb.DuckDBPyConnection:
-    database = duckdb.connect(str(store.database), config=_SETTINGS)
+    database = duckdb.connect(str(store.database), config=SETTINGS)
     rows.create_table(database, "hot")
     for table, columns in _TABLES.items():
         database.execute(f"create table if not exists {table} ({columns})").fetchall()

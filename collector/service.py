@@ -86,7 +86,7 @@ def serve(store: Store, idle_s: float) -> None:
                 busy, wait_s, said = False, BUSY_RETRY_S, str(error)
             if busy:
                 busy_s = time.monotonic()
-            if asked_to_end or time.monotonic() - busy_s > idle_s:
+            if asked_to_end or (not busy and time.monotonic() - busy_s > idle_s):
                 return
             if collecting.behind:
                 wait_s = 0.0

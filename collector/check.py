@@ -1,0 +1,186 @@
+"""Verifying a store: everything whose change would change an answer is compared with what was written.
+
+* sealed and published files: their sha256 against the manifest's; the manifest against its own checksum;
+* spool files: the checksum of each flush; what a kill tore off is not a fault;
+* the log: every seq of a writer once, every version of a control stream once, from 1 on;
+* the database: its rows against the spool lines they were taken from;
+* projections: what is published against what the sealed files give.
+
+The database, the projections and files that nobody lists are made of the rest, so they can be mended; the rest is named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import msgspec
+
+from unskew.collector import projections, rows
+from unskew.collector.flushes import is_torn, unpack
+from unskew.collector.ingest import set_aside
+from unskew.collector.manifest import Manifest, load, publish
+from unskew.collector.paths import Store
+from unskew.collector.reader import Reader
+from unskew.collector.sealing import sentence, sweep
+from unskew.collector.segment import final_size, first_seq, segment_names
+from unskew.collector.tail import Damage, Lines
+
+_HELD = ", ".join(f'"{name}"' for name in rows.COLUMNS if name != "pos")
+_DIGEST = f"select run, writer, segment, count(*), sum(hash({_HELD})::hugeint)::varchar from hot group by all"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that is not as it was written, or not as it should be."""
+
+    sentence: str
+    mended: bool = False
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """What was looked at, and what was found. `unchecked_lines` lie in spool files from before flushes had checksums."""
+
+    events: int
+    sealed_files: int
+    spool_files: int
+    published_files: int
+    unchecked_lines: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def well(self) -> bool:
+        return all(finding.mended for finding in self.findings)
+
+
+def check(store: Store, *, mend: bool) -> Checked:
+    """Verify `store`, which nobody else writes meanwhile but the runs. Raises `StoreError` when it has no readable manifest."""
+    manifest = load(store)
+    spool = list(_spool_files(store))
+    found = [Finding(problem) for problem in manifest.problems]
+    found += [Finding(problem) for problem in _sealed(store, manifest)]
+    found += [Finding(sentence(run, damage)) for run, _, damaged, _ in spool for damage in damaged]
+    count = 0
+    if not any("sha256" in finding.sentence for finding in found):  # else the rows cannot be read
+        count, problems = _log(store, manifest)
+        found += [Finding(problem) for problem in problems]
+        found += _projections(store, manifest, mend=mend)
+    found += _database(store, manifest, mend=mend)
+    found += _strays(store, load(store), mend=mend)
+    return Checked(
+        events=count,
+        sealed_files=len(manifest.sealed),
+        spool_files=len(spool),
+        published_files=len(manifest.published),
+        unchecked_lines=sum(unchecked for *_, unchecked in spool),
+        findings=tuple(dict.fromkeys(found)),
+    )
+
+
+def _sealed(store: Store, manifest: Manifest) -> Iterator[str]:
+    for one in manifest.sealed:
+        path = store.root / one.file
+        if not path.is_file():
+            yield f"run {one.run}: {one.file} ({one.rows} events) is gone, its sha256 cannot be compared"
+        elif _sha256(path) != one.sha256:
+            yield f"run {one.run}: {one.file} ({one.rows} events) is damaged: its sha256 is not the manifest's"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _spool_files(store: Store) -> Iterator[tuple[str, Path, list[Damage], int]]:
+    """Each spool file: its run, its path, the damage in it, and how many of its lines have no checksum."""
+    for run in store.spooled_runs():
+        for folder in sorted(store.spool(run).iterdir()):
+            for name in segment_names(folder):
+                path, place = folder / name, (folder.name, first_seq(name))
+                final, data = final_size(path) is not None, path.read_bytes()
+                unpacked = unpack(data)
+                damaged = [Damage(*place, at, size) for at, size in unpacked.damaged]
+                rest = data[unpacked.used :]
+                if final and rest and not is_torn(rest):
+                    damaged.append(Damage(*place, unpacked.used, len(rest)))
+                yield run, path, damaged, unpacked.unchecked
+
+
+def _log(store: Store, manifest: Manifest) -> tuple[int, list[str]]:
+    """How many events the log has, and what a complete one would not show. Pruned runs may lack seqs."""
+    pruned = {one.run for one in manifest.pruned}
+    with Reader(store) as reader:
+        writers = reader.sql(
+            "select run, writer, count(*) as n, count(distinct seq) as one_each, max(seq) - min(seq) + 1 as due "
+            "from log group by run, writer order by run, writer"
+        ).rows()
+        streams = reader.sql(
+            "select run, stream, count(*) as n, count(distinct version) as one_each, max(version) as due from log "
+            "where stream is not null group by run, stream order by run, stream"
+        ).rows()
+    found = [
+        f"run {run}: writer {writer} has {n - one_each} events twice"
+        for run, writer, n, one_each, _ in writers
+        if n != one_each
+    ]
+    found += [
+        f"run {run}: writer {writer} lacks {due - one_each} lines"
+        for run, writer, _, one_each, due in writers
+        if one_each != due and run not in pruned
+    ]
+    found += [
+        f"run {run}: stream {stream} has {n} events, {one_each} versions, the last is {due}: each must be there once"
+        for run, stream, n, one_each, due in streams
+        if not n == one_each == due
+    ]
+    return sum(n for _, _, n, _, _ in writers), found
+
+
+def _projections(store: Store, manifest: Manifest, *, mend: bool) -> Iterator[Finding]:
+    with duckdb.connect(":memory:") as connection:
+        problems = projections.check(connection, store, manifest)
+        if problems and mend:
+            fresh = projections.rebuild(connection, store, manifest)
+            publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, published=fresh))
+    for problem in problems:
+        yield Finding(problem, mended=mend)
+
+
+def _database(store: Store, manifest: Manifest, *, mend: bool) -> Iterator[Finding]:
+    """The rows that the database took and that are not sealed, against the lines they were taken from."""
+    if not store.database.exists():
+        return
+    problem = _difference(store, manifest)
+    if problem:
+        if mend:
+            set_aside(store)
+        yield Finding(f"{store.database.name}: {problem}; it is made anew by the next collector", mended=mend)
+
+
+def _difference(store: Store, manifest: Manifest) -> str | None:
+    sealed = {(one.run, file.writer, file.segment) for one in manifest.sealed for file in one.replaces}
+    try:
+        with duckdb.connect(str(store.database), read_only=True) as database, duckdb.connect(":memory:") as truth:
+            rows.create_table(truth, "hot")
+            for run, writer, segment, size in database.sql("select run, writer, segment, bytes from files").fetchall():
+                path = store.spool(run) / writer / f"{segment:012d}.jsonl"
+                if (run, writer, segment) not in sealed and path.exists():
+                    lines = unpack(path.read_bytes()[:size]).lines
+                    rows.insert(truth, "hot", run, [Lines(writer, segment, lines)])
+            held = {row[:3]: row[3:] for row in database.sql(_DIGEST).fetchall()}
+            due = {row[:3]: row[3:] for row in truth.sql(_DIGEST).fetchall()}
+    except duckdb.Error as error:
+        return f"it cannot be read ({str(error).partition(chr(10))[0]})"
+    wrong = [place for place in sorted({*held, *due} - sealed) if held.get(place) != due.get(place)]
+    return f"the rows of {len(wrong)} spool files are not their lines, first {'/'.join(map(str, wrong[0]))}" if wrong else None
+
+
+def _strays(store: Store, manifest: Manifest, *, mend: bool) -> list[Finding]:
+    """Files that a kill left behind before they were listed: no reader looks at them."""
+    listed = {one.file for one in (*manifest.sealed, *manifest.published)}
+    there = [*(store.root / "sealed").glob("*/*"), *(store.root / "published").glob("*")]
+    strays = sorted(name for path in there if (name := str(path.relative_to(store.root))) not in listed)
+    if strays and mend:
+        sweep(store)
+    return [Finding(f"{name} is in no manifest, nobody reads it", mended=mend) for name in strays]

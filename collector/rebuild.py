@@ -1,0 +1,69 @@
+"""Making the database and the projections anew from the log, with the proof that every view answers as before.
+
+The proof is a digest per view: the number of its rows and the sum of their hashes, whatever their order. It is taken by a
+reader before and after, and of the new database. `events.pos` is left out: it is the order in which lines were taken, and
+those that are not sealed yet are taken anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import duckdb
+import msgspec
+
+from unskew.collector import projections
+from unskew.collector.ingest import Ingest, define_views
+from unskew.collector.manifest import load, publish
+from unskew.collector.paths import Store
+from unskew.collector.reader import Reader
+from unskew.collector.sealing import sweep
+from unskew.collector.views import VIEWS
+
+Digest = tuple[int, str]
+"""Rows of a view, and the sum of their hashes."""
+
+
+class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
+    """Digests by view: of a reader before and after, of the database that was made."""
+
+    before: dict[str, Digest]
+    after: dict[str, Digest]
+    database: dict[str, Digest]
+
+    @property
+    def different(self) -> tuple[str, ...]:
+        """The views that do not answer alike."""
+        return tuple(name for name, digest in self.before.items() if {self.after[name], self.database[name]} != {digest})
+
+
+def rebuild(store: Store) -> Rebuilt:
+    """Make anew what is made of the log; for the one process that maintains the store."""
+    with Reader(store) as reader:
+        before = {name: _digest(reader.duckdb(_query(name))) for name in VIEWS}
+    for path in (store.database, store.database.with_name(store.database.name + ".wal")):
+        path.unlink(missing_ok=True)
+    sweep(store)
+    ingest = Ingest(store)
+    with contextlib.closing(ingest):
+        while ingest.step() or ingest.behind:
+            pass
+        manifest = load(store)
+        fresh = projections.rebuild(ingest.database, store, manifest)
+        publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, published=fresh))
+        define_views(ingest.database, store, load(store))
+        database = {name: _digest(ingest.database.sql(_query(name))) for name in VIEWS}
+    with Reader(store) as reader:
+        after = {name: _digest(reader.duckdb(_query(name))) for name in VIEWS}
+    sweep(store)
+    return Rebuilt(before=before, after=after, database=database)
+
+
+def _query(view: str) -> str:
+    columns = "* exclude (pos)" if view == "events" else "*"
+    return f"select count(*), coalesce(sum(hash(one)::hugeint), 0)::varchar from (select {columns} from {view}) one"
+
+
+def _digest(answer: duckdb.DuckDBPyRelation) -> Digest:
+    ((count, total),) = answer.fetchall()
+    return count, total
