@@ -26,7 +26,7 @@ _BUILD = timedelta(seconds=2)
 _MEET_POLL_S = 0.01
 _STOP_POLL_S = 0.02
 # Who is stuck is for liveness to say, not for a timeout: this only bounds a wait nobody ends.
-_WAIT = timedelta(hours=1)
+WAIT = timedelta(hours=1)
 
 
 class PeerLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
@@ -74,7 +74,7 @@ class _Waiter:
         while (item := self._works.get()) is not None:
             work, waited = item
             try:
-                work.wait(_WAIT)
+                work.wait(WAIT)
             except RuntimeError as error:
                 waited.error = error
             waited.over.set()
@@ -134,7 +134,7 @@ class Comm:
 
         store = PrefixStore(f"epoch{self.epoch}/{name}", self._store)
         group = _dist2._BACKENDS["gloo"](store, members.index(self.rank), len(members), _BUILD, torch.device("cpu"))
-        group.set_timeout(_WAIT)
+        group.set_timeout(WAIT)
         return group
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:

@@ -18,6 +18,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from unskew import analytics
 from unskew.analytics.adaptation import Adaptation, Site
+from unskew.analytics.ladder import check
+from unskew.analytics.liveness import LivenessOptions
 from unskew.analytics.thresholds import EMULATED, SHARED_MACHINE, DetectorOptions
 from unskew.collector.commands import Inbox, hold_controller_lock
 from unskew.collector.events import RunFinished, RunStarted
@@ -27,6 +29,7 @@ from unskew.collector.spool import SpoolWriter
 from unskew.collector.tail import Entry, Tail
 from unskew.runtime.controller import Controller, RunFailed
 from unskew.runtime.interrupts import Interrupts
+from unskew.runtime.ladder import ladder
 from unskew.runtime.ledger import Ledger
 from unskew.runtime.membership import AgentLost, Membership
 from unskew.runtime.model import Layer, ModelSize
@@ -75,6 +78,8 @@ class Session:
 
     def perform(self) -> None:
         """The whole run. What happens, also a failure, is in the log when it returns or raises."""
+        if wrong := check(ladder(LivenessOptions())):
+            raise ValueError(f"the timeouts do not climb: {'; '.join(wrong)}")
         with Interrupts() as interrupts, hold_controller_lock(self._store, self.run_id):
             ledger, tail = Ledger(self._store, self.run_id), Tail(self._store, self.run_id)
             telemetry = SpoolWriter(self._store, self.run_id, "controller")

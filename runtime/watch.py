@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from unskew.analytics.liveness import LivenessOptions, Pulse, Suspect, decide
 
 _BROKEN_S = 1.0
-_STANDSTILL_S = 60.0
+STANDSTILL_S = 60.0
 _BREAKS_IN_A_ROW = 5
 
 
@@ -58,8 +58,8 @@ class Watch:
         reason = ""
         if self._broken_since_s is not None and now_s - self._broken_since_s >= _BROKEN_S:
             reason = "communication broke although no rank died"
-        elif pulses and all(pulse.stalled_s >= _STANDSTILL_S for pulse in pulses.values()):
-            reason = f"nothing has moved for {_STANDSTILL_S:g} s and nobody can be named"
+        elif pulses and all(pulse.stalled_s >= STANDSTILL_S for pulse in pulses.values()):
+            reason = f"nothing has moved for {STANDSTILL_S:g} s and nobody can be named"
         if not reason:
             return None
         self._in_a_row += 1
