@@ -4,13 +4,14 @@ A hang that is meant to be named by liveness must not be cut off by a communicat
 several times before its absence means anything; a long phase that is promised must end before the job gives up. Checked when a
 job starts, so that nobody finds the right values by trial.
 
->>> check([Rung("heartbeat period", 0.05), Rung("frozen", 0.1, factor=3)])
+>>> too_early([Rung("heartbeat period", 0.05), Rung("frozen", 0.1, factor=3)])
 ('frozen is 0.1 s and must be at least 3 x heartbeat period (0.05 s): 0.15 s',)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -23,11 +24,15 @@ class Rung(msgspec.Struct, frozen=True):
     factor: float = 1.0
 
 
-def check(ladder: Sequence[Rung]) -> tuple[str, ...]:
+def too_early(ladder: Sequence[Rung]) -> tuple[str, ...]:
     """What is wrong, a sentence each: from the quickest rung to the slowest. Empty = every rung stands."""
     return tuple(
-        f"{rung.name} is {rung.seconds:g} s and must be at least "
-        f"{f'{rung.factor:g} x ' if rung.factor != 1 else ''}{below.name} ({below.seconds:g} s): {rung.factor * below.seconds:g} s"
-        for below, rung in zip(ladder, ladder[1:], strict=False)
+        f"{rung.name} is {rung.seconds:g} s and must be at least {_times(rung)}{below.name} ({below.seconds:g} s): "
+        f"{rung.factor * below.seconds:g} s"
+        for below, rung in pairwise(ladder)
         if rung.seconds < rung.factor * below.seconds
     )
+
+
+def _times(rung: Rung) -> str:
+    return "" if rung.factor == 1 else f"{rung.factor:g} x "

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from unskew import analytics
 from unskew.analytics.adaptation import Adaptation, Site
-from unskew.analytics.ladder import check
+from unskew.analytics.ladder import too_early
 from unskew.analytics.liveness import LivenessOptions
 from unskew.analytics.thresholds import EMULATED, SHARED_MACHINE, DetectorOptions
 from unskew.collector.commands import Inbox, hold_controller_lock
@@ -78,7 +78,7 @@ class Session:
 
     def perform(self) -> None:
         """The whole run. What happens, also a failure, is in the log when it returns or raises."""
-        if wrong := check(ladder(LivenessOptions())):
+        if wrong := too_early(ladder(LivenessOptions())):
             raise ValueError(f"the timeouts do not climb: {'; '.join(wrong)}")
         with Interrupts() as interrupts, hold_controller_lock(self._store, self.run_id):
             ledger, tail = Ledger(self._store, self.run_id), Tail(self._store, self.run_id)

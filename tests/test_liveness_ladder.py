@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from unskew.analytics.ladder import Rung, check
+from unskew.analytics.ladder import Rung, too_early
 from unskew.analytics.liveness import LivenessOptions
 from unskew.runtime.ladder import ladder
 
 
 def test_the_timeouts_of_a_run_climb() -> None:
-    assert check(ladder(LivenessOptions())) == ()
+    assert too_early(ladder(LivenessOptions())) == ()
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,9 @@ def test_the_timeouts_of_a_run_climb() -> None:
     ],
 )
 def test_a_rung_that_comes_too_early_is_named(change: dict[str, float], named: str) -> None:
-    assert named in check(ladder(msgspec.structs.replace(LivenessOptions(), **change)))
+    assert named in too_early(ladder(msgspec.structs.replace(LivenessOptions(), **change)))
 
 
 def test_equal_rungs_stand() -> None:
-    assert check([Rung("a", 1.0), Rung("b", 1.0), Rung("c", 3.0, factor=3)]) == ()
-    assert check([]) == ()
+    assert too_early([Rung("a", 1.0), Rung("b", 1.0), Rung("c", 3.0, factor=3)]) == ()
+    assert too_early([]) == ()
