@@ -256,7 +256,7 @@ def uniform_plan(*, tp: int, pp: int, dp: int, n_layers: int, micro_batches: int
     if tp != 1:
         raise PlanError(f"--tp {tp}: tensor parallelism is not executed yet, only --tp 1 is allowed")
     if schedule not in PASSES:
-        raise PlanError(f"--schedule {schedule} is not known, allowed: {', '.join(PASSES)}")
+        raise PlanError(f"--schedule {schedule} is not known, allowed: {', '.join(PASSES)}, searched")
     stages = pp * PASSES[schedule]
     if n_layers < stages:
         passes = "" if PASSES[schedule] == 1 else f" passed {PASSES[schedule]} times by --schedule {schedule}"

@@ -10,6 +10,7 @@ import msgspec
 
 from unskew.analytics.faults import FaultSpec
 from unskew.analytics.plan import Plan, uniform_plan
+from unskew.analytics.planners.searched import searched_plan
 from unskew.analytics.profiles import profile
 from unskew.collector.events import Mode
 from unskew.runtime.corpus import check_folder
@@ -56,6 +57,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def first_plan(self) -> Plan:
         """The plan the run starts with. Raises `PlanError` for an impossible layout."""
+        if self.schedule == "searched" and self.tp == 1 and min(self.pp, self.dp) > 0:
+            return searched_plan(
+                pp=self.pp,
+                dp=self.dp,
+                n_layers=self.layers,
+                micro_batches=self.micro_batches,
+                cost=profile(self.profile),
+                tokens=self.tokens,
+            )
         return uniform_plan(
             tp=self.tp, pp=self.pp, dp=self.dp, n_layers=self.layers, micro_batches=self.micro_batches, schedule=self.schedule
         )

@@ -35,7 +35,7 @@ from unskew.analytics.chunks import Array
 from unskew.analytics.memory import peak_activations
 from unskew.analytics.notation import with_orders
 from unskew.analytics.pipeline import evaluate, per_hop, pipeline_of
-from unskew.analytics.plan import Plan, plan_from_partition, way_of
+from unskew.analytics.plan import Plan, PlanError, plan_from_partition, way_of
 from unskew.analytics.planners.dispatch import Dispatched, Knobs, Pipeline, Step, dispatch
 from unskew.analytics.planners.layouts import Layout, balanced, moved_stages, shifted_boundaries, start_layouts, usual
 from unskew.analytics.schedule import Kind, action_of, build_schedule, splits_backward
@@ -106,7 +106,10 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tune(task: Task, *, evaluations: int = 600, starts: int = 3) -> Found:
-    """The best pipeline found with at most about `evaluations` dispatches. Needs at least as many units as devices."""
+    """The best pipeline found with at most about `evaluations` dispatches. Raises `PlanError` when there are fewer units than
+    devices, or when no order stays within the task's limit."""
+    if task.n_units < len(task.speeds):
+        raise PlanError(f"{task.n_units} units cannot fill {len(task.speeds)} devices: at least one unit per device is needed")
     baselines = {name: found for name in BASELINES if (found := _baseline(task, name)) is not None}
     limit = max(found.kept_peak for found in baselines.values()) if task.limit is None else task.limit
     search = _Search(task, limit, evaluations)
@@ -115,9 +118,12 @@ def tune(task: Task, *, evaluations: int = 600, starts: int = 3) -> Found:
     for number, seed in enumerate(seeds[:starts]):
         tuned = search.climb(seed, evaluations * (number + 1) // starts)
         best = min(best, tuned, key=lambda state: state.us)
-    allowed = [found for found in baselines.values() if found.kept_peak <= limit * (1 + 1e-9)]
-    answers = [_answer(task, "tuned", best.layout, best.found.lists, best.trail)] if best.us < inf else []
-    answer = min([*answers, *allowed], key=lambda found: found.makespan_us)
+    answers = [_answer(task, name, found.layout, found.lists) for name, found in baselines.items() if found.kept_peak <= limit]
+    if best.us < inf:
+        answers.append(_answer(task, "tuned", best.layout, best.found.lists, best.trail))
+    if not answers:
+        raise PlanError(f"no order keeps the activations of a device within {limit:g}")
+    answer = min(answers, key=lambda found: found.makespan_us)
     return msgspec.structs.replace(
         answer,
         baselines_us={name: found.makespan_us for name, found in baselines.items()},
@@ -236,7 +242,7 @@ class _Search:
             rule = self._rule(state)
             kinds = {"partition": self._partitions, "placement": self._placements, "schedule": self._schedules}
             for kind in (rule, *(other for other in kinds if other != rule)):
-                moves = [(name, self._state(*move)) for name, *move in kinds[kind](state) if self.used < until]
+                moves = [(name, self._state(layout, knobs)) for name, layout, knobs in kinds[kind](state) if self.used < until]
                 name, best = min(moves, key=lambda move: move[1].us, default=("", state))
                 if best.us < state.us * (1 - 1e-9):
                     trail = (*state.trail, Round(rule, f"{kind}: {name}", best.us))

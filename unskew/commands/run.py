@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from unskew.collector.paths import Store
 
 DEFAULTS = RunOptions()
+SCHEDULE_HELP = "Order of the chunks: gpipe, 1f1b, interleaved, zb-h1, zb-v or searched."
 LAYOUT, MATHS, DEVICE, FAULTS, OUTPUT = "Layout", "Maths and data", "Device", "Faults and decisions", "What you see"
 
 
@@ -25,7 +26,7 @@ def run(
     tp: Annotated[int, typer.Option(help="Tensor-parallel shards.", rich_help_panel=LAYOUT)] = DEFAULTS.tp,
     pp: Annotated[int, typer.Option(help="Pipeline stages.", rich_help_panel=LAYOUT)] = DEFAULTS.pp,
     dp: Annotated[int, typer.Option(help="Replicas.", rich_help_panel=LAYOUT)] = DEFAULTS.dp,
-    schedule: Annotated[str, typer.Option(help="Order of the chunks.", rich_help_panel=LAYOUT)] = DEFAULTS.schedule,
+    schedule: Annotated[str, typer.Option(help=SCHEDULE_HELP, rich_help_panel=LAYOUT)] = DEFAULTS.schedule,
     layers: Annotated[int, typer.Option(help="Layers of the model.", rich_help_panel=MATHS)] = DEFAULTS.layers,
     dim: Annotated[int, typer.Option(help="Width of the model.", rich_help_panel=MATHS)] = DEFAULTS.dim,
     heads: Annotated[int, typer.Option(help="Attention heads.", rich_help_panel=MATHS)] = DEFAULTS.heads,
