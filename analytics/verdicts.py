@@ -37,11 +37,10 @@ def slow_verdict(
     """`rank` is slow as `change` says; `kinds` is how many kinds of work it executes, `sigma` the noise of the test that fired,
     `episodes` how often the rank has been slow, this time included.
 
-    Confidence: Student's t (n - 1 degrees) that the level is more than the test's slack, with the error of a median of n.
+    Confidence: that the level is more than the test's slack.
     """
     speed = {kind: round(exp(-level), 4) for kind, level in sorted(change.levels.items()) if kind != ALL}
     excess = max(change.levels.values()) - options.slack_of(sigma)
-    error = MEDIAN_ERROR * sigma / sqrt(change.iterations)
     again = f", for the {_ordinal(episodes)} time" if episodes > 1 else ""
     since = f"since iteration {change.since}" if not change.creep else f"and has crept there before iteration {change.since}"
     return Verdict(
@@ -52,7 +51,7 @@ def slow_verdict(
         speed=speed,
         since_iteration=change.since,
         at_iteration=at,
-        confidence=round(float(student.cdf(excess / error, change.iterations - 1)), 3),
+        confidence=confidence_of(excess, sigma, change.iterations),
         sentence=f"rank {rank} {_pace(speed, kinds)} {since}{again}",
         evidence={
             "test": change.test,
@@ -66,6 +65,12 @@ def slow_verdict(
         },
         config=options.digest,
     )
+
+
+def confidence_of(excess: float, sigma: float, n: int) -> float:
+    """How sure it is that the median of `n` values of noise `sigma` is above 0, when it is `excess`: Student's t (n - 1)."""
+    error = MEDIAN_ERROR * sigma / sqrt(n)
+    return round(float(student.cdf(excess / error, n - 1)), 3)
 
 
 def closed_verdict(number: int, rank: int, change: Change, at: int) -> VerdictClosed:

@@ -1,4 +1,4 @@
-"""Synthetic jobs for detectors: ResiHP's protocol (section 8.2: many short jobs, half of them with one persistent fail-slow
+"""Synthetic jobs for detectors: ResiHP's protocol (table 5: many short jobs, half of them with one persistent fail-slow
 that begins after the first and before the last 50 iterations), with the noise of noise.toml.
 
 A job, from its seed alone: documents are drawn from a corpus's quantiles, cut at the context length and packed by next fit, as
