@@ -15,6 +15,7 @@ from unskew.collector.events import CONTROL, TELEMETRY, Event
 from unskew.collector.flushes import unpack
 from unskew.collector.paths import Store
 from unskew.collector.segment import SUFFIX, first_seq, segment_name, segment_names
+from unskew.collector.upcasters import upcast
 
 READ_BYTES = 4 * 1024 * 1024
 """About this much per poll, in fair shares of all writers, so that catching up stays in small batches."""
@@ -191,7 +192,7 @@ def _entry(place: Place, envelope: _Envelope, line: bytes) -> Entry:
 
 def decode_event(line: bytes) -> Event | None:
     """The event of a line; None for a type, or a version of it, that this code does not know."""
-    for decode in (_decode_event, _decode_with_nan):
+    for decode in (_decode_event, _decode_with_care):
         try:
             event: Event = decode(line)
         except msgspec.ValidationError:
@@ -200,9 +201,9 @@ def decode_event(line: bytes) -> Event | None:
     return None
 
 
-def _decode_with_nan(line: bytes) -> Event:
-    """JSON has no NaN, it is written as null; an iteration with a diverged loss is committed all the same."""
-    fields = {name: nan if value is None else value for name, value in msgspec.json.decode(line).items()}
+def _decode_with_care(line: bytes) -> Event:
+    """An old version, or a NaN: JSON writes it as null, and an iteration with a diverged loss is committed all the same."""
+    fields = {name: nan if value is None else value for name, value in upcast(msgspec.json.decode(line)).items()}
     event: Event = msgspec.convert(fields, _AnyEvent)
     return event
 
