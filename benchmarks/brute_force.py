@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 
 from unskew.analytics.planners.capability import members_needed
-from unskew.analytics.planners.cluster import Cluster
+from unskew.analytics.planners.cluster import Cluster, Job
 from unskew.analytics.planners.costing import replica_us
 from unskew.analytics.planners.tp import degrees_allowed
 
@@ -55,3 +55,23 @@ def _table(cluster: Cluster, replica: int) -> list[float]:
                 times = replica_us(job, layers[rows], np.tile(speeds, (len(rows), 1)), counts[rows])
                 best[m] = min(best[m], times.min())
     return best.tolist()
+
+
+def random_cluster(random: np.random.Generator, *, largest: int) -> Cluster:
+    """A small job on devices of which a third are slow or dead: up to 3 replicas, 4 stages, 4 members, `largest` layers."""
+    dp, pp, tp = int(random.integers(1, 4)), int(random.integers(1, 5)), int(random.choice([1, 2, 4]))
+    n_layers, micro_batches = (int(random.integers(least, max(least, largest) + 1)) for least in (pp, dp))
+    measured = {1: (), 2: (0.55, 1.0), 4: (0.28, 0.55, 0.8, 1.0)}[tp]
+    extra = float(random.choice([0.0, 1.2]))
+    limit = {} if random.random() < 0.6 else {"layer_bytes": 1.0, "activation_bytes": 0.1}
+    job = Job(
+        n_layers=n_layers,
+        micro_batches=micro_batches,
+        embedding_layers=extra / 2,
+        head_layers=extra,
+        message_us=float(random.choice([0.0, 0.2])),
+        capacity_bytes=1.5 * n_layers / pp / tp * (1 + 0.1 * pp) if limit else None,
+        **limit,
+    )
+    speeds = random.choice([1.0, 1.0, 1.0, 1.0, 0.9, 0.7, 0.5, 0.3, 0.15, 0.0], size=(dp, pp, tp))
+    return Cluster(job=job, speeds=speeds, efficiency=measured if random.random() < 0.5 else ())

@@ -1,0 +1,112 @@
+"""The joint planner: as good as trying everything, never above what the bound says, and legal on any cluster."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unskew.analytics.plan import PlanError, uniform_plan
+from unskew.analytics.planners.bounds import bounds
+from unskew.analytics.planners.cluster import Cluster, Job, healthy_cluster, start
+from unskew.analytics.planners.conversion import to_plan
+from unskew.analytics.planners.costing import chunk_times, pipeline_us
+from unskew.analytics.planners.evaluation import cost, holds
+from unskew.analytics.planners.joint import plan_joint
+from unskew.analytics.planners.progressive import plan_progressive
+from unskew.benchmarks.brute_force import best_us, random_cluster
+
+TWO_STAGES = Job(n_layers=32, micro_batches=4)
+
+
+def makespan(layers, speeds, micro_batches=4, job=TWO_STAGES):
+    forward, backward = chunk_times(job, np.array([layers]), np.array([speeds], dtype=float))
+    return float(pipeline_us(forward, backward, micro_batches)[0])
+
+
+def test_what_one_partition_for_all_replicas_costs():
+    """Two stages, four micro-batches, one stage at half speed: 0.60 of the healthy rate, 0.741 with 11/21 layers; a healthy
+    replica that is forced to the same partition runs at 0.842."""
+    healthy = makespan([16, 16], [1, 1])
+    assert healthy / makespan([16, 16], [0.5, 1]) == pytest.approx(0.60, abs=5e-4)
+    assert healthy / makespan([11, 21], [0.5, 1]) == pytest.approx(0.741, abs=5e-4)
+    assert healthy / makespan([11, 21], [1, 1]) == pytest.approx(0.842, abs=5e-4)
+
+
+def test_per_replica_partitions_beat_one_for_all():
+    job = Job(n_layers=32, micro_batches=8)
+    cluster = Cluster(job=job, speeds=np.array([[[0.5], [1.0]], [[1.0], [1.0]]]))
+    healthy = cost(cluster, start(healthy_cluster(job, tp=1, pp=2, dp=2))).iteration_us
+    uniform = cost(cluster, plan_progressive(cluster, levels={"tp", "pp"}).assignment).iteration_us
+    assert healthy / uniform == pytest.approx(0.741, abs=5e-4)
+    joint = plan_joint(cluster)
+    assert healthy / joint.predicted_us > 0.83
+    assert joint.predicted_us >= bounds(cluster).pipelines_us
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_as_good_as_trying_every_plan(seed):
+    cluster = random_cluster(np.random.default_rng(seed), largest=7)
+    best = best_us(cluster)
+    if not np.isfinite(best):
+        with pytest.raises(PlanError, match="no replica that is left can hold the model"):
+            plan_joint(cluster, compare=False)
+        return
+    joint = plan_joint(cluster, compare=False)
+    assert joint.predicted_us == pytest.approx(cost(cluster, joint.assignment).iteration_us)
+    assert best <= joint.predicted_us * (1 + 1e-9)
+    assert joint.predicted_us <= 1.03 * best
+    lower = bounds(cluster)
+    assert max(lower.pipelines_us, lower.capacity_us) <= best * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10_000), largest=st.integers(4, 14))
+def test_a_joint_plan_is_legal_and_never_worse_than_nothing_or_the_levels(seed, largest):
+    cluster = random_cluster(np.random.default_rng(seed), largest=largest)
+    try:
+        joint = plan_joint(cluster)
+    except PlanError:
+        return
+    assignment = joint.assignment
+    executing = assignment.micro_batches > 0
+    assert (assignment.layers[executing].sum(axis=1) == cluster.job.n_layers).all()
+    assert assignment.micro_batches.sum() == cluster.job.micro_batches
+    assert joint.source != "joint" or holds(cluster.job, assignment)
+    present = start(cluster)
+    if (present.speeds > 0).all() and holds(cluster.job, present):
+        assert joint.predicted_us <= cost(cluster, present).iteration_us * (1 + 1e-9)
+    try:
+        levels = cost(cluster, plan_progressive(cluster).assignment).iteration_us
+    except PlanError:
+        levels = np.inf
+    assert joint.predicted_us <= levels * (1 + 1e-9)
+    plan = to_plan(cluster, assignment, epoch=1)
+    assert (cluster.speeds.ravel()[list(plan.ranks)] > 0).all()
+
+
+def test_without_a_fault_the_start_is_kept_where_it_is_best():
+    cluster = healthy_cluster(Job(n_layers=8, micro_batches=32), tp=1, pp=4, dp=2)
+    joint = plan_joint(cluster)
+    assert joint.predicted_us == pytest.approx(cost(cluster, start(cluster)).iteration_us)
+    assert to_plan(cluster, start(cluster), epoch=0) == uniform_plan(tp=1, pp=4, dp=2, n_layers=8, micro_batches=32)
+
+
+def test_a_group_takes_more_members_where_memory_asks_for_them():
+    """Three of four members would be as fast as four at 0.7 each would not; but only four hold the layers."""
+    job = Job(n_layers=4, micro_batches=2, layer_bytes=1.0, capacity_bytes=1.0)
+    speeds = np.array([[[1.0, 1.0, 1.0, 0.7]]])
+    assert plan_joint(Cluster(job=job, speeds=speeds)).assignment.degrees.tolist() == [[4]]
+    roomy = Job(n_layers=4, micro_batches=2, layer_bytes=1.0, capacity_bytes=2.0)
+    assert plan_joint(Cluster(job=roomy, speeds=speeds)).assignment.degrees.tolist() == [[3]]
+
+
+@pytest.mark.limit(20)
+def test_a_large_job_is_planned_in_seconds():
+    cluster = healthy_cluster(Job(n_layers=80, micro_batches=1024), tp=8, pp=16, dp=128, devices_per_node=8)
+    random = np.random.default_rng(5)
+    speeds = cluster.speeds.ravel().copy()
+    speeds[random.choice(len(speeds), 80, replace=False)] = random.choice([0.0, 0.5, 0.8], 80)
+    faulty = cluster.with_speeds(speeds.reshape(cluster.speeds.shape))
+    joint = plan_joint(faulty, compare=False)
+    assert joint.predicted_us <= 1.02 * cost(cluster, start(cluster)).iteration_us
+    assert joint.predicted_us >= bounds(faulty).pipelines_us
