@@ -75,10 +75,8 @@ def diagnose(log: RunLog) -> Diagnosis:
             verdicts += tuple(named(measured, number, thresholds(log).digest))
             lost_s = _device_seconds(log, measured)
     elif seen == "collectives":
-        try:
-            verdicts = follow_waits(read_waits(log.spans, log.iterations), thresholds(log))
-        except ValueError as error:
-            abstained.append(f"slow_device: {error}")
+        verdicts, problems = _waited(log)
+        abstained += problems
     elif seen == "flight recorder":
         standstill = explain(log.flights, log.flight_groups)
         verdicts = _hung(standstill)
@@ -136,6 +134,21 @@ def _expected(
             has_head = held[0] + held[1] == n_layers
             expected[i, column] = max(cost.chunk_us(operation.kind, work, held[1], has_head=has_head), 1e-3)
     return expected
+
+
+def _waited(log: RunLog) -> tuple[tuple[Verdict, ...], list[str]]:
+    """Who waits least, plan by plan (another plan gives ranks other work), and which plans do not tell."""
+    said: list[Verdict] = []
+    problems = []
+    for epoch in log.spans["epoch"].unique().sort().to_list():
+        try:
+            waits = read_waits(log.spans.filter(pl.col("epoch") == epoch), log.iterations)
+        except ValueError as error:
+            problems.append(f"slow_device under plan {epoch}: {error}")
+            continue
+        found = follow_waits(waits, thresholds(log))
+        said += [msgspec.structs.replace(verdict, verdict=len(said) + i) for i, verdict in enumerate(found, start=1)]
+    return tuple(said), problems
 
 
 def _hung(standstill: Standstill) -> tuple[Verdict, ...]:

@@ -1,10 +1,12 @@
 """Who holds the others up where only collectives and messages are seen, with the waiting inside them.
 
-Under a barrier the culprit is the rank that waits least: a rank's own time in an iteration is the iteration's less all its
-communication (analytics/culprits.py). Steps:
+Under a barrier the culprit is the rank that waits least: a rank's own time in an iteration is the iteration's less the time
+covered by its collectives and receives (sends run beside its work), and by the wait between its last collective and the
+optimizer. Steps:
 
 1. roles: the members of one gradient group have the same role, one in each replica; where ranks are in several groups, the
-   smallest counts; a rank without a group has a role of its own;
+   smallest counts. A group of all ranks says nothing of roles where ranks send each other messages (a pipeline); a rank without
+   a group has a role of its own;
 2. a rank's own time is expected to be its role's median over iterations and members;
 3. the Detector judges own times like chunks: against the expectation, and against the peers of the role.
 
@@ -19,7 +21,6 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from unskew.analytics.culprits import own_from_waits
 from unskew.analytics.detector import Committed, Detector
 from unskew.analytics.diagnosis.failslow import AS_EXPECTED, settled
 from unskew.analytics.diagnosis.graph import Array
@@ -30,7 +31,7 @@ from unskew.analytics.thresholds import DetectorOptions
 from unskew.analytics.workload import Work
 from unskew.collector.events import Verdict, VerdictClosed
 
-WAITING = (*COLLECTIVES, "send", "recv")
+WAITING = (*COLLECTIVES, "recv")
 LEAST_ITERATIONS = 8
 
 
@@ -49,8 +50,7 @@ def read_waits(spans: pl.DataFrame, iterations: pl.DataFrame) -> Waits:
     seen = spans.filter(pl.col("kind").is_in(WAITING))
     ranks = tuple(seen["rank"].unique().sort().to_list())
     table = (
-        seen.group_by("iteration", "rank").agg(pl.col("wall_us").sum())
-        .pivot("rank", index="iteration", values="wall_us").sort("iteration").drop_nulls()
+        _covered(spans).pivot("rank", index="iteration", values="covered_us").sort("iteration").drop_nulls()
         .join(iterations.drop_nulls(), on="iteration", how="inner")
     )  # fmt: skip
     if table.height < LEAST_ITERATIONS or len(ranks) < 2:
@@ -59,8 +59,22 @@ def read_waits(spans: pl.DataFrame, iterations: pl.DataFrame) -> Waits:
         )
     took = table["iteration_us"].cast(pl.Float64).to_numpy()
     waited = table.select([str(rank) for rank in ranks]).cast(pl.Float64).to_numpy()
-    own = own_from_waits(took, waited[:, :, None, None])[:, :, 0, 0]
-    return Waits(tuple(table["iteration"].to_list()), ranks, np.maximum(own, 1.0), took, _roles(seen, ranks))
+    roles = _roles(seen, ranks, in_pipeline=bool(spans["kind"].is_in(["send", "recv"]).any()))
+    return Waits(tuple(table["iteration"].to_list()), ranks, np.maximum(took[:, None] - waited, 1.0), took, roles)
+
+
+def _covered(spans: pl.DataFrame) -> pl.DataFrame:
+    """iteration, rank, covered_us: the union of what a rank waited, which may overlap."""
+    group = ["iteration", "rank"]
+    waits = spans.filter(pl.col("kind").is_in(WAITING)).with_columns(end=pl.col("start_us") + pl.col("wall_us"))
+    last = waits.filter(pl.col("kind").is_in(COLLECTIVES)).group_by(group).agg(pl.col("end").max().alias("start_us"))
+    steps = spans.filter(pl.col("kind") == "optimizer").group_by(group).agg(pl.col("start_us").min().alias("end"))
+    barrier = last.join(steps, on=group, how="inner").filter(pl.col("end") > pl.col("start_us"))
+    both = [frame.select(*group, "start_us", "end") for frame in (waits, barrier)]
+    intervals = pl.concat(both).sort(*group, "start_us")
+    before = pl.col("end").cum_max().shift(1).over(group)
+    gained = (pl.col("end") - pl.max_horizontal("start_us", before)).clip(lower_bound=0)
+    return intervals.with_columns(covered_us=gained).group_by(group).agg(pl.col("covered_us").sum())
 
 
 def follow_waits(waits: Waits, options: DetectorOptions) -> tuple[Verdict, ...]:
@@ -92,14 +106,15 @@ def follow_waits(waits: Waits, options: DetectorOptions) -> tuple[Verdict, ...]:
     )
 
 
-def _roles(seen: pl.DataFrame, ranks: Sequence[int]) -> dict[int, int]:
+def _roles(seen: pl.DataFrame, ranks: Sequence[int], *, in_pipeline: bool) -> dict[int, int]:
     """rank -> role, by the smallest group of several that it is in."""
     members: dict[str, frozenset[int]] = {
         group: frozenset(of)
         for group, of in seen.filter(pl.col("group").is_not_null() & pl.col("kind").is_in(COLLECTIVES))
         .group_by("group").agg(pl.col("rank").unique()).iter_rows()
     }  # fmt: skip
-    groups = sorted((sorted(of) for of in members.values() if len(of) > 1), key=lambda of: (len(of), of))
+    most = len(ranks) - in_pipeline
+    groups = sorted((sorted(of) for of in members.values() if 1 < len(of) <= most), key=lambda of: (len(of), of))
     return {rank: next((of[0] for of in groups if rank in of), rank) for rank in ranks}
 
 

@@ -1,0 +1,122 @@
+"""A diagnosis of each observability: one run that trained here with a slow rank, looked at with more and more hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import polars as pl
+import pytest
+from runtime_runs import SMALL, train
+
+from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose, sections_of
+from unskew.analytics.diagnosis.load import load_run
+from unskew.analytics.diagnosis.replay import makespan_us
+from unskew.analytics.diagnosis.runlog import RunLog
+from unskew.analytics.diagnosis.spans import COLLECTIVES
+from unskew.analytics.diagnosis.whatif import ask, what_if
+from unskew.collector.events import Verdict
+from unskew.collector.reader import open_store
+
+SLOW = 3
+AT = 14
+OPTIONS = msgspec.structs.replace(SMALL, iterations=34, tokens=256, layers=8, micro_batches=8, mode="observe")
+
+
+@pytest.fixture(scope="module")
+def slowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunLog, list[Verdict]]]:
+    """A run on the virtual device, PP2 x DP2, rank 3 of which takes 1.8 times as long from iteration 14 on; its live verdicts."""
+    run = train(tmp_path_factory.mktemp("store"), f"slow:rank={SLOW},factor=1.8,at={AT}", base=OPTIONS)
+    with open_store(run.store) as reader:
+        yield load_run(reader, run.id), run.of(Verdict)
+
+
+def devices(found: Diagnosis) -> list[tuple[str, int | None]]:
+    return [(v.cause, party.rank) for v in found.verdicts for party in v.culprits if party.kind == "device"]
+
+
+def test_with_chunks_the_offline_verdict_is_the_live_one_and_its_cost_adds_up(slowed: tuple[RunLog, list[Verdict]]) -> None:
+    log, live = slowed
+    found = diagnose(log)
+    assert found.observability == "chunks"
+    assert devices(found) == [("slow_device", SLOW)]
+    (verdict,) = [one for one in found.verdicts if one.cause == "slow_device"]
+    assert (verdict.since_iteration, verdict.at_iteration) == (live[0].since_iteration, live[0].at_iteration)
+    assert verdict.speed == live[0].speed
+    assert verdict.evidence["next_step"]
+    sections, _, _ = sections_of(log)
+    (section,) = sections
+    parts = section.parts
+    replayed = makespan_us(section.recording.graph, parts.work_us, parts.delay_us)
+    assert replayed == pytest.approx(section.recording.iteration_us, rel=0.005)
+    ideal = what_if(section.recording).ideal_us
+    lost = len(section.ranks) * float((section.recording.iteration_us - ideal).sum()) / 1e6
+    assert sum(found.time_lost_s.values()) == pytest.approx(lost, abs=0.01)
+    assert found.time_lost_s["slow_device"] > 0.4 * lost
+    assert set(found.time_lost_s) <= {"slow_device", "long_sequences", "stage_imbalance", "unexplained"}
+    assert any("input_bound" in sentence for sentence in found.abstained)
+
+
+def test_what_if_without_the_slow_rank_gives_the_iterations_before_it_was_slow(
+    slowed: tuple[RunLog, list[Verdict]],
+) -> None:
+    (section,) = sections_of(slowed[0])[0]
+    ill = section.pick(range(AT, len(section.recording.iterations)))
+    (answer,) = ask(ill, ranks=[SLOW])
+    (nobody,) = ask(ill, ranks=[0])
+    assert answer.saves_percent > 20
+    assert abs(nobody.saves_percent) < 2
+    before = section.pick(range(1, AT))
+    assert answer.iteration_us == pytest.approx(what_if(before.recording).replayed_us, rel=0.1)
+    with pytest.raises(ValueError, match="--without-device 9 has no part in it, allowed: 0, 1, 2, 3"):
+        ask(ill, ranks=[9])
+
+
+def test_with_collectives_only_the_rank_that_waits_least_is_named(slowed: tuple[RunLog, list[Verdict]]) -> None:
+    log, _ = slowed
+    bare = msgspec.structs.replace(
+        log, released=(), plans={}, spans=log.spans.filter(pl.col("kind").is_in([*COLLECTIVES, "send", "recv", "optimizer"]))
+    )
+    found = diagnose(bare)
+    assert found.observability == "collectives"
+    assert devices(found) == [("slow_device", SLOW)]
+    assert abs(found.verdicts[0].since_iteration - AT) <= 2
+    assert found.time_lost_s == {}
+    assert any(sentence.startswith("long_sequences, stage_imbalance, time lost") for sentence in found.abstained)
+
+
+def test_with_iteration_times_only_nobody_is_named_and_it_says_what_is_missing(slowed: tuple[RunLog, list[Verdict]]) -> None:
+    log, _ = slowed
+    bare = msgspec.structs.replace(log, released=(), plans={}, spans=log.spans.clear(), commits=log.commits.clear())
+    found = diagnose(bare)
+    assert found.observability == "iterations"
+    assert devices(found) == []
+    assert any(sentence.startswith("slow_device, slow_link: neither chunk nor collective") for sentence in found.abstained)
+    nothing = diagnose(msgspec.structs.replace(bare, iterations=log.iterations.clear()))
+    assert (nothing.observability, nothing.abstained) == ("nothing", ("everything: the log holds no iteration",))
+
+
+def test_pauses_that_were_recorded_are_named_and_cost_what_they_took(
+    slowed: tuple[RunLog, list[Verdict]], tmp_path: Path
+) -> None:
+    """Garbage collection of 60 ms on rank 1 before its first chunk in every iteration of a run: shifted into the real spans."""
+    del tmp_path
+    log, _ = slowed
+    healthy = msgspec.structs.replace(
+        log, released=log.released[:AT], commits=log.commits.filter(pl.col("iteration") < AT),
+        iterations=log.iterations.filter(pl.col("iteration") < AT),
+    )  # fmt: skip
+    pause = 60_000
+    spans = log.spans.filter(pl.col("iteration") < AT)
+    first = spans.filter((pl.col("kind") == "F") & (pl.col("rank") == 1)).group_by("iteration").agg(pl.col("start_us").min())
+    collections = (
+        spans.filter((pl.col("kind") == "F") & (pl.col("rank") == 1))
+        .join(first, on=["iteration", "start_us"], how="semi")
+        .with_columns(kind=pl.lit("gc"), start_us=pl.col("start_us") - pause, wall_us=pl.lit(pause, dtype=pl.Int64))
+    )
+    found = diagnose(msgspec.structs.replace(healthy, spans=pl.concat([spans, collections.select(spans.columns)])))
+    per_iteration = found.time_lost_s["gc_pause"] / (4 * AT)
+    assert 0.2 * pause / 1e6 < per_iteration <= 1.05 * pause / 1e6
+    gc = [verdict for verdict in found.verdicts if verdict.cause == "gc_pause"]
+    assert [party.rank for verdict in gc for party in verdict.culprits] == [1]
+    assert not any("gc_pause" in sentence for sentence in found.abstained)
