@@ -35,16 +35,22 @@ class ReplayError(ValueError):
     """A log that cannot be replayed; the message says what it lacks."""
 
 
+def started_of(recording: Recording) -> AdaptationStarted:
+    """What the run's deciding part was given. Raises `ReplayError` when the log does not say."""
+    for noted in recording.control:
+        if isinstance(noted.event, AdaptationStarted):
+            return noted.event
+    raise ReplayError(
+        f"run {recording.run} cannot be replayed: its log has no adaptation_started event "
+        "(it was imported, or run by an older version)"
+    )
+
+
 class Rehearsal:
     """The adaptation of a recorded run, fed again; `made` is all that it said."""
 
     def __init__(self, recording: Recording) -> None:
-        started = next((noted.event for noted in recording.control if isinstance(noted.event, AdaptationStarted)), None)
-        if started is None:
-            raise ReplayError(
-                f"run {recording.run} cannot be replayed: its log has no adaptation_started event "
-                "(it was imported, or run by an older version)"
-            )
+        started = started_of(recording)
         try:
             self.adaptation = Adaptation.like(started)
         except (msgspec.ValidationError, ValueError) as error:

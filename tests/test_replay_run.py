@@ -1,4 +1,5 @@
-"""A real run decided again from its log: the same at every moment, whatever the order of arrival; and a false log is told."""
+"""A real run decided again from its log: the same at every moment, whatever the order of arrival; a false log is told; and
+another detector over the same log says what it would have said."""
 
 from __future__ import annotations
 
@@ -9,12 +10,17 @@ from pathlib import Path
 import msgspec
 import pytest
 from runtime_runs import LONG_CHUNKS, Run, train
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
+from unskew.analytics.backtest import backtest
 from unskew.analytics.recording import Recording, recording, recording_of
-from unskew.analytics.replay import ReplayError, replay
+from unskew.analytics.rehearsal import ReplayError, started_of
+from unskew.analytics.replay import replay
+from unskew.analytics.rivals.method import Observed, Outcome, Probe
+from unskew.analytics.rivals.ours import Unskew
+from unskew.analytics.thresholds import DetectorOptions
 from unskew.cli import app
-from unskew.collector.events import IterationJudged, PlanApplied, PlanProposed, Span, Verdict
+from unskew.collector.events import IterationJudged, Party, PlanApplied, PlanProposed, Span, Verdict
 from unskew.collector.reader import open_store
 
 pytestmark = pytest.mark.limit(180)
@@ -109,3 +115,71 @@ def test_the_command_says_the_state_and_refuses_what_cannot_be_replayed(run: Run
     with pytest.raises(ReplayError, match="no adaptation_started"):
         replay(msgspec.structs.replace(log, control=log.control[:1]))
     assert isinstance(log.judged[0], IterationJudged)
+
+
+# --- backtest --------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_thresholds_say_the_same_and_blunter_ones_less(log: Recording) -> None:
+    own = msgspec.convert(started_of(log).site["detector"], DetectorOptions)
+    same = backtest(log, Unskew(own))
+    assert [(pair.culprits, pair.change) for pair in same.pairs] == [("rank 1", "same")]
+    assert (same.live, same.other) == (same.other, same.live)
+    assert (same.live.found, same.live.injected, same.live.false) == (1, 1, 0)
+    blunt = backtest(log, Unskew(msgspec.structs.replace(own, least_slowdown=2.5)))
+    assert [pair.change for pair in blunt.pairs] == ["fewer"]
+    assert (blunt.other.found, blunt.other.verdicts) == (0, 0)
+    patient = backtest(log, Unskew(msgspec.structs.replace(own, least_iterations=8)))
+    assert [(pair.change, pair.iterations > 0) for pair in patient.pairs] == [("later", True)]
+
+
+class Accuser:
+    """Names rank 3 at iteration 10, wrongly."""
+
+    name = "accuser"
+
+    def observe(self, observed: Observed, probe: Probe | None = None) -> Outcome:  # noqa: ARG002  # the interface's
+        if observed.committed.iteration != 10:
+            return Outcome()
+        verdict = Verdict(
+            verdict=1,
+            cause="slow_device",
+            culprits=(Party(kind="device", rank=3),),
+            since_iteration=8,
+            at_iteration=10,
+            confidence=1.0,
+            sentence="rank 3 it is",
+            evidence={},
+        )
+        return Outcome(verdicts=(verdict,), alarm="rank 3 it is")
+
+
+def test_a_false_accusation_counts_as_one_more_and_wrong(log: Recording) -> None:
+    found = backtest(log, Accuser())
+    assert [(pair.culprits, pair.change) for pair in found.pairs] == [("rank 3", "more"), ("rank 1", "fewer")]
+    assert found.other.false == 1
+    assert found.alarms == ((10, "rank 3 it is"),)
+
+
+def test_the_backtest_command_takes_a_file_or_a_method_and_refuses_the_rest(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "blunt.toml").write_text("least_slowdown = 2.5\n")
+    (tmp_path / "typo.toml").write_text("least_slodown = 2.5\n")
+    (tmp_path / "wild.toml").write_text("least_slowdown = 0.5\n")
+
+    def command(config: str, *more: str) -> Result:
+        return CliRunner().invoke(app, ["backtest", run.id, "--detector", config, "--store", str(run.store.root), *more])
+
+    answer = command(str(tmp_path / "blunt.toml"), "--json", str(tmp_path / "b.json"))
+    assert answer.exit_code == 0, answer.output
+    facts = json.loads((tmp_path / "b.json").read_text())
+    assert facts["changes"] == {"same": 0, "earlier": 0, "later": 0, "fewer": 1, "more": 0}
+    assert facts["settings"] == {"least_slowdown": 2.5}
+    assert command("unskew").exit_code == 0
+    for config, sentence in (
+        (str(tmp_path / "typo.toml"), "least_slodown is not a threshold"),
+        (str(tmp_path / "wild.toml"), "must be above 1"),
+        ("oracle", "neither a TOML file nor a method"),
+    ):
+        refused = command(config)
+        assert refused.exit_code == 2
+        assert sentence in refused.output

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import typer
 
-from unskew.commands import bench, dashboard, decide, diagnose, import_, replay, run, simulate, sql, store, watch, whatif
+from unskew.commands import (
+    backtest,
+    bench,
+    dashboard,
+    decide,
+    diagnose,
+    import_,
+    replay,
+    run,
+    simulate,
+    sql,
+    store,
+    watch,
+    whatif,
+)
 
 app = typer.Typer(
     name="unskew",
@@ -23,6 +37,7 @@ app.command()(whatif.whatif)
 app.command()(sql.sql)
 app.command("import")(import_.import_)
 app.command()(replay.replay)
+app.command()(backtest.backtest)
 app.command()(simulate.simulate)
 app.command()(dashboard.dashboard)
 app.command()(bench.bench)
