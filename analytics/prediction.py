@@ -1,7 +1,8 @@
 """Plan + batches + cost model + speeds -> predicted iteration time.
 
 A chunk takes ``(n_layers x layer + head) / speed`` (analytics/cost.py); the pipeline model lays the chunks out; an iteration
-lasts until the last rank is done, plus the constant end of an iteration (gradients, vote, optimiser).
+lasts until the last rank is done, plus the constant end of an iteration (gradients, vote, optimiser). For models whose layers
+differ (embedding, head, MoE, Mamba), `unit_durations_us` takes the costs from a model profile instead.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.cost import HEALTHY, CostModel, Speeds, speed_of
+from unskew.analytics.model_profiles import TOKENS, ModelProfile
 from unskew.analytics.pipeline import Array, Timeline, evaluate
 from unskew.analytics.plan import Plan
 from unskew.analytics.schedule import Schedule, build_schedule, splits_backward
@@ -77,3 +79,29 @@ def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds) -> Array
     layer_us = np.stack([costs.layer_us[kind] for kind in kinds])[rows[0], rows[1]]
     head_us = np.stack([costs.head_us[kind] for kind in kinds])[rows[0], rows[1]]
     return np.asarray((layers * layer_us + head * head_us) / speed)
+
+
+def unit_durations_us(
+    schedule: Schedule, profile: ModelProfile, batches: Sequence[Sequence[Work]], speeds: Speeds = HEALTHY
+) -> Array:
+    """Durations when the plan's layers are the units of a model profile, unequal as they are: [action, iteration].
+
+    A chunk takes the sum over its units of ``linear x tokens / TOKENS + quadratic x sum of squares / TOKENS^2`` (W has no
+    quadratic part); B is whole where the schedule does not split it. Raises `ValueError` when the counts do not fit.
+    """
+    order = schedule.order
+    if schedule.plan.n_layers != len(profile.units):
+        raise ValueError(f"a plan of {schedule.plan.n_layers} layers for {profile.name}, which has {len(profile.units)} units")
+    quadratic = np.array([(unit.f_quadratic_us, unit.b_quadratic_us, 0.0) for unit in profile.units]).T
+    linear = profile.costs_us() - quadratic
+    if not splits_backward(schedule.plan.schedule):
+        linear[1] += linear[2]
+    sums = [np.concatenate([np.zeros((3, 1)), np.cumsum(part, axis=1)], axis=1) for part in (linear, quadratic)]
+    kind, micro_batch = schedule.chunks.kind, schedule.chunks.micro_batch
+    first = np.array([action.first_layer for action in order])
+    end = first + np.array([action.n_layers for action in order])
+    per_linear, per_quadratic = ((part[kind, end] - part[kind, first])[:, None] for part in sums)
+    tokens = np.array([[work.tokens for work in works] for works in batches], dtype=np.float64).T / TOKENS
+    squares = np.array([[work.sum_sq for work in works] for works in batches], dtype=np.float64).T / TOKENS**2
+    speed = np.array([speed_of(speeds, action.rank, action.kind) for action in order])[:, None]
+    return np.asarray((per_linear * tokens[micro_batch] + per_quadratic * squares[micro_batch]) / speed)

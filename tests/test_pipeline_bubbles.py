@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 
 from unskew.analytics.bubbles import bubbles
 from unskew.analytics.memory import BYTES_PER_PARAMETER, memory_over_time, peak_activations
+from unskew.analytics.model_profiles import TOKENS, model_profile
 from unskew.analytics.pipeline import per_hop, pipeline_of
-from unskew.analytics.plan import PASSES
-from unskew.analytics.schedule import splits_backward
+from unskew.analytics.plan import PASSES, Plan, plan_from_partition, uniform_plan
+from unskew.analytics.planners.layouts import usual
+from unskew.analytics.prediction import unit_durations_us
+from unskew.analytics.schedule import build_schedule, splits_backward
+from unskew.analytics.workload import Work
 
 
 def test_the_bubbles_of_two_stages_by_hand():
@@ -55,3 +59,27 @@ def test_classes_add_up_and_memory_returns_to_what_is_always_held(name, ranks, g
         assert steps.peak_bytes == pytest.approx(10 * BYTES_PER_PARAMETER + peaks[rank])
         kinds = (chunks.rank == rank) & (chunks.kind == (2 if splits_backward(name) else 1))
         assert steps.at_us[-1] == pytest.approx(end[kinds, 0].max())
+
+
+def test_unequal_units_cost_what_their_lengths_and_devices_say():
+    """Jamba's units on 4 ranks, rank 2 at half speed: a chunk is the sum of its units, quadratic in attention alone."""
+    profile = model_profile("jamba-52b")
+    units = profile.units
+    plan = plan_from_partition(
+        epoch=0, n_layers=34, schedule="zb-h1", members=[range(4)], layers=[usual(34, 4)], micro_batches=[2]
+    )
+    schedule = build_schedule(plan)
+    batches = [[Work(TOKENS, TOKENS**2), Work(TOKENS, TOKENS**2 // 4)]]
+    durations = unit_durations_us(schedule, profile, batches, {2: dict.fromkeys("FBW", 0.5)})[:, 0]
+    for action, took in zip(schedule.order, durations, strict=True):
+        own = units[action.first_layer : action.first_layer + action.n_layers]
+        f, b, w = (
+            sum(parts) for parts in zip(*(u.scaled(1.0, 1.0 if action.micro_batch == 0 else 0.25) for u in own), strict=True)
+        )
+        assert took == pytest.approx({"F": f, "B": b, "W": w}[action.kind] * (2 if action.rank == 2 else 1))
+    whole = build_schedule(Plan(epoch=0, n_layers=34, schedule="1f1b", roles=plan.roles, routes=plan.routes))
+    assert unit_durations_us(whole, profile, batches).sum() == pytest.approx(
+        unit_durations_us(schedule, profile, batches).sum()
+    )
+    with pytest.raises(ValueError, match="which has 34 units"):
+        unit_durations_us(build_schedule(uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=2)), profile, batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import pairwise
 
 import numpy as np
@@ -193,3 +194,42 @@ def test_orders_that_cannot_be_executed_are_refused(change, sentence):
     )
     with pytest.raises(PlanError, match=sentence):
         build_schedule(bad)
+
+
+def out_of_order(schedule, lanes) -> set[tuple[int, int]]:
+    """Links on which, among messages of one lane, some rank takes messages in another order than they are sent."""
+    sent, taken = defaultdict(list), defaultdict(list)
+    for actions in schedule.by_rank.values():
+        for action in (action for action in actions if action.kind != "W"):
+            hops = schedule.plan.routes[action.micro_batch].hops
+            step = 1 if action.kind == "F" else -1
+            for lists, hop, (source, target) in (
+                (sent, action.hop + step, (action.hop, action.hop + step)),
+                (taken, action.hop, (action.hop - step, action.hop)),
+            ):
+                if min(source, target) >= 0 and max(source, target) < len(hops) and hops[source].rank != hops[target].rank:
+                    lists[hops[source].rank, hops[target].rank, lanes(action.kind)].append(
+                        (action.kind, action.micro_batch, hop)
+                    )
+    assert sent.keys() == taken.keys()
+    return {link[:2] for link in sent if sent[link] != taken[link]}
+
+
+@settings(deadline=None, max_examples=60)
+@given(plan=legal_plans(), name=st.sampled_from(["gpipe", "1f1b", "zb-h1"]))
+def test_messages_of_listed_orders_need_no_tags(plan, name):
+    plan = Plan(epoch=0, n_layers=plan.n_layers, schedule=name, roles=plan.roles, routes=plan.routes)
+    assert out_of_order(build_schedule(plan), lambda _kind: "any") == set()
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (3, 6), (4, 8), (4, 16)])
+def test_messages_of_canonical_orders(ranks, micro_batches):
+    """Interleaved 1F1B needs no tags; ZB-V needs a lane for forwards and one for backwards, or tags."""
+
+    def schedule(name):
+        return build_schedule(
+            uniform_plan(tp=1, pp=ranks, dp=1, n_layers=2 * ranks, micro_batches=micro_batches, schedule=name)
+        )
+
+    assert out_of_order(schedule("interleaved"), lambda _kind: "any") == set()
+    assert out_of_order(schedule("zb-v"), lambda kind: kind) == set()
