@@ -53,7 +53,7 @@ def call(*arguments: str) -> Result:
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(unskew.__all__) == ["Store", "__version__", "open_store"]
+    assert sorted(unskew.__all__) == ["Store", "__version__", "open"]
     assert all(hasattr(unskew, name) for name in unskew.__all__)
 
 

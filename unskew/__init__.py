@@ -1,8 +1,8 @@
 """Unskew keeps large hybrid-parallel training fast when its hardware is not.
 
 >>> import unskew
->>> reader = unskew.open_store()                       # doctest: +SKIP
->>> reader.sql("select * from verdicts")               # doctest: +SKIP
+>>> log = unskew.open("data/store")                    # doctest: +SKIP
+>>> log.sql("select * from verdicts")                  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -10,19 +10,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import os
+
     __version__: str
     from unskew.collector.paths import Store
     from unskew.collector.reader import Reader
 
-__all__ = ["Store", "__version__", "open_store"]
+__all__ = ["Store", "__version__", "open"]
 
 
-def open_store(path: str | None = None) -> Reader:
-    """A reader of the store at `path`, else $UNSKEW_STORE, else data/store; needs no lock and no running collector."""
+def open(store: str | os.PathLike[str] | None = None) -> Reader:
+    """The log of the store at `store`, else $UNSKEW_STORE, else data/store; needs no lock and no running collector.
+
+    Its `sql`, `arrow` and `duckdb` answer a query, or a view by its name (docs/sql.md), as Polars frame, Arrow table and DuckDB
+    relation; `refresh` takes in what was written since. Raises `StoreError` for a bad path.
+    """
     from unskew.collector import reader
     from unskew.collector.paths import Store
 
-    return reader.open_store(Store.locate(path))
+    return reader.open_store(Store.locate(store))
 
 
 def __getattr__(name: str) -> Any:

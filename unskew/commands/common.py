@@ -83,15 +83,15 @@ def warn(problems: Sequence[str]) -> None:
         print(f"warning: {len(problems) - WARNINGS} more problems stand in the store's manifest.json", file=sys.stderr)
 
 
-def writable(path: Path | None) -> Path | None:
+def writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
     """`path`, when a file can be written there, before any work is done; refuses otherwise."""
     if path is not None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            refuse(f"--json {path}: cannot create {path.parent}: {error.strerror}")
+            refuse(f"{option.opts[0]} {path}: cannot create {path.parent}: {error.strerror}")
         if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            refuse(f"--json {path} cannot be written: name a file in a writable folder")
+            refuse(f"{option.opts[0]} {path} cannot be written: name a file in a writable folder")
     return path
 
 

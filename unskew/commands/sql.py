@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, checking_input, locate, refuse, warn
+from unskew.commands.common import JsonOption, StoreOption, checking_input, locate, refuse, warn, writable
 
 if TYPE_CHECKING:
     import polars
@@ -24,26 +25,64 @@ _LEAST_COLUMN = 12
 
 
 def sql(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help='Such as "select * from verdicts".', show_default=False)],
-    format: Annotated[Literal["table", "csv", "json", "parquet"], typer.Option(help="How the rows are printed.")] = "table",
+    query: Annotated[
+        str | None, typer.Argument(metavar="[QUERY]", help='Such as "select * from verdicts".', show_default=False)
+    ] = None,
+    saved: Annotated[str | None, typer.Option(metavar="NAME", help="A saved query instead.", show_default=False)] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Name the saved queries and what each tells.")] = False,
+    format: Annotated[Literal["table", "csv", "json", "parquet"], typer.Option(help="The form of the rows.")] = "table",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where the rows go.", show_default="the terminal", callback=writable)
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="A query that runs longer is stopped.")] = 30.0,
     json: JsonOption = None,
     store: StoreOption = None,
 ) -> None:
     """Ask the event log in SQL (DuckDB's); nothing can be written."""
     from unskew.collector import console, manifest
 
+    if list_:
+        _list()
+        return
+    text = _text(query, saved)
     place = locate(store)
-    if format == "parquet" and sys.stdout.isatty():
-        refuse("--format parquet is binary: send it to a file with > FILE")
+    if format == "parquet" and out is None and sys.stdout.isatty():
+        refuse("--format parquet is binary: send it to a file with --out FILE")
     counted_only = format == "table" and json is None
     with checking_input():
-        rows = console.query(place, query, row_limit=COUNTED_ROWS + 1 if counted_only else None)
+        rows = console.query(place, text, timeout_s=timeout, row_limit=COUNTED_ROWS + 1 if counted_only else None)
         warn(manifest.load(place).problems)
     if json is not None:
         with holding("--json"):
             rows.write_json(json)
     with holding(f"--format {format}"):
-        show(rows, format)
+        show(rows, format, out)
+
+
+def _text(query: str | None, saved: str | None) -> str:
+    """The query that is meant; exactly one of the two ways to name it must be used."""
+    from unskew.collector.saved_queries import saved_queries
+
+    if query is not None and saved is None:
+        return query
+    known = saved_queries()
+    if query is not None or saved is None:
+        refuse('name one query: as text ("select * from runs"), or --saved NAME (unskew sql --list names them)')
+    if saved not in known:
+        refuse(f"there is no saved query {saved!r}, allowed: {', '.join(known)}")
+    return known[saved].sql
+
+
+def _list() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from unskew.collector.saved_queries import saved_queries
+
+    grid = Table.grid(padding=(0, 2))
+    for one in saved_queries().values():
+        grid.add_row(f"[bold]{one.name}[/]", one.tells)
+    Console().print(grid)
 
 
 @contextmanager
@@ -57,25 +96,34 @@ def holding(form: str) -> Iterator[None]:
         refuse(f"{form} cannot hold this answer, cast what does not fit to varchar: {str(error).partition(chr(10))[0]}")
 
 
-def show(rows: polars.DataFrame, format: str) -> None:
-    """The rows on stdout."""
+def show(rows: polars.DataFrame, format: str, out: Path | None = None) -> None:
+    """The rows on stdout or in a file."""
+    if format in {"csv", "json"}:
+        text = rows.write_csv() if format == "csv" else rows.write_json() + "\n"
+        if out is None:
+            sys.stdout.write(text)
+        else:
+            out.write_text(text, encoding="utf-8")
+    elif format == "parquet":
+        rows.write_parquet(out or sys.stdout.buffer)
+    elif out is not None:
+        with out.open("w", encoding="utf-8") as file:
+            _print(rows, file)
+    else:
+        _print(rows, sys.stdout)
+
+
+def _print(rows: polars.DataFrame, file: TextIO) -> None:
     from rich.console import Console
 
-    if format == "csv":
-        sys.stdout.write(rows.write_csv())
-    elif format == "json":
-        print(rows.write_json())
-    elif format == "parquet":
-        rows.write_parquet(sys.stdout.buffer)
-    else:
-        terminal = Console()
-        grid = table(rows)
-        # A table squeezed into columns of a letter each tells nothing: then one line a value.
-        roomy = terminal.measure(grid).maximum <= terminal.width or rows.width * _LEAST_COLUMN <= terminal.width
-        terminal.print(grid if roomy else records(rows))
-        more = f", the first {TABLE_ROWS} shown (--format csv gives all)" if rows.height > TABLE_ROWS else ""
-        count = f"more than {COUNTED_ROWS:,}" if rows.height == COUNTED_ROWS + 1 else f"{rows.height:,}"
-        terminal.print(f"[dim]{count} row{'s' * (rows.height != 1)}{more}[/]")
+    terminal = Console(file=file)
+    grid = table(rows)
+    # A table squeezed into columns of a letter each tells nothing: then one line a value.
+    roomy = terminal.measure(grid).maximum <= terminal.width or rows.width * _LEAST_COLUMN <= terminal.width
+    terminal.print(grid if roomy else records(rows))
+    more = f", the first {TABLE_ROWS} shown (--format csv gives all)" if rows.height > TABLE_ROWS else ""
+    count = f"more than {COUNTED_ROWS:,}" if rows.height == COUNTED_ROWS + 1 else f"{rows.height:,}"
+    terminal.print(f"[dim]{count} row{'s' * (rows.height != 1)}{more}[/]")
 
 
 def records(rows: polars.DataFrame) -> RenderableType:

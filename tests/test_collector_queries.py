@@ -1,0 +1,150 @@
+"""Saved queries run on any store, say what they tell, and are right about a run whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner, Result
+
+import unskew
+from unskew.cli import app
+from unskew.collector import events as ev
+from unskew.collector.paths import Store
+from unskew.collector.reader import open_store
+from unskew.collector.saved_queries import saved_queries
+from unskew.collector.spool import ControlStream, SpoolWriter
+
+SLOW_FROM, ITERATIONS, RANKS = 10, 30, 2
+
+
+def write(store: Store, run: str, *, slow: int | None) -> None:
+    """A run of two devices; of device-`slow` every iteration from 10 on takes 300 us instead of 100 us."""
+    stream = ControlStream(store, run, "control", "controller.1")
+    started = ev.RunStarted(
+        run=run, device="sleep", clock="monotonic", mode="auto", ranks=RANKS, options={}, code="", version=""
+    )
+    stream.append(
+        0,
+        [started, *(ev.DeviceJoined(device=f"device-{rank}", rank=rank, node="n", pid=1) for rank in range(RANKS))],
+        actor="c",
+    )
+    writer = SpoolWriter(store, run, "rank-0000.1")
+    for iteration in range(ITERATIONS):
+        late = slow is not None and iteration >= SLOW_FROM
+        for rank in range(RANKS):
+            commit = ev.IterationCommitted(iteration=iteration, epoch=0, attempt=0, rank=rank, loss=1.0, tokens=50, start_us=0,
+                                           wall_us=300 if late else 100, log_complete=True)  # fmt: skip
+            writer.append(commit)
+        ratios = tuple(
+            ev.RankRatio(rank=rank, measured_us=180 if late and rank == slow else 60, predicted_us=60) for rank in range(RANKS)
+        )
+        writer.append(ev.IterationJudged(iteration=iteration, epoch=0, measured_us=300, predicted_us=100, ranks=ratios))
+    writer.append(ev.Dropped(count=11))
+    assert writer.close(10.0)
+    if slow is not None:
+        stream.append(
+            stream.version,
+            [
+                ev.Verdict(verdict=1, cause="slow_device", culprits=(ev.Party(kind="device", rank=slow),), speed={"F": 0.33},
+                           since_iteration=SLOW_FROM, at_iteration=12, confidence=0.9, sentence="slow", evidence={}),
+                ev.DeviceLost(device=f"device-{slow}", rank=slow, how="exit", detail="", detected_us=1),
+            ],
+            actor="c",
+        )  # fmt: skip
+    stream.close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    store = Store(tmp_path_factory.mktemp("store"))
+    write(store, "a", slow=1)
+    write(store, "b", slow=1)
+    write(store, "c", slow=None)
+    return store
+
+
+@pytest.fixture(scope="module")
+def answers(store: Store) -> dict[str, pl.DataFrame]:
+    with open_store(store) as reader:
+        return {name: reader.sql(query.sql) for name, query in saved_queries().items()}
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["sql", *arguments])
+
+
+def test_the_named_questions_have_a_saved_query_that_says_what_it_tells(answers: dict[str, pl.DataFrame]) -> None:
+    assert set(answers) >= {
+        "slowest_ranks",
+        "time_lost_per_cause",
+        "effect_of_each_decision",
+        "goodput",
+        "device_history",
+        "dropped",
+    }
+    assert all(query.tells.endswith(".") for query in saved_queries().values())
+
+
+def test_they_run_on_an_empty_store(tmp_path: Path) -> None:
+    with open_store(tmp_path) as reader:
+        assert {name: reader.sql(query.sql).height for name, query in saved_queries().items()} == dict.fromkeys(
+            saved_queries(), 0
+        )
+
+
+def test_answers(answers: dict[str, pl.DataFrame]) -> None:
+    slowest = answers["slowest_ranks"].row(0, named=True)
+    assert (slowest["device"], slowest["slowdown"]) == ("device-1", round((10 * 60 + 20 * 180) / (30 * 60), 3))
+    lost = {(run, cause): lost_s for run, cause, lost_s, _ in answers["time_lost_per_cause"].rows()}
+    assert lost == {(run, "slow_device"): pytest.approx(20 * RANKS * 200e-6, abs=1e-3) for run in "ab"}
+    history = answers["device_history"].row(0, named=True)
+    assert (history["device"], history["n_runs"], history["n_runs_affected"], history["n_losses"], history["n_verdicts"]) == (
+        "device-1", 3, 2, 2, 2,
+    )  # fmt: skip
+    assert (history["causes"], history["slowest"]) == ("slow_device", 0.33)
+    assert answers["goodput"]["tokens"].to_list() == [50 * ITERATIONS] * 3
+    assert answers["dropped"]["n_dropped"].to_list() == [11, 11, 11]
+
+
+def test_every_form_holds_the_same_rows_on_the_terminal_and_in_a_file(store: Store, tmp_path: Path) -> None:
+    where = ("--store", str(store.root))
+    query = "select iteration, loss from iterations where run = 'a' order by iteration"
+    out = {form: tmp_path / f"rows.{form}" for form in ("csv", "json", "parquet", "table")}
+    for form, file in out.items():
+        assert call(query, "--format", form, "--out", str(file), *where).exit_code == 0
+    expected = [(iteration, 1.0) for iteration in range(ITERATIONS)]
+    assert pl.read_csv(out["csv"]).rows() == pl.read_parquet(out["parquet"]).rows() == expected
+    assert [tuple(row.values()) for row in json.loads(out["json"].read_text())] == expected
+    assert f"{ITERATIONS} rows" in out["table"].read_text()
+    assert call(query, "--format", "csv", *where).stdout == out["csv"].read_text()
+    assert "device-1" in call("--saved", "device_history", "--format", "csv", *where).stdout
+    assert "slowest_ranks" in call("--list").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "name one query"),
+        (("select 1", "--saved", "goodput"), "name one query"),
+        (("--saved", "nope"), "there is no saved query 'nope', allowed: device_history"),
+        (("select * from plan",), "there is no view plan: did you mean plans"),
+        (("select 1", "--out", "/proc/nope/x"), "--out /proc/nope/x"),
+    ],
+)
+def test_bad_usage_is_one_sentence(store: Store, arguments: tuple[str, ...], says: str) -> None:
+    result = call(*arguments, "--store", str(store.root))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert says in result.stderr
+
+
+def test_the_log_opens_from_python_in_three_forms(store: Store) -> None:
+    with unskew.open(store.root) as log:
+        assert log.sql("runs").height == log.arrow("runs").num_rows == 3
+        relation = log.duckdb("iterations").filter("run = 'a'").aggregate("count(*) as n")
+        assert relation.fetchall() == [(ITERATIONS,)]
+        write(store, "d", slow=None)
+        log.refresh()
+        assert log.sql("select count(*) from runs").item() == 4
