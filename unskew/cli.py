@@ -16,6 +16,7 @@ from unskew.commands import (
     simulate,
     sql,
     store,
+    study,
     watch,
     whatif,
 )
@@ -39,6 +40,7 @@ app.command("import")(import_.import_)
 app.command()(replay.replay)
 app.command()(backtest.backtest)
 app.command()(simulate.simulate)
+app.command()(study.study)
 app.command()(dashboard.dashboard)
 app.command()(bench.bench)
 app.add_typer(store.app)

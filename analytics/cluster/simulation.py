@@ -202,7 +202,7 @@ class _Simulation:
                 Segment(self.epoch, self.layout.micro_batches, self.iteration, starts, seconds[:done], expected)
             )
         # Named by the model: iterations at their expected time. What the noise did to the clock stays unexplained.
-        begun = (span - ends[done - 1]) / seconds[done] if done else self.progress + span / seconds[0]
+        begun = float((span - ends[done - 1]) / seconds[done] if done else self.progress + span / seconds[0])
         worked = (done + begun - self.progress) * expected
         share = self.layout.micro_batches / self.job.micro_batches
         self.account.work(worked, share * self.ideal_s / expected, capacity(self.job, self.truth))

@@ -87,7 +87,7 @@ def _message_us(links: Links | None, pipelines: Sequence[Pipeline]) -> float:
     if not links:
         return 0.0
     replicas = {pipeline.replica for pipeline in pipelines}
-    return max((delay * 1e6 for (replica, _), delay in links.items() if replica in replicas), default=0.0)
+    return max((float(delay) * 1e6 for (replica, _), delay in links.items() if replica in replicas), default=0.0)
 
 
 @lru_cache(maxsize=4096)

@@ -95,6 +95,23 @@ def regroup(job: Job, moved_layers: int) -> tuple[tuple[Lost, float], ...]:
     return (("reconfigure", constant("regroup_s") + constant("planning_s") + copied),)
 
 
+def survives(cluster: Cluster) -> bool:
+    """Whether every layer is still held by a group of the present layout that lost nobody."""
+    held: set[int] = set()
+    dead = cluster.dead()
+    for group, layers in _held(cluster.layout).items():
+        if dead.isdisjoint(group):
+            held |= layers
+    return len(held) == cluster.job.n_layers
+
+
+def from_checkpoint(layout: Layout) -> Reaction:
+    """`layout` from the last checkpoint: some layer's state is lost with its last holder."""
+    pauses: tuple[tuple[Lost, float], ...] = (("restart", constant("restart_s")),)
+    reason = "a layer has lost its last holder: back to the checkpoint"
+    return Reaction(layout=layout, pauses=pauses, redo="checkpoint", reason=reason)
+
+
 def moved_layers(before: Layout, after: Layout) -> int:
     """Most layers that one TP group has to receive: those that it works on and did not hold before."""
     held = _held(before)

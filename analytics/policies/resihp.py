@@ -9,7 +9,16 @@ from unskew.analytics.constants import constant
 from unskew.analytics.plan import PlanError
 from unskew.analytics.planners.cluster import Level
 from unskew.analytics.planners.progressive import ALL_LEVELS, plan_progressive
-from unskew.analytics.policies.base import FAIL_SLOW, Cluster, Policy, Reaction, moved_layers, regroup
+from unskew.analytics.policies.base import (
+    FAIL_SLOW,
+    Cluster,
+    Policy,
+    Reaction,
+    from_checkpoint,
+    moved_layers,
+    regroup,
+    survives,
+)
 from unskew.analytics.policies.planning import layout_of, planned
 
 
@@ -22,6 +31,7 @@ class ResiHP(Policy):
 
     name = "resihp"
     sees = FAIL_SLOW
+    checkpoint_s = constant("checkpoint_interval_s")
     false_alarm_s = constant("resihp_false_alarm_s")
     false_alarms_per_hour = constant("resihp_false_alarms_per_job")
     slow_recall = constant("resihp_slow_recall")
@@ -36,6 +46,8 @@ class ResiHP(Policy):
         except PlanError as error:
             return Reaction(layout=None, reason=str(error))
         layout = layout_of(job, decided.assignment)
+        if not survives(cluster):
+            return from_checkpoint(layout)
         if layout == cluster.layout:
             return Reaction(layout=layout, reason="the plan stays")
         levels = [f"TP: {len(decided.tp)} groups"] if decided.tp else []

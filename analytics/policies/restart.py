@@ -25,7 +25,16 @@ class Restart(Policy):
 
     name = "checkpoint-restart"
 
-    def __init__(self, checkpoint_s: float | None = 1800.0, restart_s: float | None = None, *, detect_s: float | None = None):
+    def __init__(
+        self,
+        checkpoint_s: float | None = constant("checkpoint_interval_s"),
+        restart_s: float | None = None,
+        *,
+        detect_s: float | None = None,
+        loses_work: bool = True,
+    ):
+        """`loses_work` False: the convention of papers that count only the standstill."""
+        self._redo: Literal[none, checkpoint] = "checkpoint" if loses_work else "none"
         self.checkpoint_s = checkpoint_s
         self._restart_s = constant("restart_s") if restart_s is None else restart_s
         self._detect_s = constant("restart_detect_s") if detect_s is None else detect_s
@@ -41,15 +50,15 @@ class Restart(Policy):
         pauses = (("restart", self._restart_s),)
         if len(nodes) <= cluster.spares:
             return Reaction(
-                layout=self.start(job), pauses=pauses, redo="checkpoint", spares=len(nodes), replaced=tuple(sorted(dead)),
+                layout=self.start(job), pauses=pauses, redo=self._redo, spares=len(nodes), replaced=tuple(sorted(dead)),
                 reason=f"{len(nodes)} node(s) replaced by spares",
             )  # fmt: skip
         try:
             layout = uniform(job, whole_replicas(job, dead))
         except LayoutError:
-            return Reaction(layout=cluster.layout, redo="checkpoint", reason="waits: no whole replica is left")
+            return Reaction(layout=cluster.layout, redo=self._redo, reason="waits: no whole replica is left")
         return Reaction(
-            layout=layout, pauses=pauses, redo="checkpoint", reason=f"{len(layout.pipelines)} whole replicas are left"
+            layout=layout, pauses=pauses, redo=self._redo, reason=f"{len(layout.pipelines)} whole replicas are left"
         )
 
 

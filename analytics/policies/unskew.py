@@ -11,7 +11,16 @@ from unskew.analytics.constants import constant
 from unskew.analytics.plan import PlanError
 from unskew.analytics.planners.joint import plan_joint
 from unskew.analytics.planners.progressive import plan_progressive
-from unskew.analytics.policies.base import FAIL_SLOW, Cluster, Policy, Reaction, moved_layers, regroup
+from unskew.analytics.policies.base import (
+    FAIL_SLOW,
+    Cluster,
+    Policy,
+    Reaction,
+    from_checkpoint,
+    moved_layers,
+    regroup,
+    survives,
+)
 from unskew.analytics.policies.planning import layout_of, planned
 from unskew.analytics.policies.recycle import dead_groups, rerouted
 
@@ -26,6 +35,7 @@ class Unskew(Policy):
 
     name = "unskew"
     sees = FAIL_SLOW
+    checkpoint_s = constant("checkpoint_interval_s")
     false_alarm_s = constant("resihp_false_alarm_s")
     false_alarms_per_hour = constant("resihp_false_alarms_per_job")
     slow_recall = constant("resihp_slow_recall")
@@ -59,6 +69,8 @@ class Unskew(Policy):
         if math.isinf(seconds[best]):
             return Reaction(layout=None, reason="no plan serves what is left")
         layout = layouts[best]
+        if not survives(cluster):
+            return from_checkpoint(layout)
         pauses = regroup(job, moved_layers(cluster.layout, layout))
         if self._worth and not math.isinf(now_s):
             gain = 1.0 - seconds[best] / now_s

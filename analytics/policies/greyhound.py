@@ -1,0 +1,129 @@
+"""Greyhound / Falcon (ATC'25, arXiv 2410.12588): four strategies against fail-slow, each when waiting has cost as much as it.
+
+S1 nothing; S2 micro-batches in proportion to the replicas' speeds; S3 nodes swapped so that stragglers gather in as few stages
+as possible; S4 checkpoint and restart on other hardware. Ski rental: go on when ``slow time x (1 - t_healthy / t_slow)``
+reaches the cost of the next strategy.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.job import Job
+from unskew.analytics.cluster.layout import Layout, Pipeline, healthy, proportional
+from unskew.analytics.cluster.timing import Speeds, stage_speeds
+from unskew.analytics.constants import constant
+from unskew.analytics.policies.base import FAIL_SLOW, Cluster, Policy, Reaction, regroup
+
+
+def shares(layout: Layout, job: Job, speeds: Speeds) -> Layout:
+    """S2: ``min max m_i t_i``, ``sum m_i = M``, at least one each; t_i is the time of a micro-batch at the slowest stage.
+
+    >>> import numpy as np
+    >>> from unskew.analytics.cluster.job import JOBS
+    >>> job = JOBS["llama2-13b"]
+    >>> [one.micro_batches for one in shares(healthy(job), job, np.array([0.5] + [1.0] * 31)).pipelines]
+    [5, 11]
+    """
+    weights = [
+        min(speed / n for speed, n in zip(stages, pipeline.layers, strict=True) if n and speed) if any(stages) else 0.0
+        for pipeline, stages in zip(layout.pipelines, stage_speeds(job, layout, speeds), strict=True)
+    ]
+    able = [index for index, weight in enumerate(weights) if weight > 0]
+    total = layout.micro_batches
+    counts = dict(zip(able, proportional(total, [weights[index] for index in able], least=1), strict=True))
+    pipelines = tuple(
+        msgspec.structs.replace(pipeline, micro_batches=counts.get(index, 0)) for index, pipeline in enumerate(layout.pipelines)
+    )
+    return Layout(tuple(pipeline for pipeline in pipelines if pipeline.micro_batches), layout.moves, layout.schedule)
+
+
+def gathered(job: Job, speeds: Speeds) -> Layout:
+    """S3: the slowest groups of the job together: replicas are filled with slow groups first.
+
+    Swapping whole groups (a node or half of one) changes which pipeline is slow; a pipeline runs at its slowest stage, so slow
+    groups side by side hurt one replica instead of many. Inner stages first, as the paper prefers.
+    """
+    groups = [job.group(replica, stage) for replica in range(job.dp) for stage in range(job.pp)]
+    slowest_first = sorted(groups, key=lambda group: (float(speeds[list(group)].min()), group))
+    inner_first = sorted(range(job.pp), key=lambda stage: (stage in {0, job.pp - 1}, stage))
+    whole = healthy(job)
+    pipelines: list[Pipeline] = []
+    for number, pipeline in enumerate(whole.pipelines):
+        members = slowest_first[number * job.pp : (number + 1) * job.pp]
+        placed = dict(zip(inner_first, members, strict=True))
+        pipelines.append(msgspec.structs.replace(pipeline, groups=tuple(placed[stage] for stage in range(job.pp))))
+    return Layout(tuple(pipelines))
+
+
+class Greyhound(Policy):
+    """Simplified: S3 swaps TP groups, not single nodes; a slow link is answered as a slow replica; a death is S4 at once."""
+
+    name = "greyhound"
+    sees = FAIL_SLOW | {"review"}
+    checkpoint_s = constant("checkpoint_interval_s")
+    false_alarm_s = constant("greyhound_false_alarm_s")
+    false_alarms_per_hour = constant("greyhound_false_alarms_per_job")
+    slow_recall = constant("greyhound_slow_recall")
+
+    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+        job, dead = cluster.job, cluster.dead()
+        if dead & cluster.layout.devices:
+            nodes = {job.node(device) for device in dead}
+            if len(nodes) > cluster.spares:
+                return Reaction(layout=None, reason="a device is dead and there is no spare to restart with")
+            return Reaction(
+                layout=healthy(job), pauses=(("restart", constant("restart_s")),), redo="checkpoint", spares=len(nodes),
+                replaced=tuple(sorted(dead)), reason="S4: restart on spares",
+            )  # fmt: skip
+        if not (cluster.speeds < 1.0).any():
+            return Reaction(layout=healthy(job), reason="S1: healthy again")
+        second = shares(healthy(job), job, cluster.speeds)
+        third = shares(gathered(job, cluster.speeds), job, cluster.speeds)
+        ideal, now_s, third_s = cluster.seconds(healthy(job)), cluster.seconds(second), cluster.seconds(third)
+        since = min(cluster.slow_since_s.values(), default=cluster.now_s)
+        lost_s = (cluster.now_s - since) * (1.0 - third_s / max(now_s, 1e-9))
+        cost_s = constant("topology_swap_s")
+        if third_s < now_s and lost_s >= cost_s and event.kind == "review":
+            return Reaction(layout=third, pauses=(("reconfigure", cost_s),), redo="none", reason="S3: stragglers gathered")
+        later: tuple[Happening, ...] = ()
+        if third_s < now_s:
+            wait_s = max(1.0, cost_s / (1.0 - third_s / now_s) - (cluster.now_s - since))
+            later = (Happening(kind="review", at_s=cluster.now_s + wait_s),)
+        layout = second if now_s < ideal else cluster.layout
+        return Reaction(layout=layout, redo="none", later=later, reason="S2: micro-batches by speed")
+
+
+class Strengthened(Policy):
+    """ResiHP's "strengthened" baselines: `inner` for deaths, Greyhound's detection and S2 for slow devices.
+
+    Their known flaw stays: the inner policy reroutes work without knowing who is slow.
+    """
+
+    sees = FAIL_SLOW
+    false_alarm_s = constant("greyhound_false_alarm_s")
+    false_alarms_per_hour = constant("greyhound_false_alarms_per_job")
+    slow_recall = constant("greyhound_slow_recall")
+
+    def __init__(self, inner: Policy):
+        self._inner = inner
+        self.name = f"strengthened-{inner.name}"
+
+    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+        if event.kind in {"failed", "joined", "maintenance"}:
+            answer = self._inner.react(cluster, event)
+            base, pauses = answer.layout, answer.pauses
+        else:
+            base, pauses = cluster.layout, ()
+            answer = Reaction(layout=base)
+        if base is None:
+            return answer
+        if base.moves:  # the shares of rerouted work are tied to the even split: only whole pipelines are weighed
+            return answer
+        layout = shares(base, cluster.job, cluster.speeds)
+        if cluster.seconds(layout) >= cluster.seconds(base):
+            layout = base
+        if not pauses and layout != cluster.layout:
+            pauses = regroup(cluster.job, 0)
+        return msgspec.structs.replace(answer, layout=layout, pauses=pauses)

@@ -1,0 +1,20 @@
+"""The studies by name."""
+
+from __future__ import annotations
+
+from unskew.analytics.studies import failure_model, resihp
+from unskew.analytics.studies.frame import Study
+
+STUDIES: dict[str, Study] = {
+    study.name: study
+    for study in (
+        resihp.TABLE_6,
+        resihp.FIGURE_2,
+        resihp.FIGURE_9,
+        resihp.FIGURE_10,
+        resihp.FIGURE_11,
+        resihp.LARGE,
+        failure_model.RECOVER,
+        failure_model.FT_HSDP,
+    )
+}
