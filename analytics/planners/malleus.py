@@ -1,0 +1,325 @@
+"""Malleus: groups per node, pipelines of unequal groups, two integer programs (SIGMOD'25, arXiv 2410.13333).
+
+1. A device's straggling rate is 1 / speed; below 1.2 it counts as 1.0 (`rates`).
+2. Per node (`cut_node`): the fastest devices form whole groups of the nominal degree tp; the last tp places are either one
+   group more or are cut into descending powers of two from a chosen size on (4, 2, 1), so as to maximise the throughput
+   ``R = sum 1 / y``; what is left over is suspended. A group's rate is ``y = alpha(tp / k) x its slowest member's rate``, with
+   alpha the measured slow-down of a layer on fewer devices.
+3. Pipelines (`deal`): straggling groups, the slowest first, over the pipelines, at their front stages; stage counts differ by
+   at most one. All distinct ways are tried while they are few, else each goes where the pipelines' throughputs stay most even.
+4. ILP 1 (`layers_of`), per pipeline: ``min max_j y_j l_j``, whole ``l_j >= 0`` summing to L, within the memory. Optimum o_i.
+5. ILP 2 (`micro_batches_of`): ``min max_i o_i m_i``, ``sum m_i = M``, ``m_i >= stages of i``.
+6. The template with the least ``max_i o_i m_i`` is filled with devices (`fill`): a whole group stays in its replica and takes
+   the place whose layers overlap most with those that it holds; what a replica cannot place goes to others by the same overlap.
+7. Re-plan (`must_replan`) only when some device's rate moved by 0.3 or more, or one died or came back.
+
+Both programs go to HiGHS (scipy.optimize.milp). Simplified: one layer cost for all stages but the embedding and head, no
+cross-node cost in step 6; the paper's weight(k) in R is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise, permutations, product
+
+import msgspec
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, milp
+
+from unskew.analytics.plan import PlanError
+from unskew.analytics.planners.cluster import Cluster, Floats
+from unskew.analytics.planners.costing import pipeline_us
+
+WHOLE_BELOW = 1.2
+REPLAN_AT = 0.3
+TEMPLATES = 2_000
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Devices (numbers) that work as one, and their rate: time of a layer over that of a healthy group of nominal degree."""
+
+    devices: tuple[int, ...]
+    rate: float
+
+
+class Malleus(msgspec.Struct, frozen=True, kw_only=True):
+    """Per pipeline its groups in stage order with their layers (0: the group idles) and its micro-batches.
+
+    `objective` = max over pipelines of (slowest stage x micro-batches), in layers of a healthy group; `iteration_us` is what
+    the pipeline model says, fill and drain included.
+    """
+
+    pipelines: tuple[tuple[Group, ...], ...]
+    layers: tuple[tuple[int, ...], ...]
+    micro_batches: tuple[int, ...]
+    suspended: tuple[int, ...]
+    objective: float
+    iteration_us: float
+
+
+def rates(speeds: Floats) -> Floats:
+    """Straggling rates: 1 / speed, inf for dead devices, 1.0 where it is below the threshold."""
+    with np.errstate(divide="ignore"):
+        found = np.where(speeds > 0, 1.0 / np.where(speeds > 0, speeds, 1.0), np.inf)
+    return np.where(found < WHOLE_BELOW, 1.0, found)
+
+
+def must_replan(before: Floats, now: Floats) -> bool:
+    """Did some device's straggling rate move by at least 0.3, or die, or come back?"""
+    changed = np.isinf(before) != np.isinf(now)
+    both = np.isfinite(before) & np.isfinite(now)
+    return bool(changed.any() or (np.abs(before[both] - now[both]) >= REPLAN_AT).any())
+
+
+def cut_node(devices: Sequence[int], rate_of: Sequence[float], alpha: Sequence[float]) -> tuple[list[Group], list[int]]:
+    """(groups, suspended devices) of a node; `alpha[k]` the slow-down of a layer on k devices, k = 1..tp."""
+    tp = len(alpha) - 1
+    order = sorted((d for d in devices if np.isfinite(rate_of[d])), key=lambda d: (rate_of[d], d))
+    n_whole = max(0, (len(order) - 1) // tp)
+
+    def group(members: Sequence[int]) -> Group:
+        return Group(tuple(sorted(members)), alpha[len(members)] * max(rate_of[d] for d in members))
+
+    whole = [group(order[i * tp : (i + 1) * tp]) for i in range(n_whole)]
+    rest = order[n_whole * tp :]
+    best: tuple[float, list[Group], list[int]] = (0.0, [], list(rest))
+    for sizes in _cuts(tp, len(rest)):
+        for arrangement in sorted(set(permutations(sizes)), reverse=True):
+            ends = np.cumsum([0, *arrangement]).tolist()
+            groups = [group(rest[a:b]) for a, b in pairwise(ends)]
+            throughput = sum(1.0 / entry.rate for entry in groups)
+            if throughput > best[0] * (1 + 1e-9):
+                best = (throughput, groups, rest[ends[-1] :])
+    return whole + best[1], best[2]
+
+
+def _cuts(tp: int, n: int) -> list[tuple[int, ...]]:
+    """One whole group, or descending powers of two from each smaller size on, as far as n devices reach."""
+    found = [(tp,)] if n >= tp else []
+    size = tp // 2
+    while size >= 1:
+        sizes, left, part = [], n, size
+        while part >= 1:
+            if part <= left:
+                sizes.append(part)
+                left -= part
+            part //= 2
+        if sizes:
+            found.append(tuple(sizes))
+        size //= 2
+    return found
+
+
+def layers_of(group_rates: Sequence[float], n_layers: int, limits: Sequence[int] = ()) -> tuple[list[int], float]:
+    """ILP 1: (layers, slowest stage) with ``min max y l``; `limits`: the most layers that each group can hold."""
+    n = len(group_rates)
+    most = [min(n_layers, limit) for limit in limits] if limits else [n_layers] * n
+    if sum(most) < n_layers:
+        raise PlanError(f"{n_layers} layers do not fit groups that hold at most {most}")
+    highest = n_layers * max(group_rates)
+    solution = milp(
+        c=np.array([1.0, *[1e-6 / highest * rate for rate in group_rates]]),
+        integrality=np.array([0] + [1] * n),
+        bounds=Bounds(np.zeros(n + 1), np.array([np.inf, *most])),
+        constraints=[
+            LinearConstraint(np.array([[0.0] + [1.0] * n]), n_layers, n_layers),
+            LinearConstraint(np.column_stack([-np.ones(n), np.diag(group_rates)]), -np.inf, 0.0),
+        ],
+    )
+    layers = [round(value) for value in solution.x[1:]]
+    return layers, max(rate * count for rate, count in zip(group_rates, layers, strict=True))
+
+
+def micro_batches_of(slowest: Sequence[float], stages: Sequence[int], micro_batches: int) -> tuple[list[int], float]:
+    """ILP 2: (micro-batches, objective) with ``min max o m`` and at least as many micro-batches as stages."""
+    n = len(slowest)
+    least = list(stages) if sum(stages) <= micro_batches else [1] * n
+    solution = milp(
+        c=np.array([1.0] + [0.0] * n),
+        integrality=np.array([0] + [1] * n),
+        bounds=Bounds(np.array([0.0, *least]), np.array([np.inf] + [micro_batches] * n)),
+        constraints=[
+            LinearConstraint(np.array([[0.0] + [1.0] * n]), micro_batches, micro_batches),
+            LinearConstraint(np.column_stack([-np.ones(n), np.diag(slowest)]), -np.inf, 0.0),
+        ],
+    )
+    if solution.x is None:
+        raise PlanError(f"{micro_batches} micro-batches cannot feed {n} pipelines")
+    counts = [round(value) for value in solution.x[1:]]
+    return counts, max(one * count for one, count in zip(slowest, counts, strict=True))
+
+
+def deal(straggling: Sequence[float], n_whole: int, pipelines: int) -> list[list[list[float]]]:
+    """Templates: per pipeline its groups' rates, straggling ones first, the slowest in front, then 1.0 for whole ones."""
+    total = len(straggling) + n_whole
+    base, more = divmod(total, pipelines)
+    ordered = sorted(straggling, reverse=True)
+    ways = (
+        product(range(pipelines), repeat=len(ordered))
+        if pipelines ** len(ordered) <= TEMPLATES
+        else [_even(ordered, pipelines)]
+    )
+    sizes = {tuple(base + (i < more) for i in order) for order in _orders(pipelines, more)}
+    seen: set[tuple[tuple[int, tuple[float, ...]], ...]] = set()
+    templates = []
+    for way in ways:
+        of = [tuple(rate for rate, place in zip(ordered, way, strict=True) if place == i) for i in range(pipelines)]
+        for size in sorted(sizes):
+            key = tuple(sorted(zip(size, of, strict=True)))
+            if key in seen or any(len(part) > count for part, count in zip(of, size, strict=True)):
+                continue
+            seen.add(key)
+            templates.append([[*part, *[1.0] * (count - len(part))] for part, count in zip(of, size, strict=True)])
+            if len(templates) >= TEMPLATES:
+                return templates
+    return templates
+
+
+def _orders(pipelines: int, more: int) -> list[tuple[int, ...]]:
+    """Which pipelines have a stage more: every choice for few pipelines, else the first ones."""
+    if not more or pipelines > 4:
+        return [tuple(range(pipelines))]
+    return [tuple(order) for order in permutations(range(pipelines))]
+
+
+def _even(ordered: Sequence[float], pipelines: int) -> tuple[int, ...]:
+    """The slowest group first to the pipeline that has lost least."""
+    lost = [0.0] * pipelines
+    way = []
+    for rate in ordered:
+        place = min(range(pipelines), key=lambda i: (lost[i], i))
+        lost[place] += 1.0 - 1.0 / rate
+        way.append(place)
+    return tuple(way)
+
+
+def plan_malleus(cluster: Cluster) -> Malleus:
+    """Malleus' plan for the cluster as it is. Raises `PlanError` when the layers do not fit what is left."""
+    job, tp = cluster.job, cluster.tp
+    rate_of = rates(cluster.speeds).ravel()
+    alpha = [0.0, *(float(cluster.rates[-1] / cluster.rates[k]) for k in range(1, tp + 1))]
+    nodes = cluster.nodes.ravel() if cluster.nodes is not None else np.arange(rate_of.size) // tp
+    groups: list[Group] = []
+    suspended: list[int] = []
+    for devices in np.split(np.argsort(nodes, kind="stable"), np.flatnonzero(np.diff(np.sort(nodes))) + 1):
+        cut, left = cut_node(devices.tolist(), rate_of.tolist(), alpha)
+        groups += cut
+        suspended += left
+    whole = [entry for entry in groups if entry.rate <= 1.0 + 1e-9]
+    slow = sorted((entry for entry in groups if entry.rate > 1.0 + 1e-9), key=lambda entry: (-entry.rate, entry.devices))
+    if len(groups) < cluster.dp:
+        raise PlanError(f"{len(groups)} groups are left for {cluster.dp} pipelines: a checkpoint and another layout are needed")
+    known: dict[tuple[float, ...], tuple[list[int], float]] = {}
+    best: tuple[float, list[list[float]], list[int]] | None = None
+    for template in deal([entry.rate for entry in slow], len(whole), cluster.dp):
+        try:
+            for part in template:
+                if tuple(part) not in known:
+                    known[tuple(part)] = layers_of(part, job.n_layers, _limits(cluster, part))
+            bottleneck = [known[tuple(part)][1] for part in template]
+            counts, objective = micro_batches_of(bottleneck, [len(part) for part in template], job.micro_batches)
+        except PlanError:
+            continue
+        if best is None or objective < best[0] * (1 - 1e-9):
+            best = (objective, template, counts)
+    if best is None:
+        raise PlanError(f"the {job.n_layers} layers do not fit the groups that are left: a checkpoint is needed")
+    objective, template, counts = best
+    layers = [known[tuple(part)][0] for part in template]
+    pipelines = fill(cluster, template, layers, slow, whole)
+    return Malleus(
+        pipelines=pipelines,
+        layers=tuple(tuple(part) for part in layers),
+        micro_batches=tuple(counts),
+        suspended=tuple(sorted(suspended)),
+        objective=objective,
+        iteration_us=_iteration_us(cluster, template, layers, counts),
+    )
+
+
+def _limits(cluster: Cluster, part: Sequence[float]) -> list[int]:
+    """The most layers of each group; the size of a straggling one is taken from its rate: the template knows no more."""
+    job = cluster.job
+    if job.capacity_bytes is None:
+        return []
+    degrees = [max((k for k in range(1, cluster.tp + 1) if cluster.rates[-1] / cluster.rates[k] >= rate - 1e-9), default=1)
+               for rate in part]  # fmt: skip
+    in_flight = [len(part) - stage for stage in range(len(part))]
+    return [
+        int(job.capacity_bytes * k / max(job.layer_bytes + n * job.activation_bytes, 1e-9) + 1e-9)
+        for k, n in zip(degrees, in_flight, strict=True)
+    ]
+
+
+def fill(
+    cluster: Cluster,
+    template: Sequence[Sequence[float]],
+    layers: Sequence[Sequence[int]],
+    slow: Sequence[Group],
+    whole: Sequence[Group],
+) -> tuple[tuple[Group, ...], ...]:
+    """Concrete groups for the template's places, so that as few layers as possible travel."""
+    waiting: dict[float, list[Group]] = {}
+    for group in slow:
+        waiting.setdefault(group.rate, []).append(group)
+    places = [(i, j) for i, part in enumerate(template) for j in range(len(part))]
+    chosen: dict[tuple[int, int], Group] = {}
+    for i, j in places:
+        if template[i][j] > 1.0 + 1e-9:
+            queue = waiting[template[i][j]]
+            here = next((n for n, group in enumerate(queue) if _home(cluster, group)[0] == i), 0)
+            chosen[i, j] = queue.pop(here)
+    left = list(whole)
+    for i in range(len(template)):
+        own = [group for group in left if _home(cluster, group)[0] == i]
+        _match(cluster, [(i, j) for a, j in places if a == i and (i, j) not in chosen], own, layers, chosen)
+        left = [group for group in left if group not in chosen.values()] if i + 1 == len(template) else left
+    _match(cluster, [place for place in places if place not in chosen], left, layers, chosen)
+    return tuple(tuple(chosen[i, j] for j in range(len(part))) for i, part in enumerate(template))
+
+
+def _match(
+    cluster: Cluster,
+    places: Sequence[tuple[int, int]],
+    groups: Sequence[Group],
+    layers: Sequence[Sequence[int]],
+    chosen: dict[tuple[int, int], Group],
+) -> None:
+    """Places to groups with the most overlap of old and new layers in all (the assignment problem)."""
+    if not places or not groups:
+        return
+    overlap = np.zeros((len(places), len(groups)))
+    for row, (i, j) in enumerate(places):
+        first, end = sum(layers[i][:j]), sum(layers[i][: j + 1])
+        for column, group in enumerate(groups):
+            old_first, old_end = _home(cluster, group)[1]
+            shared = max(0, min(end, old_end) - max(first, old_first))
+            overlap[row, column] = shared / max(1, max(end, old_end) - min(first, old_first))
+    for row, column in zip(*linear_sum_assignment(overlap, maximize=True), strict=True):
+        chosen[places[row]] = groups[column]
+
+
+def _home(cluster: Cluster, group: Group) -> tuple[int, tuple[int, int]]:
+    """(replica, range of layers) that the group's first device held at the start."""
+    replica, stage = divmod(group.devices[0] // cluster.tp, cluster.pp)
+    ends = np.cumsum([0, *_start_layers(cluster)]).tolist()
+    return replica, (ends[stage], ends[stage + 1])
+
+
+def _start_layers(cluster: Cluster) -> list[int]:
+    base, more = divmod(cluster.job.n_layers, cluster.pp)
+    begin = (cluster.pp - more) // 2
+    return [base + (begin <= stage < begin + more) for stage in range(cluster.pp)]
+
+
+def _iteration_us(
+    cluster: Cluster, template: Sequence[Sequence[float]], layers: Sequence[Sequence[int]], counts: Sequence[int]
+) -> float:
+    job = cluster.job
+    ends = []
+    for part, sizes, count in zip(template, layers, counts, strict=True):
+        work = np.array([rate * size for rate, size in zip(part, sizes, strict=True) if size > 0])
+        work[0] += job.embedding_layers * part[0]
+        work[-1] += job.head_layers * part[-1]
+        ends.append(float(pipeline_us(work[None] * job.forward_us, work[None] * job.backward_us, count, job.message_us)[0]))
+    return max(ends) + job.iteration_end_us
