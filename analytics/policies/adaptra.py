@@ -24,12 +24,16 @@ def warm_ups(delays_s: Sequence[float], forward_s: Sequence[float], micro_batche
     return counts[::-1]
 
 
-def one_f_one_b_s(
-    delays_s: Sequence[float], forward_s: Sequence[float], backward_s: Sequence[float], warm: Sequence[int], m: int
-) -> float:
-    """The makespan of a pipeline whose links have their own delays, each stage starting with `warm` forwards, then whatever is
-    ready, backward before forward (Adaptra's rule; with ``warm = S - s`` it is 1F1B)."""
-    stages = len(forward_s)
+def makespan_s(delays_s: Sequence[float], chunks_s: Sequence[tuple[float, float]], warm: Sequence[int], m: int) -> float:
+    """The makespan of a pipeline whose links have their own delays: `chunks_s[s]` = (F, B) of stage s, `m` micro-batches.
+
+    Each stage starts with `warm[s]` forwards, then runs whatever is ready, backward before forward; ``warm = S - s`` is 1F1B.
+
+    >>> makespan_s([0.0], [(1.0, 2.0), (1.0, 2.0)], [2, 1], 4)
+    15.0
+    """
+    stages = len(chunks_s)
+    forward_s, backward_s = zip(*chunks_s, strict=True)
     forward_end = [[math.inf] * m for _ in range(stages)]
     backward_end = [[math.inf] * m for _ in range(stages)]
     free, next_f, next_b = [0.0] * stages, [0] * stages, [0] * stages

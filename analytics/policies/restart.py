@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from unskew.analytics.cluster.happening import Happening
 from unskew.analytics.cluster.job import Job
@@ -34,7 +35,7 @@ class Restart(Policy):
         loses_work: bool = True,
     ):
         """`loses_work` False: the convention of papers that count only the standstill."""
-        self._redo: Literal[none, checkpoint] = "checkpoint" if loses_work else "none"
+        self._redo: Literal["none", "checkpoint"] = "checkpoint" if loses_work else "none"
         self.checkpoint_s = checkpoint_s
         self._restart_s = constant("restart_s") if restart_s is None else restart_s
         self._detect_s = constant("restart_detect_s") if detect_s is None else detect_s

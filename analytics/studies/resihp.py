@@ -337,9 +337,7 @@ def _figure_2(_cell: Cell) -> Figures:
 
 def _figure_2_why(figure: str, _published: float | None, _ours: float | None) -> str:
     if "idle over" in figure:
-        return (
-            "1F1B of equal micro-batches grows by no more than the slow chunks on its path, 1.0 per device; the paper has 1.59"
-        )
+        return "1F1B of equal micro-batches grows by no more than the slow chunks on its path: 1.0 per device, not 1.59"
     if "with ResiHP" in figure:
         return "at half speed equation 4 ties; ours keeps the larger degree, so only the partition changes"
     return ""
