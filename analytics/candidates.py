@@ -1,20 +1,25 @@
 """Candidate plans for a set of living ranks: each replica a pipeline of its own, ranks in the order of the run's first plan.
 
-The layer counts of a replica and the micro-batch counts of all replicas are both found by `share_out`, which is exact for its
-own question (the busiest part least busy); what the pipeline's fill and drain add is left to the evaluator and local search.
+The layer counts of a replica and the micro-batch counts of all replicas are both found by `share_out` (planners/pp.py), which is
+exact for its own question (the busiest part least busy); what the pipeline's fill and drain add is left to the evaluator and
+local search.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 import msgspec
 
-from unskew.analytics.plan import Plan, plan_from_partition, split_evenly
+from unskew.analytics.plan import PASSES, Plan, plan_from_partition, split_evenly, way_of
+from unskew.analytics.planners.pp import share_out
 
 Members = tuple[tuple[int, ...], ...]
-"""Per replica its ranks in stage order; () for a replica that has none left."""
+"""Per replica the ranks that a micro-batch passes, in order: under a looped schedule a rank comes up more than once (`way_of`).
+
+() for a replica that has none left.
+"""
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -43,31 +48,19 @@ class RankTime(msgspec.Struct, frozen=True):
     head_us: float
 
 
-def share_out(total: int, parts: Sequence[tuple[float, float]]) -> list[int]:
-    """`total` units in shares of at least 1 such that the largest of ``fixed + each * share`` is as small as it can be.
-
-    `parts` are (fixed, each). Greedy and exact: every unit goes to the part that it makes least large (Malleus' first program,
-    for equal layers). Needs ``total >= len(parts)``.
-
-    >>> share_out(12, [(0, 1 / 1.0), (0, 1 / 0.4), (0, 1 / 1.0)])
-    [5, 2, 5]
-    """
-    shares = [1] * len(parts)
-    heap = [(fixed + 2 * each, number) for number, (fixed, each) in enumerate(parts)]
-    heapq.heapify(heap)
-    for _ in range(total - len(parts)):
-        number = heap[0][1]
-        shares[number] += 1
-        fixed, each = parts[number]
-        heapq.heapreplace(heap, (fixed + each * (shares[number] + 1), number))
-    return shares
-
-
 def members_of(origin: Plan, alive: frozenset[int]) -> Members:
-    """The living ranks of each replica, in the stage order of the run's first plan."""
+    """The living ranks of each replica in the stage order of the run's first plan, in the way of its schedule."""
     roles = sorted(origin.roles, key=lambda role: role.stage)
     replicas = range(1 + max(role.replica for role in roles))
-    return tuple(tuple(role.rank for role in roles if role.replica == replica and role.rank in alive) for replica in replicas)
+    return tuple(
+        _way(origin, [role.rank for role in roles if role.replica == replica and role.rank in alive]) for replica in replicas
+    )
+
+
+def _way(plan: Plan, ranks: Sequence[int]) -> tuple[int, ...]:
+    """As the plan's schedule passes these ranks; once each where the replica has too few layers for more."""
+    way = way_of(plan.schedule, ranks) if plan.schedule in PASSES else list(ranks)
+    return tuple(way if len(way) <= plan.n_layers else ranks)
 
 
 def named_shapes(
@@ -76,7 +69,9 @@ def named_shapes(
     """The candidates with a name. `leavers` are slow ranks, the slowest first: doing without the first 1, 2, ... is tried."""
     if len(times) == len(origin.roles):
         counts = tuple(sum(route.replica == replica for route in origin.routes) for replica in range(len(members)))
-        yield "as at the start of the run", Shape(members, tuple(_layers_held(origin, ranks) for ranks in members), counts)
+        sizes_then = tuple(_layers_held(origin, ranks) for ranks in members)
+        if all(sizes_then):
+            yield "as at the start of the run", Shape(members, sizes_then, counts)
     by_speed = tuple(_layers_by_speed(plan, ranks, times) for ranks in members)
     yield "layers and micro-batches by speed", shape_from(plan, members, by_speed, times)
     kept = tuple(_layers_held(plan, ranks) or fresh for ranks, fresh in zip(members, by_speed, strict=True))
@@ -103,9 +98,18 @@ def _layer_parts(stages: Sequence[RankTime]) -> list[tuple[float, float]]:
 
 
 def _layers_held(plan: Plan, ranks: Sequence[int]) -> tuple[int, ...]:
-    """The layer counts under `plan` if these ranks hold the whole model between them, else ()."""
-    sizes = tuple(plan.role_of[rank].n_layers if rank in plan.role_of else 0 for rank in ranks)
-    return sizes if sum(sizes) == plan.n_layers and all(sizes) else ()
+    """The layer counts under `plan` if a micro-batch passes just these ranks in this order, else ().
+
+    Where a rank comes up twice in a row, its one leg counts as two.
+    """
+    runs = [(rank, len(list(group))) for rank, group in groupby(ranks)]
+    for route in plan.routes:
+        if [hop.ranks for hop in route.hops] == [(rank,) for rank, _ in runs]:
+            sizes = [
+                size for hop, (_, times) in zip(route.hops, runs, strict=True) for size in split_evenly(hop.n_layers, times)
+            ]
+            return tuple(sizes) if all(sizes) else ()
+    return ()
 
 
 def shape_from(plan: Plan, members: Members, layers: tuple[tuple[int, ...], ...], times: Mapping[int, RankTime]) -> Shape:
@@ -115,7 +119,8 @@ def shape_from(plan: Plan, members: Members, layers: tuple[tuple[int, ...], ...]
         if ranks:
             costs = _layer_parts([times[rank] for rank in ranks])
             stages = [fixed + each * size for (fixed, each), size in zip(costs, sizes, strict=True)]
-            parts.append((sum(stages) - max(stages), max(stages)))
+            busiest = max(sum(us for at, us in zip(ranks, stages, strict=True) if at == rank) for rank in ranks)
+            parts.append((sum(stages) - busiest, busiest))
     counts = iter(share_out(len(plan.routes), parts))
     return Shape(members, layers, tuple(next(counts) if ranks else 0 for ranks in members))
 

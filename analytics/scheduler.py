@@ -8,7 +8,8 @@ slow-down, after a death, after a device has healed. Steps of `propose`:
 2. local search from the best: one layer or one micro-batch away from the replica that finishes last, as long as it helps;
 3. each is scored by the one evaluator on the recent batches at the believed speeds: mean predicted iteration time plus the
    cost of the change spread over the remaining iterations; among near ties the one that moves the fewest layers wins;
-4. proposed only if the gain is large enough, certain over the batches, and repays the change within the run.
+4. proposed only if the gain is large enough, certain over the batches, and repays the change within the expected life of the
+   fault (planners/worth.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from unskew.analytics.cost import CostModel, speed_of
 from unskew.analytics.interval import interval
 from unskew.analytics.pipeline import Array, Timeline, evaluate
 from unskew.analytics.plan import Plan
-from unskew.analytics.prediction import durations_us, layer_costs
+from unskew.analytics.planners.worth import Life, Worth, weigh
+from unskew.analytics.prediction import durations_us, layer_costs, model_for
 from unskew.analytics.recovery import recover
 from unskew.analytics.schedule import build_schedule
 from unskew.analytics.workload import Work
@@ -38,7 +40,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     `batches[k][m]`: work of micro-batch m in the k-th recent iteration (10 to 30 of them). `iterations` = length of the run.
     `layer_bytes[l]`: parameters and optimiser state of layer l; `bytes_per_us`: at which rate moved layers travel, all
-    together; `regroup_us`: standstill at the boundary.
+    together; `regroup_us`: standstill at the boundary. `slow_since[r]`: the iteration in which the slowness of rank r began.
     """
 
     origin: Plan
@@ -50,17 +52,20 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     layer_bytes: tuple[int, ...]
     bytes_per_us: float
     regroup_us: float
+    slow_since: dict[int, int] = {}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Thresholds. `margin`: how many times the remaining gain must repay the cost; a rank slower than `leave_below` may be left
-    out; the search ends after `search_actions` scheduled actions: a count, so that its result does not depend on the load."""
+    """Thresholds. `margin`: how many times the expected gain must repay the cost; `life`: how long slow phases last; a rank
+    slower than `leave_below` may be left out; the search ends after `search_actions` scheduled actions: a count, so that its
+    result does not depend on the load."""
 
     min_gain_percent: float = 3.0
     margin: float = 1.5
     tie_percent: float = 0.5
     leave_below: float = 0.5
     search_actions: int = 100_000
+    life: Life = Life()
 
     @property
     def digest(self) -> str:
@@ -83,6 +88,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """A better plan with the numbers that speak for it; all times are per iteration, the mean over `State.batches`.
 
     `gain_interval_us`: 95 % interval of the mean gain over the batches (interval.py); None with fewer than two batches.
+    `life_iterations`: for how long the gain is expected to last; `risk`: probability that the fault ends before the change is
+    repaid; None where nothing is gained.
     `evidence`: as plain data what else the choice was founded on: believed speeds, the interval, the hash of the options.
     """
 
@@ -94,6 +101,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     gain_interval_us: tuple[float, float] | None
     cost_us: float
     payback_iterations: int | None
+    life_iterations: float | None
+    risk: float | None
     moved_layers: int
     considered: tuple[Candidate, ...]
     evidence: dict[str, Any] = {}
@@ -109,16 +118,21 @@ def propose(now_iteration: int, plan: Plan, state: State, options: Options = _DE
         return None, f"the plan still counts on rank {gone[0]}, which is not alive: recover first"
     if remaining < 1 or not state.batches:
         return None, "the run is at its end" if remaining < 1 else "no iteration has been committed yet to predict on"
-    bench = _Bench(plan, state, remaining)
+    bench = _Bench(plan, state, now_iteration)
     best = _search(bench, options)
     proposal = _weigh(bench, best, options)
     if proposal.plan.digest == plan.digest:
         return None, f"plan {plan.epoch} is the best of {len(bench.scored)} candidates, the cost of a change included"
-    if objection := _objection(proposal, remaining, options):
+    if objection := _objection(proposal, bench.worth(proposal, options), options):
         return None, f"{objection} (best of {len(bench.scored)} candidates: {proposal.change})"
     return proposal, (
         f"{proposal.predicted_us / 1e3:.0f} ms instead of {proposal.baseline_us / 1e3:.0f} ms per iteration predicted "
         f"({proposal.gain_percent:.1f} % less), repaid after {proposal.payback_iterations} of {remaining} iterations"
+        + (
+            f", risk that the fault ends before: {100 * proposal.risk:.0f} %"
+            if proposal.risk and proposal.risk >= 0.005
+            else ""
+        )
     )
 
 
@@ -129,7 +143,7 @@ def _weigh(bench: _Bench, best: Candidate, options: Options) -> Proposal:
     gains = baseline - bench.iteration_us(chosen)[0]
     gain = float(gains.mean())
     gain_interval_us = interval(gains.tolist()) if gains.size > 1 else None
-    return Proposal(
+    proposal = Proposal(
         plan=chosen,
         change=describe(bench.current, chosen),
         predicted_us=best.predicted_us,
@@ -138,27 +152,39 @@ def _weigh(bench: _Bench, best: Candidate, options: Options) -> Proposal:
         gain_interval_us=gain_interval_us,
         cost_us=best.cost_us,
         payback_iterations=math.ceil(best.cost_us / gain) if gain > 0 else None,
+        life_iterations=None,
+        risk=None,
         moved_layers=best.moved_layers,
         considered=tuple(bench.scored.values()),
+    )
+    worth = bench.worth(proposal, options)
+    life_iterations = worth.life_s * 1e6 / proposal.baseline_us if gain > 0 else None
+    risk = worth.risk if gain > 0 else None
+    return msgspec.structs.replace(
+        proposal,
+        life_iterations=life_iterations,
+        risk=risk,
         evidence={
             "speeds": {str(rank): kinds for rank, kinds in bench.state.speeds.items()},
             "gain_interval_us": gain_interval_us,
+            "life_iterations": life_iterations,
+            "risk": risk,
             "options": options.digest,
         },
     )
 
 
-def _objection(proposal: Proposal, remaining: int, options: Options) -> str | None:
+def _objection(proposal: Proposal, worth: Worth, options: Options) -> str | None:
     """Why the change is not worth it; None when it is."""
     gain_us = proposal.baseline_us - proposal.predicted_us
     if proposal.gain_percent < options.min_gain_percent:
         return f"a gain of {proposal.gain_percent:.1f} % is less than {options.min_gain_percent:g} %"
     if proposal.gain_interval_us is not None and proposal.gain_interval_us[0] <= 0.0:
         return f"a gain of {proposal.gain_percent:.1f} % is not certain over the recent batches"
-    if gain_us * remaining < options.margin * proposal.cost_us:
+    if not worth.worth:
         return (
-            f"{gain_us / 1e3:.1f} ms in each of {remaining} iterations do not repay {options.margin:g} times the cost of "
-            f"{proposal.cost_us / 1e6:.2f} s"
+            f"{gain_us / 1e3:.1f} ms in each of {proposal.life_iterations or 0:.0f} iterations do not repay {options.margin:g} "
+            f"times the cost of {worth.cost_s:.2f} s"
         )
     return None
 
@@ -166,9 +192,9 @@ def _objection(proposal: Proposal, remaining: int, options: Options) -> str | No
 class _Bench:
     """Scores plans on the recent batches and remembers what it scored."""
 
-    def __init__(self, plan: Plan, state: State, remaining: int) -> None:
-        self.current, self.state, self.remaining = plan, state, remaining
-        self.costs = layer_costs(state.batches, state.cost)
+    def __init__(self, plan: Plan, state: State, now: int) -> None:
+        self.current, self.state, self.now, self.remaining = plan, state, now, state.iterations - now
+        self.costs = layer_costs(state.batches, model_for(state.cost, plan.schedule))
         self.scored: dict[Shape, Candidate] = {}
         self.scheduled_actions = 0
 
@@ -199,6 +225,20 @@ class _Bench:
         self.scored[shape] = candidate
         last = max(timeline.finish_us, key=lambda rank: float(timeline.finish_us[rank].mean()))
         return candidate, plan.role_of[last].replica
+
+    def worth(self, proposal: Proposal, options: Options) -> Worth:
+        """Gain against cost over the life of the fault: of several the one that began last, which is expected to end first."""
+        baseline_s = proposal.baseline_us / 1e6
+        slow = [rank for rank, kinds in self.state.speeds.items() if rank in self.state.alive and min(kinds.values(), default=1.0) < 1.0]
+        ages = [max(0, self.now - self.state.slow_since.get(rank, self.now)) * baseline_s for rank in slow]
+        return weigh(
+            gain_per_s=1.0 - proposal.predicted_us / proposal.baseline_us,
+            cost_s=proposal.cost_us / 1e6,
+            remaining_s=self.remaining * baseline_s,
+            slow_for_s=min(ages, default=None),
+            margin=options.margin,
+            life=options.life,
+        )
 
     def plan_of(self, candidate: Candidate) -> Plan:
         shape = Shape(candidate.members, candidate.layers, candidate.micro_batches)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew.analytics.candidates import share_out
 from unskew.analytics.cost import ChunkCost, CostModel
 from unskew.analytics.interval import interval
 from unskew.analytics.packing import pack
 from unskew.analytics.plan import PlanError, uniform_plan, validate
+from unskew.analytics.planners.pp import share_out
 from unskew.analytics.prediction import predict_iteration, predict_iterations
 from unskew.analytics.profiles import profile
 from unskew.analytics.scheduler import Options, State, propose, recover
