@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from math import exp
 
 import msgspec
 
@@ -41,12 +42,15 @@ class ChunkCost(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Chunk costs per kind, one message's latency between ranks, and the end of an iteration (gradients, vote, optimiser).
 
-    Without a "W" of its own, "B" is the whole backward pass; with it, the gradient of activations alone.
+    Without a "W" of its own, "B" is the whole backward pass; with it, the gradient of activations alone. `bars`: kind of
+    work, or "iteration" -> half-width of the prediction's 90 % error bar, as the log of a ratio (predictor.py); absent = not
+    known.
     """
 
     chunks: dict[str, ChunkCost]
     message_us: float = 0.0
     iteration_end_us: float = 0.0
+    bars: dict[str, float] = {}
 
     @cached_property
     def joined(self) -> CostModel:
@@ -72,6 +76,11 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
         b = msgspec.structs.replace(w, token2_us=whole.token2_us)
         return msgspec.structs.replace(self, chunks={"F": self.chunks["F"], "B": b, "W": w})
+
+    def interval_us(self, what: str, us: float) -> tuple[float, float] | None:
+        """Where nine in ten measurements lie when `us` is predicted for a chunk of kind `what`, or for an "iteration"."""
+        bar = self.bars.get(what)
+        return None if bar is None else (us * exp(-bar), us * exp(bar))
 
     def chunk_us(self, kind: str, work: Work, n_layers: int, *, has_head: bool, speed: float = 1.0) -> float:
         """Microseconds of one chunk at `speed`."""

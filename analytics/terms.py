@@ -13,7 +13,7 @@ import msgspec
 
 from unskew.analytics.cost import CostModel
 from unskew.analytics.plan import Plan
-from unskew.analytics.predictor import Fit, NotIdentifiable
+from unskew.analytics.predictor import Fit, NotIdentifiable, error_bar
 from unskew.analytics.workload import Work
 
 
@@ -35,7 +35,8 @@ def fit_terms(
 
     `predict_us` is the evaluator at the speeds believed; `transfers_us` are times of single messages from the moment both sides
     were ready (none: messages are free and the end carries them). `error_percent` gains "iteration": mean absolute relative
-    error of the odd iterations when the end is learned from the even ones. Raises `NotIdentifiable` without an iteration.
+    error of the odd iterations when the end is learned from the even ones (its error bar likewise). Raises `NotIdentifiable`
+    without an iteration.
     """
     if not iterations:
         raise NotIdentifiable("no iteration to learn the iteration's end from: at least one committed iteration is needed")
@@ -45,9 +46,14 @@ def fit_terms(
     remains = [seen.us - makespan for seen, makespan in zip(iterations, makespans, strict=True)]
     half_end = max(0.0, median(remains[::2]))
     tested = list(zip(iterations, makespans, strict=True))[1::2] or [(iterations[0], makespans[0])]
-    error = 100 * fmean(abs((makespan + half_end) / seen.us - 1) for seen, makespan in tested)
+    ratios = [(makespan + half_end) / seen.us for seen, makespan in tested]
+    bar = error_bar(ratios)
     return msgspec.structs.replace(
         fitted,
-        model=msgspec.structs.replace(bare, iteration_end_us=max(0.0, median(remains))),
-        error_percent={**fitted.error_percent, "iteration": error},
+        model=msgspec.structs.replace(
+            bare,
+            iteration_end_us=max(0.0, median(remains)),
+            bars=fitted.model.bars if bar is None else {**fitted.model.bars, "iteration": bar},
+        ),
+        error_percent={**fitted.error_percent, "iteration": 100 * fmean(abs(ratio - 1) for ratio in ratios)},
     )

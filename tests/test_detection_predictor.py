@@ -153,3 +153,25 @@ def test_the_iteration_end_is_what_chunks_and_messages_leave() -> None:
     assert fitted.error_percent["iteration"] < 10
     with pytest.raises(NotIdentifiable):
         fit_terms(fitted, [], lambda *_: 0.0)
+
+
+@pytest.mark.parametrize("cv", [0.01, 0.05])
+def test_error_bars_cover_nine_in_ten_of_what_was_not_fitted(cv: float) -> None:
+    """Chunks with heavy-tailed noise (1 % take two to four times as long); later micro-batches on the same ranks."""
+    chunks = measure(seed=11, n=180, cv=cv)
+    fitted = fit([chunk for i, chunk in enumerate(chunks) if i % 360 < 120])
+    later = [chunk for i, chunk in enumerate(chunks) if i % 360 >= 120]
+    for kind in "FB":
+        mine = [chunk for chunk in later if chunk.kind == kind]
+        inside = 0
+        for chunk in mine:
+            us = fitted.model.chunk_us(kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
+            low, high = fitted.model.interval_us(kind, us) or (0.0, 0.0)
+            inside += low <= chunk.us <= high
+        assert 0.84 <= inside / len(mine) <= 0.97
+
+
+def test_no_error_bar_from_too_few() -> None:
+    fitted = fit(measure(seed=1, ranks=1, n=8))
+    assert fitted.model.bars == {}
+    assert fitted.model.interval_us("F", 100.0) is None
