@@ -8,8 +8,9 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
-from unskew.collector.events import Event, tag_of
+from unskew.collector.events import Event
 from unskew.collector.rows import quoted
+from unskew.collector.upcasters import rows_of
 
 _SQL_TYPE = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN", str: "VARCHAR"}
 
@@ -27,7 +28,7 @@ def _sql_type(kind: Any) -> str:
 def own_columns(event: type[Event], source: str = "log") -> str:
     """A SELECT of an event type from relation `source`: run, writer, seq, at_us, actor and the event's own fields.
 
-    A field that a line leaves out has its default.
+    Lines of older versions are read as the newest; a field that a line leaves out has its default.
     """
     fields = [field for field in msgspec.structs.fields(event) if field.name != "run"]
     hints = {field.encode_name: _sql_type(field.type) for field in fields}
@@ -41,5 +42,5 @@ def own_columns(event: type[Event], source: str = "log") -> str:
         columns.append(f'{name} as "{field.name}"')
     return (
         f"select run, writer, seq, at_us, actor, {', '.join(columns)} from (select run, writer, seq, at_us, actor, "
-        f"json_transform(payload, {quoted(json.dumps(hints))}) as own from {source} where type = {quoted(tag_of(event))})"
+        f"json_transform(payload, {quoted(json.dumps(hints))}) as own from ({rows_of(event, source)}))"
     )

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from unskew.collector import columns, events, rows
-from unskew.collector.events import Control, Event, tag_of
+from unskew.collector.events import Control, Event
 from unskew.collector.projections.definitions import PROJECTIONS
+from unskew.collector.upcasters import rows_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -46,7 +47,7 @@ VIEWS: dict[str, str] = {
     "events": events_of("log"),
     "spans": f"""
         select {_SPAN}, first_layer, n_layers, "group", group_seq, peer, bytes, posted_us, {_WAITS}, writer, seq, at_us
-        from log where type = '{tag_of(events.Span)}'""",
+        from ({rows_of(events.Span, "log")})""",
     "chunks": f"select {_SPAN}, first_layer, n_layers, {_WAITS} from spans where kind in ('F', 'B', 'W')",
     "transfers": f"""
         select {_SPAN}, peer, bytes, posted_us, start_us + wall_us as end_us from spans where kind in ('send', 'recv')""",

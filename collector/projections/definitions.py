@@ -17,6 +17,7 @@ from unskew.collector import events
 from unskew.collector.columns import own_columns
 from unskew.collector.events import tag_of
 from unskew.collector.rows import quoted
+from unskew.collector.upcasters import rows_of
 
 BUCKET_ITERATIONS = 10
 """Iterations per row of `rollups`: 64 ranks, 5 kinds and 20,000 iterations are 640,000 rows."""
@@ -45,8 +46,14 @@ _SUMS = ("wall_us", "compute_us", "wait_tp_us", "wait_dp_us", "wait_pp_us", "run
 _BUCKET = f"(iteration // {BUCKET_ITERATIONS} * {BUCKET_ITERATIONS})::integer"
 _BEAT = ("at_us", "seq", "pid", "iteration", "progress", "activity", "age_us", "stalled_us", "waits_for")
 _LAST_BEAT = f"unnest(max({{{', '.join(f'{name!r}: {name}' for name in _BEAT)}}}))"
-_DROPPED = quoted(tag_of(events.Dropped).partition("@")[0] + "@%")
-_SPAN = quoted(tag_of(events.Span))
+
+
+def _any_version(event: type[events.Event]) -> str:
+    """A pattern for `like`."""
+    return quoted(tag_of(event).partition("@")[0] + "@%")
+
+
+_SPANS, _DROPS = _any_version(events.Span), _any_version(events.Dropped)
 
 PROJECTIONS = {
     one.name: one
@@ -94,7 +101,7 @@ PROJECTIONS = {
             rows=f"""
                 select run, {_BUCKET} as from_iteration, rank, kind, count(*) as n_spans, min(wall_us) as min_wall_us,
                     max(wall_us) as max_wall_us, {", ".join(f"sum({name})::bigint as {name}" for name in _SUMS)}
-                from {_SOURCE} where type = {_SPAN} group by all""",
+                from ({rows_of(events.Span, _SOURCE)}) group by all""",
             again=f"""
                 select run, from_iteration, rank, kind, sum(n_spans)::bigint as n_spans, min(min_wall_us) as min_wall_us,
                     max(max_wall_us) as max_wall_us, {", ".join(f"sum({name})::bigint as {name}" for name in _SUMS)}
@@ -104,8 +111,8 @@ PROJECTIONS = {
         Projection(
             name="writers",
             rows=f"""
-                select run, writer, rank, count(*) as n_events, count(*) filter (type = {_SPAN}) as n_spans,
-                    coalesce(sum((payload->>'count')::bigint) filter (type like {_DROPPED}), 0)::bigint as n_dropped,
+                select run, writer, rank, count(*) as n_events, count(*) filter (type like {_SPANS}) as n_spans,
+                    coalesce(sum((payload->>'count')::bigint) filter (type like {_DROPS}), 0)::bigint as n_dropped,
                     min(at_us) as first_us, max(at_us) as last_us, max(iteration) as last_iteration
                 from {_SOURCE} group by run, writer, rank""",
             again=f"""
