@@ -218,6 +218,11 @@ class Adaptation:
             layer_bytes=self.site.layer_bytes,
             bytes_per_us=self.site.bytes_per_us,
             regroup_us=self.site.regroup_us,
+            slow_since={
+                verdict.culprits[0].rank: verdict.since_iteration
+                for verdict in self._verdicts.values()
+                if verdict.cause == "slow_device" and verdict.culprits[0].rank is not None
+            },
         )
         proposal, reason = propose(iteration + 1, plan, state, self.options.scheduler)
         if proposal is not None:

@@ -229,7 +229,8 @@ class _Bench:
     def worth(self, proposal: Proposal, options: Options) -> Worth:
         """Gain against cost over the life of the fault: of several the one that began last, which is expected to end first."""
         baseline_s = proposal.baseline_us / 1e6
-        slow = [rank for rank, kinds in self.state.speeds.items() if rank in self.state.alive and min(kinds.values(), default=1.0) < 1.0]
+        believed = {rank: min(kinds.values(), default=1.0) for rank, kinds in self.state.speeds.items()}
+        slow = [rank for rank, speed in believed.items() if speed < 1.0 and rank in self.state.alive]
         ages = [max(0, self.now - self.state.slow_since.get(rank, self.now)) * baseline_s for rank in slow]
         return weigh(
             gain_per_s=1.0 - proposal.predicted_us / proposal.baseline_us,
