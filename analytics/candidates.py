@@ -1,7 +1,7 @@
 """Candidate plans for a set of living ranks: each replica a pipeline of its own, ranks in the order of the run's first plan.
 
-The layer counts of a replica and the micro-batch counts of all replicas both come from `share_out` (planners/pp.py), exact for its own question (the busiest part least busy); the
-pipeline's fill and drain are left to the evaluator and local search.
+The layer counts of a replica and the micro-batch counts of all replicas both come from `share_out` (planners/pp.py), exact for
+its own question (the busiest part least busy); the pipeline's fill and drain are left to the evaluator and local search.
 """
 
 from __future__ import annotations
