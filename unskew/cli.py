@@ -10,8 +10,10 @@ from unskew.commands import (
     dashboard,
     decide,
     diagnose,
+    export,
     import_,
     replay,
+    retrain,
     run,
     simulate,
     sql,
@@ -37,8 +39,10 @@ app.command()(diagnose.diagnose)
 app.command()(whatif.whatif)
 app.command()(sql.sql)
 app.command("import")(import_.import_)
+app.command()(export.export)
 app.command()(replay.replay)
 app.command()(backtest.backtest)
+app.command()(retrain.retrain)
 app.command()(simulate.simulate)
 app.command()(study.study)
 app.command()(dashboard.dashboard)

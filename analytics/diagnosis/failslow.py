@@ -24,10 +24,12 @@ AS_EXPECTED = CostModel(chunks={kind: ChunkCost(layer_us=0.0, token_us=1.0, toke
 
 
 class Followed(msgspec.Struct, frozen=True):
-    """Verdicts as they stand at the end, and the last predictor (None when none could be fitted)."""
+    """Verdicts as they stand at the end, the last predictor (None when none could be fitted), and the complete iterations with
+    what was believed of the devices in each."""
 
     verdicts: tuple[Verdict, ...]
     cost: CostModel | None
+    seen: tuple[Seen, ...] = ()
 
 
 def thresholds(log: RunLog) -> DetectorOptions:
@@ -41,6 +43,7 @@ def follow_run(log: RunLog) -> Followed:
     """One of our own runs again, iteration by iteration: predictors learned on the way, losses where the run saw them."""
     detector, retraining = Detector(thresholds(log)), Retraining()
     said: list[Verdict | VerdictClosed] = []
+    seen: list[Seen] = []
     losses = sorted(log.lost, key=lambda lost: lost.watermark or 0)
     epoch = 0
     for released in log.released:
@@ -56,11 +59,12 @@ def follow_run(log: RunLog) -> Followed:
         speeds = speeds_then(detector.speeds)
         if retraining.fitted is not None:
             said += detector.observe(committed, plan, retraining.fitted.model).verdicts
-        retraining.observe(Seen(released, plan, speeds))
+        seen.append(Seen(released, plan, speeds))
+        retraining.observe(seen[-1])
     last = log.released[-1].committed.iteration if log.released else 0
     for lost in losses:
         said += _lost(detector, log, lost, last)
-    return Followed(settled(said), retraining.fitted.model if retraining.fitted else None)
+    return Followed(settled(said), retraining.fitted.model if retraining.fitted else None, tuple(seen))
 
 
 def _lost(detector: Detector, log: RunLog, lost: DeviceLost, iteration: int) -> Verdicts:

@@ -1,0 +1,64 @@
+"""A predictor fitted again from a finished or running log, by hand: tested on later iterations before it replaces the old one.
+
+The first `share` of the run's complete iterations are fitted (believed speeds divided out), the rest are predicted by the new
+model and by the one in force; the new one replaces it iff its two median errors add up to less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+
+import msgspec
+
+from unskew.analytics.cost import CostModel
+from unskew.analytics.predictor import Fit
+from unskew.analytics.retraining import Backtest, Seen, backtest, fit_seen
+
+SHARE = 2 / 3
+LEAST = 12
+
+
+class Retrained(msgspec.Struct, frozen=True, kw_only=True):
+    """`coverage`: kind of work, "iteration" -> share of later measurements within the new model's 90 % error bars."""
+
+    fitted: Fit
+    fitted_on: tuple[int, int]
+    tested_on: tuple[int, int]
+    new: Backtest
+    old: Backtest | None
+    coverage: dict[str, float]
+
+    @property
+    def better(self) -> bool:
+        return self.old is None or self.new.total < self.old.total
+
+
+def retrain(seen: Sequence[Seen], before: CostModel | None, share: float = SHARE) -> Retrained:
+    """Raises `ValueError` when there is too little to fit and to test on."""
+    if len(seen) < LEAST:
+        raise ValueError(f"{len(seen)} complete iterations are too few to fit and to test a predictor, needed are {LEAST}")
+    at = round(share * len(seen))
+    learned, later = seen[:at], seen[at:]
+    found = fit_seen(learned)
+    if found is None or not later:
+        raise ValueError("its iterations do not tell what chunks should take: none is complete with lengths and times")
+    return Retrained(
+        fitted=found,
+        fitted_on=(learned[0].committed.iteration, learned[-1].committed.iteration),
+        tested_on=(later[0].committed.iteration, later[-1].committed.iteration),
+        new=backtest(found.model, later),
+        old=backtest(before, later) if before is not None else None,
+        coverage=coverage(found.model, later),
+    )
+
+
+def coverage(model: CostModel, later: Sequence[Seen]) -> dict[str, float]:
+    """How many later measurements lie within the error bars, where there are any."""
+    inside: dict[str, list[bool]] = {}
+    for seen in later:
+        for chunk in seen.chunks:
+            if chunk.kind in model.chunks and chunk.kind in model.bars and chunk.us > 0:
+                predicted = model.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
+                inside.setdefault(chunk.kind, []).append(abs(log(max(predicted, 1e-9) / chunk.us)) <= model.bars[chunk.kind])
+    return {kind: round(sum(hits) / len(hits), 4) for kind, hits in sorted(inside.items())}
