@@ -1,7 +1,7 @@
 """A simulated job as a run in a store: the events that a real job writes (this is the simulator's edge; it writes files).
 
-A rank of the log stands for a TP group: ``replica * PP + stage``. The clock is virtual; the loss is the Chinchilla law's for
-the tokens so far (Hoffmann et al. 2022, equation 10), because the log has a loss in every iteration and nothing is trained.
+A rank of the log stands for a TP group: ``replica * PP + stage`` with PP of the longest pipeline. The clock is virtual; the loss
+is the Chinchilla law's for the tokens so far (Hoffmann et al. 2022, equation 10): the log has a loss, nothing is trained.
 """
 
 from __future__ import annotations
@@ -74,34 +74,38 @@ def chinchilla_loss(parameters: float, tokens: float) -> float:
 
 def _control(run: str, outcome: Outcome, happenings: list[Happening], options: dict[str, Any]) -> Iterable[Control]:
     job = outcome.job
+    layouts = [change.reaction.layout for change in outcome.changes if change.reaction.layout is not None]
+    width = max([job.pp, *(len(pipeline.layers) for layout in layouts for pipeline in layout.pipelines)])
     yield RunStarted(
         run=run, device="simulated", clock="virtual", mode="auto", ranks=job.dp * job.pp, options=options, code=_code(),
         version=version("unskew"),
     )  # fmt: skip
-    for rank in range(job.dp * job.pp):
-        node = job.node(rank * job.tp)
+    for rank in _ranks(job, range(0, job.devices, job.tp), width):
+        node = job.node(job.device(*divmod(rank, width), 0))
         yield DeviceJoined(device=f"group-{rank}", rank=rank, node=f"node-{node}", pid=0)
-    yield _applied(job, healthy(job), 0, reason="the first plan")
+    yield _applied(job, healthy(job), width, 0, reason="the first plan")
     at = _iteration_at(outcome)
-    entries: list[tuple[float, list[Control]]] = [(event.at_s, _truth(job, event, at(event.at_s))) for event in happenings]
-    entries += [(change.at_s, _answer(job, number, change)) for number, change in enumerate(outcome.changes)]
+    entries: list[tuple[float, list[Control]]] = [
+        (event.at_s, _truth(job, width, event, at(event.at_s))) for event in happenings
+    ]
+    entries += [(change.at_s, _answer(job, width, number, change)) for number, change in enumerate(outcome.changes)]
     for _, events in sorted(entries, key=lambda entry: entry[0]):
         yield from events
 
 
-def _truth(job: Job, event: Happening, iteration: int) -> list[Control]:
+def _truth(job: Job, width: int, event: Happening, iteration: int) -> list[Control]:
     if event.kind not in _FAULTS:
         return []
-    ranks = sorted({device // job.tp for device in event.devices})
+    ranks = _ranks(job, event.devices, width)
     kind = "slow" if event.kind == "slowed" else "kill"
     factor = 1.0 / event.speed if event.speed else None
     return [FaultInjected(kind=kind, rank=rank, at_iteration=iteration, factor=factor) for rank in ranks]
 
 
-def _answer(job: Job, number: int, change: Change) -> list[Control]:
+def _answer(job: Job, width: int, number: int, change: Change) -> list[Control]:
     """Verdict, loss, proposal and plan of one reaction, as the controller would log them."""
     event, found = change.event, list[Control]()
-    ranks = sorted({device // job.tp for device in event.devices})
+    ranks = _ranks(job, event.devices, width)
     if event.kind in _FAULTS and ranks:
         slow = event.kind == "slowed"
         found.append(
@@ -122,7 +126,7 @@ def _answer(job: Job, number: int, change: Change) -> list[Control]:
     layout = change.reaction.layout
     if layout is None:
         return found
-    plan = to_plan(layout, range(len(layout.pipelines)), job.n_layers, width=job.pp).renumbered(change.epoch)
+    plan = to_plan(layout, range(len(layout.pipelines)), job.n_layers, width=width).renumbered(change.epoch)
     cost_us = int((change.resumed_s - change.at_s) * 1e6)
     before = None if math.isinf(change.before_s) else int(change.before_s * 1e6)
     gain = None if before is None or math.isinf(change.predicted_s) else 100.0 * (1.0 - change.predicted_s / change.before_s)
@@ -135,18 +139,27 @@ def _answer(job: Job, number: int, change: Change) -> list[Control]:
             at_iteration=change.iteration, change=change.reaction.reason,
         )
     )  # fmt: skip
-    found.append(_applied(job, layout, change.epoch, change.iteration, proposal=f"p{number}", reason=change.reaction.reason))
+    found.append(
+        _applied(job, layout, width, change.epoch, change.iteration, proposal=f"p{number}", reason=change.reaction.reason)
+    )
     found.append(
         Regrouped(epoch=change.epoch, iteration=change.iteration, seconds=cost_us / 1e6, migrate_seconds=0.0, moved_bytes=0)
     )
     return found
 
 
-def _applied(job: Job, layout: Layout, epoch: int, iteration: int = 0, *, proposal: str = "", reason: str = "") -> PlanApplied:
-    plan = to_plan(layout, range(len(layout.pipelines)), job.n_layers, width=job.pp).renumbered(epoch)
+def _applied(
+    job: Job, layout: Layout, width: int, epoch: int, iteration: int = 0, *, proposal: str = "", reason: str = ""
+) -> PlanApplied:
+    plan = to_plan(layout, range(len(layout.pipelines)), job.n_layers, width=width).renumbered(epoch)
     return PlanApplied(
         epoch=epoch, digest=plan.digest, proposal=proposal, iteration=iteration, reason=reason, plan=plan.to_data()
     )
+
+
+def _ranks(job: Job, devices: Iterable[int], width: int) -> list[int]:
+    """The log's ranks of these slots: ``replica * width + stage`` of their first home."""
+    return sorted({replica * width + stage for replica, stage in map(job.home, devices)})
 
 
 def _iterations(job: Job, outcome: Outcome) -> Iterable[IterationCommitted | IterationJudged]:

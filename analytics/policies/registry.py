@@ -8,6 +8,7 @@ from unskew.analytics.policies.adaptra import Adaptra
 from unskew.analytics.policies.base import Policy
 from unskew.analytics.policies.ft_hsdp import FTHSDP
 from unskew.analytics.policies.greyhound import Greyhound, Strengthened
+from unskew.analytics.policies.malleus import Malleus
 from unskew.analytics.policies.nothing import Nothing
 from unskew.analytics.policies.ntp import NTP
 from unskew.analytics.policies.oobleck import Oobleck
@@ -26,6 +27,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "strengthened-recycle": lambda: Strengthened(ReCycle()),
     "greyhound": Greyhound,
     "adaptra": Adaptra,
+    "malleus": Malleus,
     "ntp": NTP,
     "recover": ReCoVer,
     "ft-hsdp": FTHSDP,

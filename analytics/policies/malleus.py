@@ -1,0 +1,70 @@
+"""Malleus (SIGMOD'25, arXiv 2410.13333): groups by straggling rates, unequal pipelines, layers and data by two ILPs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.job import Job
+from unskew.analytics.cluster.layout import Layout, Pipeline, healthy
+from unskew.analytics.cluster.timing import Speeds
+from unskew.analytics.constants import constant
+from unskew.analytics.plan import PlanError
+from unskew.analytics.planners.malleus import must_replan, plan_malleus, rates
+from unskew.analytics.policies.base import (
+    FAIL_SLOW,
+    Cluster,
+    Policy,
+    Reaction,
+    from_checkpoint,
+    moved_layers,
+    regroup,
+    survives,
+)
+from unskew.analytics.policies.planning import planned
+
+
+def malleus_layout(job: Job, speeds: Speeds) -> Layout:
+    """The plan of analytics/planners/malleus.py as the simulator runs it; groups without layers are left out."""
+    plan = plan_malleus(planned(job, speeds, measured=True))
+    pipelines = []
+    for number, (groups, layers, count) in enumerate(zip(plan.pipelines, plan.layers, plan.micro_batches, strict=True)):
+        used = [(group.devices, n) for group, n in zip(groups, layers, strict=True) if n]
+        if used and count:
+            pipelines.append(Pipeline(number, tuple(devices for devices, _ in used), tuple(n for _, n in used), count))
+    return Layout(tuple(pipelines))
+
+
+class Malleus(Policy):
+    """Simplified: planning beside training costs nothing but the pause of the switch; a death is a rate without end, which the
+    paper's code does not treat. Re-plans only when a rate moved by 0.3.
+    """
+
+    name = "malleus"
+    sees = FAIL_SLOW
+    checkpoint_s = constant("checkpoint_interval_s")
+    slow_recall = constant("greyhound_slow_recall")
+
+    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+        job = cluster.job
+        working = np.zeros(job.devices, dtype=np.bool_)
+        working[list(cluster.layout.devices)] = True
+        touched = np.ones(job.devices)
+        touched[list(event.devices)] = cluster.speeds[list(event.devices)]
+        lost = bool(((cluster.speeds == 0.0) & working).any())
+        moved = must_replan(rates(np.ones(job.devices)), rates(touched)) or event.kind in {"joined", "recovered"}
+        if not lost and not moved:
+            return Reaction(layout=cluster.layout, redo="none", reason="no rate moved by 0.3")
+        if (cluster.speeds >= 1.0).all():
+            layout = healthy(job)
+        else:
+            try:
+                layout = malleus_layout(job, cluster.speeds)
+            except PlanError as error:
+                return Reaction(layout=None, reason=str(error))
+        if not survives(cluster):
+            return from_checkpoint(layout)
+        if layout == cluster.layout:
+            return Reaction(layout=layout, reason="the plan stays")
+        pauses = regroup(job, moved_layers(cluster.layout, layout))
+        return Reaction(layout=layout, pauses=pauses, reason="groups, layers and micro-batches by rates")
