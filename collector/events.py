@@ -519,6 +519,34 @@ class PlanScored(Control, frozen=True, kw_only=True, tag="plan_scored@1"):
     void: str | None = None
 
 
+# --- control: alerts -------------------------------------------------------------------------------------------------
+
+
+class AlertOpened(Control, frozen=True, kw_only=True, tag="alert_opened@1"):
+    """The condition of rule `rule` holds for `subject` (a rank, a verdict, ...) of the run; it is told once, under name `alert`."""
+
+    alert: str
+    rule: str
+    subject: str
+    text: str
+
+
+class AlertClosed(Control, frozen=True, kw_only=True, tag="alert_closed@1"):
+    alert: str
+    reason: str
+
+
+class AlertDelivered(Control, frozen=True, kw_only=True, tag="alert_delivered@1"):
+    """How telling of an alert's opening or closing went; `tries` 0 = nobody knows, because the process ended meanwhile."""
+
+    alert: str
+    phase: Literal["opened", "closed"]
+    target: str
+    ok: bool
+    tries: int
+    detail: str = ""
+
+
 TELEMETRY: tuple[type[Telemetry], ...] = (
     Span, MicroBatchPacked, IterationCommitted, Heartbeat, IterationJudged, IterationTimed, OperationsRecorded,
     SourceRecorded, CollectiveRecorded, GroupRecorded, Dropped,
@@ -526,7 +554,8 @@ TELEMETRY: tuple[type[Telemetry], ...] = (
 CONTROL: tuple[type[Control], ...] = (
     RunStarted, RunFinished, DeviceJoined, Suspected, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note, CommandRefused,
     AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored, PlanProposed, PlanApproved, PlanRejected,
-    PlanExpired, PlanKept, PlanIssued, PlanApplied, PlanFailed, PlanScored,
+    PlanExpired, PlanKept, PlanIssued, PlanApplied, PlanFailed, PlanScored, AlertOpened, AlertClosed,
+    AlertDelivered,
 )  # fmt: skip
 
 
