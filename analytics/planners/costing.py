@@ -1,8 +1,7 @@
-"""What an assignment costs: the time of an iteration under 1F1B, for thousands of pipelines at once.
+"""What pipelines of their own cost: the makespan of 1F1B, for many at once, and a lower bound of it in closed form.
 
-`pipeline_us` plays 1F1B's fixed order (stage s of S starts with min(S - s, M) forwards, then one backward, one forward) as the
-same DAG that analytics/pipeline.py evaluates, level by level instead of action by action, with one array axis over pipelines.
-`pipeline_bound_us` is a lower bound of it in closed form; nine in ten pipelines meet it exactly (docs/planners.md).
+`pipeline_us` is the one evaluator (analytics/pipeline.py) on 1F1B's fixed order: stage s of S starts with min(S - s, M)
+forwards, then one backward, one forward. `pipeline_bound_us` is met exactly by nine in ten pipelines (docs/planners.md).
 
 Why the bound holds. With c_s = F_s + B_s stage s works M c_s. Before its first action the first micro-batch crosses all earlier
 stages, after its last one the last micro-batch crosses them back: together ``sum_{s' < s} c_s'``. Between its first forward and
@@ -14,68 +13,10 @@ each boundary adds one message per direction.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-import msgspec
 import numpy as np
 
+from unskew.analytics.pipeline import per_hop, pipeline_of
 from unskew.analytics.planners.cluster import Bools, Floats, Ints, Job
-
-
-class _Level(msgspec.Struct, frozen=True, eq=False):
-    """Actions that only need earlier levels: their rows, what each waits for, which message, which duration."""
-
-    rows: Ints
-    before: Ints
-    given: Ints
-    message: Ints
-    duration: Ints
-
-
-@lru_cache(maxsize=256)
-def _levels(stages: int, micro_batches: int) -> tuple[_Level, ...]:
-    """1F1B's DAG cut into levels; row 0 is "nothing" (ends at 0). `duration` counts F_0..F_S-1, B_0..B_S-1."""
-    orders = [_order(stages, micro_batches, stage) for stage in range(stages)]
-    number: dict[tuple[bool, int, int], int] = {}
-    depth = [0]
-    entries: dict[int, list[tuple[int, int, int, int, int]]] = {}
-    done, last = [0] * stages, [0] * stages
-    while len(number) < 2 * stages * micro_batches:
-        for stage in range(stages):
-            while done[stage] < len(orders[stage]):
-                backward, micro_batch = orders[stage][done[stage]]
-                source = _source(backward, micro_batch, stage, stages)
-                if source is not None and source not in number:
-                    break
-                given = 0 if source is None else number[source]
-                level = 1 + max(depth[last[stage]], depth[given])
-                row = len(depth)
-                depth.append(level)
-                crosses = source is not None and source[2] != stage
-                entries.setdefault(level, []).append((row, last[stage], given, int(crosses), stage + stages * backward))
-                number[backward, micro_batch, stage] = last[stage] = row
-                done[stage] += 1
-    return tuple(
-        _Level(*(np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))) for _, rows in sorted(entries.items())
-    )
-
-
-def _order(stages: int, micro_batches: int, stage: int) -> list[tuple[bool, int]]:
-    """The actions of a stage as (is it a backward, micro-batch)."""
-    forwards = min(stages - stage, micro_batches)
-    order = [(False, number) for number in range(forwards)]
-    for number in range(micro_batches):
-        order.append((True, number))
-        if forwards < micro_batches:
-            order.append((False, forwards))
-            forwards += 1
-    return order
-
-
-def _source(backward: bool, micro_batch: int, stage: int, stages: int) -> tuple[bool, int, int] | None:
-    if not backward:
-        return (False, micro_batch, stage - 1) if stage > 0 else None
-    return (True, micro_batch, stage + 1) if stage + 1 < stages else (False, micro_batch, stage)
 
 
 def pipeline_us(forward_us: Floats, backward_us: Floats, micro_batches: int, message_us: float = 0.0) -> Floats:
@@ -83,14 +24,8 @@ def pipeline_us(forward_us: Floats, backward_us: Floats, micro_batches: int, mes
     n, stages = forward_us.shape
     if micro_batches == 0 or n == 0:
         return np.zeros(n)
-    durations = np.concatenate([forward_us.T, backward_us.T])
-    end = np.zeros((1 + 2 * stages * micro_batches, n))
-    for level in _levels(stages, micro_batches):
-        begin = end[level.given]
-        if message_us:
-            begin = begin + message_us * level.message[:, None]
-        end[level.rows] = np.maximum(begin, end[level.before]) + durations[level.duration]
-    return np.asarray(end.max(axis=0))
+    pipeline = pipeline_of("1f1b", ranks=stages, micro_batches=micro_batches)
+    return np.asarray(pipeline.makespan_us(per_hop(pipeline, np.stack([forward_us.T, backward_us.T])), message_us))
 
 
 def pipeline_bound_us(
