@@ -76,12 +76,16 @@ class Posterior(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A verified change of the mean iteration time: it began at position `at` of the series."""
+    """A probable change of the mean iteration time, from position `at` of the series on; before = since the last change."""
 
     at: int
     probability: float
     before_us: float
     after_us: float
+
+    def verified(self, options: ChangePointOptions) -> bool:
+        """Whether the means differ enough; else it is jitter."""
+        return abs(self.after_us / self.before_us - 1) >= options.least_change
 
     @property
     def slower(self) -> bool:
@@ -89,7 +93,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """The iteration times seen (us) and their posterior; `last` = position of the last change that was taken for one."""
+    """The iteration times seen (us) and their posterior; `last` = position of the last change."""
 
     times: tuple[float, ...] = ()
     posterior: Posterior | None = None
@@ -101,8 +105,8 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
         posterior = (self.posterior or new).observe(us, new, options)
         return msgspec.structs.replace(self, times=(*self.times, us), posterior=posterior)
 
-    def change(self, options: ChangePointOptions, *, verify: bool = True) -> Change | None:
-        """The change point that the last iteration reveals, if any: probable, and (with `verify`) by `least_change` or more."""
+    def change(self, options: ChangePointOptions) -> Change | None:
+        """The change point that the last iteration reveals, if any."""
         if self.posterior is None or len(self.times) < self.last + options.apart:
             return None
         recent = np.exp(self.posterior.log_p[: options.recent + 1])
@@ -112,10 +116,8 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
         if probability <= options.probability or length < options.recent or at - self.last < options.apart:
             return None
         before, after = float(np.mean(self.times[self.last : at])), float(np.mean(self.times[at:]))
-        if verify and abs(after / before - 1) < options.least_change:
-            return None
         return Change(at, probability, before, after)
 
     def taken(self, change: Change) -> Series:
-        """The change is real: what comes is compared with what came after it."""
+        """What comes is compared with what came after this change, jitter or not."""
         return msgspec.structs.replace(self, last=change.at)

@@ -34,9 +34,11 @@ class Greyhound:
         self.iterations.append(committed.iteration)
         self.recent.append(committed.chunks)
         change = self.series.change(self.options)
-        if change is None or self.dismisses(change, observed):
+        if change is None or (change.verified(self.options) and self.dismisses(change, observed)):
             return Outcome()
         self.series = self.series.taken(change)
+        if not change.verified(self.options):
+            return Outcome()
         return self.react(change, observed, probe)
 
     def dismisses(self, change: Change, observed: Observed) -> bool:  # noqa: ARG002  # ResiHP's filter stands here
