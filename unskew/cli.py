@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from unskew.commands import (
+    alerts,
     backtest,
     bench,
     dashboard,
@@ -48,6 +49,7 @@ app.command()(study.study)
 app.command()(dashboard.dashboard)
 app.command()(bench.bench)
 app.add_typer(store.app)
+app.add_typer(alerts.app)
 
 
 def main() -> None:

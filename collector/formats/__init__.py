@@ -17,8 +17,9 @@ from unskew.collector.formats.imported import (
     stored_already,
 )
 from unskew.collector.paths import Store
+from unskew.collector.reader import Reader
 
-__all__ = ["IMPORTERS", "FormatError", "Stored", "bring_in"]
+__all__ = ["EXPORTERS", "IMPORTERS", "FormatError", "Stored", "bring_in", "take_out"]
 
 IMPORTERS = {
     "straggler-analysis": "straggler_analysis",
@@ -30,6 +31,14 @@ IMPORTERS = {
     "flight-recorder": "flight_recorder",
 }
 """Format -> its module here; each has `read(path) -> Sequence[Imported]`, a pure reader."""
+
+EXPORTERS = {
+    "straggler-analysis": "straggler_export",
+    "perfetto": "perfetto",
+    "parquet": "tables",
+    "prometheus": "prometheus",
+}
+"""Format -> its module here; each has `write(reader, run, path) -> str`, which says what it wrote."""
 
 
 def bring_in(store: Store, format: str, path: Path, run: str | None = None) -> list[Stored]:
@@ -66,3 +75,10 @@ def bring_in(store: Store, format: str, path: Path, run: str | None = None) -> l
         )
         for source, imported in runs
     ]
+
+
+def take_out(store: Store, format: str, run: str, path: Path) -> str:
+    """Write a run of the store to `path`; says what is in it. Raises `FormatError` when the run has no such form."""
+    write: Callable[[Reader, str, Path], str] = import_module(f"unskew.collector.formats.{EXPORTERS[format]}").write
+    with Reader(store) as reader:
+        return write(reader, run, path)
