@@ -126,6 +126,14 @@ VIEWS: dict[str, str] = {
             scored.interval_s, scored.n, scored.void, applied.plan
         from ({own_columns(events.PlanApplied)}) applied
         left join ({own_columns(events.PlanScored)}) scored using (run, epoch)""",
+    "alert_deliveries": own_columns(events.AlertDelivered),
+    "alerts": f"""
+        select opened.run, opened.alert, opened.rule, opened.subject, opened.text, opened.at_us as opened_us,
+            closed.at_us as closed_us, closed.reason as closed_reason, coalesce(told.n_failed, 0) as n_failed
+        from ({own_columns(events.AlertOpened)}) opened
+        left join ({own_columns(events.AlertClosed)}) closed using (run, alert)
+        left join (select run, alert, count(*) filter (not ok) as n_failed from alert_deliveries group by run, alert) told
+            using (run, alert)""",
     "accused": """
         select run, device, rank, verdict, cause, speed, confidence, at_us, since_iteration, until_iteration, closed_reason,
             first_correct, sentence

@@ -1,0 +1,127 @@
+"""Rules of alerts: conditions by name or as SQL over the views, and who is told. Read from a TOML file.
+
+::
+
+    command = ["logger", "-t", "unskew"]      # of rules that name nobody; gets the alert as JSON on stdin
+    [[rule]]
+    when = "death"                            # or verdict, stale_heartbeat, open_proposal, dropped
+    webhook = "http://127.0.0.1:9000/alert"   # gets the alert as JSON by POST
+    [[rule]]
+    name = "slow start"
+    sql = "select run, rank as subject, 'no news' as text from health where last_iteration is null"
+
+A condition is a query whose rows have `run` and, when it may hold several times in a run, `subject`; `text` says what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+
+from unskew.collector.paths import Store, StoreError
+
+FILE = "alerts.toml"
+When = Literal["verdict", "death", "stale_heartbeat", "open_proposal", "dropped"]
+_GOING_ON = "run in (select run from runs where finished_us is null or finished_us > $now_us - 3600000000)"
+"""Runs that go on or ended within the hour, so that what ended a run is still told."""
+
+CONDITIONS: Mapping[str, str] = {
+    "verdict": f"""
+        select run, 'verdict ' || verdict as subject, sentence as text from verdicts
+        where until_iteration is null and cause not in ('dead', 'hung') and at_us < $now_us - $older_than_us and {_GOING_ON}""",
+    "death": f"""
+        select run, 'rank ' || rank as subject, 'rank ' || rank || ' (' || device || ') is lost: ' || detail as text
+        from devices where state = 'lost' and {_GOING_ON}""",
+    "stale_heartbeat": """
+        select run, 'rank ' || rank as subject,
+            'no heartbeat of rank ' || rank || ' for ' || (($now_us - heartbeat_us) // 1000000) || ' s' as text
+        from health
+        where state = 'joined' and heartbeat_us < $now_us - $older_than_us
+            and run in (select run from runs where finished_us is null)""",
+    "open_proposal": """
+        select run, proposal as subject, 'proposal ' || proposal || ' waits for a decision: ' || reason as text from proposals
+        where status = 'open' and optional and at_us < $now_us - $older_than_us
+            and run in (select run from runs where finished_us is null)""",
+    "dropped": f"""
+        select run, writer as subject, writer || ' had to drop ' || sum(n_dropped) || ' events' as text from writers
+        where {_GOING_ON} group by run, writer having sum(n_dropped) > 0""",
+}
+"""By name. `$now_us` is wall clock; `$older_than_us` is the rule's `older_than_s`."""
+
+_OLDER_THAN_S = {"stale_heartbeat": 10.0}
+
+
+class RuleError(StoreError):
+    """A rule that cannot be used; one sentence: which, why, what is allowed."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of `when` and `sql`; one of `command` and `webhook`, or what the file says for all."""
+
+    name: str = ""
+    when: When | None = None
+    sql: str = ""
+    older_than_s: float | None = None
+    command: tuple[str, ...] = ()
+    webhook: str = ""
+
+    @property
+    def query(self) -> str:
+        return self.sql if self.when is None else CONDITIONS[self.when]
+
+    @property
+    def older_than_us(self) -> int:
+        age_s = _OLDER_THAN_S.get(str(self.when), 0.0) if self.older_than_s is None else self.older_than_s
+        return int(age_s * 1e6)
+
+    @property
+    def target(self) -> str:
+        """Who is told, as the log names it."""
+        return self.webhook or " ".join(self.command)
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rule: tuple[Rule, ...] = ()
+    command: tuple[str, ...] = ()
+    webhook: str = ""
+
+
+def rules_file(store: Store) -> Path:
+    """Where a store's rules lie when no other file is named."""
+    return store.root / FILE
+
+
+def load_rules(path: Path) -> tuple[Rule, ...]:
+    """The rules of a file, each with a name and somebody to tell. Raises `RuleError`."""
+    try:
+        content = msgspec.toml.decode(path.read_bytes(), type=_File)
+    except OSError as error:
+        raise RuleError(f"{path} cannot be read ({error.strerror}): it holds the rules of alerts") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RuleError(f"{path}: {error}; docs/alerts.md shows a rules file") from error
+    rules = tuple(_completed(path, number, rule, content) for number, rule in enumerate(content.rule, 1))
+    names = [rule.name for rule in rules]
+    if double := next((name for name in names if names.count(name) > 1), None):
+        raise RuleError(f"{path}: two rules are named {double!r}; name each by name = ...")
+    return rules
+
+
+def _completed(path: Path, number: int, rule: Rule, content: _File) -> Rule:
+    where = f"{path}: rule {rule.name or number}"
+    if (rule.when is None) == (not rule.sql):
+        raise RuleError(f"{where} needs one of sql = ... and when = ..., which is one of {', '.join(get_args(When))}")
+    if rule.sql and not rule.name:
+        raise RuleError(f"{where} has sql and needs a name")
+    if not rule.command and not rule.webhook:
+        rule = msgspec.structs.replace(rule, command=content.command, webhook=content.webhook)
+    if bool(rule.command) == bool(rule.webhook):
+        raise RuleError(
+            f"{where} needs one of command = [...] and webhook = ..., its own or one for all at the top of the file"
+        )
+    if rule.webhook and (urlsplit(rule.webhook).scheme not in {"http", "https"} or not urlsplit(rule.webhook).hostname):
+        raise RuleError(f"{where}: webhook {rule.webhook!r} is not an address like http://host:port/path")
+    return msgspec.structs.replace(rule, name=rule.name or str(rule.when))

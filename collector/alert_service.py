@@ -1,0 +1,97 @@
+"""The process that evaluates a store's alerts: beside the collector, which starts it when the store has a rules file.
+
+It asks every PERIOD_S, reads the rules again when their file changes, and ends when nobody collects any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from unskew.collector.alert_rules import load_rules, rules_file
+from unskew.collector.alerting import Alerting, Change
+from unskew.collector.locks import is_held
+from unskew.collector.paths import Store, StoreError
+
+PERIOD_S = 2.0
+NICENESS = 5
+
+
+def start_alerts(store: Store) -> int | None:
+    """Start the process, unless the store has no rules or one is at it; its pid. The caller reaps it."""
+    if not rules_file(store).exists() or is_held(store.lock("alerts")):
+        return None
+    log = str(store.root / "alerts.log")
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-P", "-m", "unskew.collector.alert_service", "--store", str(store.root)],
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=(),
+    )
+
+
+def serve(
+    store: Store,
+    rules: Path,
+    *,
+    over: Callable[[], bool],
+    show: Callable[[Change], None] = lambda _: None,
+    period_s: float = PERIOD_S,
+) -> None:
+    """Evaluate until SIGTERM, SIGINT, or until `over` says so after an evaluation; `show` is told of each change.
+
+    A rules file that became wrong is told on stderr and its last right form stays in force. Raises `StoreError`.
+    """
+    ending = {signal.SIGTERM, signal.SIGINT}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # taken by sigtimedwait alone, so that no step is cut
+    read, alerting = _mtime(rules), Alerting(store, load_rules(rules))
+    try:
+        while True:
+            for change in alerting.step(time.time_ns() // 1000):
+                show(change)
+            if over() or signal.sigtimedwait(ending, period_s) is not None:
+                return
+            if _mtime(rules) != read:
+                read = _mtime(rules)
+                try:
+                    alerting.use(load_rules(rules))
+                except StoreError as error:
+                    print(f"alerts: {error}", file=sys.stderr, flush=True)
+    finally:
+        alerting.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _mtime(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m unskew.collector.alert_service", description="The alerts of one store.")
+    parser.add_argument("--store", required=True, help="folder of the store")
+    store = Store.locate(parser.parse_args(arguments).store)
+    os.nice(NICENESS)
+    try:
+        serve(store, rules_file(store), over=lambda: not is_held(store.lock("collector")))
+    except StoreError as error:
+        print(f"alerts: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
