@@ -15,6 +15,7 @@ import msgspec
 
 from unskew.analytics.cost import CostModel
 from unskew.analytics.detector import Committed, Detector, Verdicts
+from unskew.analytics.hindsight import Hindsight, seen_dead
 from unskew.analytics.intake import Released
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import Plan
@@ -87,6 +88,7 @@ class Adaptation:
         self._trial: PlanTrial | None = None
         self._faults: list[FaultInjected] = []
         self._verdicts: dict[int, Verdict] = {}
+        self._hindsight: dict[int, Hindsight] = {}
 
     @property
     def fitted(self) -> Fit | None:
@@ -122,7 +124,8 @@ class Adaptation:
         if self.site.shared_cores is not None:
             predicted_us = max(predicted_us, sum(map(float, prediction.timeline.busy_us.values())) / self.site.shared_cores)
         judgement = self.detector.observe(committed, plan, cost, predicted_us)
-        events = self._take_verdicts(judgement.verdicts, committed.iteration)
+        events = self._look_back(judgement.judged)
+        events += self._take_verdicts(judgement.verdicts, committed.iteration)
         events += self._score(committed, predicted_us)
         proposal, reason = self._ask(committed.iteration, plan, cost)
         return Step(judged=judgement.judged, events=tuple(events), proposal=proposal, verdict=self._verdict, reason=reason)
@@ -164,7 +167,7 @@ class Adaptation:
 
     def finish(self) -> list[Control]:
         """The run ends: score what there is."""
-        return self._end_trial("the run ended")
+        return [*self._end_trial("the run ended"), *self._look_back(None)]
 
     def _take_verdicts(self, verdicts: Verdicts, iteration: int) -> list[Control]:
         events: list[Control] = list(verdicts)
@@ -174,15 +177,34 @@ class Adaptation:
                 self._verdict = verdict.verdict
                 if verdict.verdict not in self._verdicts:
                     scored = score_verdict(verdict, self._faults, truth_known=self.site.truth_known)
-                    events += [scored] if scored else []
+                    events += [scored] if scored else self._await(verdict)
                 if verdict.cause == "slow_device":
                     known = verdict.verdict in self._verdicts
                     why = f"rank {verdict.culprits[0].rank}'s speed changed" if known else "another device turned slow"
                     events += self._end_trial(why, verdict.since_iteration)
                 self._verdicts[verdict.verdict] = verdict
             elif isinstance(verdict, VerdictClosed):
+                events += self._hindsight_of(verdict.verdict)
                 events += self._end_trial(f"the fault of verdict {verdict.verdict} ended", verdict.until_iteration)
         return events
+
+    def _await(self, verdict: Verdict) -> list[Control]:
+        """No injected fault tells of it: watch what comes later."""
+        if verdict.cause == "slow_device":
+            self._hindsight[verdict.verdict] = Hindsight(verdict)
+        return [seen_dead(verdict)] if verdict.cause == "dead" else []
+
+    def _look_back(self, judged: IterationJudged | None) -> list[Control]:
+        """Scores of verdicts that have been watched long enough; of all when nothing more comes."""
+        if judged is not None:
+            self._hindsight = {number: watched.add(judged) for number, watched in self._hindsight.items()}
+        ready = [number for number, watched in self._hindsight.items() if judged is None or watched.complete]
+        return [event for number in ready for event in self._hindsight_of(number)]
+
+    def _hindsight_of(self, number: int) -> list[Control]:
+        watched = self._hindsight.pop(number, None)
+        scored = watched.score() if watched else None
+        return [scored] if scored else []
 
     def _score(self, committed: Committed, predicted_us: float) -> list[Control]:
         """Add the iteration to the trial under way; close it when it has lasted long enough."""

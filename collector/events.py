@@ -404,7 +404,8 @@ class VerdictClosed(Control, frozen=True, kw_only=True, tag="verdict_closed@1"):
 
 
 class VerdictScored(Control, frozen=True, kw_only=True, tag="verdict_scored@1"):
-    """The verdict against injected truth. `truth` names the matching fault, or None for a false accusation."""
+    """The verdict against injected truth, or against later evidence (`by`). `truth` names the matching fault or what was seen
+    later, None for a false accusation."""
 
     verdict: int
     correct: bool
@@ -412,6 +413,7 @@ class VerdictScored(Control, frozen=True, kw_only=True, tag="verdict_scored@1"):
     delay_iterations: int | None
     onset_error_iterations: int | None
     speed_error: float | None
+    by: Literal["injected", "later"] = "injected"
 
 
 # --- control: plan, approve, apply, score ----------------------------------------------------------------------------

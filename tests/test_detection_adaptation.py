@@ -19,7 +19,7 @@ from unskew.analytics.prediction import predict_iteration
 from unskew.analytics.predictor import Chunk
 from unskew.analytics.profiles import profile
 from unskew.analytics.workload import work_of
-from unskew.collector.events import PlanScored, PredictorFitted, Regrouped, Verdict, VerdictScored
+from unskew.collector.events import PlanScored, PredictorFitted, Regrouped, Verdict, VerdictClosed, VerdictScored
 
 COST = profile("steady")
 PLAN = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=16)
@@ -158,5 +158,28 @@ def test_only_where_every_slowness_is_injected_one_without_a_fault_is_called_fal
     steps = follow(loop, train(slow(3, 0.6, at=20), 40))
     assert len(events(steps, Verdict)) == 1
     assert [score.correct for score in events(steps, VerdictScored)] == [False] * truth_known
-    (dead,) = loop.lost(Suspect(rank=5, how="exit", detail="signal 9"), 40)
+    dead, scored = loop.lost(Suspect(rank=5, how="exit", detail="signal 9"), 40)
     assert isinstance(dead, Verdict)
+    assert isinstance(scored, VerdictScored)
+    assert (scored.correct, scored.by) == (True, "later")
+
+
+@pytest.mark.parametrize("until", [24, 400])
+def test_where_nobody_knows_the_truth_later_evidence_scores_a_verdict(until: int) -> None:
+    """Rank 3 is slow from iteration 20 on, for good or only until it is named: then it was a passing disturbance."""
+
+    def truth(now: int) -> Speeds:
+        return slow(3, 0.6, at=20)(now) if now < until else {}
+
+    loop = Adaptation(SITE)
+    steps = follow(loop, train(truth, 50))
+    verdict = events(steps, Verdict)[0]
+    scores = [*events(steps, VerdictScored), *[event for event in loop.finish() if isinstance(event, VerdictScored)]]
+    if until == 400:
+        (score,) = scores
+        assert (score.verdict, score.correct, score.by) == (verdict.verdict, True, "later")
+        assert score.speed_error == pytest.approx(0, abs=0.02)
+        assert "times as long as the others in 20 iterations" in (score.truth or "")
+    else:  # closed within a few iterations: too little to say, and no score is made up
+        assert events(steps, VerdictClosed)
+        assert scores == []
