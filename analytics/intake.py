@@ -25,10 +25,11 @@ _PATIENCE_POLLS = 20
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole committed iteration, and the times of its messages."""
+    """A whole committed iteration, the times of its messages, and what was probed before it."""
 
     committed: Committed
     transfers_us: tuple[float, ...]
+    probes: tuple[Span, ...] = ()
 
 
 class _Open(msgspec.Struct):
@@ -119,6 +120,7 @@ def _release(opened: _Open, plan: Plan) -> Released:
             log_complete=opened.is_complete(plan),
         ),
         transfers_us=_transfers_us(counted),
+        probes=tuple(span for span in counted if span.kind == "probe"),
     )
 
 

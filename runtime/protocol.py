@@ -16,6 +16,7 @@ import msgspec
 from unskew.analytics.faults import FaultSpec
 from unskew.analytics.liveness import Activity
 from unskew.analytics.plan import Plan
+from unskew.analytics.probing import Probe
 from unskew.runtime.options import RunOptions
 
 
@@ -82,10 +83,14 @@ class Exited(Message, frozen=True, kw_only=True):
 
 
 class EpochRecord(Message, frozen=True, kw_only=True):
-    """A plan, and when it begins: `abort` = at once (a member is gone), else at the commit boundary that the vote finds."""
+    """A plan, and when it begins: `abort` = at once (a member is gone), else at the commit boundary that the vote finds.
+
+    `probe`: what is measured at that boundary, before training goes on.
+    """
 
     plan: Plan
     abort: bool
+    probe: Probe | None = None
 
 
 class Entered(Message, frozen=True, kw_only=True):

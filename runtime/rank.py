@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from unskew.analytics.faults import FaultSpec
 from unskew.analytics.plan import Plan
+from unskew.analytics.probing import Probe
 from unskew.analytics.profiles import profile
 from unskew.analytics.schedule import build_schedule
 from unskew.collector.events import IterationCommitted, MicroBatchPacked
@@ -35,8 +36,9 @@ from unskew.runtime.injection import Injector
 from unskew.runtime.layers import HeldLayer
 from unskew.runtime.migrate import LayersLost, exchange_holdings, execute_moves, plan_moves
 from unskew.runtime.model import ModelSize
+from unskew.runtime.probe import run_probe
 from unskew.runtime.progress import Progress
-from unskew.runtime.protocol import Broken, Entered, Failed, Finished, Injected, Seat
+from unskew.runtime.protocol import Broken, Entered, EpochRecord, Failed, Finished, Injected, Seat
 from unskew.runtime.recorder import Recorder
 
 
@@ -56,6 +58,10 @@ def run_rank(seat: Seat, corpus: Corpus) -> None:
         raise
     finally:
         spool.close()
+
+
+PROBE_S = 10.0
+"""For so long nobody is called hung in a probe."""
 
 
 class Rank:
@@ -83,6 +89,8 @@ class Rank:
 
     def run(self) -> None:
         self._recover(after=-1)
+        # What a later probe is compared with: this device's own product while it is taken for healthy.
+        self._probe(Probe(ranks=(self.seat.rank,)))
         while True:
             try:
                 if self.stepped < self.options.iterations:
@@ -153,7 +161,7 @@ class Rank:
         self.injector.at(iteration, "before_step")
         self._step(self.outcome)
         if self.outcome.next_epoch > self.plan.epoch and self.stepped < self.options.iterations:
-            self._change_plan(self.control.record(self.outcome.next_epoch).plan)
+            self._change_plan(self.control.record(self.outcome.next_epoch))
 
     def _step(self, outcome: Outcome, *, settled: bool = False) -> None:
         """Commit iteration `outcome.iteration` on this rank and tell the log; `settled` = after an abort, later than it
@@ -182,12 +190,18 @@ class Rank:
         )
         self.spool.hand_over(0.0)
 
-    def _change_plan(self, plan: Plan) -> None:
-        """An optional change at a commit boundary: same members, new groups, layers move."""
-        self.recorder.begin(plan, self.stepped, 0)
+    def _change_plan(self, record: EpochRecord) -> None:
+        """An optional change at a commit boundary: same members, new groups, layers move; then what is to be measured."""
+        self.recorder.begin(record.plan, self.stepped, 0)
         with self.progress.waiting("regroup"):
-            self._regroup(plan)
-            self._migrate(plan)
+            self._regroup(record.plan)
+            self._migrate(record.plan)
+        if record.probe is not None:
+            self._probe(record.probe)
+
+    def _probe(self, probe: Probe) -> None:
+        with self.progress.promising(PROBE_S):
+            run_probe(probe, self.seat.rank, self.stepped, device=self.device, comm=self._connected(), recorder=self.recorder)
 
     def _recover(self, after: int) -> None:
         """Groups are broken (or not there yet): wait for the record that says who is left, and settle with them."""

@@ -1,0 +1,113 @@
+"""Validation on demand: when the log's evidence is not enough, suspects are measured directly, while training waits for them.
+
+A probe is an action of an epoch record: a matrix product on each suspect, three times, against the same product on the same
+device when the run began; and transfers between the suspects, 16, 32 and 64 MB, in passes in which every rank talks to one
+other only, so that the number of passes does not grow with the suspects (Greyhound, section 5.2: a ring of even size takes two
+passes, of odd size three).
+
+It is asked for when ranks are slower than their own prediction and habit and would be named, did not their peers or mates
+excuse them: two ranks of one role slowed alike, all mates of a rank, or a predictor that is wrong. The probe tells these apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+import msgspec
+
+from unskew.collector.events import Span
+
+Pair = tuple[int, int]
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure on `ranks`: `repeats` matrix products, and one transfer of each size over each link of their ring."""
+
+    ranks: tuple[int, ...]
+    repeats: int = 3
+    message_bytes: tuple[int, ...] = (16 << 20, 32 << 20, 64 << 20)
+
+
+class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`over`: iterations for which the doubt must have lasted; `again`: iterations until the next probe; `least_slowdown`: of
+    the matrix product, from which a device is called slow; `most`: no more suspects than this share of the ranks are probed: a
+    job that is slow everywhere has another cause.
+    """
+
+    over: int = 8
+    again: int = 50
+    least_slowdown: float = 1.15
+    most: float = 0.5
+
+
+def passes(ranks: Sequence[int]) -> tuple[tuple[Pair, ...], ...]:
+    """The links of the ring of `ranks` in passes (sender, receiver), no rank twice in a pass: two, or three for an odd ring.
+
+    >>> passes((2, 5, 7))
+    (((2, 5),), ((5, 7),), ((7, 2),))
+    """
+    n = len(ranks)
+    if n < 2:
+        return ()
+    ring = [(ranks[i], ranks[(i + 1) % n]) for i in range(n)]
+    if n == 2:
+        return (tuple(ring[:1]), tuple(ring[1:]))
+    if n % 2 == 0:
+        return (tuple(ring[::2]), tuple(ring[1::2]))
+    return (tuple(ring[:-1:2]), tuple(ring[1:-1:2]), tuple(ring[-1:]))
+
+
+def wanted(
+    now: int, doubted: Mapping[int, float], n_ranks: int, last_at: int | None, options: ProbeOptions
+) -> tuple[Probe | None, str]:
+    """The probe to run after iteration `now`, and why, or why not.
+
+    `doubted`: rank -> excess (log) of its own time that its peers or mates excuse (`detector.doubted`).
+    """
+    if not doubted:
+        return None, "nobody is in doubt"
+    ranks = tuple(sorted(doubted))
+    names = ", ".join(map(str, ranks))
+    if last_at is not None and now - last_at < options.again:
+        return None, f"ranks {names} are in doubt and were probed after iteration {last_at}"
+    if len(ranks) > options.most * n_ranks:
+        return None, f"{len(ranks)} of {n_ranks} ranks are slower than predicted: that is not a device's fault"
+    return Probe(ranks=ranks), f"ranks {names} are slower than they were for {options.over} iterations, and excuse each other"
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What a probe found: `slowdowns`, rank -> its product's time over the one when the run began; `links` -> bytes per us;
+    `cost_us`: the longest that a rank was kept from training.
+    """
+
+    slowdowns: dict[int, float]
+    links: dict[Pair, float]
+    cost_us: int
+
+
+def measured(spans: Iterable[Span], reference: Mapping[int, float]) -> Measured:
+    """Read the spans of one probe. `reference`: rank -> us of the product when the run began; others are left out."""
+    products: dict[int, list[int]] = {}
+    links: dict[Pair, list[float]] = {}
+    costs: dict[int, int] = {}
+    for span in spans:
+        costs[span.rank] = costs.get(span.rank, 0) + span.wall_us
+        if span.peer is None:
+            products.setdefault(span.rank, []).append(span.compute_us if span.compute_us is not None else span.wall_us)
+        elif span.bytes and span.wall_us:
+            links.setdefault((span.peer, span.rank), []).append(span.bytes / span.wall_us)
+    return Measured(
+        slowdowns={rank: median(us) / reference[rank] for rank, us in sorted(products.items()) if reference.get(rank)},
+        links={link: median(rates) for link, rates in sorted(links.items())},
+        cost_us=max(costs.values(), default=0),
+    )
+
+
+def references(spans: Iterable[Span]) -> dict[int, float]:
+    """Rank -> us of its matrix product, from the probe that every rank makes when a run begins."""
+    products: dict[int, list[int]] = {}
+    for span in spans:
+        if span.peer is None and span.compute_us:
+            products.setdefault(span.rank, []).append(span.compute_us)
+    return {rank: float(median(us)) for rank, us in products.items()}

@@ -1,0 +1,61 @@
+"""A probe on a rank: a matrix product by the device's own clock, and transfers between the ranks that are probed."""
+
+from __future__ import annotations
+
+import torch
+
+from unskew.analytics.probing import Probe, passes
+from unskew.analytics.workload import Work
+from unskew.runtime.comm import Comm
+from unskew.runtime.device import ChunkOf, Device
+from unskew.runtime.recorder import Recorder
+
+SIZE = 256
+_WORK = Work(256, 256 * 256)
+"""What an emulated device takes the product for: a forward pass of one layer over 256 tokens."""
+_TAG = 1 << 20
+
+
+def run_probe(probe: Probe, rank: int, iteration: int, *, device: Device, comm: Comm, recorder: Recorder) -> None:
+    """This rank's part. Raises `PeerLost`."""
+    if rank not in probe.ranks:
+        return
+    _products(probe.repeats, iteration, device, recorder)
+    if not device.carries_time:  # a logical clock does not know what a transfer takes
+        _transfers(probe, rank, device, comm, recorder)
+
+
+def _products(repeats: int, iteration: int, device: Device, recorder: Recorder) -> None:
+    matrix = torch.full((SIZE, SIZE), 0.5, device=device.torch_device)
+    for _ in range(repeats):
+        chunk = ChunkOf("F", iteration, 1, False, _WORK, device.now_us())
+        timing = device.run(chunk, lambda: matrix @ matrix)[1]()
+        recorder.add(
+            recorder.span(
+                kind="probe",
+                start_us=timing.start_us,
+                wall_us=timing.wall_us,
+                compute_us=timing.compute_us,
+                runq_us=timing.runq_us,
+            )
+        )
+
+
+def _transfers(probe: Probe, rank: int, device: Device, comm: Comm, recorder: Recorder) -> None:
+    for number, pairs in enumerate(passes(probe.ranks)):
+        for sender, receiver in pairs:
+            if rank not in (sender, receiver):
+                continue
+            for size in probe.message_bytes:
+                buffer = torch.zeros(size, dtype=torch.uint8, device=device.torch_device)
+                # One byte the other way first: the transfer begins when both sides are there.
+                here = torch.zeros(1, dtype=torch.uint8, device=device.torch_device)
+                if rank == sender:
+                    comm.receive(here, receiver, _TAG + number).wait()
+                    comm.send(buffer, receiver, _TAG + number).wait()
+                    continue
+                comm.send(here, sender, _TAG + number).wait()
+                start_us = device.now_us()
+                comm.receive(buffer, sender, _TAG + number).wait()
+                wall_us = device.now_us() - start_us
+                recorder.add(recorder.span(kind="probe", start_us=start_us, wall_us=wall_us, peer=sender, bytes=size))
