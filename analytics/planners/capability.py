@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.planners.cluster import Assignment, Borrowed, Cluster, Floats, Ints, Job
-from unskew.analytics.planners.tp import EPSILON, Groups
+from unskew.analytics.planners.tp import EPSILON, Groups, degrees_allowed
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -22,7 +22,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     tables: Floats
 
 
-def capability(cluster: Cluster, groups: Groups) -> Capability:
+def capability(cluster: Cluster, groups: Groups, *, powers_of_two: bool = False) -> Capability:
     """From the groups of the TP level: who was lent is counted where it serves."""
     dp, pp, tp = cluster.speeds.shape
     flat = cluster.speeds.ravel().copy()
@@ -38,7 +38,8 @@ def capability(cluster: Cluster, groups: Groups) -> Capability:
     speeds = np.where(order >= 0, cluster.speeds.ravel()[order], 0.0)
     lent = np.isin(order, [entry.device for entry in groups.borrowed]) & (order // tp == np.arange(dp * pp).reshape(dp, pp, 1))
     speeds = np.where(lent, 0.0, speeds)
-    scores = cluster.rates[1:] * speeds
+    allowed = np.isin(np.arange(1, tp + 1), degrees_allowed(tp, powers_of_two=powers_of_two))
+    scores = np.where(allowed, cluster.rates[1:] * speeds, 0.0)
     at_least = np.maximum.accumulate(scores[:, :, ::-1], axis=2)[:, :, ::-1]
     tables = np.concatenate([at_least[:, :, :1], at_least, np.zeros((dp, pp, 1))], axis=2)
     return Capability(order=order.astype(np.int64), scores=scores, tables=tables)

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.plan import PlanError
-from unskew.analytics.planners.capability import capability, settle, speeds_at
+from unskew.analytics.planners.capability import Capability, capability, settle, speeds_at
 from unskew.analytics.planners.cluster import Assignment, Cluster, Floats, Ints, Job, start
 from unskew.analytics.planners.costing import replica_us
 from unskew.analytics.planners.evaluation import cost, holds
@@ -49,13 +49,14 @@ class Classes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     of_replica: Ints
 
 
-def plan_joint(cluster: Cluster, *, compare: bool = True) -> Joint:
+def plan_joint(cluster: Cluster, *, compare: bool = True, powers_of_two: bool = False) -> Joint:
     """The plan for the cluster as it is. Raises `PlanError` when no replica can hold the model, alone or with its peers' help.
 
-    `compare=False` leaves out step 6's comparison with ResiHP's levels, which takes most of the time of very large jobs.
+    `compare=False` leaves out step 6's comparison with ResiHP's levels, which takes most of the time of very large jobs;
+    `powers_of_two` allows only their degrees (an ablation, or a model whose heads divide no other way).
     """
-    groups = exclude(cluster, powers_of_two=False)
-    found = _own_pipelines(cluster, groups)
+    groups = exclude(cluster, powers_of_two=powers_of_two)
+    found = _own_pipelines(cluster, groups, capability(cluster, groups, powers_of_two=powers_of_two))
     present, rivals = start(cluster), [found]
     if (present.speeds > 0).all() and holds(cluster.job, present):
         rivals.append(Joint(assignment=present, predicted_us=cost(cluster, present).iteration_us, source="nothing", tp=()))
@@ -72,10 +73,9 @@ def plan_joint(cluster: Cluster, *, compare: bool = True) -> Joint:
     return best
 
 
-def _own_pipelines(cluster: Cluster, groups: Groups) -> Joint:
+def _own_pipelines(cluster: Cluster, groups: Groups, able: Capability) -> Joint:
     """Steps 2 to 5."""
     job = cluster.job
-    able = capability(cluster, groups)
     classes = classes_of(able.tables)
     rows = classes.of_replica
     share = np.full(len(classes.sizes), -(-job.micro_batches // cluster.dp), dtype=np.int64)

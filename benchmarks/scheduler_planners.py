@@ -1,0 +1,188 @@
+"""The planners' figures: worked cases of the papers, distance from the best plan, time to plan up to 98,304 devices. A part of
+`unskew bench scheduler`; alone: `unskew bench scheduler_planners`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+
+from unskew.analytics.plan import PlanError
+from unskew.analytics.planners.bounds import bounds
+from unskew.analytics.planners.cluster import Cluster, Job, healthy_cluster, start
+from unskew.analytics.planners.conversion import to_plan
+from unskew.analytics.planners.costing import chunk_times, pipeline_us
+from unskew.analytics.planners.evaluation import cost, holds
+from unskew.analytics.planners.joint import plan_joint
+from unskew.analytics.planners.malleus import layers_of, micro_batches_of
+from unskew.analytics.planners.pp import share_out
+from unskew.analytics.planners.progressive import plan_progressive
+from unskew.analytics.planners.tp import choose
+from unskew.benchmarks.brute_force import best_us, random_cluster
+from unskew.benchmarks.report import Figure, figure, publish
+from unskew.collector.paths import Store
+
+CASES = 300
+FIRST_SEED = 10_000
+LARGEST = 9
+"""Layers and micro-batches of the random jobs, at most."""
+FAULTY_SHARE = 0.005
+SIZES = (
+    ((4, 8, 2), 16, 0.05),
+    ((4, 16, 4), 32, 0.15),
+    ((8, 8, 16), 128, 1.0),
+    ((8, 16, 128), 1024, 10.0),
+    ((8, 16, 768), 6144, 60.0),
+)
+"""(TP, PP, DP), micro-batches, seconds allowed."""
+
+
+def main(json_path: Path | None, store: Store) -> None:  # noqa: ARG001 - keeps no run
+    publish("scheduler_planners", list(figures()), json_path)
+
+
+def figures() -> Iterator[Figure]:
+    """Every figure, in the order in which they are measured."""
+    yield from worked_figures()
+    yield from uniform_figures()
+    yield from distance_figures()
+    yield from time_figures()
+
+
+def worked_figures() -> Iterator[Figure]:
+    """Cases that a paper gives or that follow from its equations."""
+    cases = {(1, 1, 1): 2, (1, 1, 1, 0.5): 4, (1, 1, 1, 0.4): 2, (1, 1, 1, 0.8): 4, (1, 1, 0.5, 0.5): 4, (1, 1, 0.6): 2}
+    wrong = sum(
+        choose(speeds, (0.0, 0.25, 0.5, 0.75, 1.0), powers_of_two=True)[0] != degree for speeds, degree in cases.items()
+    )
+    yield figure("ResiHP equations 3-4: cases decided wrongly", wrong, "of 6", bar=0, better="lower")
+    wrong = int(share_out(12, [(0, 1.0), (0, 2.5), (0, 1.0)]) != [5, 2, 5])
+    yield figure("ResiHP Figure 5: (4,4,4) -> (5,2,5) missed", wrong, "of 1", bar=0, better="lower")
+    first = layers_of([7.22, 3.66, 3.66, 1.9, 1.9, 1.9, 1, 1], 80)[1]
+    second = layers_of([7.22, 7.22, 3.66, 1, 1, 1], 80)[1]
+    for name, got, known in (
+        ("70B, 64 GPUs", micro_batches_of([first, second], [8, 6], 64)[1], 667.0),
+        ("60 layers, 32 GPUs", micro_batches_of([22.0, layers_of([3.8, 1, 1, 1], 60)[1], 15.0, 15.0], [4] * 4, 64)[1], 285.0),
+    ):
+        yield figure(
+            f"Malleus' example, {name}: objective off by", abs(got - known), "", bar=0, better="lower", note=f"{got:g}"
+        )
+
+
+def uniform_figures() -> Iterator[Figure]:
+    """What one partition for all replicas costs: two stages, four micro-batches, one stage at half speed."""
+
+    def makespan(layers: tuple[int, int], speeds: tuple[float, float]) -> float:
+        forward, backward = chunk_times(Job(n_layers=32, micro_batches=4), np.array([layers]), np.array([speeds]))
+        return float(pipeline_us(forward, backward, 4)[0])
+
+    healthy = makespan((16, 16), (1.0, 1.0))
+    for name, rate, known in (
+        ("as it is", healthy / makespan((16, 16), (0.5, 1.0)), 0.60),
+        ("11/21 layers", healthy / makespan((11, 21), (0.5, 1.0)), 0.741),
+        ("a healthy replica with 11/21 layers", healthy / makespan((11, 21), (1.0, 1.0)), 0.842),
+    ):
+        yield figure(
+            f"half a stage's speed, {name}: rate off by", abs(round(rate, 3) - known), "", bar=0, better="lower",
+            note=f"{rate:.4f} of the healthy rate",
+        )  # fmt: skip
+    cluster = Cluster(job=Job(n_layers=32, micro_batches=8), speeds=np.array([[[0.5], [1.0]], [[1.0], [1.0]]]))
+    uniform = cost(cluster, plan_progressive(cluster, levels={"tp", "pp"}).assignment).iteration_us
+    yield figure(
+        "two such replicas, one healthy: own partitions over one for both", uniform / plan_joint(cluster).predicted_us, "x",
+        bar=None, better="higher", note="the same micro-batches in all; the joint planner also divides them unevenly",
+    )  # fmt: skip
+
+
+def distance_figures() -> Iterator[Figure]:
+    """The joint planner (no exact search exists in it) against every plan of small jobs."""
+    gaps, levels, levels_failed, bound_gaps, invalid, worse = [], [], 0, [], 0, 0
+    seed = FIRST_SEED
+    while len(gaps) < CASES:
+        cluster = random_cluster(np.random.default_rng(seed), largest=LARGEST)
+        seed += 1
+        best = best_us(cluster)
+        if not np.isfinite(best):
+            continue
+        gaps.append(plan_joint(cluster, compare=False).predicted_us / best - 1.0)
+        lower = bounds(cluster)
+        invalid += lower.pipelines_us > best * (1 + 1e-9) or lower.capacity_us > best * (1 + 1e-9)
+        bound_gaps.append(best / lower.pipelines_us - 1.0)
+        present = start(cluster)
+        if (present.speeds > 0).all() and holds(cluster.job, present):
+            worse += plan_joint(cluster).predicted_us > cost(cluster, present).iteration_us * (1 + 1e-9)
+        progressive_us = _levels_us(cluster)
+        if np.isfinite(progressive_us):
+            levels.append(progressive_us / best - 1.0)
+        else:
+            levels_failed += 1
+    note = (
+        f"{CASES} jobs, up to 3 replicas, 4 stages, 4 members, {LARGEST} layers and micro-batches; 60 % of the devices healthy"
+    )
+    yield figure("joint planner over the best plan, mean", 100 * fmean(gaps), "%", bar=1.0, better="lower", note=note)
+    yield figure("joint planner over the best plan, worst", 100 * max(gaps), "%", bar=3.0, better="lower")
+    yield figure(
+        "ResiHP's levels over the best plan, mean", 100 * fmean(levels), "%", bar=None, better="lower",
+        note=f"median {100 * median(levels):.1f} %, worst {100 * max(levels):.0f} %; no plan within the memory in {levels_failed} jobs",
+    )  # fmt: skip
+    yield figure(
+        "jobs in which ResiHP's levels beat all plans of separate pipelines", sum(gap < -1e-9 for gap in levels), "", bar=None,
+        better="lower", note="by lending single stages; the joint planner then takes theirs",
+    )  # fmt: skip
+    yield figure("jobs in which the joint plan is worse than doing nothing", worse, "", bar=0, better="lower")
+    yield figure(
+        "jobs in which the lower bound is above the best plan", invalid, "", bar=0, better="lower",
+        note=f"best plan over bound: median {100 * median(bound_gaps):.1f} %, mean {100 * fmean(bound_gaps):.1f} %",
+    )  # fmt: skip
+
+
+def _levels_us(cluster: Cluster) -> float:
+    """The iteration (us) under ResiHP's plan; inf when it has none within the memory."""
+    try:
+        return cost(cluster, plan_progressive(cluster).assignment).iteration_us
+    except PlanError:
+        return float("inf")
+
+
+def faulty_cluster(shape: tuple[int, int, int], micro_batches: int, seed: int) -> Cluster:
+    """80 layers; of the devices at least two and 0.5 % are dead or slow, drawn anywhere."""
+    tp, pp, dp = shape
+    cluster = healthy_cluster(Job(n_layers=80, micro_batches=micro_batches), tp=tp, pp=pp, dp=dp, devices_per_node=8)
+    random = np.random.default_rng(seed)
+    speeds = cluster.speeds.ravel().copy()
+    faults = max(2, round(len(speeds) * FAULTY_SHARE))
+    speeds[random.choice(len(speeds), faults, replace=False)] = random.choice([0.0, 0.5, 0.7, 0.9], faults)
+    return cluster.with_speeds(speeds.reshape(cluster.speeds.shape))
+
+
+def time_figures() -> Iterator[Figure]:
+    """A full plan: TP, PP, DP jointly, compared with ResiHP's, with its bound, as a plan that ranks could execute."""
+    spent_s, devices = [], []
+    for shape, micro_batches, allowed_s in SIZES:
+        n = int(np.prod(shape))
+        rows = [_planned(faulty_cluster(shape, micro_batches, seed)) for seed in range(3 if n < 10_000 else 1)]
+        plan_s = median(row[0] for row in rows)
+        devices.append(n)
+        spent_s.append(plan_s)
+        yield figure(
+            f"a full plan for {n:,} devices", plan_s, "s", bar=allowed_s, better="lower",
+            note=f"CPU seconds of one core; the first of the process {rows[0][0]:.3f} s; ResiHP's levels alone "
+            f"{median(row[1] for row in rows):.3f} s; at most {100 * max(row[2] for row in rows):.1f} % over the best plan",
+        )  # fmt: skip
+    growth = float(np.polyfit(np.log(devices), np.log(spent_s), 1)[0])
+    yield figure("growth: planning time ~ devices to the power of", growth, "", bar=None, better="lower")
+
+
+def _planned(cluster: Cluster) -> tuple[float, float, float]:
+    """(CPU seconds of a full plan, of ResiHP's levels alone, bound of the gap)."""
+    begun = time.process_time()
+    found = plan_joint(cluster)
+    gap = found.predicted_us / bounds(cluster).pipelines_us - 1.0
+    to_plan(cluster, found.assignment, epoch=1)
+    spent = time.process_time() - begun
+    begun = time.process_time()
+    plan_progressive(cluster)
+    return spent, time.process_time() - begun, gap
