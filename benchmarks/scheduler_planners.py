@@ -126,7 +126,8 @@ def distance_figures() -> Iterator[Figure]:
     yield figure("joint planner over the best plan, worst", 100 * max(gaps), "%", bar=3.0, better="lower")
     yield figure(
         "ResiHP's levels over the best plan, mean", 100 * fmean(levels), "%", bar=None, better="lower",
-        note=f"median {100 * median(levels):.1f} %, worst {100 * max(levels):.0f} %; no plan within the memory in {levels_failed} jobs",
+        note=f"median {100 * median(levels):.1f} %, worst {100 * max(levels):.0f} %; no plan within the memory in "
+        f"{levels_failed} jobs",
     )  # fmt: skip
     yield figure(
         "jobs in which ResiHP's levels beat all plans of separate pipelines", sum(gap < -1e-9 for gap in levels), "", bar=None,
