@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import polars
 import pytest
 from datasets import dataset
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from unskew.collector.formats import FormatError, bring_in
-from unskew.collector.formats.straggler_analysis import COLUMNS, operations
+from unskew.collector.formats import FormatError, bring_in, straggler_export
+from unskew.collector.formats.straggler_analysis import COLUMNS, KINDS, operations
 from unskew.collector.paths import Store
 from unskew.collector.reader import open_store
 
@@ -90,3 +95,54 @@ def test_the_same_file_again_changes_nothing_and_another_under_its_name_is_refus
     with pytest.raises(FormatError, match="holds something else"):
         bring_in(store, "straggler-analysis", tmp_path / "other.parquet", run)
     assert sorted((path, path.stat().st_mtime_ns) for path in store.root.rglob("*.jsonl")) == before
+
+
+SECONDS = st.floats(0, 100, width=32, allow_nan=False)
+OPERATIONS = st.tuples(st.integers(0, 3), st.integers(0, 40), st.sampled_from(sorted(KINDS)), SECONDS, SECONDS)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=st.lists(OPERATIONS, min_size=1, max_size=30), seed=st.integers(0, 2**16))
+def test_any_trace_survives_export_and_import(
+    tmp_path: Path, drawn: list[tuple[int, int, str, float, float]], seed: int
+) -> None:
+    rows = polars.DataFrame(
+        [
+            {
+                "dp_rank": rank % 2, "stage": rank // 2, "rank": 300 * rank, "step": step, "optype": optype, "start_ts": start,
+                "duration": wall, "seq_id": place, "mc": place % 3 - 1, "mb_id": place - 1, "gmc": 300 * (place % 2),
+            }
+            for place, (rank, step, optype, start, wall) in enumerate(drawn)
+        ],
+        schema_overrides=COLUMNS,
+    )  # fmt: skip
+    folder = tmp_path / f"{seed}-{len(list(tmp_path.iterdir()))}"
+    folder.mkdir()
+    store, run = imported(folder, rows.sample(fraction=1, shuffle=True, seed=seed))
+    with open_store(store) as reader:
+        straggler_export.write(reader, run, folder / "out.parquet")
+    (back,) = bring_in(store, "straggler-analysis", folder / "out.parquet", "back")
+    with open_store(store) as reader:
+        found = operations(reader, back.run)
+    order = ["step", "rank", "optype", "seq_id"]
+    assert found.sort(order).equals(rows.sort(order))
+
+
+@pytest.mark.limit(120)
+def test_an_import_that_is_killed_leaves_nothing_to_be_seen_and_can_be_done_again(tmp_path: Path) -> None:
+    big = polars.concat([trace(step=[step] * 4) for step in range(8_000)])
+    big.write_parquet(tmp_path / "big.parquet")
+    store = Store.locate(tmp_path / "store")
+    command = [sys.executable, "-m", "unskew", "import", "straggler-analysis", str(tmp_path / "big.parquet"), "--run", "big"]
+    with subprocess.Popen([*command, "--store", str(store.root)], stdout=subprocess.DEVNULL) as process:
+        written = store.root / "importing" / "big"
+        while process.poll() is None and not list(written.rglob("*.jsonl")):
+            time.sleep(0.001)
+        process.kill()
+    assert process.returncode == -9, "the import was over before it could be killed"
+    assert store.spooled_runs() == []
+    with open_store(store) as reader:
+        assert reader.runs().is_empty()
+    (stored,) = bring_in(store, "straggler-analysis", tmp_path / "big.parquet", "big")
+    assert stored.iterations == 8_000
+    assert not written.exists()
