@@ -288,6 +288,20 @@ class Suspected(Control, frozen=True, kw_only=True, tag="suspected@1"):
     detail: str
 
 
+class Probed(Control, frozen=True, kw_only=True, tag="probed@1"):
+    """What direct measurement of suspects found, before iteration `at_iteration`.
+
+    `slowdowns`: rank -> its matrix product's time over the one when the run began; `links`: (sender, receiver, bytes per us);
+    `cost_us`: the longest that a rank was kept from training for it.
+    """
+
+    at_iteration: int
+    ranks: tuple[int, ...]
+    slowdowns: dict[str, float]
+    links: tuple[tuple[int, int, float], ...]
+    cost_us: int
+
+
 class DeviceLost(Control, frozen=True, kw_only=True, tag="device_lost@1"):
     """`how` is exit (the process ended), hung (no progress, heartbeats go on) or frozen (no heartbeats, process exists).
 
@@ -554,8 +568,8 @@ TELEMETRY: tuple[type[Telemetry], ...] = (
     SourceRecorded, CollectiveRecorded, GroupRecorded, Dropped,
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
-    RunStarted, RunFinished, DeviceJoined, Suspected, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note, CommandRefused,
-    AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored, PlanProposed, PlanApproved, PlanRejected,
+    RunStarted, RunFinished, DeviceJoined, Suspected, Probed, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note,
+    CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored, PlanProposed, PlanApproved, PlanRejected,
     PlanExpired, PlanKept, PlanIssued, PlanApplied, PlanFailed, PlanScored, AlertOpened, AlertClosed,
     AlertDelivered,
 )  # fmt: skip
