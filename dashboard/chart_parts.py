@@ -14,11 +14,12 @@ LEFT, RIGHT = 58, 66
 MARK_COLOURS = {"fault": DEAD, "verdict": SLOW, "plan": ACCENT}
 
 
-def mark_lines(marks: Iterable[Mark], *, first: int, chosen: int | None = None) -> dict[str, Any]:
-    """Thin vertical lines (ECharts `markLine`). `first`: iteration at the axis' position 0; `chosen`: the one drilled into."""
-    lines = [_line(mark.iteration - first, MARK_COLOURS[mark.kind], "dashed") for mark in marks]
+def mark_lines(marks: Iterable[Mark], *, first: int, chosen: int | None = None, grain: int = 1) -> dict[str, Any]:
+    """Thin vertical lines (ECharts `markLine`). `first`: iteration at the axis' position 0; `chosen`: the one drilled into;
+    `grain`: iterations per position."""
+    lines = [_line((mark.iteration - first) // grain, MARK_COLOURS[mark.kind], "dashed") for mark in marks]
     if chosen is not None:
-        lines.append(_line(chosen - first, QUIET, "solid"))
+        lines.append(_line((chosen - first) // grain, QUIET, "solid"))
     return {"silent": True, "symbol": "none", "animation": False, "label": {"show": False}, "data": lines}
 
 

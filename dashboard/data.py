@@ -22,6 +22,8 @@ from unskew.collector.paths import Store
 from unskew.collector.reader import Reader, open_store
 from unskew.dashboard.story import Logged, Story, tell
 
+RECENT = 50
+"""Iterations whose judgements a snapshot holds."""
 CONTROL_TAGS = [tag_of(kind) for kind in CONTROL]
 _DECODER: msgspec.json.Decoder[Control] = msgspec.json.Decoder(Union[CONTROL])  # noqa: UP007 - a union of a tuple of types
 
@@ -40,7 +42,8 @@ class Iteration(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """What the page shows at one moment; a paused page keeps one.
 
-    `iterations` has the columns of `Iteration`; `judged` has iteration, rank, measured_us, predicted_us, score.
+    `iterations` has the columns of `Iteration`; `judged` has iteration, rank, measured_us, predicted_us of the last ones.
+    `n_dropped` events were discarded by full buffers or a full disk; `problems`: what the collector found wrong in this log.
     `age_s` is the wall time since the last event; `controlled` says that a living controller holds the run.
     """
 
@@ -50,6 +53,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     story: Story
     iterations: pl.DataFrame
     judged: pl.DataFrame
+    n_dropped: int = 0
+    problems: tuple[str, ...] = ()
 
     @property
     def latest(self) -> Iteration | None:
@@ -91,10 +96,12 @@ def controlled(run: str) -> bool:
 @st.cache_data(ttl=1, show_spinner=False, max_entries=8)
 def snapshot(run: str) -> Snapshot:
     """Everything the run page shows of `run`."""
-    last = sql("select max(at_us) as at_us from events where run = ?", [run])["at_us"][0]
+    last_us, n_dropped = sql("select max(last_us), coalesce(sum(n_dropped), 0) from writers where run = ?", [run]).row(0)
     return Snapshot(
         run=run,
-        age_s=max(0.0, time.time() - last / 1e6) if last is not None else 0.0,
+        age_s=max(0.0, time.time() - last_us / 1e6) if last_us is not None else 0.0,
+        n_dropped=int(n_dropped),
+        problems=tuple(problem for problem in problems() if problem.startswith(f"run {run}: ")),
         controlled=controlled(run),
         story=tell(_control(run)),
         iterations=sql(
@@ -104,16 +111,45 @@ def snapshot(run: str) -> Snapshot:
             refresh=False,
         ),
         judged=sql(
-            "select iteration, rank, measured_us, predicted_us, score from judged where run = ? order by iteration, rank",
-            [run],
+            "select iteration, rank, measured_us, predicted_us from judged where run = ? and iteration > "
+            "(select max(iteration) - ? from iterations where run = ?) order by iteration, rank",
+            [run, RECENT, run],
             refresh=False,
         ),
     )
 
 
+@st.cache_data(ttl=1, show_spinner=False, max_entries=16)
+def judged(run: str, start: int, stop: int, grain: int) -> pl.DataFrame:
+    """Of the iterations from `start` before `stop`, `grain` taken together: iteration (the first of them), rank, and the sums
+    measured_us and predicted_us (chunk time) and iteration_us."""
+    return sql(
+        "select (iteration - ?) // ? * ? + ? as iteration, rank, sum(measured_us)::bigint as measured_us, "
+        "sum(judged.predicted_us)::bigint as predicted_us, sum(iteration_us)::bigint as iteration_us "
+        "from judged left join iterations using (run, iteration) "
+        "where run = ? and iteration >= ? and iteration < ? and judged.predicted_us > 0 group by all order by all",
+        [start, grain, grain, start, run, start, stop],
+        refresh=False,
+    )
+
+
+@st.cache_data(ttl=1, show_spinner=False)
+def problems() -> tuple[str, ...]:
+    """What the collector found wrong in the store's log, one sentence each."""
+    reader, lock = _reader(str(store().root))
+    with lock:
+        return reader.problems
+
+
+@st.cache_data(ttl=5, show_spinner=False)
+def history() -> pl.DataFrame:
+    """Devices that were lost or accused in any run of the store, those affected most often first."""
+    return sql("select * from device_history where n_runs_affected > 0 order by n_runs_affected desc, last_trouble_us desc")
+
+
 def _control(run: str) -> list[Logged]:
     rows = sql(
-        "select at_us, actor, payload::varchar as payload from events where run = ? and list_contains(?, type) "
+        "select at_us, actor, payload from projected.control where run = ? and list_contains(?, type) "
         "order by at_us, stream, version",
         [run, CONTROL_TAGS],
         refresh=False,
@@ -124,11 +160,10 @@ def _control(run: str) -> list[Logged]:
 @st.cache_data(ttl=1, show_spinner=False, max_entries=8)
 def tail(run: str, types: tuple[str, ...], rows: int) -> pl.DataFrame:
     """The newest `rows` events of these types (at_us, type, writer, seq, payload), newest first."""
-    return sql(
-        "select at_us, type, writer, seq, payload::varchar as payload from events where run = ? and list_contains(?, type) "
-        "order by at_us desc, seq desc limit ?",
-        [run, list(types), rows],
-    )
+    reader, lock = _reader(str(store().root))
+    with lock:
+        reader.refresh()
+        return reader.newest(rows, run, types).select("at_us", "type", "writer", "seq", "payload")
 
 
 @st.cache_data(ttl=5, show_spinner=False, max_entries=32)

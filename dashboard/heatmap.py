@@ -11,13 +11,14 @@ from typing import Any
 import polars as pl
 import streamlit as st
 
+from unskew.dashboard import data as log
 from unskew.dashboard.chart_parts import LEFT, MARK_COLOURS, RIGHT, label_step, mark_lines
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.marks import Mark, marks
 from unskew.dashboard.theme import DIVERGING, GRID_LINE, QUIET, SEQUENTIAL, card, empty, title
 
 TOOLTIP = (
-    "<b>rank {@rank}, iteration {@iteration}</b><br>{@measured} measured, {@predicted} predicted: {@ratio}<br>"
+    "<b>rank {@rank}, {@when}</b><br>{@measured} measured, {@predicted} predicted: {@ratio}<br>"
     "not computing for {@wait} of the iteration"
 )
 RATIO, MILLISECONDS, WAIT = "Measured ÷ predicted", "Milliseconds", "Wait share"
@@ -29,6 +30,8 @@ HINTS = {
 MARK_ROWS = ("fault", "verdict", "plan")
 SYMBOLS = {"fault": "diamond", "verdict": "triangle", "plan": "circle"}
 MARK_HEIGHT, GAP = 17, 8
+COLUMNS = 400
+"""More iterations than this are shown several to a column."""
 
 
 def show(snapshot: Snapshot, window: range) -> None:
@@ -56,17 +59,21 @@ def show(snapshot: Snapshot, window: range) -> None:
 
 def cells(snapshot: Snapshot, window: range, measure: str) -> pl.DataFrame:
     """The cells of the window: positions x and y, value, and what the tooltip says of each."""
-    data = snapshot.judged.filter(pl.col("iteration").is_between(window.start, window.stop - 1), pl.col("predicted_us") > 0)
-    data = data.join(snapshot.iterations.select("iteration", iteration_us="measured_us"), on="iteration", how="left")
+    grain = grain_of(window)
+    data = log.judged(snapshot.run, window.start, window.stop, grain)
+    last = (pl.col("iteration") + grain - 1).clip(upper_bound=window.stop - 1)
     ratio = pl.col("measured_us") / pl.col("predicted_us")
     wait = 100 * (1 - pl.col("measured_us") / pl.col("iteration_us")).clip(0)
     value = {RATIO: ratio, MILLISECONDS: pl.col("measured_us") / 1e3, WAIT: wait}[measure]
     return data.select(
-        (pl.col("iteration") - window.start).alias("x"),
+        ((pl.col("iteration") - window.start) // grain).alias("x"),
         pl.col("rank").alias("y"),
         value.round(3).alias("value"),
         "iteration",
         "rank",
+        (pl.format("iteration {}", "iteration") if grain == 1 else pl.format("iterations {}–{}", "iteration", last)).alias(
+            "when"
+        ),
         pl.format("{} ms", (pl.col("measured_us") / 1e3).round(0).cast(pl.Int64)).alias("measured"),
         pl.format("{} ms", (pl.col("predicted_us") / 1e3).round(0).cast(pl.Int64)).alias("predicted"),
         ratio.round(2).cast(pl.String).alias("ratio"),
@@ -76,7 +83,8 @@ def cells(snapshot: Snapshot, window: range, measure: str) -> pl.DataFrame:
 
 def chart(snapshot: Snapshot, window: range, data: pl.DataFrame, measure: str) -> dict[str, Any]:
     """The ECharts option: heat map above, marks below, one axis."""
-    iterations = [str(number) for number in window]
+    grain = grain_of(window)
+    iterations = [str(number) for number in window[::grain]]
     ranks = _ranks(snapshot)
     body = _height(snapshot) - len(MARK_ROWS) * MARK_HEIGHT - 2 * GAP - 24
     shown = [mark for mark in marks(snapshot.story) if mark.iteration in window]
@@ -96,7 +104,7 @@ def chart(snapshot: Snapshot, window: range, data: pl.DataFrame, measure: str) -
                 **axis,
                 "gridIndex": 1,
                 "axisLine": {"lineStyle": {"color": GRID_LINE}},
-                "axisLabel": {"interval": label_step(window) - 1, "margin": 8},
+                "axisLabel": {"interval": max(1, label_step(window) // grain) - 1, "margin": 8},
             },
         ],
         "yAxis": [_rows([f"rank {rank}" for rank in ranks], 0), _rows(list(MARK_ROWS), 1)],
@@ -110,11 +118,20 @@ def chart(snapshot: Snapshot, window: range, data: pl.DataFrame, measure: str) -
                 "select": {"itemStyle": {"borderWidth": 0}},
                 "emphasis": {"itemStyle": {"borderColor": QUIET, "borderWidth": 1}},
                 "tooltip": {"formatter": TOOLTIP},
-                "markLine": mark_lines(shown, first=window.start, chosen=chosen if chosen in window else None),
+                "markLine": mark_lines(shown, first=window.start, chosen=chosen if chosen in window else None, grain=grain),
             },
             *(_mark_series(kind, [mark for mark in shown if mark.kind == kind], window) for kind in MARK_ROWS),
         ],
     }
+
+
+def grain_of(window: range) -> int:
+    """How many iterations a column stands for.
+
+    >>> grain_of(range(400)), grain_of(range(401)), grain_of(range(20_000))
+    (1, 2, 50)
+    """
+    return max(1, -(-len(window) // COLUMNS))
 
 
 def _rows(names: list[str], grid: int) -> dict[str, Any]:
@@ -149,7 +166,7 @@ def _mark_series(kind: str, shown: list[Mark], window: range) -> dict[str, Any]:
         "data": [
             {
                 "name": f"iteration {mark.iteration}: {mark.text}",
-                "value": [mark.iteration - window.start, MARK_ROWS.index(kind), mark.short],
+                "value": [(mark.iteration - window.start) // grain_of(window), MARK_ROWS.index(kind), mark.short],
             }
             for mark in shown
         ],

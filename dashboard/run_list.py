@@ -13,7 +13,9 @@ import streamlit as st
 from unskew.dashboard import data
 from unskew.dashboard.run_state import TONES, state_of
 from unskew.dashboard.theme import card, chip, empty, escape, table, title
-from unskew.dashboard.wording import ago, device_kind
+from unskew.dashboard.wording import CAUSES, ago, device_kind
+
+HISTORY_ROWS = 10
 
 
 def choose() -> str | None:
@@ -37,6 +39,43 @@ def show() -> None:
         head = ["Run", "State", "Last event", "Iterations", "Ranks", "Device", "Mode", "Started"]
         rows = [_row(run, time.time()) for run in runs.iter_rows(named=True)]
         st.html(table(head, rows, numeric=frozenset({3, 4})))
+    _history()
+    _problems()
+
+
+def _history() -> None:
+    """Repeat offenders: what the devices of all runs had to do with what went wrong."""
+    devices = data.history()
+    if devices.is_empty():
+        return
+    with card("history"):
+        title("Devices with a history", "lost or accused, over all runs of this store")
+        rows = [
+            [
+                f"<b>{escape(row['device'])}</b>",
+                f"{row['n_runs_affected']} of {row['n_runs']}",
+                str(row["n_losses"]),
+                str(row["n_verdicts"]),
+                escape(", ".join(CAUSES.get(cause, cause) for cause in row["causes"] or [])),
+                "–" if row["slowest"] is None else f"{row['slowest']:.2f}",
+                ago(time.time() - row["last_trouble_us"] / 1e6),
+            ]
+            for row in devices.head(HISTORY_ROWS).iter_rows(named=True)
+        ]
+        head = ["Device", "Runs affected", "Lost", "Verdicts", "Causes", "Slowest", "Last"]
+        st.html(table(head, rows, numeric=frozenset({2, 3, 5})))
+        if devices.height > HISTORY_ROWS:
+            st.caption(f"The first {HISTORY_ROWS} of {devices.height}; `unskew sql --saved device_history` names all.")
+
+
+def _problems() -> None:
+    """What the collector found wrong, where nobody can overlook it."""
+    found = data.problems()
+    if found:
+        with card("problems"):
+            title("Problems of the log", "found by the collector; `unskew store check` says more")
+            for problem in found[:HISTORY_ROWS]:
+                st.html(f'<div class="u-note">{escape(problem)}</div>')
 
 
 def _row(run: dict[str, Any], now_s: float) -> list[str]:

@@ -98,6 +98,10 @@ def _status(snapshot: Snapshot) -> None:
         chips = chip(state, TONES[state]) + chip(f"last event {ago(snapshot.age_s)}")
         if started is not None:
             chips += chip(f"{device_kind(started.device)} device, {count(started.ranks, 'rank')}")
+        if snapshot.n_dropped:
+            chips += chip(f"{count(snapshot.n_dropped, 'event')} dropped: a buffer or the disk was full", "bad")
+        if snapshot.problems:
+            chips += chip(f"{count(len(snapshot.problems), 'problem')} in the log: {snapshot.problems[0]}", "bad")
         st.html(f'<div class="u-chips">{chips}</div>', width="content")
         why_not = dialogs.why_disabled(snapshot)
         if st.button(f"Mode: {snapshot.story.mode}", key="mode", disabled=why_not is not None, help=why_not):
