@@ -1,5 +1,7 @@
 """The joint planner: as good as trying everything, never above what the bound says, and legal on any cluster."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from unskew.analytics.plan import PlanError, uniform_plan
 from unskew.analytics.planners.bounds import bounds
 from unskew.analytics.planners.cluster import Cluster, Job, healthy_cluster, start
 from unskew.analytics.planners.conversion import to_plan
-from unskew.analytics.planners.costing import chunk_times, pipeline_us
+from unskew.analytics.planners.costing import chunk_times, pipeline_bound_us, pipeline_us
 from unskew.analytics.planners.evaluation import cost, holds
 from unskew.analytics.planners.joint import plan_joint
 from unskew.analytics.planners.progressive import plan_progressive
@@ -98,6 +100,37 @@ def test_a_group_takes_more_members_where_memory_asks_for_them():
     assert plan_joint(Cluster(job=job, speeds=speeds)).assignment.degrees.tolist() == [[4]]
     roomy = Job(n_layers=4, micro_batches=2, layer_bytes=1.0, capacity_bytes=2.0)
     assert plan_joint(Cluster(job=roomy, speeds=speeds)).assignment.degrees.tolist() == [[3]]
+
+
+def test_the_closed_form_is_nearly_always_the_makespan():
+    random, ratios = np.random.default_rng(0), []
+    for _ in range(300):
+        stages = int(random.integers(2, 9))
+        work = random.integers(1, 6, stages) / random.choice([1, 1, 1, 0.8, 0.5, 0.3], stages)
+        micro_batches = int(random.integers(2, 33))
+        bound = float(pipeline_bound_us(work, 2 * work, micro_batches))
+        ratios.append(float(pipeline_us(work[None], 2 * work[None], micro_batches)[0]) / bound)
+    assert min(ratios) >= 1 - 1e-9
+    assert np.mean(np.array(ratios) < 1 + 1e-9) > 0.75
+    assert np.mean(ratios) < 1.006
+
+
+def test_lending_every_waiting_micro_batch_at_the_least_lag_costs_more_than_it_brings():
+    """A dead stage in one of three replicas: delta 0 against delta 1, as docs/planners.md says."""
+    speeds = np.ones((3, 4, 1))
+    speeds[1, 2] = 0.0
+    cluster = Cluster(job=Job(n_layers=4, micro_batches=12), speeds=speeds)
+    ends = [
+        cost(cluster, plan_progressive(cluster, levels={"tp", "dp"}, delta=delta).assignment).iteration_us for delta in (0, 1)
+    ]
+    assert ends == [29.0, 25.0]
+
+
+def test_the_page_runs():
+    page = (Path(__file__).parents[1] / "docs" / "planners.md").read_text()
+    scope: dict[str, object] = {}
+    exec(page.split("```python\n")[1].split("```")[0], scope)
+    assert scope["plan"].assignment.micro_batches.sum() == 128  # type: ignore[attr-defined]
 
 
 @pytest.mark.limit(20)
