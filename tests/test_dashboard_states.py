@@ -9,14 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import dashboard_runs as runs
+import polars as pl
 import pytest
 import streamlit as st
+from polars.testing import assert_frame_equal
 from streamlit.testing.v1 import AppTest
 
 import unskew.dashboard
 from unskew.collector.commands import Inbox, hold_controller_lock
-from unskew.collector.events import Mode
+from unskew.collector.events import Dropped, Mode
+from unskew.collector.manifest import Manifest, publish
 from unskew.collector.paths import Store
+from unskew.dashboard import data
 
 FOLDER = Path(str(unskew.dashboard.__file__)).parent
 
@@ -151,3 +155,38 @@ def test_list_links_to_each_run_with_its_state(store: Store) -> None:
     shown = text(page())
     assert '<a href="?run=healthy"><b>healthy</b></a></td><td ><span class="u-chip u-bad">lost</span>' in shown
     assert '<a href="?run=death"><b>death</b></a></td><td ><span class="u-chip u-quiet">done</span>' in shown
+
+
+def test_what_the_log_lacks_and_what_is_wrong_in_it_is_said_on_both_pages(store: Store) -> None:
+    writer = runs.healthy(store, iterations=12)
+    with hold_controller_lock(store, "healthy"):
+        writer.telemetry.append(Dropped(count=1234))
+        writer.close()
+        publish(store, Manifest(number=1, problems=("run healthy: writer rank-0003.1 lacks 7 lines", "run other: no matter")))
+        shown = text(page("healthy"))
+        listed = text(page())
+    assert "1,234 events dropped: a buffer or the disk was full" in shown
+    assert "1 problem in the log: run healthy: writer rank-0003.1 lacks 7 lines" in shown
+    assert "run other: no matter" in listed
+
+
+def test_devices_that_failed_in_several_runs_are_named_on_the_list(store: Store) -> None:
+    for name in ("one", "two"):
+        runs.slow(store, name).close()
+    listed = text(page())
+    assert "Devices with a history" in listed
+    assert "2 of 2" in listed
+    assert "slow device" in listed
+
+
+def test_a_long_window_is_shown_several_iterations_to_a_column_that_sum_up_exactly(store: Store) -> None:
+    runs.slow(store).close()
+    one = data.judged("slow", 0, 40, 1)
+    several = data.judged("slow", 0, 40, 7)
+    assert several["iteration"].unique(maintain_order=True).to_list() == [
+        first for first in range(0, 40, 7) if one.filter(pl.col("iteration").is_between(first, first + 6)).height
+    ]
+    expected = one.group_by((pl.col("iteration") // 7 * 7).alias("iteration"), "rank").agg(
+        pl.col("measured_us", "predicted_us", "iteration_us").sum()
+    )
+    assert_frame_equal(several, expected.sort("iteration", "rank"), check_dtypes=False)
