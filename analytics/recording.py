@@ -105,4 +105,4 @@ def recording(reader: Reader, run: str) -> Recording:
         f"where run = ? and (stream is not null or type in {telemetry})",
         [run],
     )
-    return recording_of(run, ((*rest, line.encode()) for *rest, line in rows.iter_rows()))  # type: ignore[misc]
+    return recording_of(run, ((*rest, line.encode()) for *rest, line in rows.iter_rows()))

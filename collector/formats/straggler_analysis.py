@@ -10,6 +10,7 @@ receive and collective durations include waiting for the peer; compute durations
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,6 @@ KINDS: dict[str, SpanKind] = {
     "gc": "gc",
 }
 _COMPUTE = ("F", "B")
-_MESSAGES = ("send", "recv")
 _TOWARDS = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
 """The other side of a message: so many stages further on."""
 _IDENTITY = ("rank", "step", "optype", "seq_id")
@@ -128,46 +128,48 @@ def _checked(path: Path, rows: polars.DataFrame) -> polars.DataFrame:
 
 def _events(rows: polars.DataFrame, rank_at: dict[tuple[int, int], int]) -> Iterator[Telemetry]:
     stages = 1 + max(stage for _, stage in rank_at)
-    for (step, rank), own in rows.group_by(["step", "rank"], maintain_order=True):
-        replica, stage = own["dp_rank"][0], own["stage"][0]
-        columns = {name: tuple(own[name].to_list()) for name in COLUMNS}
-        iteration, of_rank = int(str(step)), int(str(rank))
+    rows = rows.sort("step", "rank", maintain_order=True)
+    columns: dict[str, list[Any]] = {name: rows[name].to_list() for name in COLUMNS}
+    start_us, wall_us = _microseconds(rows["start_ts"]), _microseconds(rows["duration"])
+    keys = list(zip(columns["step"], columns["rank"], strict=True))
+    begins = [place for place, key in enumerate(keys) if place == 0 or key != keys[place - 1]]
+    for begin, end in pairwise([*begins, rows.height]):
+        (iteration, rank), replica, stage = keys[begin], columns["dp_rank"][begin], columns["stage"][begin]
+        own = {name: tuple(values[begin:end]) for name, values in columns.items()}
         yield OperationsRecorded(
             iteration=iteration,
-            rank=of_rank,
+            rank=rank,
             replica=replica,
             stage=stage,
-            name=columns["optype"],
-            start_s=columns["start_ts"],
-            duration_s=columns["duration"],
-            sequence=columns["seq_id"],
-            chunk=columns["mc"],
-            global_chunk=columns["gmc"],
-            micro_batch=columns["mb_id"],
+            name=own["optype"],
+            start_s=own["start_ts"],
+            duration_s=own["duration"],
+            sequence=own["seq_id"],
+            chunk=own["mc"],
+            global_chunk=own["gmc"],
+            micro_batch=own["mb_id"],
         )
-        start_us, wall_us = _microseconds(own["start_ts"]), _microseconds(own["duration"])
-        for name, start, wall, seq, micro_batch in zip(
-            columns["optype"], start_us, wall_us, columns["seq_id"], columns["mb_id"], strict=True
-        ):
-            kind = KINDS[name]
-            towards = _TOWARDS.get(name)
+        for place in range(begin, end):
+            name, micro_batch, wall = columns["optype"][place], columns["mb_id"][place], wall_us[place]
+            kind, towards = KINDS[name], _TOWARDS.get(name)
             yield Span(
                 kind=kind,
                 device=str(rank),
-                rank=of_rank,
+                rank=rank,
                 epoch=0,
                 attempt=0,
                 iteration=iteration,
-                start_us=start,
+                start_us=start_us[place],
                 wall_us=wall,
                 micro_batch=None if micro_batch < 0 else micro_batch,
                 group=name,
-                group_seq=seq,
+                group_seq=columns["seq_id"][place],
                 peer=None if towards is None else rank_at.get((replica, (stage + towards) % stages)),
                 compute_us=wall if kind in _COMPUTE else None,
             )
-        begin, end = min(start_us), max(start + wall for start, wall in zip(start_us, wall_us, strict=True))
-        yield IterationTimed(iteration=iteration, rank=of_rank, start_us=begin, wall_us=end - begin)
+        first_us = min(start_us[begin:end])
+        last_us = max(start_us[place] + wall_us[place] for place in range(begin, end))
+        yield IterationTimed(iteration=iteration, rank=rank, start_us=first_us, wall_us=last_us - first_us)
 
 
 def _microseconds(seconds: polars.Series) -> list[int]:

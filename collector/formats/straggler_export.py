@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import polars
-import pyarrow
-import pyarrow.parquet
+import pyarrow  # type: ignore[import-untyped]  # it ships no types
+import pyarrow.parquet  # type: ignore[import-untyped]
 
 from unskew.collector.formats.imported import FormatError
 from unskew.collector.formats.straggler_analysis import COLUMNS, operations
@@ -51,7 +51,7 @@ def write(reader: Reader, run: str, path: Path) -> str:
     category = pyarrow.array(rows["optype"].cast(polars.String).to_list()).dictionary_encode()
     pyarrow.parquet.write_table(table.set_column(place, "optype", category), path, compression="zstd")
     steps = rows["step"]
-    return f"{rows.height:,} operations of {steps.n_unique()} iterations ({steps.min()} to {steps.max()})"
+    return f"{rows.height:,} operations of {steps.n_unique()} iterations ({steps.min()!r} to {steps.max()!r})"
 
 
 def trace(reader: Reader, run: str) -> polars.DataFrame:
@@ -100,7 +100,7 @@ def _places(reader: Reader, run: str) -> polars.DataFrame:
                     "chunk_global": [sorted(set(replica)).index(first) for first in first_layers],
                 }
             )
-    schema = {
+    schema: dict[str, Any] = {
         "epoch": polars.Int64, "rank": polars.Int32, "dp_rank": polars.Int64, "stage": polars.Int64,
         "chunk_first": polars.List(polars.Int64), "chunk_global": polars.List(polars.Int64),
     }  # fmt: skip
