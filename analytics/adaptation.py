@@ -4,7 +4,7 @@ Everything here is a function of the iterations and of the plans that came into 
 the log takes the same decisions. The steps per iteration:
 
 1. the predictor is fitted in warm-up and again from time to time, on drift and after a change of plan (retraining.py);
-2. the iteration is predicted from its own batches, and the Detector judges it;
+2. the iteration is predicted from its own batches, and the Detector judges it; who is slow and excused by others is probed;
 3. after a verdict, a death or the end of a fault, the Scheduler is asked for a better plan;
 4. an applied plan is scored against what the old one would have cost, on the very batches that ran.
 """
@@ -21,6 +21,7 @@ from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import Plan
 from unskew.analytics.prediction import predict_iteration, predict_iterations
 from unskew.analytics.predictor import Fit
+from unskew.analytics.probing import Probe, ProbeOptions, measured, references, wanted
 from unskew.analytics.retraining import Retraining, RetrainingOptions, Seen, speeds_then
 from unskew.analytics.scheduler import Options, Proposal, State, propose
 from unskew.analytics.scoring import PlanTrial, score_plan, score_verdict
@@ -30,6 +31,7 @@ from unskew.collector.events import (
     Control,
     FaultInjected,
     IterationJudged,
+    Probed,
     Regrouped,
     Verdict,
     VerdictClosed,
@@ -44,6 +46,7 @@ class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
     recent: int = 20
     settle: int = 2
     score_over: int = 20
+    probing: ProbeOptions = ProbeOptions()
     scheduler: Options = Options(leave_below=0.0)
 
 
@@ -66,13 +69,14 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What one iteration led to. `reason` says why there is no proposal, when the Scheduler was asked."""
+    """What one iteration led to. `reason` says why there is no proposal, when the Scheduler was asked, or why `probe`."""
 
     judged: IterationJudged
     events: tuple[Control, ...] = ()
     proposal: Proposal | None = None
     verdict: int | None = None
     reason: str = ""
+    probe: Probe | None = None
 
 
 class Adaptation:
@@ -86,6 +90,9 @@ class Adaptation:
         self._ask_at: int | None = None
         self._verdict: int | None = None
         self._trial: PlanTrial | None = None
+        self._in_force: Plan | None = None
+        self._references: dict[int, float] = {}
+        self._probed_at: int | None = None
         self._faults: list[FaultInjected] = []
         self._verdicts: dict[int, Verdict] = {}
         self._hindsight: dict[int, Hindsight] = {}
@@ -107,8 +114,10 @@ class Adaptation:
     def observe(self, released: Released, plan: Plan) -> Step:
         """Take the next committed iteration, which ran under `plan`."""
         committed = released.committed
+        found = self._take_probes(released)
         speeds_before = speeds_then(self.detector.speeds)
         step = self._judge(committed, plan) if self.fitted is not None else Step(judged=_unjudged(committed))
+        step = msgspec.structs.replace(step, events=(*found, *step.events))
         if not committed.log_complete:
             return step
         # Learnt from only after it was judged: no iteration is predicted by itself.
@@ -128,7 +137,41 @@ class Adaptation:
         events += self._take_verdicts(judgement.verdicts, committed.iteration)
         events += self._score(committed, predicted_us)
         proposal, reason = self._ask(committed.iteration, plan, cost)
-        return Step(judged=judgement.judged, events=tuple(events), proposal=proposal, verdict=self._verdict, reason=reason)
+        step = Step(judged=judgement.judged, events=tuple(events), proposal=proposal, verdict=self._verdict, reason=reason)
+        return step if proposal is not None or reason else self._doubt(step, committed.iteration)
+
+    def _doubt(self, step: Step, iteration: int) -> Step:
+        """The step, with a probe where the evidence is not enough and more can be had."""
+        options = self.options.probing
+        if not self._references or self.site.shared_cores is not None:
+            return step
+        probe, reason = wanted(iteration, self.detector.doubted(options.over), len(self._alive), self._probed_at, options)
+        if probe is None:
+            return step
+        self._probed_at = iteration
+        return msgspec.structs.replace(step, probe=probe, reason=reason)
+
+    def _take_probes(self, released: Released) -> list[Control]:
+        """What was probed before this iteration; the first one, when the run began, is what later ones are compared with."""
+        if not released.probes:
+            return []
+        if not self._references:
+            self._references = references(released.probes)
+            return []
+        iteration, found = released.committed.iteration, measured(released.probes, self._references)
+        events: list[Control] = [
+            Probed(
+                at_iteration=iteration,
+                ranks=tuple(sorted(found.slowdowns)),
+                slowdowns={str(rank): round(slowdown, 4) for rank, slowdown in found.slowdowns.items()},
+                links=tuple((sender, receiver, round(rate, 3)) for (sender, receiver), rate in found.links.items()),
+                cost_us=found.cost_us,
+            )
+        ]
+        for rank, slowdown in found.slowdowns.items():
+            if slowdown >= self.options.probing.least_slowdown:
+                events += self._take_verdicts(self.detector.confirm(rank, slowdown, iteration), iteration)
+        return events
 
     def lost(self, suspect: Suspect, iteration: int) -> list[Control]:
         """A rank is dead, hung or frozen: the verdict, its score, and the end of the trial under way."""
@@ -152,12 +195,16 @@ class Adaptation:
         What this change cost is what the next one is believed to cost.
         """
         iteration = regrouped.iteration
+        before, self._in_force = self._in_force, plan
         if plan.epoch > 0:
             regroup_us = 1e6 * (regrouped.seconds - regrouped.migrate_seconds)
             self.site = msgspec.structs.replace(self.site, regroup_us=regroup_us)
         if regrouped.moved_bytes:
             rate = regrouped.moved_bytes / (1e6 * regrouped.migrate_seconds)
             self.site = msgspec.structs.replace(self.site, bytes_per_us=rate)
+        if before is not None and plan.digest == before.digest:  # the same plan under another number: a trial goes on
+            self._trial = msgspec.structs.replace(self._trial, plan=plan) if self._trial is not None else None
+            return []
         events = self._end_trial(f"plan {plan.epoch} came at iteration {iteration}")
         if plan.epoch > 0:
             self._trial = PlanTrial(plan=plan, old=old, proposal=proposal, from_iteration=iteration)

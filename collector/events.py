@@ -569,8 +569,8 @@ TELEMETRY: tuple[type[Telemetry], ...] = (
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
     RunStarted, RunFinished, DeviceJoined, Suspected, Probed, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note,
-    CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored, PlanProposed, PlanApproved, PlanRejected,
-    PlanExpired, PlanKept, PlanIssued, PlanApplied, PlanFailed, PlanScored, AlertOpened, AlertClosed,
+    CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored, PlanProposed, PlanApproved,
+    PlanRejected, PlanExpired, PlanKept, PlanIssued, PlanApplied, PlanFailed, PlanScored, AlertOpened, AlertClosed,
     AlertDelivered,
 )  # fmt: skip
 

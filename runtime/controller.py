@@ -15,6 +15,7 @@ from unskew.analytics.adaptation import Adaptation
 from unskew.analytics.intake import Intake, Released
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import PlanError
+from unskew.analytics.probing import Probe
 from unskew.analytics.recovery import recover
 from unskew.collector.commands import Inbox
 from unskew.collector.events import (
@@ -217,11 +218,11 @@ class Controller:
             watermark=self.committed,
         )
 
-    def _issue(self, *, abort: bool) -> None:
-        """Send the latest plan to the ranks."""
+    def _issue(self, *, abort: bool, probe: Probe | None = None) -> None:
+        """Send the latest plan to the ranks, with what they are to measure when it begins."""
         if abort:
             self.watch.aborted(self.plans.latest.epoch)
-        self.membership.send(EpochRecord(plan=self.plans.latest, abort=abort))
+        self.membership.send(EpochRecord(plan=self.plans.latest, abort=abort, probe=probe))
 
     def _entered(self, message: Entered) -> None:
         done = self.plans.entered(message, self.alive, self.committed)
@@ -278,12 +279,23 @@ class Controller:
         self.ledger.append(*step.events)
         if plan.epoch != self.plans.latest.epoch or self.committed >= self.options.iterations:
             return
-        if step.proposal is not None:
+        if step.probe is not None:
+            self._issue_probe(step.probe, step.reason)
+        elif step.proposal is not None:
             self.ledger.append(*self.desk.propose(step.proposal, step.verdict, step.reason, iteration, plan))
         elif step.reason:
             kept = PlanKept(epoch=plan.epoch, at_iteration=iteration, reason=step.reason, verdict=step.verdict)
             self.ledger.append(kept, *self.desk.expire(step.reason))
         self._apply_approved()
+
+    def _issue_probe(self, probe: Probe, reason: str) -> None:
+        """Measure suspects at the next boundary, under the same plan; it holds training up, so not in mode observe."""
+        if self.desk.mode == "observe" or self.plans.pending is not None:
+            return
+        plan = self.plans.latest.renumbered(self.plans.next_epoch)
+        self.plans.issue(plan, proposal="", reason=f"probe: {reason}", optional=True, asked_ns=None, old=None)
+        self.ledger.append(self._issued())
+        self._issue(abort=False, probe=probe)
 
     def _apply_approved(self) -> None:
         """Send the approved plan to the ranks; one change at a time."""
