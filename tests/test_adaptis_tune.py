@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,9 +14,9 @@ from unskew.analytics.memory import peak_activations
 from unskew.analytics.model_profiles import PROFILES, TOKENS, UnknownModelError, model_profile
 from unskew.analytics.pipeline import evaluate, per_hop
 from unskew.analytics.plan import PlanError
-from unskew.analytics.planners.adaptis import BASELINES, Task, gains, lower_bound_us, tune
+from unskew.analytics.planners.adaptis import BASELINES, Task, busiest_device_us, gains, lower_bound_us, tune
 from unskew.analytics.planners.dispatch import Knobs, Pipeline, dispatch
-from unskew.analytics.planners.layouts import Layout, balanced, start_layouts, usual
+from unskew.analytics.planners.layouts import balanced, start_layouts, usual
 from unskew.analytics.schedule import build_schedule
 
 
@@ -79,13 +81,28 @@ def test_uniform_stages_reach_the_known_optimum():
 
 
 def test_layouts_are_balanced_for_the_devices_they_lie_on():
-    layout = balanced(Layout((4, 4, 4), (0, 1, 2)), np.ones(12), (1.0, 0.4, 1.0))
+    layout = balanced((0, 1, 2), np.ones(12), (1.0, 0.4, 1.0), (1.0, 1.0, 1.0))
     assert layout.sizes == (5, 2, 5)
     assert usual(34, 4) == (9, 8, 8, 9)
-    for start in start_layouts(34, 4):
+    for start in start_layouts(np.arange(1.0, 35.0), (1.0, 1.0, 0.5, 1.0)):
         assert sum(start.sizes) == 34
         assert min(start.sizes) >= 1
         assert set(start.device) == {0, 1, 2, 3}
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    units=st.lists(st.integers(1, 6), min_size=1, max_size=7),
+    speeds=st.lists(st.sampled_from([0.5, 0.8, 1.0]), min_size=1, max_size=3),
+)
+def test_no_assignment_of_units_beats_the_bound_on_the_busiest_device(units, speeds):
+    """Against all assignments; the integer program finds the best one."""
+    best = min(
+        max(sum(u for u, owner in zip(units, owners, strict=True) if owner == d) / speed for d, speed in enumerate(speeds))
+        for owners in product(range(len(speeds)), repeat=len(units))
+    )
+    found = busiest_device_us(np.array(units, float), tuple(speeds), np.zeros(len(speeds)))
+    assert found == pytest.approx(best)
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,16 @@ them. Steps of `tune`:
 blocks, embedding and
    head with the first and last); the most activations that one of them keeps on a device is the limit, unless
    one is given;
-2. starts: 1 to 4 ranges per device, in a loop or there and back, each with its loads balanced (`balanced`), each scheduled by
-   `dispatch`; the best few are tuned;
+2. starts: 1 to 4 ranges per device, in a loop or there and back, with the loads of the devices balanced (layouts.py), each
+   scheduled by `dispatch`; the best few are tuned;
 3. each round looks at the timeline: with d = largest less smallest idle time of a device,
 
        d > the smallest unit's time in the iteration   -> partition: units over the boundaries of stages
        else sum of boundary idle > sum of gaps         -> placement: stages to other devices, split, joined
        else                                            -> schedule: the knobs of `dispatch`
 
-   takes the best improving move of that kind, tries the other kinds when there is none, and stops when nothing improves or the
-   evaluations are used up;
+   takes the first improving move of that kind that it meets in random order (seeded), tries the other kinds when there is
+   none, and when nothing improves goes on from the best so far with two random moves, until the evaluations are used up;
 4. the answer is the best of tuned and baselines, as orders (split backward) that the runtime can execute (`Found.plan`); its
    time is the evaluator's, not the search's.
 """
@@ -29,6 +29,7 @@ from math import inf
 
 import msgspec
 import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 from unskew.analytics.bubbles import bubbles
 from unskew.analytics.chunks import Array
@@ -37,11 +38,15 @@ from unskew.analytics.notation import with_orders
 from unskew.analytics.pipeline import evaluate, per_hop, pipeline_of
 from unskew.analytics.plan import Plan, PlanError, plan_from_partition, way_of
 from unskew.analytics.planners.dispatch import Dispatched, Knobs, Pipeline, Step, dispatch
-from unskew.analytics.planners.layouts import Layout, balanced, moved_stages, shifted_boundaries, start_layouts, usual
+from unskew.analytics.planners.layouts import Layout, moved_stages, shifted_boundaries, start_layouts, usual
 from unskew.analytics.schedule import Kind, action_of, build_schedule, splits_backward
 
 BASELINES = ("1f1b", "interleaved", "zb-h1")
 """What the answer is never worse than, and whose activations it may keep."""
+
+
+MOST_INTEGERS = 256  # kinds of units x devices up to which the bound's integer program is tried
+MOST_TRIED = 40  # moves of one kind tried per round: with many stages there are a thousand
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,8 +117,10 @@ def tune(task: Task, *, evaluations: int = 600, starts: int = 3) -> Found:
         raise PlanError(f"{task.n_units} units cannot fill {len(task.speeds)} devices: at least one unit per device is needed")
     baselines = {name: found for name in BASELINES if (found := _baseline(task, name)) is not None}
     limit = max(found.kept_peak for found in baselines.values()) if task.limit is None else task.limit
-    search = _Search(task, limit, evaluations)
-    seeds = sorted((search.seed(layout) for layout in start_layouts(task.n_units, len(task.speeds))), key=lambda s: s.us)
+    search = _Search(task, limit)
+    seeds = sorted(
+        (search.seed(layout) for layout in start_layouts(task.costs_us.sum(axis=0), task.speeds)), key=lambda s: s.us
+    )
     best = seeds[0]
     for number, seed in enumerate(seeds[:starts]):
         tuned = search.climb(seed, evaluations * (number + 1) // starts)
@@ -133,18 +140,45 @@ def tune(task: Task, *, evaluations: int = 600, starts: int = 3) -> Found:
 
 
 def lower_bound_us(task: Task) -> float:
-    """No partition, placement or order of the task ends earlier. The larger of
+    """No partition, placement or order of the task ends earlier. The largest of
 
     * the way of one micro-batch: every F and B once and the first unit's W, on the fastest device;
     * work: the devices' capacity less what they lose before they can begin. Sorted by the first unit they hold, device j begins
-      after the forwards of at least j units; the slowest devices may be those that begin last.
+      after the forwards of at least j units; the slowest devices may be those that begin last;
+    * the busiest device: units are whole, so the best that any assignment of units to devices can do (a small integer program
+      over kinds of units; its dual bound, which holds also when the solver runs out of time).
     """
     fastest = max(task.speeds)
     way = float(task.costs_us[:2].sum() + task.costs_us[2, 0]) / fastest
     begins = np.concatenate([[0.0], np.cumsum(task.costs_us[0])])[: len(task.speeds)] / fastest
     speeds = np.sort(task.speeds)[::-1]
     work = float(task.micro_batches * task.costs_us.sum() + (speeds * begins).sum()) / float(speeds.sum())
-    return max(way, work)
+    alike = begins if len(set(task.speeds)) == 1 else np.zeros_like(begins)
+    return max(way, work, busiest_device_us(task.costs_us.sum(axis=0) * task.micro_batches, task.speeds, alike))
+
+
+def busiest_device_us(units_us: Array, speeds: Sequence[float], begins_us: Array) -> float:
+    """A lower bound on the end of the last device when device d begins at `begins_us[d]` and whole units are shared out.
+
+    Integer program: n[kind, d] units of each kind on device d; minimise T with begins[d] + sum of n x time / speed[d] <= T.
+    """
+    times, counts = np.unique(units_us.round(6), return_counts=True)
+    kinds, devices = len(times), len(speeds)
+    if kinds * devices > MOST_INTEGERS:
+        return 0.0
+    loads = np.zeros((devices, kinds * devices + 1))
+    for device, speed in enumerate(speeds):
+        loads[device, device * kinds : (device + 1) * kinds] = times / speed
+    loads[:, -1] = -1.0
+    shares = np.hstack([np.tile(np.eye(kinds), devices), np.zeros((kinds, 1))])
+    solved = milp(
+        np.eye(1, kinds * devices + 1, kinds * devices)[0],
+        integrality=np.array([1] * (kinds * devices) + [0]),
+        bounds=Bounds(0.0, np.inf),
+        constraints=[LinearConstraint(loads, -np.inf, -begins_us), LinearConstraint(shares, counts, counts)],
+        options={"time_limit": 1.0},
+    )
+    return 0.0 if solved.mip_dual_bound is None else float(solved.mip_dual_bound)
 
 
 def _baseline(task: Task, name: str) -> Found | None:
@@ -226,31 +260,60 @@ class _State(msgspec.Struct, frozen=True):
 class _Search:
     """Dispatches layouts, remembers what it has seen, and counts."""
 
-    def __init__(self, task: Task, limit: float, evaluations: int) -> None:
-        self.task, self.limit, self.most, self.used = task, limit, evaluations, 0
+    def __init__(self, task: Task, limit: float) -> None:
+        self.task, self.limit, self.used = task, limit, 0
         self.seen: dict[tuple[Layout, Knobs], Dispatched] = {}
+        self.random = np.random.default_rng(0)
+        self._moves = {"partition": self._partitions, "placement": self._placements, "schedule": self._schedules}
 
     def seed(self, layout: Layout) -> _State:
-        """The layout balanced, under the better of two sets of knobs."""
-        layout = balanced(layout, self.task.costs_us.sum(axis=0), self.task.speeds)
+        """The layout under the better of two sets of knobs."""
         states = [self._state(layout, Knobs(self.limit, turn=turn)) for turn in ("latest", "groups")]
         return min(states, key=lambda state: state.us)
 
     def climb(self, state: _State, until: int) -> _State:
         """Step 3 of the module's list, until `until` dispatches have been used in all."""
+        best = state
         while self.used < until and state.us < inf:
             rule = self._rule(state)
-            kinds = {"partition": self._partitions, "placement": self._placements, "schedule": self._schedules}
-            for kind in (rule, *(other for other in kinds if other != rule)):
-                moves = [(name, self._state(layout, knobs)) for name, layout, knobs in kinds[kind](state) if self.used < until]
-                name, best = min(moves, key=lambda move: move[1].us, default=("", state))
-                if best.us < state.us * (1 - 1e-9):
-                    trail = (*state.trail, Round(rule, f"{kind}: {name}", best.us))
-                    state = msgspec.structs.replace(best, trail=trail)
+            for kind in (rule, *(other for other in self._moves if other != rule)):
+                found = self._improved(state, kind, until)
+                if found is not None:
+                    move, better = found
+                    trail = (*state.trail, Round(rule, f"{kind}: {move}", better.us))
+                    state = msgspec.structs.replace(better, trail=trail)
                     break
             else:
-                break
-        return state
+                best = min(best, state, key=lambda tried: tried.us)
+                state = self._kicked(best)
+        return min(best, state, key=lambda tried: tried.us)
+
+    def _improved(self, state: _State, kind: str, until: int) -> tuple[str, _State] | None:
+        """The first of some moves of a kind that ends earlier than `state`."""
+        moves = list(self._moves[kind](state))
+        for number in self.random.permutation(len(moves))[:MOST_TRIED].tolist():
+            if self.used >= until:
+                return None
+            name, layout, knobs = moves[number]
+            tried = self._state(layout, knobs)
+            if tried.us < state.us * (1 - 1e-9):
+                return name, tried
+        return None
+
+    def _kicked(self, state: _State) -> _State:
+        """Two random moves on; the state itself when they lead nowhere."""
+        moved = state
+        for _ in range(2):
+            kind = str(self.random.choice(list(self._moves)))
+            moves = list(self._moves[kind](moved))
+            if moves:
+                name, layout, knobs = moves[int(self.random.integers(len(moves)))]
+                tried = self._state(layout, knobs)
+                if tried.us < inf:
+                    trail = (*moved.trail, Round("try elsewhere", f"{kind}: {name}", tried.us))
+                    moved = msgspec.structs.replace(tried, trail=trail)
+        self.used += moved is state
+        return moved
 
     def _state(self, layout: Layout, knobs: Knobs) -> _State:
         key = (layout, knobs)
@@ -295,9 +358,9 @@ class _Search:
         return loads
 
     def _worth(self, state: _State, layouts: Iterator[tuple[str, Layout]]) -> Iterator[tuple[str, Layout, Knobs]]:
-        """Those whose busiest device alone does not already need as long as the present plan."""
+        """Those whose busiest device alone does not need much longer than the present plan."""
         for name, layout in layouts:
-            if self._loads(layout).max() * self.task.micro_batches < state.us:
+            if self._loads(layout).max() * self.task.micro_batches < 1.05 * state.us:
                 yield name, layout, state.knobs
 
     def _partitions(self, state: _State) -> Iterator[tuple[str, Layout, Knobs]]:

@@ -12,7 +12,8 @@ import numpy as np
 from unskew.analytics.chunks import Array
 from unskew.analytics.plan import split_evenly
 
-MOST_PASSES = 4
+PASS_SHARES = ((1,), (1, 1), (1, 2), (2, 1), (1, 1, 1), (1, 2, 2), (1, 3, 2), (1, 1, 1, 1), (1, 2, 2, 1))
+"""How the work of a device is shared among its ranges at the start of a search: short first ranges fill the pipeline sooner."""
 
 
 class Layout(msgspec.Struct, frozen=True, dict=True):
@@ -42,26 +43,28 @@ def usual(n_units: int, stages: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def start_layouts(n_units: int, devices: int) -> Iterator[Layout]:
-    """1 to `MOST_PASSES` ranges per device: in a loop, and there and back."""
-    there = list(range(devices))
-    for passes in range(1, MOST_PASSES + 1):
-        if devices * passes > n_units:
-            return
-        sizes = tuple(split_evenly(n_units, devices * passes))
-        yield Layout(sizes, tuple(there * passes))
-        if passes > 1 and devices > 1:
-            turns = [there if turn % 2 == 0 else there[::-1] for turn in range(passes)]
-            yield Layout(sizes, tuple(device for turn in turns for device in turn))
+def start_layouts(units_us: Array, speeds: Sequence[float]) -> Iterator[Layout]:
+    """1 to 4 ranges per device, in a loop and there and back, over all devices, and over all but the last, which then has one
+    range at the end: a large output head leaves no room for more. Loads are balanced; `units_us` [unit]."""
+    every = list(range(len(speeds)))
+    seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    for shares in PASS_SHARES:
+        for there, end in ((every, []), (every[:-1], every[-1:])):
+            back = [there if turn % 2 == 0 else there[::-1] for turn in range(len(shares))]
+            weights = [float(share) for share in shares for _ in there] + [float(sum(shares))] * len(end)
+            for way in ((*there * len(shares), *end), (*(device for turn in back for device in turn), *end)):
+                if 0 < len(way) <= len(units_us) and (way, shares) not in seen:
+                    seen.add((way, shares))
+                    yield balanced(way, units_us, speeds, weights)
 
 
-def balanced(layout: Layout, units_us: Array, speeds: Sequence[float]) -> Layout:
-    """The layout with units moved over its boundaries until no single move lowers the sum of squared loads of the devices
-    (after the largest load); `units_us` [unit]. Starts from stages in proportion to their device's speed."""
-    share = np.array([speeds[device] / layout.device.count(device) for device in layout.device])
+def balanced(way: Sequence[int], units_us: Array, speeds: Sequence[float], weights: Sequence[float]) -> Layout:
+    """Stages on the devices of `way`, with units moved over their boundaries until no single move lowers the largest load of a
+    device (then the sum of squared loads). Starts from stages in proportion to their weight and their device's speed."""
+    share = np.array([speeds[device] * weight for device, weight in zip(way, weights, strict=True)])
     wanted = np.cumsum(share / share.sum()) * units_us.sum()
     ends = [int(end) for end in np.searchsorted(np.cumsum(units_us) - units_us / 2, wanted[:-1])]
-    total, stages = len(units_us), len(layout.sizes)
+    total, stages = len(units_us), len(way)
     for stage in range(stages - 1):
         ends[stage] = min(max(ends[stage], (ends[stage - 1] if stage else 0) + 1), total - (stages - 1 - stage))
     work = np.concatenate([[0.0], np.cumsum(units_us)])
@@ -69,7 +72,7 @@ def balanced(layout: Layout, units_us: Array, speeds: Sequence[float]) -> Layout
     def score(ends: list[int]) -> tuple[float, float]:
         bounds = [0, *ends, total]
         loads = np.zeros(len(speeds))
-        np.add.at(loads, list(layout.device), np.diff(work[bounds]))
+        np.add.at(loads, list(way), np.diff(work[bounds]))
         loads /= np.asarray(speeds)
         return round(float(loads.max()), 6), float((loads**2).sum())
 
@@ -83,7 +86,7 @@ def balanced(layout: Layout, units_us: Array, speeds: Sequence[float]) -> Layout
                 bounds = [0, *trial, total]
                 if bounds[stage] < bounds[stage + 1] < bounds[stage + 2] and (tried := score(trial)) < best:
                     ends, best, improved = trial, tried, True
-    return Layout(tuple(np.diff([0, *ends, total]).tolist()), layout.device)
+    return Layout(tuple(np.diff([0, *ends, total]).tolist()), tuple(way))
 
 
 def shifted_boundaries(layout: Layout) -> Iterator[tuple[str, Layout]]:
