@@ -1,0 +1,230 @@
+"""How soon the store answers while it takes events in: the three questions every dashboard asks, at 1e7 and 5e7 spans.
+
+The store is made up in the collector's form (big_store.py); a collector and eight writers add 10,000 events a second to it. Each
+question is asked through the reader once a second, a third of a second after the one before; the refresh before it counts.
+Beside it SQLite with the same spans, a column per field and a JSON payload per row, with indexes on iteration and time, and
+nothing written to it meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import duckdb
+import numpy as np
+
+from unskew.benchmarks.big_store import RANKS, RUN, SPANS_PER_ITERATION, build
+from unskew.benchmarks.report import Figure, figure, publish
+from unskew.benchmarks.sqlite_store import SPAN_FIELDS, Form, SqliteStore
+from unskew.collector.events import Span
+from unskew.collector.paths import Store
+from unskew.collector.reader import Reader, open_store
+from unskew.collector.rows import LINE
+from unskew.collector.service import ensure_collector
+from unskew.collector.spool import SpoolWriter
+
+SIZES = {10_000_000: 100.0, 50_000_000: 300.0}
+"""Spans -> the bar in milliseconds."""
+COMPARED_SPANS = 10_000_000
+"""SQLite is filled with so many at most: it takes minutes."""
+ROUNDS = 40
+ROUND_S = 1.0
+PER_SECOND = 10_000
+WRITERS = 8
+CELLS = 200
+NEWEST = 200
+RECENT = 50
+
+QUESTIONS = {
+    "median": f"per-rank median of the last {RECENT} iterations",
+    "heat map": "heat map of the whole run",
+    "newest": f"newest {NEWEST} events",
+}
+
+
+def main(json: Path | None = None) -> None:
+    publish("store_queries", figures(), json)
+
+
+def figures(sizes: Sequence[int] = tuple(SIZES), rounds: int = ROUNDS) -> list[Figure]:
+    """A figure per question and size; the notes hold the medians and SQLite's times."""
+    found = []
+    for spans in sizes:
+        with tempfile.TemporaryDirectory(prefix="unskew-bench-queries-") as folder:
+            store = Store(Path(folder) / "store")
+            store.root.mkdir()
+            iterations = build(store, spans)
+            took_ms = _ask_while_ingesting(store, iterations, rounds)
+            beside = _sqlite(store, Path(folder)) if spans <= COMPARED_SPANS else {}
+        for name, what in QUESTIONS.items():
+            p95_ms = float(np.percentile(took_ms[name], 95))
+            note = f"median {median(took_ms[name]):.0f} ms, {rounds} times, refresh included"
+            note += "".join(
+                f"; {other} {seconds[name] * 1e3:,.0f} ms ({seconds[name] * 1e3 / median(took_ms[name]):.1f}x)"
+                for other, seconds in beside.items()
+            )
+            found.append(
+                figure(
+                    f"store: {what}, {spans / 1e6:g}e6 spans, p95",
+                    p95_ms,
+                    "ms",
+                    bar=SIZES.get(spans),
+                    better="lower",
+                    note=note,
+                )
+            )
+    return found
+
+
+def questions(reader: Reader) -> dict[str, Callable[[], object]]:
+    """The questions by name, as the dashboard and `unskew sql` ask them."""
+
+    def medians() -> object:
+        (last,) = reader.sql("select max(iteration) from iterations where run = ?", [RUN]).row(0)
+        return reader.sql(
+            "select rank, median(wall_us) from chunks where run = ? and iteration > ? group by rank", [RUN, last - RECENT]
+        )
+
+    def heat_map() -> object:
+        return reader.sql(
+            "with wide as (select greatest(1, max(from_iteration) // ?) as width from rollups where run = ?) "
+            "select rank, from_iteration // width as x, sum(compute_us) / sum(n_spans) as us from rollups, wide "
+            "where run = ? and kind in ('F', 'B') group by all",
+            [CELLS, RUN, RUN],
+        )
+
+    return {"median": medians, "heat map": heat_map, "newest": lambda: reader.newest(NEWEST, RUN)}
+
+
+def _ask_while_ingesting(store: Store, iterations: int, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each question with the refresh before it."""
+    took_ms: defaultdict[str, list[float]] = defaultdict(list)
+    with _ingesting(store, iterations), open_store(store) as reader:
+        asked = list(questions(reader).items())
+        for number in range((rounds + 1) * len(asked)):
+            name, ask = asked[number % len(asked)]
+            start_s = time.perf_counter()
+            reader.refresh()
+            ask()
+            took_s = time.perf_counter() - start_s
+            if number >= len(asked):  # the first round reads the files' footers
+                took_ms[name].append(1e3 * took_s)
+            time.sleep(max(0.0, ROUND_S / len(asked) - took_s))
+    return took_ms
+
+
+@contextmanager
+def _ingesting(store: Store, iterations: int) -> Iterator[None]:
+    """Eight writers of 10,000 events a second in all, and a collector that takes them."""
+    command = [sys.executable, "-m", __spec__.name, str(store.root), str(iterations)]
+    collector = ensure_collector(store)
+    producer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert producer.stdout is not None
+        producer.stdout.readline()
+        yield
+    finally:
+        producer.communicate(b"\n")
+        if collector is not None:
+            _end(collector)
+
+
+def _end(pid: int) -> None:
+    os.kill(pid, signal.SIGTERM)
+    os.waitpid(pid, 0)
+
+
+def _produce(root: str, first_iteration: int) -> None:
+    """In the child: until something comes on stdin."""
+    writers = [SpoolWriter(Store(Path(root)), RUN, f"live-{number}.{os.getpid()}") for number in range(WRITERS)]
+    print("writing", flush=True)
+    written, began_s = 0, time.monotonic()
+    while not select.select([sys.stdin], [], [], 0.05)[0]:
+        for number in range(written, int((time.monotonic() - began_s) * PER_SECOND)):
+            iteration, rank = first_iteration + number // SPANS_PER_ITERATION, number % RANKS
+            writers[rank % WRITERS].append(
+                Span(kind="F" if number % 2 else "B", device=f"node-{rank // 8}/gpu-{rank % 8}", rank=rank, epoch=0, attempt=0,
+                     iteration=iteration, start_us=number, wall_us=8000 + number % 900, compute_us=7500, micro_batch=0)
+            )  # fmt: skip
+            written += 1
+    for writer in writers:
+        writer.close(30.0)
+
+
+def _sqlite(store: Store, folder: Path) -> dict[str, dict[str, float]]:
+    """Seconds of each question in SQLite, by form: the best of two."""
+    forms: tuple[Form, ...] = ("columns", "json")
+    found = {}
+    for form in forms:
+        path = folder / f"{form}.sqlite"
+        _fill(store, path, form)
+        with sqlite3.connect(path) as connection:
+            found[f"SQLite, {form}"] = {
+                name: min(_timed(connection, sql) for _ in range(2)) for name, sql in _SQL[form].items()
+            }
+        path.unlink()
+    return found
+
+
+def _timed(connection: sqlite3.Connection, sql: str) -> float:
+    start_s = time.perf_counter()
+    connection.execute(sql).fetchall()
+    return time.perf_counter() - start_s
+
+
+def _field(form: Form, name: str) -> str:
+    return f'"{name}"' if form == "columns" else f"json_extract(payload, '$.{name}')"
+
+
+def _question_sql(form: Form) -> dict[str, str]:
+    iteration, rank, kind, wall, compute = (
+        _field(form, name) for name in ("iteration", "rank", "kind", "wall_us", "compute_us")
+    )
+    recent = (
+        f"select {rank} as rank, {wall} as us from events "
+        f"where {iteration} > (select max({iteration}) from events) - {RECENT} and {kind} in ('F', 'B')"
+    )
+    return {
+        "median": f"select rank, avg(us) from (select rank, us, row_number() over (partition by rank order by us) as place, "
+        f"count(*) over (partition by rank) as n from ({recent})) where place in ((n + 1) / 2, n / 2 + 1) group by rank",
+        "heat map": f"select {rank}, {iteration} / max(1, (select max({iteration}) from events) / {CELLS}), avg({compute}) "
+        f"from events where {kind} in ('F', 'B') group by 1, 2",
+        "newest": f"select * from events order by at_us desc limit {NEWEST}",
+    }
+
+
+_SQL: dict[Form, dict[str, str]] = {"columns": _question_sql("columns"), "json": _question_sql("json")}
+
+
+def _fill(store: Store, path: Path, form: Form) -> None:
+    """The made-up spans, through no Python object of ours: what is compared is the answer, not the way in."""
+    SqliteStore(path, form).close()
+    fields = ", ".join(f'"{name}"' for name in SPAN_FIELDS)
+    own = f"{fields}, null" if form == "columns" else LINE
+    with sqlite3.connect(path) as target, duckdb.connect(":memory:") as source:
+        target.execute("pragma synchronous = off")
+        files = f"read_parquet('{store.sealed(RUN)}/*-telemetry.parquet')"
+        rows = source.execute(
+            f"select writer, seq, at_us, type, {own} from {files} where type = 'span@1' and writer like '%.1'"
+        )
+        while batch := rows.fetchmany(100_000):
+            target.executemany(f"insert into events values ({', '.join('?' * len(batch[0]))})", batch)
+        target.execute(f"create index by_iteration on events ({_field(form, 'iteration')})")
+        target.execute("create index by_time on events (at_us)")
+        target.commit()
+
+
+if __name__ == "__main__":
+    _produce(sys.argv[1], int(sys.argv[2]))
