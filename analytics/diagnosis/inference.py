@@ -54,7 +54,7 @@ def infer(times_us: Array, kinds: tuple[str, ...], others: Literal["stage", "kin
     expected = np.empty_like(z)
     for kind in range(n_kinds):
         for stage in range(n_stages):
-            expected[kind, stage] = _curve(workload[kind, stage], times_us[kind, stage])(workload[kind, stage])
+            expected[kind, stage] = fit_curve(workload[kind, stage], times_us[kind, stage])(workload[kind, stage])
     correlation = None
     if {"F", "B"} <= set(kinds):
         forward, backward = (z[kinds.index(kind)].mean(axis=0) for kind in "FB")
@@ -72,7 +72,7 @@ class Curve(msgspec.Struct, frozen=True):
         return c0 + c1 * workload + c2 * workload**2
 
 
-def _curve(workload: Array, times_us: Array) -> Curve:
+def fit_curve(workload: Array, times_us: Array) -> Curve:
     """Huber regression of relative residuals."""
     design = np.stack([workload, workload**2], axis=1)
     predicted, trust = times_us, np.ones(len(times_us))
