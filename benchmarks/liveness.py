@@ -43,7 +43,7 @@ def figures(
         told = sum([(lost.rank, lost.how) for lost in run.of(DeviceLost)] == [(rank, HOW[kind])] for rank, run in of_kind)
         found += [
             figure(
-                f"liveness: from the {kind} to its name, longest", max(delays) if len(delays) == len(of_kind) else None, "s",
+                f"liveness: from the {kind} to its name, longest", max(delays) if delays and len(delays) == len(of_kind) else None, "s",
                 bar=bar_s, better="lower",
                 note=f"median {median(delays or [nan]):.3f} s of {len(delays)} named of {len(of_kind)}; {where}",
             ),
