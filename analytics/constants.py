@@ -57,6 +57,7 @@ CONSTANTS: dict[str, Constant] = {
     "topology_swap_s": Constant(60.0, "s", "Greyhound S3: about 1 min"),
     "restart_detect_s": Constant(60.0, "s", "FT-HSDP: detection is 60 s of a synchronous recovery"),
     "restart_s": Constant(540.0, "s", "FT-HSDP: the rest of the 10 min of a synchronous recovery; ByteRobust 454-768 s"),
+    "checkpoint_interval_s": Constant(1800.0, "s", "ours: half an hour, between ByteRobust's every step and common hours"),
     "checkpoint_stall_s": Constant(0.45, "s", "ByteCheckpoint, 8,960 GPUs: write stall 0.3-0.6 s"),
     "spare_swap_s": Constant(420.0, "s", "FT-HSDP: degraded phase of 7 min until a replacement replica is back"),
     # FT-HSDP
