@@ -10,8 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 import msgspec
+import numpy as np
 
-from unskew.analytics.plan import PASSES, Plan, plan_from_partition, split_evenly, way_of
+from unskew.analytics.plan import PASSES, Plan, PlanError, plan_from_partition, split_evenly, way_of
+from unskew.analytics.planners.cluster import Cluster, Job
+from unskew.analytics.planners.joint import plan_joint
 from unskew.analytics.planners.pp import share_out
 
 Members = tuple[tuple[int, ...], ...]
@@ -85,6 +88,35 @@ def named_shapes(
         if any(without):
             layers = tuple(_layers_by_speed(plan, ranks, times) for ranks in without)
             yield f"without {', '.join(f'rank {rank}' for rank in leavers[:count])}", shape_from(plan, without, layers, times)
+
+
+def joint_shape(
+    plan: Plan, members: Members, times: Mapping[int, RankTime], job: Job, *, may_leave: bool
+) -> Iterator[tuple[str, Shape]]:
+    """The joint planner's shape, when it has one of this form: every living rank takes part unless it may be left out.
+
+    Not for schedules that pass ranks more than once, whose pipelines the planner does not know.
+    """
+    if any(len(set(ranks)) < len(ranks) for ranks in members) or job.micro_batches < len(members):
+        return
+    speeds = np.zeros((len(members), max(map(len, members)), 1))
+    for replica, ranks in enumerate(members):
+        for stage, rank in enumerate(ranks):
+            speeds[replica, stage] = job.layer_us / times[rank].layer_us
+    try:
+        found = plan_joint(Cluster(job=job, speeds=speeds), compare=False).assignment
+    except PlanError:
+        return
+    kept = [[stage for stage in range(len(ranks)) if found.layers[d, stage] > 0] for d, ranks in enumerate(members)]
+    if not may_leave and any(len(stages) < len(ranks) for stages, ranks in zip(kept, members, strict=True)):
+        return
+    shape = Shape(
+        members=tuple(tuple(ranks[stage] for stage in stages) for stages, ranks in zip(kept, members, strict=True)),
+        layers=tuple(tuple(int(found.layers[d, stage]) for stage in stages) for d, stages in enumerate(kept)),
+        micro_batches=tuple(int(count) if stages else 0 for count, stages in zip(found.micro_batches, kept, strict=True)),
+    )
+    if sum(shape.micro_batches) == len(plan.routes):
+        yield "joint planner", shape
 
 
 def _layers_by_speed(plan: Plan, ranks: Sequence[int], times: Mapping[int, RankTime]) -> tuple[int, ...]:

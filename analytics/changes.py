@@ -25,10 +25,10 @@ def describe(old: Plan, new: Plan) -> str:
         if after is None:
             parts.append(f"rank {rank}: leaves")
         elif before is None:
-            parts.append(f"rank {rank}: joins with {after.n_layers} layers")
-        elif before.n_layers != after.n_layers:
-            parts.append(f"rank {rank}: {before.n_layers} -> {after.n_layers} layers")
-        elif before.first_layer != after.first_layer:
+            parts.append(f"rank {rank}: joins with {len(after.layers)} layers")
+        elif len(before.layers) != len(after.layers):
+            parts.append(f"rank {rank}: {len(before.layers)} -> {len(after.layers)} layers")
+        elif before.layers != after.layers:
             parts.append(f"rank {rank}: layers {_range(before)} -> {_range(after)}")
     before_counts, after_counts = _homes(old), _homes(new)
     for replica in sorted(before_counts.keys() | after_counts.keys()):
@@ -42,7 +42,7 @@ def describe(old: Plan, new: Plan) -> str:
 
 
 def _range(role: Role) -> str:
-    return f"{role.first_layer}..{role.end_layer - 1}"
+    return " and ".join(f"{first}..{first + count - 1}" for first, count in role.ranges)
 
 
 def _homes(plan: Plan) -> Counter[int]:

@@ -4,7 +4,7 @@
 slow-down, after a death, after a device has healed. Steps of `propose`:
 
 1. named candidates (candidates.py): layers and micro-batches by speed, micro-batches only, one partition for all replicas
-   (ResiHP section 6.2), without the slowest ranks;
+   (ResiHP section 6.2), without the slowest ranks, the joint planner's (planners/joint.py);
 2. local search from the best: one layer or one micro-batch away from the replica that finishes last, as long as it helps;
 3. each is scored by the one evaluator on the recent batches at the believed speeds: mean predicted iteration time plus the
    cost of the change spread over the remaining iterations; among near ties the one that moves the fewest layers wins;
@@ -20,12 +20,13 @@ from typing import Any
 
 import msgspec
 
-from unskew.analytics.candidates import RankTime, Shape, members_of, named_shapes, neighbours
+from unskew.analytics.candidates import RankTime, Shape, joint_shape, members_of, named_shapes, neighbours
 from unskew.analytics.changes import describe, moved_layers
 from unskew.analytics.cost import CostModel, speed_of
 from unskew.analytics.interval import interval
 from unskew.analytics.pipeline import Array, Timeline, evaluate
 from unskew.analytics.plan import Plan
+from unskew.analytics.planners.cluster import Job
 from unskew.analytics.planners.worth import Life, Worth, weigh
 from unskew.analytics.prediction import durations_us, layer_costs, model_for
 from unskew.analytics.recovery import recover
@@ -249,6 +250,19 @@ class _Bench:
         """Mean iteration time with the cost of the change spread over the rest of the run."""
         return candidate.predicted_us + candidate.cost_us / self.remaining
 
+    def job(self) -> Job:
+        """The mean micro-batch of the recent batches as the planners take it."""
+        layer_us = {kind: float(us.mean()) for kind, us in self.costs.layer_us.items()}
+        head_us = sum(float(us.mean()) for us in self.costs.head_us.values())
+        return Job(
+            n_layers=self.current.n_layers,
+            micro_batches=len(self.current.routes),
+            forward_us=layer_us["F"],
+            backward_us=sum(us for kind, us in layer_us.items() if kind != "F"),
+            head_layers=head_us / sum(layer_us.values()),
+            message_us=self.state.cost.message_us,
+        )
+
     def rank_times(self) -> dict[int, RankTime]:
         """Mean F + B of a micro-batch on each living rank."""
 
@@ -264,7 +278,9 @@ def _search(bench: _Bench, options: Options) -> Candidate:
     slowest = {rank: min(bench.state.speeds.get(rank, {}).values(), default=1.0) for rank in bench.state.alive}
     leavers = sorted((rank for rank in slowest if slowest[rank] < options.leave_below), key=lambda rank: (slowest[rank], rank))
     shapes: dict[Shape, tuple[Candidate, int]] = {}
-    for name, shape in named_shapes(bench.current, bench.state.origin, members, bench.rank_times(), leavers):
+    named = [*named_shapes(bench.current, bench.state.origin, members, bench.rank_times(), leavers)]
+    jointly = joint_shape(bench.current, members, bench.rank_times(), bench.job(), may_leave=options.leave_below > 0)
+    for name, shape in [*named, *jointly]:
         if shape not in shapes:
             shapes[shape] = bench.score(name, shape)
     shape = min(shapes, key=lambda key: bench.objective(shapes[key][0]))

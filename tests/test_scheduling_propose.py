@@ -5,6 +5,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -99,7 +100,7 @@ def test_a_death_beside_a_slow_rank_is_handled_too():
 
 
 def test_a_healed_device_gets_its_work_back():
-    slowed, _ = propose(0, ORIGIN, state(slow={3: 0.5}))
+    slowed, _ = propose(0, ORIGIN, state(slow={3: 0.4}))
     healed, reason = propose(100, slowed.plan, state())
     assert healed is not None, reason
     assert healed.plan.digest == ORIGIN.digest
@@ -114,6 +115,33 @@ def test_a_device_slow_beyond_use_is_left_out_and_comes_back():
     assert back is not None, reason
     assert back.plan.digest == ORIGIN.digest
     assert "rank 2: joins with 4 layers" in back.change
+
+
+def test_a_fault_that_may_end_soon_must_pay_sooner():
+    """An iteration takes about a second; half of the slow phases end within 31 minutes, and this one has just begun."""
+    believed = state(slow={2: 1 / 1.8}, iterations=50_000)
+    proposal, reason = propose(0, ORIGIN, believed)
+    assert proposal is not None, reason
+    assert 0.0 <= proposal.risk < 0.001
+    assert 3_000 < proposal.life_iterations < 4_500  # 72 minutes of 1.1 s, the run's end cuts little off
+    old = propose(40_000, ORIGIN, msgspec.structs.replace(believed, slow_since={2: 30_000}))[0]
+    assert old.life_iterations > 1.5 * proposal.life_iterations  # it has lasted three hours already
+    dear = msgspec.structs.replace(believed, regroup_us=1e9)
+    assert "do not repay" in propose(0, ORIGIN, dear)[1]
+    assert propose(0, recover(ORIGIN, {2}, 1), msgspec.structs.replace(dear, alive=dear.alive - {2}, speeds={}))[0] is not None
+
+
+def test_a_looped_schedule_gets_proposals_too():
+    origin = uniform_plan(tp=1, pp=2, dp=2, n_layers=16, micro_batches=8, schedule="interleaved")
+    batches = draw_batches(8, 20)
+    proposal, reason = propose(0, origin, state(origin=origin, slow={1: 0.25}, batches=batches))
+    assert proposal is not None, reason
+    assert proposal.plan.schedule == "interleaved"
+    validate(proposal.plan)
+    assert len(proposal.plan.role_of[1].layers) < 8
+    back, reason = propose(10, proposal.plan, state(origin=origin, batches=batches))
+    assert back is not None, reason
+    assert len(back.plan.role_of[1].layers) > len(proposal.plan.role_of[1].layers)
 
 
 def test_nothing_is_proposed_without_a_reason_to():
