@@ -38,19 +38,19 @@ def _table(cluster: Cluster, replica: int) -> list[float]:
     choices = []
     for members in cluster.speeds[replica]:
         living = sorted((float(speed) for speed in members if speed > 0), reverse=True)
-        degrees = [k for k in degrees_allowed(cluster.tp, powers_of_two=False) if k <= len(living)]
-        choices.append([(k, float(rates[k]) * living[k - 1]) for k in degrees] or [(0, 0.0)])
+        possible = [k for k in degrees_allowed(cluster.tp, powers_of_two=False) if k <= len(living)]
+        choices.append([(k, float(rates[k]) * living[k - 1]) for k in possible] or [(0, 0.0)])
     layers = np.array(compositions(job.n_layers, cluster.pp), dtype=np.int64)
     best = np.full(job.micro_batches + 1, np.inf)
     best[0] = 0.0
     for groups in product(*choices):
         degrees, speeds = (np.array(column) for column in zip(*groups, strict=True))
-        possible = ~((layers > 0) & (speeds <= 0)).any(axis=1)
+        alive = ~((layers > 0) & (speeds <= 0)).any(axis=1)
         for m in range(1, job.micro_batches + 1):
             counts = np.full(len(layers), m, dtype=np.int64)
             needed = members_needed(job, layers, counts)
             fits = True if needed is None else (needed <= degrees).all(axis=1)
-            rows = np.flatnonzero(possible & fits)
+            rows = np.flatnonzero(alive & fits)
             if len(rows):
                 times = replica_us(job, layers[rows], np.tile(speeds, (len(rows), 1)), counts[rows])
                 best[m] = min(best[m], times.min())

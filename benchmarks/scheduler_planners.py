@@ -99,7 +99,10 @@ def uniform_figures() -> Iterator[Figure]:
 
 def distance_figures() -> Iterator[Figure]:
     """The joint planner (no exact search exists in it) against every plan of small jobs."""
-    gaps, levels, levels_failed, bound_gaps, invalid, worse = [], [], 0, [], 0, 0
+    gaps: list[float] = []
+    levels: list[float] = []
+    bound_gaps: list[float] = []
+    levels_failed = invalid = worse = 0
     seed = FIRST_SEED
     while len(gaps) < CASES:
         cluster = random_cluster(np.random.default_rng(seed), largest=LARGEST)

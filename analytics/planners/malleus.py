@@ -95,7 +95,7 @@ def cut_node(devices: Sequence[int], rate_of: Sequence[float], alpha: Sequence[f
 
 def _cuts(tp: int, n: int) -> list[tuple[int, ...]]:
     """One whole group, or descending powers of two from each smaller size on, as far as n devices reach."""
-    found = [(tp,)] if n >= tp else []
+    found: list[tuple[int, ...]] = [(tp,)] if n >= tp else []
     size = tp // 2
     while size >= 1:
         sizes, left, part = [], n, size

@@ -119,7 +119,7 @@ def _starts(job: Job, tables: Floats, micro_batches: int) -> list[Ints]:
     speeds = tables[:, 0]
     alive = np.flatnonzero(speeds > 0)
     slowest = alive[np.argsort(speeds[alive], kind="stable")]
-    starts = []
+    starts: list[Ints] = []
     for dropped in range(min(DROPS, len(slowest))):
         if dropped and speeds[slowest[dropped - 1]] > 0.6 * speeds[alive].max() and starts:
             break
