@@ -50,7 +50,7 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
 
         `message_us`: time of a message, one number, or per chunk the time of the message that brings its input [chunk].
         """
-        late = self.crosses * np.asarray(message_us, dtype=np.float64)
+        late = np.where(self.crosses, np.asarray(message_us, dtype=np.float64), 0.0)
         if durations_us.ndim == 1 and len(self) < _WIDE * len(self._levels):
             return self._run_numbers(durations_us, late)
         return self._run_levels(durations_us, late)
@@ -128,7 +128,9 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
             takers.setdefault(int(self.given[taker]), []).append(taker)
         links: dict[tuple[int, int], int] = {}
         rows: list[tuple[int, int, int, int, int, int]] = []
-        at, message_of, last_on = [0] * len(self), {}, {}
+        at = [0] * len(self)
+        message_of: dict[int, int] = {}
+        last_on: dict[int, int] = {}
         ranks = self.rank.tolist()
         for position, (before, given) in enumerate(zip(*self._edges, strict=True)):
             at[position] = len(rows)
@@ -140,14 +142,21 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
                 message_of[taker] = len(rows)
                 rows.append((-1, facts[1], facts[2], -1 - link, last_on.get(link, -1), at[position]))
                 last_on[link] = message_of[taker]
-        columns = [np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)]
+        chunks = _chunks(rows, np.zeros(len(rows), dtype=bool))
         messages = np.array([message_of[taker] for taker in np.flatnonzero(self.crosses).tolist()], dtype=np.int64)
-        return Chunks(*columns, np.zeros(len(rows), dtype=bool)), np.array(at, dtype=np.int64), messages
+        return chunks, np.array(at, dtype=np.int64), messages
 
 
 def chunks_from(rows: Sequence[tuple[str, int, int, int]], needs: Sequence[tuple[int, int, bool]]) -> Chunks:
     """Chunks of (kind, micro-batch, hop, rank) with their (before, given, crosses)."""
-    kinds, micro_batches, hops, ranks = zip(*rows, strict=True) if rows else ((), (), (), ())
-    before, given, crosses = zip(*needs, strict=True) if needs else ((), (), ())
-    columns = ([*map(KINDS.index, kinds)], micro_batches, hops, ranks, before, given)
-    return Chunks(*(np.array(column, dtype=np.int64) for column in columns), np.array(crosses, dtype=bool))
+    facts = [
+        (KINDS.index(kind), micro_batch, hop, rank, before, given)
+        for (kind, micro_batch, hop, rank), (before, given, _) in zip(rows, needs, strict=True)
+    ]
+    return _chunks(facts, np.array([crosses for _, _, crosses in needs], dtype=bool))
+
+
+def _chunks(facts: Sequence[tuple[int, int, int, int, int, int]], crosses: NDArray[np.bool_]) -> Chunks:
+    columns = np.array(facts, dtype=np.int64).reshape(-1, 6).T.copy()
+    kind, micro_batch, hop, rank, before, given = columns
+    return Chunks(kind, micro_batch, hop, rank, before, given, crosses)
