@@ -242,6 +242,17 @@ class GroupRecorded(Telemetry, frozen=True, kw_only=True, tag="group_recorded@1"
     last_completed: int | None = None
 
 
+class GpuState(Telemetry, frozen=True, kw_only=True, tag="gpu_state@1"):
+    """What a rank's GPU says of itself, beside a probe; None = it does not tell. `held_down_by`: why its clock is not higher."""
+
+    rank: int
+    clock_mhz: int | None = None
+    highest_clock_mhz: int | None = None
+    held_down_by: tuple[str, ...] = ()
+    temperature_c: int | None = None
+    uncorrected_errors: int | None = None
+
+
 class Dropped(Telemetry, frozen=True, kw_only=True, tag="dropped@1"):
     """A writer's buffer was full: `count` events were discarded before this one."""
 
@@ -565,7 +576,7 @@ class AlertDelivered(Control, frozen=True, kw_only=True, tag="alert_delivered@1"
 
 TELEMETRY: tuple[type[Telemetry], ...] = (
     Span, MicroBatchPacked, IterationCommitted, Heartbeat, IterationJudged, IterationTimed, OperationsRecorded,
-    SourceRecorded, CollectiveRecorded, GroupRecorded, Dropped,
+    SourceRecorded, CollectiveRecorded, GroupRecorded, GpuState, Dropped,
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
     RunStarted, RunFinished, DeviceJoined, Suspected, Probed, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note,

@@ -8,6 +8,7 @@ from unskew.analytics.probing import Probe, passes
 from unskew.analytics.workload import Work
 from unskew.runtime.comm import Comm
 from unskew.runtime.device import ChunkOf, Device
+from unskew.runtime.nvml import gpu_state
 from unskew.runtime.recorder import Recorder
 
 SIZE = 256
@@ -21,6 +22,8 @@ def run_probe(probe: Probe, rank: int, iteration: int, *, device: Device, comm: 
     if rank not in probe.ranks:
         return
     _products(probe.repeats, iteration, device, recorder)
+    if device.torch_device.type == "cuda" and (state := gpu_state(rank, device.torch_device.index)) is not None:
+        recorder.add(state)
     if not device.carries_time:  # a logical clock does not know what a transfer takes
         _transfers(probe, rank, device, comm, recorder)
 
