@@ -22,6 +22,7 @@ from unskew.collector.events import (
 )
 
 _EXACTNESS = 1e-9
+_SHORT = 120
 IDENTITY: dict[type[Event], tuple[str, ...]] = {
     IterationJudged: ("iteration",),
     PredictorFitted: ("predictor",),
@@ -53,8 +54,10 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
             return f"{which} is only in the replay"
         if self.replayed is None:
             return f"{which} is only in the record"
-        first = self.fields[0]
-        return f"{which}: {first} was {self.recorded.get(first)}, replayed {self.replayed.get(first)}"
+        name = self.fields[0]
+        where, was, now = _first_leaf(name, self.recorded.get(name), self.replayed.get(name))
+        more = f" (and {len(self.fields) - 1} more fields)" if len(self.fields) > 1 else ""
+        return f"{which}: {where} was {_short(was)}, replayed {_short(now)}{more}"
 
 
 def differences(recorded: Sequence[Event], replayed: Sequence[Event]) -> tuple[Difference, ...]:
@@ -103,3 +106,22 @@ def _same(one: Any, other: Any) -> bool:
             return False
         return isclose(one, other, rel_tol=_EXACTNESS, abs_tol=_EXACTNESS) or (isnan(one) and isnan(other))
     return bool(one == other)
+
+
+def _first_leaf(where: str, was: Any, now: Any) -> tuple[str, Any, Any]:
+    """The first place within a field where both differ."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for name in sorted({*was, *now}):
+            if not _same(was.get(name), now.get(name)):
+                return _first_leaf(f"{where}.{name}", was.get(name), now.get(name))
+    if isinstance(was, list) and isinstance(now, list):
+        for place, (one, other) in enumerate(zip(was, now, strict=False)):
+            if not _same(one, other):
+                return _first_leaf(f"{where}[{place}]", one, other)
+        return f"the number of {where}", len(was), len(now)
+    return where, was, now
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= _SHORT else text[: _SHORT - 1] + "…"

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from unskew.analytics.code import code_hash
 from unskew.analytics.differences import IDENTITY, Difference, differences
 from unskew.analytics.plan import Plan
 from unskew.analytics.recording import Noted, Recording
@@ -48,7 +49,10 @@ class OpenProposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """The state after iteration `until` was judged: `plan` in force, believed `speeds` (rank -> kind, where not healthy)."""
+    """The state after iteration `until` was judged: `plan` in force, believed `speeds` (rank -> kind, where not healthy).
+
+    `same_code`: the run was decided by this very version of analytics, so that any difference is an error.
+    """
 
     run: str
     until: int
@@ -60,6 +64,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     proposals: tuple[OpenProposal, ...]
     compared: int
     differences: tuple[Difference, ...]
+    same_code: bool
 
 
 def replay(recording: Recording, until: int | None = None) -> Replay:
@@ -85,6 +90,7 @@ def replay(recording: Recording, until: int | None = None) -> Replay:
         proposals=_open_proposals([noted.event for noted in past]),
         compared=len(recorded) + len(judged),
         differences=differences([*judged, *recorded], rehearsal.made),
+        same_code=recording.started is not None and recording.started.code == code_hash(),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import secrets
 import socket
@@ -16,8 +15,8 @@ from pathlib import Path
 import msgspec
 from torch._C._distributed_c10d import TCPStore
 
-from unskew import analytics
 from unskew.analytics.adaptation import Adaptation, Site
+from unskew.analytics.code import code_hash
 from unskew.analytics.ladder import too_early
 from unskew.analytics.liveness import LivenessOptions
 from unskew.analytics.thresholds import EMULATED, SHARED_MACHINE, DetectorOptions
@@ -201,7 +200,7 @@ def _started(run_id: str, options: RunOptions, placement: Placement) -> RunStart
         mode=options.mode,
         ranks=options.ranks,
         options=msgspec.to_builtins(options),
-        code=_code_hash(),
+        code=code_hash(),
         version=version("unskew"),
     )
 
@@ -210,14 +209,6 @@ def _finished(status: str, iterations: int, reason: str) -> RunFinished:
     return msgspec.convert(
         {"type": "run_finished@1", "status": status, "iterations": iterations, "reason": reason}, RunFinished
     )
-
-
-def _code_hash() -> str:
-    """Hash of the deciding modules: a replay with another hash may decide otherwise."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(analytics.__path__[0]).glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _site(options: RunOptions, placement: Placement) -> Site:

@@ -37,6 +37,8 @@ def replay(
     for line in sentences(replayed):
         print(line)
     if replayed.differences:
+        if not replayed.same_code:
+            print("the run was decided by another version of the code, which may differ for that reason:")
         for difference in replayed.differences[:SHOWN]:
             print(f"  {difference.sentence}")
         more = len(replayed.differences) - SHOWN
@@ -82,6 +84,7 @@ def facts(replayed: Replay) -> dict[str, Any]:
         "verdicts": [msgspec.to_builtins(verdict) for verdict in replayed.verdicts],
         "predictor": None if replayed.predictor is None else msgspec.to_builtins(replayed.predictor),
         "proposals": [msgspec.to_builtins(proposal) for proposal in replayed.proposals],
+        "same_code": replayed.same_code,
         "compared": replayed.compared,
         "differences": [
             {**msgspec.to_builtins(difference), "sentence": difference.sentence} for difference in replayed.differences
