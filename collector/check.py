@@ -3,10 +3,10 @@
 * sealed and published files: their sha256 against the manifest's; the manifest against its own checksum;
 * spool files: the checksum of each flush; what a kill tore off is not a fault;
 * the log: every seq of a writer once, every version of a control stream once, from 1 on;
-* the database: its rows against the spool lines they were taken from;
+* store.duckdb: its rows against the spool lines they were taken from;
 * projections: what is published against what the sealed files give.
 
-The database, the projections and files that nobody lists are made of the rest, so they can be mended; the rest is named.
+That file, the projections and files that nobody lists are made of the rest, so they can be mended; the rest is named.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgspec
 
 from unskew.collector import projections, rows
 from unskew.collector.flushes import is_torn, unpack
-from unskew.collector.ingest import set_aside
 from unskew.collector.manifest import Manifest, load, publish
 from unskew.collector.paths import Store
 from unskew.collector.reader import Reader
 from unskew.collector.sealing import sentence, sweep
-from unskew.collector.segment import final_size, first_seq, segment_names
+from unskew.collector.segment import final_size, first_seq, segment_name, segment_names
+from unskew.collector.snapshot import snapshot
 from unskew.collector.tail import Damage, Lines
 
 _HELD = ", ".join(f'"{name}"' for name in rows.COLUMNS if name != "pos")
@@ -148,31 +148,32 @@ def _projections(store: Store, manifest: Manifest, *, mend: bool) -> Iterator[Fi
 
 
 def _database(store: Store, manifest: Manifest, *, mend: bool) -> Iterator[Finding]:
-    """The rows that the database took and that are not sealed, against the lines they were taken from."""
+    """The rows that store.duckdb holds against the lines they were taken from, unless it is of another moment."""
     if not store.database.exists():
         return
     problem = _difference(store, manifest)
+    if problem and mend:
+        store.database.unlink()
+        snapshot(store)
     if problem:
-        if mend:
-            set_aside(store)
-        yield Finding(f"{store.database.name}: {problem}; it is made anew by the next collector", mended=mend)
+        yield Finding(f"{store.database.name}: {problem}", mended=mend)
 
 
 def _difference(store: Store, manifest: Manifest) -> str | None:
-    sealed = {(one.run, file.writer, file.segment) for one in manifest.sealed for file in one.replaces}
     try:
         with duckdb.connect(str(store.database), read_only=True) as database, duckdb.connect(":memory:") as truth:
+            if database.sql("select manifest from made").fetchall() != [(manifest.number,)]:
+                return None
             rows.create_table(truth, "hot")
-            for run, writer, segment, size in database.sql("select run, writer, segment, bytes from files").fetchall():
-                path = store.spool(run) / writer / f"{segment:012d}.jsonl"
-                if (run, writer, segment) not in sealed and path.exists():
-                    lines = unpack(path.read_bytes()[:size]).lines
-                    rows.insert(truth, "hot", run, [Lines(writer, segment, lines)])
             held = {row[:3]: row[3:] for row in database.sql(_DIGEST).fetchall()}
+            for (run, writer, segment), (count, _) in held.items():
+                path = store.spool(run) / writer / segment_name(segment)
+                lines = unpack(path.read_bytes()).lines.splitlines(keepends=True) if path.exists() else []
+                rows.insert(truth, "hot", run, [Lines(writer, segment, b"".join(lines[:count]))])
             due = {row[:3]: row[3:] for row in truth.sql(_DIGEST).fetchall()}
-    except duckdb.Error as error:
+    except (duckdb.Error, UnicodeDecodeError) as error:
         return f"it cannot be read ({str(error).partition(chr(10))[0]})"
-    wrong = [place for place in sorted({*held, *due} - sealed) if held.get(place) != due.get(place)]
+    wrong = [place for place in sorted(held) if held.get(place) != due.get(place)]
     return f"the rows of {len(wrong)} spool files are not their lines, first {'/'.join(map(str, wrong[0]))}" if wrong else None
 
 

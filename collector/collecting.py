@@ -11,11 +11,12 @@ import msgspec
 
 from unskew.collector import compaction, retention
 from unskew.collector.commands import controller_alive
-from unskew.collector.ingest import SETTINGS, Ingest
+from unskew.collector.ingest import Ingest, working_database
 from unskew.collector.manifest import load
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.projecting import Projector
 from unskew.collector.sealing import seal, sweep
+from unskew.collector.snapshot import snapshot, write_snapshot
 
 SEAL_S = 2.0
 """Sealing is looked into at most this often while lines come in."""
@@ -25,7 +26,7 @@ KEEP_REPLACED_S = 30.0
 
 
 class Collecting:
-    """One store's collecting, step by step. Its database is opened with the first step, and again after one that failed."""
+    """One store's collecting, step by step. What it holds is made with the first step, and anew after one that failed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -51,7 +52,9 @@ class Collecting:
             raise
 
     def close(self) -> None:
+        """Leave a snapshot for people."""
         if self._ingest is not None:
+            write_snapshot(self._store, self._ingest)
             self._ingest.close()
         _remove([path for _, path in self._replaced])
 
@@ -84,15 +87,15 @@ class Collecting:
         ended = frozenset(one.run for one in manifest.sealed) - spooled
         for group in compaction.due(manifest, over=ended):
             replaced = compaction.merge(self._store, self._ingest.database, group)
-            self._ingest.resealed(load(self._store))
+            write_snapshot(self._store, self._ingest)  # what stands there reads files that will go
             self._replaced += [(now_s + KEEP_REPLACED_S, path) for path in replaced]
             return True
         return False
 
     def _abandon(self) -> None:
-        """What the database holds in memory is unsure; the next step opens it again."""
+        """What is in memory is unsure; the next step begins where the manifest ends."""
         if self._ingest is not None:
-            self._ingest.abandon()
+            self._ingest.close()
         self._ingest = self._projector = None
 
 
@@ -105,11 +108,12 @@ def compact_all(store: Store) -> tuple[int, int]:
     """Merge what is small in the runs that are over; for the one that maintains the store. Sealed files before and after."""
     sweep(store)
     before, ended = len(load(store).sealed), frozenset(one.run for one in load(store).sealed) - {*store.spooled_runs()}
-    with duckdb.connect(":memory:", config=SETTINGS) as connection:
+    with working_database(store) as connection:
         Projector(store, connection).publish(at_once=True)
         while groups := list(compaction.due(load(store), over=ended)):
             for group in groups:
                 _remove(compaction.merge(store, connection, group))
+    snapshot(store)
     return before, len(load(store).sealed)
 
 
@@ -124,10 +128,11 @@ class Dropped(msgspec.Struct, frozen=True):
 def prune_older(store: Store, older_than_us: int) -> list[Dropped]:
     """Drop the telemetry that is older; for the one that maintains the store. Projections of it are published first."""
     sweep(store)
-    with duckdb.connect(":memory:", config=SETTINGS) as connection:
+    with working_database(store) as connection:
         Projector(store, connection).publish(at_once=True)
     files = retention.due(load(store), older_than_us=older_than_us)
     dropped = [Dropped(one.file, one.rows, (store.root / one.file).stat().st_size) for one in files]
     if files:
         _remove(retention.prune(store, load(store), files))
+        snapshot(store)
     return dropped

@@ -7,7 +7,7 @@
     published/<projection>-<number>.parquet  what the log comes to: rollups and the like, for quick answers
     commands/<run>/                          what people ask of a run's controller
     manifest.json                            which sealed files exist and which spool files they replace
-    store.duckdb                             the collector's own; anybody may open it when no collector runs
+    store.duckdb                             a snapshot with every view, for other tools; anybody may open it
     locks/                                   who is alive
 """
 
@@ -64,6 +64,11 @@ class Store(msgspec.Struct, frozen=True):
     def maintenance(self) -> Path:
         """The lock that asks the collector to leave the store for a while."""
         return self.lock("maintenance")
+
+    @property
+    def spill(self) -> Path:
+        """Where the collector's queries put what exceeds their memory."""
+        return self.root / "spill"
 
     @property
     def database(self) -> Path:

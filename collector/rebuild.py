@@ -1,8 +1,7 @@
-"""Making the database and the projections anew from the log, with the proof that every view answers as before.
+"""Making store.duckdb and the projections anew from the log, with the proof that every view answers as before.
 
 The proof is a digest per view: the number of its rows and the sum of their hashes, whatever their order. It is taken by a
-reader before and after, and of the new database. `events.pos` is left out: it is the order in which lines were taken, and
-those that are not sealed yet are taken anew.
+reader before and after, and of the new database. `events.pos` is left out: for a reader, lines that are not sealed have none.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ import duckdb
 import msgspec
 
 from unskew.collector import projections
-from unskew.collector.ingest import Ingest, define_views
+from unskew.collector.ingest import Ingest
 from unskew.collector.manifest import load, publish
 from unskew.collector.paths import Store
 from unskew.collector.reader import Reader
 from unskew.collector.sealing import sweep
+from unskew.collector.snapshot import write_snapshot
 from unskew.collector.views import VIEWS
 
 Digest = tuple[int, str]
@@ -41,8 +41,6 @@ def rebuild(store: Store) -> Rebuilt:
     """Make anew what is made of the log; for the one process that maintains the store."""
     with Reader(store) as reader:
         before = {name: _digest(reader.duckdb(_query(name))) for name in VIEWS}
-    for path in (store.database, store.database.with_name(store.database.name + ".wal")):
-        path.unlink(missing_ok=True)
     sweep(store)
     ingest = Ingest(store)
     with contextlib.closing(ingest):
@@ -51,8 +49,9 @@ def rebuild(store: Store) -> Rebuilt:
         manifest = load(store)
         fresh = projections.rebuild(ingest.database, store, manifest)
         publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, published=fresh))
-        define_views(ingest.database, store, load(store))
-        database = {name: _digest(ingest.database.sql(_query(name))) for name in VIEWS}
+        write_snapshot(store, ingest)
+    with duckdb.connect(str(store.database), read_only=True) as snapshot:
+        database = {name: _digest(snapshot.sql(_query(name))) for name in VIEWS}
     with Reader(store) as reader:
         after = {name: _digest(reader.duckdb(_query(name))) for name in VIEWS}
     sweep(store)

@@ -1,8 +1,7 @@
 """The one table behind everything: a row per line of the log, the same in the database, the sealed files and a reader's memory.
 
-The span's fields are columns, because spans are nine rows in ten; other events are read from `payload`, the line as written. In
-sealed files a span has no `payload` when its columns give back the line to the byte (`LINE`), which they do for every span
-that this code wrote.
+The span's fields are columns, because spans are nine rows in ten; other events are read from `payload`, the line as written. A
+span has no `payload` when its columns give back the line to the byte (`LINE`), as they do for every span that we wrote.
 """
 
 from __future__ import annotations
@@ -49,11 +48,12 @@ LINE = _line_of_columns()
 PAYLOAD = f"case when payload is null and type = '{tag_of(Span)}' then {LINE} else payload end"
 """SQL over a row of the log: the line as written."""
 
+_EVENT = '^\\{"seq":[0-9]{1,18},"at_us":[0-9]{1,18},'
+"""How every line of ours begins."""
 _SELECT = f"""
-select * from (
+select * replace (case when payload = {LINE} then null else payload end as payload) from (
     select pos, ? as run, writer, segment, unnest(json_transform(payload, '{json.dumps(FROM_LINE)}')), payload
-    from arrived where json_valid(payload))
-where seq is not null and at_us is not null
+    from arrived where regexp_matches(payload, '{_EVENT}') and json_valid(payload))
 """
 
 

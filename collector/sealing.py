@@ -22,7 +22,7 @@ from unskew.collector.flushes import is_torn, unpack
 from unskew.collector.ingest import Ingest, Taken
 from unskew.collector.manifest import Kind, Sealed, load, publish
 from unskew.collector.paths import Store, StoreError, make_folder
-from unskew.collector.rows import LINE, quoted
+from unskew.collector.rows import quoted
 from unskew.collector.segment import final_size, first_seq, segment_names
 from unskew.collector.tail import Damage, Place
 
@@ -36,20 +36,37 @@ _KINDS: tuple[Kind, ...] = ("telemetry", "control")
 
 
 def seal(store: Store, ingest: Ingest, run: str) -> int:
-    """Seal what is due of `run`; returns the rows sealed. Raises `StoreError` when the database lacks rows it claims."""
+    """Seal what is due of `run`; returns the rows sealed. Raises `StoreError` when rows are not there that were taken."""
+    if ingest.is_behind(run):
+        return _seal_due(store, ingest, run, _taken_whole(ingest, run))
     final, live = _final_files(store, ingest, run)
     over = not live and not controller_alive(store, run)
-    sealed = 0
-    while final and (over or sum(file.rows for file in final) >= SEAL_ROWS):
-        due = _portion(final)
-        final = final[len(due) :]
-        sealed += _seal_files(store, ingest, run, due)
-    _tell(store, _damage(ingest, run) + (_holes(ingest, run) if over else []))
+    sealed = _seal_due(store, ingest, run, final, all_of_it=over)
+    _tell(store, _damage(ingest, run) + (_holes(store, ingest, run) if over else []))
     if over:
         _remove_spool(store, ingest, run)
         ingest.forget(run)
         _drop_names(store)
     return sealed
+
+
+def _seal_due(store: Store, ingest: Ingest, run: str, final: Sequence[Taken], *, all_of_it: bool = False) -> int:
+    """Seal `final` in portions, when there is enough of it or all is to be sealed; returns the rows."""
+    sealed = 0
+    while final and (all_of_it or sum(file.rows for file in final) >= SEAL_ROWS):
+        due = _portion(final)
+        final = final[len(due) :]
+        sealed += _seal_files(store, ingest, run, due)
+    return sealed
+
+
+def _taken_whole(ingest: Ingest, run: str) -> list[Taken]:
+    """While the collector lags: the files behind which it has begun a later one of the same writer."""
+    newest: dict[str, int] = {}
+    for writer, segment in ingest.files(run):
+        newest[writer] = max(segment, newest.get(writer, -1))
+    whole = [file for file in ingest.files(run).values() if file.segment < newest[file.writer] and file.rows]
+    return sorted(whole, key=lambda file: (file.first_pos, file.writer, file.segment))
 
 
 def sweep(store: Store) -> None:
@@ -65,10 +82,7 @@ def sweep(store: Store) -> None:
 def write_sorted(database: duckdb.DuckDBPyConnection, source: str, path: Path) -> str:
     """Write the rows of the SQL relation `source` in the form of a sealed file, durable under its name; returns its sha256."""
     fresh = path.with_suffix(".new")
-    database.execute(
-        f"copy (select * replace (case when payload = {LINE} then null else payload end as payload) from {source} "
-        f"order by {ORDER}) to {quoted(str(fresh))} {_FORM}"
-    ).fetchall()
+    database.execute(f"copy (select * from {source} order by {ORDER}) to {quoted(str(fresh))} {_FORM}").fetchall()
     with fresh.open("rb") as written:
         digest = hashlib.file_digest(written, "sha256").hexdigest()
         os.fsync(written.fileno())
@@ -95,9 +109,8 @@ def _seal_files(store: Store, ingest: Ingest, run: str, due: Sequence[Taken]) ->
         of_kind = [file for file in due if ("@" in file.writer) == (kind == "control")]
         if of_kind:
             files.append(_write_sealed(store, ingest, run, of_kind, number=number, kind=kind))
-    manifest = msgspec.structs.replace(manifest, number=manifest.number + 1, sealed=(*manifest.sealed, *files))
-    publish(store, manifest)
-    ingest.sealed(manifest, run, [file.replaced() for file in due])
+    publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, sealed=(*manifest.sealed, *files)))
+    ingest.sealed(run, [file.replaced() for file in due])
     return sum(one.rows for one in files)
 
 
@@ -109,7 +122,7 @@ def _write_sealed(store: Store, ingest: Ingest, run: str, files: Sequence[Taken]
     about = extent(ingest.database, source)
     claimed = sum(file.rows for file in files)
     if about["rows"] != claimed:
-        raise StoreError(f"{store.database} holds {about['rows']} of {claimed} rows due of run {run}")
+        raise StoreError(f"the collector holds {about['rows']} of {claimed} rows due of run {run}")
     digest = write_sorted(ingest.database, source, path)
     fields = {
         "run": run,
@@ -165,7 +178,8 @@ def _segments(store: Store, run: str) -> Iterator[tuple[Path, Place]]:
 
 def _is_over(path: Path, offset: int) -> bool:
     """Whether nobody writes a spool file any more and nothing in it is left to take; what is torn or damaged never will be."""
-    return final_size(path) is not None and not unpack(_rest(path, offset)).used
+    size = final_size(path)
+    return size is not None and (size == offset or not unpack(_rest(path, offset)).used)
 
 
 def _rest(path: Path, offset: int) -> bytes:
@@ -195,17 +209,20 @@ def sentence(run: str, damage: Damage) -> str:
     return f"run {run}: {damage.bytes} bytes at byte {damage.at_byte} of {file} are damaged and were passed over"
 
 
-def _holes(ingest: Ingest, run: str) -> list[str]:
-    """What a complete log would not show, one sentence each."""
-    gaps = ingest.database.execute(
-        "select writer, max(seq) - min(seq) + 1 - count(*) from log where run = ? group by writer "
-        "having count(*) != max(seq) - min(seq) + 1 order by writer",
-        [run],
+def _holes(store: Store, ingest: Ingest, run: str) -> list[str]:
+    """What the complete log of a run that is over would not show, one sentence each."""
+    manifest = load(store)
+    files = [quoted(str(store.root / one.file)) for one in manifest.sealed if one.run == run]
+    if not files or any(one.run == run for one in manifest.pruned):
+        return []
+    log = f"read_parquet([{', '.join(files)}], union_by_name = true)"
+    gaps = ingest.database.sql(
+        f"select writer, max(seq) - min(seq) + 1 - count(*) from {log} group by writer "
+        "having count(*) != max(seq) - min(seq) + 1 order by writer"
     ).fetchall()
-    streams = ingest.database.execute(
-        "select stream, count(*), count(distinct version), max(version) from log where run = ? and stream is not null "
-        "group by stream having count(*) != max(version) or count(distinct version) != max(version) order by stream",
-        [run],
+    streams = ingest.database.sql(
+        f"select stream, count(*), count(distinct version), max(version) from {log} where stream is not null "
+        "group by stream having count(*) != max(version) or count(distinct version) != max(version) order by stream"
     ).fetchall()
     found = [f"run {run}: writer {writer} lacks {lost} lines" for writer, lost in gaps]
     found += [

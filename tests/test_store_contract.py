@@ -11,11 +11,11 @@ import pytest
 from store_contract import Backend, StoreContract, Stream
 
 from unskew.benchmarks.sqlite_store import SPAN_FIELDS, SqliteStore
+from unskew.collector.collecting import Collecting
 from unskew.collector.control_stream import ControlStream
 from unskew.collector.events import Control, Event, Span, Telemetry
-from unskew.collector.ingest import Ingest
 from unskew.collector.paths import Store, StoreError
-from unskew.collector.rows import PAYLOAD
+from unskew.collector.reader import open_store
 from unskew.collector.spool import SpoolWriter
 from unskew.collector.tail import decode_event
 
@@ -40,20 +40,21 @@ class SpoolAndCollector:
         return _OpenedForEachAppend(self._store, stream)
 
     def replay(self) -> None:
-        for path in self._store.root.glob("store.duckdb*"):
-            path.unlink()
+        """Each look at the store is by a new collector, which remembers nothing: that of `_read` takes all of it again."""
 
     def events(self, writer: str) -> list[tuple[int, Event]]:
-        return self._read(f"select seq, {PAYLOAD} from log where writer = '{writer}' order by seq")
+        return self._read(f"select seq, payload from events where writer = '{writer}' order by seq")
 
     def versions(self, stream: str) -> list[tuple[int, Event]]:
-        return self._read(f"select version, payload from log where stream = '{stream}' order by version")
+        return self._read(f"select version, payload from events where stream = '{stream}' order by version")
 
     def _read(self, query: str) -> list[tuple[int, Event]]:
-        with contextlib.closing(Ingest(self._store)) as ingest:
-            while ingest.step():
-                pass
-            return [(number, _event(payload)) for number, payload in ingest.database.sql(query).fetchall()]
+        collecting = Collecting(self._store)
+        while collecting.step():
+            pass
+        collecting.close()
+        with open_store(self._store) as reader:
+            return [(number, _event(payload)) for number, payload in reader.sql(query).rows()]
 
     def close(self) -> None:
         for writer in self._writers.values():

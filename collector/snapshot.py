@@ -1,0 +1,63 @@
+"""store.duckdb: a database with every view, for people and tools that open a DuckDB file rather than ask through us.
+
+It is written beside and renamed into place when the collector comes to rest, so anybody may open it at any time, also while a
+collector runs; nobody of us reads it. It holds the rows that were not sealed then, and views over the sealed and published
+files of that moment; `made` says which (the manifest's number) and when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+import duckdb
+
+from unskew.collector import rows
+from unskew.collector.ingest import SETTINGS, Ingest
+from unskew.collector.manifest import Manifest, Sealed, load
+from unskew.collector.paths import Store
+from unskew.collector.projections.definitions import PROJECTIONS
+from unskew.collector.projections.published import standing
+from unskew.collector.views import create_views, project
+
+
+def snapshot(store: Store) -> None:
+    """Take everything and write store.duckdb; for the one that maintains the store."""
+    with contextlib.closing(Ingest(store)) as ingest:
+        while ingest.step() or ingest.behind:
+            pass
+        write_snapshot(store, ingest)
+
+
+def write_snapshot(store: Store, ingest: Ingest) -> None:
+    """Swap store.duckdb for one with what `ingest` holds and the manifest lists."""
+    manifest = load(store)
+    fresh = store.database.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    with duckdb.connect(str(fresh), config=SETTINGS) as database:
+        database.execute("create table made as select ?::bigint as manifest, ?::bigint as at_us", [
+            manifest.number, time.time_ns() // 1000,
+        ]).fetchall()  # fmt: skip
+        rows.create_table(database, "hot")
+        held = ingest.database.sql("select * from hot").to_arrow_reader(50_000)
+        database.register("held", held)
+        database.execute("insert into hot by name select * from held").fetchall()
+        database.unregister("held")
+        _define_views(database, store, manifest)
+        database.execute("checkpoint").fetchall()
+    fresh.replace(store.database)
+
+
+def _define_views(database: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> None:
+    database.execute(f"create view log as {_with_hot(store, manifest.sealed)}").fetchall()
+    create_views(database)
+    now = standing(manifest)
+    database.execute(f"create view unprojected as {_with_hot(store, now.open)}").fetchall()
+    project(database, {name: now.relation(store, name) for name in PROJECTIONS if now.tiers}, "unprojected")
+
+
+def _with_hot(store: Store, sealed: Sequence[Sealed]) -> str:
+    files = ", ".join(rows.quoted(str(store.root / one.file)) for one in sealed)
+    more = f" union all by name select * from read_parquet([{files}], union_by_name = true)" if files else ""
+    return f"select * from hot{more}"
