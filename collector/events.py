@@ -243,7 +243,7 @@ class GroupRecorded(Telemetry, frozen=True, kw_only=True, tag="group_recorded@1"
 
 
 class GpuState(Telemetry, frozen=True, kw_only=True, tag="gpu_state@1"):
-    """What a rank's GPU says of itself, beside a probe; None = it does not tell. `held_down_by`: why its clock is not higher."""
+    """What a rank's GPU says of itself, beside a probe; None = it does not tell. `held_down_by`: why its clock is low."""
 
     rank: int
     clock_mhz: int | None = None
@@ -550,7 +550,7 @@ class PlanScored(Control, frozen=True, kw_only=True, tag="plan_scored@1"):
 
 
 class AlertOpened(Control, frozen=True, kw_only=True, tag="alert_opened@1"):
-    """The condition of rule `rule` holds for `subject` (a rank, a verdict, ...) of the run; it is told once, under name `alert`."""
+    """The condition of rule `rule` holds for `subject` (a rank, a verdict, ...) of the run; told once, under name `alert`."""
 
     alert: str
     rule: str
