@@ -57,7 +57,7 @@ def figures(
 def _delay_s(run: Ran, rank: int) -> float | None:
     """From the announcement of the fault (by the rank, just before it happens) to the controller's name for it, as logged."""
     query = "select min(at_us) from events where run = $run and rank = $rank and starts_with(type, $type)"
-    with open_store(Store(Path(run.options.store))) as reader:
+    with open_store(Store.locate(run.options.store)) as reader:
         injected, *named = (
             reader.sql(query, {"run": run.summary.run_id, "rank": rank, "type": kind}).item()
             for kind in ("fault_injected", "suspected", "device_lost")
