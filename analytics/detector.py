@@ -13,7 +13,7 @@ Per iteration, for all ranks and kinds of work at once (arrays [rank, kind]):
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, log
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ from unskew.analytics.plan import Plan
 from unskew.analytics.predictor import Chunk
 from unskew.analytics.residuals import ALL, Chunks, Company, Flags, Floats, Loads, columns, company_of, loads, median_of_others
 from unskew.analytics.sequential import Limits
-from unskew.analytics.suspicion import Change, decide
+from unskew.analytics.suspicion import Change, Excess, decide
 from unskew.analytics.thresholds import DetectorOptions
 from unskew.analytics.tracks import Tracks
 from unskew.analytics.verdicts import closed_verdict, lost_verdict, slow_verdict
@@ -94,6 +94,15 @@ class Detector:
         self.state, judgement = step(self.state, committed, plan, cost, self.options, predicted_us=predicted_us)
         return judgement
 
+    def doubted(self, over: int) -> dict[int, float]:
+        """Ranks that are slow and excused (`doubted`)."""
+        return doubted(self.state, self.options, over)
+
+    def confirm(self, rank: int, ratio: float, iteration: int) -> Verdicts:
+        """A probe has measured a doubted rank (`confirm`)."""
+        self.state, verdicts = confirm(self.state, rank, ratio, iteration, self.options)
+        return verdicts
+
     def lost(self, suspect: Suspect, iteration: int) -> Verdicts:
         """The verdict on a rank that is dead, hung or frozen; closes what was open against it."""
         self.state, verdicts = lose(self.state, suspect, iteration, self.options)
@@ -151,6 +160,40 @@ def lose(state: State, suspect: Suspect, iteration: int, options: DetectorOption
         layers={rank: layers for rank, layers in state.layers.items() if rank != suspect.rank},
         next_verdict=number + 1,
     ), tuple(found)
+
+
+def doubted(state: State, options: DetectorOptions, over: int = 8) -> dict[int, float]:
+    """Ranks that are slower than their own past and prediction, and are not accused because peers or mates are as well: rank ->
+    median own excess (log) over the last `over` iterations, where it is as much as is named. A probe can tell."""
+    tracks = state.tracks
+    if len(tracks.recent) < over or ALL not in tracks.kinds:
+        return {}
+    own = np.stack([seen.excess[0, :, tracks.kinds.index(ALL)] for seen in tracks.recent[-over:]])
+    known = np.flatnonzero(~np.isnan(own).any(axis=0)).tolist()
+    middle = {tracks.ranks[row]: float(np.median(own[:, row])) for row in known}
+    return {rank: level for rank, level in middle.items() if level >= options.least_level() and rank not in state.open}
+
+
+def confirm(state: State, rank: int, ratio: float, iteration: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+    """A probe of `rank` took `ratio` times as long as on a healthy device: a verdict on all its kinds of work, if that is as
+    much as is named and the rank does not stand accused already."""
+    tracks = state.tracks
+    if rank in state.open or rank not in tracks.ranks or log(ratio) < options.least_level():
+        return state, ()
+    kinds = (*tracks.kinds_of(rank), ALL)
+    excess = Excess(log(ratio))
+    change = Change(
+        since=iteration,
+        iterations=1,
+        test="probe",
+        cusum=log(ratio),
+        threshold=options.least_level(),
+        levels=dict.fromkeys(kinds, log(ratio)),
+        excess=dict.fromkeys(kinds, excess),
+    )
+    levels = np.array([log(ratio) if kind in kinds else 0.0 for kind in tracks.kinds])
+    state = msgspec.structs.replace(state, tracks=tracks.believing(tracks.ranks.index(rank), levels, iteration))
+    return _accused(state, rank, change, iteration, options)
 
 
 def _prepared(state: State, chunks: Chunks, load: Loads, *, now: int, plan: Plan, cost: CostModel) -> State:
@@ -283,7 +326,7 @@ def _learned(state: State, own: Floats, options: DetectorOptions) -> State:
     tracks = state.tracks
     innocent = np.array([rank not in state.open for rank in tracks.ranks])[:, None]
     quiet = innocent & ((tracks.sums.up <= 0) | (tracks.age < options.own_past))
-    baseline = learn_baselines(tracks.baseline, tracks.age, own, quiet, options)
+    baseline = learn_baselines(tracks, own, quiet, options)
     return msgspec.structs.replace(state, tracks=tracks.grown(baseline, ~np.isnan(own), options.own_past))
 
 

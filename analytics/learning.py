@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unskew.analytics.residuals import Company, Flags, Floats, Ints, agreement
+from unskew.analytics.residuals import Company, Flags, Floats, agreement
 from unskew.analytics.thresholds import DetectorOptions
 from unskew.analytics.tracks import Tracks
 
@@ -47,24 +47,26 @@ def learn_roles(tracks: Tracks, over: Floats, young: Flags, company: Company) ->
     return np.where(learns, tracks.role + (np.nan_to_num(agreed) - tracks.role) / (tracks.age + 1.0), tracks.role)
 
 
-def learn_baselines(baseline: Floats, age: Ints, own: Floats, quiet: Flags, options: DetectorOptions) -> Floats:
+def learn_baselines(tracks: Tracks, own: Floats, quiet: Flags, options: DetectorOptions) -> Floats:
     """[rank, kind]: a rank's baseline follows what it shows over it (`own`, nan = not seen) where `quiet`: it does not stand
-    accused and its test has no suspicion. At first a running mean, later with `baseline_gain`; what is beyond the bound is
-    never a habit. Where the ranks have a shift in common, only what one shows over that is."""
-    gain = np.maximum(options.baseline_gain, 1.0 / (age + 1.0))
-    bound = options.baseline_bound
+    accused and its test has no suspicion. At first a running mean, later with `baseline_gain`; what would be named in a young
+    rank is never a habit, and a known habit moves by less than what is named. Where the ranks have a shift in common, only what
+    one shows over that is its own."""
+    gain = np.maximum(options.baseline_gain, 1.0 / (tracks.age + 1.0))
+    bound = options.least_level(young=True)
+    anchor, room = np.nan_to_num(tracks.anchor), np.where(np.isnan(tracks.anchor), bound, options.least_level())
     common = _middle(own)
     over = own - np.where(np.abs(common) > bound / 2, common, 0.0)
     learns = quiet & (np.abs(over) <= bound)
-    moved = np.clip(baseline + gain * np.where(learns, over, 0.0), -bound, bound)
-    return np.where(learns, moved, baseline)
+    moved = np.clip(tracks.baseline + gain * np.where(learns, over, 0.0), anchor - room, anchor + room)
+    return np.where(learns, moved, tracks.baseline)
 
 
 def _middle(own: Floats) -> Floats:
-    """[kind]: the median over three or more ranks, else 0."""
+    """[kind]: what more than half of the ranks, three or more, show at least: of the two middle values the one nearer to 0."""
     middle = np.zeros(own.shape[1])
     for kind, values in enumerate(own.T):
-        known = values[~np.isnan(values)]
+        known = np.sort(values[~np.isnan(values)])
         if len(known) >= 3:
-            middle[kind] = np.median(known)
+            middle[kind] = min(known[(len(known) - 1) // 2], known[len(known) // 2], key=abs)
     return middle

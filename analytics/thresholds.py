@@ -33,7 +33,6 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     own_past: int = 20
     noise_gain: float = 0.1
     baseline_gain: float = 0.05
-    baseline_bound: float = 0.1
 
     def __post_init__(self) -> None:
         if not 0 < self.slack < 1:
@@ -74,7 +73,7 @@ def _threshold(sigma: float, slack: float, iterations: float) -> float:
     return threshold(sigma, slack, iterations)
 
 
-EMULATED = DetectorOptions(least_slowdown=1.15, slack=0.5, sigma_floor=0.05)
+EMULATED = DetectorOptions(least_slowdown=1.15, slack=0.5, sigma_floor=0.06)
 """For sleeping and virtual devices: their ranks share a few cores, which lengthens some sleeps for some iterations."""
 
 SHARED_MACHINE = DetectorOptions(least_slowdown=1.25, slack=0.5, sigma_floor=0.1)

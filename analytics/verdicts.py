@@ -68,9 +68,10 @@ def slow_verdict(
 
 
 def confidence_of(excess: float, sigma: float, n: int) -> float:
-    """How sure it is that the median of `n` values of noise `sigma` is above 0, when it is `excess`: Student's t (n - 1)."""
+    """How sure it is that the median of `n` values of noise `sigma` is above 0, when it is `excess`: Student's t, n - 1
+    degrees (of one value: 1)."""
     error = MEDIAN_ERROR * sigma / sqrt(n)
-    return round(float(student.cdf(excess / error, n - 1)), 3)
+    return round(float(student.cdf(excess / error, max(n - 1, 1))), 3)
 
 
 def closed_verdict(number: int, rank: int, change: Change, at: int) -> VerdictClosed:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.analytics.cost import ChunkCost, CostModel
-from unskew.analytics.detector import Committed, Detector, DetectorOptions, State, step
+from unskew.analytics.detector import Committed, Detector, DetectorOptions, State, confirm, doubted, step
 from unskew.analytics.learning import learn_noise
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import Plan, plan_from_partition, uniform_plan
@@ -265,3 +265,35 @@ def test_no_three_iterations_accuse_however_bad_and_the_order_of_chunks_is_nothi
 def test_thresholds_that_let_three_spikes_fire_are_refused() -> None:
     with pytest.raises(ValueError, match="three spikes never fire"):
         DetectorOptions(least_iterations=3)
+
+
+def test_what_only_the_company_excuses_is_doubted_and_a_probe_confirms_it() -> None:
+    """All of replica 0 turn slow at once: as a dear batch would look. A probe says that rank 2 really is."""
+    replica_0 = {role.rank for role in PP4_DP2.roles if role.replica == 0}
+    detector = Detector()
+    slowed = train(PP4_DP2, lambda now, rank, _: 1.3 if now >= 30 and rank in replica_0 else 1.0, seed=5, n=45)
+    assert watch(detector, slowed, PP4_DP2) == []
+    assert doubted(detector.state, detector.options).keys() == replica_0
+    state, (verdict,) = confirm(detector.state, 2, 1.3, 45, detector.options)
+    assert culprit(verdict) == 2
+    assert state.speeds == {2: {kind: pytest.approx(1 / 1.3) for kind in "FB"}}
+    assert doubted(state, detector.options).keys() == replica_0 - {2}
+    assert confirm(detector.state, 2, 1.02, 45, detector.options) == (detector.state, ())
+
+
+def test_a_creeping_slowdown_is_named_with_all_that_it_has_crept() -> None:
+    """2 parts in 1,000 more per iteration: slower than the habit forgets, up to 1.35 times."""
+    creep = lambda now, rank, _: float(np.clip(1 + 0.002 * (now - 40), 1.0, 1.35)) if rank == 6 else 1.0  # noqa: E731
+    verdicts = run(creep, seed=11, n=240)
+    assert {culprit(v) for v in verdicts} == {6}
+    last = verdicts[-1]
+    assert isinstance(last, Verdict)
+    assert "creep" in {v.evidence["pattern"] for v in verdicts if isinstance(v, Verdict)}
+    assert min(last.speed.values()) == pytest.approx(1 / 1.35, abs=0.08)
+
+
+def test_a_rank_that_is_slow_again_and_again_is_said_to_be() -> None:
+    verdicts = run(lambda now, rank, _: 1.5 if rank == 1 and now >= 30 and now // 20 % 2 else 1.0, seed=12, n=120)
+    named = [v for v in verdicts if isinstance(v, Verdict)]
+    assert [v.evidence["episode"] for v in named] == [1, 2, 3]
+    assert named[-1].sentence.endswith("for the 3rd time")
