@@ -8,6 +8,7 @@ from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, Move, Pipeline
 from unskew.analytics.cluster.timing import Speeds, tp_slowdown
 from unskew.analytics.constants import constant
+from unskew.analytics.plan import PlanError
 from unskew.analytics.planners.cluster import Assignment
 from unskew.analytics.planners.cluster import Cluster as Planned
 from unskew.analytics.planners.cluster import Job as PlannedJob
@@ -33,7 +34,16 @@ def planned(job: Job, speeds: Speeds, *, measured: bool) -> Planned:
 
 
 def layout_of(job: Job, assignment: Assignment) -> Layout:
-    """What the planners decided, as the simulator runs it. A replica without work is left out."""
+    """What the planners decided, as the simulator runs it. A replica without work is left out.
+
+    Raises `PlanError` when a stage without a group keeps work that no other replica takes.
+    """
+    taken = {(move.source, move.stage): 0 for move in assignment.moves}
+    for move in assignment.moves:
+        taken[move.source, move.stage] += len(move.micro_batches)
+    for replica, stage in np.argwhere((assignment.speeds <= 0) & (assignment.layers > 0)).tolist():
+        if taken.get((replica, stage), 0) < int(assignment.micro_batches[replica]):
+            raise PlanError(f"stage {stage} of replica {replica} has no group, and no other takes its work")
     borrowed: dict[tuple[int, int], list[int]] = {}
     for one in assignment.borrowed:
         borrowed.setdefault((one.replica, one.stage), []).append(one.device)

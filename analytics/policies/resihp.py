@@ -43,9 +43,9 @@ class ResiHP(Policy):
         job = cluster.job
         try:
             decided = plan_progressive(planned(job, cluster.speeds, measured=False), levels=self._levels)
+            layout = layout_of(job, decided.assignment)
         except PlanError as error:
             return Reaction(layout=None, reason=str(error))
-        layout = layout_of(job, decided.assignment)
         if not survives(cluster):
             return from_checkpoint(layout)
         if layout == cluster.layout:
