@@ -16,7 +16,7 @@ import msgspec
 from unskew.analytics.adaptation import Step
 from unskew.analytics.intake import Released
 from unskew.analytics.plan import Plan
-from unskew.analytics.recording import Recording
+from unskew.analytics.recorded_run import RecordedRun
 from unskew.analytics.rehearsal import Rehearsal
 from unskew.analytics.rivals.method import Method, Observed
 from unskew.analytics.scoring import score_verdict
@@ -70,18 +70,18 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
     alarms: tuple[tuple[int, str], ...]
 
 
-def backtest(recording: Recording, method: Method) -> Backtest:
-    """Run `method`, a fresh one, over the recording. Raises `ReplayError` when the log cannot be rehearsed."""
-    watched = _Watched(recording, method)
+def backtest(recorded: RecordedRun, method: Method) -> Backtest:
+    """Run `method`, a fresh one, over a recorded run. Raises `ReplayError` when the log cannot be rehearsed."""
+    watched = _Watched(recorded, method)
     watched.run(watched.last)
-    faults = [noted.event for noted in recording.control if isinstance(noted.event, FaultInjected)]
+    faults = [noted.event for noted in recorded.control if isinstance(noted.event, FaultInjected)]
     truth_known = watched.adaptation.site.truth_known
-    live_verdicts = _first([noted.event for noted in recording.control])
+    live_verdicts = _first([noted.event for noted in recorded.control])
     other_verdicts = _first(watched.verdicts)
     live = [_said(verdict, faults, truth_known=truth_known) for verdict in live_verdicts]
     other = [_said(verdict, faults, truth_known=truth_known) for verdict in other_verdicts]
     return Backtest(
-        run=recording.run,
+        run=recorded.run,
         iterations=watched.observed,
         pairs=_pairs(live, other),
         live=_tally(live, faults),
@@ -93,8 +93,8 @@ def backtest(recording: Recording, method: Method) -> Backtest:
 class _Watched(Rehearsal):
     """A rehearsal that shows each iteration to another detector as well."""
 
-    def __init__(self, recording: Recording, method: Method) -> None:
-        super().__init__(recording)
+    def __init__(self, recorded: RecordedRun, method: Method) -> None:
+        super().__init__(recorded)
         self._method = method
         self.observed = 0
         self.verdicts: list[Control] = []

@@ -14,7 +14,7 @@ from unskew.analytics.adaptation import Adaptation, Step
 from unskew.analytics.intake import Released
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import Plan, PlanError
-from unskew.analytics.recording import Recording
+from unskew.analytics.recorded_run import RecordedRun
 from unskew.analytics.recovery import recover
 from unskew.collector.events import (
     AdaptationStarted,
@@ -35,13 +35,13 @@ class ReplayError(ValueError):
     """A log that cannot be replayed; the message says what it lacks."""
 
 
-def started_of(recording: Recording) -> AdaptationStarted:
+def started_of(recorded: RecordedRun) -> AdaptationStarted:
     """What the run's deciding part was given. Raises `ReplayError` when the log does not say."""
-    for noted in recording.control:
+    for noted in recorded.control:
         if isinstance(noted.event, AdaptationStarted):
             return noted.event
     raise ReplayError(
-        f"run {recording.run} cannot be replayed: its log has no adaptation_started event "
+        f"run {recorded.run} cannot be replayed: its log has no adaptation_started event "
         "(it was imported, or run by an older version)"
     )
 
@@ -49,17 +49,22 @@ def started_of(recording: Recording) -> AdaptationStarted:
 class Rehearsal:
     """The adaptation of a recorded run, fed again; `made` is all that it said."""
 
-    def __init__(self, recording: Recording) -> None:
-        started = started_of(recording)
+    def __init__(self, recorded: RecordedRun) -> None:
+        started = started_of(recorded)
         try:
             self.adaptation = Adaptation.like(started)
         except (msgspec.ValidationError, ValueError) as error:
-            raise ReplayError(f"run {recording.run} was decided by other options than this code knows: {error}") from error
-        self._control = [noted.event for noted in recording.control]
-        self._iterations = recording.iterations()
+            raise ReplayError(f"run {recorded.run} was decided by other options than this code knows: {error}") from error
+        self._control = [noted.event for noted in recorded.control]
+        self._iterations = recorded.iterations()
         if not self._iterations:
-            raise ReplayError(f"run {recording.run} cannot be replayed: no iteration was committed")
-        self._plans = recording.plans
+            raise ReplayError(f"run {recorded.run} cannot be replayed: no iteration was committed")
+        if self.first > 0:
+            raise ReplayError(
+                f"run {recorded.run} cannot be replayed: its telemetry begins at iteration {self.first}, "
+                "what came before is pruned"
+            )
+        self._plans = recorded.plans
         self._next = 0
         self._issued: list[PlanIssued] = []
         self._in_force: int | None = None

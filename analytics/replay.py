@@ -1,6 +1,6 @@
 """Replaying a run's decisions from its log alone, up to any iteration, and comparing them with what the live run recorded.
 
-1. bring telemetry into whole iterations, by the same intake (recording.py);
+1. bring telemetry into whole iterations, by the same intake (recorded_run.py);
 2. give them to an `Adaptation`, with everything else that the live one was given, where it was given (rehearsal.py);
 3. compare each judgement, predictor, verdict, score and proposal with the recorded one (differences.py).
 
@@ -16,7 +16,7 @@ import msgspec
 from unskew.analytics.code import code_hash
 from unskew.analytics.differences import IDENTITY, Difference, differences
 from unskew.analytics.plan import Plan
-from unskew.analytics.recording import Noted, Recording
+from unskew.analytics.recorded_run import Noted, RecordedRun
 from unskew.analytics.rehearsal import Rehearsal, ReplayError, watermark_of
 from unskew.collector.events import (
     Control,
@@ -67,20 +67,20 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     same_code: bool
 
 
-def replay(recording: Recording, until: int | None = None) -> Replay:
+def replay(recorded: RecordedRun, until: int | None = None) -> Replay:
     """Decide again up to iteration `until` (default: all of it). Raises `ReplayError`."""
-    rehearsal = Rehearsal(recording)
+    rehearsal = Rehearsal(recorded)
     last = rehearsal.last if until is None else until
     if until is not None and not rehearsal.first <= until <= rehearsal.last:
         raise ReplayError(
-            f"run {recording.run} has the iterations {rehearsal.first} to {rehearsal.last}, {until} is not among them"
+            f"run {recorded.run} has the iterations {rehearsal.first} to {rehearsal.last}, {until} is not among them"
         )
     rehearsal.run(last)
-    past = _until(recording, last, whole=last == rehearsal.last)
-    recorded = [noted.event for noted in past if type(noted.event) in IDENTITY]
-    judged = [event for iteration, event in recording.judged.items() if iteration <= last]
+    past = _until(recorded, last, whole=last == rehearsal.last)
+    decided = [noted.event for noted in past if type(noted.event) in IDENTITY]
+    judged = [event for iteration, event in recorded.judged.items() if iteration <= last]
     return Replay(
-        run=recording.run,
+        run=recorded.run,
         until=last,
         plan=rehearsal.plan,
         alive=tuple(sorted(rehearsal.alive)),
@@ -88,9 +88,9 @@ def replay(recording: Recording, until: int | None = None) -> Replay:
         verdicts=_open_verdicts(rehearsal.made),
         predictor=next((event for event in reversed(rehearsal.made) if isinstance(event, PredictorFitted)), None),
         proposals=_open_proposals([noted.event for noted in past]),
-        compared=len(recorded) + len(judged),
-        differences=differences([*judged, *recorded], rehearsal.made),
-        same_code=recording.started is not None and recording.started.code == code_hash(),
+        compared=len(decided) + len(judged),
+        differences=differences([*judged, *decided], rehearsal.made),
+        same_code=recorded.started is not None and recorded.started.code == code_hash(),
     )
 
 
@@ -114,15 +114,15 @@ def _moment(event: Control) -> int:
             return -1
 
 
-def _until(recording: Recording, until: int, *, whole: bool) -> list[Noted]:
+def _until(recorded: RecordedRun, until: int, *, whole: bool) -> list[Noted]:
     """The control events up to the moment when iteration `until` had been judged. What was appended at once stays together."""
     if whole:
-        return list(recording.control)
+        return list(recorded.control)
     latest: dict[int, int] = {}
-    for noted in recording.control:
+    for noted in recorded.control:
         latest[noted.at_us] = max(latest.get(noted.at_us, -1), _moment(noted.event))
     past: list[Noted] = []
-    for noted in recording.control:
+    for noted in recorded.control:
         if latest[noted.at_us] > until:
             break
         past.append(noted)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import polars
 
-from unskew.analytics.recording import recording
+from unskew.analytics.recorded_run import recorded_run
 from unskew.analytics.replay import replay
 from unskew.benchmarks import datasets
 from unskew.benchmarks.report import Figure, figure
@@ -114,7 +114,7 @@ def replayed(bench: Bench) -> list[Figure]:
     options = msgspec.structs.replace(EIGHT_RANKS, device="virtual", iterations=70, mode="auto")
     ran = bench.run(options, "slow:rank=3,factor=1.8,at=15", "kill:rank=6,at=45")
     with open_store(Store.locate(ran.options.store)) as reader:
-        log = recording(reader, ran.summary.run_id)
+        log = recorded_run(reader, ran.summary.run_id)
     began = time.perf_counter()
     results = [replay(log, until) for until in (None, 20, 50)]
     seconds = (time.perf_counter() - began) / len(results)

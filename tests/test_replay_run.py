@@ -13,14 +13,14 @@ from runtime_runs import LONG_CHUNKS, Run, train
 from typer.testing import CliRunner, Result
 
 from unskew.analytics.backtest import backtest
-from unskew.analytics.recording import Recording, recording, recording_of
+from unskew.analytics.recorded_run import RecordedRun, recorded_run, run_of_lines
 from unskew.analytics.rehearsal import ReplayError, started_of
 from unskew.analytics.replay import replay
 from unskew.analytics.rivals.method import Observed, Outcome, Probe
 from unskew.analytics.rivals.ours import Unskew
 from unskew.analytics.thresholds import DetectorOptions
 from unskew.cli import app
-from unskew.collector.events import IterationJudged, Party, PlanApplied, PlanProposed, Span, Verdict
+from unskew.collector.events import Party, PlanApplied, PlanProposed, Span, Verdict
 from unskew.collector.reader import open_store
 
 pytestmark = pytest.mark.limit(180)
@@ -35,12 +35,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def log(run: Run) -> Recording:
+def log(run: Run) -> RecordedRun:
     with open_store(run.store) as reader:
-        return recording(reader, run.id)
+        return recorded_run(reader, run.id)
 
 
-def test_every_decision_comes_again_at_every_moment(run: Run, log: Recording) -> None:
+def test_every_decision_comes_again_at_every_moment(run: Run, log: RecordedRun) -> None:
     assert {event.cause for event in run.of(Verdict)} == {"slow_device", "dead"}
     assert [event.optional for event in run.of(PlanProposed)][:2] == [True, False]
     whole = replay(log)
@@ -58,17 +58,17 @@ def test_every_decision_comes_again_at_every_moment(run: Run, log: Recording) ->
         assert bool(then.speeds) == bool(slow)
 
 
-def test_the_order_in_which_the_log_arrived_does_not_matter(run: Run, log: Recording) -> None:
+def test_the_order_in_which_the_log_arrived_does_not_matter(run: Run, log: RecordedRun) -> None:
     with open_store(run.store) as reader:
         rows = reader.sql(
             "select writer, seq, at_us, stream, payload::varchar from events where run = ? order by writer, seq", [run.id]
         ).rows()
     lines = [(writer, seq, at_us, stream, line.encode()) for writer, seq, at_us, stream, line in rows]
     random.Random(5).shuffle(lines)
-    assert recording_of(run.id, lines) == log
+    assert run_of_lines(run.id, lines) == log
 
 
-def test_a_decision_that_the_log_does_not_lead_to_is_told(log: Recording) -> None:
+def test_a_decision_that_the_log_does_not_lead_to_is_told(log: RecordedRun) -> None:
     def told(event: object) -> object:
         if isinstance(event, Verdict) and event.cause == "slow_device":
             return msgspec.structs.replace(event, culprits=(msgspec.structs.replace(event.culprits[0], rank=0),))
@@ -81,7 +81,7 @@ def test_a_decision_that_the_log_does_not_lead_to_is_told(log: Recording) -> Non
     assert found == {("verdict", ("culprits",))}
 
 
-def test_a_changed_measurement_is_told(log: Recording) -> None:
+def test_a_changed_measurement_is_told(log: RecordedRun) -> None:
     """The log's times of one rank in one iteration made longer: its judgement cannot be what was recorded."""
     telemetry = tuple(
         msgspec.structs.replace(event, compute_us=2 * (event.compute_us or 0))
@@ -93,14 +93,14 @@ def test_a_changed_measurement_is_told(log: Recording) -> None:
     assert (found[0].event, found[0].identity) == ("iteration_judged", {"iteration": 20})
 
 
-def test_a_lost_decision_is_told(log: Recording) -> None:
+def test_a_lost_decision_is_told(log: RecordedRun) -> None:
     control = tuple(noted for noted in log.control if not isinstance(noted.event, Verdict))
     found = replay(msgspec.structs.replace(log, control=control), 16).differences
     assert len(found) == 1
     assert found[0].sentence.endswith("is only in the replay")
 
 
-def test_the_command_says_the_state_and_refuses_what_cannot_be_replayed(run: Run, log: Recording, tmp_path: Path) -> None:
+def test_the_command_says_the_state_and_refuses_what_cannot_be_replayed(run: Run, log: RecordedRun, tmp_path: Path) -> None:
     store = str(run.store.root)
     answer = CliRunner().invoke(app, ["replay", run.id, "--until", "16", "--store", store, "--json", str(tmp_path / "r.json")])
     assert answer.exit_code == 0, answer.output
@@ -114,13 +114,15 @@ def test_the_command_says_the_state_and_refuses_what_cannot_be_replayed(run: Run
     assert refused.exit_code == 2
     with pytest.raises(ReplayError, match="no adaptation_started"):
         replay(msgspec.structs.replace(log, control=log.control[:1]))
-    assert isinstance(log.judged[0], IterationJudged)
+    pruned = tuple(event for event in log.telemetry if event.iteration >= 5)  # type: ignore[attr-defined]
+    with pytest.raises(ReplayError, match="begins at iteration 5"):
+        replay(msgspec.structs.replace(log, telemetry=pruned))
 
 
 # --- backtest --------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_thresholds_say_the_same_and_blunter_ones_less(log: Recording) -> None:
+def test_the_same_thresholds_say_the_same_and_blunter_ones_less(log: RecordedRun) -> None:
     own = msgspec.convert(started_of(log).site["detector"], DetectorOptions)
     same = backtest(log, Unskew(own))
     assert [(pair.culprits, pair.change) for pair in same.pairs] == [("rank 1", "same")]
@@ -154,7 +156,7 @@ class Accuser:
         return Outcome(verdicts=(verdict,), alarm="rank 3 it is")
 
 
-def test_a_false_accusation_counts_as_one_more_and_wrong(log: Recording) -> None:
+def test_a_false_accusation_counts_as_one_more_and_wrong(log: RecordedRun) -> None:
     found = backtest(log, Accuser())
     assert [(pair.culprits, pair.change) for pair in found.pairs] == [("rank 3", "more"), ("rank 1", "fewer")]
     assert found.other.false == 1

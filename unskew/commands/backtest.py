@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from unskew.analytics.backtest import Backtest, Said, Tally
-    from unskew.analytics.recording import Recording
+    from unskew.analytics.recorded_run import RecordedRun
     from unskew.analytics.rivals.method import Method
 
 
@@ -31,14 +31,14 @@ def backtest(
     from rich.console import Console
 
     from unskew.analytics.backtest import backtest as compare
-    from unskew.analytics.recording import recording
+    from unskew.analytics.recorded_run import recorded_run
     from unskew.collector.reader import open_store
 
     place = locate(store)
     known_run(place, run)
     with checking_input():
         with open_store(place) as reader:
-            recorded = recording(reader, run)
+            recorded = recorded_run(reader, run)
         method, settings = configured(detector, recorded)
         result = compare(recorded, method)
     write_json(json, facts(result, detector, settings))
@@ -55,7 +55,7 @@ def backtest(
         print(f"alarms of {detector}: {len(result.alarms)}, the first at iteration {result.alarms[0][0]}")
 
 
-def configured(detector: str, recorded: Recording) -> tuple[Method, dict[str, Any]]:
+def configured(detector: str, recorded: RecordedRun) -> tuple[Method, dict[str, Any]]:
     """The method that CONFIG names, and the thresholds that a file sets. Refuses what is neither."""
     from unskew.analytics.rivals import METHODS
     from unskew.analytics.rivals.ours import Unskew
@@ -72,7 +72,7 @@ def configured(detector: str, recorded: Recording) -> tuple[Method, dict[str, An
     return Unskew(thresholds(detector, recorded, settings)), settings
 
 
-def thresholds(detector: str, recorded: Recording, settings: dict[str, Any]) -> Any:
+def thresholds(detector: str, recorded: RecordedRun, settings: dict[str, Any]) -> Any:
     """The run's own thresholds with `settings` instead of some."""
     import msgspec
 

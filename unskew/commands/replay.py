@@ -23,7 +23,7 @@ def replay(
     store: StoreOption = None,
 ) -> None:
     """Rebuild health, plan and proposals at any moment from the log, and compare every decision with the recorded one."""
-    from unskew.analytics.recording import recording
+    from unskew.analytics.recorded_run import recorded_run
     from unskew.analytics.replay import replay as decide_again
     from unskew.collector.reader import open_store
 
@@ -31,7 +31,7 @@ def replay(
     known_run(place, run)
     with checking_input():
         with open_store(place) as reader:
-            recorded = recording(reader, run)
+            recorded = recorded_run(reader, run)
         replayed = decide_again(recorded, until)
     write_json(json, facts(replayed))
     for line in sentences(replayed):

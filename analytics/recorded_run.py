@@ -36,7 +36,7 @@ class Noted(msgspec.Struct, frozen=True):
     event: Control
 
 
-class Recording(msgspec.Struct, frozen=True):
+class RecordedRun(msgspec.Struct, frozen=True):
     run: str
     control: tuple[Noted, ...]
     telemetry: tuple[Event, ...]
@@ -79,7 +79,7 @@ def _as_judged(released: Released, judged: IterationJudged | None) -> Released:
     return msgspec.structs.replace(released, committed=committed)
 
 
-def recording_of(run: str, lines: Iterable[tuple[str, int, int, str | None, bytes]]) -> Recording:
+def run_of_lines(run: str, lines: Iterable[tuple[str, int, int, str | None, bytes]]) -> RecordedRun:
     """From lines in any order: (writer, seq, at_us, stream, line as written). Only the run's own control stream is taken."""
     control: list[tuple[int, Noted]] = []
     telemetry: list[tuple[str, int, Event]] = []
@@ -94,15 +94,17 @@ def recording_of(run: str, lines: Iterable[tuple[str, int, int, str | None, byte
             telemetry.append((writer, seq, event))
     control.sort(key=lambda one: one[0])
     telemetry.sort(key=lambda one: one[:2])
-    return Recording(run, tuple(noted for _, noted in control), tuple(event for *_, event in telemetry), judged)
+    return RecordedRun(run, tuple(noted for _, noted in control), tuple(event for *_, event in telemetry), judged)
 
 
-def recording(reader: Reader, run: str) -> Recording:
-    """The recording of a run of the store."""
-    telemetry = tuple(tag_of(event) for event in (Span, MicroBatchPacked, IterationCommitted, IterationJudged))
+def recorded_run(reader: Reader, run: str) -> RecordedRun:
+    """A run of the store."""
+    telemetry = tuple(
+        tag_of(event).partition("@")[0] for event in (Span, MicroBatchPacked, IterationCommitted, IterationJudged)
+    )
     rows = reader.sql(
         "select writer, seq, at_us, stream, payload::varchar as line from events "
-        f"where run = ? and (stream is not null or type in {telemetry})",
+        f"where run = ? and (stream is not null or split_part(type, '@', 1) in {telemetry})",
         [run],
     )
-    return recording_of(run, ((*rest, line.encode()) for *rest, line in rows.iter_rows()))
+    return run_of_lines(run, ((*rest, line.encode()) for *rest, line in rows.iter_rows()))
