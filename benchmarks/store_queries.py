@@ -1,7 +1,7 @@
 """How soon the store answers while it takes events in: the three questions every dashboard asks, at 1e7 and 5e7 spans.
 
-The store is made up in the collector's form (big_store.py); a collector and eight writers add 10,000 events a second to it. Each
-question is asked through the reader once a second, a third of a second after the one before; the refresh before it counts.
+The store is made up in the collector's form (big_store.py); a collector and eight writers add 10,000 events a second to it.
+Each question is asked through the reader once a second, a third of a second after the one before; the refresh before it counts.
 Beside it SQLite with the same spans, a column per field and a JSON payload per row, with indexes on iteration and time, and
 nothing written to it meanwhile.
 """

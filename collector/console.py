@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
     from unskew.collector.reader import Sources
 
+_MEMORY = "1 GB"
 _LOCKS = (
-    "set memory_limit = '1GB'",
+    f"set memory_limit = '{_MEMORY}'",
     "set threads = 2",
     "set temp_directory = ''",
     "set python_enable_replacements = false",
@@ -81,34 +82,50 @@ def query(store: Store, sql: str, timeout_s: float = 30.0, row_limit: int | None
     return polars.read_ipc_stream(io.BytesIO(child.stdout))
 
 
-def _answer(request: _Request) -> bytes:
-    """In the child: the rows as an Arrow stream."""
+def locked(root: str) -> duckdb.DuckDBPyConnection:
+    """A connection with the views of the store at `root` that can do nothing else."""
     import duckdb  # noqa: PLC0415
-    import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415
 
     from unskew.collector.reader import open_store  # noqa: PLC0415
 
     connection = duckdb.connect(":memory:")
-    with open_store(request.root) as reader:
+    with open_store(root) as reader:
         sources = reader.sources()
     _define(connection, sources)
     for setting in _LOCKS:
         connection.execute(setting).fetchall()
-    signal.setitimer(signal.ITIMER_REAL, request.timeout_s)  # the kernel ends the process
+    return connection
+
+
+def ask(connection: duckdb.DuckDBPyConnection, sql: str, row_limit: int | None = None) -> pyarrow.Table:
+    """The answer to one query over a `locked` connection. Raises `ConsoleError`."""
+    import duckdb  # noqa: PLC0415
+
     try:
-        statements = connection.extract_statements(request.sql)
+        statements = connection.extract_statements(sql)
         if [statement.type for statement in statements] not in ([duckdb.StatementType.SELECT], [duckdb.StatementType.EXPLAIN]):
             raise ConsoleError("the console answers one query: SELECT, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN")
-        answer = connection.sql(request.sql)
-        if request.row_limit is not None:
-            answer = answer.limit(request.row_limit)
-        table = _plain(answer).to_arrow_table()
+        answer = connection.sql(sql)
+        if row_limit is not None:
+            answer = answer.limit(row_limit)
+        return _plain(answer).to_arrow_table()
     except duckdb.PermissionException as error:
         raise ConsoleError(f"the console reads the store's views and nothing else: {_sentence(error)}") from error
     except duckdb.CatalogException as error:
         raise ConsoleError(_unknown(str(error)) or _sentence(error)) from error
+    except duckdb.OutOfMemoryException as error:
+        raise ConsoleError(f"the query needs more than {_MEMORY} of memory: select fewer rows or columns") from error
     except duckdb.Error as error:
         raise ConsoleError(_sentence(error)) from error
+
+
+def _answer(request: _Request) -> bytes:
+    """In the child: the rows as an Arrow stream."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    connection = locked(request.root)
+    signal.setitimer(signal.ITIMER_REAL, request.timeout_s)  # the kernel ends the process
+    table = ask(connection, request.sql, request.row_limit)
     signal.setitimer(signal.ITIMER_REAL, 0)
     stream = io.BytesIO()
     with pa.ipc.new_stream(stream, table.schema) as writer:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import pytest
 
-from unskew.collector.console import ConsoleError, query
+from unskew.collector.console import ConsoleError, ask, locked, query
 from unskew.collector.events import Note
 from unskew.collector.ingest import Ingest
 from unskew.collector.paths import Store
@@ -54,31 +56,77 @@ def test_a_type_that_tables_lack_comes_as_text(store: Store, sql: str, text: str
     assert query(store, sql).rows() == [(text,)]
 
 
-@pytest.mark.limit(180)
-def test_nothing_gets_out(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+NOTHING_ELSE, ONE_QUERY = "nothing else", "one query"
+ATTACKS: dict[str, str | None] = {
+    "with x as (copy (select 1) to '{out}') select 1": NOTHING_ELSE,
+    "with x as (copy (select 1) to '{sealed}') select 1": NOTHING_ELSE,
+    "explain analyze copy (select 1) to '{out}'": NOTHING_ELSE,
+    "copy (select 1) to '{out}'": ONE_QUERY,
+    "export database '{out}'": ONE_QUERY,
+    "import database '{out}'": ONE_QUERY,
+    "select * from read_parquet('{sealed}')": NOTHING_ELSE,
+    "select * from '{sealed}'": NOTHING_ELSE,
+    "select * from read_text('/etc/passwd')": NOTHING_ELSE,
+    "select * from read_blob('/etc/passwd')": NOTHING_ELSE,
+    "select * from read_csv('/etc/passwd')": NOTHING_ELSE,
+    "select * from read_json('{store}/manifest.json')": NOTHING_ELSE,
+    "select * from sniff_csv('/etc/passwd')": NOTHING_ELSE,
+    "select * from glob('/etc/*')": NOTHING_ELSE,
+    "select * from parquet_metadata('{sealed}')": NOTHING_ELSE,
+    "from query('select * from read_text(''/etc/passwd'')')": NOTHING_ELSE,
+    "from query_table('{sealed}')": None,
+    "select * from json_execute_serialized_sql(json_serialize_sql('select * from read_text(''/etc/passwd'')'))": NOTHING_ELSE,
+    "select 1; attach 'x.db'": ONE_QUERY,
+    "attach '{out}'": ONE_QUERY,
+    "explain analyze attach '{out}'": None,
+    "set enable_external_access = true": ONE_QUERY,
+    "explain analyze set memory_limit = '9GB'": None,
+    "reset lock_configuration": ONE_QUERY,
+    "pragma enable_logging": ONE_QUERY,
+    "call enable_logging(storage := 'file', storage_config := {{'path': '{out}'}})": ONE_QUERY,
+    "from enable_logging(storage := 'file', storage_config := {{'path': '{out}'}})": None,
+    "from enable_profiling(save_location := '{out}')": None,
+    "install httpfs": ONE_QUERY,
+    "load '{out}'": ONE_QUERY,
+    "create secret (type s3, key_id 'a')": ONE_QUERY,
+    "create table t as select 1": ONE_QUERY,
+    "drop view log": ONE_QUERY,
+    "with x as (insert into stored_open select * from stored_open) select 1": None,
+    "with x as (delete from log) select 1": None,
+    "select * from request": "there is no view request",
+    "select * from sys": "there is no view sys",
+    "select getenv('HOME')": None,
+    "selec 1": "syntax error",
+}
+
+
+@pytest.fixture(scope="module")
+def connection(store: Store) -> Iterator[duckdb.DuckDBPyConnection]:
+    with locked(str(store.root)) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_nothing_gets_out(
+    store: Store, connection: duckdb.DuckDBPyConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str
+) -> None:
+    """By the settings alone: the child's limits are a wall of their own."""
     monkeypatch.chdir(tmp_path)
-    out = tmp_path / "out"
-    sealed = next(store.sealed("r").iterdir())
     before = contents(store.root)
-    forbidden = {
-        f"with x as (copy (select 1) to '{out}') select 1": "nothing else",
-        f"with x as (copy (select 1) to '{sealed}') select 1": "nothing else",
-        f"explain analyze copy (select 1) to '{out}'": "nothing else",
-        f"select * from read_parquet('{sealed}')": "nothing else",
-        "select * from read_text('/etc/passwd')": "nothing else",
-        "select * from request": "there is no view request",
-        f"copy (select 1) to '{out}'": "one query",
-        "select 1; attach 'x.db'": "one query",
-        "set enable_external_access = true": "one query",
-        "with x as (insert into hot select * from hot) select 1": "table",
-        "selec 1": "syntax error",
-    }
-    for sql, reason in forbidden.items():
-        with pytest.raises(ConsoleError, match=reason) as refused:
-            query(store, sql)
-        assert "\n" not in str(refused.value)
+    sql = attack.format(out=tmp_path / "out", sealed=next(store.sealed("r").iterdir()), store=store.root)
+    with pytest.raises(ConsoleError, match=ATTACKS[attack]) as refused:
+        ask(connection, sql)
+    assert "\n" not in str(refused.value)
     assert contents(store.root) == before
     assert not list(tmp_path.iterdir())
+    assert ask(connection, "select count(*) as n from events").column("n").to_pylist() == [2]
+
+
+def test_the_child_refuses_alike_and_bounds_memory(store: Store) -> None:
+    with pytest.raises(ConsoleError, match="nothing else"):
+        query(store, "select * from read_text('/etc/passwd')")
+    with pytest.raises(ConsoleError, match=r"more than 1 GB of memory"):
+        query(store, "select list(range) from range(300000000)")
 
 
 @pytest.mark.limit(120)
