@@ -40,10 +40,11 @@ def figures(
     for kind, bar_s in BARS_S.items():
         of_kind = [(rank, run) for name, rank, run in runs if name == kind]
         delays = [delay for rank, run in of_kind if (delay := _delay_s(run, rank)) is not None]
+        longest_s = max(delays) if delays and len(delays) == len(of_kind) else None
         told = sum([(lost.rank, lost.how) for lost in run.of(DeviceLost)] == [(rank, HOW[kind])] for rank, run in of_kind)
         found += [
             figure(
-                f"liveness: from the {kind} to its name, longest", max(delays) if delays and len(delays) == len(of_kind) else None, "s",
+                f"liveness: from the {kind} to its name, longest", longest_s, "s",
                 bar=bar_s, better="lower",
                 note=f"median {median(delays or [nan]):.3f} s of {len(delays)} named of {len(of_kind)}; {where}",
             ),
