@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import fmean, median
@@ -15,7 +15,7 @@ from unskew.analytics.bubbles import bubbles
 from unskew.analytics.model_profiles import PROFILES, model_profile
 from unskew.analytics.pipeline import per_hop, pipeline_of
 from unskew.analytics.plan import PASSES
-from unskew.analytics.planners.adaptis import BASELINES, Found, Task, gains, speeds_of, tune
+from unskew.analytics.planners.adaptis import BASELINES, Found, Task, gains, tune
 from unskew.analytics.schedule import splits_backward
 from unskew.benchmarks.report import Figure, figure, publish
 from unskew.collector.paths import Store
@@ -103,7 +103,7 @@ def adaptis_figures() -> Iterator[Figure]:
                 found = tune(
                     Task(
                         costs_us=profile.costs_us(),
-                        speeds=speeds_of(devices, slow),
+                        speeds=_speeds(devices, slow),
                         micro_batches=micro_batches,
                         kept=np.array([unit.kept_bytes for unit in profile.units]),
                     )
@@ -132,6 +132,11 @@ def adaptis_figures() -> Iterator[Figure]:
         note=f"worst {max(gaps):.3f}; no plan at all can be below 1",
     )  # fmt: skip
     yield figure("AdaPtis: one search", fmean(seconds), "s", bar=None, better="lower", note=f"longest {max(seconds):.1f} s")
+
+
+def _speeds(count: int, slow: Sequence[tuple[int, float]]) -> tuple[float, ...]:
+    """Healthy devices but for these (device, speed)."""
+    return tuple(dict(slow).get(device, 1.0) for device in range(count))
 
 
 def _told(found: Found) -> str:

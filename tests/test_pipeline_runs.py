@@ -11,7 +11,7 @@ def reference(tmp_path_factory):
     return train(tmp_path_factory.mktemp("1f1b"), dp=2, pp=2, micro_batches=8, iterations=4).losses
 
 
-@pytest.mark.limit(60)
+@pytest.mark.limit(120)
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zb-h1", "zb-v"])
 def test_every_schedule_learns_what_1f1b_learns(tmp_path, reference, schedule):
     run = train(tmp_path, schedule=schedule, dp=2, pp=2, micro_batches=8, iterations=4)
@@ -22,7 +22,7 @@ def test_every_schedule_learns_what_1f1b_learns(tmp_path, reference, schedule):
     assert [row["times"] for row in times] == [1]
 
 
-@pytest.mark.limit(60)
+@pytest.mark.limit(120)
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-v"])
 def test_a_death_under_any_schedule_costs_no_accuracy(tmp_path, reference, schedule):
     run = train(tmp_path, "kill:rank=1,at=2", schedule=schedule, dp=2, pp=2, micro_batches=8, iterations=4)
