@@ -54,6 +54,11 @@ def facts(change: Change) -> str:
     pairs.append(("cost, once", duration(proposed.cost_us)))
     if proposed.payback_iterations is not None:
         pairs.append(("repaid after", count(proposed.payback_iterations, "iteration")))
+    life, risk = proposed.evidence.get("life_iterations"), proposed.evidence.get("risk")
+    if life is not None:
+        pairs.append(("gain lasts about", count(round(life), "iteration")))
+    if risk is not None:
+        pairs.append(("risk not repaid", f"{100 * risk:.0f} %"))
     return (
         '<div class="u-facts">' + "".join(f"<div><span>{name}</span><b>{value}</b></div>" for name, value in pairs) + "</div>"
     )
