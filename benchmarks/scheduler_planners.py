@@ -20,6 +20,7 @@ from unskew.analytics.planners.joint import plan_joint
 from unskew.analytics.planners.malleus import layers_of, micro_batches_of
 from unskew.analytics.planners.pp import share_out
 from unskew.analytics.planners.progressive import plan_progressive
+from unskew.analytics.planners.proof import proven_bound_us
 from unskew.analytics.planners.tp import choose
 from unskew.benchmarks.brute_force import best_us, random_cluster
 from unskew.benchmarks.report import Figure, figure, publish
@@ -50,6 +51,7 @@ def figures() -> Iterator[Figure]:
     yield from uniform_figures()
     yield from distance_figures()
     yield from time_figures()
+    yield from proof_figures()
 
 
 def worked_figures() -> Iterator[Figure]:
@@ -178,6 +180,19 @@ def time_figures() -> Iterator[Figure]:
         )  # fmt: skip
     growth = float(np.polyfit(np.log(devices), np.log(spent_s), 1)[0])
     yield figure("growth: planning time ~ devices to the power of", growth, "", bar=None, better="lower")
+
+
+def proof_figures() -> Iterator[Figure]:
+    """How far from the best plan the joint planner can be at most, by integer programs (planners/proof.py)."""
+    for shape, micro_batches, _ in SIZES[:3]:
+        cluster = faulty_cluster(shape, micro_batches, 0)
+        predicted_us = plan_joint(cluster).predicted_us
+        begun = time.perf_counter()
+        gap = predicted_us / proven_bound_us(cluster, predicted_us) - 1.0
+        yield figure(
+            f"joint planner over the best plan, {int(np.prod(shape)):,} devices: at most", 100 * gap, "%", bar=None,
+            better="lower", note=f"proved in {time.perf_counter() - begun:.0f} s",
+        )  # fmt: skip
 
 
 def _planned(cluster: Cluster) -> tuple[float, float, float]:

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.planners.capability import capability
-from unskew.analytics.planners.cluster import Assignment, Cluster, Floats, Job
+from unskew.analytics.planners.cluster import Assignment, Cluster, Floats, Ints, Job
 from unskew.analytics.planners.tp import exclude
 
 
@@ -66,21 +66,34 @@ def capacity_bound_us(job: Job, speeds: Floats) -> float:
 
 def pipelines_bound_us(job: Job, speeds: Floats) -> float:
     """See the module's text; `speeds` [dp, pp] are the best that the groups can reach."""
-    living, sizes = np.unique(speeds, axis=0, return_counts=True)
-    most = job.micro_batches if len(speeds) == 1 else min(job.micro_batches, 4 * -(-job.micro_batches // len(speeds)) + 16)
-    tables = [_replica_bounds(job, row[row > 0], most, -(-job.micro_batches // len(speeds))) for row in living]
-    able = [position for position, row in enumerate(living) if (row > 0).any()]
-    if not able:
+    _, sizes, table = kinds(job, speeds)
+    return least_time_us(job, table, sizes)
+
+
+def kinds(job: Job, speeds: Floats) -> tuple[Floats, Ints, Floats]:
+    """Distinct replicas with a living group: (speeds [n, pp], how many of each [n], bound [n, 0, 1, ... micro-batches])."""
+    distinct, sizes = np.unique(speeds[(speeds > 0).any(axis=1)], axis=0, return_counts=True)
+    usual = -(-job.micro_batches // len(speeds))
+    most = min(job.micro_batches, 4 * usual + 16)
+    tables = [_replica_bounds(job, row[row > 0], most, usual) for row in distinct]
+    table = np.maximum.accumulate(np.stack(tables), axis=1) if tables else np.zeros((0, most + 1))
+    return distinct, sizes.astype(np.int64), table
+
+
+def least_time_us(job: Job, table: Floats, sizes: Ints) -> float:
+    """The least T at which the replicas together may have finished the job's micro-batches.
+
+    A table that ends too early counts as finished at its end, which keeps the bound valid.
+    """
+    if not len(table):
         return float("inf")
-    table, counts = np.maximum.accumulate(np.stack([tables[position] for position in able]), axis=1), sizes[able]
-    if int(counts.sum()) * most < job.micro_batches:
-        return float(table[:, -1].min())
+    most = table.shape[1] - 1
     values = np.unique(table)
     low, high = 0, len(values) - 1
     while low < high:
         middle = (low + high) // 2
-        finished = ((table <= values[middle] * (1 + 1e-12)).sum(axis=1) - 1) * counts
-        if int(finished.sum()) >= job.micro_batches or (finished >= most * counts).any():
+        finished = (table <= values[middle] * (1 + 1e-12)).sum(axis=1) - 1
+        if int((finished * sizes).sum()) >= job.micro_batches or (most < job.micro_batches and (finished >= most).any()):
             high = middle
         else:
             low = middle + 1

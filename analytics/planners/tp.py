@@ -6,7 +6,7 @@ memory up to the nominal degree. ``rate(k)`` is k / tp in the paper, what was me
 
 Tie rule (the paper has none): of equal scores the larger degree, because it moves nothing; of equal speeds the lower shard.
 Members left out stand by for their node: groups of the node that fell short choose once more among their members and the
-standby, the weakest group first. Twelve of 4 members each:
+standby, the weakest group first.
 
 >>> choose((1.0, 1.0, 1.0, 0.4), (0.0, 0.25, 0.5, 0.75, 1.0), powers_of_two=True)[0]
 2
