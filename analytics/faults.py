@@ -17,6 +17,7 @@ from typing import Literal, get_args
 import msgspec
 
 from unskew.collector.events import FaultInjected
+from unskew.analytics.schedule import splits_backward
 
 FaultKind = Literal["slow", "kill", "hang", "freeze"]
 KillPoint = Literal["compute", "before_barrier", "before_step"]
@@ -68,9 +69,9 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-def parse_faults(texts: Iterable[str], *, ranks: int, iterations: int) -> tuple[FaultSpec, ...]:
+def parse_faults(texts: Iterable[str], *, ranks: int, iterations: int, schedule: str = "1f1b") -> tuple[FaultSpec, ...]:
     """All SPECs of a run; besides what `parse_fault` refuses, two faults that end the same rank raise `FaultError`."""
-    faults = tuple(parse_fault(text, ranks=ranks, iterations=iterations) for text in texts)
+    faults = tuple(parse_fault(text, ranks=ranks, iterations=iterations, schedule=schedule) for text in texts)
     ended: set[int] = set()
     for fault in faults:
         if fault.ends_rank and fault.rank in ended:
@@ -79,8 +80,8 @@ def parse_faults(texts: Iterable[str], *, ranks: int, iterations: int) -> tuple[
     return faults
 
 
-def parse_fault(text: str, *, ranks: int, iterations: int) -> FaultSpec:
-    """One SPEC for a run of `ranks` ranks and `iterations` iterations. Raises `FaultError`.
+def parse_fault(text: str, *, ranks: int, iterations: int, schedule: str = "1f1b") -> FaultSpec:
+    """One SPEC for a run of `ranks` ranks and `iterations` iterations under `schedule`. Raises `FaultError`.
 
     >>> parse_fault("slow:rank=3,factor=1.8,at=30", ranks=8, iterations=60).slowdown("F", 30)
     1.8
@@ -103,8 +104,10 @@ def parse_fault(text: str, *, ranks: int, iterations: int) -> FaultSpec:
                 f"--fault {text}: factor={values['factor']} must be greater than 1 (1.8 = chunks take 1.8x as long)"
             )
     phase = _one_of(text, "phase", values["phase"], _PHASES) if "phase" in values else None
-    if phase == "W":
-        raise FaultError(f"--fault {text}: schedule 1f1b executes no W chunks of their own (B includes them), allowed: F, B")
+    if phase == "W" and not splits_backward(schedule):
+        raise FaultError(
+            f"--fault {text}: schedule {schedule} executes no W chunks of their own (B includes them), allowed: F, B"
+        )
     point = _one_of(text, "point", values.get("point", "compute"), get_args(KillPoint)) if kind == "kill" else None
     fields = {"kind": kind, "rank": rank, "at": at, "until": until, "factor": factor, "phase": phase, "point": point}
     return msgspec.convert(fields, FaultSpec)

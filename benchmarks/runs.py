@@ -96,7 +96,7 @@ class Bench:
     def run(self, options: RunOptions, *faults: str, watch: Watch | None = None, settle: bool = False) -> Ran:
         """One run; with `settle` the collector is left to end by itself before the store is looked at."""
         store = self._store
-        parsed = parse_faults(faults, ranks=options.ranks, iterations=options.iterations)
+        parsed = parse_faults(faults, ranks=options.ranks, iterations=options.iterations, schedule=options.schedule)
         chosen = msgspec.structs.replace(options, store=str(store.root), faults=parsed)
         witness = _Witness(store, options.iterations, watch)
         summary = run_once(chosen, on_event=lambda entry: witness.take(entry.event) if entry.event else None)

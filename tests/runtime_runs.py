@@ -92,7 +92,7 @@ def train(
 ) -> Run:
     """A whole run of `base` with `options` replaced, in a store under `tmp_path`; its collector is not left to idle."""
     chosen = msgspec.structs.replace(base, store=str(tmp_path), **options)
-    parsed = parse_faults(faults, ranks=chosen.ranks, iterations=chosen.iterations)
+    parsed = parse_faults(faults, ranks=chosen.ranks, iterations=chosen.iterations, schedule=chosen.schedule)
     run = Run(msgspec.structs.replace(chosen, faults=parsed), on_event).perform()
     for pid in () if collector_stays else collectors(run.store):
         send_signal(pid, signal.SIGTERM)

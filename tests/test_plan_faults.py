@@ -70,3 +70,11 @@ def test_the_steady_profile_is_what_its_page_says():
     )
     with pytest.raises(ProfileError, match="allowed: steady, long-context"):
         profile("warp")
+
+
+def test_weights_alone_can_be_slow_where_the_schedule_has_them():
+    fault = parse_fault("slow:rank=1,factor=3,at=5,phase=W", ranks=2, iterations=10, schedule="zb-h1")
+    assert fault.slowdown("W", 5) == 3
+    assert fault.slowdown("B", 5) == 1
+    with pytest.raises(FaultError, match="schedule interleaved executes no W"):
+        parse_fault("slow:rank=1,factor=3,at=5,phase=W", ranks=2, iterations=10, schedule="interleaved")

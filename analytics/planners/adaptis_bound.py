@@ -11,6 +11,7 @@ from unskew.analytics.chunks import Array
 from unskew.analytics.planners.adaptis_task import Task
 
 MOST_INTEGERS = 256  # kinds of units x devices up to which the integer program is tried
+MOST_NODES = 200  # of its search: a count, not a time, so that the bound does not depend on the machine's load
 
 
 def lower_bound_us(task: Task) -> float:
@@ -20,7 +21,7 @@ def lower_bound_us(task: Task) -> float:
     * work: the devices' capacity less what they lose before they can begin. Sorted by the first unit they hold, device j begins
       after the forwards of at least j units; the slowest devices may be those that begin last;
     * the busiest device: units are whole, so the best that any assignment of units to devices can do (a small integer program
-      over kinds of units; its dual bound, which holds also when the solver runs out of time).
+      over kinds of units; its dual bound, which holds also when the solver stops early).
     """
     fastest = max(task.speeds)
     way = float(task.costs_us[:2].sum() + task.costs_us[2, 0]) / fastest
@@ -50,6 +51,6 @@ def busiest_device_us(units_us: Array, speeds: Sequence[float], begins_us: Array
         integrality=np.array([1] * (kinds * devices) + [0]),
         bounds=Bounds(0.0, np.inf),
         constraints=[LinearConstraint(loads, -np.inf, -begins_us), LinearConstraint(shares, counts, counts)],
-        options={"time_limit": 1.0},
+        options={"node_limit": MOST_NODES},
     )
     return 0.0 if solved.mip_dual_bound is None else float(solved.mip_dual_bound)

@@ -61,7 +61,7 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="SPEC",
-            help="A fault to inject: slow:rank=R,factor=X,at=I with until=I and phase=F|B if you like, "
+            help="A fault to inject: slow:rank=R,factor=X,at=I with until=I and phase=F|B|W if you like (W where the schedule splits it), "
             "kill:rank=R,at=I, hang:rank=R,at=I or freeze:rank=R,at=I; repeatable.",
             show_default="one slow rank at a sixth, one kill at half of the run",
             rich_help_panel=FAULTS,
@@ -107,7 +107,7 @@ def run(
         if fault and no_faults:
             refuse("--fault and --no-faults contradict each other: give one of them")
         specs = [] if no_faults else fault or default_faults(options)
-        parsed = parse_faults(specs, ranks=options.ranks, iterations=iterations)
+        parsed = parse_faults(specs, ranks=options.ranks, iterations=iterations, schedule=schedule)
     perform(place, msgspec.structs.replace(options, faults=parsed), dashboard=dashboard, json=json)
 
 
