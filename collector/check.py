@@ -6,11 +6,12 @@
 * store.duckdb: its rows against the spool lines they were taken from;
 * projections: what is published against what the sealed files give.
 
-That file, the projections and files that nobody lists are made of the rest, so they can be mended; the rest is named.
+That file and the projections are made of the rest, so they can be mended; the rest is named.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +21,13 @@ import msgspec
 
 from unskew.collector import projections, rows
 from unskew.collector.flushes import is_torn, unpack
+from unskew.collector.ingest import working_database
 from unskew.collector.manifest import Manifest, load, publish
 from unskew.collector.paths import Store
-from unskew.collector.reader import Reader
 from unskew.collector.sealing import sentence, sweep
 from unskew.collector.segment import final_size, first_seq, segment_name, segment_names
 from unskew.collector.snapshot import snapshot
-from unskew.collector.tail import Damage, Lines
+from unskew.collector.tail import Damage, Lines, Tail
 
 _HELD = ", ".join(f'"{name}"' for name in rows.COLUMNS if name != "pos")
 _DIGEST = f"select run, writer, segment, count(*), sum(hash({_HELD})::hugeint)::varchar from hot group by all"
@@ -67,7 +68,8 @@ def check(store: Store, *, mend: bool) -> Checked:
         found += [Finding(problem) for problem in problems]
         found += _projections(store, manifest, mend=mend)
     found += _database(store, manifest, mend=mend)
-    found += _strays(store, load(store), mend=mend)
+    if mend:
+        sweep(store)
     return Checked(
         events=count,
         sealed_files=len(manifest.sealed),
@@ -110,15 +112,23 @@ def _spool_files(store: Store) -> Iterator[tuple[str, Path, list[Damage], int]]:
 def _log(store: Store, manifest: Manifest) -> tuple[int, list[str]]:
     """How many events the log has, and what a complete one would not show. Pruned runs may lack seqs."""
     pruned = {one.run for one in manifest.pruned}
-    with Reader(store) as reader:
-        writers = reader.sql(
-            "select run, writer, count(*) as n, count(distinct seq) as one_each, max(seq) - min(seq) + 1 as due "
-            "from log group by run, writer order by run, writer"
-        ).rows()
-        streams = reader.sql(
-            "select run, stream, count(*) as n, count(distinct version) as one_each, max(version) as due from log "
-            "where stream is not null group by run, stream order by run, stream"
-        ).rows()
+    with contextlib.closing(working_database(store)) as database:
+        for run in store.spooled_runs():
+            skip = {(replaced.writer, replaced.segment) for _, replaced in manifest.replaced(run)}
+            tail = Tail(store, run, skip=skip)
+            while rows.insert(database, "hot", run, tail.poll_lines()):
+                pass
+        files = ", ".join(rows.quoted(str(store.root / one.file)) for one in manifest.sealed)
+        columns = "run, writer, seq, stream, version"
+        sealed = f" union all select {columns} from read_parquet([{files}], union_by_name = true)" if files else ""
+        database.execute(f"create view whole as select {columns} from hot{sealed}").fetchall()
+        writers = database.sql(
+            "select run, writer, count(*), count(distinct seq), max(seq) - min(seq) + 1 from whole group by all order by all"
+        ).fetchall()
+        streams = database.sql(
+            "select run, stream, count(*), count(distinct version), max(version) from whole where stream is not null "
+            "group by all order by all"
+        ).fetchall()
     found = [
         f"run {run}: writer {writer} has {n - one_each} events twice"
         for run, writer, n, one_each, _ in writers
@@ -175,13 +185,3 @@ def _difference(store: Store, manifest: Manifest) -> str | None:
         return f"it cannot be read ({str(error).partition(chr(10))[0]})"
     wrong = [place for place in sorted(held) if held.get(place) != due.get(place)]
     return f"the rows of {len(wrong)} spool files are not their lines, first {'/'.join(map(str, wrong[0]))}" if wrong else None
-
-
-def _strays(store: Store, manifest: Manifest, *, mend: bool) -> list[Finding]:
-    """Files that a kill left behind before they were listed: no reader looks at them."""
-    listed = {one.file for one in (*manifest.sealed, *manifest.published)}
-    there = [*(store.root / "sealed").glob("*/*"), *(store.root / "published").glob("*")]
-    strays = sorted(name for path in there if (name := str(path.relative_to(store.root))) not in listed)
-    if strays and mend:
-        sweep(store)
-    return [Finding(f"{name} is in no manifest, nobody reads it", mended=mend) for name in strays]

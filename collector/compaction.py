@@ -14,7 +14,7 @@ import duckdb
 import msgspec
 
 from unskew.collector.manifest import Manifest, Sealed, load, publish
-from unskew.collector.paths import Store
+from unskew.collector.paths import Store, StoreError
 from unskew.collector.rows import quoted
 from unskew.collector.sealing import extent, write_sorted
 
@@ -63,7 +63,10 @@ def merge(store: Store, database: duckdb.DuckDBPyConnection, group: Sequence[Sea
         Sealed,
     )
     manifest, old = load(store), {one.file for one in group}
-    sealed = tuple(merged if one is group[0] else one for one in manifest.sealed if one.file not in old or one is group[0])
+    if not old <= {one.file for one in manifest.sealed}:
+        raise StoreError(f"{store.manifest} changed while files of run {group[0].run} were merged: only one may write it")
+    kept = tuple(one for one in manifest.sealed if one.file not in old)
+    sealed = tuple(sorted((*kept, merged), key=lambda one: one.last_pos))
     publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, sealed=sealed))
     return [store.root / file for file in old]
 

@@ -19,7 +19,11 @@ from unskew.collector.manifest import Replaced, load
 from unskew.collector.paths import Store
 from unskew.collector.tail import Damage, Lines, Place, Tail
 
-SETTINGS = {"threads": 1, "memory_limit": "256MB", "preserve_insertion_order": False}
+SETTINGS: dict[str, str | bool | int | float | list[str]] = {
+    "threads": 1,
+    "memory_limit": "256MB",
+    "preserve_insertion_order": False,
+}
 """Of every DuckDB that the collector works with; what needs more goes to the store's folder `spill`."""
 
 
@@ -48,7 +52,8 @@ class Ingest:
         self._store = store
         manifest = load(store)
         self.database = working_database(store)
-        self._next_pos = 1 + max((one.last_pos for one in (*manifest.sealed, *manifest.pruned)), default=-1)
+        last = [one.last_pos for one in manifest.sealed] + [one.last_pos for one in manifest.pruned]
+        self._next_pos = 1 + max(last, default=-1)
         self._tails: dict[str, Tail] = {}
         self._files: defaultdict[str, dict[Place, Taken]] = defaultdict(dict)
         self._damage: defaultdict[str, dict[Damage, None]] = defaultdict(dict)

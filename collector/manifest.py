@@ -5,6 +5,7 @@ Every row is visible in exactly one form: in a sealed file of the manifest, or i
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -133,14 +134,31 @@ def load(store: Store) -> Manifest:
             version = (status.st_mtime_ns, status.st_ino, status.st_size)
             known = _parsed.get(store.manifest)
             if known is None or known[0] != version:
-                known = _parsed[store.manifest] = version, _numbered(msgspec.json.decode(file.read(), type=Manifest))
+                known = _parsed[store.manifest] = version, _numbered(_decode(file.read()))
             return known[1]
     except FileNotFoundError:
         return Manifest()
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise StoreError(
             f"{store.manifest} is not a manifest ({error}); sealed files lie in {store.root / 'sealed'}"
         ) from error
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """The manifest's file: the manifest and the checksum of its bytes."""
+
+    sha256: str
+    manifest: msgspec.Raw
+
+
+def _decode(data: bytes) -> Manifest:
+    """Raises ValueError when `data` is not what `publish` wrote."""
+    if data.startswith(b'{\n "number"'):  # from before manifests had a checksum
+        return msgspec.json.decode(data, type=Manifest)
+    file = msgspec.json.decode(data, type=_File)
+    if hashlib.sha256(file.manifest).hexdigest() != file.sha256:
+        raise ValueError("its checksum is of other bytes")
+    return msgspec.json.decode(file.manifest, type=Manifest)
 
 
 def _numbered(manifest: Manifest) -> Manifest:
@@ -159,7 +177,8 @@ def publish(store: Store, manifest: Manifest) -> None:
     """Swap the manifest: on disk before the name changes."""
     fresh = store.manifest.with_suffix(".new")
     with fresh.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+        file.write(b'{"sha256": "%b",\n"manifest": %b}\n' % (hashlib.sha256(body).hexdigest().encode(), body))
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(store.manifest)

@@ -72,7 +72,7 @@ def _taken_whole(ingest: Ingest, run: str) -> list[Taken]:
 def sweep(store: Store) -> None:
     """Remove what a killed collector wrote but did not publish, and from the manifest what it removed."""
     manifest = load(store)
-    listed = {one.file for one in (*manifest.sealed, *manifest.published)}
+    listed = {one.file for one in manifest.sealed} | {one.file for one in manifest.published}
     for path in (*(store.root / "sealed").glob("*/*"), *(store.root / "published").glob("*")):
         if str(path.relative_to(store.root)) not in listed:
             path.unlink()

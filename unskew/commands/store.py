@@ -24,7 +24,7 @@ _DAY_US = 86_400_000_000
 
 @app.command()
 def check(
-    mend: Annotated[bool, typer.Option(help="Mend what is made of the log: database, projections, strays.")] = True,
+    mend: Annotated[bool, typer.Option(help="Mend what is made of the log: store.duckdb and projections.")] = True,
     json: JsonOption = None,
     store: StoreOption = None,
 ) -> None:
