@@ -16,8 +16,8 @@ from typing import Literal, get_args
 
 import msgspec
 
-from unskew.collector.events import FaultInjected
 from unskew.analytics.schedule import splits_backward
+from unskew.collector.events import FaultInjected
 
 FaultKind = Literal["slow", "kill", "hang", "freeze"]
 KillPoint = Literal["compute", "before_barrier", "before_step"]

@@ -61,7 +61,7 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="SPEC",
-            help="A fault to inject: slow:rank=R,factor=X,at=I with until=I and phase=F|B|W if you like (W where the schedule splits it), "
+            help="A fault to inject: slow:rank=R,factor=X,at=I with until=I and phase=F|B|W if you like, "
             "kill:rank=R,at=I, hang:rank=R,at=I or freeze:rank=R,at=I; repeatable.",
             show_default="one slow rank at a sixth, one kill at half of the run",
             rich_help_panel=FAULTS,
