@@ -7,11 +7,12 @@ A chunk of `n` layers takes ``n * (a + b * tokens + c * sum_sq) / speed`` micros
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import exp
 
 import msgspec
 
+from unskew.analytics.plan import Plan
 from unskew.analytics.workload import Work
 
 Speeds = Mapping[int, Mapping[str, float]]
@@ -23,6 +24,17 @@ HEALTHY: Speeds = {}
 def speed_of(speeds: Speeds, rank: int, kind: str) -> float:
     """The speed of a rank for one kind of work; 1.0 when nothing is known against it."""
     return speeds.get(rank, {}).get(kind, 1.0)
+
+
+@lru_cache(maxsize=256)
+def _chain(groups: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]) -> int:
+    """The longest chain of gradient groups of which each shares a rank with the one before."""
+    behind: dict[int, int] = {}
+    for ranks, _ in groups:
+        if len(ranks) > 1:
+            place = 1 + max(behind.get(rank, 0) for rank in ranks)
+            behind.update(dict.fromkeys(ranks, place))
+    return max(behind.values(), default=0)
 
 
 class ChunkCost(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -42,6 +54,8 @@ class ChunkCost(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Chunk costs per kind, one message's latency between ranks, and the end of an iteration (gradients, vote, optimiser).
 
+    `iteration_end_us` is that of a plan whose gradient collectives all run at once; see `end_us`.
+
     Without a "W" of its own, "B" is the whole backward pass; with it, the gradient of activations alone. `bars`: kind of
     work, or "iteration" -> half-width of the prediction's 90 % error bar, as the log of a ratio (predictor.py); absent = not
     known.
@@ -50,6 +64,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     chunks: dict[str, ChunkCost]
     message_us: float = 0.0
     iteration_end_us: float = 0.0
+    collective_us: float = 0.0
     bars: dict[str, float] = {}
 
     @cached_property
@@ -81,6 +96,14 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Where nine in ten measurements lie when `us` is predicted for a chunk of kind `what`, or for an "iteration"."""
         bar = self.bars.get(what)
         return None if bar is None else (us * exp(-bar), us * exp(bar))
+
+    def end_us(self, plan: Plan) -> float:
+        """The end of an iteration under `plan`: each collective that has to wait for another one adds `collective_us`.
+
+        Ranks reduce their groups in one order, so groups that share a rank follow each other: with uneven partitions they form
+        a chain from the first stage to the last (seven deep at PP4 x DP2), where equal ones run side by side.
+        """
+        return self.iteration_end_us + self.collective_us * max(_chain(plan.gradient_groups) - 1, 0)
 
     def chunk_us(self, kind: str, work: Work, n_layers: int, *, has_head: bool, speed: float = 1.0) -> float:
         """Microseconds of one chunk at `speed`."""

@@ -25,11 +25,12 @@ _PATIENCE_POLLS = 20
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole committed iteration, the times of its messages, and what was probed before it."""
+    """A whole committed iteration, the times of its messages and gradient collectives, and what was probed before it."""
 
     committed: Committed
     transfers_us: tuple[float, ...]
     probes: tuple[Span, ...] = ()
+    collectives_us: tuple[float, ...] = ()
 
 
 class _Open(msgspec.Struct):
@@ -120,6 +121,7 @@ def _release(opened: _Open, plan: Plan) -> Released:
             log_complete=opened.is_complete(plan),
         ),
         transfers_us=_transfers_us(counted),
+        collectives_us=_collectives_us(counted),
         probes=tuple(span for span in counted if span.kind == "probe"),
     )
 
@@ -145,3 +147,16 @@ def _transfers_us(spans: list[Span]) -> tuple[float, ...]:
         if span.kind == "recv" and span.wall_us > 0 and sent_us is not None:
             times.append(float(max(span.start_us + span.wall_us - max(sent_us, span.start_us), 0)))
     return tuple(times)
+
+
+def _collectives_us(spans: list[Span]) -> tuple[float, ...]:
+    """Times of gradient collectives from the moment their last member had come; a group's members stand in its name."""
+    members: dict[str, list[Span]] = {}
+    for span in spans:
+        if span.kind == "all_reduce" and span.group:
+            members.setdefault(span.group, []).append(span)
+    return tuple(
+        float(max(max(s.start_us + s.wall_us for s in of) - max(s.start_us for s in of), 0))
+        for group, of in sorted(members.items())
+        if len(of) == group.count("-") + 1
+    )

@@ -39,7 +39,7 @@ def predict_iteration(plan: Plan, works: Sequence[Work], cost: CostModel, speeds
     schedule = build_schedule(plan)
     durations = durations_us(schedule, layer_costs([works], model_for(cost, plan.schedule)), speeds)[:, 0]
     timeline = evaluate(schedule, durations, cost.message_us)
-    return Prediction(float(timeline.makespan_us) + cost.iteration_end_us, timeline)
+    return Prediction(float(timeline.makespan_us) + cost.end_us(plan), timeline)
 
 
 def predict_iterations(plan: Plan, batches: Sequence[Sequence[Work]], cost: CostModel, speeds: Speeds = HEALTHY) -> Array:
@@ -48,7 +48,7 @@ def predict_iterations(plan: Plan, batches: Sequence[Sequence[Work]], cost: Cost
     timeline = evaluate(
         schedule, durations_us(schedule, layer_costs(batches, model_for(cost, plan.schedule)), speeds), cost.message_us
     )
-    return timeline.makespan_us + cost.iteration_end_us
+    return timeline.makespan_us + cost.end_us(plan)
 
 
 def model_for(cost: CostModel, schedule: str) -> CostModel:

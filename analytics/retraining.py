@@ -168,12 +168,13 @@ def fit_seen(seen: Sequence[Seen]) -> Fit | None:
         if one.plan.epoch == plan.epoch and one.speeds == speeds and one.committed.iteration > 0
     ]
     transfers = [us for one in seen for us in one.released.transfers_us]
+    collectives = [us for one in seen for us in one.released.collectives_us]
 
     def makespan_us(plan: Plan, works: Sequence[Work], cost: CostModel) -> float:
         return predict_iteration(plan, works, cost, speeds).iteration_us
 
     try:
-        return fit_terms(fit(chunks), measured, makespan_us, transfers)
+        return fit_terms(fit(chunks), measured, makespan_us, transfers, collectives)
     except NotIdentifiable:
         return None
 

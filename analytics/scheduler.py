@@ -205,7 +205,7 @@ class _Bench:
         self.scheduled_actions += len(schedule.order)
         durations = durations_us(schedule, self.costs, self.state.speeds)
         timeline = evaluate(schedule, durations, self.state.cost.message_us)
-        return timeline.makespan_us + self.state.cost.iteration_end_us, timeline
+        return timeline.makespan_us + self.state.cost.end_us(plan), timeline
 
     def score(self, name: str, shape: Shape) -> tuple[Candidate, int]:
         """The candidate, and the replica that finishes last under it."""

@@ -153,7 +153,7 @@ def real_chunks() -> list[Figure]:
         found.append(
             figure(
                 f"real CPU chunks, {kind}: prediction error less the noise of repeats", 100 * (error - noise), "points", bar=1,
-                better="lower", note=f"error {100 * error:.2f} %, noise {100 * noise:.2f} %; {len(tested)} mixes of lengths not "
+                better="lower", note=f"error {100 * error:.2f} %, noise {100 * noise:.2f} %; {len(tested)} mixes not "
                 f"fitted, {REPEATS} times each",
             )
         )  # fmt: skip

@@ -1,12 +1,13 @@
 """The predictor finds the coefficients behind noisy chunk times, and says what it cannot know."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.analytics.cost import ChunkCost, CostModel
-from unskew.analytics.plan import uniform_plan
+from unskew.analytics.plan import plan_from_partition, uniform_plan
 from unskew.analytics.prediction import predict_iteration
 from unskew.analytics.predictor import Chunk, NotIdentifiable, at_healthy_speed, fit
 from unskew.analytics.terms import Measured, fit_terms
@@ -175,3 +176,25 @@ def test_no_error_bar_from_too_few() -> None:
     fitted = fit(measure(seed=1, ranks=1, n=8))
     assert fitted.model.bars == {}
     assert fitted.model.interval_us("F", 100.0) is None
+
+
+def test_gradient_groups_that_share_ranks_follow_each_other() -> None:
+    """PP4 x DP2: equal partitions reduce side by side; shifted ones in a chain through all seven groups."""
+    cost = CostModel(chunks=TRUTH.chunks, iteration_end_us=10_000.0, collective_us=1500.0)
+    equal = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=8)
+    assert cost.end_us(equal) == 10_000
+    shifted = plan_from_partition(
+        epoch=1, n_layers=16, schedule="1f1b", members=[(0, 1, 2, 3), (4, 5, 6, 7)], layers=[(4, 4, 4, 4), (5, 4, 4, 3)],
+        micro_batches=[4, 4],
+    )  # fmt: skip
+    assert len(shifted.gradient_groups) == 7
+    assert cost.end_us(shifted) == 10_000 + 6 * 1500
+    one = plan_from_partition(
+        epoch=2, n_layers=16, schedule="1f1b", members=[(0, 1, 2, 3), (4, 5, 6, 7)], layers=[(4, 4, 4, 4), (4, 4, 5, 3)],
+        micro_batches=[4, 4],
+    )  # fmt: skip
+    assert cost.end_us(one) == 10_000 + 2 * 1500  # only stages 2 and 3 are tied together
+    works = [work_of([100, 100]) for _ in range(8)]
+    free = msgspec.structs.replace(cost, collective_us=0.0)
+    apart = predict_iteration(shifted, works, cost).iteration_us - predict_iteration(shifted, works, free).iteration_us
+    assert apart == pytest.approx(9000)

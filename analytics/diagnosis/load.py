@@ -87,7 +87,7 @@ def _released(
     """The committed iterations as the controller saw them."""
     if not commits:
         return ()
-    kinds = spans.filter(pl.col("kind").is_in(["F", "B", "W", "send", "recv"])).select(_SPAN)
+    kinds = spans.filter(pl.col("kind").is_in(["F", "B", "W", "send", "recv", "all_reduce"])).select(_SPAN)
     intake, found = Intake(), []
     arriving: list[Event] = [Span(**row) for row in kinds.iter_rows(named=True)]
     waiting = 0
