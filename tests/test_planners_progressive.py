@@ -10,6 +10,7 @@ from unskew.analytics.plan import PlanError, validate
 from unskew.analytics.planners.cluster import Cluster, Job, healthy_cluster, start
 from unskew.analytics.planners.conversion import to_plan
 from unskew.analytics.planners.costing import pipeline_bound_us, pipeline_us
+from unskew.analytics.planners.dp import cells
 from unskew.analytics.planners.evaluation import cost
 from unskew.analytics.planners.pp import share_out
 from unskew.analytics.planners.progressive import plan_progressive
@@ -93,6 +94,25 @@ def test_a_dead_stage_is_served_by_its_peers_and_a_slow_one_relieved():
     validate(to_plan(cluster, plan.assignment, epoch=1))
     recycle = plan_progressive(cluster, levels={"tp"})
     assert cost(cluster, plan.assignment).iteration_us <= cost(cluster, recycle.assignment).iteration_us
+
+
+def test_replicas_that_have_each_lost_a_stage_help_each_other():
+    speeds = np.ones((2, 4, 1))
+    speeds[0, 1], speeds[1, 3] = 0.0, 0.0
+    cluster = cluster_of(speeds, n_layers=4)
+    for levels in ({"tp", "dp"}, {"tp", "pp", "dp"}, {"tp"}):
+        plan = plan_progressive(cluster, levels=levels)
+        assert np.isfinite(cost(cluster, plan.assignment).iteration_us)
+        assert {(move.source, move.target, move.stage) for move in plan.assignment.moves} >= {(0, 1, 1), (1, 0, 3)}
+
+
+def test_cells_have_somebody_for_every_stage():
+    stage_us = np.ones((64, 3))
+    stage_us[:60, 1] = np.inf
+    found = cells(stage_us, 8)
+    assert sorted(np.concatenate(found).tolist()) == list(range(64))
+    assert all(np.isfinite(stage_us[cell]).any(axis=0).all() for cell in found)
+    assert not cells(np.ones((64, 3)), 8)
 
 
 def test_memory_stops_migration():

@@ -2,9 +2,10 @@
 
 While the pipelines are played (planners/simulation.py), after every step and for each stage i:
 
-1. ``P[d]`` = micro-batches of replica d that have passed stage i, wherever they ran; d_max, d_min = most and least advanced;
-2. if d_min's group is dead, or ``P[d_max] - P[d_min] > delta``: take d_min's lowest micro-batch that waits at stage i, and
-   if d_max has memory for its activations, d_max executes stage i of it, forward and backward;
+1. ``P[d]`` = micro-batches of replica d that have passed stage i, wherever they ran; d_min = the least advanced that has one
+   waiting at i, dead groups first; d_max = the most advanced of those that have memory for one more;
+2. if d_min's group is dead, or ``P[d_max] - P[d_min] > delta``: d_max executes stage i of d_min's lowest waiting micro-batch,
+   forward and backward;
 3. both progresses are updated at once: P[d_min] + 1, as if it had passed, and P[d_max] - 1 until it has.
 
 At most one micro-batch per stage and step moves. Ties for d_max: the one with fewer activations held, then the lowest number;
@@ -59,12 +60,12 @@ class _Rule:
         dead = [lasts[stage] == INFINITE for lasts in simulation.lasts[0]]
         progress = self._progress(simulation, stage)
         d_min = min(pending, key=lambda d: (not dead[d], progress[d], d))
-        receivers = [d for d in range(len(self.counts)) if d != d_min and not dead[d]]
+        others = (d for d in range(len(self.counts)) if d != d_min and not dead[d])
+        receivers = [d for d in others if self._memory_feasible(simulation, d, stage)]
         if not receivers:
             return
         d_max = min(receivers, key=lambda d: (-progress[d], simulation.held[d][stage], d))
-        lags = dead[d_min] or progress[d_max] - progress[d_min] > self.delta
-        if lags and self._memory_feasible(simulation, d_max, stage):
+        if dead[d_min] or progress[d_max] - progress[d_min] > self.delta:
             chunk = (pending[d_min], d_min, stage)
             simulation.move(chunk, d_max)
             self.on_the_way[stage].append(chunk)
@@ -130,15 +131,23 @@ def migrate(
 def cells(stage_us: Floats, size: int) -> list[Ints]:
     """The replicas in cells of at most `size` that hold like shares of weak and strong ones; one cell when they are few.
 
-    [replica, stage] times, inf for dead. A cell without a replica weaker than the best is left out: it has nothing to move.
+    [replica, stage] times, inf for dead. Cells are made larger while one has a stage that nobody in it can do. A cell of
+    replicas that are all as good as the best has nothing to move and is left out.
     """
-    weight = np.where(np.isinf(stage_us), 1e18, stage_us)
+    dead = np.isinf(stage_us)
+    weight = np.where(dead, 1e18, stage_us)
     weakness = weight.max(axis=1)
     order = np.lexsort((np.arange(len(weakness)), *weight.T, -weakness))
     n_cells = -(-len(order) // size)
-    dealt = [np.sort(order[cell::n_cells]).astype(np.int64) for cell in range(n_cells)]
+    dealt = [order]
+    while n_cells > 1:
+        dealt = [order[cell::n_cells] for cell in range(n_cells)]
+        if not any(dead[cell].all(axis=0).any() for cell in dealt):
+            break
+        n_cells, dealt = n_cells // 2, [order]
     best = weakness.min()
-    return [cell for cell in dealt if (weakness[cell] > best * (1 + 1e-9)).any()]
+    idle = [not dead[cell].any() and bool((weakness[cell] <= best * (1 + 1e-9)).all()) for cell in dealt]
+    return [np.sort(cell).astype(np.int64) for cell, rests in zip(dealt, idle, strict=True) if not rests]
 
 
 def moves_of(migrations: Sequence[Migration]) -> tuple[Move, ...]:
