@@ -60,7 +60,7 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def threshold_of(self, sigma: float, tests: int) -> float:
         """The threshold of each of a device's `tests` tests at this noise, from the budget of false alarms."""
-        sigma = round(max(sigma, self.sigma_floor), 4)
+        sigma = round(max(sigma, self.sigma_floor), 3)
         return _threshold(sigma, self.slack_of(sigma), tests * self.iterations_per_day / self.false_alarms_per_device_day)
 
     @property
@@ -68,7 +68,7 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _threshold(sigma: float, slack: float, iterations: float) -> float:
     return threshold(sigma, slack, iterations)
 

@@ -223,6 +223,17 @@ def run(job: Job, methods: Sequence[Callable[[], Method]]) -> list[Outing]:
     return [note.outing() for note in notes]
 
 
+def wilson(hits: int, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927).
+
+    >>> [round(bound, 3) for bound in wilson(10, 10)]
+    [0.722, 1.0]
+    """
+    z2 = 1.96**2
+    centre, spread = (hits + z2 / 2) / (n + z2), 1.96 * np.sqrt(hits * (n - hits) / n + z2 / 4) / (n + z2)
+    return max(0.0, float(centre - spread)), min(1.0, float(centre + spread))
+
+
 class _Notes:
     """Counts for one detector and one job."""
 

@@ -1,0 +1,139 @@
+"""The detectors on real series of others, and what judging an iteration costs."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from unskew.analytics.detector import Detector
+from unskew.analytics.job_wide import judge
+from unskew.analytics.residuals import Floats
+from unskew.analytics.studies.detection import Setting, cost_of, synthetic_job
+from unskew.analytics.studies.noise import load_lengths, load_noise
+from unskew.analytics.thresholds import EMULATED
+from unskew.analytics.workers import judge_workers
+from unskew.benchmarks import datasets
+from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks.runs import Bench
+from unskew.collector.events import Verdict
+
+INJECTED = 1.15
+ROOM = 60  # iterations that are left after an injected slowdown, at least
+LARGE = Setting(pp=8, tokens=8_192, micro_batches=8, hidden=4_096, dp=32, iterations=40)
+LONG = Setting(pp=4, tokens=8_192, micro_batches=4, hidden=4_096, iterations=400)
+
+
+def figures(bench: Bench) -> list[Figure]:  # noqa: ARG001 - keeps no run
+    return [*job_wide(), *workers(), *cost_of_judging()]
+
+
+def job_wide() -> list[Figure]:
+    """MLPerf Training and Megatron-LM: alarms as they are, and slowdowns put into the same series."""
+    alarms_name = "MLPerf and Megatron series: alarms"
+    found_name = f"MLPerf and Megatron series: job-wide slowdowns of {INJECTED:g} found"
+    series = [*_mlperf(), *_megatron()]
+    if not series:
+        note = "data sets mlperf-steptimes and megatron-iteration-times are absent: set UNSKEW_DATASETS"
+        return [
+            figure(alarms_name, None, "", bar=1, better="lower", note=note),
+            figure(found_name, None, "%", bar=95, better="higher", note=note),
+        ]
+    random = np.random.default_rng(load_noise().seeds.figures)
+    alarms, hits, n = [], 0, 0
+    for name, times in series:
+        alarms += [f"{name} {v.sentence.partition(';')[0]}" for v in _verdicts(times)]
+        if len(times) < 2 * ROOM:
+            continue
+        at = int(random.integers(ROOM // 2, len(times) - ROOM))
+        slowed = np.where(np.arange(len(times)) >= at, INJECTED, 1.0) * times
+        hits += any(abs(v.since_iteration - at) <= 20 and v.at_iteration >= at for v in _verdicts(slowed))
+        n += 1
+    return [
+        figure(alarms_name, len(alarms), "", bar=1, better="lower", note=f"{len(series)} series; {'; '.join(alarms)}"),
+        figure(found_name, 100 * hits / n, "%", bar=95, better="higher", note=f"{hits} of {n} series of {2 * ROOM} and more"),
+    ]
+
+
+def _verdicts(times: Floats) -> list[Verdict]:
+    return [verdict for verdict in judge(enumerate(1e6 * times)) if isinstance(verdict, Verdict)]
+
+
+def _mlperf() -> Iterator[tuple[str, Floats]]:
+    path = datasets.find("mlperf-steptimes", "steps.parquet")
+    if path is not None:
+        steps = pl.read_parquet(path).filter(pl.col("kind") == "train").drop_nulls("step_time_s")
+        for (run,), rows in steps.group_by(["run_id"], maintain_order=True):
+            yield str(run), rows["step_time_s"].to_numpy().astype(np.float64)
+
+
+def _megatron() -> Iterator[tuple[str, Floats]]:
+    path = datasets.find("megatron-iteration-times", "iteration-times.parquet")
+    if path is not None:
+        for (series,), rows in pl.read_parquet(path).group_by(["series_id"], maintain_order=True):
+            yield str(series), rows.sort("step")["iteration_time_s"].to_numpy()
+
+
+def workers() -> list[Figure]:
+    """Alibaba's mini-batch times of ten workers that share GPUs, against its labels."""
+    path, labels = (
+        datasets.find("alibaba-minibatch", "minibatch-jobs-1-3.parquet"),
+        datasets.find("alibaba-minibatch", "labels.csv"),
+    )
+    names = ("Alibaba job 1: others than worker 6 named", "Alibaba job 3: precision", "Alibaba job 3: recall")
+    if path is None or labels is None:
+        note = "data set alibaba-minibatch is absent: set UNSKEW_DATASETS"
+        bars = ((0, "lower"), (None, "higher"), (None, "higher"))
+        return [figure(n, None, "", bar=b, better=better, note=note) for n, (b, better) in zip(names, bars, strict=True)]  # type: ignore[arg-type]
+    truth = {int(job): set(rows["worker"].to_list()) for (job,), rows in pl.read_csv(labels).group_by(["job"])}
+    named = {job: _workers_named(path, job) for job in truth}
+    note = "thresholds of shared devices (EMULATED): each worker has a quarter of a GPU"
+    right = len(named[3] & truth[3])
+    first = len(named[1] - {6}) if 6 in named[1] else None
+    return [
+        figure(names[0], first, "workers", bar=0, better="lower", note=f"named: {sorted(named[1])}; {note}"),
+        figure(
+            names[1], 100 * right / max(len(named[3]), 1), "%", bar=None, better="higher", note=f"named: {sorted(named[3])}"
+        ),
+        figure(names[2], 100 * right / len(truth[3]), "%", bar=None, better="higher", note=f"labelled: {sorted(truth[3])}"),
+    ]
+
+
+def _workers_named(path: Path, job: int) -> set[int]:
+    table = pl.read_parquet(path).filter(pl.col("job") == job).sort("time", "worker")
+    wide = table.pivot(on="worker", index="time", values="batch_time_norm").sort("time")
+    columns = sorted((name for name in wide.columns if name != "time"), key=int)
+    times = wide.select(columns).to_numpy().astype(np.float64)
+    verdicts = judge_workers(times, EMULATED, iterations=wide["time"].to_list())
+    return {int(columns[v.culprits[0].rank or 0]) for v in verdicts if isinstance(v, Verdict)}
+
+
+def cost_of_judging() -> list[Figure]:
+    """Milliseconds of one iteration of 256 devices, and whether memory stays flat."""
+    noise, lengths = load_noise(), load_lengths("code")
+    job = synthetic_job(LARGE, noise.seeds.figures, noise, lengths, None)
+    detector, cost, spent = Detector(), cost_of(LARGE), []
+    for iteration in range(job.iterations):
+        committed = job.committed(iteration)
+        began = time.process_time()
+        detector.observe(committed, job.plan, cost)
+        spent.append(time.process_time() - began)
+    note = f"CPU time, one thread; median of {len(spent)} iterations of {len(committed.chunks)} chunks, at most {1e3 * max(spent):.1f}"
+    name = "Detector: one iteration of 256 devices"
+    found = [figure(name, 1e3 * float(np.median(spent)), "ms", bar=5, better="lower", note=note)]
+    job = synthetic_job(LONG, noise.seeds.figures, noise, lengths, 1.3)
+    detector, held = Detector(), {}
+    tracemalloc.start()
+    for iteration in range(job.iterations):
+        detector.observe(job.committed(iteration), job.plan, cost)
+        if iteration in {LONG.iterations // 2, LONG.iterations - 1}:
+            held[iteration] = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    early, late = held.values()
+    note = f"{early / 1e3:.0f} kB after {LONG.iterations // 2} iterations, {late / 1e3:.0f} kB after {LONG.iterations}"
+    name = "Detector: memory grown over 200 iterations"
+    return [*found, figure(name, 100 * (late / early - 1), "%", bar=10, better="lower", note=note)]
