@@ -12,6 +12,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
 
 import duckdb
 import msgspec
@@ -161,9 +162,10 @@ class Alerting:
             if closed_us is None:
                 self._open[run, rule, subject] = alert
             target = self._rules[rule].target if rule in self._rules else ""
+            phases: list[Literal["opened", "closed"]] = ["opened"] if closed_us is None else ["opened", "closed"]
             cut[run] += [
                 AlertDelivered(alert=alert, phase=phase, target=target, ok=False, tries=0, detail=UNKNOWN)
-                for phase in (("opened",) if closed_us is None else ("opened", "closed"))
+                for phase in phases
                 if target and (alert, phase) not in told
             ]
         for run, events in cut.items():

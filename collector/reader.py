@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _ATTEMPTS = 20
 _WIDER = 16
 CONTROL_TAGS = frozenset(map(tag_of, CONTROL))
+Relation = duckdb.DuckDBPyRelation
 Params = Sequence[Any] | Mapping[str, Any] | None
 
 
@@ -83,12 +84,13 @@ class Reader:
         """As `sql`, an Arrow table."""
         return self._answer(query, params, lambda relation: relation.to_arrow_table())
 
-    def duckdb(self, query: str, params: Params = None) -> duckdb.DuckDBPyRelation:
+    def duckdb(self, query: str, params: Params = None) -> Relation:
         """As `sql`, a DuckDB relation: nothing is read before its rows are asked for, and it can be queried on.
 
         It stands on the files of the last `refresh`; ask for its rows before the next.
         """
-        return self._answer(query, params, lambda relation: relation)
+        relation: Relation = self._answer(query, params, lambda relation: relation)
+        return relation
 
     def newest(self, count: int, run: str | None = None, types: Sequence[str] | None = None) -> polars.DataFrame:
         """The `count` newest events (of `run`, of these types), newest first: the columns of `events`.
@@ -165,7 +167,7 @@ class Reader:
             f"{events_of(f'(select * from {source} where {where} {order} limit {count})')} {order}", list(asked.values())
         )
 
-    def _answer(self, query: str, params: Params, take: Callable[[duckdb.DuckDBPyRelation], Any]) -> Any:
+    def _answer(self, query: str, params: Params, take: Callable[[Relation], Any]) -> Any:
         query = f"from {query}" if query in VIEWS else query
         try:
             return take(self._connection.sql(query, params=params))
