@@ -130,7 +130,7 @@ class Rehearsal:
 
     def _replaced(self, epoch: int) -> Plan | None:
         """The plan that plan `epoch` replaced by choice."""
-        chosen = any(issued.epoch == epoch and issued.optional for issued in self._issued)
+        chosen = any(issued.epoch == epoch and issued.optional and issued.proposal for issued in self._issued)
         return self._plans[epoch - 1] if chosen else None
 
     def _recover(self, recorded: PlanProposed) -> None:
@@ -155,7 +155,12 @@ class Rehearsal:
 
 
 def _answer(step: Step, iteration: int, plan: Plan) -> list[Event]:
-    """What the controller makes of the Scheduler's answer (runtime/desk.py), less the proposal's name."""
+    """What the controller makes of the Scheduler's answer (runtime/desk.py), less the proposal's name.
+
+    A probe is no answer: what it measures is in the log, and comes with a later iteration.
+    """
+    if step.probe is not None:
+        return []
     found = step.proposal
     if found is None:
         kept = PlanKept(epoch=plan.epoch, at_iteration=iteration, reason=step.reason, verdict=step.verdict)

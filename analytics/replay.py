@@ -30,6 +30,7 @@ from unskew.collector.events import (
     PlanRejected,
     PlanScored,
     PredictorFitted,
+    Probed,
     Verdict,
     VerdictClosed,
 )
@@ -104,7 +105,7 @@ def _moment(event: Control) -> int:
             return event.watermark
         case PlanScored():
             return event.to_iteration
-        case VerdictClosed() | PlanKept():
+        case VerdictClosed() | PlanKept() | Probed():
             return event.at_iteration
         case Verdict() | PlanProposed():
             # Of a loss they tell the iteration that the rank was in.

@@ -141,7 +141,7 @@ def _same(verdict: Verdict, fault: FaultInjected) -> bool:
 
 
 def _speed_error(verdict: Verdict, fault: FaultInjected) -> float | None:
-    if fault.factor is None:
+    if fault.factor is None or not verdict.speed:
         return None
     slow = {fault.phase} if fault.phase else set(verdict.speed)
     truth = {kind: 1 / fault.factor if kind in slow else 1.0 for kind in slow | set(verdict.speed)}
