@@ -122,7 +122,7 @@ def cost_of_judging() -> list[Figure]:
         began = time.process_time()
         detector.observe(committed, job.plan, cost)
         spent.append(time.process_time() - began)
-    note = f"CPU time, one thread; median of {len(spent)} iterations of {len(committed.chunks)} chunks, at most {1e3 * max(spent):.1f}"
+    note = f"CPU time, one thread; median of {len(spent)}, at most {1e3 * max(spent):.1f}; {len(committed.chunks)} chunks each"
     name = "Detector: one iteration of 256 devices"
     found = [figure(name, 1e3 * float(np.median(spent)), "ms", bar=5, better="lower", note=note)]
     job = synthetic_job(LONG, noise.seeds.figures, noise, lengths, 1.3)
