@@ -12,6 +12,7 @@ from unskew.analytics.planners.conversion import to_plan
 from unskew.analytics.planners.costing import pipeline_bound_us, pipeline_us
 from unskew.analytics.planners.dp import cells
 from unskew.analytics.planners.evaluation import cost
+from unskew.analytics.planners.joint import plan_joint
 from unskew.analytics.planners.pp import share_out
 from unskew.analytics.planners.progressive import plan_progressive
 from unskew.analytics.planners.tp import choose, exclude
@@ -53,6 +54,16 @@ def test_the_papers_cases_of_exclusion(speeds, degree, standby, score, tie):
 def test_any_degree_beats_powers_of_two_where_it_can():
     assert choose((1, 1, 1), IDEAL, powers_of_two=False)[0] == 3
     assert choose((1, 1, 1), (0.0, 0.25, 0.5, 0.4, 1.0), powers_of_two=False)[0] == 2  # as measured: three do less than two
+
+
+def test_resihp_decides_by_ideal_degrees_and_gets_the_measured_speed():
+    cluster = Cluster(
+        job=Job(n_layers=1, micro_batches=1), speeds=np.array([[[1.0, 1.0, 1.0, 0.4]]]), efficiency=(0.2, 0.35, 0.6, 1.0)
+    )
+    assignment = plan_progressive(cluster).assignment
+    assert assignment.degrees.tolist() == [[2]]
+    assert assignment.speeds[0, 0] == pytest.approx(0.35)
+    assert plan_joint(cluster).assignment.degrees.tolist() == [[3]]
 
 
 def test_standby_of_a_node_helps_its_other_group():

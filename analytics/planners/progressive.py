@@ -3,7 +3,8 @@
 Every level's decisions are returned, so that an ablation can be replayed; `levels` switches levels off as the paper's Figure 11
 does. Without the TP level a group with a dead member is lost whole (as ReCycle has it); without the PP level the partition
 stays; without the DP level the work of dead groups goes evenly to its peers (ReCycle), and nothing else moves.
-There is no test whether a plan is worth its cost: the paper has none (analytics/planners/worth.py is ours).
+TP and PP take k of tp devices for k / tp of the speed, as the paper does, whatever was measured; the speeds of the result are
+the measured ones. There is no test whether a plan is worth its cost: the paper has none (analytics/planners/worth.py is ours).
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ def plan_progressive(cluster: Cluster, *, levels: Set[Level] = ALL_LEVELS, delta
     before = begin.layers[0]
     active, borrowed, speeds, degrees = begin.active, begin.borrowed, begin.speeds, begin.degrees
     tp: tuple[TpDecision, ...] = ()
+    believed = speeds
     if "tp" in levels:
-        groups = exclude(cluster, powers_of_two=True, least=least_degrees(cluster, before))
-        active, borrowed, speeds, degrees, tp = groups.active, groups.borrowed, groups.speeds, groups.degrees, groups.decisions
+        ideal = msgspec.structs.replace(cluster, efficiency=())
+        groups = exclude(ideal, powers_of_two=True, least=least_degrees(cluster, before))
+        active, borrowed, degrees, tp = groups.active, groups.borrowed, groups.degrees, groups.decisions
+        believed = groups.speeds
+        speeds = believed * cluster.rates[degrees] / np.maximum(ideal.rates[degrees], 1.0 / cluster.tp)
     if (gone := ~(speeds > 0).any(axis=0)).any():
         raise PlanError(f"stage {int(np.argmax(gone))} has no group left in any replica: a checkpoint is needed")
-    pp = repartition(cluster, speeds, degrees, before.tolist()) if "pp" in levels else None
+    pp = repartition(cluster, believed, degrees, before.tolist()) if "pp" in levels else None
     layers = np.tile(np.array(pp.after if pp else before, dtype=np.int64), (cluster.dp, 1))
     dp = migrate(cluster, speeds, degrees, layers, begin.micro_batches, delta=delta) if "dp" in levels else ()
     return Progressive(
