@@ -192,8 +192,9 @@ class _Simulation:
             return
         count = int(span / expected) + 4
         count += int(8 * self.options.noise_cv * count**0.5)
-        noise = self.random.standard_normal(count) * self.options.noise_cv
-        seconds = expected * np.maximum(0.5, 1.0 + noise)
+        seconds = np.full(count, expected)
+        if self.options.noise_cv:
+            seconds *= np.maximum(0.5, 1.0 + self.random.standard_normal(count) * self.options.noise_cv)
         ends = np.cumsum(seconds) - self.progress * seconds[0]
         done = int(np.searchsorted(ends, span, side="right"))
         if done:

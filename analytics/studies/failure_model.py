@@ -112,7 +112,7 @@ def _recover_run() -> Figures:
     options = Options(hours=hours, noise_cv=0.0)
     ours = simulate(job, ReCoVer(), kills, options)
     low, high = 0.0, 600.0
-    for _ in range(10):
+    for _ in range(7):
         restart_s = (low + high) / 2
         rival = simulate(job, Restart(2 * first_s / 5, restart_s, detect_s=0.0), kills, options)
         low, high = (restart_s, high) if ours.tokens < _MORE_TOKENS * rival.tokens else (low, restart_s)

@@ -1,0 +1,129 @@
+"""Studies: resumable, side by side with the paper; `unskew simulate` and `unskew study` as people call them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from unskew.analytics.studies.frame import Cell, Figures, Study, run_study
+from unskew.analytics.studies.registry import STUDIES
+from unskew.cli import app
+from unskew.collector.paths import Store
+from unskew.collector.reader import open_store
+from unskew.runtime.launch import run as train
+from unskew.runtime.options import RunOptions
+
+CALLS: list[int] = []
+
+
+def _measure(cell: Cell) -> Figures:
+    CALLS.append(cell.seed)
+    return {"twice": 2.0 * cell.seed, "none": None}
+
+
+TWICE = Study(
+    name="twice", about="a study of nothing", cells=lambda seeds: [Cell(study="twice", name="a", seed=s) for s in range(seeds)],
+    measure=_measure, paper={"twice": 4.0}, why=lambda figure, _paper, _ours: f"why {figure}",
+)  # fmt: skip
+
+
+def test_an_interrupted_study_goes_on_where_it_was(tmp_path: Path) -> None:
+    CALLS.clear()
+
+    def stop_after_three(done: int, _all: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(TWICE, seeds=5, out=tmp_path, on_cell=stop_after_three)
+    assert CALLS == [0, 1, 2]
+    result = run_study(TWICE, seeds=5, out=tmp_path)
+    assert CALLS == [0, 1, 2, 3, 4]
+    row = result.rows[0]
+    assert (row.paper, row.ours, row.n, row.ratio, row.why) == (4.0, 4.0, 5, 1.0, "why twice")
+    assert row.low == pytest.approx(4.0 - 2.776 * 2**0.5, abs=1e-3)  # t(4) x sqrt(10 / 5)
+    assert result.rows[1].ours is None
+    assert pl.read_parquet(tmp_path / "twice" / "points.parquet").height == 10
+    assert "plotly" in (tmp_path / "twice" / "plot.html").read_text().lower()
+
+
+def test_processes_measure_the_same(tmp_path: Path) -> None:
+    one = run_study(STUDIES["resihp-fig2"], seeds=1, out=tmp_path / "one")
+    two = run_study(STUDIES["resihp-fig2"], seeds=1, out=tmp_path / "two", jobs=2)
+    assert one.rows == two.rows
+
+
+def test_a_study_prints_paper_ours_and_why(tmp_path: Path) -> None:
+    answer = tmp_path / "a.json"
+    called = CliRunner().invoke(
+        app, ["study", "recover", "--seeds", "1", "--out", str(tmp_path / "out"), "--json", str(answer)]
+    )
+    assert called.exit_code == 0, called.output
+    rows = {row["figure"]: row for row in json.loads(answer.read_text())["rows"]}
+    worked = [row for row in rows.values() if row["paper"] is not None]
+    assert len(worked) >= 13
+    assert all(row["ours"] == row["paper"] for row in worked)
+    assert "why they differ" in called.output or "differ" in called.output
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["study", "nothing"], ["study", "recover", "--seeds", "0"], ["simulate", "--policy", "pray"],
+        ["simulate", "--faults", "x=1"], ["simulate", "--cluster", "none"], ["simulate", "--hours", "0"],
+        ["simulate", "--faults", "trace:/none.csv"],
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_one_sentence(call: list[str]) -> None:
+    called = CliRunner().invoke(app, call)
+    assert called.exit_code == 2
+    assert "Traceback" not in called.output
+
+
+def test_a_simulated_run_is_served_like_a_real_one(tmp_path: Path) -> None:
+    answer = tmp_path / "a.json"
+    called = CliRunner().invoke(
+        app,
+        ["simulate", "--cluster", "llama2-7b", "--policy", "resihp", "--hours", "6",
+         "--faults", "mtbf_s=3600,repair_s=1800,slow_per_100_hours=50", "--seed", "2", "--store", str(tmp_path / "store"), "--json", str(answer)],
+    )  # fmt: skip
+    assert called.exit_code == 0, called.output
+    [facts] = json.loads(answer.read_text())["policies"]
+    total = facts["useful_s"] + sum(facts["lost_s"].values()) + facts["unexplained_s"]
+    assert total == pytest.approx(6 * 3600.0)
+    with open_store(Store.locate(tmp_path / "store")) as reader:
+        [run] = reader.sql("select * from runs").to_dicts()
+        assert (run["run"], run["clock"], run["status"], run["iterations"]) == (
+            facts["run_id"],
+            "virtual",
+            "done",
+            facts["iterations"],
+        )
+        iterations = reader.sql("select count(*) as n, sum(iteration_us) / 1e6 as s from iterations").to_dicts()[0]
+        assert iterations["n"] == facts["iterations"]
+        assert iterations["s"] == pytest.approx(
+            facts["useful_s"] + sum(facts["lost_s"][c] for c in ("capacity", "imbalance")), rel=0.01
+        )
+        causes = set(reader.sql("select distinct cause from verdicts")["cause"])
+        assert causes == {"dead", "slow_device"}
+        assert reader.sql("select count(*) as n from plans")["n"][0] == 1 + facts["changes"]
+        assert reader.sql("select count(*) as n from faults")["n"][0] > 3
+
+
+@pytest.mark.limit(120)
+def test_a_real_runs_plans_are_played_against_what_it_measured(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    options = RunOptions(pp=2, dp=2, layers=8, micro_batches=8, iterations=40, device="virtual", store=str(store), mode="auto")
+    summary = train(options)
+    answer = tmp_path / "a.json"
+    called = CliRunner().invoke(app, ["simulate", "--check", summary.run_id, "--store", str(store), "--json", str(answer)])
+    assert called.exit_code == 0, called.output
+    [plan] = json.loads(answer.read_text())["plans"]
+    assert plan["n"] == 40
+    assert plan["error_percent"] < 5.0
+    unknown = CliRunner().invoke(app, ["simulate", "--check", "nobody", "--store", str(store)])
+    assert unknown.exit_code == 2
