@@ -1,7 +1,7 @@
 """A training process as the store sees it: `python -m unskew.benchmarks.store_producer STORE RUN RANK COUNT PER_SECOND`.
 
-Writes `count` spans of many kinds as one rank, 50 a flush, as fast as the disk takes them (PER_SECOND 0) or at a rate; prints the
-seconds it took. Nothing is dropped: it waits for each flush.
+Writes `count` spans of many kinds as one rank, 50 a flush, as fast as the disk takes them (PER_SECOND 0) or at a rate; prints
+the seconds it took. Nothing is dropped: it waits for each flush.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MICRO_BATCHES = 8
 
 
 def spans(rank: int, seed: int = 0) -> Iterator[Span]:
-    """The spans of one rank, iteration by iteration: chunks, transfers, a collective, the optimizer; jitter as a device has it."""
+    """The spans of one rank, iteration by iteration: chunks, transfers, a collective, the optimizer, with a device's jitter."""
     chance = random.Random(f"{seed} {rank}")
     device, stage = f"host-{rank // 8:04d}/gpu-{rank % 8}", rank % 4
     now_us, iteration = 1_000_000_000, 0
@@ -53,7 +53,7 @@ def spans(rank: int, seed: int = 0) -> Iterator[Span]:
         iteration += 1
 
 
-def main(root: str, run: str, rank: int, count: int, per_second: int) -> None:
+def produce(root: str, run: str, rank: int, count: int, per_second: int) -> None:
     source = spans(rank)
     batches = [[next(source) for _ in range(FLUSH)] for _ in range(min(count, 20_000) // FLUSH)]
     writer = SpoolWriter(Store(Path(root)), run, f"rank-{rank:04d}.1")
@@ -73,4 +73,4 @@ def main(root: str, run: str, rank: int, count: int, per_second: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
+    produce(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
