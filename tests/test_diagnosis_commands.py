@@ -17,6 +17,8 @@ from unskew.collector.events import Verdict
 from unskew.collector.formats import bring_in
 from unskew.collector.paths import Store
 
+pytestmark = pytest.mark.limit(180)
+
 CAUSES = {
     "slow_device", "slow_link", "dead", "hung", "long_sequences", "stage_imbalance", "input_bound", "gc_pause", "unknown",
 }  # fmt: skip

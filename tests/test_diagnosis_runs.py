@@ -18,6 +18,8 @@ from unskew.analytics.diagnosis.whatif import ask, what_if
 from unskew.collector.events import Verdict
 from unskew.collector.reader import open_store
 
+pytestmark = pytest.mark.limit(180)
+
 SLOW = 3
 AT = 14
 OPTIONS = msgspec.structs.replace(SMALL, iterations=34, tokens=256, layers=8, micro_batches=8, mode="observe")
