@@ -132,6 +132,17 @@ class RankRatio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     score: float = 0.0
 
 
+class HostClock(Telemetry, frozen=True, kw_only=True, tag="host_clock@1"):
+    """How far a node's wall clock is ahead of the controller's (negative: behind), from the handshake; true to `within_us`.
+
+    `at_us` of this node's writers minus `offset_us` is the controller's time.
+    """
+
+    node: str
+    offset_us: int
+    within_us: int
+
+
 class IterationJudged(Telemetry, frozen=True, kw_only=True, tag="iteration_judged@1"):
     """The Detector's view of one committed iteration: everything that led to a verdict or to none.
 
@@ -441,6 +452,18 @@ class VerdictScored(Control, frozen=True, kw_only=True, tag="verdict_scored@1"):
     by: Literal["injected", "later"] = "injected"
 
 
+class Diagnosed(Control, frozen=True, kw_only=True, tag="diagnosed@1"):
+    """What `unskew diagnose` found in the run's log: written to the stream analysis/diagnose when it is not what it said before.
+
+    `verdicts` are `Verdict`s as plain data with numbers of their own, not those of the live run.
+    """
+
+    observability: str
+    verdicts: tuple[dict[str, Any], ...]
+    time_lost_s: dict[str, float]
+    abstained: tuple[str, ...]
+
+
 # --- control: plan, approve, apply, score ----------------------------------------------------------------------------
 
 
@@ -576,11 +599,11 @@ class AlertDelivered(Control, frozen=True, kw_only=True, tag="alert_delivered@1"
 
 TELEMETRY: tuple[type[Telemetry], ...] = (
     Span, MicroBatchPacked, IterationCommitted, Heartbeat, IterationJudged, IterationTimed, OperationsRecorded,
-    SourceRecorded, CollectiveRecorded, GroupRecorded, GpuState, Dropped,
+    SourceRecorded, CollectiveRecorded, GroupRecorded, GpuState, HostClock, Dropped,
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
     RunStarted, RunFinished, DeviceJoined, Suspected, Probed, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note,
-    CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored, PlanProposed, PlanApproved,
+    CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored, Diagnosed, PlanProposed, PlanApproved,
     PlanRejected, PlanExpired, PlanKept, PlanIssued, PlanApplied, PlanFailed, PlanScored, AlertOpened, AlertClosed,
     AlertDelivered,
 )  # fmt: skip

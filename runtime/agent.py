@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from unskew.collector.events import Heartbeat
+from unskew.collector.events import Heartbeat, HostClock
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.service import ensure_collector
 from unskew.collector.spool import SpoolWriter
@@ -107,6 +107,7 @@ class Agent:
         if isinstance(message, Prepare):
             self._store = Store(Path(message.store))
             self._spool = SpoolWriter(self._store, message.run, f"agent-{self._node}")
+            self._spool.append(_compared(self._node, message.ahead_us, time.time_ns() // 1000 - message.at_us))
             self._zygote.send(message)
         elif isinstance(message, Start):
             self._zygote.send(message)
@@ -214,6 +215,11 @@ class Agent:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+def _compared(node: str, least_us: int, most_us: int) -> HostClock:
+    """Our wall clock against the controller's: ahead by `least_us` to `most_us`; the ways of two messages lie between."""
+    return HostClock(node=node, offset_us=(least_us + most_us) // 2, within_us=(most_us - least_us + 1) // 2)
+
+
 def _start_zygote() -> tuple[subprocess.Popen[bytes], Channel]:
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "unskew.runtime.zygote", str(theirs.fileno())]
@@ -233,7 +239,7 @@ def main() -> None:
     sock = socket.create_connection((host, int(port)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     channel = Channel(sock)
-    channel.send(Hello(secret=os.environ.pop("UNSKEW_SECRET"), node=node))
+    channel.send(Hello(secret=os.environ.pop("UNSKEW_SECRET"), node=node, at_us=time.time_ns() // 1000))
     Agent(channel, node, Path(folder)).serve()
 
 

@@ -137,7 +137,8 @@ class Session:
         del rendezvous
 
     def _prepare(self, membership: Membership, check_interrupt: Callable[[], None]) -> Ready:
-        membership.send(Prepare(run=self.run_id, store=str(self._store.root), options=self._options))
+        prepare = Prepare(run=self.run_id, store=str(self._store.root), options=self._options, ahead_us=membership.ahead_us)
+        membership.send(msgspec.structs.replace(prepare, at_us=time.time_ns() // 1000))
         until = time.monotonic() + _PREPARE_S
         while time.monotonic() < until:
             for message in membership.poll(0.1):

@@ -59,6 +59,8 @@ class Membership:
                 start_new_session=True,
             )
         self._agent: Channel | None = None
+        self.ahead_us = 0
+        """The node's wall clock minus ours, not more than it is: the way of the greeting is in it."""
         self.pids: dict[int, int] = {}
         self.pulses: dict[int, Pulse] = {}
         self._iterations: dict[int, int] = {}
@@ -87,6 +89,7 @@ class Membership:
                 channel.most_bytes = MOST_BYTES
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._agent = channel
+                self.ahead_us = hello.at_us - time.time_ns() // 1000
                 return hello.node
         channel.close()
         return None

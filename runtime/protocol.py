@@ -41,18 +41,25 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """Agent to controller: `secret` proves that the controller started it."""
+    """Agent to controller: `secret` proves that the controller started it; `at_us` is the node's wall clock."""
 
     secret: str
     node: str
+    at_us: int = 0
 
 
 class Prepare(Message, frozen=True, kw_only=True):
-    """To agent and zygote: load the corpus, then say Ready."""
+    """To agent and zygote: load the corpus, then say Ready.
+
+    For the agent to compare clocks: `ahead_us` = its clock when it said Hello minus the controller's when that came (the
+    true difference is not less), `at_us` the controller's now.
+    """
 
     run: str
     store: str
     options: RunOptions
+    ahead_us: int = 0
+    at_us: int = 0
 
 
 class Ready(Message, frozen=True, kw_only=True):
