@@ -66,6 +66,11 @@ class Store(msgspec.Struct, frozen=True):
         return self.lock("maintenance")
 
     @property
+    def trouble(self) -> Path:
+        """What keeps the collector from going on, while something does."""
+        return self.root / "trouble"
+
+    @property
     def spill(self) -> Path:
         """Where the collector's queries put what exceeds their memory."""
         return self.root / "spill"

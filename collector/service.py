@@ -9,6 +9,7 @@ the database. SIGTERM and Ctrl-C end it between two steps.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -66,6 +67,23 @@ def _on_its_way() -> bool:
     return bool(_started)
 
 
+def trouble(store: Store) -> str | None:
+    """What keeps the store's collector from going on, in one sentence; None when nothing does, or none lives."""
+    try:
+        sentence = store.trouble.read_text().strip()
+    except OSError:
+        return None
+    return sentence if is_held(store.lock("collector")) else None
+
+
+def _tell_trouble(store: Store, sentence: str | None) -> None:
+    with contextlib.suppress(OSError):  # of a full disk it may be that only the log tells
+        if sentence is None:
+            store.trouble.unlink(missing_ok=True)
+        else:
+            store.trouble.write_text(sentence + "\n")
+
+
 def serve(store: Store, idle_s: float) -> None:
     """Collect until idle for `idle_s`, asked to end, or asked to leave for maintenance; with the collector's lock held."""
     # Imported here, because the losers of the election need not pay for a database.
@@ -73,6 +91,7 @@ def serve(store: Store, idle_s: float) -> None:
 
     ending = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # taken by sigtimedwait alone, so that no step is cut
+    _tell_trouble(store, None)
     collecting = Collecting(store)
     busy_s, wait_s, said = time.monotonic(), 0.0, ""
     try:
@@ -80,10 +99,15 @@ def serve(store: Store, idle_s: float) -> None:
             asked_to_end = signal.sigtimedwait(ending, wait_s) is not None or is_held(store.maintenance)
             try:
                 busy, wait_s = collecting.step(), STEP_S
-            except StoreError as error:  # somebody looks at it, or the disk refuses; the spool keeps everything meanwhile
+            except StoreError as error:  # the disk refuses, or is full; the spool keeps everything meanwhile
                 if str(error) != said:
                     print(f"collector: {error}", file=sys.stderr, flush=True)
                 busy, wait_s, said = False, BUSY_RETRY_S, str(error)
+                _tell_trouble(store, said)
+            else:
+                if said:
+                    said = ""
+                    _tell_trouble(store, None)
             if busy:
                 busy_s = time.monotonic()
             if asked_to_end or (not busy and time.monotonic() - busy_s > idle_s):
