@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import exp, sqrt
 from typing import Any
 
-from scipy.stats import t as student  # type: ignore[import-untyped]  # ships no types
+from scipy.stats import t as student
 
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.residuals import ALL

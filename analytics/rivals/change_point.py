@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from scipy.special import gammaln  # type: ignore[import-untyped]  # ships no types
+from scipy.special import gammaln
 
 from unskew.analytics.residuals import Floats
 

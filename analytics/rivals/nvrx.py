@@ -18,6 +18,7 @@ import msgspec
 
 from unskew.analytics.rivals.method import Observed, Outcome, Probe
 from unskew.analytics.rivals.naming import Names
+from unskew.collector.events import Verdict, VerdictClosed
 
 
 class NvrxOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +88,7 @@ class Nvrx:
         }
         found = scores(medians, self._lowest)
         self._lowest = found.lowest
-        verdicts = []
+        verdicts: list[Verdict | VerdictClosed] = []
         for rank in medians:
             relative, individual = found.relative[rank], found.individual[rank]
             low = {s for s, v in relative.items() if v < self.options.relative_threshold}
@@ -104,5 +105,5 @@ class Nvrx:
                 sentence=f"rank {rank} is a straggler: score {min(speed.values()):.2f}",
                 evidence={"relative": relative, "individual": individual},
             )
-        alarm = "; ".join(verdict.sentence for verdict in verdicts if hasattr(verdict, "sentence"))
+        alarm = "; ".join(verdict.sentence for verdict in verdicts if isinstance(verdict, Verdict))
         return Outcome(verdicts=tuple(verdicts), alarm=alarm)

@@ -14,6 +14,7 @@ import msgspec
 
 from unskew.analytics.rivals.method import Observed, Outcome, Probe
 from unskew.analytics.rivals.naming import Names
+from unskew.collector.events import Verdict
 
 
 class TracemlOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,5 +89,5 @@ class Traceml:
             sentence=f"rank {found.rank} waits least: it costs {100 * found.impact:.0f} % of an iteration ({grade})",
             evidence={"impact": round(found.impact, 4), "grade": grade, "kinds": list(found.kinds)},
         )
-        alarm = "; ".join(verdict.sentence for verdict in new if hasattr(verdict, "sentence"))
+        alarm = "; ".join(verdict.sentence for verdict in new if isinstance(verdict, Verdict))
         return Outcome(verdicts=(*verdicts, *new), alarm=alarm)

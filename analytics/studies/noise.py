@@ -14,7 +14,7 @@ from importlib.resources import files
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter  # type: ignore[import-untyped]  # ships no types
+from scipy.signal import lfilter
 
 Floats = NDArray[np.float64]
 
