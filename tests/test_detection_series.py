@@ -1,4 +1,4 @@
-"""Detection without chunks (iteration times of whole jobs, times of workers), and the synthetic jobs of the detectors' bench."""
+"""Detection without chunks (times of whole jobs, times of workers), and the synthetic jobs of the detectors' bench."""
 
 import numpy as np
 import polars as pl
