@@ -25,20 +25,21 @@ FLIPS = 200
 PRODUCERS = 8
 RUN = "bench"
 _PRODUCER = """if True:
-    import sys
+    import os, sys
     from itertools import islice
     from pathlib import Path
     from unskew.benchmarks.store_producer import spans
     from unskew.collector.paths import Store
     from unskew.collector.spool import SpoolWriter
-    root, writer, rank = sys.argv[1:]
+    root, writer, rank, said = sys.argv[1:]
+    out = os.open(said, os.O_WRONLY)
     spool, source, flushed = SpoolWriter(Store(Path(root)), "bench", writer), spans(int(rank)), 0
     while True:
         for event in islice(source, 50):
             spool.append(event)
         if spool.hand_over(60.0):
             flushed += 50
-            print(flushed, flush=True)
+            os.pwrite(out, b"%012d" % flushed, 0)
 """
 _COLLECTOR = """if True:
     import sys
@@ -60,19 +61,22 @@ def figures(kills: int = KILLS, maintenance_kills: int = MAINTENANCE_KILLS, flip
 def killed(store: Store, kills: int) -> list[Figure]:
     """Collectors and producers killed in turn under load; what a producer knew to be flushed is looked for afterwards."""
     chance, flushed = random.Random(7), dict[str, int]()
-    producers: list[tuple[str, subprocess.Popen[str]]] = []
+    producers: list[tuple[Path, subprocess.Popen[bytes]]] = []
     names = (f"rank-{number % PRODUCERS:04d}.{number // PRODUCERS}" for number in range(10**6))
 
     def produce() -> None:
-        name = next(names)
-        command = [sys.executable, "-c", _PRODUCER, str(store.root), name, str(len(producers))]
-        producers.append((name, subprocess.Popen(command, stdout=subprocess.PIPE, text=True)))
+        said = store.root.with_name(next(names))
+        said.touch()
+        command = [sys.executable, "-c", _PRODUCER, str(store.root), said.name, str(len(producers)), str(said)]
+        producers.append((said, subprocess.Popen(command)))
 
     def end_oldest() -> None:
-        name, child = producers.pop(0)
+        said, child = producers.pop(0)
+        while not said.stat().st_size and child.poll() is None:  # it must have begun to be killed under load
+            time.sleep(0.01)
         child.kill()
-        said = child.communicate()[0].split()
-        flushed[name] = int(said[-1]) if said else 0
+        child.wait()
+        flushed[said.name] = int(said.read_bytes())
 
     store.root.mkdir(parents=True)
     for _ in range(PRODUCERS):

@@ -71,9 +71,10 @@ def unpack(data: bytes) -> Unpacked:
                 taken.append(data[body:end])
                 at = end
                 continue
-            after = data.find(b"\n" + _HEADER, body - 1) + 1
-            if not after and end == len(data):
+            if end == len(data) or data.startswith(_HEADER, end):
                 after = end
+            else:
+                after = data.find(b"\n" + _HEADER, body - 1) + 1
             if not after:  # cut short, still being written, or a size that is damaged: the next header tells
                 missing = max(end - len(data), 0)
                 break

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from unskew.collector import spool, tail
 from unskew.collector.events import Dropped, IterationCommitted, Note, Span
+from unskew.collector.flushes import flush, is_torn, unpack
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.segment import Segment, control_line, segment_name, telemetry_line
 from unskew.collector.spool import ControlStream, SpoolWriter, VersionConflict
@@ -267,6 +268,49 @@ def test_a_control_stream_goes_on_after_its_writer_was_killed(store: Store) -> N
     stream.close()
     versions = [entry.version for entry in Tail(store, "r").poll()]
     assert versions == list(range(1, stream.version + 1))
+
+
+BATCHES = [b"".join(telemetry_line(seq, 5, span(seq)) for seq in range(first, first + 3)) for first in (0, 3, 6)]
+
+
+@given(at=st.integers(0, sum(len(flush(batch)) for batch in BATCHES) - 1), bit=st.integers(0, 7))
+@settings(max_examples=300, deadline=None)
+def test_a_flipped_bit_costs_its_own_flush_at_most_and_is_named(at: int, bit: int) -> None:
+    whole = b"".join(flush(batch) for batch in BATCHES)
+    data = whole[:at] + bytes([whole[at] ^ (1 << bit)]) + whole[at + 1 :]
+    unpacked = unpack(data)
+    rest = data[unpacked.used :]
+    assert unpacked.damaged or not is_torn(rest), "named: passed over, or left behind as what no kill leaves"
+    hit = sum(at >= sum(len(flush(batch)) for batch in BATCHES[:number]) for number in (1, 2))
+    written = set(b"".join(BATCHES).splitlines())
+    assert set(unpacked.lines.splitlines()) <= written, "what is taken was written so"
+    others = [batch for number, batch in enumerate(BATCHES) if number != hit]
+    assert all(line in unpacked.lines for batch in others for line in batch.splitlines())
+
+
+@given(st.integers(0, sum(len(flush(batch)) for batch in BATCHES)))
+@settings(max_examples=200, deadline=None)
+def test_a_file_cut_anywhere_holds_whole_flushes_and_nothing_else(cut: int) -> None:
+    data = b"".join(flush(batch) for batch in BATCHES)[:cut]
+    unpacked = unpack(data)
+    assert unpacked.lines in [b"".join(BATCHES[:count]) for count in range(4)]
+    assert not unpacked.damaged
+    assert is_torn(data[unpacked.used :])
+
+
+def test_a_batch_of_decisions_that_a_kill_cut_short_never_was(store: Store) -> None:
+    stream = ControlStream(store, "r", "plan", "controller.1")
+    stream.append(0, [note("a")], actor="c")
+    stream.append(1, [note("b"), note("c")], actor="c")
+    stream.close()
+    (path,) = (store.spool("r") / "controller.1@plan").iterdir()
+    path.write_bytes(path.read_bytes()[:-5])  # "b" is there to the letter
+    assert [entry.event for entry in Tail(store, "r").poll()] == [note("a")]
+    again = ControlStream(store, "r", "plan", "controller.2")
+    assert again.version == 1
+    assert again.append(1, [note("d")], actor="c") == 2
+    again.close()
+    assert [entry.event for entry in Tail(store, "r").poll()] == [note("a"), note("d")]
 
 
 def test_one_bad_store_path_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
