@@ -122,6 +122,11 @@ def test_a_run_of_ours_with_a_slow_rank(slowed: Run, tmp_path: Path) -> None:
     assert set(run["time_lost_s"]) <= CAUSES | {"unexplained"}
     assert "rank 1" in output
     assert "next:" in output
+    again, _ = call("diagnose", slowed.id, "--store", slowed.store.root)
+    assert again == 0
+    written = slowed.sql("select stream, payload from events where run = $run and type = 'diagnosed@1'")
+    assert [row["stream"] for row in written] == ["analysis/diagnose"]  # the same is not written twice
+    assert json.loads(written[0]["payload"])["time_lost_s"] == run["time_lost_s"]
 
 
 def test_retraining_by_hand_is_tested_on_later_iterations_and_logged_when_better(slowed: Run, tmp_path: Path) -> None:

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from unskew.analytics.diagnosis.diagnose import Diagnosis
+    from unskew.collector.events import Diagnosed
+    from unskew.collector.paths import Store
+    from unskew.collector.reader import Reader
 
+STREAM = "analysis/diagnose"
 SEEN = {
     "chunks": "chunk times",
     "collectives": "collective times only, with the waiting inside",
@@ -53,9 +57,47 @@ def diagnose(
     with reader:
         warn(reader.problems)
         found = [decide(load_run(reader, run)) for run in names]
+        before = [said_before(reader, run) for run in names]
+    for one, last in zip(found, before, strict=True):
+        record(place, one, last)
     write_json(json, {"runs": [as_data(one) for one in found]})
     for one in found:
         Console().print(shown(one))
+
+
+def said_before(reader: Reader, run: str) -> Diagnosed | None:
+    """The last diagnosis in the run's log."""
+    from unskew.collector.events import Diagnosed
+    from unskew.collector.tail import decode_event
+
+    query = "select payload::varchar as line from events where run = ? and type like 'diagnosed@%' order by seq desc limit 1"
+    lines = reader.sql(query, [run])["line"].to_list()
+    event = decode_event(lines[0].encode()) if lines else None
+    return event if isinstance(event, Diagnosed) else None
+
+
+def record(place: Store, one: Diagnosis, before: Diagnosed | None) -> None:
+    """Write the diagnosis to the run's log when it is news; a store that cannot be written is no reason to keep the answer."""
+    import msgspec
+
+    from unskew.collector.control_stream import ControlStream
+    from unskew.collector.events import Diagnosed
+    from unskew.collector.paths import StoreError
+
+    event = Diagnosed(
+        observability=one.observability,
+        verdicts=tuple(as_data(one)["verdicts"]),
+        time_lost_s=one.time_lost_s,
+        abstained=one.abstained,
+    )
+    if before is not None and msgspec.json.encode(event) == msgspec.json.encode(before):
+        return
+    try:
+        stream = ControlStream(place, one.run_id, STREAM, "diagnose")
+        stream.append(stream.version, [event], actor="diagnose")
+        stream.close()
+    except (StoreError, OSError) as error:
+        warn([f"the diagnosis was not written to the log: {error}"])
 
 
 def as_data(one: Diagnosis) -> dict[str, Any]:
