@@ -66,6 +66,7 @@ VIEWS: dict[str, str] = {
         from projected.iterations where n_ranks > 0""",
     "rollups": "select * from projected.rollups",
     "writers": "select * from projected.writers",
+    "host_clocks": own_columns(events.HostClock),
     "recorded_operations": own_columns(events.OperationsRecorded),
     "recorded_collectives": own_columns(events.CollectiveRecorded),
     "recorded_sources": own_columns(events.SourceRecorded),
@@ -172,8 +173,8 @@ EXECUTED = """
         select iteration, kind, micro_batch, unnest(range(first_layer, first_layer + n_layers)) as layer
         from chunks join counted using (iteration, epoch, attempt) where run = of_run),
     due as (
-        select iteration, unnest(['F', 'B']) as kind, layers.range::integer as layer,
-            batches.range::integer as micro_batch
+        select iteration, layers.range::integer as layer, batches.range::integer as micro_batch,
+            unnest(if(plan->>'schedule' in ('zb-h1', 'zb-v', 'searched'), ['F', 'B', 'W'], ['F', 'B'])) as kind
         from counted join plans using (epoch), range((plan->>'n_layers')::bigint) layers,
             range(json_array_length(plan->'routes')::bigint) batches
         where run = of_run)
@@ -184,7 +185,8 @@ EXECUTED = """
     group by iteration, kind, layer, micro_batch
 """
 """`select * from executed('<run>')`: how often each (layer, micro_batch) was executed per committed iteration, in the attempt
-that counted, for F and B each. A run is right when every `times` is 1; 0 stands where the plan in force asks for more."""
+that counted, for F, B and, where the plan's schedule splits the backward pass, W each. A run is right when every `times` is 1;
+0 stands where the plan in force asks for more."""
 
 
 def create_views(connection: duckdb.DuckDBPyConnection) -> None:

@@ -20,6 +20,7 @@ from unskew.collector.commands import controller_alive
 from unskew.collector.events import CONTROL, Control, tag_of
 from unskew.collector.paths import Store
 from unskew.collector.reader import Reader, open_store
+from unskew.collector.service import trouble
 from unskew.dashboard.story import Logged, Story, tell
 
 RECENT = 50
@@ -101,7 +102,7 @@ def snapshot(run: str) -> Snapshot:
         run=run,
         age_s=max(0.0, time.time() - last_us / 1e6) if last_us is not None else 0.0,
         n_dropped=int(n_dropped),
-        problems=tuple(problem for problem in problems() if problem.startswith(f"run {run}: ")),
+        problems=tuple(problem for problem in problems() if problem.startswith((f"run {run}: ", "the collector"))),
         controlled=controlled(run),
         story=tell(_control(run)),
         iterations=sql(
@@ -135,10 +136,11 @@ def judged(run: str, start: int, stop: int, grain: int) -> pl.DataFrame:
 
 @st.cache_data(ttl=1, show_spinner=False)
 def problems() -> tuple[str, ...]:
-    """What the collector found wrong in the store's log, one sentence each."""
+    """What keeps the collector from going on, and what it found wrong in the store's log, one sentence each."""
     reader, lock = _reader(str(store().root))
+    now = trouble(store())
     with lock:
-        return reader.problems
+        return ((f"the collector cannot go on: {now}",) if now else ()) + reader.problems
 
 
 @st.cache_data(ttl=5, show_spinner=False)

@@ -55,10 +55,7 @@ def places(plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: M
 
 def _covered(gone: Role, plan: Plan) -> bool:
     """Whether ranks of its own replica hold layers that a lost rank held."""
-    return any(
-        role.replica == gone.replica and role.first_layer < gone.end_layer and gone.first_layer < role.end_layer
-        for role in plan.roles
-    )
+    return any(role.replica == gone.replica and not set(role.layers).isdisjoint(gone.layers) for role in plan.roles)
 
 
 def _load(plan: Plan) -> tuple[Counter[int], Counter[int]]:
@@ -75,7 +72,7 @@ def _load(plan: Plan) -> tuple[Counter[int], Counter[int]]:
 def _was(role: Role, load: int, old: Role | None, old_load: int) -> str:
     if old is None:
         return "new"
-    was = [count(old.n_layers, "layer")] if (old.first_layer, old.n_layers) != (role.first_layer, role.n_layers) else []
+    was = [count(len(old.layers), "layer")] if old.ranges != role.ranges else []
     was += [f"{old_load} mb"] if load != old_load else []
     return ", ".join(was)
 
@@ -85,7 +82,8 @@ def draw(plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Map
     rows = []
     homes = Counter(route.replica for route in plan.routes)
     for replica, row in places(plan, before, speeds, lost).items():
-        blocks = "".join(_block(place) for place in row)
+        ranges = sorted(((held, place) for place in row for held in place.role.ranges), key=lambda part: part[0])
+        blocks = "".join(_block(place, n_layers) for (_, n_layers), place in ranges)
         without = [f"without rank {rank}" for rank, role in lost.items() if role.replica == replica and _covered(role, plan)]
         facts = "<br>".join([f"{homes[replica]} mb", *without])
         name = f'replica {replica}<br><span class="u-muted">{facts}</span>'
@@ -96,9 +94,10 @@ def draw(plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Map
     return f'<div class="u-scroll"><div class="u-plan">{head}{"".join(rows)}</div></div>'
 
 
-def _block(place: Place) -> str:
+def _block(place: Place, n_layers: int) -> str:
+    """One range of layers of a rank; a rank that a micro-batch passes more than once has several."""
     role = place.role
-    layers = f"{role.first_layer}–{role.end_layer - 1}" if role.n_layers > 1 else str(role.first_layer)
+    layers = ", ".join(f"{first}–{first + held - 1}" if held > 1 else str(first) for first, held in role.ranges)
     state = "dead" if place.dead else (f"speed {place.speed:.2f}" if place.speed is not None and place.speed < 0.995 else "")
     look = "u-dead" if place.dead else ("u-slow" if state else "")
     look += " u-changed" if place.was else ""
@@ -110,9 +109,9 @@ def _block(place: Place) -> str:
         f"rank {role.rank}: layers {layers}, {work}{', ' + state if state else ''}{', was ' + place.was if place.was else ''}"
     )
     return (
-        f'<div class="u-block {look}" style="flex: {role.n_layers} 1 0" title="{escape(full)}">'
+        f'<div class="u-block {look}" style="flex: {n_layers} 1 0" title="{escape(full)}">'
         f"<b>rank {role.rank}{' · ' + state if state else ''}</b>"
-        f'<span class="u-sub">{count(role.n_layers, "layer")} · {escape(work)}</span>{was}</div>'
+        f'<span class="u-sub">{count(n_layers, "layer")} · {escape(work)}</span>{was}</div>'
     )
 
 
