@@ -102,11 +102,11 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     gain_interval_us: tuple[float, float] | None
     cost_us: float
     payback_iterations: int | None
-    life_iterations: float | None
-    risk: float | None
     moved_layers: int
     considered: tuple[Candidate, ...]
     evidence: dict[str, Any] = {}
+    life_iterations: float | None = None
+    risk: float | None = None
 
 
 _DEFAULTS = Options()
@@ -153,8 +153,6 @@ def _weigh(bench: _Bench, best: Candidate, options: Options) -> Proposal:
         gain_interval_us=gain_interval_us,
         cost_us=best.cost_us,
         payback_iterations=math.ceil(best.cost_us / gain) if gain > 0 else None,
-        life_iterations=None,
-        risk=None,
         moved_layers=best.moved_layers,
         considered=tuple(bench.scored.values()),
     )
