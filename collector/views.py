@@ -141,6 +141,23 @@ VIEWS: dict[str, str] = {
         from (select *, (party->>'rank')::bigint as rank
               from (select *, unnest(culprits::json[]) as party from verdicts) where party->>'kind' = 'device') named
         left join devices using (run, rank)""",
+    "detection": """
+        select runs.run, coalesce(said.n_verdicts, 0) as n_verdicts, coalesce(said.n_correct, 0) as n_correct,
+            coalesce(said.n_false, 0) as n_false,
+            said.n_correct / nullif(said.n_correct + said.n_false, 0) as "precision", coalesce(due.n_faults, 0) as n_faults,
+            coalesce(due.n_found, 0) as n_found, due.n_found / nullif(due.n_faults, 0) as recall, said.median_delay_iterations
+        from runs
+        left join (select run, count(*) as n_verdicts, count(*) filter (first_correct) as n_correct,
+                       count(*) filter (not first_correct) as n_false,
+                       median(first_delay_iterations) as median_delay_iterations
+                   from verdicts group by run) said using (run)
+        left join (select faults.run, count(*) as n_faults,
+                       count(*) filter (exists (
+                           select 1 from accused
+                           where accused.run = faults.run and accused.rank = faults.rank and accused.first_correct
+                               and accused.cause = case faults.kind when 'slow' then 'slow_device' when 'kill' then 'dead'
+                                   else 'hung' end)) as n_found
+                   from faults group by faults.run) due using (run)""",
     "health": """
         select devices.run, devices.rank, devices.device, devices.node, devices.state, devices.how, beat.activity,
             beat.iteration, beat.age_us, beat.stalled_us, beat.waits_for, beat.at_us as heartbeat_us, seen.last_us,

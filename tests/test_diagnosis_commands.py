@@ -13,7 +13,7 @@ from runtime_runs import SMALL, Run, train
 from typer.testing import CliRunner
 
 from unskew.cli import app
-from unskew.collector.events import Verdict
+from unskew.collector.events import Verdict, VerdictScored
 from unskew.collector.formats import bring_in
 from unskew.collector.paths import Store
 
@@ -127,6 +127,14 @@ def test_a_run_of_ours_with_a_slow_rank(slowed: Run, tmp_path: Path) -> None:
     written = slowed.sql("select stream, payload from events where run = $run and type = 'diagnosed@1'")
     assert [row["stream"] for row in written] == ["analysis/diagnose"]  # the same is not written twice
     assert json.loads(written[0]["payload"])["time_lost_s"] == run["time_lost_s"]
+
+
+def test_precision_recall_and_delay_are_a_view(slowed: Run) -> None:
+    (row,) = slowed.sql("select * exclude (run) from detection where run = $run")
+    assert row == {
+        "n_verdicts": 1, "n_correct": 1, "n_false": 0, "precision": 1.0, "n_faults": 1, "n_found": 1, "recall": 1.0,
+        "median_delay_iterations": float(slowed.of(VerdictScored)[0].delay_iterations or 0),
+    }  # fmt: skip
 
 
 def test_retraining_by_hand_is_tested_on_later_iterations_and_logged_when_better(slowed: Run, tmp_path: Path) -> None:
