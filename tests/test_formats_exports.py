@@ -126,15 +126,18 @@ def test_prometheus_text_says_what_the_views_say(run: Run, tmp_path: Path) -> No
 def test_the_endpoint_answers_scrapes_on_loopback(run: Run) -> None:
     command = [sys.executable, "-m", "unskew", "export", "prometheus", run.id, "--serve", "0", "--store", str(run.store.root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        line = server.stdout.readline()
-        address = re.search(r"http://127\.0\.0\.1:\d+/metrics", line)
-        assert address, line
-        for _ in range(2):
-            with urllib.request.urlopen(address[0], timeout=30) as answer:
-                assert samples(answer.read().decode())["unskew_iterations", ()] == 6
-        server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            address = re.search(r"http://127\.0\.0\.1:\d+/metrics", line)
+            assert address, line
+            for _ in range(2):
+                with urllib.request.urlopen(address[0], timeout=30) as answer:
+                    assert samples(answer.read().decode())["unskew_iterations", ()] == 6
+            server.send_signal(signal.SIGINT)
+            assert server.wait(30) == 0
+        finally:
+            server.kill()
 
 
 @pytest.mark.parametrize(
