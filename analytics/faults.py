@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from unskew.analytics.schedule import splits_backward
+from unskew.analytics.plan import splits_backward
 from unskew.collector.events import FaultInjected
 
 FaultKind = Literal["slow", "kill", "hang", "freeze"]

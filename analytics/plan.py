@@ -236,6 +236,11 @@ PASSES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1, "zb-v": 2}
 """Schedule -> how often a micro-batch passes each rank in the plan a run starts with."""
 
 
+def splits_backward(schedule: str) -> bool:
+    """Whether B is the gradient of activations alone and W, the gradient of weights, an action of its own."""
+    return schedule in ("zb-h1", "zb-v", "searched")
+
+
 def way_of(schedule: str, ranks: Sequence[int]) -> list[int]:
     """The order in which a micro-batch passes the ranks of a pipeline: once, in a loop (interleaved), or there and back (ZB-V).
 

@@ -23,16 +23,11 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from unskew.analytics.chunks import Chunks, Ints, chunks_from
-from unskew.analytics.plan import Plan, PlanError, Route
+from unskew.analytics.plan import Plan, PlanError, Route, splits_backward
+
+__all__ = ["Action", "Kind", "Needs", "Schedule", "action_of", "build_schedule", "input_of", "merged", "splits_backward"]
 
 Kind = Literal["F", "B", "W"]
-
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "searched")
-
-
-def splits_backward(schedule: str) -> bool:
-    """Whether B is the gradient of activations alone and W, the gradient of weights, an action of its own."""
-    return schedule in ("zb-h1", "zb-v", "searched")
 
 
 class Action(msgspec.Struct, frozen=True, gc=False):

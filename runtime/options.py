@@ -10,7 +10,6 @@ import msgspec
 
 from unskew.analytics.faults import FaultSpec
 from unskew.analytics.plan import Plan, uniform_plan
-from unskew.analytics.planners.searched import searched_plan
 from unskew.analytics.profiles import profile
 from unskew.collector.events import Mode
 from unskew.runtime.corpus import check_folder
@@ -58,6 +57,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     def first_plan(self) -> Plan:
         """The plan the run starts with. Raises `PlanError` for an impossible layout."""
         if self.schedule == "searched" and self.tp == 1 and min(self.pp, self.dp) > 0:
+            from unskew.analytics.planners.searched import searched_plan  # noqa: PLC0415  (its solver takes 0.3 s to import)
+
             return searched_plan(
                 pp=self.pp,
                 dp=self.dp,

@@ -88,7 +88,7 @@ def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_di
         (["run", "--fault", "kill:rank=1,at=2", "--no-faults"], "--no-faults"),
         (["run", "--pp", "0"], "at least 1"),
         (["run", "--layers", "3"], "--layers 3 cannot fill --pp 4"),
-        (["run", "--schedule", "gpipe"], "allowed: 1f1b"),
+        (["run", "--schedule", "zigzag"], "allowed: gpipe, 1f1b, interleaved, zb-h1, zb-v, searched"),
         (["run", "--dim", "7"], "--dim 7"),
         (["run", "--profile", "none"], "none"),
         (["run", "--corpus", "nowhere"], "--corpus nowhere is not a folder"),
