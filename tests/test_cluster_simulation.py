@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.datasets import dataset
+from datasets import dataset
 from unskew.analytics.cluster.arrivals import FaultLaw, arrivals
 from unskew.analytics.cluster.happening import Happening
 from unskew.analytics.cluster.job import JOBS

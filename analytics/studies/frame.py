@@ -24,6 +24,10 @@ Figures = dict[str, float | None]
 """Figure -> value; None = could not be had (a job that aborted has no throughput)."""
 
 
+class StudyError(ValueError):
+    """A study that cannot run; one sentence."""
+
+
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One piece of work: `params` are what `measure` needs besides the seed."""
 
@@ -39,7 +43,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """`paper` and `why` go by figure; `why` may also be a function of (figure, paper, ours)."""
+    """`paper` goes by figure, `why` is a function of (figure, paper, ours); `needs` names the data set without which it cannot
+    run: its folder is given to `measure` as ``params["data"]``."""
 
     name: str
     about: str
@@ -49,6 +54,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     why: Callable[[str, float | None, float | None], str] = lambda _figure, _paper, _ours: ""
     unit: str = ""
     notes: tuple[str, ...] = ()
+    needs: str = ""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,10 +82,24 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_study(
-    study: Study, *, seeds: int, out: Path, jobs: int = 1, on_cell: Callable[[int, int], None] = lambda _done, _all: None
+    study: Study,
+    *,
+    seeds: int,
+    out: Path,
+    jobs: int = 1,
+    data: Path | None = None,
+    on_cell: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Result:
-    """Measure what is missing, gather, write Parquet and a plot. `on_cell` hears (done, all)."""
+    """Measure what is missing, gather, write Parquet and a plot. `on_cell` hears (done, all).
+
+    `data` is the folder of data sets; raises `StudyError` when the one that the study needs is not there.
+    """
     cells = study.cells(seeds)
+    if study.needs:
+        place = data / study.needs if data is not None else None
+        if place is None or not place.is_dir():
+            raise StudyError(f"study {study.name} needs the data set {study.needs}: name the folder that holds it with --data")
+        cells = [msgspec.structs.replace(cell, params=cell.params | {"data": str(place)}) for cell in cells]
     folder = out / study.name
     (folder / "cells").mkdir(parents=True, exist_ok=True)
     code = _code()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unskew.analytics.studies import failure_model, resihp
+from unskew.analytics.studies import bloom, failure_model, others, resihp
 from unskew.analytics.studies.frame import Study
 
 STUDIES: dict[str, Study] = {
@@ -16,5 +16,10 @@ STUDIES: dict[str, Study] = {
         resihp.LARGE,
         failure_model.RECOVER,
         failure_model.FT_HSDP,
+        others.ADAPTIS,
+        others.MALLEUS,
+        others.WHAT_IF,
+        others.SCALE,
+        bloom.BLOOM,
     )
 }

@@ -18,13 +18,16 @@ def study(
     seeds: Annotated[int, typer.Option(help="Random placements and arrivals; intervals are over these.")] = 5,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where results, tables and plots are kept.")] = Path("data/studies"),
     jobs: Annotated[int, typer.Option(help="Processes; -1 = one per core.")] = 1,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder of public data sets.", envvar="UNSKEW_DATASETS")
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Reproduce a paper's table: its figure, ours, the ratio, and why they differ. Goes on where an interrupted one stopped."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from unskew.analytics.studies.frame import run_study
+    from unskew.analytics.studies.frame import StudyError, run_study
     from unskew.analytics.studies.registry import STUDIES
 
     if name not in STUDIES:
@@ -41,9 +44,11 @@ def study(
         task = progress.add_task(name)
         try:
             result = run_study(
-                STUDIES[name], seeds=seeds, out=out, jobs=jobs,
+                STUDIES[name], seeds=seeds, out=out, jobs=jobs, data=data,
                 on_cell=lambda done, all_: progress.update(task, completed=done, total=all_),
             )  # fmt: skip
+        except StudyError as error:
+            refuse(str(error))
         except OSError as error:
             fail(f"study {name}: {error}")
     _print(console, result)
