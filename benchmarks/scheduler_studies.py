@@ -1,4 +1,4 @@
-"""Figures of simulator, policies and studies: seconds at size, worked numbers, Unskew against ResiHP, measured configurations."""
+"""Figures of simulator, policies, studies: seconds at size, worked numbers, Unskew against ResiHP, measured traces."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from unskew.analytics.cluster.timing import fault_free_s
 from unskew.analytics.policies.ft_hsdp import closed_form
 from unskew.analytics.policies.recover import Shares, boundary, steady
 from unskew.analytics.policies.registry import POLICIES
-from unskew.analytics.studies.frame import Result, run_study
+from unskew.analytics.studies.frame import Result, Row, run_study
 from unskew.analytics.studies.registry import STUDIES
-from unskew.benchmarks.report import Figure, figure, publish
+from unskew.benchmarks import datasets
+from unskew.benchmarks.report import Better, Figure, figure, publish
 from unskew.collector.paths import Store
 
 SEEDS = 5
@@ -23,7 +24,7 @@ SEEDS = 5
 
 def figures(seeds: int = SEEDS) -> list[Figure]:
     """Everything of this part; the studies with `seeds` seeds."""
-    return [*_seconds(), *_worked(), *_against_resihp(seeds), *_wrong_beliefs(seeds)]
+    return [*_seconds(), *_worked(), *_recorded(), *_against_resihp(seeds), *_wrong_beliefs(seeds)]
 
 
 def main(json_path: Path | None, store: Store) -> None:  # noqa: ARG001  # keeps no run
@@ -62,6 +63,31 @@ def _worked() -> list[Figure]:
         figure("ReCoVer's worked numbers met", sum(recover) / len(recover), "share", bar=1, better="higher"),
         figure("FT-HSDP's worked numbers met", sum(published) / len(published), "share", bar=1, better="higher"),
     ]
+
+
+_RECORDED: tuple[tuple[str, str, str, float, Better], ...] = (
+    ("what-if-bytedance", "SE: mean step error (%)", "%", 2.0, "lower"),
+    ("what-if-bytedance", "ST: mean step error (%)", "%", 5.0, "lower"),
+    ("bloom", "181B, 38 rows: median error (%)", "%", 10.0, "lower"),
+    ("bloom", "181B, 38 rows: rank correlation", "", 0.9, "higher"),
+    ("bloom", "out of memory, predicted to fit", "rows", 0.0, "lower"),
+    ("bloom", "ran, predicted out of memory", "rows", 0.0, "lower"),
+)
+
+
+def _recorded() -> list[Figure]:
+    """What public recordings say, where they are at hand."""
+    found, rows = [], dict[tuple[str, str], Row]()
+    with tempfile.TemporaryDirectory(prefix="unskew-studies-") as folder:
+        for name in {name for name, *_ in _RECORDED}:
+            if place := datasets.find(STUDIES[name].needs):
+                result = run_study(STUDIES[name], seeds=1, out=Path(folder), data=place.parent)
+                rows |= {(name, row.figure): row for row in result.rows}
+    for name, what, unit, bar, better in _RECORDED:
+        row = rows.get((name, what))
+        note = row.why if row else f"data set {STUDIES[name].needs} is absent"
+        found.append(figure(f"{name}: {what}", row.ours if row else None, unit, bar=bar, better=better, note=note))
+    return found
 
 
 def _against_resihp(seeds: int) -> list[Figure]:

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from datasets import dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from datasets import dataset
 from unskew.analytics.cluster.arrivals import FaultLaw, arrivals
 from unskew.analytics.cluster.happening import Happening
 from unskew.analytics.cluster.job import JOBS

@@ -88,8 +88,9 @@ def test_a_simulated_run_is_served_like_a_real_one(tmp_path: Path) -> None:
     answer = tmp_path / "a.json"
     called = CliRunner().invoke(
         app,
-        ["simulate", "--cluster", "llama2-7b", "--policy", "resihp", "--hours", "6",
-         "--faults", "mtbf_s=3600,repair_s=1800,slow_per_100_hours=50", "--seed", "2", "--store", str(tmp_path / "store"), "--json", str(answer)],
+        ["simulate", "--cluster", "llama2-7b", "--policy", "resihp", "--hours", "6", "--seed", "2",
+         "--faults", "mtbf_s=3600,repair_s=1800,slow_per_100_hours=50",
+         "--store", str(tmp_path / "store"), "--json", str(answer)],
     )  # fmt: skip
     assert called.exit_code == 0, called.output
     [facts] = json.loads(answer.read_text())["policies"]

@@ -1,7 +1,7 @@
 """A simulated job as a run in a store: the events that a real job writes (this is the simulator's edge; it writes files).
 
-A rank of the log stands for a TP group: ``replica * PP + stage`` with PP of the longest pipeline. The clock is virtual; the loss
-is the Chinchilla law's for the tokens so far (Hoffmann et al. 2022, equation 10): the log has a loss, nothing is trained.
+A rank of the log stands for a TP group: ``replica * PP + stage``, PP of the longest pipeline. The clock is virtual; the loss is
+the Chinchilla law's for the tokens so far (Hoffmann et al. 2022, equation 10): the log has a loss, nothing is trained.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from unskew import analytics
 from unskew.analytics.cluster.happening import Happening
@@ -55,8 +55,8 @@ def record(store: Store, run: str, outcome: Outcome, happenings: Iterable[Happen
                 telemetry.hand_over(10.0)
         telemetry.hand_over(10.0)
         ended = "stopped: no plan serves what is left" if outcome.aborted_s is not None else "the hours asked for are over"
-        status = "failed" if outcome.aborted_s is not None else "done"
-        finished = RunFinished(status=status, iterations=outcome.iterations, reason=ended)
+        aborted = outcome.aborted_s is not None
+        finished = RunFinished(status="failed" if aborted else "done", iterations=outcome.iterations, reason=ended)
         control.append(control.version, [finished], actor="simulator")
     finally:
         telemetry.close(10.0)
@@ -69,7 +69,7 @@ def chinchilla_loss(parameters: float, tokens: float) -> float:
     >>> round(chinchilla_loss(70e9, 1.4e12), 2)
     1.94
     """
-    return 1.69 + 406.4 / parameters**0.34 + 410.7 / max(tokens, 1.0) ** 0.28
+    return float(1.69 + 406.4 / parameters**0.34 + 410.7 / max(tokens, 1.0) ** 0.28)
 
 
 def _control(run: str, outcome: Outcome, happenings: list[Happening], options: dict[str, Any]) -> Iterable[Control]:
@@ -97,7 +97,7 @@ def _truth(job: Job, width: int, event: Happening, iteration: int) -> list[Contr
     if event.kind not in _FAULTS:
         return []
     ranks = _ranks(job, event.devices, width)
-    kind = "slow" if event.kind == "slowed" else "kill"
+    kind: Literal["slow", "kill"] = "slow" if event.kind == "slowed" else "kill"
     factor = 1.0 / event.speed if event.speed else None
     return [FaultInjected(kind=kind, rank=rank, at_iteration=iteration, factor=factor) for rank in ranks]
 

@@ -231,7 +231,7 @@ class _Simulation:
             hit = bool(self.layout.devices & set(devices))
             self.truth[devices] = 0.0
         elif event.kind == "slowed":
-            self.truth[devices] = np.where(self.truth[devices] > 0, event.speed, 0.0)
+            self.truth[devices] = np.where(self.truth[devices] > 0, event.speed or 0.0, 0.0)
         elif event.kind == "recovered":
             self.truth[devices] = np.where(self.truth[devices] > 0, 1.0, 0.0)
         elif event.kind == "joined":

@@ -63,7 +63,7 @@ def parse_faults(text: str) -> FaultLaw:
                         f"and {', '.join(field.name + '=' for field in fields)}")  # fmt: skip
     given = _pairs("--faults", text, rest, tuple(field.name for field in fields))
     try:
-        law = msgspec.convert(base | given, FaultLaw, strict=False)
+        law = msgspec.convert({**base, **given}, FaultLaw, strict=False)
     except msgspec.ValidationError as error:
         raise SpecError(f"--faults {text}: {error}") from None
     if any(isinstance(value, float) and value < 0 for value in msgspec.structs.asdict(law).values()) or law.mtbf_s == 0:

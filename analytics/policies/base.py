@@ -36,6 +36,10 @@ class Cluster(msgspec.Struct, frozen=True):
         return {int(device) for device in np.flatnonzero(self.speeds == 0.0)}
 
 
+Pauses = tuple[tuple[Lost, float], ...]
+"""(cause, seconds) of standing still, in their order."""
+
+
 class Reaction(msgspec.Struct, frozen=True, kw_only=True):
     """The epoch record: run `layout` after the pauses; `layout` None = the job stops.
 
@@ -45,7 +49,7 @@ class Reaction(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     layout: Layout | None
-    pauses: tuple[tuple[Lost, float], ...] = ()
+    pauses: Pauses = ()
     redo: Literal["none", "iteration", "checkpoint"] = "iteration"
     spares: int = 0
     replaced: tuple[int, ...] = ()
@@ -88,7 +92,7 @@ class Policy(ABC):
 FAIL_SLOW = frozenset({"failed", "joined", "maintenance", "slowed", "recovered", "link_slowed", "link_recovered"})
 
 
-def regroup(job: Job, moved_layers: int) -> tuple[tuple[Lost, float], ...]:
+def regroup(job: Job, moved_layers: int) -> Pauses:
     """The pause of a change without restart: planning, new groups, and copying `moved_layers` layers to their new holders."""
     layer_bytes = job.parameters / job.n_layers * constant("bytes_per_parameter") / job.tp
     copied = moved_layers * layer_bytes / constant("layer_copy_bytes_per_s")
@@ -107,7 +111,7 @@ def survives(cluster: Cluster) -> bool:
 
 def from_checkpoint(layout: Layout) -> Reaction:
     """`layout` from the last checkpoint: some layer's state is lost with its last holder."""
-    pauses: tuple[tuple[Lost, float], ...] = (("restart", constant("restart_s")),)
+    pauses: Pauses = (("restart", constant("restart_s")),)
     reason = "a layer has lost its last holder: back to the checkpoint"
     return Reaction(layout=layout, pauses=pauses, redo="checkpoint", reason=reason)
 

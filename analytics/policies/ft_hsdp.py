@@ -8,7 +8,7 @@ from __future__ import annotations
 from unskew.analytics.cluster.happening import Happening
 from unskew.analytics.cluster.layout import LayoutError, uniform
 from unskew.analytics.constants import constant
-from unskew.analytics.policies.base import Cluster, Policy, Reaction
+from unskew.analytics.policies.base import Cluster, Pauses, Policy, Reaction
 from unskew.analytics.policies.restart import whole_replicas
 
 
@@ -52,7 +52,7 @@ class FTHSDP(Policy):
         except LayoutError as error:
             return Reaction(layout=None, reason=str(error))
         if event.kind == "joined":
-            pauses = (("stall", self._rejoin_s),) if layout != cluster.layout else ()
+            pauses: Pauses = (("stall", self._rejoin_s),) if layout != cluster.layout else ()
             return Reaction(layout=layout, pauses=pauses, redo="none", reason="a replica is back")
         back = Happening(kind="joined", at_s=cluster.now_s + self._down_s, devices=event.devices, why="replaced")
         return Reaction(

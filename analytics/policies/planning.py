@@ -48,7 +48,7 @@ def layout_of(job: Job, assignment: Assignment) -> Layout:
     for one in assignment.borrowed:
         borrowed.setdefault((one.replica, one.stage), []).append(one.device)
     index_of: dict[int, int] = {}
-    pipelines = []
+    pipelines: list[Pipeline] = []
     needed = {move.target for move in assignment.moves}
     for replica in range(job.dp):
         count = int(assignment.micro_batches[replica])

@@ -9,7 +9,7 @@ from unskew.analytics.cluster.happening import Happening
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import LayoutError, uniform
 from unskew.analytics.constants import constant
-from unskew.analytics.policies.base import Cluster, Policy, Reaction
+from unskew.analytics.policies.base import Cluster, Pauses, Policy, Reaction
 
 
 def best_interval_s(stall_s: float, mtbf_s: float) -> float:
@@ -48,7 +48,7 @@ class Restart(Policy):
         if not cluster.layout.devices & dead:
             return Reaction(layout=cluster.layout)
         nodes = {job.node(device) for device in dead}
-        pauses = (("restart", self._restart_s),)
+        pauses: Pauses = (("restart", self._restart_s),)
         if len(nodes) <= cluster.spares:
             return Reaction(
                 layout=self.start(job), pauses=pauses, redo=self._redo, spares=len(nodes), replaced=tuple(sorted(dead)),

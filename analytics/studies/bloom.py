@@ -3,8 +3,8 @@
 Seconds = ``c1 W s + c2 W s / mbs + c3 comm s + c4 m L / pp`` with W = 8 P tokens / (GPUs x peak) (recomputation included),
 ``s = (m + pp - 1) / m`` the pipeline's bubble, m micro-batches per replica, comm the tensor-parallel bytes and the last term a
 cost per micro-batch and layer; times a factor per model size (tile effects of its width). Every row is predicted by
-coefficients and factor that were fitted without it. Memory = ``a P / (tp pp) + b P / (tp pp dp) + c mbs x checkpoints + d``, fitted
-on rows that ran; a row is predicted out of memory above 80 GB.
+coefficients and factor that were fitted without it. Memory = ``a P / (tp pp) + b P / (tp pp dp) + c mbs x checkpoints + d``,
+fitted on rows that ran; a row is predicted out of memory above 80 GB.
 """
 
 from __future__ import annotations
