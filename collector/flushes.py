@@ -71,10 +71,7 @@ def unpack(data: bytes) -> Unpacked:
                 taken.append(data[body:end])
                 at = end
                 continue
-            if end == len(data) or data.startswith(_HEADER, end):
-                after = end
-            else:
-                after = data.find(b"\n" + _HEADER, body - 1) + 1
+            after = end if end == len(data) or data.startswith(_HEADER, end) else data.find(b"\n" + _HEADER, body - 1) + 1
             if not after:  # cut short, still being written, or a size that is damaged: the next header tells
                 missing = max(end - len(data), 0)
                 break

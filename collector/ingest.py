@@ -144,6 +144,7 @@ class Ingest:
 def working_database(store: Store) -> duckdb.DuckDBPyConnection:
     """A DuckDB in memory with the collector's limits and an empty table `hot`, which view `log` shows."""
     database = duckdb.connect(":memory:", config={**SETTINGS, "temp_directory": str(store.spill)})
+    database.execute("set enable_progress_bar = false").fetchall()  # it would go to collector.log
     rows.create_table(database, "hot")
     database.execute("create view log as select * from hot").fetchall()
     return database

@@ -36,6 +36,7 @@ def write_snapshot(store: Store, ingest: Ingest) -> None:
     fresh = store.database.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     with duckdb.connect(str(fresh), config=SETTINGS) as database:
+        database.execute("set enable_progress_bar = false").fetchall()
         database.execute("create table made as select ?::bigint as manifest, ?::bigint as at_us", [
             manifest.number, time.time_ns() // 1000,
         ]).fetchall()  # fmt: skip
