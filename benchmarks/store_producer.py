@@ -11,13 +11,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from unskew.collector.events import Span
+from unskew.collector.events import Span, SpanKind
 from unskew.collector.paths import Store
 from unskew.collector.spool import SpoolWriter
 
 FLUSH = 50
 MICRO_BATCHES = 8
+_CHUNKS: tuple[tuple[SpanKind, float], ...] = (("F", 1.0), ("B", 2.0))
 
 
 def spans(rank: int, seed: int = 0) -> Iterator[Span]:
@@ -26,10 +28,10 @@ def spans(rank: int, seed: int = 0) -> Iterator[Span]:
     device, stage = f"host-{rank // 8:04d}/gpu-{rank % 8}", rank % 4
     now_us, iteration = 1_000_000_000, 0
     while True:
-        common = {"device": device, "rank": rank, "epoch": 0, "attempt": 0, "iteration": iteration}
+        common: dict[str, Any] = {"device": device, "rank": rank, "epoch": 0, "attempt": 0, "iteration": iteration}
         for micro_batch in range(MICRO_BATCHES):
             tokens = chance.uniform(0.6, 1.4)
-            for kind, factor in (("F", 1.0), ("B", 2.0)):
+            for kind, factor in _CHUNKS:
                 wait_us = max(0, int(chance.gauss(900, 700)))
                 peer = rank - 1 if kind == "F" else rank + 1
                 common_here = {**common, "micro_batch": micro_batch}
