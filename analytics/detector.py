@@ -20,6 +20,7 @@ import numpy as np
 
 from unskew.analytics.cost import CostModel
 from unskew.analytics.learning import learn_baselines, learn_noise, learn_roles
+from unskew.analytics.links import Link, Track, Transfer, watch
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import Plan
 from unskew.analytics.predictor import Chunk
@@ -28,7 +29,7 @@ from unskew.analytics.sequential import Limits
 from unskew.analytics.suspicion import Change, Excess, decide
 from unskew.analytics.thresholds import DetectorOptions
 from unskew.analytics.tracks import Tracks
-from unskew.analytics.verdicts import closed_verdict, lost_verdict, slow_verdict
+from unskew.analytics.verdicts import closed_link, closed_verdict, link_verdict, lost_verdict, slow_verdict
 from unskew.analytics.workload import Work
 from unskew.collector.events import IterationJudged, RankRatio, Verdict, VerdictClosed
 
@@ -36,7 +37,8 @@ Verdicts = tuple[Verdict | VerdictClosed, ...]
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
-    """One whole committed iteration: the chunks of the attempt that counted, the micro-batches' work, its time (us)."""
+    """One whole committed iteration: the chunks of the attempt that counted, the micro-batches' work, its time (us), and its
+    messages with the waiting for either side removed."""
 
     iteration: int
     epoch: int
@@ -44,6 +46,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     works: tuple[Work, ...]
     measured_us: float
     log_complete: bool
+    transfers: tuple[Transfer, ...] = ()
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +57,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """All that the detector remembers; never changed, only replaced.
 
-    `episodes`: rank -> how often it has been slow; `noise`: kind -> sigma learned.
+    `episodes`: rank -> how often it has been slow; `acquitted`: rank -> iteration of its last acquittal; `noise`:
+    kind -> sigma learned; `links` and `open_links`: what is remembered of links, and the verdicts against them.
     """
 
     iteration: int = -1
@@ -65,6 +69,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     noise: dict[str, float] = {}
     open: dict[int, int] = {}
     episodes: dict[int, int] = {}
+    acquitted: dict[int, int] = {}
+    links: dict[Link, Track] = {}
+    open_links: dict[Link, int] = {}
     next_verdict: int = 1
 
     @property
@@ -140,6 +147,8 @@ def step(
         state, found = _decided(state, rank, now, options)
         verdicts += found
     state = _learned(state, own, options)
+    state, of_links = _watched_links(state, committed, options)
+    verdicts += of_links
     return state, Judgement(judged=msgspec.structs.replace(judged, ranks=ratios), verdicts=tuple(verdicts))
 
 
@@ -171,7 +180,8 @@ def doubted(state: State, options: DetectorOptions, over: int = 8) -> dict[int, 
     own = np.stack([seen.excess[0, :, tracks.kinds.index(ALL)] for seen in tracks.recent[-over:]])
     known = np.flatnonzero(~np.isnan(own).any(axis=0)).tolist()
     middle = {tracks.ranks[row]: float(np.median(own[:, row])) for row in known}
-    return {rank: level for rank, level in middle.items() if level >= options.least_level() and rank not in state.open}
+    known_slow = {*state.open, *(rank for rank, at in state.acquitted.items() if at > state.iteration - over)}
+    return {rank: level for rank, level in middle.items() if level >= options.least_level() and rank not in known_slow}
 
 
 def confirm(state: State, rank: int, ratio: float, iteration: int, options: DetectorOptions) -> tuple[State, Verdicts]:
@@ -293,7 +303,8 @@ def _decided(state: State, rank: int, now: int, options: DetectorOptions) -> tup
         return state, ()
     if not change.levels:
         closed = closed_verdict(state.open[rank], rank, change, now)
-        return msgspec.structs.replace(state, open={r: n for r, n in state.open.items() if r != rank}), (closed,)
+        still = {accused: number for accused, number in state.open.items() if accused != rank}
+        return msgspec.structs.replace(state, open=still, acquitted={**state.acquitted, rank: now}), (closed,)
     return _accused(state, rank, change, now, options)
 
 
@@ -328,6 +339,23 @@ def _learned(state: State, own: Floats, options: DetectorOptions) -> State:
     quiet = innocent & ((tracks.sums.up <= 0) | (tracks.age < options.own_past))
     baseline = learn_baselines(tracks, own, quiet, options)
     return msgspec.structs.replace(state, tracks=tracks.grown(baseline, ~np.isnan(own), options.own_past))
+
+
+def _watched_links(state: State, committed: Committed, options: DetectorOptions) -> tuple[State, Verdicts]:
+    """Links that turned slow or are healthy again."""
+    if not options.links or not committed.transfers:
+        return state, ()
+    now = committed.iteration
+    tracks, changes = watch(state.links, now, committed.measured_us, committed.transfers)
+    opened, number = dict(state.open_links), state.next_verdict
+    verdicts: list[Verdict | VerdictClosed] = []
+    for change in changes:
+        if change.slow:
+            verdicts.append(link_verdict(number, change, now, options.digest))
+            opened[change.link], number = number, number + 1
+        elif change.link in opened:
+            verdicts.append(closed_link(opened.pop(change.link), change, now))
+    return msgspec.structs.replace(state, links=tracks, open_links=opened, next_verdict=number), tuple(verdicts)
 
 
 def _ratios(state: State, load: Loads, options: DetectorOptions) -> tuple[RankRatio, ...]:

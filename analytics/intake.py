@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import msgspec
 
 from unskew.analytics.detector import Committed
+from unskew.analytics.links import Transfer
 from unskew.analytics.plan import Plan
 from unskew.analytics.predictor import Chunk
 from unskew.analytics.schedule import splits_backward
@@ -111,6 +112,7 @@ def _release(opened: _Open, plan: Plan) -> Released:
     counted = opened.counted()
     works = {micro_batch: work_of(lengths) for micro_batch, lengths in opened.packed.items()}
     chunks = [span for span in counted if span.kind in _CHUNKS]
+    transfers = _transfers(counted)
     return Released(
         committed=Committed(
             iteration=mark.iteration,
@@ -119,8 +121,9 @@ def _release(opened: _Open, plan: Plan) -> Released:
             works=tuple(works.get(number, Work(0, 0)) for number in range(len(plan.routes))),
             measured_us=float(max(seen.wall_us for seen in opened.marks if seen.epoch == mark.epoch)),
             log_complete=opened.is_complete(plan),
+            transfers=transfers,
         ),
-        transfers_us=_transfers_us(counted),
+        transfers_us=tuple(transfer.us for transfer in transfers),
         collectives_us=_collectives_us(counted),
         probes=tuple(span for span in counted if span.kind == "probe"),
     )
@@ -138,14 +141,15 @@ def _chunk(span: Span, works: dict[int, Work], plan: Plan) -> Chunk:
     )
 
 
-def _transfers_us(spans: list[Span]) -> tuple[float, ...]:
-    """Message times from the moment both sides were ready: the receiver waited, and the sender had posted."""
+def _transfers(spans: list[Span]) -> tuple[Transfer, ...]:
+    """Messages, timed from the moment both sides were ready: the receiver waited, and the sender had posted."""
     posted_us = {(s.rank, s.peer, s.micro_batch): s.start_us for s in spans if s.kind == "send"}
     times = []
     for span in spans:
         sent_us = posted_us.get((span.peer or 0, span.rank, span.micro_batch))
         if span.kind == "recv" and span.wall_us > 0 and sent_us is not None:
-            times.append(float(max(span.start_us + span.wall_us - max(sent_us, span.start_us), 0)))
+            us = float(max(span.start_us + span.wall_us - max(sent_us, span.start_us), 0))
+            times.append(Transfer(span.peer or 0, span.rank, us))
     return tuple(times)
 
 

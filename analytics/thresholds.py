@@ -18,7 +18,7 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     known (`own_past` iterations). `slack`: the part of it that a test forgives in each iteration, but at least
     `slack_sigmas` of the noise; the noise itself is learned and is never taken for less than `sigma_floor`.
     `false_alarms_per_device_day` and `iterations_per_day` (when iterations are no shorter than two seconds) set the
-    thresholds of the tests. Counts are iterations.
+    thresholds of the tests. `links`: whether slow links are named too. Counts are iterations.
     """
 
     least_slowdown: float = 1.07
@@ -29,6 +29,7 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     false_alarms_per_device_day: float = 1e-4
     iterations_per_day: int = 43_200
     least_iterations: int = 4
+    links: bool = True
     window: int = 32
     own_past: int = 20
     noise_gain: float = 0.1
@@ -73,9 +74,9 @@ def _threshold(sigma: float, slack: float, iterations: float) -> float:
     return threshold(sigma, slack, iterations)
 
 
-EMULATED = DetectorOptions(least_slowdown=1.15, slack=0.5, sigma_floor=0.06)
+EMULATED = DetectorOptions(least_slowdown=1.15, slack=0.5, sigma_floor=0.06, links=False)
 """For sleeping and virtual devices: their ranks share a few cores, which lengthens some sleeps for some iterations."""
 
-SHARED_MACHINE = DetectorOptions(least_slowdown=1.25, slack=0.5, sigma_floor=0.1)
+SHARED_MACHINE = DetectorOptions(least_slowdown=1.25, slack=0.5, sigma_floor=0.1, links=False)
 """For real CPU cores: ranks share caches, power and execution units with whatever else runs on the machine. With the
 thresholds of emulated devices healthy ranks were accused that really were 1.2 to 1.3 times slower for some iterations."""

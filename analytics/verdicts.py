@@ -8,6 +8,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
+from unskew.analytics import links
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.residuals import ALL
 from unskew.analytics.suspicion import Change, Excess
@@ -72,6 +73,32 @@ def confidence_of(excess: float, sigma: float, n: int) -> float:
     degrees (of one value: 1)."""
     error = MEDIAN_ERROR * sigma / sqrt(n)
     return round(float(student.cdf(excess / error, max(n - 1, 1))), 3)
+
+
+def link_verdict(number: int, change: links.Change, at: int, config: str) -> Verdict:
+    """A link is slow as `change` says; the receiver's waiting is its only trace, so both ends are its victims."""
+    sender, receiver = change.link
+    return Verdict(
+        verdict=number,
+        cause="slow_link",
+        culprits=(Party(kind="link", link=change.link),),
+        victims=devices(change.link),
+        since_iteration=change.since,
+        at_iteration=at,
+        confidence=1.0,
+        sentence=(
+            f"messages from rank {sender} to rank {receiver} take {change.ratio:.1f} times as long as usual since iteration "
+            f"{change.since}"
+        ),
+        evidence={"time_ratio": round(change.ratio, 3), "lost_share": round(change.lost_share, 4), "n": change.n},
+        config=config,
+    )
+
+
+def closed_link(number: int, change: links.Change, at: int) -> VerdictClosed:
+    sender, receiver = change.link
+    reason = f"messages from rank {sender} to rank {receiver} take as long as usual since iteration {change.since}"
+    return VerdictClosed(verdict=number, until_iteration=change.since, at_iteration=at, reason=reason)
 
 
 def closed_verdict(number: int, rank: int, change: Change, at: int) -> VerdictClosed:

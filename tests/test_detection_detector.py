@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from unskew.analytics.cost import ChunkCost, CostModel
 from unskew.analytics.detector import Committed, Detector, DetectorOptions, State, confirm, doubted, step
 from unskew.analytics.learning import learn_noise
+from unskew.analytics.links import Transfer
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import Plan, plan_from_partition, uniform_plan
 from unskew.analytics.predictor import Chunk, fit
+from unskew.analytics.thresholds import EMULATED
 from unskew.analytics.workload import work_of
 from unskew.collector.events import Verdict, VerdictClosed
 
@@ -297,3 +299,25 @@ def test_a_rank_that_is_slow_again_and_again_is_said_to_be() -> None:
     named = [v for v in verdicts if isinstance(v, Verdict)]
     assert [v.evidence["episode"] for v in named] == [1, 2, 3]
     assert named[-1].sentence.endswith("for the 3rd time")
+
+
+def test_a_slow_link_is_named_and_taken_back_where_links_are_watched() -> None:
+    """Messages of rank 1 to rank 2 take four times as long from iteration 20 to 39."""
+    detector, emulated = Detector(), Detector(EMULATED)
+    pairs = [(a, b) for replica in (0, 4) for a, b in ((replica + s, replica + s + 1) for s in range(3))]
+    random = np.random.default_rng(3)
+    found: list[Verdict | VerdictClosed] = []
+    for one in train(PP4_DP2, healthy, seed=13, n=60):
+        slowed = {(1, 2): 4.0} if 20 <= one.iteration < 40 else {}
+        times = [
+            (a, b, 4_000 * slowed.get((a, b), 1.0) * float(np.exp(random.normal(0, 0.1)))) for a, b in pairs for _ in range(4)
+        ]
+        seen = msgspec.structs.replace(one, transfers=tuple(Transfer(*time) for time in times))
+        found += detector.observe(seen, PP4_DP2, COST).verdicts
+        assert emulated.observe(seen, PP4_DP2, COST).verdicts == ()
+    named, closed = found
+    assert isinstance(named, Verdict)
+    assert isinstance(closed, VerdictClosed)
+    assert (named.cause, named.culprits[0].link, closed.verdict) == ("slow_link", (1, 2), named.verdict)
+    assert abs(named.since_iteration - 20) <= 2
+    assert abs(closed.until_iteration - 40) <= 2
