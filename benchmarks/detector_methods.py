@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
-from joblib import Parallel, delayed  # type: ignore[import-untyped]  # ships no types
+from joblib import Parallel, delayed
 
 from unskew.analytics.rivals import METHODS
 from unskew.analytics.studies.detection import SETTINGS, Outing, Setting, run, synthetic_job, wilson
