@@ -83,7 +83,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def cost(self) -> CostModel:
-        """What chunks cost a whole, healthy TP group, in us: B and W each as long as F, the head as FLOPs say."""
+        """What chunks cost a whole, healthy TP group, in us: B, both halves, twice as long as F; the head as FLOPs say."""
         if self.given_iteration_s is not None:
             per_replica = self.micro_batches / self.dp
             stages = per_replica + self.pp - 1
@@ -101,7 +101,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             end_us = (exposed + constant("optimizer_s")) * 1e6
         forward = ChunkCost(layer_us=layer_us, token_us=0.0, token2_us=0.0, head_us_per_token=head_us / self.seq)
         both = ChunkCost(layer_us=2 * layer_us, token_us=0.0, token2_us=0.0, head_us_per_token=2 * head_us / self.seq)
-        return CostModel(chunks={"F": forward, "B": both, "W": forward}, message_us=message_us, iteration_end_us=end_us)
+        return CostModel(chunks={"F": forward, "B": both}, message_us=message_us, iteration_end_us=end_us)
 
     @cached_property
     def least_tp(self) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from unskew.analytics.studies import bloom, failure_model, others, resihp
+from unskew.analytics.studies import bloom, failure_model, others, prediction_error, resihp
 from unskew.analytics.studies.frame import Study
 
 STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
+        prediction_error.TABLE_4,
         resihp.TABLE_6,
         resihp.FIGURE_2,
         resihp.FIGURE_9,
