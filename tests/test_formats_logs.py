@@ -14,6 +14,8 @@ import msgspec
 import polars
 import pytest
 from datasets import dataset
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from unskew.collector.events import CONTROL, TELEMETRY, CollectiveRecorded, GroupRecorded, IterationTimed, SourceRecorded, Span
 from unskew.collector.formats import (
@@ -28,6 +30,8 @@ from unskew.collector.formats import (
 )
 from unskew.collector.paths import Store
 from unskew.collector.reader import open_store
+from unskew.collector.segment import telemetry_line
+from unskew.collector.tail import decode_event
 
 
 def test_no_event_names_a_field_like_the_envelope() -> None:
@@ -346,3 +350,65 @@ def published(case: str, folder: Path) -> polars.DataFrame:
     for rank, dump in dumps.items():
         (folder / "dumps" / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump))
     return tables["entries"]
+
+
+# --- whatever a file holds -------------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+SAMPLES: dict[str, tuple[Any, Any]] = {
+    "mlperf": (mlperf.read, json.loads(mllog("tracked_stats", {"train_step_time": 5.5}, 10, step=3).partition("MLLOG")[2])),
+    "torchtitan": (torchtitan.read, json.loads(titan("step_end", 5, value=1.0, task_name="t"))),
+    "kineto": (
+        kineto.read,
+        {
+            "distributedInfo": {"rank": 1, "world_size": 2},
+            "deviceProperties": [{"name": "x"}],
+            "traceEvents": [
+                {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#4", "ts": 1.0, "dur": 9.0, "tid": 1, "args": {}},
+                {"ph": "X", "cat": "cuda_runtime", "name": "l", "ts": 1.0, "dur": 1.0, "args": {"correlation": 1}},
+                {"ph": "X", "cat": "kernel", "name": "ncclAllReduce", "ts": 2.0, "dur": 1.0, "tid": 7,
+                 "args": {"correlation": 1, "Collective name": "allreduce", "In msg nelems": 4, "dtype": "Float"}},
+            ],
+        },
+    ),
+    "flight_recorder": (flight_recorder.read, json.loads(json.dumps(DUMP))),
+}  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value within `value`, its own first."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, one in inner for place in places(one, (*path, key)))]
+
+
+def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), new=JSON)
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_file_with_any_value_replaced_is_read_or_refused_in_a_sentence(
+    tmp_path: Path, name: str, data: st.DataObject, new: Any
+) -> None:
+    read, sample = SAMPLES[name]
+    changed = replaced(sample, data.draw(st.sampled_from(places(sample))), new)
+    file = tmp_path / "nccl_trace_rank_3.jsonl"
+    file.write_text((":::MLLOG " if name == "mlperf" else "") + json.dumps(changed) + "\n")
+    refusal = ""
+    try:
+        (run,) = read(file)
+    except FormatError as error:
+        refusal = str(error)
+    else:
+        for event in run.events:
+            assert decode_event(telemetry_line(0, 0, event)[:-1]) == event
+    assert not refusal or (str(file) in refusal and "\n" not in refusal)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from unskew.collector.events import CollectiveRecorded, GroupRecorded, Telemetry
 from unskew.collector.formats.imported import FormatError, Imported, source_files
-from unskew.collector.formats.text import content
+from unskew.collector.formats.text import LARGEST, content
 
 _STATES = ("scheduled", "started", "completed")
 _JSON = re.compile(rb"\s*\{")
@@ -90,21 +90,22 @@ def _load(file: Path) -> Mapping[str, Any]:
 
 
 def _groups(file: Path, rank: int, dump: Mapping[str, Any]) -> Iterator[GroupRecorded]:
-    entries = [entry for entry in dump["entries"] if isinstance(entry, dict)]
-    name_of = {str(entry.get("pg_id")): str(entry["process_group"][0]) for entry in entries if entry.get("process_group")}
-    states = dump.get("pg_status") or {}
-    for key, config in (dump.get("pg_config") or {}).items():
+    named = [
+        entry for entry in dump["entries"] if isinstance(entry, dict) and isinstance(entry.get("process_group"), (list, tuple))
+    ]
+    name_of = {str(entry.get("pg_id")): str(entry["process_group"][0]) for entry in named if entry["process_group"]}
+    for key, config in _table(file, dump, "pg_config").items():
         try:
             name = str(config.get("name", key))
             yield GroupRecorded(
                 rank=rank,
                 group=name,
                 group_description=str(config.get("desc", "")),
-                members=tuple(int(member) for member in _listed(config.get("ranks", ()))),
+                members=tuple(_whole(member) for member in _listed(config.get("ranks", ()))),
             )
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"{file}: process group {key!r} has no name, desc and ranks ({error})") from error
-    for key, status in states.items():
+    for key, status in _table(file, dump, "pg_status").items():
         try:
             yield GroupRecorded(
                 rank=rank,
@@ -114,8 +115,16 @@ def _groups(file: Path, rank: int, dump: Mapping[str, Any]) -> Iterator[GroupRec
                 last_started=_integer(status.get("last_started_collective")),
                 last_completed=_integer(status.get("last_completed_collective")),
             )
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"{file}: the status of process group {key!r} is not three numbers ({error})") from error
+
+
+def _table(file: Path, dump: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A dictionary of the dump; older dumps lack it."""
+    table = dump.get(name) or {}
+    if not isinstance(table, dict):
+        raise FormatError(f"{file}: {name} is no dictionary of process groups")
+    return table
 
 
 def _listed(ranks: Any) -> Sequence[Any]:
@@ -132,16 +141,16 @@ def _entries(file: Path, rank: int, dump: Mapping[str, Any]) -> Iterator[Collect
                 raise ValueError(f"state is {state!r}, not one of {', '.join(_STATES)}")
             yield CollectiveRecorded(
                 rank=rank,
-                record=int(entry["record_id"]),
+                record=_whole(entry["record_id"]),
                 group=str(name),
                 group_description=str(description),
-                group_seq=int(entry["collective_seq_id"]),
+                group_seq=_whole(entry["collective_seq_id"]),
                 op=str(entry["profiling_name"]),
                 state=state,
                 p2p_seq=_integer(entry.get("p2p_seq_id")),
                 op_id=_integer(entry.get("op_id")),
                 is_p2p=bool(entry.get("is_p2p", False)),
-                retired=entry.get("retired"),
+                retired=None if entry.get("retired") is None else bool(entry["retired"]),
                 created_us=_from_ns(entry.get("time_created_ns")),
                 started_us=_from_ns(entry.get("time_discovered_started_ns")),
                 completed_us=_from_ns(entry.get("time_discovered_completed_ns")),
@@ -151,21 +160,28 @@ def _entries(file: Path, rank: int, dump: Mapping[str, Any]) -> Iterator[Collect
                 output_sizes=_text(entry.get("output_sizes")),
                 dtypes=_text(entry.get("input_dtypes")),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
             raise FormatError(f"{file}, entry {number}: {what}") from error
 
 
+def _whole(value: Any) -> int:
+    number = int(value)
+    if abs(number) > LARGEST:
+        raise ValueError(f"{number} is too large")
+    return number
+
+
 def _integer(value: Any) -> int | None:
-    return None if value is None else int(value)
+    return None if value is None else _whole(value)
 
 
 def _from_ns(value: Any) -> int | None:
-    return None if value is None else int(value) // 1000
+    return None if value is None else _whole(int(value) // 1000)
 
 
 def _from_ms(value: Any) -> int | None:
-    return None if value is None else round(1000 * value)
+    return None if value is None else _whole(round(1000 * value))
 
 
 def _text(value: Any) -> str:

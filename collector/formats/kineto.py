@@ -18,7 +18,7 @@ import msgspec
 
 from unskew.collector.events import IterationTimed, SourceRecorded, Span, SpanKind, Telemetry
 from unskew.collector.formats.imported import FormatError, Imported, source_files
-from unskew.collector.formats.text import content
+from unskew.collector.formats.text import LARGEST, content
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -29,6 +29,7 @@ _KINDS: tuple[tuple[str, SpanKind], ...] = (
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
 )
+_MOST_RANKS = 2**31
 _BYTES = {"Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8, "Byte": 1, "Char": 1, "Bool": 1}
 
 
@@ -86,7 +87,7 @@ def _load(file: Path) -> _Trace:
 def _rank(file: Path, trace: _Trace, *, alone: bool) -> tuple[int, str]:
     """The rank of a file, and what told it."""
     told = trace.distributed.get("rank")
-    if isinstance(told, int):
+    if isinstance(told, int) and 0 <= told < _MOST_RANKS:
         return told, "distributedInfo"
     if found := re.search(r"rank[_-]?(\d+)", file.name):
         return int(found[1]), "file name"
@@ -97,6 +98,9 @@ def _rank(file: Path, trace: _Trace, *, alone: bool) -> tuple[int, str]:
 
 def _events(file: Path, rank: int, trace: _Trace) -> Iterator[Telemetry]:
     whole = [event for event in trace.events if event.ph == "X" and event.ts is not None]
+    for event in whole:
+        if abs(event.ts or 0.0) > LARGEST or not 0 <= (event.dur or 0.0) <= LARGEST:
+            raise FormatError(f"{file}: event {event.name!r} has ts {event.ts} and dur {event.dur}, which are no microseconds")
     steps = sorted(
         (event.ts or 0.0, event.dur or 0.0, int(found[1]))
         for event in whole
@@ -107,9 +111,7 @@ def _events(file: Path, rank: int, trace: _Trace) -> Iterator[Telemetry]:
     for start, wall, number in steps:
         yield IterationTimed(rank=rank, iteration=number, start_us=round(start), wall_us=round(wall))
     begins = [start for start, _, _ in steps]
-    launched = {
-        event.args["correlation"]: event.ts for event in whole if event.cat in _LAUNCHES and "correlation" in event.args
-    }
+    launched = {_correlation(event): event.ts for event in whole if event.cat in _LAUNCHES}
 
     def iteration_at(at: float) -> int | None:
         place = bisect_right(begins, at) - 1
@@ -121,7 +123,8 @@ def _events(file: Path, rank: int, trace: _Trace) -> Iterator[Telemetry]:
         if event.cat not in _ON_DEVICE | _ANNOTATIONS or _STEP.fullmatch(str(event.name)):
             continue
         ts = event.ts or 0.0
-        iteration = iteration_at(launched.get(event.args.get("correlation"), ts) or ts)
+        launch = _correlation(event)
+        iteration = iteration_at(ts if launch is None else launched.get(launch) or ts)
         name, start_us, wall_us = str(event.name), round(ts), round(event.dur or 0.0)
         yield SourceRecorded(
             rank=rank,
@@ -143,10 +146,15 @@ def _events(file: Path, rank: int, trace: _Trace) -> Iterator[Telemetry]:
                 iteration=iteration,
                 start_us=start_us,
                 wall_us=wall_us,
-                group=event.args.get("Process Group Name"),
+                group=None if (group := event.args.get("Process Group Name")) is None else str(group),
                 bytes=_bytes(event.args),
                 posted_us=start_us,
             )
+
+
+def _correlation(event: _Event) -> int | None:
+    number = event.args.get("correlation")
+    return number if isinstance(number, int) else None
 
 
 def _kind(event: _Event) -> SpanKind | None:
@@ -159,4 +167,4 @@ def _kind(event: _Event) -> SpanKind | None:
 
 def _bytes(args: Mapping[str, Any]) -> int | None:
     elements, size = args.get("In msg nelems"), _BYTES.get(str(args.get("dtype")))
-    return elements * size if isinstance(elements, int) and size else None
+    return elements * size if isinstance(elements, int) and size and 0 <= elements <= LARGEST // size else None

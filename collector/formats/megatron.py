@@ -16,7 +16,7 @@ from typing import Any
 
 from unskew.collector.events import IterationTimed
 from unskew.collector.formats.imported import FormatError, Imported
-from unskew.collector.formats.text import lines
+from unskew.collector.formats.text import lines, number
 
 _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|")
 _ELAPSED = re.compile(r"elapsed time per iteration \((ms|s)\):\s*([^\s|/]+)")
@@ -30,18 +30,18 @@ def read(path: Path) -> Sequence[Imported]:
     told: dict[int, IterationTimed] = {}
     facts: dict[str, Any] = {}
     retold = 0
-    for number, line in lines(path):
+    for at, line in lines(path):
         if found := _ITERATION.search(line):
             if not (elapsed := _ELAPSED.search(line)):
-                raise FormatError(f"{path}, line {number}: an iteration without 'elapsed time per iteration'")
+                raise FormatError(f"{path}, line {at}: an iteration without 'elapsed time per iteration'")
             iteration = int(found[1])
             facts["iterations_planned"] = int(found[2])
             retold += iteration in told
             loss, batch = _LOSS.search(line), _BATCH.search(line)
             told[iteration] = IterationTimed(
                 iteration=iteration,
-                wall_us=round(1e6 * _SECONDS[elapsed[1]] * _number(path, number, "the elapsed time", elapsed[2])),
-                loss=_number(path, number, "the loss", loss[1]) if loss else None,
+                wall_us=_wall_us(path, at, elapsed[1], elapsed[2]),
+                loss=_number(path, at, "the loss", loss[1]) if loss else None,
                 sequences=int(batch[1]) if batch else None,
             )
     if not told:
@@ -60,3 +60,10 @@ def _number(path: Path, line: int, what: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise FormatError(f"{path}, line {line}: {what} is {text!r}, a number is needed") from None
+
+
+def _wall_us(path: Path, line: int, unit: str, text: str) -> int:
+    seconds = _SECONDS[unit] * number(f"{path}, line {line}", "the elapsed time", _number(path, line, "the elapsed time", text))
+    if seconds < 0:
+        raise FormatError(f"{path}, line {line}: the elapsed time is negative")
+    return round(1e6 * seconds)

@@ -24,10 +24,7 @@ _SPANS = """
     semi join iterations using (run, iteration, epoch, attempt) where run = ? order by iteration, rank, start_us, seq
 """
 _COMPUTE = {"F": "forward-compute", "B": "backward-compute"}
-_TYPES = {
-    "send": {True: "forward-send", False: "backward-send"},
-    "recv": {True: "forward-recv", False: "backward-recv"},
-}
+_MESSAGES = ("send", "recv")
 _WHOLE_RANK = {
     "all_reduce": "grads-reduce-scatter",
     "reduce_scatter": "grads-reduce-scatter",
@@ -148,7 +145,7 @@ def _messages(placed: polars.DataFrame, chunks: polars.DataFrame) -> polars.Data
     """
     of = ["iteration", "rank", "micro_batch", "first_layer"]
     begins = chunks.pivot("kind", index=of, values="start_us", aggregate_function="min")
-    messages = placed.filter(polars.col("kind").is_in(list(_TYPES))).join(begins, on=of, how="left")
+    messages = placed.filter(polars.col("kind").is_in(_MESSAGES)).join(begins, on=of, how="left")
     forward = (
         polars.when(polars.col("kind") == "send")
         .then(polars.col("start_us") < polars.col("B"))

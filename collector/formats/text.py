@@ -37,8 +37,12 @@ def json_of(path: Path, line: int, text: str | bytes) -> Any:
         raise FormatError(f"{path}, line {line}: not JSON ({error})") from error
 
 
+LARGEST = 2**53
+"""What a number of a file may be: beyond, a double does not tell one whole number from the next."""
+
+
 def number(where: str, name: str, value: object) -> float:
-    """`value` as a finite number; `FormatError` otherwise."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf"):
+    """`value` as a number of at most `LARGEST`, either way; `FormatError` otherwise."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST:
         return float(value)
-    raise FormatError(f"{where}: {name} is {value!r}, a number is needed")
+    raise FormatError(f"{where}: {name} is {value!r}, a number up to 2^53 is needed")
