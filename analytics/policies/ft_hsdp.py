@@ -47,14 +47,14 @@ class FTHSDP(Policy):
     def react(self, cluster: Cluster, event: Happening) -> Reaction:
         job = cluster.job
         alive = whole_replicas(job, cluster.dead())
+        back = Happening(kind="joined", at_s=cluster.now_s + self._down_s, devices=event.devices, why="replaced")
         try:
             layout = uniform(job, alive, micro_batches=job.micro_batches // job.dp * len(alive))
-        except LayoutError as error:
-            return Reaction(layout=None, reason=str(error))
+        except LayoutError:
+            return Reaction(layout=cluster.layout, redo="none", later=(back,), reason="waits: every replica is hurt")
         if event.kind == "joined":
             pauses: Pauses = (("stall", self._rejoin_s),) if layout != cluster.layout else ()
             return Reaction(layout=layout, pauses=pauses, redo="none", reason="a replica is back")
-        back = Happening(kind="joined", at_s=cluster.now_s + self._down_s, devices=event.devices, why="replaced")
         return Reaction(
             layout=layout, pauses=(("stall", self._stall_s),), redo="none", later=(back,),
             reason=f"{len(alive)} of {job.dp} replicas go on with their own batches",
