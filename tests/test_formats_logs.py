@@ -16,7 +16,9 @@ import pytest
 from datasets import dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from unskew.cli import app
 from unskew.collector.events import CONTROL, TELEMETRY, CollectiveRecorded, GroupRecorded, IterationTimed, SourceRecorded, Span
 from unskew.collector.formats import (
     FormatError,
@@ -28,6 +30,7 @@ from unskew.collector.formats import (
     mlperf,
     torchtitan,
 )
+from unskew.collector.locks import hold
 from unskew.collector.paths import Store
 from unskew.collector.reader import open_store
 from unskew.collector.segment import telemetry_line
@@ -77,6 +80,29 @@ def test_two_runs_whose_names_fall_together_are_refused_before_anything_is_writt
     with pytest.raises(FormatError, match="would both be named jobs-a-b"):
         bring_in(Store.locate(tmp_path / "store"), "iteration-times", tmp_path / "t.csv", "jobs")
     assert not list((tmp_path / "store").rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("iteration-times", "t.csv"), 0, "1 iteration, 1 event"),
+        (("iteration-times", "none.csv"), 2, "there is no such file"),
+        (("xes", "t.csv"), 2, "FORMAT xes is not known"),
+        (("iteration-times", "t.csv", "--run", "a/b"), 2, "is not allowed"),
+        (("iteration-times", "t.csv", "--run", "busy"), 1, "is being imported by another process"),
+    ],
+)
+def test_the_command_says_what_it_did_or_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("step,seconds\n1,1\n")
+    lock = hold(tmp_path / "store" / "locks" / "import-busy")
+    assert lock is not None
+    with lock:
+        answer = CliRunner().invoke(app, ["import", *arguments, "--store", str(tmp_path / "store")])
+    assert answer.exit_code == code, answer.output
+    assert sentence in answer.output
 
 
 # --- megatron --------------------------------------------------------------------------------------------------------

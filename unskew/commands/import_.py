@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, checking_input, locate, refuse, write_json
+from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, locate, refuse, write_json
 
 SHOWN = 10
 
@@ -23,12 +23,18 @@ def import_(
 ) -> None:
     """Bring another tool's trace or log into the store as a run like any other."""
     from unskew.collector.formats import IMPORTERS, bring_in
+    from unskew.collector.paths import StoreError, checked_name
 
     place = locate(store)
     if format not in IMPORTERS:
         refuse(f"FORMAT {format} is not known; known are {', '.join(IMPORTERS)}")
     with checking_input():
-        runs = bring_in(place, format, path, run)
+        if run is not None:
+            checked_name("run", run)
+        try:
+            runs = bring_in(place, format, path, run)
+        except StoreError as error:
+            fail(str(error))
     write_json(json, runs)
     for stored in runs[:SHOWN]:
         if stored.already:
