@@ -19,10 +19,12 @@ from collections.abc import Sequence
 from unskew.collector.locks import hold, is_held
 from unskew.collector.paths import Store, StoreError, make_folder
 
-STEP_S = 1.0
+STEP_S = 2.0
 """Readers follow the spool themselves and do not wait for this; a step costs some milliseconds, however little is new."""
 IDLE_S = 5.0
 BUSY_RETRY_S = 5.0
+ALERTS_S = 5.0
+"""How often it is looked whether the alerts' process is wanted: there are rules, and none is at it."""
 NICENESS = 10
 """Training goes first where ranks and collector share cores."""
 
@@ -34,7 +36,7 @@ def ensure_collector(store: Store) -> int | None:
 
     Its output goes to ``collector.log`` in the store. Raises `StoreError` when the store cannot be written.
     """
-    if _on_its_way() or is_held(store.lock("collector")):
+    if _any_lives(_started) or is_held(store.lock("collector")):
         return None
     make_folder(store.root)
     log = str(store.root / "collector.log")
@@ -55,16 +57,16 @@ def ensure_collector(store: Store) -> int | None:
     return pid
 
 
-def _on_its_way() -> bool:
-    """Reap the collectors that ended; whether one that we started lives."""
-    for pid in tuple(_started):
+def _any_lives(started: set[int]) -> bool:
+    """Reap those of our children in `started` that ended; whether one lives."""
+    for pid in tuple(started):
         try:
             ended = os.waitpid(pid, os.WNOHANG)[0] != 0
         except ChildProcessError:  # the caller reaps its children itself
             ended = True
         if ended:
-            _started.discard(pid)
-    return bool(_started)
+            started.discard(pid)
+    return bool(started)
 
 
 def trouble(store: Store) -> str | None:
@@ -87,6 +89,7 @@ def _tell_trouble(store: Store, sentence: str | None) -> None:
 def serve(store: Store, idle_s: float) -> None:
     """Collect until idle for `idle_s`, asked to end, or asked to leave for maintenance; with the collector's lock held."""
     # Imported here, because the losers of the election need not pay for a database.
+    from unskew.collector.alert_service import start_alerts  # noqa: PLC0415
     from unskew.collector.collecting import Collecting  # noqa: PLC0415
 
     ending = {signal.SIGTERM, signal.SIGINT}
@@ -94,6 +97,7 @@ def serve(store: Store, idle_s: float) -> None:
     _tell_trouble(store, None)
     collecting = Collecting(store)
     busy_s, wait_s, said = time.monotonic(), 0.0, ""
+    alerts, next_alerts_s = set[int](), time.monotonic()
     try:
         while True:
             asked_to_end = signal.sigtimedwait(ending, wait_s) is not None or is_held(store.maintenance)
@@ -108,6 +112,10 @@ def serve(store: Store, idle_s: float) -> None:
                 if said:
                     said = ""
                     _tell_trouble(store, None)
+            if not _any_lives(alerts) and time.monotonic() >= next_alerts_s:
+                next_alerts_s = time.monotonic() + ALERTS_S
+                if (pid := start_alerts(store)) is not None:
+                    alerts.add(pid)
             if busy:
                 busy_s = time.monotonic()
             if asked_to_end or (not busy and time.monotonic() - busy_s > idle_s):
