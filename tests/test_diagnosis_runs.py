@@ -15,7 +15,7 @@ from unskew.analytics.diagnosis.replay import makespan_us
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.spans import COLLECTIVES
 from unskew.analytics.diagnosis.whatif import ask, what_if
-from unskew.collector.events import Verdict
+from unskew.collector.events import CollectiveRecorded, GroupRecorded, Verdict
 from unskew.collector.reader import open_store
 
 pytestmark = pytest.mark.limit(180)
@@ -130,3 +130,30 @@ def test_pauses_that_were_recorded_are_named_and_cost_what_they_took(
     gc = [verdict for verdict in found.verdicts if verdict.cause == "gc_pause"]
     assert [party.rank for verdict in gc for party in verdict.culprits] == [1]
     assert not any("gc_pause" in sentence for sentence in found.abstained)
+
+
+def test_a_job_that_stands_still_names_who_did_not_join(slowed: tuple[RunLog, list[Verdict]]) -> None:
+    """Three ranks in a barrier that rank 2 never launched; rank 2 has nothing under way."""
+    log, _ = slowed
+    members = (0, 1, 2, 3)
+    flights = tuple(
+        CollectiveRecorded(
+            rank=rank, record=7, group="0", group_description="default_pg", group_seq=8, op="nccl:all_reduce", state="started",
+        )
+        for rank in members if rank != 2
+    )  # fmt: skip
+    groups = tuple(
+        GroupRecorded(
+            rank=rank, group="0", group_description="default_pg", members=members, last_enqueued=7 if rank == 2 else 8
+        )
+        for rank in members
+    )
+    bare = msgspec.structs.replace(
+        log, released=(), plans={}, spans=log.spans.clear(), iterations=log.iterations.clear(), flights=flights,
+        flight_groups=groups,
+    )  # fmt: skip
+    found = diagnose(bare)
+    assert found.observability == "flight recorder"
+    assert devices(found) == [("hung", 2)]
+    assert sorted(party.rank or 0 for party in found.verdicts[0].victims) == [0, 1, 3]
+    assert found.verdicts[0].sentence.startswith("rank 2 did not join nccl:all_reduce #8")

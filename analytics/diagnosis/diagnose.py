@@ -168,7 +168,7 @@ def _hung(standstill: Standstill) -> tuple[Verdict, ...]:
             since_iteration=0,
             at_iteration=0,
             confidence=1.0,
-            sentence="; ".join(standstill.why[rank] for rank in standstill.culprits),
+            sentence="; ".join(f"rank {rank} {standstill.why[rank]}" for rank in standstill.culprits),
             evidence={"how": "hung", "waits": msgspec.to_builtins(standstill.waits)},
         ),
     )
