@@ -26,6 +26,8 @@ from unskew.analytics.plan import Plan
 from unskew.analytics.predictor import Chunk
 from unskew.analytics.residuals import ALL, Chunks, Company, Flags, Floats, Loads, columns, company_of, loads, median_of_others
 from unskew.analytics.sequential import Limits
+from unskew.analytics.stages import Stages, ended, suspected
+from unskew.analytics.stages import watch as watch_stages
 from unskew.analytics.suspicion import Change, Excess, decide
 from unskew.analytics.thresholds import DetectorOptions
 from unskew.analytics.tracks import Tracks
@@ -58,7 +60,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """All that the detector remembers; never changed, only replaced.
 
     `episodes`: rank -> how often it has been slow; `acquitted`: rank -> iteration of its last acquittal; `noise`:
-    kind -> sigma learned; `links` and `open_links`: what is remembered of links, and the verdicts against them.
+    kind -> sigma learned; `links`, `open_links`, `stages`: what is remembered of these.
     """
 
     iteration: int = -1
@@ -72,6 +74,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     acquitted: dict[int, int] = {}
     links: dict[Link, Track] = {}
     open_links: dict[Link, int] = {}
+    stages: Stages | None = None
     next_verdict: int = 1
 
     @property
@@ -147,8 +150,9 @@ def step(
         state, found = _decided(state, rank, now, options)
         verdicts += found
     state = _learned(state, own, options)
+    state, of_stages = _watched_stages(state, own, now, options)
     state, of_links = _watched_links(state, committed, options)
-    verdicts += of_links
+    verdicts += (*of_stages, *of_links)
     return state, Judgement(judged=msgspec.structs.replace(judged, ranks=ratios), verdicts=tuple(verdicts))
 
 
@@ -335,10 +339,29 @@ def _accused(state: State, rank: int, change: Change, now: int, options: Detecto
 
 def _learned(state: State, own: Floats, options: DetectorOptions) -> State:
     tracks = state.tracks
-    innocent = np.array([rank not in state.open for rank in tracks.ranks])[:, None]
+    assert state.company is not None
+    suspects = {*state.open, *suspected(state.stages, state.company)}
+    innocent = np.array([rank not in suspects for rank in tracks.ranks])[:, None]
     quiet = innocent & ((tracks.sums.up <= 0) | (tracks.age < options.own_past))
     baseline = learn_baselines(tracks, own, quiet, options)
     return msgspec.structs.replace(state, tracks=tracks.grown(baseline, ~np.isnan(own), options.own_past))
+
+
+def _watched_stages(state: State, own: Floats, now: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+    """Stages that became dearer on all of their ranks, or cost what they did again."""
+    assert state.company is not None
+    tracks, company, stages = state.tracks, state.company, state.stages
+    over: Verdicts = ()
+    if stages is None or stages.digest != company.digest or len(stages.level) != len(company.peer_groups.members):
+        over = () if stages is None else ended(stages, now)
+        stages = Stages.fresh(company, now)
+    column = tracks.kinds.index(ALL)
+    known = np.where(tracks.age[:, column] > options.own_past, own[:, column] - tracks.level[:, column], np.nan)
+    sigma = max(state.noise.get(ALL, 0.0), options.sigma_floor)
+    stages, found = watch_stages(stages, company, known, now=now, sigma=sigma, number=state.next_verdict, options=options)
+    opened = [verdict.verdict for verdict in found if isinstance(verdict, Verdict)]
+    number = max([state.next_verdict, *(verdict + 1 for verdict in opened)])
+    return msgspec.structs.replace(state, stages=stages, next_verdict=number), (*over, *found)
 
 
 def _watched_links(state: State, committed: Committed, options: DetectorOptions) -> tuple[State, Verdicts]:

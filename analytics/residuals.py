@@ -126,6 +126,7 @@ class Company(msgspec.Struct, frozen=True):
     digest: str
     ranks: tuple[int, ...]
     layers: dict[int, tuple[int, ...]]
+    stage_of: dict[int, int]
     peers: dict[int, tuple[int, ...]]
     mates: dict[int, tuple[int, ...]]
     peer_groups: Groups
@@ -135,6 +136,7 @@ class Company(msgspec.Struct, frozen=True):
 def company_of(plan: Plan, ranks: tuple[int, ...]) -> Company:
     """Peers and mates of every rank of the plan; `ranks` are the rows of the detector's arrays."""
     layers = {role.rank: role.layers for role in plan.roles}
+    stage_of = {role.rank: role.stage for role in plan.roles}
     layer_holders: list[set[int]] = [set() for _ in range(plan.n_layers)]
     for rank, held in layers.items():
         for layer in held:
@@ -148,7 +150,7 @@ def company_of(plan: Plan, ranks: tuple[int, ...]) -> Company:
             mates[rank].update(path)
     by_peers = {rank: tuple(sorted(peers[rank] - {rank})) for rank in plan.ranks}
     by_mates = {rank: tuple(sorted(mates[rank] - peers[rank] - {rank})) for rank in plan.ranks}
-    return Company(plan.digest, ranks, layers, by_peers, by_mates, _groups(by_peers, ranks), _groups(by_mates, ranks))
+    return Company(plan.digest, ranks, layers, stage_of, by_peers, by_mates, _groups(by_peers, ranks), _groups(by_mates, ranks))
 
 
 def _groups(others: Mapping[int, tuple[int, ...]], ranks: tuple[int, ...]) -> Groups:

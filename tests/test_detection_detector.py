@@ -321,3 +321,18 @@ def test_a_slow_link_is_named_and_taken_back_where_links_are_watched() -> None:
     assert (named.cause, named.culprits[0].link, closed.verdict) == ("slow_link", (1, 2), named.verdict)
     assert abs(named.since_iteration - 20) <= 2
     assert abs(closed.until_iteration - 40) <= 2
+
+
+def test_a_stage_that_becomes_dearer_on_all_of_its_ranks_is_named_and_none_of_them() -> None:
+    plan = uniform_plan(tp=1, pp=2, dp=4, n_layers=8, micro_batches=16)
+    stage_1 = {role.rank for role in plan.roles if role.stage == 1}
+    named, closed = run(lambda now, rank, _: 1.3 if 40 <= now < 70 and rank in stage_1 else 1.0, seed=14, n=90, plan=plan)
+    assert isinstance(named, Verdict)
+    assert isinstance(closed, VerdictClosed)
+    assert (named.cause, [party.stage for party in named.culprits]) == ("stage_imbalance", [1])
+    assert abs(named.since_iteration - 40) <= 2
+    assert named.evidence["time_ratio"] == pytest.approx(1.3, abs=0.05)
+    assert abs(closed.until_iteration - 70) <= 2
+    assert run(healthy, seed=15, n=150, plan=plan) == []
+    (mild,) = run(lambda now, rank, _: 1.12 if now >= 40 and rank in stage_1 else 1.0, seed=16, n=120, plan=plan)
+    assert mild.verdict == 1  # and it is not taken for a habit
