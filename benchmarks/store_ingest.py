@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import tempfile
@@ -16,10 +17,15 @@ from statistics import median
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.sqlite_store import Form, SqliteStore
 from unskew.benchmarks.store_producer import FLUSH, spans
+from unskew.collector import rows
+from unskew.collector.ingest import working_database
 from unskew.collector.manifest import load
 from unskew.collector.paths import Store
 from unskew.collector.reader import open_store
+from unskew.collector.sealing import SEAL_MOST_ROWS, write_sorted
+from unskew.collector.segment import telemetry_line
 from unskew.collector.spool import SpoolWriter
+from unskew.collector.tail import Lines
 
 PRODUCERS = 8
 FLAT_OUT = 1_000_000
@@ -27,11 +33,15 @@ BACKLOG = 3_000_000
 FRESH_PER_S, FRESH_S = 10_000, 20.0
 LOOP = 200_000
 SQLITE = 400_000
+SEALED = 10_000_000
+RANKS = 64
 RUN = "bench"
 _GIVE_UP_S = 900.0
 
 
-def figures(flat_out: int = FLAT_OUT, backlog: int = BACKLOG, fresh_s: float = FRESH_S, loop: int = LOOP) -> list[Figure]:
+def figures(
+    flat_out: int = FLAT_OUT, backlog: int = BACKLOG, fresh_s: float = FRESH_S, loop: int = LOOP, sealed: int = SEALED
+) -> list[Figure]:
     """All of them; the counts are of events."""
     with tempfile.TemporaryDirectory(prefix="unskew-store-") as folder:
         root = Path(folder)
@@ -39,6 +49,7 @@ def figures(flat_out: int = FLAT_OUT, backlog: int = BACKLOG, fresh_s: float = F
         found += throughput(Store(root / "flat"), root, flat_out)
         found += lagging(Store(root / "lag"), backlog)
         found += freshness(Store(root / "fresh"), fresh_s)
+        found += sealed_size(Store(root / "size"), sealed)
     return found
 
 
@@ -133,6 +144,33 @@ def freshness(store: Store, seconds: float) -> list[Figure]:
         figure(
             "store: from append to a reader's view, p95", p95, "ms", bar=250, better="lower",
             note=f"{middle}{len(ages_ms):,} events at {FRESH_PER_S:,}/s, collector running",
+        )
+    ]  # fmt: skip
+
+
+def sealed_size(store: Store, count: int) -> list[Figure]:
+    """Bytes of a span in sealed files, through the collector's own code: 64 ranks, every span another, lines a moment after."""
+    chance, sources = random.Random(3), [spans(rank) for rank in range(RANKS)]
+    seqs, total, done = [0] * RANKS, 0, 0
+    store.root.mkdir(parents=True)
+    while done < count:
+        database = working_database(store)
+        for rank, source in enumerate(sources):
+            lines = []
+            for span in islice(source, min(SEAL_MOST_ROWS, count) // RANKS):
+                at_us = 1_763_000_000_000_000 + span.start_us + span.wall_us + chance.randrange(30, 400)
+                lines.append(telemetry_line(seqs[rank], at_us, span))
+                seqs[rank] += 1
+            rows.insert(database, "hot", RUN, [Lines(f"rank-{rank:04d}.1", 0, b"".join(lines))], done)
+            done += len(lines)
+        path = store.root / "sealed.parquet"
+        write_sorted(database, "hot", path)
+        total += path.stat().st_size
+        database.close()
+    return [
+        figure(
+            "store: a sealed span", total / done, "bytes", bar=12, better="lower",
+            note=f"{done:,} spans of {RANKS} ranks, every field; durations with a device's jitter",
         )
     ]  # fmt: skip
 

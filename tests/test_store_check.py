@@ -31,6 +31,8 @@ from unskew.collector.rebuild import rebuild
 from unskew.collector.spool import SpoolWriter
 from unskew.collector.views import VIEWS
 
+pytestmark = pytest.mark.limit(240)
+
 
 def fill(store: Store, run: str, writer: str, count: int) -> None:
     spool = SpoolWriter(store, run, writer)
@@ -101,7 +103,6 @@ def flippable(store: Store) -> Iterator[Path]:
             yield path
 
 
-@pytest.mark.limit(240)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_flipped_byte_that_changes_an_answer_is_noticed(store: Store, seed: int) -> None:
     truth, chance = answers(store), random.Random(seed)
@@ -170,7 +171,6 @@ def test_compaction_and_retention_keep_what_they_must(store: Store) -> None:
     assert rebuild(store).different == ()
 
 
-@pytest.mark.limit(180)
 def test_maintenance_that_is_killed_anywhere_changes_no_answer(filled: Store, tmp_path: Path) -> None:
     truth, chance, killed = answers(filled), random.Random(3), 0
     for number in range(3):
