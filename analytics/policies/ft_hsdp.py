@@ -51,7 +51,8 @@ class FTHSDP(Policy):
         try:
             layout = uniform(job, alive, micro_batches=job.micro_batches // job.dp * len(alive))
         except LayoutError:
-            return Reaction(layout=cluster.layout, redo="none", later=(back,), reason="waits: every replica is hurt")
+            later = (back,) if event.kind == "failed" else ()
+            return Reaction(layout=cluster.layout, redo="none", later=later, reason="waits: every replica is hurt")
         if event.kind == "joined":
             pauses: Pauses = (("stall", self._rejoin_s),) if layout != cluster.layout else ()
             return Reaction(layout=layout, pauses=pauses, redo="none", reason="a replica is back")

@@ -16,6 +16,7 @@ import joblib
 import msgspec
 import numpy as np
 import polars as pl
+from joblib.externals.loky import get_reusable_executor
 from scipy import stats
 
 from unskew.analytics import constants
@@ -118,6 +119,8 @@ def run_study(
         half.write_bytes(msgspec.json.encode(figures))
         half.replace(path)
         on_cell(len(done), len(cells))
+    if jobs != 1:
+        get_reusable_executor().shutdown(wait=True)  # joblib keeps its processes for a next call that does not come
     points = [(cells[number], figure, value) for number in sorted(done) for figure, value in done[number].items()]
     rows = tuple(_rows(study, points))
     files = _write(folder, study, points, rows)
