@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from unskew.analytics.studies.frame import Cell, Figures, Study, run_study
+from unskew.analytics.studies.frame import Cell, Figures, Result, Study, run_study
 from unskew.analytics.studies.registry import STUDIES
 from unskew.cli import app
 from unskew.collector.paths import Store
@@ -60,7 +60,7 @@ def test_processes_measure_the_same(tmp_path: Path) -> None:
     one = run_study(STUDIES["resihp-fig2"], seeds=1, out=tmp_path / "one")
     call = ["study", "resihp-fig2", "--jobs", "2", "--out", str(tmp_path / "two"), "--json", str(tmp_path / "two.json")]
     subprocess.run([sys.executable, "-m", "unskew", *call], check=True, capture_output=True)
-    assert json.loads((tmp_path / "two.json").read_text())["rows"] == msgspec.to_builtins(one.rows)
+    assert msgspec.json.decode((tmp_path / "two.json").read_bytes(), type=Result).rows == one.rows
 
 
 @pytest.mark.limit(120)
