@@ -113,6 +113,8 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
 
     def rank_positions(self) -> Iterator[tuple[int, Ints]]:
         """(rank, positions of its chunks in their order), ranks ascending."""
+        if len(self) == 0:
+            return
         by_rank = np.argsort(self.rank, kind="stable")
         for positions in np.split(by_rank, np.flatnonzero(np.diff(self.rank[by_rank])) + 1):
             yield int(self.rank[positions[0]]), positions
