@@ -24,11 +24,15 @@ from unskew.analytics.planners.capability import Capability, capability, settle,
 from unskew.analytics.planners.cluster import Assignment, Cluster, Floats, Ints, Job, start
 from unskew.analytics.planners.costing import replica_us
 from unskew.analytics.planners.evaluation import cost, holds
-from unskew.analytics.planners.partition import best_layers, bound_us, polish
+from unskew.analytics.planners.partition import best_layers, bound_us, descents, polish
 from unskew.analytics.planners.progressive import plan_progressive
 from unskew.analytics.planners.tp import Groups, TpDecision, exclude
 
 ROUNDS = 4
+SEARCHED = 32
+"""Up to so many distinct slowest replicas are searched from all starts; more are only refined."""
+KEPT = 3
+"""Of each replica so many results of the search are polished."""
 TABLE_CELLS = 4_000_000
 
 
@@ -173,7 +177,7 @@ def refine(job: Job, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, 
         takers = np.argsort(ends, kind="stable")[:2]
         for taker in takers[takers != slowest].tolist():
             pair = np.array([slowest, taker])
-            pair_layers, pair_times = best_of(job, tables[pair], layers[pair], trial[pair])
+            pair_layers, pair_times = best_of(job, layers[pair], tables[pair], trial[pair])
             if pair_times.max() < times[slowest] * (1 - 1e-9):
                 layers[pair], times[pair], counts[pair] = pair_layers, pair_times, trial[pair]
                 break
@@ -182,16 +186,20 @@ def refine(job: Job, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, 
     return layers, counts, float(times.max())
 
 
-def best_of(job: Job, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, Floats]:
-    """Layers by search from scratch or kept, whichever ends earlier, polished."""
-    fresh, _ = best_layers(job, tables, counts)
-    fresh, fresh_us = polish(job, fresh, tables, counts)
-    kept, kept_us = polish(job, layers, tables, counts)
-    return np.where((fresh_us < kept_us)[:, None], fresh, kept), np.minimum(fresh_us, kept_us)
+def best_of(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
+    """Layers as they are or from the most promising starts of the search, all polished, whichever ends first."""
+    owner, found, bound = descents(job, tables, micro_batches)
+    ranked = [np.flatnonzero(owner == row) for row in range(len(layers))]
+    kept = np.concatenate([at[np.argsort(bound[at], kind="stable")[:KEPT]] for at in ranked])
+    owner, found = owner[kept], found[kept]
+    owner = np.concatenate([np.arange(len(layers)), owner])
+    tried, times = polish(job, np.concatenate([layers, found]), tables[owner], micro_batches[owner])
+    best = np.array([min(np.flatnonzero(owner == row), key=lambda at: times[at]) for row in range(len(layers))])
+    return tried[best], times[best]
 
 
 def _polished(job: Job, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, Floats]:
-    """`polish` of every distinct replica that is among the slowest; all others keep their layers."""
+    """A further search for every distinct replica that is among the slowest; all others keep their layers."""
     layers = layers.copy()
     times = replica_us(job, layers, speeds_at(job, tables, layers, counts), counts)
     while True:
@@ -199,7 +207,8 @@ def _polished(job: Job, tables: Floats, layers: Ints, counts: Ints) -> tuple[Int
         keys = np.concatenate([tables[rows].reshape(len(rows), -1), layers[rows], counts[rows][:, None]], axis=1)
         _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         picked = rows[first]
-        better, better_us = polish(job, layers[picked], tables[picked], counts[picked])
+        search = best_of if len(picked) <= SEARCHED else polish
+        better, better_us = search(job, tables=tables[picked], layers=layers[picked], micro_batches=counts[picked])
         before = times.max()
         layers[rows], times[rows] = better[inverse.ravel()], better_us[inverse.ravel()]
         if not times.max() < before * (1 - 1e-9):

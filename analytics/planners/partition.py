@@ -8,6 +8,8 @@ the neighbours of the result by the makespan.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from unskew.analytics.plan import PlanError
@@ -28,19 +30,25 @@ def best_layers(job: Job, tables: Floats, micro_batches: Ints) -> tuple[Ints, Fl
     A pipeline that cannot hold the model gets no layers and inf.
     """
     n, stages = tables.shape[:2]
-    rows, starts = [], []
-    for row in range(n):
-        for start in _starts(job, tables[row], int(micro_batches[row])):
-            rows.append(row)
-            starts.append(start)
     layers, bound = np.zeros((n, stages), dtype=np.int64), np.full(n, np.inf)
-    if not rows:
-        return layers, bound
-    owner = np.array(rows)
-    found, bounds = _descend(job, np.array(starts), tables[owner], micro_batches[owner])
+    owner, found, bounds = descents(job, tables, micro_batches)
     for position in np.lexsort((bounds, owner))[::-1]:
         layers[owner[position]], bound[owner[position]] = found[position], bounds[position]
     return layers, bound
+
+
+def descents(job: Job, tables: Floats, micro_batches: Ints) -> tuple[Ints, Ints, Floats]:
+    """(pipeline [k], layers [k, stages], bound [k]) of the descent from every start of every pipeline."""
+    rows, starts = [], []
+    for row in range(len(tables)):
+        for start in _starts(job, tables[row], int(micro_batches[row])):
+            rows.append(row)
+            starts.append(start)
+    if not rows:
+        return np.zeros(0, dtype=np.int64), np.zeros((0, tables.shape[1]), dtype=np.int64), np.zeros(0)
+    owner = np.array(rows)
+    found, bounds = _descend(job, np.array(starts), tables[owner], micro_batches[owner])
+    return owner, found, bounds
 
 
 def polish(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
@@ -72,11 +80,14 @@ def polish(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple
 
 def neighbours(layers: Ints) -> Ints:
     """[n, stages * (stages - 1), stages]: one layer from one stage to another; impossible ones have a negative count."""
-    stages = layers.shape[-1]
+    return np.asarray(layers[:, None, :] + _steps(layers.shape[-1])[None])
+
+
+@lru_cache(maxsize=64)
+def _steps(stages: int) -> Ints:
     step = np.eye(stages, dtype=np.int64)
-    pairs = [(a, b) for a in range(stages) for b in range(stages) if a != b]
-    steps = np.array([step[b] - step[a] for a, b in pairs], dtype=np.int64).reshape(-1, stages)
-    return np.asarray(layers[:, None, :] + steps[None])
+    steps = [step[b] - step[a] for a in range(stages) for b in range(stages) if a != b]
+    return np.array(steps, dtype=np.int64).reshape(-1, stages)
 
 
 def _descend(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
@@ -115,17 +126,23 @@ def bound_us(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> Flo
 
 
 def _starts(job: Job, tables: Floats, micro_batches: int) -> list[Ints]:
-    """Layers by speed over all living stages, and without the 1, 2, ... slowest while that may pay or must be."""
+    """Layers by speed over all living stages, and without the 1, 2, ... slowest while that may pay or must be;
+    and without each slow stage alone."""
     speeds = tables[:, 0]
     alive = np.flatnonzero(speeds > 0)
     slowest = alive[np.argsort(speeds[alive], kind="stable")]
     starts: list[Ints] = []
     for dropped in range(min(DROPS, len(slowest))):
-        if dropped and speeds[slowest[dropped - 1]] > 0.6 * speeds[alive].max() and starts:
+        shallow = micro_batches < 2 * len(alive)  # filling the pipeline counts: fewer stages may be faster though all are sound
+        if dropped and speeds[slowest[dropped - 1]] > 0.6 * speeds[alive].max() and starts and not shallow:
             break
         kept = np.sort(slowest[dropped:])
         if (start := _by_speed(job, tables, kept, micro_batches)) is not None:
             starts.append(start)
+    if len(alive) > 1:
+        for stage in slowest[1:][speeds[slowest[1:]] < 0.9 * speeds[alive].max()].tolist():
+            if (start := _by_speed(job, tables, alive[alive != stage], micro_batches)) is not None:
+                starts.append(start)
     return starts
 
 
