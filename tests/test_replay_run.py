@@ -41,8 +41,8 @@ def log(run: Run) -> RecordedRun:
 
 
 def test_every_decision_comes_again_at_every_moment(run: Run, log: RecordedRun) -> None:
-    assert {event.cause for event in run.of(Verdict)} == {"slow_device", "dead"}
-    assert [event.optional for event in run.of(PlanProposed)][:2] == [True, False]
+    assert {event.cause for event in run.of(Verdict)} >= {"slow_device", "dead"}
+    assert {event.optional for event in run.of(PlanProposed)} == {True, False}
     whole = replay(log)
     assert whole.differences == ()
     assert whole.compared > 40
@@ -94,10 +94,11 @@ def test_a_changed_measurement_is_told(log: RecordedRun) -> None:
 
 
 def test_a_lost_decision_is_told(log: RecordedRun) -> None:
-    control = tuple(noted for noted in log.control if not isinstance(noted.event, Verdict))
-    found = replay(msgspec.structs.replace(log, control=control), 16).differences
-    assert len(found) == 1
-    assert found[0].sentence.endswith("is only in the replay")
+    lost = [noted for noted in log.control if isinstance(noted.event, Verdict) and noted.event.cause == "slow_device"]
+    control = tuple(noted for noted in log.control if noted not in lost)
+    found = replay(msgspec.structs.replace(log, control=control)).differences
+    assert len(found) == len(lost) > 0
+    assert all(one.event == "verdict" and one.sentence.endswith("is only in the replay") for one in found)
 
 
 def test_the_command_says_the_state_and_refuses_what_cannot_be_replayed(run: Run, log: RecordedRun, tmp_path: Path) -> None:
