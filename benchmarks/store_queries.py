@@ -25,10 +25,10 @@ from statistics import median
 import duckdb
 import numpy as np
 
-from unskew.benchmarks.big_store import RANKS, RUN, SPANS_PER_ITERATION, build
+from unskew.benchmarks.big_store import ITERATION_US, RANKS, RUN, SPANS_PER_ITERATION, build
 from unskew.benchmarks.report import Figure, figure, publish
 from unskew.benchmarks.sqlite_store import SPAN_FIELDS, Form, SqliteStore
-from unskew.collector.events import Span
+from unskew.collector.events import IterationCommitted, Span
 from unskew.collector.paths import Store
 from unskew.collector.reader import Reader, open_store
 from unskew.collector.rows import LINE
@@ -159,8 +159,19 @@ def _produce(root: str, first_iteration: int) -> None:
                      iteration=iteration, start_us=number, wall_us=8000 + number % 900, compute_us=7500, micro_batch=0)
             )  # fmt: skip
             written += 1
+            if written % SPANS_PER_ITERATION == 0:
+                _commit(writers, iteration)
     for writer in writers:
         writer.close(30.0)
+
+
+def _commit(writers: Sequence[SpoolWriter], iteration: int) -> None:
+    """Every rank is through with `iteration`."""
+    for rank in range(RANKS):
+        writers[rank % WRITERS].append(
+            IterationCommitted(iteration=iteration, epoch=0, attempt=0, rank=rank, loss=2.0, tokens=40960, start_us=0,
+                               wall_us=ITERATION_US, log_complete=True)
+        )  # fmt: skip
 
 
 def _sqlite(store: Store, folder: Path) -> dict[str, dict[str, float]]:
