@@ -6,8 +6,8 @@ iteration.
 
 Greyhound reports a change when ``P(run length = 0) > 0.9``. Under a constant hazard that probability is the hazard itself,
 whatever the data; what the rule can only mean is that the posterior has moved to a run that began just now. Here: a run of at
-most `recent` iterations has that probability, and the likeliest one has lasted as long, so that there is an "after" to verify
-with. That gives the published reaction of 2 to 3 iterations.
+most `within` iterations has that probability, and the likeliest one has lasted `recent`, so that there is an "after" to verify
+with. That gives the published reaction of 2 to 3 iterations where the change is clear.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from unskew.analytics.residuals import Floats
 
 
 class ChangePointOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`probability` and `least_change` are Greyhound's; hazard, prior and `recent` (iterations) are stated nowhere. `apart`:
-    the least distance of two change points (its artifact). `prior_cv`: the prior's standard deviation over its mean. What is
-    not stated was chosen so that Greyhound's own table comes out (tests/test_rivals_greyhound.py)."""
+    """`probability` and `least_change` are Greyhound's, `apart` its artifact's: the least distance of two change points. Hazard,
+    prior (`prior_cv`: its standard deviation over its mean), `recent` and `within` (iterations) are stated nowhere and were
+    chosen so that Greyhound's own table comes out (tests/test_rivals_published.py)."""
 
     probability: float = 0.9
     least_change: float = 0.1
     recent: int = 3
+    within: int = 5
     apart: int = 10
     hazard: float = 1 / 100
     prior_cv: float = 0.02
@@ -109,7 +110,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
         """The change point that the last iteration reveals, if any."""
         if self.posterior is None or len(self.times) < self.last + options.apart:
             return None
-        recent = np.exp(self.posterior.log_p[: options.recent + 1])
+        recent = np.exp(self.posterior.log_p[: options.within + 1])
         probability = float(recent.sum())
         length = int(np.argmax(recent))
         at = len(self.times) - length
