@@ -20,7 +20,7 @@ from unskew.analytics.residuals import Floats
 
 
 class ChangePointOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`probability` and `least_change` are Greyhound's, `apart` its artifact's: the least distance of two change points. Hazard,
+    """`probability` and `least_change` are Greyhound's, `apart` its artifact's: the least distance of change points. Hazard,
     prior (`prior_cv`: its standard deviation over its mean), `recent` and `within` (iterations) are stated nowhere and were
     chosen so that Greyhound's own table comes out (tests/test_rivals_published.py)."""
 
