@@ -30,6 +30,14 @@ def starved_s(pid: int, thread: int) -> float | None:
         return None
 
 
+def threads_of(pid: int) -> tuple[int, ...]:
+    """The threads of a process; none when it is gone."""
+    try:
+        return tuple(int(name) for name in os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208 - many times a second
+    except OSError:
+        return ()
+
+
 def process_state(pid: int) -> str | None:
     """The state letter of a process (R running, S sleeping, T stopped, Z ended, ...), None when there is no such process."""
     try:

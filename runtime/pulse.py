@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from unskew.analytics.liveness import Activity
-from unskew.runtime.processes import process_state, starved_s
+from unskew.runtime.processes import process_state, starved_s, threads_of
 from unskew.runtime.protocol import Beat, RankPulse
 
 PULSE_S = 0.1
 _FORGET = 0.99
+_STILL_S = 0.25
+_ALL_THE_TIME = 0.9
 
 
 class _Lack(msgspec.Struct):
-    """How long a thread has been without a core since it last gave a sign: grows by look, never by more than has passed."""
+    """How long a thread could not go on since its last sign, because it, or a thread it may wait for, had no core.
 
-    total_s: float | None = None
+    Of its siblings only one that had no core all the time between two looks counts: it may hold the interpreter's lock.
+    """
+
+    totals_s: dict[int, float] = {}
     since_sign_s: float | None = 0.0
 
-    def look(self, pid: int, thread: int, least_s: float) -> None:
-        """`least_s`: for so long the agent itself had no core since the last look, so nobody can be blamed for that time."""
-        before_s, self.total_s = self.total_s, starved_s(pid, thread)
-        if self.total_s is None:
+    def look(self, pid: int, threads: Sequence[int], passed_s: float, least_s: float) -> None:
+        """`passed_s` since the last look; for `least_s` of it the agent itself had no core, so nobody is blamed for that."""
+        before, found = self.totals_s, {thread: starved_s(pid, thread) for thread in threads}
+        self.totals_s = {thread: total for thread, total in found.items() if total is not None}
+        if not self.totals_s:
             self.since_sign_s = None
         elif self.since_sign_s is not None:
-            self.since_sign_s += max(least_s, self.total_s - before_s if before_s is not None else 0.0)
+            lacks_s = {one: total - before[one] for one, total in self.totals_s.items() if one in before}
+            stuck_s = max((lack for lack in lacks_s.values() if lack >= _ALL_THE_TIME * passed_s), default=0.0)
+            self.since_sign_s += max(least_s, min(max(lacks_s.get(threads[0], 0.0), stuck_s), passed_s))
 
     def sign(self) -> None:
         self.since_sign_s = 0.0
@@ -76,13 +86,19 @@ class PulseTable:
         known.activity, known.waits_for, known.promised_s = beat.activity, beat.waits_for, beat.promised_s
 
     def look(self, now_s: float) -> None:
-        """Ask the kernel which threads had no core since the last look; due every `PULSE_S`."""
-        late_s = max(now_s - self._looked_s - 2 * PULSE_S, 0.0) if self._looked_s is not None else 0.0
+        """Ask the kernel which threads had no core since the last look; due every `PULSE_S`.
+
+        Of a rank that stands still all threads are asked: one that was preempted with the interpreter's lock keeps the others.
+        """
+        passed_s = now_s - self._looked_s if self._looked_s is not None else 0.0
         self._looked_s = now_s
+        late_s = max(passed_s - 2 * PULSE_S, 0.0)
         for known in self._known.values():
-            known.main.look(known.pid, known.pid, late_s)
+            still = now_s - min(known.moved_s, known.beat_s) > _STILL_S
+            siblings = threads_of(known.pid) if still else ()
+            known.main.look(known.pid, (known.pid, *siblings), passed_s, late_s)
             if known.thread:
-                known.beating.look(known.pid, known.thread, late_s)
+                known.beating.look(known.pid, (known.thread, *siblings), passed_s, late_s)
 
     def pulses(self, now_s: float) -> tuple[RankPulse, ...]:
         return tuple(

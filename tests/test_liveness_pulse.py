@@ -1,0 +1,89 @@
+"""What the agent makes of heartbeats and of the kernel's counts: a stand-in for the kernel, so that each case is exact."""
+
+from __future__ import annotations
+
+import pytest
+
+from unskew.runtime import pulse
+from unskew.runtime.protocol import Beat, RankPulse, decode_beat, encode_beat
+
+PID, BEATING, OTHER = 100, 101, 102
+
+
+@pytest.fixture
+def lacks(monkeypatch: pytest.MonkeyPatch) -> dict[int, float | None]:
+    """thread -> seconds without a core, as the kernel would tell."""
+    told: dict[int, float | None] = {PID: 0.0, BEATING: 0.0, OTHER: 0.0}
+    monkeypatch.setattr(pulse, "starved_s", lambda _pid, thread: told[thread])
+    monkeypatch.setattr(pulse, "threads_of", lambda _pid: tuple(told))
+    return told
+
+
+def beat(table: pulse.PulseTable, count: int, at_s: float) -> None:
+    table.beat(Beat(0, BEATING, count, 3, "compute"), now_s=at_s)
+
+
+def look(table: pulse.PulseTable, *at_s: float) -> RankPulse:
+    for now in at_s:
+        table.look(now)
+    return table.pulses(at_s[-1])[0]
+
+
+def test_time_without_a_core_counts_from_the_last_progress(lacks: dict[int, float | None]) -> None:
+    table = pulse.PulseTable()
+    table.born(0, PID, 0.0)
+    beat(table, 1, 0.0)
+    look(table, 0.0)
+    lacks[PID] = 0.08
+    assert look(table, 0.1).starved_s == pytest.approx(0.08)
+    beat(table, 2, 0.15)
+    assert look(table, 0.2).starved_s == 0.0
+
+
+def test_a_sibling_counts_only_when_it_had_no_core_at_all(lacks: dict[int, float | None]) -> None:
+    table = pulse.PulseTable()
+    table.born(0, PID, 0.0)
+    beat(table, 1, 0.0)
+    look(table, 0.0, 0.1, 0.2, 0.3, 0.4)
+    lacks[OTHER] = 0.05
+    assert look(table, 0.5).starved_s == 0.0
+    lacks[OTHER] = 0.15
+    assert look(table, 0.6).starved_s == pytest.approx(0.1)
+
+
+def test_nobody_is_blamed_for_the_time_the_agent_had_no_core(lacks: dict[int, float | None]) -> None:
+    assert lacks
+    table = pulse.PulseTable()
+    table.born(0, PID, 0.0)
+    beat(table, 1, 0.0)
+    found = look(table, 0.0, 1.2)
+    assert found.stalled_s == pytest.approx(1.2)
+    assert found.starved_s == pytest.approx(1.0)
+    assert found.beat_starved_s == pytest.approx(1.0)
+
+
+def test_where_the_kernel_does_not_tell_it_is_not_measured(lacks: dict[int, float | None]) -> None:
+    lacks.update(dict.fromkeys(lacks))
+    table = pulse.PulseTable()
+    table.born(0, PID, 0.0)
+    beat(table, 1, 0.0)
+    assert look(table, 0.0, 0.1).starved_s is None
+
+
+def test_the_longest_recent_work_is_forgotten_slowly(lacks: dict[int, float | None]) -> None:
+    assert lacks
+    table = pulse.PulseTable()
+    table.born(0, PID, 0.0)
+    beat(table, 1, 0.0)
+    beat(table, 1, 2.0)
+    beat(table, 2, 2.1)
+    assert look(table, 2.1).longest_work_s == pytest.approx(2.0)
+    for count in range(3, 203):
+        beat(table, count, 2.1 + count / 100)
+    assert look(table, 5.0).longest_work_s < 0.5
+
+
+def test_a_heartbeat_comes_through_its_datagram() -> None:
+    sent = Beat(7, 4242, 99, 12, "recv", 3, 60.0)
+    assert decode_beat(encode_beat(sent)) == sent
+    assert decode_beat(encode_beat(sent._replace(waits_for=None))).waits_for is None
