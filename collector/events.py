@@ -453,7 +453,7 @@ class VerdictScored(Control, frozen=True, kw_only=True, tag="verdict_scored@1"):
 
 
 class Diagnosed(Control, frozen=True, kw_only=True, tag="diagnosed@1"):
-    """What `unskew diagnose` found in the run's log: written to the stream analysis/diagnose when it is not what it said before.
+    """What `unskew diagnose` found in the run's log: on the stream analysis/diagnose, when it is not what it said before.
 
     `verdicts` are `Verdict`s as plain data with numbers of their own, not those of the live run.
     """
@@ -603,7 +603,8 @@ TELEMETRY: tuple[type[Telemetry], ...] = (
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
     RunStarted, RunFinished, DeviceJoined, Suspected, Probed, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note,
-    CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored, Diagnosed, PlanProposed, PlanApproved,
+    CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored, Diagnosed, PlanProposed,
+    PlanApproved,
     PlanRejected, PlanExpired, PlanKept, PlanIssued, PlanApplied, PlanFailed, PlanScored, AlertOpened, AlertClosed,
     AlertDelivered,
 )  # fmt: skip
