@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -131,6 +132,7 @@ def cost_of_judging() -> list[Figure]:
     for iteration in range(job.iterations):
         detector.observe(job.committed(iteration), job.plan, cost)
         if iteration in {LONG.iterations // 2, LONG.iterations - 1}:
+            gc.collect()
             held[iteration] = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     early, late = held.values()
