@@ -1,4 +1,4 @@
-"""The Scheduler's figures, all of them: pipeline model, planners, simulator and studies. `unskew bench NAME` runs one part alone:
+"""The Scheduler's figures: pipeline model, planners, simulator and studies. `unskew bench NAME` runs one part alone:
 scheduler_pipeline, scheduler_planners, scheduler_studies."""
 
 from __future__ import annotations
