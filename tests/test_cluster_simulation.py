@@ -166,7 +166,7 @@ def test_constants_have_sources_and_a_slow_device_slows_its_replica() -> None:
     speeds = np.ones(JOB.devices)
     speeds[3] = 0.5
     ratio = iteration_s(JOB, healthy(JOB), speeds) / fault_free_s(JOB)
-    assert 1.5 < ratio < 2.0
+    assert 1.4 < ratio < 2.0  # 8 micro-batches at twice the time against 11 slots; the bubble absorbs the rest
     assert math.isinf(iteration_s(JOB, healthy(JOB), np.where(np.arange(JOB.devices) == 3, 0.0, 1.0)))
 
 
