@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
 from math import log
 
 import msgspec
@@ -62,16 +61,11 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     def threshold_of(self, sigma: float, tests: int) -> float:
         """The threshold of each of a device's `tests` tests at this noise, from the budget of false alarms."""
         sigma = round(max(sigma, self.sigma_floor), 3)
-        return _threshold(sigma, self.slack_of(sigma), tests * self.iterations_per_day / self.false_alarms_per_device_day)
+        return threshold(sigma, self.slack_of(sigma), tests * self.iterations_per_day / self.false_alarms_per_device_day)
 
     @property
     def digest(self) -> str:
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
-
-
-@lru_cache(maxsize=256)
-def _threshold(sigma: float, slack: float, iterations: float) -> float:
-    return threshold(sigma, slack, iterations)
 
 
 EMULATED = DetectorOptions(least_slowdown=1.15, slack=0.5, sigma_floor=0.06, links=False)
