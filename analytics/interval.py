@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import sqrt
 from statistics import fmean
 
-from scipy.stats import t as student  # type: ignore[import-untyped]  # ships no types
+from scipy.stats import t as student
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import msgspec
 
@@ -259,7 +259,7 @@ _ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 _BEAT = struct.Struct("!HIQIbhf")
 
 
-class Beat(NamedTuple):
+class Beat(msgspec.Struct, frozen=True, gc=False):
     """A heartbeat: the rank, the kernel's id of the thread that beats, and what the main thread is at (runtime/progress.py)."""
 
     rank: int
