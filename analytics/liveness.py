@@ -45,8 +45,11 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def idle_s(self) -> float:
-        """`stalled_s` without the time it had no core."""
-        return self.stalled_s - (self.starved_s or 0.0)
+        """For how long heartbeats have told of no progress: `stalled_s` up to the last of them, without the time it had no core.
+
+        Since then nobody knows: a thread that beats late says nothing about the one that works.
+        """
+        return self.stalled_s - self.heartbeat_age_s - (self.starved_s or 0.0)
 
     @property
     def silent_s(self) -> float:

@@ -44,6 +44,11 @@ SCENARIOS = {
         [(0, "hung", (1,))],
         "without a core for 1.50 s",
     ),
+    "no news of progress, because the heartbeats are late": (
+        [pulse(0, stalled=1.4, beat=0.6), pulse(1, "recv", onto=0)],
+        [],
+        "make progress",
+    ),
     "silent for want of a core": ([pulse(0), pulse(1, beat=4, beat_starved=3.5)], [], "make progress"),
     "the kernel does not tell who had a core": (
         [pulse(0, stalled=2, starved=None), pulse(1, beat=2, beat_starved=None)],
