@@ -1,7 +1,7 @@
 """Where the time went: seconds of the whole job by cause, adding up to the whole.
 
 * useful: what the committed micro-batches would have taken on the whole, healthy job;
-* capacity: what dead and slow devices take away whatever the plan;
+* capacity: what dead and slow devices take away, less what a plan with smaller bubbles than the first wins back;
 * imbalance: what the plan leaves of the surviving capacity;
 * detection, reconfigure, restart, stall, checkpoint: standing still, and why;
 * redo: work that was thrown away, at a failure or since the last checkpoint;

@@ -109,7 +109,7 @@ def _bound(figure: str) -> float | None:
 def _table_6_why(figure: str, published: float | None, ours: float | None) -> str:
     bound = _bound(figure)
     if published is not None and bound is not None and published > bound:
-        return f"published is above the surviving capacity, {bound:.3f}: impossible at one GPU per kill"
+        return f"published is above the surviving capacity, {bound:.3f}: not at one GPU per kill with the same stages"
     if published is not None and bound is not None and figure.endswith("resihp") and published > 0.97 * bound:
         return f"published is within 3 % of the capacity, {bound:.3f}, though equation 3 strands GPUs"
     if figure.endswith("recycle") and ours is None:
