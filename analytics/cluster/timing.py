@@ -76,7 +76,7 @@ def fault_free_s(job: Job) -> float:
 def capacity(job: Job, speeds: Speeds) -> float:
     """What is left of the job's devices, slow ones counted by their speed.
 
-    A layout is faster than this share of fault-free only where it idles less than the first plan (fewer stages, a better split).
+    A layout is faster than this share of fault-free only where it idles less than the first plan (fewer stages, better split).
     """
     return float(speeds[: job.devices].mean())
 
