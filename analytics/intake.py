@@ -142,15 +142,32 @@ def _chunk(span: Span, works: dict[int, Work], plan: Plan) -> Chunk:
 
 
 def _transfers(spans: list[Span]) -> tuple[Transfer, ...]:
-    """Messages, timed from the moment both sides were ready: the receiver waited, and the sender had posted."""
-    posted_us = {(s.rank, s.peer, s.micro_batch): s.start_us for s in spans if s.kind == "send"}
-    times = []
+    """Messages, timed from the moment both sides were ready: the receiver waited, and the sender had posted.
+
+    A micro-batch's way is a chain, so of its messages from one rank to another (several, where it passes ranks more than once)
+    the n-th sent is the n-th taken; where the log lacks one of them, none is timed.
+    """
+    sent: dict[tuple[int | None, ...], list[Span]] = {}
+    taken: dict[tuple[int | None, ...], list[Span]] = {}
     for span in spans:
-        sent_us = posted_us.get((span.peer or 0, span.rank, span.micro_batch))
-        if span.kind == "recv" and span.wall_us > 0 and sent_us is not None:
-            us = float(max(span.start_us + span.wall_us - max(sent_us, span.start_us), 0))
-            times.append(Transfer(span.peer or 0, span.rank, us))
+        if span.kind == "send":
+            sent.setdefault((span.rank, span.peer, span.micro_batch), []).append(span)
+        elif span.kind == "recv":
+            taken.setdefault((span.peer, span.rank, span.micro_batch), []).append(span)
+    times = []
+    for way, receives in taken.items():
+        sends = sent.get(way, [])
+        if len(sends) != len(receives):
+            continue
+        for send, receive in zip(sorted(sends, key=_start_us), sorted(receives, key=_start_us), strict=True):
+            if receive.wall_us > 0:
+                us = float(max(receive.start_us + receive.wall_us - max(send.start_us, receive.start_us), 0))
+                times.append(Transfer(send.rank, receive.rank, us))
     return tuple(times)
+
+
+def _start_us(span: Span) -> int:
+    return span.start_us
 
 
 def _collectives_us(spans: list[Span]) -> tuple[float, ...]:

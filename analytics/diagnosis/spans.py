@@ -147,6 +147,18 @@ def _chunk_key(row: _Row) -> _Key:
     return (row["kind"], row["rank"], row["micro_batch"], row["first_layer"])
 
 
+def _start_us(row: _Row) -> int:
+    return int(row["start_us"])
+
+
+def _by_way(rows: list[_Row], kind: str, sender: str, receiver: str) -> dict[_Key, list[_Row]]:
+    """(sender, receiver, micro-batch) -> the spans of a kind, in order of time."""
+    found: dict[_Key, list[_Row]] = {}
+    for row in sorted((row for row in rows if row["kind"] == kind), key=_start_us):
+        found.setdefault((row[sender], row[receiver], row["micro_batch"]), []).append(row)
+    return found
+
+
 class _Messages:
     """Who gives whom its input in one iteration, and the messages in between."""
 
@@ -155,20 +167,22 @@ class _Messages:
         chunks = [row for row in rows if row["kind"] in CHUNKS]
         self._first = {(row["kind"], row["micro_batch"], row["first_layer"]): row for row in chunks}
         self._end = {(row["kind"], row["micro_batch"], row["first_layer"] + row["n_layers"]): row for row in chunks}
-        sends = {(row["rank"], row["peer"], row["micro_batch"]): row for row in rows if row["kind"] == "send"}
-        receives = {(r["rank"], r["peer"], r["micro_batch"], r["first_layer"]): r for r in rows if r["kind"] == "recv"}
         # (kind, micro-batch, first layer of the receiving chunk) -> its chunk, the send, the receive
         self._sides: dict[_Key, tuple[_Row, _Row, _Row]] = {}
         self._by_sender: dict[_Key, _Key] = {}
-        for row in chunks:
+        # Of a micro-batch's messages from one rank to another the n-th sent is the n-th taken: its way is a chain.
+        ways: dict[_Key, list[tuple[_Row, _Row]]] = {}
+        for row in sorted(chunks, key=_start_us):
             given = self.source_of(row)
-            if given is None or given["rank"] == row["rank"]:
-                continue
-            send = sends.get((given["rank"], row["rank"], row["micro_batch"]))
-            receive = receives.get((row["rank"], given["rank"], row["micro_batch"], row["first_layer"]))
-            if send is not None and receive is not None:
-                self._sides[_chunk_key(row)] = given, send, receive
-                self._by_sender[_chunk_key(given)] = _chunk_key(row)
+            if given is not None and given["rank"] != row["rank"]:
+                ways.setdefault((given["rank"], row["rank"], row["micro_batch"]), []).append((given, row))
+        sends, receives = _by_way(rows, "send", "rank", "peer"), _by_way(rows, "recv", "peer", "rank")
+        for way, links in ways.items():
+            sent, taken = sends.get(way, []), receives.get(way, [])
+            if len(sent) == len(taken) == len(links):
+                for (given, row), send, receive in zip(links, sent, taken, strict=True):
+                    self._sides[_chunk_key(row)] = given, send, receive
+                    self._by_sender[_chunk_key(given)] = _chunk_key(row)
 
     def source_of(self, row: _Row) -> _Row | None:
         """The chunk whose result this one takes; None for the first of a micro-batch."""
