@@ -15,7 +15,8 @@ from unskew.analytics.diagnosis.replay import makespan_us
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.spans import COLLECTIVES
 from unskew.analytics.diagnosis.whatif import ask, what_if
-from unskew.collector.events import CollectiveRecorded, GroupRecorded, Verdict
+from unskew.analytics.plan import plan_from_partition
+from unskew.collector.events import CollectiveRecorded, DeviceLost, GroupRecorded, Verdict
 from unskew.collector.reader import open_store
 
 pytestmark = pytest.mark.limit(180)
@@ -57,6 +58,7 @@ def test_with_chunks_the_offline_verdict_is_the_live_one_and_its_cost_adds_up(sl
     assert found.time_lost_s["slow_device"] > 0.4 * lost
     assert set(found.time_lost_s) <= {"slow_device", "long_sequences", "stage_imbalance", "unexplained"}
     assert any("input_bound" in sentence for sentence in found.abstained)
+    assert any("slow_link" in sentence and "emulated" in sentence for sentence in found.abstained)
 
 
 def test_what_if_without_the_slow_rank_gives_the_iterations_before_it_was_slow(
@@ -103,6 +105,8 @@ def test_with_iteration_times_only_the_job_is_slower_and_nobody_is_named(
     assert [(verdict.cause, verdict.culprits) for verdict in found.verdicts] == [("unknown", ())]
     assert abs(found.verdicts[0].since_iteration - onset) <= 2
     assert any(sentence.startswith("slow_device, slow_link: neither chunk nor collective") for sentence in found.abstained)
+    few = diagnose(msgspec.structs.replace(bare, iterations=bare.iterations.head(5)))
+    assert "unknown: 5 iterations, at least 70 are needed to judge the whole job" in few.abstained
     nothing = diagnose(msgspec.structs.replace(bare, iterations=log.iterations.clear()))
     assert (nothing.observability, nothing.abstained) == ("nothing", ("everything: the log holds no iteration",))
 
@@ -130,6 +134,29 @@ def test_pauses_that_were_recorded_are_named_and_cost_what_they_took(
     gc = [verdict for verdict in found.verdicts if verdict.cause == "gc_pause"]
     assert [party.rank for verdict in gc for party in verdict.culprits] == [1]
     assert not any("gc_pause" in sentence for sentence in found.abstained)
+
+
+def test_a_loss_costs_what_its_own_recovery_took(slowed: tuple[RunLog, list[Verdict]]) -> None:
+    """Plan 1 is a change that somebody chose, plan 2 the one without rank 3: only its regrouping was for the loss."""
+    log, _ = slowed
+    without = plan_from_partition(
+        epoch=2, n_layers=8, schedule="1f1b", members=[[0, 1], [2]], layers=[[4, 4], [8]], micro_batches=[4, 4]
+    )
+    lost = DeviceLost(
+        device="cpu-3", rank=3, how="exit", detail="signal SIGKILL", detected_us=0, watermark=33, iteration=34, victims=(2,)
+    )
+    found = diagnose(
+        msgspec.structs.replace(
+            log,
+            lost=(lost,),
+            plans={**log.plans, 1: log.plans[0].renumbered(1), 2: without},
+            regrouped_s={0: 0.5, 1: 0.25, 2: 5.0},
+        )
+    )
+    assert found.time_lost_s["dead"] == 3 * 5.0
+    (dead,) = [one for one in found.verdicts if one.cause == "dead"]
+    assert dead.at_iteration == 34
+    assert [party.rank for party in dead.victims] == [2]
 
 
 def test_a_job_that_stands_still_names_who_did_not_join(slowed: tuple[RunLog, list[Verdict]]) -> None:

@@ -30,7 +30,7 @@ from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.section import Section, without_lengths
 from unskew.analytics.diagnosis.spans import COLLECTIVES, read_spans
 from unskew.analytics.diagnosis.waiting import follow_waits, read_waits
-from unskew.analytics.job_wide import judge
+from unskew.analytics.job_wide import JobWideOptions, judge
 from unskew.analytics.verdicts import devices
 from unskew.analytics.workload import work_of
 from unskew.collector.events import Verdict
@@ -182,10 +182,24 @@ def _device_seconds(log: RunLog, measured: Sequence[tuple[Section, Lost]]) -> di
         for cause, us in lost.causes.items():
             found[cause] += devices * float(us.sum()) / 1e6
         found["unexplained"] += devices * float(lost.unexplained_us.sum()) / 1e6
-    for lost_device, epoch in zip(log.lost, [epoch for epoch in sorted(log.regrouped_s) if epoch > 0], strict=False):
+    for epoch, how in _recoveries(log).items():
         devices = len(log.plans[epoch].ranks) if epoch in log.plans else 0
-        found["dead" if lost_device.how == "exit" else "hung"] += devices * log.regrouped_s[epoch]
+        found["dead" if how == "exit" else "hung"] += devices * log.regrouped_s[epoch]
     return {cause: round(seconds, 3) for cause, seconds in found.items() if seconds or cause == "unexplained"}
+
+
+def _recoveries(log: RunLog) -> dict[int, str]:
+    """Epoch in which survivors found together again -> how the first that it was about was lost.
+
+    It is the first one behind the last plan with the lost rank; a rank without a role is missed by nobody.
+    """
+    found: dict[int, str] = {}
+    for lost in log.lost:
+        last = max((epoch for epoch, plan in log.plans.items() if lost.rank in plan.ranks), default=None)
+        after = [] if last is None else [epoch for epoch in log.regrouped_s if epoch > last]
+        if after:
+            found.setdefault(min(after), lost.how)
+    return found
 
 
 def _missing(log: RunLog, seen: Observability) -> list[str]:
@@ -200,8 +214,16 @@ def _missing(log: RunLog, seen: Observability) -> list[str]:
         found.append("long_sequences, stage_imbalance, time lost: no forward and backward times per micro-batch")
     if seen == "iterations":
         found.append("slow_device, slow_link: neither chunk nor collective times")
+        options = JobWideOptions()
+        needed = options.least_past + options.persistence
+        if log.iterations.height < needed:
+            found.append(f"unknown: {log.iterations.height} iterations, at least {needed} are needed to judge the whole job")
     elif not kinds & {"send", "recv"}:
         found.append("slow_link: no times of messages between ranks")
+    elif not log.released:
+        found.append("slow_link: only messages of our own runs with their chunks are judged")
+    elif not thresholds(log).links:
+        found.append("slow_link: messages between processes that share cores, or are emulated, measure no link")
     if "data_wait" not in kinds:
         found.append("input_bound: no data_wait spans")
     if "gc" not in kinds:

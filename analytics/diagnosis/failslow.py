@@ -68,10 +68,11 @@ def follow_run(log: RunLog) -> Followed:
 
 
 def _lost(detector: Detector, log: RunLog, lost: DeviceLost, iteration: int) -> Verdicts:
-    """Its victims are those that had a role beside it in the last plan in which it had one."""
+    """As the run saw it; in logs of old versions, which do not say, `iteration` and all that had a role beside it count."""
     with_it = [plan for plan in log.plans.values() if lost.rank in plan.ranks]
     others = tuple(rank for rank in with_it[-1].ranks if rank != lost.rank) if with_it else ()
-    return detector.lost(Suspect(rank=lost.rank, how=lost.how, detail=lost.detail, victims=others), iteration)
+    suspect = Suspect(rank=lost.rank, how=lost.how, detail=lost.detail, victims=lost.victims or others)
+    return detector.lost(suspect, iteration if lost.iteration is None else lost.iteration)
 
 
 def follow_section(section: Section, options: DetectorOptions) -> tuple[Verdict, ...]:
