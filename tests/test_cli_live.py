@@ -124,7 +124,7 @@ def test_without_a_terminal_each_sentence_is_one_plain_line(capsys) -> None:
 
 
 def test_every_control_event_but_the_silent_ones_has_a_sentence() -> None:
-    silent = {ev.DeviceJoined}
+    silent = {ev.DeviceJoined, ev.AdaptationStarted, ev.PlanIssued, ev.Diagnosed, ev.AlertDelivered}
     assert {kind for kind in ev.CONTROL if say.dispatch(kind) is say.dispatch(object)} == silent
 
 

@@ -49,6 +49,12 @@ def _(event: ev.Suspected) -> Sentence:
 
 
 @say.register
+def _(event: ev.Probed) -> Sentence:
+    found = ", ".join(f"rank {rank} takes {slowdown:.2f} of its healthy time" for rank, slowdown in event.slowdowns.items())
+    return Sentence("probe", f"{found or 'nothing could be compared'}; it held up training for {event.cost_us / 1e6:.2f} s")
+
+
+@say.register
 def _(event: ev.DeviceLost) -> Sentence:
     how = {"exit": "is dead", "hung": "hangs", "frozen": "is frozen"}[event.how]
     return Sentence("lost", f"rank {event.rank} {how}{because(event.detail)}", "bad")
@@ -174,3 +180,13 @@ def _worth(low: float, high: float) -> tuple[str, Tone]:
 @say.register
 def _(event: ev.Dropped) -> Sentence:
     return Sentence("dropped", f"{event.count} telemetry events did not fit a buffer and are lost", "bad")
+
+
+@say.register
+def _(event: ev.AlertOpened) -> Sentence:
+    return Sentence("alert", f"{event.alert} opened: {event.text}", "bad")
+
+
+@say.register
+def _(event: ev.AlertClosed) -> Sentence:
+    return Sentence("alert", f"{event.alert} closed{because(event.reason)}", "good")
