@@ -125,3 +125,45 @@ def test_what_cannot_be_replayed_is_said() -> None:
     circle = Graph((Operation("a", 0, 0, 0), Operation("b", 1, 0, 1)), ((1,), (0,)), ((0,), (1,)))
     with pytest.raises(GraphError, match="circle"):
         makespan_us(circle, np.ones((2, 1)))
+
+
+def a_trace(steps: int = 3) -> pl.DataFrame:
+    """Two stages, two replicas, two micro-batches: forwards with their messages, then backwards, then the optimizer."""
+    rows = []
+    for step in range(steps):
+        for replica in range(2):
+            for stage in range(2):
+                clock = 0.0
+                work = [(f"{kind}-{what}", seq) for kind in ("forward", "backward") for seq in range(2)
+                        for what in ("recv", "compute", "send")
+                        if what == "compute" or (what == "recv") == ((kind == "forward") == (stage == 1))]  # fmt: skip
+                for optype, seq in [*work, ("optimizer", 0)]:
+                    batch = seq if optype.endswith("compute") else -1
+                    rows.append((replica, stage, 2 * replica + stage, step, optype, clock, 1.0, seq, 0, batch, 0))
+                    clock += 1.0
+    names = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc")
+    return pl.DataFrame(rows, schema=names, orient="row")
+
+
+def test_a_trace_that_begins_within_a_step_loses_that_step_and_nothing_else() -> None:
+    trace = a_trace()
+    cut = trace.filter(~((pl.col("step") == 0) & pl.col("optype").is_in(["forward-compute", "optimizer"])))
+    found, whole = read_operations(cut), read_operations(trace)
+    assert (found.iterations, found.left_out) == ((1, 2), (0,))
+    assert len(found.graph.operations) == len(whole.graph.operations)
+    assert found.iteration_us == pytest.approx(whole.iteration_us[1:])
+
+
+@pytest.mark.parametrize(
+    ("without", "sentence"),
+    [
+        ("forward-compute", "stage 0 has no forward-compute"),
+        ("backward-compute", "stage 0 has no backward-compute"),
+        ("forward-send", "forward-recv 0 of stage 1 has no forward-send on stage 0"),
+        ("backward-recv", "backward-send 0 of stage 1 has no backward-recv on stage 0"),
+        ("send|recv", "several stages and no messages between them"),
+    ],
+)
+def test_a_trace_with_gaps_is_refused_in_a_sentence(without: str, sentence: str) -> None:
+    with pytest.raises(GraphError, match=sentence):
+        read_operations(a_trace().filter(~pl.col("optype").str.contains(without)))

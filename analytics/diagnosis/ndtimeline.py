@@ -2,7 +2,7 @@
 
 One row is one operation of one worker in one step: `dp_rank`, `stage`, `rank`, `step`, `optype`, `start_ts` and `duration` in
 seconds, `seq_id` (order among the operations of one type), `mc`, `mb_id`, `gmc`. All steps and replicas are taken to wait
-alike, as in the first step of replica 0:
+alike, as in the first step of replica 0 that has as many operations as most of its steps (a trace may begin within a step):
 
 * compute, gradient and parameter collectives, and the four kinds of messages: each a stream in which one follows the other;
 * receive -> compute -> send; a receive is launched after the compute before that one; the first backward message after the
@@ -13,13 +13,13 @@ alike, as in the first step of replica 0:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 
 import msgspec
 import polars as pl
 
-from unskew.analytics.diagnosis.graph import Graph, GraphError, Operation
+from unskew.analytics.diagnosis.graph import Array, Graph, GraphError, Operation
 from unskew.analytics.diagnosis.replay import Recording
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
@@ -46,8 +46,7 @@ class _Pattern(msgspec.Struct, frozen=True):
 def read_operations(frame: pl.DataFrame) -> Recording:
     """The recording of a trace; steps that lack an operation are left out and named. Raises `GraphError`."""
     _check(frame)
-    first_step = frame["step"].min()
-    pattern = _pattern(frame.filter((pl.col("dp_rank") == frame["dp_rank"].min()) & (pl.col("step") == first_step)))
+    pattern = _pattern(_model_step(frame))
     replicas = frame["dp_rank"].unique().sort().to_list()
     names = list(pattern.needs)
     number = {(replica, name): i for i, (replica, name) in enumerate((r, n) for r in replicas for n in names)}
@@ -62,10 +61,10 @@ def read_operations(frame: pl.DataFrame) -> Recording:
     counts = rows.group_by("step").agg(pl.col("operation").n_unique().alias("n")).sort("step")
     steps = counts.filter(pl.col("n") == len(number))["step"].to_list()
     if not steps:
-        raise GraphError("no step of the trace has all operations of its first step on every worker")
+        raise GraphError("no step of the trace has the same operations on every worker")
     rows = rows.filter(pl.col("step").is_in(steps)).sort("operation", "step")
     start, wall = (1e6 * rows[c].cast(pl.Float64).to_numpy().reshape(len(number), len(steps)) for c in ("start_ts", "duration"))
-    begin = start.min(axis=0)
+    begin, end = _extent_us(frame.filter(pl.col("step").is_in(steps)))
     about = rows.unique("operation", keep="first").sort("operation")
     operations = tuple(
         Operation(kind, rank, replica, stage, micro_batch if micro_batch >= 0 and kind in {FORWARD, BACKWARD} else None)
@@ -76,7 +75,7 @@ def read_operations(frame: pl.DataFrame) -> Recording:
         iterations=tuple(steps),
         start_us=start - begin,
         wall_us=wall,
-        iteration_us=(start + wall).max(axis=0) - begin,
+        iteration_us=end - begin,
         waits=WAITS,
         left_out=tuple(counts.filter(pl.col("n") != len(number))["step"].to_list()),
     )
@@ -90,11 +89,27 @@ def _check(frame: pl.DataFrame) -> None:
         raise GraphError("the trace interleaves model chunks (mc above 0), which is not replayed: only one chunk per stage is")
 
 
+def _model_step(frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows of the step, of the first replica, that all others are taken to be like."""
+    mine = frame.filter(pl.col("dp_rank") == frame["dp_rank"].min())
+    sizes = mine.group_by("step").len()
+    usual = sizes["len"].mode().max()
+    return mine.filter(pl.col("step") == sizes.filter(pl.col("len") == usual)["step"].min())
+
+
+def _extent_us(frame: pl.DataFrame) -> tuple[Array, Array]:
+    """Begin and end of each step, of all its rows, also of those that not every step has: [step], ascending."""
+    start, wall = (1e6 * pl.col(name).cast(pl.Float64) for name in ("start_ts", "duration"))
+    extent = frame.group_by("step").agg(start.min().alias("begin"), (start + wall).max().alias("end")).sort("step")
+    return extent["begin"].to_numpy(), extent["end"].to_numpy()
+
+
 def _pattern(frame: pl.DataFrame) -> _Pattern:
     """From one replica's one step."""
     names = [(optype, seq, stage) for optype, seq, stage in frame.select("optype", "seq_id", "stage").iter_rows()]
     needs: dict[_Name, list[_Name]] = {name: [] for name in names}
     stages = frame["stage"].unique().sort().to_list()
+    _check_step(needs, stages)
     groups: list[tuple[_Name, ...]] = []
     for stage in stages:
         mine = frame.filter(pl.col("stage") == stage).sort("start_ts", "seq_id", "optype")
@@ -104,7 +119,7 @@ def _pattern(frame: pl.DataFrame) -> _Pattern:
         for kind, message in ((FORWARD, "forward"), (BACKWARD, "backward")):
             for _, seq, _ in _named(mine, f"{message}-recv"):
                 needs[kind, seq, stage].append((f"{message}-recv", seq, stage))
-                if seq > 0:
+                if (kind, seq - 1, stage) in needs:
                     needs[f"{message}-recv", seq, stage].append((kind, seq - 1, stage))
             for _, seq, _ in _named(mine, f"{message}-send"):
                 needs[f"{message}-send", seq, stage].append((kind, seq, stage))
@@ -120,16 +135,37 @@ def _pattern(frame: pl.DataFrame) -> _Pattern:
         )
         optype, seq, end_stage = last.sort("end").select("optype", "seq_id", "stage").row(-1)
         _chain(needs, [(optype, seq, end_stage), *after])
-    for optype, seq, stage in names:
-        if optype.endswith("-send"):
-            peer = (optype.replace("send", "recv"), seq, stage + (1 if optype.startswith("forward") else -1))
-            if peer not in needs:
-                raise GraphError(f"{optype} {seq} of stage {stage} has no receive on stage {peer[2]}")
-            groups.append(((optype, seq, stage), peer))
+    groups += [(name, _other_side(name)) for name in names if name[0].endswith("-send")]
     groups += [(name,) for name in names if name[0] in {GATHER, SCATTER}]
     groups += [tuple(name for name in names if name[0] == kind) for kind in (EMBEDDING, CLIP)]
     across = frozenset(name for name in names if name[0] in {GATHER, SCATTER, CLIP})
     return _Pattern(needs, [group for group in groups if group], across)
+
+
+def _check_step(names: Collection[_Name], stages: Iterable[int]) -> None:
+    """Raise `GraphError` when work or one side of a message is missing."""
+    for stage in stages:
+        for kind in (FORWARD, BACKWARD):
+            if not any(name[0] == kind and name[2] == stage for name in names):
+                raise GraphError(f"stage {stage} has no {kind}, of which every stage needs one per micro-batch")
+    messages = [name for name in names if name[0] in MESSAGES]
+    if not messages and len({stage for _, _, stage in names}) > 1:
+        raise GraphError("the trace has several stages and no messages between them, so nobody knows what waits for what")
+    for optype, seq, stage in messages:
+        other = _other_side((optype, seq, stage))
+        if other not in names:
+            raise GraphError(f"{optype} {seq} of stage {stage} has no {other[0]} on stage {other[2]}")
+        kind = FORWARD if optype.startswith("forward") else BACKWARD
+        if (kind, seq, stage) not in names:
+            raise GraphError(f"{optype} {seq} of stage {stage} has no {kind}")
+
+
+def _other_side(name: _Name) -> _Name:
+    """The receive of a send, the send of a receive: forwards to the next stage, backwards to the one before."""
+    optype, seq, stage = name
+    sends, forward = optype.endswith("-send"), optype.startswith("forward")
+    other = optype.replace("send", "recv") if sends else optype.replace("recv", "send")
+    return other, seq, stage + (1 if forward == sends else -1)
 
 
 def _named(frame: pl.DataFrame, *optypes: str) -> list[_Name]:
