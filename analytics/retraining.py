@@ -70,6 +70,10 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
     def total(self) -> float:
         return self.chunks + self.iterations
 
+    def beats(self, old: Backtest) -> bool:
+        """Whether the predictor of these errors replaces that of the `old` ones: chunks no worse, the sum smaller."""
+        return self.chunks <= old.chunks + NO_WORSE and self.total < old.total
+
 
 class _Candidate(msgspec.Struct, frozen=True):
     fitted: Fit
@@ -114,7 +118,7 @@ class Retraining:
             return None
         self._candidate, self._due_at, self._why = None, now + self.options.refit_every, ""
         new, old = backtest(candidate.fitted.model, candidate.later), backtest(self.fitted.model, candidate.later)
-        if new.chunks > old.chunks + NO_WORSE or new.total >= old.total:
+        if not new.beats(old):
             return None
         tested = {"chunks, later": 100 * new.chunks, "chunks, later, before": 100 * old.chunks,
                   "iteration, later": 100 * new.iterations, "iteration, later, before": 100 * old.iterations}  # fmt: skip

@@ -7,9 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.analytics.cost import ChunkCost, CostModel
+from unskew.analytics.detector import Committed
+from unskew.analytics.diagnosis.retrain import coverage
+from unskew.analytics.intake import Released
 from unskew.analytics.plan import plan_from_partition, uniform_plan
 from unskew.analytics.prediction import predict_iteration
 from unskew.analytics.predictor import Chunk, NotIdentifiable, at_healthy_speed, fit
+from unskew.analytics.retraining import Seen
 from unskew.analytics.terms import Measured, fit_terms
 from unskew.analytics.workload import Work, work_of
 
@@ -170,6 +174,27 @@ def test_error_bars_cover_nine_in_ten_of_what_was_not_fitted(cv: float) -> None:
             low, high = fitted.model.interval_us(kind, us) or (0.0, 0.0)
             inside += low <= chunk.us <= high
         assert 0.84 <= inside / len(mine) <= 0.97
+
+
+def test_coverage_of_iterations_is_counted_as_that_of_chunks() -> None:
+    """Three iterations within their error bar of 10 %, one 50 % longer than predicted; its two micro-batches likewise."""
+    plan, works = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=2), (work_of([40]), work_of([60]))
+    cost = ChunkCost(layer_us=100.0, token_us=1.0, token2_us=0.0)
+    model = CostModel(chunks={"F": cost, "B": cost}, bars={"F": 0.1, "iteration": 0.1})
+    predicted = predict_iteration(plan, works, model).iteration_us
+
+    def seen(iteration: int, factor: float) -> Seen:
+        chunks = tuple(
+            Chunk(rank=0, kind="F", n_layers=2, has_head=False, work=work, us=factor * cost.us(work, 2, has_head=False))
+            for work in works
+        )
+        committed = Committed(
+            iteration=iteration, epoch=0, chunks=chunks, works=works, measured_us=factor * predicted, log_complete=True
+        )
+        return Seen(Released(committed=committed, transfers_us=()), plan, {})
+
+    later = [seen(i, factor) for i, factor in enumerate((1.0, 1.05, 0.95, 1.5))]
+    assert coverage(model, later) == {"F": 0.75, "iteration": 0.75}
 
 
 def test_no_error_bar_from_too_few() -> None:

@@ -1,7 +1,8 @@
 """A predictor fitted again from a finished or running log, by hand: tested on later iterations before it replaces the old one.
 
 The first `share` of the run's complete iterations are fitted (believed speeds divided out), the rest are predicted by the new
-model and by the one in force; the new one replaces it iff its two median errors add up to less.
+model and by the one in force; the new one replaces it by the rule of retraining.py. The one in force may have been fitted on
+some of these, which is to its advantage.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from math import log
 import msgspec
 
 from unskew.analytics.cost import CostModel
+from unskew.analytics.prediction import predict_iteration
 from unskew.analytics.predictor import Fit
 from unskew.analytics.retraining import Backtest, Seen, backtest, fit_seen
 
@@ -31,7 +33,7 @@ class Retrained(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def better(self) -> bool:
-        return self.old is None or self.new.total < self.old.total
+        return self.old is None or self.new.beats(self.old)
 
 
 def retrain(seen: Sequence[Seen], before: CostModel | None, share: float = SHARE) -> Retrained:
@@ -56,9 +58,18 @@ def retrain(seen: Sequence[Seen], before: CostModel | None, share: float = SHARE
 def coverage(model: CostModel, later: Sequence[Seen]) -> dict[str, float]:
     """How many later measurements lie within the error bars, where there are any."""
     inside: dict[str, list[bool]] = {}
+
+    def count(what: str, predicted_us: float, us: float) -> None:
+        if what in model.bars and us > 0:
+            inside.setdefault(what, []).append(abs(log(max(predicted_us, 1e-9) / us)) <= model.bars[what])
+
     for seen in later:
+        committed = seen.committed
+        count(
+            "iteration", predict_iteration(seen.plan, committed.works, model, seen.speeds).iteration_us, committed.measured_us
+        )
         for chunk in seen.chunks:
-            if chunk.kind in model.chunks and chunk.kind in model.bars and chunk.us > 0:
+            if chunk.kind in model.chunks:
                 predicted = model.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
-                inside.setdefault(chunk.kind, []).append(abs(log(max(predicted, 1e-9) / chunk.us)) <= model.bars[chunk.kind])
+                count(chunk.kind, predicted, chunk.us)
     return {kind: round(sum(hits) / len(hits), 4) for kind, hits in sorted(inside.items())}

@@ -55,7 +55,7 @@ def retrain(
             event = fitted_event(fitted, number=number, watermark=found.fitted_on[1], trigger="by hand")
             stream.append(stream.version, [event], actor="retrain")
             stream.close()
-        except StoreError as error:
+        except (StoreError, OSError) as error:
             fail(f"the new predictor was not written: {error}")
     write_json(
         json,
@@ -73,6 +73,9 @@ def retrain(
     for kind, terms in found.fitted.unidentified.items():
         if terms:
             print(f"{kind}: cannot be told from the other terms: {', '.join(terms)}")
-    print(
-        f"predictor {number} replaces the one before" if found.better else f"predictor {number - 1} stays: it predicts better"
-    )
+    if not found.better:
+        print(f"predictor {number - 1} stays: the new one is no better")
+    elif known:
+        print(f"predictor {number} replaces the one before")
+    else:
+        print(f"predictor {number} is the run's first")
