@@ -84,10 +84,9 @@ def evaluate(
 
 
 @lru_cache(maxsize=512)
-def pipeline_of(schedule: str, *, ranks: int, micro_batches: int, passes: int | None = None) -> Chunks:
-    """One pipeline as arrays: ranks 0..ranks-1 in order, each passed as often as the schedule does (`passes`: another number of
-    ranges per rank under interleaved). Raises `PlanError` for an unknown schedule."""
-    way = list(range(ranks)) * passes if passes else way_of(schedule, range(ranks))
+def pipeline_of(schedule: str, *, ranks: int, micro_batches: int) -> Chunks:
+    """One pipeline as arrays: ranks 0..ranks-1, passed as the schedule does. Raises `PlanError` for an unknown schedule."""
+    way = way_of(schedule, range(ranks))
     plan = plan_from_partition(
         epoch=0,
         n_layers=len(way),

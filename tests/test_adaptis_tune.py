@@ -61,6 +61,13 @@ def test_every_answer_is_a_plan_whose_time_the_evaluator_confirms(data, devices,
     assert len(plan.routes) == 2 * task.micro_batches
 
 
+@pytest.mark.limit(60)
+def test_the_search_of_a_small_task_ends_when_it_has_seen_everything():
+    costs = np.arange(1.0, 10.0).reshape(3, 3)
+    task = Task(costs_us=costs, speeds=(1.0, 1.0), micro_batches=1, kept=np.ones(3))
+    assert tune(task, evaluations=2500).evaluations >= 2500
+
+
 def test_a_limit_on_activations_is_kept_and_an_impossible_one_refused():
     task = task_of("llama3-8b")
     free = tune(task, evaluations=60)

@@ -77,8 +77,9 @@ class Search:
         return None
 
     def _kicked(self, state: State) -> State:
-        """Two random moves on; the state itself when they lead nowhere."""
-        moved = state
+        """Two random moves on; the state itself when they lead nowhere. It counts as a dispatch where it found nothing new, so
+        that the search of a small task ends when it has seen everything."""
+        moved, before = state, self.used
         for _ in range(2):
             kind = str(self.random.choice(list(self._moves)))
             moves = list(self._moves[kind](moved))
@@ -88,7 +89,7 @@ class Search:
                 if tried.us < inf:
                     trail = (*moved.trail, Round("try elsewhere", f"{kind}: {name}", tried.us))
                     moved = msgspec.structs.replace(tried, trail=trail)
-        self.used += moved is state
+        self.used += self.used == before
         return moved
 
     def _state(self, layout: Layout, knobs: Knobs) -> State:
