@@ -75,7 +75,7 @@ def load_run(reader: Reader, run: str) -> RunLog:
 def _events(reader: Reader, run: str, kind: type[_E]) -> list[_E]:
     """All events of a type, in the order of their writing."""
     name = tag_of(kind).partition("@")[0]
-    query = "select payload::varchar as line from events where run = ? and type like ? order by seq"
+    query = "select payload::varchar as line from events where run = ? and type like ? order by seq, writer"
     rows = reader.sql(query, [run, f"{name}@%"])
     found = [decode_event(line.encode()) for line in rows["line"].to_list()]
     return [event for event in found if isinstance(event, kind)]
