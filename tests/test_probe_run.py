@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from runtime_runs import Run, train
 
-from unskew.collector.events import PlanApplied, Probed, RunFinished, Span, Verdict
+from unskew.collector.events import PlanApplied, Probed, RunFinished, Span, Verdict, VerdictClosed
 
 SLOW = (0, 2, 4)
 FAULTS = tuple(f"slow:rank={rank},factor=1.6,at=30" for rank in SLOW)
@@ -15,8 +15,9 @@ LAYOUT = {"pp": 2, "dp": 3, "micro_batches": 6, "iterations": 60}
 
 
 def named(run: Run) -> dict[int, Verdict]:
+    """The devices that are accused."""
     assert run.of(RunFinished)[-1].status == "done"
-    return {verdict.culprits[0].rank: verdict for verdict in run.of(Verdict)}
+    return {party.rank: verdict for verdict in run.of(Verdict) for party in verdict.culprits if party.rank is not None}
 
 
 @pytest.mark.limit(240)
@@ -24,6 +25,9 @@ def test_ranks_that_excuse_each_other_are_probed_and_named(tmp_path: Path) -> No
     run = train(tmp_path, *FAULTS, **LAYOUT)
     verdicts = named(run)
     assert sorted(verdicts) == list(SLOW)
+    stage, *_ = run.of(Verdict)
+    assert stage.cause == "stage_imbalance", "until they are measured, the stage is all that can be named"
+    assert [closed.verdict for closed in run.of(VerdictClosed)] == [stage.verdict]
     (probed,) = run.of(Probed)
     assert probed.ranks == SLOW
     assert probed.slowdowns == {str(rank): pytest.approx(1.6, rel=0.01) for rank in SLOW}

@@ -87,7 +87,7 @@ def _load(file: Path) -> _Trace:
 def _rank(file: Path, trace: _Trace, *, alone: bool) -> tuple[int, str]:
     """The rank of a file, and what told it."""
     told = trace.distributed.get("rank")
-    if isinstance(told, int) and 0 <= told < _MOST_RANKS:
+    if isinstance(told, int) and not isinstance(told, bool) and 0 <= told < _MOST_RANKS:
         return told, "distributedInfo"
     if found := re.search(r"rank[_-]?(\d+)", file.name):
         return int(found[1]), "file name"

@@ -53,13 +53,17 @@ def export(
 
 
 def answer_scrapes(place: Store, run: str, port: int) -> None:
-    """Until Ctrl-C."""
+    """Until Ctrl-C or SIGTERM, also where a shell started this in the background and has Ctrl-C ignored."""
+    import signal
+
     from unskew.collector.formats import prometheus
     from unskew.collector.reader import open_store
 
     def ready(chosen: int) -> None:
         print(f"run {run} at http://127.0.0.1:{chosen}/metrics until Ctrl-C", flush=True)
 
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.default_int_handler)
     with open_store(place) as reader, suppress(KeyboardInterrupt):
         try:
             prometheus.serve(reader, run, port, ready)
