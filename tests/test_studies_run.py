@@ -12,7 +12,8 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from unskew.analytics.studies.frame import Cell, Figures, Result, Study, run_study
+import unskew.analytics
+from unskew.analytics.studies.frame import Cell, Figures, Result, Study, code_and_tables, run_study
 from unskew.analytics.studies.registry import STUDIES
 from unskew.cli import app
 from unskew.collector.paths import Store
@@ -52,6 +53,17 @@ def test_an_interrupted_study_goes_on_where_it_was(tmp_path: Path) -> None:
     assert result.rows[1].ours is None
     assert pl.read_parquet(tmp_path / "twice" / "points.parquet").height == 10
     assert "plotly" in (tmp_path / "twice" / "plot.html").read_text().lower()
+
+
+def test_a_kept_cell_is_void_when_any_module_or_table_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "studies").mkdir()
+    found = {code_and_tables(tmp_path)}
+    for name in ("pipeline.py", "studies/noise.toml", "pipeline.py"):
+        with (tmp_path / name).open("a") as file:
+            file.write("x = 1\n")
+        found.add(code_and_tables(tmp_path))
+    assert len(found) == 4
+    assert code_and_tables() != code_and_tables(Path(unskew.analytics.__path__[0]) / "studies")
 
 
 @pytest.mark.limit(120)
@@ -118,6 +130,9 @@ def test_a_simulated_run_is_served_like_a_real_one(tmp_path: Path) -> None:
         )
         causes = set(reader.sql("select distinct cause from verdicts")["cause"])
         assert causes == {"dead", "slow_device"}
+        ended = reader.sql("select until_iteration from verdicts where cause = 'slow_device' and until_iteration is not null")
+        assert ended.height > 0
+        assert reader.sql("select count(*) - count(distinct rank) as n from devices")["n"][0] == 0
         assert reader.sql("select count(*) as n from plans")["n"][0] == 1 + facts["changes"]
         assert reader.sql("select count(*) as n from faults")["n"][0] > 3
 

@@ -103,7 +103,7 @@ def run_study(
         cells = [msgspec.structs.replace(cell, params=cell.params | {"data": str(place)}) for cell in cells]
     folder = out / study.name
     (folder / "cells").mkdir(parents=True, exist_ok=True)
-    code = _code()
+    code = code_and_tables()
     done: dict[int, Figures] = {}
     for number, cell in enumerate(cells):
         path = folder / "cells" / f"{cell.key(code)}.json"
@@ -181,11 +181,9 @@ def _write(
     return str(table), str(summary), str(plot)
 
 
-def _code() -> str:
-    """Hash of the packages whose code makes a result."""
+def code_and_tables(root: Path = Path(constants.__file__).parent) -> str:
+    """Hash of everything in analytics that makes a result: modules and the tables beside them."""
     digest = hashlib.sha256()
-    root = Path(constants.__file__).parent
-    for name in ("cluster", "policies", "planners", "studies"):
-        for path in sorted((root / name).glob("*.py")):
-            digest.update(path.read_bytes())
+    for path in sorted(path for path in root.rglob("*") if path.suffix in {".py", ".toml"}):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
