@@ -35,12 +35,12 @@ class Account(msgspec.Struct):
     def lose(self, cause: Lost, seconds: float) -> None:
         self.lost_s[cause] += seconds
 
-    def save(self) -> None:
-        """The work so far can no longer be lost."""
-        self.useful_s += self.since_save.pop("useful", 0.0)
+    def save(self, *, under_way_s: float = 0.0) -> None:
+        """The work so far can no longer be lost, but for the useful part of an iteration that has only begun."""
+        self.useful_s += self.since_save.pop("useful", 0.0) - under_way_s
         for cause, seconds in self.since_save.items():
             self.lost_s[cause] += seconds
-        self.since_save = {}
+        self.since_save = {"useful": under_way_s}
 
     def fall_back(self) -> None:
         """Return to the last checkpoint."""

@@ -68,11 +68,11 @@ def _times(law: Law, mean_s: float, end_s: float, random: np.random.Generator) -
     if law == "fixed":
         return np.arange(mean_s, end_s, mean_s)
     count = int(end_s / mean_s * 1.5 + 8 * math.sqrt(end_s / mean_s) + 20)
-    shape = constant("weibull_shape")
+    shape, sigma = constant("weibull_shape"), constant("lognormal_sigma")
     gaps: Callable[[], np.ndarray] = {
         "exponential": lambda: random.exponential(mean_s, count),
         "weibull": lambda: random.weibull(shape, count) * mean_s / math.gamma(1 + 1 / shape),
-        "lognormal": lambda: random.lognormal(math.log(mean_s) - 0.5, 1.0, count),
+        "lognormal": lambda: random.lognormal(math.log(mean_s) - sigma**2 / 2, sigma, count),
     }[law]
     times = np.cumsum(gaps())
     while times[-1] < end_s:

@@ -59,7 +59,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def flops(self) -> float:
-        """Model FLOPs of an iteration: 6 per parameter and token, plus attention (12 x layers x hidden x seq per token)."""
+        """Model FLOPs of an iteration: 6 per parameter and token, and causal attention's 6 x layers x hidden x seq."""
         return self.tokens * (6.0 * self.parameters + 6.0 * self.n_layers * self.hidden * self.seq)
 
     def device(self, replica: int, stage: int, shard: int) -> int:

@@ -6,18 +6,19 @@ the Chinchilla law's for the tokens so far (Hoffmann et al. 2022, equation 10): 
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Literal
 
-from unskew import analytics
+import numpy as np
+
 from unskew.analytics.cluster.happening import Happening
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, healthy, to_plan
 from unskew.analytics.cluster.simulation import Change, Outcome
+from unskew.analytics.code import code_hash
 from unskew.collector.control_stream import ControlStream
 from unskew.collector.events import (
     Control,
@@ -33,6 +34,7 @@ from unskew.collector.events import (
     RunFinished,
     RunStarted,
     Verdict,
+    VerdictClosed,
 )
 from unskew.collector.paths import Store
 from unskew.collector.spool import SpoolWriter
@@ -77,7 +79,7 @@ def _control(run: str, outcome: Outcome, happenings: list[Happening], options: d
     layouts = [change.reaction.layout for change in outcome.changes if change.reaction.layout is not None]
     width = max([job.pp, *(len(pipeline.layers) for layout in layouts for pipeline in layout.pipelines)])
     yield RunStarted(
-        run=run, device="simulated", clock="virtual", mode="auto", ranks=job.dp * job.pp, options=options, code=_code(),
+        run=run, device="simulated", clock="virtual", mode="auto", ranks=job.dp * job.pp, options=options, code=code_hash(),
         version=version("unskew"),
     )  # fmt: skip
     for rank in _ranks(job, range(0, job.devices, job.tp), width):
@@ -89,8 +91,37 @@ def _control(run: str, outcome: Outcome, happenings: list[Happening], options: d
         (event.at_s, _truth(job, width, event, at(event.at_s))) for event in happenings
     ]
     entries += [(change.at_s, _answer(job, width, number, change)) for number, change in enumerate(outcome.changes)]
+    entries += _closings(outcome, happenings, at)
+    gone: set[int] = set()
     for _, events in sorted(entries, key=lambda entry: entry[0]):
-        yield from events
+        for event in events:
+            if isinstance(event, DeviceLost):
+                if event.rank in gone:  # another member of a group that has lost one
+                    continue
+                gone.add(event.rank)
+            yield event
+
+
+def _closings(
+    outcome: Outcome, happenings: list[Happening], at: Callable[[float], int]
+) -> Iterable[tuple[float, list[Control]]]:
+    """A slow phase's verdict ends when one of its devices is healthy again, or dead."""
+    begun = [(change.at_s, number, set(change.event.devices)) for number, change in enumerate(outcome.changes)
+             if change.event.kind == "slowed"]  # fmt: skip
+    for event in sorted(happenings, key=lambda one: one.at_s):
+        if event.kind not in {"recovered", "joined", "failed", "maintenance"}:
+            continue
+        ended = [number for at_s, number, devices in begun if at_s <= event.at_s and not devices.isdisjoint(event.devices)]
+        begun = [entry for entry in begun if entry[1] not in ended]
+        iteration, reason = at(event.at_s), "healthy again" if event.kind in {"recovered", "joined"} else "the device is lost"
+        if ended:
+            yield (
+                event.at_s,
+                [
+                    VerdictClosed(verdict=number, until_iteration=iteration, at_iteration=iteration, reason=reason)
+                    for number in ended
+                ],
+            )
 
 
 def _truth(job: Job, width: int, event: Happening, iteration: int) -> list[Control]:
@@ -178,16 +209,16 @@ def _iterations(job: Job, outcome: Outcome) -> Iterable[IterationCommitted | Ite
             )
 
 
-def _iteration_at(outcome: Outcome) -> Any:
+def _iteration_at(outcome: Outcome) -> Callable[[float], int]:
     """When (s) -> the iteration that runs then."""
-    starts = [(float(part.start_s[0]), part) for part in outcome.segments]
+    starts = [float(part.start_s[0]) for part in outcome.segments]
 
     def at(when_s: float) -> int:
-        before = [part for start, part in starts if start <= when_s]
-        if not before:
+        number = bisect_right(starts, when_s) - 1
+        if number < 0:
             return 0
-        part = before[-1]
-        return int(part.first_iteration + (part.start_s <= when_s).sum() - 1)
+        part = outcome.segments[number]
+        return part.first_iteration + int(np.searchsorted(part.start_s, when_s, side="right")) - 1
 
     return at
 
@@ -201,10 +232,3 @@ def _in_batches(events: Iterable[Control]) -> Iterable[list[Control]]:
             batch = []
     if batch:
         yield batch
-
-
-def _code() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(Path(analytics.__path__[0]).rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]

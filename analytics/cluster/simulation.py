@@ -1,9 +1,9 @@
 """A job, a policy and what happens to the cluster -> what came of it. Pure: no clock, no files; a seed gives the same outcome.
 
 Between two happenings an iteration's time is constant up to noise, so a segment of them is drawn in one array operation. A
-failure stops the job until it is detected (unless the policy keeps the other replicas running); the policy answers with a
-layout and pauses; a failure during the pauses starts detection anew. A slow phase changes the iteration's time at once and is
-answered after the detector's delay, with the speed that the detector believes.
+failure stops the job until it is detected; the policy answers with a layout and pauses; a failure during the pauses starts
+detection anew. A slow phase changes the iteration's time at once and is answered after the detector's delay, with the speed
+that the detector believes. A node that a spare has replaced becomes a spare itself when it is repaired.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         }  # fmt: skip
 
 
-_State = Literal["running", "detecting", "pausing", "stopped"]
+_State = Literal["running", "detecting", "pausing", "waiting", "stopped"]
 
 
 class _Simulation:
@@ -137,6 +137,7 @@ class _Simulation:
         self.aborted_s: float | None = None
         self.capacity_s, self.noise_s = 0.0, 0.0
         self.slow_since: dict[int, float] = {}
+        self.on_spares: set[int] = set()  # slots that a spare's hardware serves
 
     # --- the queue
 
@@ -161,7 +162,7 @@ class _Simulation:
             elif what == "react":
                 self.react(event)
             elif what == "resume" and turn == self.turn:
-                self.state = "running"
+                self.state = self.able()
         self.advance(self.end_s)
         self.account.save()
         return self.outcome()
@@ -180,6 +181,8 @@ class _Simulation:
             self.account.lose("detection", span)
         elif self.state == "pausing":
             self.pause(span)
+        elif self.state == "waiting":
+            self.account.lose("stall", span)
         else:
             self.account.lose("stopped", span)
         self.now = until_s
@@ -235,6 +238,12 @@ class _Simulation:
         elif event.kind == "recovered":
             self.truth[devices] = np.where(self.truth[devices] > 0, 1.0, 0.0)
         elif event.kind == "joined":
+            if self.on_spares.issuperset(devices) and (self.truth[devices] > 0).all():
+                self.spares += len({self.job.node(device) for device in devices})
+                self.on_spares -= set(devices)
+                if self.state == "waiting":
+                    self.push(self.now, "react", Happening(kind="review", at_s=self.now))
+                return
             self.truth[devices] = 1.0
         elif event.link is not None:
             links = {link: delay for link, delay in self.links.items() if link != event.link}
@@ -244,7 +253,7 @@ class _Simulation:
         if event.kind not in self.policy.sees and not (hit and self.state != "stopped"):
             return
         delay = self.policy.delay_s(event, self.ideal_s) * self.wrong()
-        if hit and not self.policy.keeps_running:
+        if hit:
             self.state = "detecting"
             self.turn += 1
         self.push(self.now + delay, "react", event)
@@ -287,6 +296,7 @@ class _Simulation:
         self.spares -= reaction.spares
         replaced = list(reaction.replaced)
         self.truth[replaced] = self.belief[replaced] = 1.0
+        self.on_spares |= set(replaced)
         for later in reaction.later:
             self.push(later.at_s, "react" if later.kind == "review" else "truth", later)
         changed = reaction.layout != self.layout
@@ -296,11 +306,19 @@ class _Simulation:
         self.pauses = [(cause, seconds * self.wrong()) for cause, seconds in reaction.pauses if seconds > 0]
         total = sum(seconds for _, seconds in self.pauses)
         self.turn += 1
-        self.state = "pausing" if total > 0 else "running"
+        self.state = "pausing" if total > 0 else self.able()
         if total > 0:
             self.push(self.now + total, "resume", event, self.turn)
         if changed or reaction.pauses:
             self.note(event, reaction, before_s, predicted)
+
+    def able(self) -> _State:
+        """Running; or waiting for devices that the layout needs and that are known to be dead, detecting if it is not known."""
+        needed = self.layout.members[0]
+        gone = needed[self.truth[needed] == 0]
+        if not len(gone):
+            return "running"
+        return "detecting" if (self.belief[gone] > 0).any() else "waiting"
 
     def throw_away(self, reaction: Reaction) -> None:
         if reaction.redo == "checkpoint":
@@ -308,17 +326,20 @@ class _Simulation:
             self.iteration, self.tokens, self.progress = self.saved_iteration, self.saved_tokens, 0.0
             self.segments = _until(self.segments, self.iteration)
         elif reaction.redo == "iteration":
-            share = self.layout.micro_batches / self.job.micro_batches
-            whole = self.ideal_s * share * self.progress
+            whole = self.under_way_s()
             self.account.since_save["useful"] = self.account.since_save.get("useful", 0.0) - whole
             self.account.lose("redo", whole)
             self.progress = 0.0
+
+    def under_way_s(self) -> float:
+        """What of `useful` belongs to the iteration that has begun."""
+        return self.ideal_s * self.layout.micro_batches / self.job.micro_batches * self.progress
 
     def save(self, event: Happening) -> None:
         """A checkpoint: a short stall, then nothing before it can be lost."""
         assert self.policy.checkpoint_s is not None
         if self.state == "running":
-            self.account.save()
+            self.account.save(under_way_s=self.under_way_s())
             self.saved_iteration, self.saved_tokens = self.iteration, self.tokens
             self.turn += 1
             self.state, self.pauses = "pausing", [("checkpoint", constant("checkpoint_stall_s"))]

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -28,6 +29,8 @@ PUBLISHED = {
     "rsc2": "failures_per_node_day_rsc2",
     "ft-hsdp": "failures_per_node_day_fthsdp",
 }
+_LEAST_S = 1.0
+_MOST_DEVICES = 1_000_000
 _CHANGEABLE = ("tp", "dp", "pp", "micro_batches", "n_layers")
 
 
@@ -46,6 +49,8 @@ def parse_cluster(text: str) -> Job:
     changed = msgspec.structs.replace(job, name=text, **numbers)
     if changed.n_layers < changed.pp or changed.micro_batches < changed.dp:
         raise SpecError(f"--cluster {text}: at least one layer per stage and one micro-batch per replica are needed")
+    if changed.devices > _MOST_DEVICES:
+        raise SpecError(f"--cluster {text}: {changed.devices:,} GPUs are more than the {_MOST_DEVICES:,} that are simulated")
     return changed
 
 
@@ -66,8 +71,13 @@ def parse_faults(text: str) -> FaultLaw:
         law = msgspec.convert({**base, **given}, FaultLaw, strict=False)
     except msgspec.ValidationError as error:
         raise SpecError(f"--faults {text}: {error}") from None
-    if any(isinstance(value, float) and value < 0 for value in msgspec.structs.asdict(law).values()) or law.mtbf_s == 0:
-        raise SpecError(f"--faults {text}: rates and times must be positive")
+    numbers = [value for value in msgspec.structs.asdict(law).values() if isinstance(value, float)]
+    if not all(0 <= value < math.inf for value in numbers) or (law.mtbf_s is not None and law.mtbf_s < _LEAST_S):
+        raise SpecError(f"--faults {text}: rates and times must be positive and finite, mtbf_s at least {_LEAST_S:g}")
+    if max(law.correlated_share, law.lemon_share) > 1:
+        raise SpecError(f"--faults {text}: a share is at most 1")
+    if law.repair_s == 0:
+        raise SpecError(f"--faults {text}: repair_s must be greater than 0; leave it out if nothing is repaired")
     return law
 
 
