@@ -1,7 +1,6 @@
 """Every rate, bandwidth, efficiency and cost that simulator, policies and studies use, each with its source.
 
-Nothing is set per table, cell or study: a study that needs another value says so in its output. `perturbed` gives the same
-constants wrong by a factor, for planners that must work with figures that are not exact.
+Nothing is set per table, cell or study: a study that needs another value says so in its output.
 
 >>> constant("hbm_gib_a100")
 80.0
@@ -42,8 +41,8 @@ CONSTANTS: dict[str, Constant] = {
     "collective_timeout_s": Constant(600.0, "s", "torch.distributed default: 10 min"),
     "slow_detect_iterations": Constant(3.0, "iterations", "Greyhound: BOCD reacts in 2 to 3 iterations"),
     "slow_locate_s": Constant(6.86, "s", "Greyhound: profiling and validation, 256 H800"),
-    "resihp_false_alarms_per_job": Constant(0.1, "alarms", "ResiHP table 5, Medium 16K"),
-    "greyhound_false_alarms_per_job": Constant(5.2, "alarms", "ResiHP table 5, Medium 16K"),
+    "resihp_false_alarms_per_job": Constant(0.1, "alarms", "ResiHP table 5, Medium 16K; a job is taken for an hour"),
+    "greyhound_false_alarms_per_job": Constant(5.2, "alarms", "ResiHP table 5, Medium 16K; a job is taken for an hour"),
     "resihp_false_alarm_s": Constant(0.045, "s", "ResiHP table 5"),
     "greyhound_false_alarm_s": Constant(3.28, "s", "ResiHP table 5"),
     "resihp_slow_recall": Constant(0.994, "share", "ResiHP: headline accuracy"),
@@ -59,7 +58,6 @@ CONSTANTS: dict[str, Constant] = {
     "restart_s": Constant(540.0, "s", "FT-HSDP: the rest of the 10 min of a synchronous recovery; ByteRobust 454-768 s"),
     "checkpoint_interval_s": Constant(1800.0, "s", "ours: half an hour, between ByteRobust's every step and common hours"),
     "checkpoint_stall_s": Constant(0.45, "s", "ByteCheckpoint, 8,960 GPUs: write stall 0.3-0.6 s"),
-    "spare_swap_s": Constant(420.0, "s", "FT-HSDP: degraded phase of 7 min until a replacement replica is back"),
     # FT-HSDP
     "ft_hsdp_mtbf_s": Constant(1080.0, "s", "FT-HSDP: one failure per 18 min at 98,304 GPUs"),
     "ft_hsdp_sync_down_s": Constant(600.0, "s", "FT-HSDP: synchronous recovery in the efficiency model"),
@@ -67,7 +65,6 @@ CONSTANTS: dict[str, Constant] = {
     "ft_hsdp_target_stall_s": Constant(90.0, "s", "FT-HSDP: stall aimed at"),
     "ft_hsdp_rejoin_stall_s": Constant(110.0, "s", "FT-HSDP: 100-120 s when a replica rejoins (not in its 80 %)"),
     "ft_hsdp_step_s": Constant(20.0, "s", "FT-HSDP: step at 98,304 GPUs"),
-    "ft_hsdp_flops_per_gpu": Constant(450e12, "FLOP/s", "FT-HSDP: 450 TFLOP/s per GPU"),
     # ReCoVer
     "recover_shrink_s": Constant(1.0, "s", "ours: agree, shrink and recount on an MPI group; the paper gives no seconds"),
     # failure rates, per node-day of 8 GPUs
@@ -75,15 +72,13 @@ CONSTANTS: dict[str, Constant] = {
     "failures_per_node_day_llama3": Constant(3.79e-3, "1/node-day", "Llama 3: 419 in 54 days on 16,384 GPUs"),
     "failures_per_node_day_rsc2": Constant(2.34e-3, "1/node-day", "Meta RSC-2"),
     "failures_per_node_day_fthsdp": Constant(2.3e-3, "1/node-day", "FT-HSDP, 32K H100"),
-    "lemon_share": Constant(0.015, "of nodes", "Meta lemon nodes: 1-2 % of the nodes carry a multiple of the rate"),
     "lemon_factor": Constant(10.0, "x", "Meta lemon nodes, our reading: job failures 14 -> 4 % when they are removed"),
-    "correlated_share": Constant(0.01, "of failures", "ByteRobust: switch-level events are 1 % of failures"),
     "correlated_nodes": Constant(32, "nodes", "ByteRobust: 32 machines behind a switch"),
     "repair_median_s": Constant(3600.0, "s", "LANL 1996-2005: median outage 60 min"),
     "repair_sigma": Constant(1.3, "log", "ours: LANL repair times are log-normal and heavy-tailed"),
+    "lognormal_sigma": Constant(1.0, "log", "ours: gaps 1.3 times as spread as exponential ones, beside Weibull's 1.5"),
     "weibull_shape": Constant(0.7, "", "Schroeder and Gibson 2006: decreasing hazard, shape 0.7-0.8"),
     # fail-slow
-    "slow_per_100_job_hours": Constant(7.8, "1/100 h", "Greyhound: 42 of 107 four-node jobs of 5 h"),
     "slow_median_s": Constant(1860.0, "s", "Greyhound: mean 72 min as log-normal of sigma 1.3 has median 31 min"),
     "slow_sigma": Constant(1.3, "log", "ours: matches Greyhound's mean and its maximum of about 10 h"),
     "slow_speed_low": Constant(0.4, "speed", "ours: Greyhound reports -20 % (heat) to -60 % and worse (congestion)"),

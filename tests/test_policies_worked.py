@@ -103,6 +103,17 @@ def test_ft_hsdp_to_the_last_digit() -> None:
     assert np.mean([outcome.effective for outcome in poisson]) == pytest.approx(0.818, abs=0.015)
 
 
+def test_nothing_is_paid_for_a_device_whose_group_is_out_already() -> None:
+    """A second death in a group or replica that was given up changes no plan: nobody pauses for it."""
+    job = bare(dp=3, micro_batches=48)
+    for which in (ReCycle(), FTHSDP(), Restart(), Oobleck()):
+        first = ask(which, job, speeds_of(job, {0: 0.0}))
+        assert first.pauses
+        both = Cluster(job, 60.0, speeds_of(job, {0: 0.0, 1: 0.0}), {}, first.layout or healthy(job))
+        second = which.react(both, Happening(kind="failed", at_s=60.0, devices=(1,)))
+        assert (second.layout, second.pauses) == (first.layout, ())
+
+
 def test_recover_to_the_last_digit() -> None:
     """B.2.4: B = 8192, W = 64, G = 128."""
     assert steady(8192, 63, 128) == Shares(131, 62, 70, 0)

@@ -60,9 +60,9 @@ def makespan_s(delays_s: Sequence[float], chunks_s: Sequence[tuple[float, float]
 
 
 class Adaptra(Policy):
-    """Fail-stop is not handled (S4's restart is not part of it): the job stops. Simplified: messages do not block kernels
-    anyway here, so the CPU-side RDMA path brings nothing; the order within a stage is the evaluator's, which already starts
-    whatever is ready, so slow compute is borne as it is.
+    """Fail-stop is not handled: the job stops. In the simulator it does nothing else: a layout has the order of the evaluator,
+    into which `warm_ups` cannot be put, so slow links are borne as by any policy (`makespan_s` has what extra forwards bring);
+    messages block no kernels here, so the CPU-side RDMA path brings nothing; slow compute is borne as it is.
     """
 
     name = "adaptra"

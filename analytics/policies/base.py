@@ -60,8 +60,8 @@ class Reaction(msgspec.Struct, frozen=True, kw_only=True):
 class Policy(ABC):
     """`sees`: the kinds of happening that it is told; a delay of its own for each; `checkpoint_s`: the interval, None = none.
 
-    `false_alarms_per_hour` x `false_alarm_s` is time that its detector wastes; `slow_recall` the share of slow phases it finds;
-    `keeps_running`: the other replicas go on while a failure is detected.
+    `false_alarms_per_hour` x `false_alarm_s` is time that its detector wastes (published per job of unknown length: an hour is
+    assumed); `slow_recall` the share of slow phases it finds.
     """
 
     name: str
@@ -70,7 +70,6 @@ class Policy(ABC):
     false_alarms_per_hour: float = 0.0
     false_alarm_s: float = 0.0
     slow_recall: float = 1.0
-    keeps_running: bool = False
 
     def start(self, job: Job) -> Layout:
         """The layout that the job starts with."""

@@ -34,7 +34,6 @@ class FTHSDP(Policy):
 
     name = "ft-hsdp"
     sees = frozenset({"failed", "maintenance", "joined"})
-    keeps_running = False
 
     def __init__(self, stall_s: float | None = None, down_s: float | None = None, rejoin_s: float = 0.0):
         self._stall_s = constant("ft_hsdp_stall_s") if stall_s is None else stall_s
@@ -48,6 +47,8 @@ class FTHSDP(Policy):
         job = cluster.job
         alive = whole_replicas(job, cluster.dead())
         back = Happening(kind="joined", at_s=cluster.now_s + self._down_s, devices=event.devices, why="replaced")
+        if event.kind != "joined" and cluster.layout.devices.isdisjoint(event.devices):
+            return Reaction(layout=cluster.layout, redo="none", later=(back,), reason="its replica was away already")
         try:
             layout = uniform(job, alive, micro_batches=job.micro_batches // job.dp * len(alive))
         except LayoutError:

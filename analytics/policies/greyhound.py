@@ -79,9 +79,9 @@ class Greyhound(Policy):
             )  # fmt: skip
         if not (cluster.speeds < 1.0).any():
             return Reaction(layout=healthy(job), reason="S1: healthy again")
-        second = shares(healthy(job), job, cluster.speeds)
+        second = shares(cluster.layout, job, cluster.speeds)
         third = shares(gathered(job, cluster.speeds), job, cluster.speeds)
-        ideal, now_s, third_s = cluster.seconds(healthy(job)), cluster.seconds(second), cluster.seconds(third)
+        as_it_is, now_s, third_s = cluster.seconds(cluster.layout), cluster.seconds(second), cluster.seconds(third)
         since = min(cluster.slow_since_s.values(), default=cluster.now_s)
         lost_s = (cluster.now_s - since) * (1.0 - third_s / max(now_s, 1e-9))
         cost_s = constant("topology_swap_s")
@@ -91,7 +91,7 @@ class Greyhound(Policy):
         if third_s < now_s:
             wait_s = max(1.0, cost_s / (1.0 - third_s / now_s) - (cluster.now_s - since))
             later = (Happening(kind="review", at_s=cluster.now_s + wait_s),)
-        layout = second if now_s < ideal else cluster.layout
+        layout = second if now_s < as_it_is else cluster.layout
         return Reaction(layout=layout, redo="none", later=later, reason="S2: micro-batches by speed")
 
 

@@ -6,7 +6,7 @@ from unskew.analytics.cluster.happening import Happening
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, LayoutError, Move, Pipeline, dealt, healthy
 from unskew.analytics.plan import split_evenly
-from unskew.analytics.policies.base import Cluster, Policy, Reaction, regroup
+from unskew.analytics.policies.base import Cluster, Policy, Reaction, moved_layers, regroup
 
 
 def dead_groups(job: Job, dead: set[int]) -> set[tuple[int, int]]:
@@ -54,4 +54,9 @@ class ReCycle(Policy):
             layout = rerouted(cluster.job, dead_groups(cluster.job, cluster.dead()))
         except LayoutError as error:
             return Reaction(layout=None, reason=str(error))
-        return Reaction(layout=layout, pauses=regroup(cluster.job, 0), reason="the work of lost groups goes to their peers")
+        if layout == cluster.layout:
+            return Reaction(layout=layout)
+        return Reaction(
+            layout=layout, pauses=regroup(cluster.job, moved_layers(cluster.layout, layout)),
+            reason="the work of lost groups goes to their peers",
+        )  # fmt: skip

@@ -45,10 +45,11 @@ class Restart(Policy):
 
     def react(self, cluster: Cluster, event: Happening) -> Reaction:
         job, dead = cluster.job, cluster.dead()
-        if not cluster.layout.devices & dead:
-            return Reaction(layout=cluster.layout)
-        nodes = {job.node(device) for device in dead}
         pauses: Pauses = (("restart", self._restart_s),)
+        if not cluster.layout.devices & dead:
+            waited = event.kind == "joined" and not cluster.layout.devices.isdisjoint(event.devices)
+            return Reaction(layout=cluster.layout, pauses=pauses if waited else (), reason="a whole replica is back")
+        nodes = {job.node(device) for device in dead}
         if len(nodes) <= cluster.spares:
             return Reaction(
                 layout=self.start(job), pauses=pauses, redo=self._redo, spares=len(nodes), replaced=tuple(sorted(dead)),
