@@ -118,7 +118,8 @@ def shown(one: Diagnosis) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(f"{one.run_id}: {one.iterations} iterations, {SEEN[one.observability]}", "bold")]
+    count = f"{one.iterations} iteration{'' if one.iterations == 1 else 's'}"
+    parts: list[RenderableType] = [Text(f"{one.run_id}: {count}, {SEEN[one.observability]}", "bold")]
     if not one.verdicts:
         parts.append(Text("nothing is wrong, as far as the data tells"))
     for verdict in one.verdicts:

@@ -69,7 +69,8 @@ def retrain(
     tested = f"tested on {found.tested_on[0]} to {found.tested_on[1]}"
     print(f"fitted on iterations {found.fitted_on[0]} to {found.fitted_on[1]}, {tested}")
     print("median error on these: " + ", ".join(f"{name} {error:.2f} %" for name, error in errors.items()))
-    print("within the 90 % error bars: " + ", ".join(f"{kind} {100 * part:.0f} %" for kind, part in found.coverage.items()))
+    if found.coverage:
+        print("within the 90 % error bars: " + ", ".join(f"{kind} {100 * part:.0f} %" for kind, part in found.coverage.items()))
     for kind, terms in found.fitted.unidentified.items():
         if terms:
             print(f"{kind}: cannot be told from the other terms: {', '.join(terms)}")
