@@ -115,10 +115,10 @@ class Ingest:
         tail = self._tail(run)
         found = tail.poll_lines()
         count = rows.insert(self.database, "hot", run, found, self._next_pos)
-        whole = count == rows.count_lines(found)
-        tallies = [_tally(lines) for lines in found] if whole else self._counted(run, found)
+        lines = rows.count_lines(found)
+        tallies = [_tally(one) for one in found] if count == lines else self._counted(run, found)
         self._files[run].update(_advanced(self._files[run], tallies, tail.offsets, self._next_pos))
-        self._next_pos += rows.count_lines(found)
+        self._next_pos += lines
         self._damage[run].update(dict.fromkeys(tail.damage))
         tail.damage.clear()
         return count
