@@ -20,6 +20,9 @@ from unskew.collector.snapshot import snapshot, write_snapshot
 
 SEAL_S = 2.0
 """Sealing is looked into at most this often while lines come in."""
+GATHER_LINES = 10_000
+GATHER_S = 10.0
+"""A step costs much the same however little is new, and nobody waits for it while a run goes on: lines gather up to these."""
 COMPACT_S = 10.0
 KEEP_REPLACED_S = 30.0
 """How long a file stays that compaction replaced."""
@@ -33,12 +36,20 @@ class Collecting:
         self._ingest: Ingest | None = None
         self._projector: Projector | None = None
         self._next_seal_s = self._next_compact_s = 0.0
+        self._stepped_s, self._gather_s = time.monotonic(), 0.0
+        self._runs: list[str] = []
         self._replaced: list[tuple[float, Path]] = []
 
     @property
     def behind(self) -> bool:
         """Whether lines were left that are there already."""
         return self._ingest is not None and self._ingest.behind
+
+    @property
+    def gathering(self) -> bool:
+        """Whether the next step can wait: the last found little, and every run that writes has its controller still."""
+        waited_s = time.monotonic() - self._stepped_s
+        return waited_s < self._gather_s and all(controller_alive(self._store, run) for run in self._runs)
 
     def step(self) -> bool:
         """Whether there was anything to do, or there may be soon. Raises `StoreError` when the store cannot be written now."""
@@ -68,6 +79,8 @@ class Collecting:
         if taken:
             projector.update()
         runs = self._store.spooled_runs()
+        self._gather_s = min(GATHER_S, (now_s - self._stepped_s) * GATHER_LINES / taken) if taken and not ingest.behind else 0.0
+        self._stepped_s, self._runs = now_s, runs
         if not taken or now_s >= self._next_seal_s:
             self._next_seal_s = now_s + SEAL_S
             sealed = sum(seal(self._store, ingest, run) for run in runs)
@@ -97,6 +110,7 @@ class Collecting:
         if self._ingest is not None:
             self._ingest.close()
         self._ingest = self._projector = None
+        self._gather_s = 0.0
 
 
 def _remove(paths: Sequence[Path]) -> None:

@@ -15,18 +15,22 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from unskew.collector.locks import hold, is_held
 from unskew.collector.paths import Store, StoreError, make_folder
 
+if TYPE_CHECKING:
+    from unskew.collector.collecting import Collecting
+
 STEP_S = 2.0
-"""Readers follow the spool themselves and do not wait for this; a step costs some milliseconds, however little is new."""
+"""How often it is looked whether a step is due, or somebody asks the collector to leave. Readers do not wait for it."""
 IDLE_S = 5.0
 BUSY_RETRY_S = 5.0
 ALERTS_S = 5.0
 """How often it is looked whether the alerts' process is wanted: there are rules, and none is at it."""
 NICENESS = 10
-"""Training goes first where ranks and collector share cores."""
+"""Training goes first where ranks and collector share cores. It keeps a share, though: a spool that grew would slow readers."""
 
 _started: set[int] = set()
 
@@ -101,17 +105,10 @@ def serve(store: Store, idle_s: float) -> None:
     try:
         while True:
             asked_to_end = signal.sigtimedwait(ending, wait_s) is not None or is_held(store.maintenance)
-            try:
-                busy, wait_s = collecting.step(), STEP_S
-            except StoreError as error:  # the disk refuses, or is full; the spool keeps everything meanwhile
-                if str(error) != said:
-                    print(f"collector: {error}", file=sys.stderr, flush=True)
-                busy, wait_s, said = False, BUSY_RETRY_S, str(error)
-                _tell_trouble(store, said)
+            if collecting.gathering and not asked_to_end:
+                busy, wait_s = True, STEP_S
             else:
-                if said:
-                    said = ""
-                    _tell_trouble(store, None)
+                busy, wait_s, said = _step(store, collecting, said)
             if not _any_lives(alerts) and time.monotonic() >= next_alerts_s:
                 next_alerts_s = time.monotonic() + ALERTS_S
                 if (pid := start_alerts(store)) is not None:
@@ -126,6 +123,20 @@ def serve(store: Store, idle_s: float) -> None:
         collecting.close()
 
 
+def _step(store: Store, collecting: Collecting, said: str) -> tuple[bool, float, str]:
+    """One step: whether it was busy, how long to wait, and what keeps it from going on, told unless it was `said` before."""
+    try:
+        busy = collecting.step()
+    except StoreError as error:  # the disk refuses, or is full; the spool keeps everything meanwhile
+        if str(error) != said:
+            print(f"collector: {error}", file=sys.stderr, flush=True)
+        _tell_trouble(store, str(error))
+        return False, BUSY_RETRY_S, str(error)
+    if said:
+        _tell_trouble(store, None)
+    return busy, STEP_S, ""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m unskew.collector.service", description="The collector of one store.")
     parser.add_argument("--store", help="folder of the store (default: $UNSKEW_STORE, else ./data/store)")
@@ -138,6 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if lock is None:
             return 0
         os.nice(NICENESS)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # its waking does not push a rank aside
         with lock:
             serve(store, options.idle_s)
     except StoreError as error:
