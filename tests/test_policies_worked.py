@@ -57,6 +57,9 @@ def test_none_dies_with_the_first_device() -> None:
     outcome = simulate(JOB, Nothing(), [Happening(kind="failed", at_s=3600.0, devices=(3,))], Options(hours=2.0, noise_cv=0.0))
     assert outcome.aborted_s == pytest.approx(4200.0)  # torch's 10 minutes
     assert outcome.effective == pytest.approx(0.5)
+    later = [Happening(kind="failed", at_s=at_s, devices=(at_s // 3600,)) for at_s in (3600, 5400)]
+    dead = simulate(JOB, Nothing(), later, Options(hours=2.0, noise_cv=0.0))
+    assert (dead.failures, dead.capacity) == (1 + 1, pytest.approx(1 - 0.5 / 32))  # devices go on dying after the job
 
 
 def test_synchronous_restart_has_the_published_efficiency() -> None:

@@ -153,10 +153,10 @@ class _Simulation:
         while self.queue:
             at_s, _, what, event, turn = heapq.heappop(self.queue)
             self.advance(at_s)
-            if self.state == "stopped":
-                continue
             if what == "truth":
                 self.happen(event)
+            elif self.state == "stopped":
+                continue
             elif what == "save":
                 self.save(event)
             elif what == "react":
@@ -248,9 +248,11 @@ class _Simulation:
         elif event.link is not None:
             links = {link: delay for link, delay in self.links.items() if link != event.link}
             self.links = links | ({event.link: event.delay_s or 0.0} if event.kind == "link_slowed" else {})
+        if self.state == "stopped":
+            return
         if event.kind == "slowed" and self.random.random() > self.policy.slow_recall:
             return
-        if event.kind not in self.policy.sees and not (hit and self.state != "stopped"):
+        if event.kind not in self.policy.sees and not hit:
             return
         delay = self.policy.delay_s(event, self.ideal_s) * self.wrong()
         if hit:

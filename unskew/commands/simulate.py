@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,6 +57,7 @@ def simulate(
             happenings = arrivals(job, parse_faults(faults), hours=hours, seed=seed)
     place = locate(store) if store is not None else None
     answers: list[dict[str, Any]] = []
+    outcomes: list[Outcome] = []
     for one in chosen:
         outcome = play(job, one, happenings, Options(hours=hours, seed=seed, spares=spares))
         answer: dict[str, Any] = dict(outcome.facts())
@@ -71,32 +73,62 @@ def simulate(
                 fail(str(error))
             answer["run_id"] = run
         answers.append(answer)
-        _print(outcome, answer.get("run_id"))
+        outcomes.append(outcome)
+    _print(outcomes, [answer["run_id"] for answer in answers if "run_id" in answer])
     write_json(json, {"cluster": cluster, "faults": faults, "hours": hours, "seed": seed, "policies": answers})
 
 
-def _print(outcome: Outcome, run: str | None) -> None:
+def _print(outcomes: Sequence[Outcome], runs: Sequence[str]) -> None:
+    """A column for each policy; as many tables as the width asks for."""
     from rich.console import Console
     from rich.table import Table
 
-    job = outcome.job
-    grid = Table("", title=f"{job.name} · {job.devices:,} GPUs · {outcome.policy}", title_justify="left", show_header=False)
-    grid.add_column(justify="right")
-    grid.add_row("effective training time", f"{100 * outcome.effective:.2f} %")
-    grid.add_row("surviving capacity", f"{100 * outcome.capacity:.2f} %")
-    grid.add_row("iterations", f"{outcome.iterations:,}")
-    grid.add_row("samples/s", f"{outcome.samples_per_s:.3f}")
-    grid.add_row("tokens", f"{outcome.tokens:.4g}")
-    grid.add_row("MFU", f"{100 * outcome.mfu:.1f} %")
-    grid.add_row("failures · changes of plan", f"{outcome.failures} · {len(outcome.changes)}")
-    if outcome.aborted_s is not None:
-        grid.add_row("[red]ended after[/]", f"{outcome.aborted_s / 3600:.2f} h: {outcome.changes[-1].reaction.reason}")
-    grid.add_section()
-    for cause, seconds in (*outcome.lost_s.items(), ("unexplained", outcome.unexplained_s)):
-        grid.add_row(f"lost: {cause}" if cause != "unexplained" else cause, f"{100 * seconds / outcome.whole_s:.2f} %")
-    Console().print(grid)
-    if run is not None:
+    console, job = Console(), outcomes[0].job
+    title = f"{job.name} · {job.devices:,} GPUs · {outcomes[0].whole_s / 3600.0:g} h"
+    facts = [_facts(outcome) for outcome in outcomes]
+    widths = [max(map(len, (outcome.policy, *one.values()))) for one, outcome in zip(facts, outcomes, strict=True)]
+    for part in _beside(widths, console.width - max(map(len, facts[0])) - 4):
+        grid = Table("", title=title, title_justify="left")
+        for number in part:
+            grid.add_column(outcomes[number].policy, justify="right", no_wrap=True)
+        for name in facts[0]:
+            grid.add_row(name, *(facts[number][name] for number in part), end_section=name == _LAST_FACT)
+        console.print(grid)
+    for outcome in outcomes:
+        if outcome.aborted_s is not None:
+            print(f"{outcome.policy} ended after {outcome.aborted_s / 3600:.2f} h: {outcome.changes[-1].reaction.reason}")
+    for run in runs:
         print(f"run {run}")
+
+
+def _beside(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Columns of these widths, as many side by side as have room, one at least."""
+    parts: list[list[int]] = []
+    left = 0
+    for number, width in enumerate(widths):
+        if not parts or left < width + 3:
+            parts.append([])
+            left = room
+        parts[-1].append(number)
+        left -= width + 3
+    return parts
+
+
+_LAST_FACT = "failures · changes of plan"
+
+
+def _facts(outcome: Outcome) -> dict[str, str]:
+    def share(part: float) -> str:
+        return f"{round(100 * part, 2) + 0.0:.2f} %"
+
+    lost = {f"lost: {cause}": share(seconds / outcome.whole_s) for cause, seconds in outcome.lost_s.items()}
+    return {
+        "effective training time": share(outcome.effective), "surviving capacity": share(outcome.capacity),
+        "iterations": f"{outcome.iterations:,}", "samples/s": f"{outcome.samples_per_s:.3f}",
+        "tokens": f"{outcome.tokens:.4g}", "MFU": f"{100 * outcome.mfu:.1f} %",
+        _LAST_FACT: f"{outcome.failures} · {len(outcome.changes)}", **lost,
+        "unexplained": share(outcome.unexplained_s / outcome.whole_s),
+    }  # fmt: skip
 
 
 def _check(run: str, store: str | None, json: Path | None) -> None:
