@@ -20,7 +20,7 @@ micro-batches are numbered from 0; layer ranges are ``[first_layer, first_layer 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -152,6 +152,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 def validate(plan: Plan) -> None:
     """Raise `PlanError` unless every route covers every layer once, in order, by ranks that hold what they execute."""
+    if plan.schedule not in SCHEDULES:
+        raise PlanError(f"schedule {plan.schedule} is not known, allowed: {', '.join(SCHEDULES)}")
     role_of = {role.rank: role for role in plan.roles}
     if len(role_of) != len(plan.roles):
         raise PlanError("a rank has two roles in one plan")
@@ -164,16 +166,22 @@ def validate(plan: Plan) -> None:
     for number, route in enumerate(plan.routes):
         if route.micro_batch != number:
             raise PlanError(f"route {number} is for micro-batch {route.micro_batch}")
-        expected = 0
-        for hop in route.hops:
-            if hop.first_layer != expected or hop.n_layers < 1:
-                raise PlanError(f"the route of micro-batch {number} has layer {hop.first_layer} where {expected} is due")
-            for rank in hop.ranks:
-                if rank not in role_of or not role_of[rank].holds(hop.first_layer, hop.n_layers):
-                    raise PlanError(f"rank {rank} does not hold the layers it executes for micro-batch {number}")
-            expected = hop.first_layer + hop.n_layers
-        if expected != plan.n_layers:
-            raise PlanError(f"the route of micro-batch {number} ends at layer {expected} of {plan.n_layers}")
+        _validate_route(route, plan.n_layers, role_of)
+
+
+def _validate_route(route: Route, n_layers: int, role_of: Mapping[int, Role]) -> None:
+    number, expected = route.micro_batch, 0
+    for hop in route.hops:
+        if hop.first_layer != expected or hop.n_layers < 1:
+            raise PlanError(f"the route of micro-batch {number} has layer {hop.first_layer} where {expected} is due")
+        if not hop.ranks:
+            raise PlanError(f"nobody executes layer {hop.first_layer} of micro-batch {number}")
+        for rank in hop.ranks:
+            if rank not in role_of or not role_of[rank].holds(hop.first_layer, hop.n_layers):
+                raise PlanError(f"rank {rank} does not hold the layers it executes for micro-batch {number}")
+        expected = hop.first_layer + hop.n_layers
+    if expected != n_layers:
+        raise PlanError(f"the route of micro-batch {number} ends at layer {expected} of {n_layers}")
 
 
 def split_evenly(total: int, parts: int) -> list[int]:
@@ -235,6 +243,8 @@ def plan_from_partition(
 PASSES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1, "zb-v": 2}
 """Schedule -> how often a micro-batch passes each rank in the plan a run starts with."""
 
+SCHEDULES = (*PASSES, "searched")
+
 
 def splits_backward(schedule: str) -> bool:
     """Whether B is the gradient of activations alone and W, the gradient of weights, an action of its own."""
@@ -261,7 +271,7 @@ def uniform_plan(*, tp: int, pp: int, dp: int, n_layers: int, micro_batches: int
     if tp != 1:
         raise PlanError(f"--tp {tp}: tensor parallelism is not executed yet, only --tp 1 is allowed")
     if schedule not in PASSES:
-        raise PlanError(f"--schedule {schedule} is not known, allowed: {', '.join(PASSES)}, searched")
+        raise PlanError(f"--schedule {schedule} is not known, allowed: {', '.join(SCHEDULES)}")
     stages = pp * PASSES[schedule]
     if n_layers < stages:
         passes = "" if PASSES[schedule] == 1 else f" passed {PASSES[schedule]} times by --schedule {schedule}"

@@ -1,5 +1,6 @@
 """Schedules and timelines of arbitrary legal plans: exact oracles for uniform ones, invariants for all."""
 
+import json
 from collections import defaultdict, deque
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unskew.analytics.pipeline import evaluate
-from unskew.analytics.plan import Hop, Plan, Role, Route, plan_from_partition, uniform_plan, validate
+from unskew.analytics.plan import Hop, Plan, PlanError, Role, Route, plan_from_partition, uniform_plan, validate
 from unskew.analytics.schedule import build_schedule
 
 
@@ -155,3 +156,31 @@ def test_a_message_costs_only_between_ranks():
     plan = plan_from_partition(epoch=0, n_layers=2, schedule="1f1b", members=[[0, 1]], layers=[[1, 1]], micro_batches=[1])
     schedule = build_schedule(plan)
     assert evaluate(schedule, units(schedule), 10.0).makespan_us == 6 + 2 * 10
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (("schedule",), "1f2b", "schedule 1f2b is not known, allowed: gpipe, 1f1b"),
+        (("roles", 1, "rank"), 0, "a rank has two roles"),
+        (("roles", 1, "n_layers"), 9, "rank 1 holds layers 2..10 of 4"),
+        (("roles", 0, "more"), [[2, 1]], "rank 0 holds layers 2..2 of 4"),
+        (("routes", 0, "micro_batch"), 1, "route 0 is for micro-batch 1"),
+        (("routes", 0, "hops", 1, "first_layer"), 3, "has layer 3 where 2 is due"),
+        (("routes", 0, "hops", 1, "n_layers"), 1, "ends at layer 3 of 4"),
+        (("routes", 0, "hops", 1, "ranks"), [0], "rank 0 does not hold the layers it executes for micro-batch 0"),
+        (("routes", 0, "hops", 1, "ranks"), [], "nobody executes layer 2 of micro-batch 0"),
+        (("n_layers",), None, "not a plan"),
+    ],
+)
+def test_an_illegal_plan_is_refused_in_a_sentence(path, value, sentence):
+    data = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=2).to_data()
+    Plan.from_data(data)
+    place = json.loads(json.dumps(data))
+    *way, last = path
+    inner = place
+    for step in way:
+        inner = inner[step]
+    inner[last] = value
+    with pytest.raises(PlanError, match=sentence):
+        Plan.from_data(place)
