@@ -51,7 +51,8 @@ def true_cost(job: Job) -> CostModel:
 def _measure(cell: Cell) -> Figures:
     name, tokens, per_replica, order = _ROWS[cell.name]
     job = msgspec.structs.replace(JOBS[name], seq=tokens)
-    random, noise, quantiles = np.random.default_rng(cell.seed), load_noise(), load_lengths("prolong")
+    noise, quantiles = load_noise(), load_lengths("prolong")
+    random = np.random.default_rng(noise.seeds.figures + cell.seed)
     n = _WARM_UP + _SCORED
     plan = uniform_plan(tp=1, pp=job.pp, dp=1, n_layers=job.n_layers, micro_batches=per_replica, schedule=order)
     schedule = build_schedule(plan)

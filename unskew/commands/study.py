@@ -64,13 +64,18 @@ def _print(console: object, result: Result) -> None:
     grid = Table("figure", title=title, title_justify="left")
     for column in ("paper", "ours", "interval", "ratio"):
         grid.add_column(column, justify="right")
-    grid.add_column("why they differ")
+    grid.add_column("why", justify="right")
+    whys = list(dict.fromkeys(row.why for row in result.rows if row.why))
     for row in result.rows:
         reach = "" if row.low is None or row.high is None else f"{row.low:.3f} .. {row.high:.3f}"
         grid.add_row(
             row.figure, "" if row.paper is None else f"{row.paper:.4g}", "aborted" if row.ours is None else f"{row.ours:.4g}",
-            reach, "" if row.ratio is None else f"{row.ratio:.2f}", row.why,
+            reach, "" if row.ratio is None else f"{row.ratio:.2f}", str(whys.index(row.why) + 1) if row.why else "",
         )  # fmt: skip
     console.print(grid)
+    if whys:
+        print("why they differ:")
+    for number, why in enumerate(whys, start=1):
+        print(f"{number:3}  {why}")
     for line in (*result.notes, *(f"written: {path}" for path in result.files)):
         print(line)
