@@ -27,6 +27,7 @@ WORST_SHARE = 0.03
 LEAST_SLOWDOWN = 1.03
 """Below it there is nothing to attribute: M_W and M_S would divide noise by noise."""
 SHOWN = 16
+MOST_NUMBERS = 1 << 23  # in one pass: memory does not grow with the number of replicas times that of their operations
 Mask = NDArray[np.bool_]
 
 
@@ -95,10 +96,15 @@ def what_if(recording: Recording) -> WhatIf:
 
 def _means(recording: Recording, base: Array, other: Array, groups: list[Mask]) -> Array:
     """Mean iteration times when each of the groups in turn has the durations of `other`, the rest those of `base`: [group]."""
-    mixed = np.repeat(base[:, None, :], len(groups), axis=1)
-    for scenario, group in enumerate(groups):
-        mixed[group, scenario] = other[group]
-    return np.asarray(makespan_us(recording.graph, mixed).mean(axis=1))
+    at_once = max(1, MOST_NUMBERS // max(base.size, 1))
+    means = []
+    for first in range(0, len(groups), at_once):
+        some = groups[first : first + at_once]
+        mixed = np.repeat(base[:, None, :], len(some), axis=1)
+        for scenario, group in enumerate(some):
+            mixed[group, scenario] = other[group]
+        means.append(makespan_us(recording.graph, mixed).mean(axis=1))
+    return np.concatenate(means)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
