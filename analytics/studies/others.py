@@ -22,6 +22,7 @@ from unskew.analytics.planners.adaptis_task import Task, gains
 from unskew.analytics.planners.malleus import layers_of, micro_batches_of
 from unskew.analytics.policies.malleus import malleus_layout
 from unskew.analytics.policies.registry import POLICIES
+from unskew.analytics.policies.restart import best_interval_s
 from unskew.analytics.studies.frame import Cell, Figures, Study
 
 # --- Malleus: its worked examples, and stragglers by situation
@@ -150,17 +151,20 @@ _COMPARED = ("checkpoint-restart", "oobleck", "ft-hsdp", "resihp", "unskew")
 
 
 def _scale(cell: Cell) -> Figures:
-    """Twelve hours at RSC-1's failure rate with repair; spare nodes for whoever restarts."""
+    """Twelve hours at RSC-1's failure rate with repair; spare nodes for whoever restarts. Whoever writes checkpoints does so at
+    the interval that costs least for this rate; no noise."""
     size = int(cell.params["size"])
     base = JOBS["ft-hsdp-98k"] if size > _TP_SIZES else JOBS["llama2-70b"]
     dp = base.dp * size // base.devices
     job = msgspec.structs.replace(base, name=cell.name, dp=dp, micro_batches=base.micro_batches // base.dp * dp)
     law = FaultLaw(failures_per_node_day=constant("failures_per_node_day_rsc1"), repair_s=constant("repair_median_s"))
     happenings = arrivals(job, law, hours=12.0, seed=cell.seed)
+    interval_s = best_interval_s(constant("checkpoint_stall_s"), 86400.0 / (law.failures_per_node_day * job.nodes))
     found: Figures = {}
     for name in _COMPARED if size <= _TP_SIZES else _REPLICA_WISE:
-        spares = 10**6 if name == "checkpoint-restart" else 0
-        outcome = simulate(job, POLICIES[name](), happenings, Options(hours=12.0, seed=cell.seed, spares=spares))
+        policy, spares = POLICIES[name](), 10**6 if name == "checkpoint-restart" else 0
+        policy.checkpoint_s = interval_s if policy.checkpoint_s is not None else None
+        outcome = simulate(job, policy, happenings, Options(hours=12.0, seed=cell.seed, spares=spares, noise_cv=0.0))
         found[f"{size:,} GPUs: {name}"] = 100.0 * outcome.effective
     return found
 
