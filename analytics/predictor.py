@@ -6,7 +6,7 @@ model survives a repartition. The steps, per kind:
 1. the caller gives times at healthy speed (`at_healthy_speed`), so that a device believed slow does not bend the model;
 2. terms that the data cannot tell apart are dropped and named in `Fit.unidentified` (all micro-batches of one size: a is not
    separable from b, so the whole is counted per token);
-3. relative least squares with non-negative coefficients (scikit-learn) and Huber weights, so that a spike counts little;
+3. relative least squares with non-negative coefficients and Huber weights, so that a spike counts little;
 4. a rank that the others contradict is left out (`Fit.left_out`): an unknown slow device must not bend the healthy reference;
 5. error bars by split conformal prediction (Lei et al. 2018): of n absolute log errors on micro-batches that were held out, the
    ``ceil(0.9 (n + 1))``-th covers a further one in nine of ten cases, whatever their distribution.
@@ -23,7 +23,7 @@ from statistics import median
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LinearRegression  # type: ignore[import-untyped]  # ships no types
+from scipy.optimize import nnls
 
 from unskew.analytics.cost import ChunkCost, CostModel, Speeds, speed_of
 from unskew.analytics.workload import Work
@@ -153,10 +153,12 @@ def _fit_robust(data: _Data, terms: list[int]) -> Floats:
     coefficients = np.zeros(len(TERMS))
     predicted, trust = data.us, np.ones(len(data.us))
     for _ in range(HUBER_ROUNDS):
-        weights = trust / predicted**2
-        model = LinearRegression(fit_intercept=False, positive=True)
+        weights = np.sqrt(trust) / predicted
+        weights /= np.sqrt(np.mean(weights**2))
         before = coefficients.copy()
-        coefficients[terms] = model.fit(data.design[:, terms], data.us, sample_weight=weights / weights.mean()).coef_
+        # As many rows as terms say the same as all of them: the solver's time would grow with the rows.
+        q, r = np.linalg.qr(data.design[:, terms] * weights[:, None])
+        coefficients[terms] = nnls(r, q.T @ (data.us * weights))[0]
         predicted = np.maximum(data.design @ coefficients, 1e-9)
         residual = np.abs(data.us / predicted - 1)
         scale = max(1.4826 * float(np.median(residual)), 1e-9)
@@ -169,7 +171,9 @@ def _fit_robust(data: _Data, terms: list[int]) -> Floats:
 def _factors(data: _Data, coefficients: Floats) -> dict[int, float]:
     """rank -> median of log(measured / predicted)."""
     logs = np.log(data.us / np.maximum(data.design @ coefficients, 1e-9))
-    return {int(rank): float(np.median(logs[data.rank == rank])) for rank in np.unique(data.rank)}
+    order = np.argsort(data.rank, kind="stable")
+    ranks, first = np.unique(data.rank[order], return_index=True)
+    return {int(rank): float(np.median(of)) for rank, of in zip(ranks, np.split(logs[order], first[1:]), strict=True)}
 
 
 def _spread(factors: dict[int, float]) -> float:
