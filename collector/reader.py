@@ -55,6 +55,7 @@ class Reader:
         create_views(self._connection)
         self._tails: dict[str, Tail] = {}
         self._manifest = Manifest(number=-1)
+        self._published: dict[str, str] | None = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -179,26 +180,40 @@ class Reader:
     def _turn(self, manifest: Manifest) -> None:
         """Go over to a new manifest: forget the open rows that are sealed now, read on where the others stand."""
         self._manifest, spooled = manifest, self._store.spooled_runs()
+        for run in spooled:
+            if run in self._tails:
+                self._tails[run].skip = {(one.writer, one.segment) for _, one in manifest.replaced(run)}
+        gone = [
+            (run, *place)
+            for run, tail in self._tails.items()
+            for place in tail.offsets
+            if run not in spooled or place in tail.skip
+        ]
         self._tails = {run: tail for run, tail in self._tails.items() if run in spooled}
-        gone = {run: {(one.writer, one.segment) for _, one in manifest.replaced(run)} for run in spooled}
-        for run, tail in self._tails.items():
-            tail.skip = gone[run]
-        places = [(run, *place) for run, replaced in gone.items() for place in replaced]
-        writers = [[one[column] for one in places] for column in range(3)]
-        # Made anew rather than deleted from: rows deleted from a table in memory keep their place.
-        self._connection.execute(
-            "create or replace table hot as select * from hot where list_contains(?, run) and (run, writer, segment) not in "
-            "(select (unnest(?::varchar[]), unnest(?::varchar[]), unnest(?::bigint[])))",
-            [spooled, *writers],
-        ).fetchall()
+        if gone:
+            self._leave(gone)
         self._define(standing(manifest))
 
+    def _leave(self, gone: Sequence[tuple[str, str, int]]) -> None:
+        """The rows of these spool files leave `hot`."""
+        # Made anew rather than deleted from: rows deleted from a table in memory keep their place.
+        self._connection.execute(
+            "create or replace table hot as select * from hot where (run, writer, segment) not in "
+            "(select (unnest(?::varchar[]), unnest(?::varchar[]), unnest(?::bigint[])))",
+            [[one[column] for one in gone] for column in range(3)],
+        ).fetchall()
+        for run, *place in gone:
+            if run in self._tails:
+                del self._tails[run].offsets[place[0], place[1]]
+
     def _define(self, now: Standing) -> None:
-        """The relations that the views stand on."""
+        """The relations that the views stand on. Those of the projections are made anew only with other published files."""
         self._connection.execute(f"create or replace view log as {self._with_hot(self._manifest.sealed)}").fetchall()
         self._connection.execute(f"create or replace view unprojected as {self._with_hot(now.open)}").fetchall()
         published = {name: now.relation(self._store, name) for name in PROJECTIONS} if now.tiers else {}
-        project(self._connection, published, "unprojected")
+        if published != self._published:
+            project(self._connection, published, "unprojected")
+            self._published = published
 
     def _with_hot(self, sealed: Sequence[Sealed]) -> str:
         files = parquet(self._store, [one.file for one in sealed])
