@@ -10,10 +10,11 @@ from statistics import fmean, median
 
 import numpy as np
 
+from unskew.analytics.pipeline import evaluate
 from unskew.analytics.plan import PlanError
 from unskew.analytics.planners.bounds import bounds
-from unskew.analytics.planners.cluster import Cluster, Job, healthy_cluster, start
-from unskew.analytics.planners.conversion import to_plan
+from unskew.analytics.planners.cluster import Assignment, Cluster, Job, healthy_cluster, start
+from unskew.analytics.planners.conversion import members, to_plan
 from unskew.analytics.planners.costing import chunk_times, pipeline_us
 from unskew.analytics.planners.evaluation import cost, holds
 from unskew.analytics.planners.joint import plan_joint
@@ -22,6 +23,7 @@ from unskew.analytics.planners.pp import share_out
 from unskew.analytics.planners.progressive import plan_progressive
 from unskew.analytics.planners.proof import proven_bound_us
 from unskew.analytics.planners.tp import choose
+from unskew.analytics.schedule import build_schedule
 from unskew.benchmarks.brute_force import best_us, random_cluster
 from unskew.benchmarks.report import Figure, figure, publish
 from unskew.collector.paths import Store
@@ -50,6 +52,7 @@ def figures() -> Iterator[Figure]:
     yield from worked_figures()
     yield from uniform_figures()
     yield from distance_figures()
+    yield from order_figures()
     yield from time_figures()
     yield from proof_figures()
 
@@ -143,6 +146,51 @@ def distance_figures() -> Iterator[Figure]:
         "jobs in which the lower bound is above the best plan", invalid, "", bar=0, better="lower",
         note=f"best plan over bound: median {100 * median(bound_gaps):.1f} %, mean {100 * fmean(bound_gaps):.1f} %",
     )  # fmt: skip
+
+
+def order_figures() -> Iterator[Figure]:
+    """The runtime's order of a plan's chunks (analytics/schedule.py) against the planners' own makespan, on small jobs."""
+    joint: list[float] = []
+    lent: list[float] = []
+    for seed in range(FIRST_SEED, FIRST_SEED + CASES):
+        cluster = random_cluster(np.random.default_rng(seed), largest=LARGEST)
+        for plan, ratios in ((_joint_only, joint), (_levels, lent)):
+            try:
+                assignment = plan(cluster)
+            except PlanError:
+                continue
+            predicted_us = cost(cluster, assignment).iteration_us
+            if np.isfinite(predicted_us) and bool(assignment.moves) == (ratios is lent):
+                ratios.append(_executed_us(cluster, assignment) / predicted_us - 1.0)
+    for name, ratios in (("joint plans", joint), ("plans with lent stages", lent)):
+        near = sum(abs(ratio) <= 0.01 for ratio in ratios) / len(ratios)
+        note = f"{len(ratios)} jobs; from {100 * min(ratios):+.0f} % to {100 * max(ratios):+.0f} %"
+        yield figure(f"runtime's order within 1 % of the planners' makespan, {name}", 100 * near, "% of jobs", bar=None,
+                     better="higher", note=note)  # fmt: skip
+
+
+def _joint_only(cluster: Cluster) -> Assignment:
+    return plan_joint(cluster, compare=False).assignment
+
+
+def _levels(cluster: Cluster) -> Assignment:
+    return plan_progressive(cluster).assignment
+
+
+def _executed_us(cluster: Cluster, assignment: Assignment) -> float:
+    """The iteration with the chunks in the order in which ranks execute them."""
+    job, schedule = cluster.job, build_schedule(to_plan(cluster, assignment, epoch=1))
+    groups = np.argwhere(assignment.speeds > 0).tolist()
+    speed = {rank: assignment.speeds[d, s] for d, s in groups for rank in members(cluster, assignment, d, s)}
+    us = {"F": job.forward_us, "B": job.backward_us}
+    work = [
+        action.n_layers
+        + job.embedding_layers * (action.first_layer == 0)
+        + job.head_layers * (action.first_layer + action.n_layers == job.n_layers)
+        for action in schedule.order
+    ]
+    durations = np.array([w * us[a.kind] / speed[a.rank] for w, a in zip(work, schedule.order, strict=True)])
+    return float(evaluate(schedule, durations, job.message_us).makespan_us) + job.iteration_end_us
 
 
 def _levels_us(cluster: Cluster) -> float:

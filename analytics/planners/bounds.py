@@ -1,7 +1,9 @@
 """How fast any plan could be: a lower bound of the iteration, so that a planner's gap to the optimum is known without it.
 
 `pipelines_bound_us` holds for all plans in which every replica is a pipeline of its own under 1F1B: any degree of its fastest
-members, any layers, stages left out or not, any micro-batches. `capacity_bound_us` holds for every plan at all.
+members, any layers, stages left out or not, any micro-batches. `capacity_bound_us` holds also for plans that move work between
+replicas. Both take the groups' members as the planners lend them within a node (`ways_to_lend`): a plan that swaps devices
+between groups otherwise may be below.
 
 One replica, m micro-batches, stage speeds v_s (dead ones left out), c_s = time of stage s for one micro-batch, so that
 ``sum v_s c_s = W``, the work of a micro-batch. planners/costing.py gives for every stage, with n stages behind it,
@@ -27,13 +29,12 @@ import heapq
 import msgspec
 import numpy as np
 
-from unskew.analytics.planners.capability import capability
-from unskew.analytics.planners.cluster import Assignment, Cluster, Floats, Ints, Job
-from unskew.analytics.planners.tp import exclude
+from unskew.analytics.planners.capability import best_speeds
+from unskew.analytics.planners.cluster import Cluster, Floats, Ints, Job
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Lower bounds (us) of the iteration: for plans of separate pipelines, and for every plan."""
+    """Lower bounds (us) of the iteration: for plans of separate pipelines, and for all that also move work between them."""
 
     pipelines_us: float
     capacity_us: float
@@ -41,8 +42,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 def bounds(cluster: Cluster) -> Bounds:
     """Both bounds for the cluster as it is; inf when nothing lives."""
-    able = capability(cluster, exclude(cluster, powers_of_two=False))
-    speeds = able.tables[:, :, 0]
+    speeds = best_speeds(cluster)
     end_us = cluster.job.iteration_end_us
     return Bounds(
         pipelines_us=end_us + pipelines_bound_us(cluster.job, speeds),
@@ -150,9 +150,3 @@ def least_busiest(job: Job, speeds: Floats) -> float:
 
 def _work_us(job: Job) -> float:
     return (job.n_layers + job.embedding_layers + job.head_layers) * job.layer_us
-
-
-def assignment_gap(cluster: Cluster, assignment: Assignment, predicted_us: float) -> float:
-    """`gap` for a plan without moves; against the capacity when replicas do each other's work."""
-    lower = bounds(cluster)
-    return predicted_us / (lower.capacity_us if assignment.moves else lower.pipelines_us) - 1.0

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.planners.cluster import Assignment, Borrowed, Cluster, Floats, Ints, Job
-from unskew.analytics.planners.tp import EPSILON, Groups, degrees_allowed
+from unskew.analytics.planners.tp import EPSILON, Groups, degrees_allowed, exclude
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -43,6 +43,22 @@ def capability(cluster: Cluster, groups: Groups, *, powers_of_two: bool = False)
     at_least = np.maximum.accumulate(scores[:, :, ::-1], axis=2)[:, :, ::-1]
     tables = np.concatenate([at_least[:, :, :1], at_least, np.zeros((dp, pp, 1))], axis=2)
     return Capability(order=order.astype(np.int64), scores=scores, tables=tables)
+
+
+def ways_to_lend(cluster: Cluster) -> tuple[Groups, ...]:
+    """The groups when any degree may be chosen; and, where it differs, when only powers of two may: more members are left out
+    then, whom other groups of the node can use."""
+    any_degree = exclude(cluster, powers_of_two=False)
+    if cluster.nodes is None:
+        return (any_degree,)
+    powers = exclude(cluster, powers_of_two=True)
+    return (any_degree, powers) if powers.borrowed and powers.borrowed != any_degree.borrowed else (any_degree,)
+
+
+def best_speeds(cluster: Cluster) -> Floats:
+    """[dp, pp]: the most that each group reaches in any of these ways."""
+    speeds = [capability(cluster, groups).tables[:, :, 0] for groups in ways_to_lend(cluster)]
+    return np.asarray(np.maximum.reduce(speeds))
 
 
 def members_needed(job: Job, layers: Ints, micro_batches: Ints) -> Ints | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unskew.analytics.plan import Hop, Plan, Role, Route, validate
+from unskew.analytics.plan import Hop, Plan, PlanError, Role, Route, validate
 from unskew.analytics.planners.cluster import Assignment, Cluster, Ints
 
 
@@ -34,7 +34,10 @@ def to_plan(cluster: Cluster, assignment: Assignment, *, epoch: int, schedule: s
     routes = []
     for number, (replica, j) in enumerate(_dealt(assignment.micro_batches.tolist())):
         used = np.flatnonzero(assignment.layers[replica]).tolist()
-        legs = tuple(hops[moved.get((replica, j, stage), replica), stage] for stage in used)
+        places = [(moved.get((replica, j, stage), replica), stage) for stage in used]
+        if missing := [stage for place, stage in places if (place, stage) not in hops]:
+            raise PlanError(f"stage {missing[0]} of replica {replica} has no group, and no other takes its micro-batch {j}")
+        legs = tuple(hops[place] for place in places)
         routes.append(Route(micro_batch=number, replica=replica, hops=legs))
     plan = Plan(epoch=epoch, n_layers=n_layers, schedule=schedule, roles=tuple(roles), routes=tuple(routes))
     validate(plan)

@@ -3,7 +3,7 @@
 Every replica is a pipeline of its own with its own partition, which takes the problem apart:
 
 1. TP: per group the degree with the most throughput that its share of the memory allows, any degree, by the measured
-   efficiency (planners/tp.py, planners/capability.py);
+   efficiency (planners/tp.py, planners/capability.py); standby is lent within a node, where it matters in two ways;
 2. equal replicas form a class; of a job of 98,304 devices only those with a fault differ;
 3. PP: per class the layers that make its pipeline fastest for its share of micro-batches (planners/partition.py);
 4. DP: micro-batches over replicas such that the slowest is fastest, exact for the classes' times ``T_c(m)``: the smallest T at
@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.plan import PlanError
-from unskew.analytics.planners.capability import Capability, capability, settle, speeds_at
+from unskew.analytics.planners.capability import Capability, capability, settle, speeds_at, ways_to_lend
 from unskew.analytics.planners.cluster import Assignment, Cluster, Floats, Ints, Job, start
 from unskew.analytics.planners.costing import replica_us
 from unskew.analytics.planners.evaluation import cost, holds
@@ -59,9 +59,11 @@ def plan_joint(cluster: Cluster, *, compare: bool = True, powers_of_two: bool = 
     `compare=False` leaves out step 6's comparison with ResiHP's levels, which takes most of the time of very large jobs;
     `powers_of_two` allows only their degrees (an ablation, or a model whose heads divide no other way).
     """
-    groups = exclude(cluster, powers_of_two=powers_of_two)
-    found = _own_pipelines(cluster, groups, capability(cluster, groups, powers_of_two=powers_of_two))
-    present, rivals = start(cluster), [found]
+    rivals = [
+        _own_pipelines(cluster, groups, capability(cluster, groups, powers_of_two=powers_of_two))
+        for groups in ([exclude(cluster, powers_of_two=True)] if powers_of_two else ways_to_lend(cluster))
+    ]
+    present = start(cluster)
     if (present.speeds > 0).all() and holds(cluster.job, present):
         rivals.append(Joint(assignment=present, predicted_us=cost(cluster, present).iteration_us, source="nothing", tp=()))
     if compare:

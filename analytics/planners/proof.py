@@ -17,9 +17,8 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from unskew.analytics.planners.bounds import kinds, least_time_us
-from unskew.analytics.planners.capability import capability
+from unskew.analytics.planners.capability import best_speeds
 from unskew.analytics.planners.cluster import Cluster, Floats, Job
-from unskew.analytics.planners.tp import exclude
 
 PROGRAMS = 8
 """For each kind of replica at most so many programs."""
@@ -31,9 +30,8 @@ def proven_bound_us(cluster: Cluster, predicted_us: float, *, limit_s: float = 5
     `limit_s`: seconds that each program may take.
     """
     job = cluster.job
-    able = capability(cluster, exclude(cluster, powers_of_two=False))
     reached_us = predicted_us - job.iteration_end_us
-    speeds, sizes, table = kinds(job, able.tables[:, :, 0])
+    speeds, sizes, table = kinds(job, best_speeds(cluster))
     table = table.copy()
     for row, times in enumerate(table):
         open_counts = np.flatnonzero(times < reached_us * (1 - 1e-9))
