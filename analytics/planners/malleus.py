@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, milp
 
-from unskew.analytics.plan import PlanError
+from unskew.analytics.plan import PlanError, split_evenly
 from unskew.analytics.planners.cluster import Cluster, Floats
 from unskew.analytics.planners.costing import pipeline_us
 
@@ -267,13 +267,16 @@ def fill(
     for i, j in places:
         if template[i][j] > 1.0 + 1e-9:
             queue = waiting[template[i][j]]
-            here = next((n for n, group in enumerate(queue) if _home(cluster, group)[0] == i), 0)
-            chosen[i, j] = queue.pop(here)
-    left = list(whole)
-    for i in range(len(template)):
-        own = [group for group in left if _home(cluster, group)[0] == i]
-        _match(cluster, [(i, j) for a, j in places if a == i and (i, j) not in chosen], own, layers, chosen)
-        left = [group for group in left if group not in chosen.values()] if i + 1 == len(template) else left
+            nearest = next((n for n, group in enumerate(queue) if _home(cluster, group)[0] == i), 0)
+            chosen[i, j] = queue.pop(nearest)
+    own: dict[int, list[Group]] = {}
+    for group in whole:
+        own.setdefault(_home(cluster, group)[0], []).append(group)
+    for i, part in enumerate(template):
+        here = [(i, j) for j in range(len(part)) if (i, j) not in chosen]
+        _match(cluster, here, own.get(i, []), layers, chosen)
+    taken = set(chosen.values())
+    left = [group for group in whole if group not in taken]
     _match(cluster, [place for place in places if place not in chosen], left, layers, chosen)
     return tuple(tuple(chosen[i, j] for j in range(len(part))) for i, part in enumerate(template))
 
@@ -307,9 +310,7 @@ def _home(cluster: Cluster, group: Group) -> tuple[int, tuple[int, int]]:
 
 
 def _start_layers(cluster: Cluster) -> list[int]:
-    base, more = divmod(cluster.job.n_layers, cluster.pp)
-    begin = (cluster.pp - more) // 2
-    return [base + (begin <= stage < begin + more) for stage in range(cluster.pp)]
+    return split_evenly(cluster.job.n_layers, cluster.pp)
 
 
 def _iteration_us(
@@ -318,8 +319,9 @@ def _iteration_us(
     job = cluster.job
     ends = []
     for part, sizes, count in zip(template, layers, counts, strict=True):
-        work = np.array([rate * size for rate, size in zip(part, sizes, strict=True) if size > 0])
-        work[0] += job.embedding_layers * part[0]
-        work[-1] += job.head_layers * part[-1]
+        used = [(rate, size) for rate, size in zip(part, sizes, strict=True) if size > 0]
+        work = np.array([rate * size for rate, size in used])
+        work[0] += job.embedding_layers * used[0][0]
+        work[-1] += job.head_layers * used[-1][0]
         ends.append(float(pipeline_us(work[None] * job.forward_us, work[None] * job.backward_us, count, job.message_us)[0]))
     return max(ends) + job.iteration_end_us
