@@ -227,7 +227,7 @@ class Reader:
             tail = self._tails[run]
             tail.behind = True
             while tail.behind:
-                rows.insert(self._connection, "hot", run, tail.poll_lines())
+                rows.insert(self._connection, "hot", run, tail.poll_lines(), compact=False)
 
 
 def open_store(store: Store | str | os.PathLike[str] | None = None) -> Reader:

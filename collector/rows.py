@@ -71,12 +71,18 @@ def count_lines(found: Sequence[Lines]) -> int:
 
 
 def insert(
-    connection: duckdb.DuckDBPyConnection, table: str, run: str, found: Sequence[Lines], first_pos: int | None = None
+    connection: duckdb.DuckDBPyConnection,
+    table: str,
+    run: str,
+    found: Sequence[Lines],
+    first_pos: int | None = None,
+    *,
+    compact: bool = True,
 ) -> int:
     """Append a row per line that is an event's, and return how many.
 
-    Positions count the lines up from `first_pos`; without one the rows are for a while, and spans keep their line: comparing it
-    with what the columns give back takes longer than all else when a few lines come many times a second.
+    Positions count the lines up from `first_pos`. Not `compact`: spans keep their line, for rows that are here for a while.
+    Comparing it with what the columns give back takes a third of the time when a few lines come many times a second.
     """
     if not found:
         return 0
@@ -85,9 +91,9 @@ def insert(
     connection.register("arrived", _arrived(found, first_pos))
     try:
         try:
-            return _insert(connection, table, run, "", compact=first_pos is not None)
+            return _insert(connection, table, run, "", compact=compact)
         except InvalidInputException:  # a line is no JSON: seldom, so it is looked for only then
-            return _insert(connection, table, run, _VALID, compact=first_pos is not None)
+            return _insert(connection, table, run, _VALID, compact=compact)
     finally:
         connection.unregister("arrived")
 
