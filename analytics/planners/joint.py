@@ -3,7 +3,8 @@
 Every replica is a pipeline of its own with its own partition, which takes the problem apart:
 
 1. TP: per group the degree with the most throughput that its share of the memory allows, any degree, by the measured
-   efficiency (planners/tp.py, planners/capability.py); standby is lent within a node, where it matters in two ways;
+   efficiency (planners/tp.py, planners/capability.py); standby is lent within a node, in two ways where the
+   second gives more throughput in all;
 2. equal replicas form a class; of a job of 98,304 devices only those with a fault differ;
 3. PP: per class the layers that make its pipeline fastest for its share of micro-batches (planners/partition.py);
 4. DP: micro-batches over replicas such that the slowest is fastest, exact for the classes' times ``T_c(m)``: the smallest T at
@@ -59,9 +60,13 @@ def plan_joint(cluster: Cluster, *, compare: bool = True, powers_of_two: bool = 
     `compare=False` leaves out step 6's comparison with ResiHP's levels, which takes most of the time of very large jobs;
     `powers_of_two` allows only their degrees (an ablation, or a model whose heads divide no other way).
     """
+    ways = [exclude(cluster, powers_of_two=True)] if powers_of_two else ways_to_lend(cluster)
+    able = [capability(cluster, groups, powers_of_two=powers_of_two) for groups in ways]
+    reach = [float(one.tables[:, :, 0].sum()) for one in able]
     rivals = [
-        _own_pipelines(cluster, groups, capability(cluster, groups, powers_of_two=powers_of_two))
-        for groups in ([exclude(cluster, powers_of_two=True)] if powers_of_two else ways_to_lend(cluster))
+        _own_pipelines(cluster, groups, one)
+        for groups, one, total in zip(ways, able, reach, strict=True)
+        if groups is ways[0] or total > reach[0]
     ]
     present = start(cluster)
     if (present.speeds > 0).all() and holds(cluster.job, present):
