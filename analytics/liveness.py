@@ -68,7 +68,7 @@ class LivenessOptions(msgspec.Struct, frozen=True, kw_only=True):
     frozen_s: float = 0.7
     stopped_s: float = 0.2
     hung_s: float = 10.0
-    hung_floor_s: float = 0.7
+    hung_floor_s: float = 0.8
     hung_factor: float = 5.0
     blind_s: float = 3.0
     start_s: float = 30.0

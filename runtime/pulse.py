@@ -13,13 +13,12 @@ from unskew.runtime.protocol import Beat, RankPulse
 PULSE_S = 0.1
 _FORGET = 0.99
 _STILL_S = 0.25
-_ALL_THE_TIME = 0.9
 
 
 class _Lack(msgspec.Struct):
     """How long a thread could not go on since its last sign, because it, or a thread it may wait for, had no core.
 
-    Of its siblings only one that had no core all the time between two looks counts: it may hold the interpreter's lock.
+    Its siblings count too: one that was preempted may hold the interpreter's lock, or one of the communication library.
     """
 
     totals_s: dict[int, float] = {}
@@ -32,9 +31,8 @@ class _Lack(msgspec.Struct):
         if not self.totals_s:
             self.since_sign_s = None
         elif self.since_sign_s is not None:
-            lacks_s = {one: total - before[one] for one, total in self.totals_s.items() if one in before}
-            stuck_s = max((lack for lack in lacks_s.values() if lack >= _ALL_THE_TIME * passed_s), default=0.0)
-            self.since_sign_s += max(least_s, min(max(lacks_s.get(threads[0], 0.0), stuck_s), passed_s))
+            lack_s = max((total - before[one] for one, total in self.totals_s.items() if one in before), default=0.0)
+            self.since_sign_s += max(least_s, min(lack_s, passed_s))
 
     def sign(self) -> None:
         self.since_sign_s = 0.0
@@ -88,7 +86,8 @@ class PulseTable:
     def look(self, now_s: float) -> None:
         """Ask the kernel which threads had no core since the last look; due every `PULSE_S`.
 
-        Of a rank that stands still all threads are asked: one that was preempted with the interpreter's lock keeps the others.
+        Of a rank that stands still all threads are asked, but for its progress not the one that beats: that one wakes many
+        times a second and is late a little each time, however stuck the others are.
         """
         passed_s = now_s - self._looked_s if self._looked_s is not None else 0.0
         self._looked_s = now_s
@@ -96,7 +95,8 @@ class PulseTable:
         for known in self._known.values():
             still = now_s - min(known.moved_s, known.beat_s) > _STILL_S
             siblings = threads_of(known.pid) if still else ()
-            known.main.look(known.pid, (known.pid, *siblings), passed_s, late_s)
+            others = (thread for thread in siblings if thread != known.thread)
+            known.main.look(known.pid, (known.pid, *others), passed_s, late_s)
             if known.thread:
                 known.beating.look(known.pid, (known.thread, *siblings), passed_s, late_s)
 

@@ -104,9 +104,9 @@ def test_names_the_culprit_and_only_the_culprit(name: str) -> None:
 
 
 def test_hung_timeout_follows_the_longest_chunk_and_has_a_floor() -> None:
-    assert LivenessOptions().learned(0.01).hung_s == 0.7
+    assert LivenessOptions().learned(0.01).hung_s == 0.8
     assert LivenessOptions().learned(1.5).hung_s == 7.5
-    assert LivenessOptions().learned(1.5).learned(0.01).hung_s == 0.7
+    assert LivenessOptions().learned(1.5).learned(0.01).hung_s == 0.8
 
 
 waiting = st.sampled_from(["recv", "send", "collective", "commit", "regroup"])

@@ -41,15 +41,18 @@ def test_time_without_a_core_counts_from_the_last_progress(lacks: dict[int, floa
     assert look(table, 0.2).starved_s == 0.0
 
 
-def test_a_sibling_counts_only_when_it_had_no_core_at_all(lacks: dict[int, float | None]) -> None:
+def test_a_sibling_counts_once_the_rank_stands_still_and_the_beating_thread_only_for_silence(
+    lacks: dict[int, float | None],
+) -> None:
     table = pulse.PulseTable()
     table.born(0, PID, 0.0)
     beat(table, 1, 0.0)
-    look(table, 0.0, 0.1, 0.2, 0.3, 0.4)
     lacks[OTHER] = 0.05
-    assert look(table, 0.5).starved_s == 0.0
-    lacks[OTHER] = 0.15
-    assert look(table, 0.6).starved_s == pytest.approx(0.1)
+    assert look(table, 0.0, 0.1, 0.2, 0.3, 0.4).starved_s == 0.0
+    lacks[OTHER], lacks[BEATING] = 0.11, 0.09
+    found = look(table, 0.5)
+    assert found.starved_s == pytest.approx(0.06)
+    assert found.beat_starved_s == pytest.approx(0.09)
 
 
 def test_nobody_is_blamed_for_the_time_the_agent_had_no_core(lacks: dict[int, float | None]) -> None:
