@@ -52,6 +52,7 @@ class Reader:
         self._connection.execute("set parquet_metadata_cache = true").fetchall()
         rows.create_table(self._connection, "hot")
         self._connection.execute("create view log as select * from hot").fetchall()
+        self._connection.execute("create schema published").fetchall()
         create_views(self._connection)
         self._tails: dict[str, Tail] = {}
         self._manifest = Manifest(number=-1)
@@ -207,13 +208,17 @@ class Reader:
                 del self._tails[run].offsets[place[0], place[1]]
 
     def _define(self, now: Standing) -> None:
-        """The relations that the views stand on. Those of the projections are made anew only with other published files."""
+        """The relations that the views stand on; what is the same as before stays, because defining a view opens its files."""
         self._connection.execute(f"create or replace view log as {self._with_hot(self._manifest.sealed)}").fetchall()
         self._connection.execute(f"create or replace view unprojected as {self._with_hot(now.open)}").fetchall()
         published = {name: now.relation(self._store, name) for name in PROJECTIONS} if now.tiers else {}
-        if published != self._published:
-            project(self._connection, published, "unprojected")
-            self._published = published
+        if published == self._published:
+            return
+        for name, rows_of in published.items():
+            self._connection.execute(f"create or replace view published.{name} as {rows_of}").fetchall()
+        if self._published is None or published.keys() != self._published.keys():
+            project(self._connection, {name: f"select * from published.{name}" for name in published}, "unprojected")
+        self._published = published
 
     def _with_hot(self, sealed: Sequence[Sealed]) -> str:
         files = parquet(self._store, [one.file for one in sealed])
@@ -227,7 +232,8 @@ class Reader:
             tail = self._tails[run]
             tail.behind = True
             while tail.behind:
-                rows.insert(self._connection, "hot", run, tail.poll_lines(), compact=False)
+                found = tail.poll_lines()
+                rows.insert(self._connection, "hot", run, found, compact=tail.behind)  # a backlog would take much memory
 
 
 def open_store(store: Store | str | os.PathLike[str] | None = None) -> Reader:
