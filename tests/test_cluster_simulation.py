@@ -176,6 +176,7 @@ def test_ten_thousand_iterations_of_256_devices_and_a_day_of_98304_take_seconds(
         ("mtbf_s=nan", "finite"),
         ("mtbf_s=1e-9", "at least 1"),
         ("llama3,lemon_share=2", "at most 1"),
+        ("failures_per_node_day=1e12", "at most 100"),
         ("llama3,repair_s=0", "greater than 0"),
         ("mtbf=3", "is not a setting"),
     ],

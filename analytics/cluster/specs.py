@@ -31,6 +31,10 @@ PUBLISHED = {
 }
 _LEAST_S = 1.0
 _MOST_DEVICES = 1_000_000
+_MOST_OFTEN = {
+    "failures_per_node_day": 100, "slow_per_100_hours": 10_000, "links_per_100_hours": 10_000,
+    "maintenance_per_100_hours": 10_000,
+}  # fmt: skip
 _CHANGEABLE = ("tp", "dp", "pp", "micro_batches", "n_layers")
 
 
@@ -74,6 +78,9 @@ def parse_faults(text: str) -> FaultLaw:
     numbers = [value for value in msgspec.structs.asdict(law).values() if isinstance(value, float)]
     if not all(0 <= value < math.inf for value in numbers) or (law.mtbf_s is not None and law.mtbf_s < _LEAST_S):
         raise SpecError(f"--faults {text}: rates and times must be positive and finite, mtbf_s at least {_LEAST_S:g}")
+    for name, most in _MOST_OFTEN.items():
+        if getattr(law, name) > most:
+            raise SpecError(f"--faults {text}: {name} is at most {most:,}")
     if max(law.correlated_share, law.lemon_share) > 1:
         raise SpecError(f"--faults {text}: a share is at most 1")
     if law.repair_s == 0:

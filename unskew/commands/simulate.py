@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from unskew.analytics.cluster.simulation import Outcome
 
 
+_MOST_HOURS = 100_000
+
+
 def simulate(
     cluster: Annotated[str, typer.Option(metavar="SPEC", help="The job: a preset, or PRESET,dp=8,pp=4.")] = "llama2-13b",
     policy: Annotated[str, typer.Option(metavar="NAMES", help="One policy, or several with commas.")] = "unskew",
@@ -44,8 +47,8 @@ def simulate(
     from unskew.analytics.cluster.traces import load_trace
     from unskew.analytics.policies.registry import policy as policy_named
 
-    if not 0 < hours < float("inf"):
-        refuse(f"--hours {hours:g} must be greater than 0")
+    if not 0 < hours <= _MOST_HOURS:
+        refuse(f"--hours {hours:g} must be greater than 0 and at most {_MOST_HOURS:,}")
     if spares < 0 or seed < 0:
         refuse("--spares and --seed must be at least 0")
     with checking_input():
