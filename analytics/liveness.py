@@ -45,7 +45,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def idle_s(self) -> float:
-        """For how long heartbeats have told of no progress: `stalled_s` up to the last of them, without the time it had no core.
+        """For how long heartbeats tell of no progress: `stalled_s` up to the last of them, without the time it had no core.
 
         Since then nobody knows: a thread that beats late says nothing about the one that works.
         """
