@@ -203,9 +203,9 @@ class Reader:
             "(select (unnest(?::varchar[]), unnest(?::varchar[]), unnest(?::bigint[])))",
             [[one[column] for one in gone] for column in range(3)],
         ).fetchall()
-        for run, *place in gone:
+        for run, writer, segment in gone:
             if run in self._tails:
-                del self._tails[run].offsets[place[0], place[1]]
+                del self._tails[run].offsets[writer, segment]
 
     def _define(self, now: Standing) -> None:
         """The relations that the views stand on; what is the same as before stays, because defining a view opens its files."""
