@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import polars as pl
@@ -108,6 +109,33 @@ def test_answers(answers: dict[str, pl.DataFrame]) -> None:
     assert (history["causes"], history["slowest"]) == ("slow_device", 0.33)
     assert answers["goodput"]["tokens"].to_list() == [50 * ITERATIONS] * 3
     assert answers["dropped"]["n_dropped"].to_list() == [11, 11, 11]
+
+
+def test_goodput_counts_a_run_by_its_own_time(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for run, clock in (("real", "monotonic"), ("simulated", "virtual")):
+        stream = ControlStream(store, run, "control", "controller.1")
+        started = ev.RunStarted(run=run, device="cpu", clock=clock, mode="auto", ranks=1, options={}, code="", version="")
+        stream.append(0, [started], actor="c")
+        writer = SpoolWriter(store, run, "rank-0000.1")
+        for iteration in range(10):  # 9 s each, every 10 s: 99 s in all
+            start_us = iteration * 10_000_000
+            writer.append(ev.IterationCommitted(iteration=iteration, epoch=0, attempt=0, rank=0, loss=1.0, tokens=99,
+                                                start_us=start_us, wall_us=9_000_000, log_complete=True))  # fmt: skip
+        assert writer.close(10.0)
+        stream.append(stream.version, [ev.RunFinished(status="done", iterations=10)], actor="c")
+        stream.close()
+    query = saved_queries()["goodput"].sql
+    with open_store(store) as reader:
+        before = {row["run"]: row for row in reader.sql(query).iter_rows(named=True)}
+        assert (before["simulated"]["elapsed_s"], before["simulated"]["tokens_per_s"]) == (99.0, 10.0)
+        assert before["simulated"]["counted_percent"] == 90.9
+        time.sleep(1.0)
+        stream = ControlStream(store, "real", "analysis/diagnose", "diagnose")
+        stream.append(0, [ev.Note(text="said long after the run", by="ada")], actor="diagnose")
+        stream.close()
+        reader.refresh()
+        assert {row["run"]: row for row in reader.sql(query).iter_rows(named=True)} == before
 
 
 def test_every_form_holds_the_same_rows_on_the_terminal_and_in_a_file(store: Store, tmp_path: Path) -> None:
