@@ -51,6 +51,9 @@ def show_loss(snapshot: Snapshot, window: range) -> None:
         if data.is_empty():
             empty("0 committed iterations in this window.")
             return
+        if data["loss"].null_count() == data.height:
+            empty("The loss was not measured.")
+            return
         st.echarts_chart(
             {
                 **_frame(window, wide=False),

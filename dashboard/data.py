@@ -30,13 +30,13 @@ _DECODER: msgspec.json.Decoder[Control] = msgspec.json.Decoder(Union[CONTROL])  
 
 
 class Iteration(msgspec.Struct, frozen=True):
-    """A committed iteration; times in microseconds, `loss` in nats per token."""
+    """A committed iteration; times in microseconds, `loss` in nats per token. An imported run has what its source measured."""
 
     iteration: int
     epoch: int
-    loss: float
-    tokens: int
-    measured_us: int
+    loss: float | None
+    tokens: int | None
+    measured_us: int | None
     predicted_us: int | None = None
 
 

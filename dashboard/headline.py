@@ -8,7 +8,7 @@ import streamlit as st
 
 from unskew.collector.events import Verdict
 from unskew.dashboard.data import Snapshot
-from unskew.dashboard.run_state import NO_NEWS_S
+from unskew.dashboard.run_state import NO_NEWS_S, imported
 from unskew.dashboard.story import Judged, Story
 from unskew.dashboard.theme import Tone, chip, escape
 from unskew.dashboard.wording import CAUSES, ago, count, parties, speeds
@@ -78,6 +78,9 @@ def _all_well(snapshot: Snapshot) -> Headline:
     latest = snapshot.latest
     if snapshot.story.finished is not None:
         done = count(snapshot.story.finished.iterations, "iteration")
+        if imported(snapshot.story):
+            note = f"What was wrong in it, `unskew diagnose {snapshot.run}` says."
+            return Headline("quiet", f"An imported run of {done}; it was not watched here.", notes=(note,))
         how = "was stopped" if snapshot.story.finished.status == "stopped" else "is done"
         return Headline(
             "ok", f"The run {how} after {done}; nothing was wrong at its end.", notes=_verdict_notes(snapshot.story)

@@ -15,6 +15,7 @@ from unskew.dashboard import data as log
 from unskew.dashboard.chart_parts import LEFT, MARK_COLOURS, RIGHT, label_step, mark_lines
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.marks import Mark, marks
+from unskew.dashboard.run_state import imported
 from unskew.dashboard.theme import DIVERGING, GRID_LINE, QUIET, SEQUENTIAL, card, empty, title
 
 TOOLTIP = (
@@ -45,7 +46,8 @@ def show(snapshot: Snapshot, window: range) -> None:
             )  # fmt: skip
         data = cells(snapshot, window, str(measure))
         if data.is_empty():
-            empty("0 judged iterations: the first appear when the predictor is fitted.")
+            nothing = "it is imported" if imported(snapshot.story) else "the first appear when the predictor is fitted"
+            empty(f"0 judged iterations: {nothing}.")
             return
         st.session_state["cells"] = data.select("iteration", "rank")
         st.echarts_chart(

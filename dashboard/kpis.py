@@ -7,8 +7,9 @@ from typing import Literal
 import polars as pl
 import streamlit as st
 
-from unskew.dashboard.data import Snapshot
-from unskew.dashboard.wording import duration, signed_percent
+from unskew.dashboard.data import Iteration, Snapshot
+from unskew.dashboard.run_state import imported
+from unskew.dashboard.wording import count, duration, signed_percent
 
 RECENT = 40
 SLOWER_THAN_PREDICTED = 0.1
@@ -20,15 +21,21 @@ def show(snapshot: Snapshot) -> None:
     with st.container(horizontal=True, gap="small", key="kpis"):
         if latest is None:
             for label in ("Iteration", "Loss", "Tokens per second", "Iteration time", "Ranks"):
-                _tile(label, "–", "not measured yet")
+                _tile(label, "–", "not measured yet" if story.finished is None else "not measured")
             return
         target = story.started.options.get("iterations") if story.started else None
-        _tile("Iteration", f"{latest.iteration + 1}", f"of {target}, plan {latest.epoch}" if target else f"plan {latest.epoch}")
-        _tile("Loss", f"{latest.loss:.3f}", _loss_trend(snapshot.iterations.tail(RECENT)))
-        rate = latest.tokens * 1e6 / latest.measured_us
-        _tile("Tokens per second", f"{rate:,.0f}", f"{latest.tokens:,} in this iteration")
+        if imported(story):
+            _tile("Iteration", f"{latest.iteration}", f"the last of {snapshot.iterations.height:,} in the log")
+        else:
+            plan = f"plan {latest.epoch}"
+            _tile("Iteration", f"{latest.iteration + 1}", f"of {target}, {plan}" if target else plan)
+        _loss(latest.loss, snapshot.iterations.tail(RECENT))
+        _rate(latest)
         _iteration_time(latest.measured_us, latest.predicted_us)
         ranks, lost = story.started.ranks if story.started else 0, len({loss.rank for loss in story.lost})
+        if imported(story):
+            _tile("Ranks", f"{ranks}" if ranks else "–", "in the log" if ranks else "the log names none")
+            return
         gone = story.finished is None and not snapshot.controlled
         note = "as last heard of" if gone else (f"{lost} lost" if lost else "all alive")
         _tile("Ranks", f"{ranks - lost} of {ranks}", note, warn=bool(lost) or gone)
@@ -39,9 +46,24 @@ def _tile(label: str, value: str, note: str, *, warn: bool = False, help_text: s
     st.metric(label, value, note, delta_color=colour, delta_arrow="off", border=True, height="stretch", help=help_text)
 
 
-def _iteration_time(measured_us: int, predicted_us: int | None) -> None:
-    if predicted_us is None:
-        _tile("Iteration time", duration(measured_us), "no prediction yet")
+def _loss(loss: float | None, recent: pl.DataFrame) -> None:
+    if loss is None:
+        _tile("Loss", "–", "not measured")
+    else:
+        _tile("Loss", f"{loss:.3f}", _loss_trend(recent.drop_nulls("loss")))
+
+
+def _rate(latest: Iteration) -> None:
+    if latest.tokens is None or not latest.measured_us:
+        _tile("Tokens per second", "–", "not measured")
+    else:
+        rate = latest.tokens * 1e6 / latest.measured_us
+        _tile("Tokens per second", f"{rate:,.0f}", f"{count(latest.tokens, 'token')} in this iteration")
+
+
+def _iteration_time(measured_us: int | None, predicted_us: int | None) -> None:
+    if measured_us is None or not predicted_us:
+        _tile("Iteration time", duration(measured_us), "no prediction")
         return
     off = measured_us / predicted_us - 1
     _tile(

@@ -145,7 +145,7 @@ def show(snapshot: Snapshot) -> None:
         applied: PlanApplied | None = story.plan
         if applied is None:
             title("Plan")
-            empty("0 plans applied yet.")
+            empty("0 plans applied." if story.finished is not None else "0 plans applied yet.")
             return
         reason = f": {applied.reason}" if applied.reason else ""
         title(f"Plan {applied.epoch}: who holds what", f"since iteration {applied.iteration}{reason} · mb = micro-batches")

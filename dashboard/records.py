@@ -19,6 +19,7 @@ from unskew.collector.events import (
 )
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.proposals import scored_words
+from unskew.dashboard.run_state import imported
 from unskew.dashboard.story import Judged, Logged, Story
 from unskew.dashboard.theme import Tone, chip, empty, escape, table
 from unskew.dashboard.wording import CAUSES, count, parties, speeds
@@ -97,7 +98,7 @@ def show_verdicts(snapshot: Snapshot) -> None:
     """Newest first, each against the injected truth where there is one."""
     verdicts = snapshot.story.verdicts
     if not verdicts:
-        empty("0 verdicts so far: nothing was found wrong.")
+        empty("0 verdicts: nobody judged it." if imported(snapshot.story) else "0 verdicts so far: nothing was found wrong.")
         return
     rows = [_verdict(judged) for judged in reversed(verdicts)]
     head = ["When", "Culprit", "Cause", "Speed", "Since", "Until", "Victims", "Answer", "Score against the truth"]

@@ -19,7 +19,7 @@ from unskew.dashboard import (
 )
 from unskew.dashboard.chart_parts import label_step
 from unskew.dashboard.data import Snapshot
-from unskew.dashboard.run_state import TONES, state_of
+from unskew.dashboard.run_state import TONES, imported, state_of
 from unskew.dashboard.theme import card, chip
 from unskew.dashboard.wording import ago, count, device_kind
 
@@ -97,7 +97,8 @@ def _status(snapshot: Snapshot) -> None:
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="status"):
         chips = chip(state, TONES[state]) + chip(f"last event {ago(snapshot.age_s)}")
         if started is not None:
-            chips += chip(f"{device_kind(started.device)} device, {count(started.ranks, 'rank')}")
+            ranks = f", {count(started.ranks, 'rank')}" if started.ranks else ""
+            chips += chip(("imported" if imported(snapshot.story) else f"{device_kind(started.device)} device") + ranks)
         if snapshot.n_dropped:
             chips += chip(f"{count(snapshot.n_dropped, 'event')} dropped: a buffer or the disk was full", "bad")
         if snapshot.problems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unskew.dashboard.story import Story
 from unskew.dashboard.theme import Tone
 
 NO_NEWS_S = 10.0
@@ -15,6 +16,11 @@ TONES: dict[str, Tone] = {
     "stopped": "quiet",
     "failed": "bad",
 }
+
+
+def imported(story: Story) -> bool:
+    """Whether the run is another tool's, brought in: nobody predicted, judged or planned here."""
+    return story.started is not None and story.started.clock == "imported"
 
 
 def state_of(status: str | None, controlled: bool, age_s: float) -> str:

@@ -18,6 +18,8 @@ from streamlit.testing.v1 import AppTest
 import unskew.dashboard
 from unskew.collector.commands import Inbox, hold_controller_lock
 from unskew.collector.events import Dropped, Mode
+from unskew.collector.formats import bring_in
+from unskew.collector.formats.straggler_analysis import COLUMNS
 from unskew.collector.manifest import Manifest, publish
 from unskew.collector.paths import Store
 from unskew.dashboard import data
@@ -190,3 +192,62 @@ def test_a_long_window_is_shown_several_iterations_to_a_column_that_sum_up_exact
         pl.col("measured_us", "predicted_us", "iteration_us").sum()
     )
     assert_frame_equal(several, expected.sort("iteration", "rank"), check_dtypes=False)
+
+
+def brought_in(store: Store, form: str, path: Path) -> AppTest:
+    """The page of a run that was imported, with an iteration chosen."""
+    (stored,) = bring_in(store, form, path)
+    app = AppTest.from_file(str(FOLDER / "streamlit_app.py"), default_timeout=30)
+    app.query_params["run"] = stored.run
+    app.query_params["iteration"] = "7"
+    app.query_params["record"] = "Events"
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def test_an_imported_trace_has_a_page_without_loss_tokens_and_plan(store: Store, tmp_path: Path) -> None:
+    rows = {
+        "dp_rank": [0] * 4,
+        "stage": [0, 0, 1, 1],
+        "rank": [0, 0, 4, 4],
+        "step": [7] * 4,
+        "optype": ["forward-compute", "forward-send", "forward-recv", "forward-compute"],
+        "start_ts": [0.0, 0.1, 0.05, 0.15],
+        "duration": [0.1, 0.05, 0.1, 0.2],
+        "seq_id": [0] * 4,
+        "mc": [0, -1, -1, 0],
+        "mb_id": [0, -1, -1, 0],
+        "gmc": [0, -1, -1, 1],
+    }
+    pl.DataFrame(rows, schema_overrides=COLUMNS).write_parquet(tmp_path / "trace.parquet")
+    app = brought_in(store, "straggler-analysis", tmp_path / "trace.parquet")
+    assert {metric.label: metric.value for metric in app.metric} == {
+        "Iteration": "7",
+        "Loss": "–",
+        "Tokens per second": "–",
+        "Iteration time": "300 ms",
+        "Ranks": "2",
+    }
+    assert "An imported run of 1 iteration" in text(app)
+    assert "The loss was not measured." in text(app)
+    assert "chunks matched iteration" not in text(app)
+
+
+@pytest.mark.parametrize(
+    ("table", "loss", "ranks"),
+    [
+        ("step,seconds\n7,1.5\n8,1.25\n", "–", "–"),
+        ("step,seconds,loss\n7,1.5,3.25\n8,1.25,\n", "–", "–"),
+        (
+            "step,rank,seconds,loss,tokens\n7,0,1.5,3.25,100\n7,1,1.25,3.25,100\n8,0,1.25,3.5,100\n8,1,1.25,3.5,100\n",
+            "3.500",
+            "2",
+        ),
+    ],
+)
+def test_imported_iteration_times_have_a_page(store: Store, tmp_path: Path, table: str, loss: str, ranks: str) -> None:
+    (tmp_path / "t.csv").write_text(table)
+    app = brought_in(store, "iteration-times", tmp_path / "t.csv")
+    shown = {metric.label: metric.value for metric in app.metric}
+    assert (shown["Iteration"], shown["Loss"], shown["Iteration time"], shown["Ranks"]) == ("8", loss, "1.25 s", ranks)
