@@ -45,7 +45,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     `iterations` has the columns of `Iteration`; `judged` has iteration, rank, measured_us, predicted_us of the last ones.
     `n_dropped` events were discarded by full buffers or a full disk; `problems`: what the collector found wrong in this log.
-    `age_s` is the wall time since the last event; `controlled` says that a living controller holds the run.
+    `age_s` is the wall time since the last event, of a run that is over since its end; `controlled` says that a living
+    controller holds the run.
     """
 
     run: str
@@ -97,7 +98,11 @@ def controlled(run: str) -> bool:
 @st.cache_data(ttl=1, show_spinner=False, max_entries=8)
 def snapshot(run: str) -> Snapshot:
     """Everything the run page shows of `run`."""
-    last_us, n_dropped = sql("select max(last_us), coalesce(sum(n_dropped), 0) from writers where run = ?", [run]).row(0)
+    last_us, n_dropped = sql(
+        "select coalesce((select max(finished_us) from runs where run = $1), max(last_us)), coalesce(sum(n_dropped), 0) "
+        "from writers where run = $1",
+        [run],
+    ).row(0)
     return Snapshot(
         run=run,
         age_s=max(0.0, time.time() - last_us / 1e6) if last_us is not None else 0.0,

@@ -80,7 +80,8 @@ def _problems() -> None:
 
 def _row(run: dict[str, Any], now_s: float) -> list[str]:
     """The cells of a run, from a row of the view `runs`."""
-    age_s = now_s - run["last_us"] / 1e6
+    # A diagnosis made afterwards writes to the log of a run that is over: that is no news of the run.
+    age_s = now_s - (run["finished_us"] or run["last_us"]) / 1e6
     state = state_of(run["status"] if run["finished_us"] is not None else None, data.controlled(run["run"]), age_s)
     target = json.loads(run["options"]).get("iterations")
     started = datetime.fromtimestamp(run["started_us"] / 1e6, tz=UTC).astimezone()
