@@ -57,6 +57,8 @@ def _of_verdict(judged: Judged, story: Story) -> Headline:
     notes = []
     if verdict.victims:
         verb = "waits" if len(verdict.victims) == 1 and verdict.victims[0].kind == "device" else "wait"
+        if story.finished is not None or judged.answer is not None:
+            verb = "waited"
         who = parties(verdict.victims)
         notes.append(f"{who[0].upper()}{who[1:]} only {verb} for it: victims, not at fault.")
     tone: Tone = "bad" if verdict.cause in ("dead", "hung") else "warn"

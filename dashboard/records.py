@@ -115,7 +115,7 @@ def _verdict(judged: Judged) -> list[str]:
         chip(CAUSES[verdict.cause], "bad" if verdict.cause in ("dead", "hung") else "warn"),
         _still(speed or "–"),
         str(verdict.since_iteration),
-        "open" if until is None else str(until),
+        str(until) if until is not None else "open" if judged.is_open else "rejoined",
         _still(parties(verdict.victims) if verdict.victims else "–"),
         _still(f"plan {judged.answer}") if judged.answer is not None else "–",
         _score(judged),

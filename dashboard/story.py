@@ -5,14 +5,16 @@ A pure projection. Telemetry has no part in it, so it stays small (tens of event
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
 
+from unskew.analytics.plan import Plan
 from unskew.collector.events import (
     CommandRefused,
     Control,
+    DeviceJoined,
     DeviceLost,
     FaultInjected,
     Mode,
@@ -44,17 +46,19 @@ class Logged(msgspec.Struct, frozen=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A verdict and what became of it. `answer` is the epoch of the plan that was applied because of it."""
+    """A verdict and what became of it. `answer` is the epoch of the plan that was applied because of it; `rejoined`: it calls
+    ranks dead that were lost and have all come back."""
 
     verdict: Verdict
     at_us: int
     closed: VerdictClosed | None = None
     scored: VerdictScored | None = None
     answer: int | None = None
+    rejoined: bool = False
 
     @property
     def is_open(self) -> bool:
-        return self.closed is None and self.verdict.until_iteration is None
+        return self.closed is None and self.verdict.until_iteration is None and not self.rejoined
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -85,7 +89,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Story(msgspec.Struct, frozen=True):
-    """Everything but telemetry, each list in the order of the log."""
+    """Everything but telemetry, each list in the order of the log. `lost`: the losses of ranks that have not come back."""
 
     started: RunStarted | None = None
     finished: RunFinished | None = None
@@ -120,16 +124,18 @@ def tell(log: Iterable[Logged]) -> Story:
         if isinstance(event, RunStarted | ModeChanged):
             mode = event.mode
     changes = tuple(_change(entry, entry.event, entries) for entry in entries if isinstance(entry.event, PlanProposed))
+    lost = _still_lost(events)
+    back = {loss.rank for loss in _all(events, DeviceLost)} - {loss.rank for loss in lost}
     return Story(
         started=_last(events, RunStarted),
         finished=_last(events, RunFinished),
         mode=mode,
         verdicts=tuple(
-            _judged(entry.at_us, entry.event, events, changes) for entry in entries if isinstance(entry.event, Verdict)
+            _judged(entry.at_us, entry.event, events, changes, back) for entry in entries if isinstance(entry.event, Verdict)
         ),
         changes=changes,
         plans=_all(events, PlanApplied),
-        lost=_all(events, DeviceLost),
+        lost=lost,
         faults=_all(events, FaultInjected),
         log=entries,
     )
@@ -143,7 +149,24 @@ def _last(events: Iterable[Control], kind: type[T]) -> T | None:
     return next(reversed(_all(events, kind)), None)
 
 
-def _judged(at_us: int, verdict: Verdict, events: Sequence[Control], changes: Sequence[Change]) -> Judged:
+def _still_lost(events: Iterable[Control]) -> tuple[DeviceLost, ...]:
+    """The last loss of each rank that neither joined again nor holds layers in a plan applied since."""
+    lost: dict[int, DeviceLost] = {}
+    for event in events:
+        if isinstance(event, DeviceLost):
+            lost.pop(event.rank, None)
+            lost[event.rank] = event
+        elif isinstance(event, DeviceJoined):
+            lost.pop(event.rank, None)
+        elif isinstance(event, PlanApplied) and lost:
+            for role in Plan.from_data(event.plan).roles:
+                lost.pop(role.rank, None)
+    return tuple(lost.values())
+
+
+def _judged(
+    at_us: int, verdict: Verdict, events: Sequence[Control], changes: Sequence[Change], back: Collection[int]
+) -> Judged:
     answers = [change for change in changes if change.proposed.verdict == verdict.verdict and change.applied is not None]
     return Judged(
         verdict=verdict,
@@ -151,6 +174,7 @@ def _judged(at_us: int, verdict: Verdict, events: Sequence[Control], changes: Se
         closed=_last((e for e in _all(events, VerdictClosed) if e.verdict == verdict.verdict), VerdictClosed),
         scored=_last((e for e in _all(events, VerdictScored) if e.verdict == verdict.verdict), VerdictScored),
         answer=answers[-1].proposed.epoch if answers else None,
+        rejoined=verdict.cause == "dead" and bool(verdict.culprits) and all(party.rank in back for party in verdict.culprits),
     )
 
 

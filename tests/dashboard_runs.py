@@ -9,6 +9,7 @@ from unskew.analytics.prediction import predict_iteration
 from unskew.analytics.recovery import recover
 from unskew.analytics.workload import Work
 from unskew.collector.events import (
+    DeviceJoined,
     DeviceLost,
     FaultInjected,
     Mode,
@@ -109,6 +110,33 @@ def after_death(store: Store, run: str = "death") -> RunWriter:
     writer.apply(plan, "p2", "rank 6 is dead")
     writer.train(40)
     writer.control(RunFinished(status="done", iterations=writer.iteration))
+    return writer
+
+
+def rejoined(store: Store, run: str = "rejoined", *, joins: bool) -> RunWriter:
+    """Rank 6 dies, its layers are held by rank 2, and it comes back: it joins, or the next plan just gives it layers again."""
+    writer = healthy(store, run, 20)
+    writer.control(
+        DeviceLost(device="device-6", rank=6, how="exit", detail="killed by signal 9", detected_us=1),
+        Verdict(
+            verdict=1,
+            cause="dead",
+            culprits=(Party(kind="device", rank=6),),
+            since_iteration=20,
+            at_iteration=20,
+            confidence=1.0,
+            victims=(),
+            evidence={},
+            sentence="rank(s) 6 are lost",
+        ),
+    )
+    writer.apply(recover(FIRST, {6}, 1), "", "rank 6 is dead")
+    writer.train(10)
+    if joins:
+        writer.control(DeviceJoined(device="device-6", rank=6, node="local", pid=2006))
+    else:
+        writer.apply(FIRST.renumbered(2), "", "rank 6 is back")
+    writer.train(10)
     return writer
 
 

@@ -131,8 +131,21 @@ def test_after_a_death_the_rank_is_absent_and_its_work_shown_elsewhere(store: St
     assert "rank 6 · dead" in shown
     assert "9 rerouted in" in shown
     assert "answered by plan 2" in shown
+    assert "Ranks 4, 5, 7 only waited for it: victims, not at fault." in shown
     assert re.search(r"−\d\.\d\d s per iteration \(−\d\.\d\d to −\d\.\d\d s\)", shown)
     assert {metric.label: metric.value for metric in app.metric}["Ranks"] == "7 of 8"
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_rank_that_came_back_is_not_shown_as_lost(store: Store, joins: bool) -> None:
+    writer = runs.rejoined(store, joins=joins)
+    with hold_controller_lock(store, "rejoined"):
+        writer.close()
+        app = page("rejoined")
+    assert "All 8 ranks run as predicted." in text(app)
+    assert "dead</b>" not in text(app)
+    metrics = {metric.label: (metric.value, metric.delta) for metric in app.metric}
+    assert metrics["Ranks"] == ("8 of 8", "all alive")
 
 
 def test_a_run_is_opened_from_its_address_and_an_unknown_one_falls_back_to_the_list(store: Store) -> None:
