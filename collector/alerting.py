@@ -69,7 +69,7 @@ def evaluate(reader: Reader, rule: Rule, now_us: int) -> Condition:
     used = {name: value for name, value in values.items() if f"${name}" in rule.query}
     try:
         rows = reader.sql(rule.query, used or None)
-    except duckdb.Error as error:
+    except (duckdb.Error, StoreError) as error:
         return Condition(rule.name, {}, " ".join(str(error).partition("\n\nLINE")[0].split()))
     if "run" not in rows.columns:
         return Condition(rule.name, {}, "its query has no column run")

@@ -101,6 +101,8 @@ def ask(connection: duckdb.DuckDBPyConnection, sql: str, row_limit: int | None =
     """The answer to one query over a `locked` connection. Raises `ConsoleError`."""
     import duckdb  # noqa: PLC0415
 
+    from unskew.collector.damage import damage  # noqa: PLC0415
+
     try:
         statements = connection.extract_statements(sql)
         if [statement.type for statement in statements] not in ([duckdb.StatementType.SELECT], [duckdb.StatementType.EXPLAIN]):
@@ -116,7 +118,7 @@ def ask(connection: duckdb.DuckDBPyConnection, sql: str, row_limit: int | None =
     except duckdb.OutOfMemoryException as error:
         raise ConsoleError(f"the query needs more than {_MEMORY} of memory: select fewer rows or columns") from error
     except duckdb.Error as error:
-        raise ConsoleError(_sentence(error)) from error
+        raise ConsoleError(str(damage(error) or _sentence(error))) from error
 
 
 def _answer(request: _Request) -> bytes:
@@ -185,13 +187,17 @@ def _sentence(error: Exception) -> str:
 
 def main() -> None:
     """The child: a request on stdin, Arrow on stdout, or one sentence on stderr."""
+    import duckdb  # noqa: PLC0415
+
+    from unskew.collector.damage import damage  # noqa: PLC0415
+
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
     for limit, value in _LIMITS.items():
         resource.setrlimit(limit, (value, value))
     try:
         sys.stdout.buffer.write(_answer(request))
-    except ValueError as error:
-        sys.stderr.write(str(error))
+    except (ValueError, OSError, duckdb.Error) as error:  # Arrow's errors are of the first two kinds
+        sys.stderr.write(str(damage(error) or _sentence(error)))
         _end(_REFUSED)
     _end(0)
 

@@ -15,6 +15,7 @@ import duckdb
 import msgspec
 
 from unskew.collector import rows
+from unskew.collector.damage import DamagedError, naming_damage
 from unskew.collector.events import CONTROL, tag_of
 from unskew.collector.manifest import Manifest, Sealed, load
 from unskew.collector.paths import Store, StoreError
@@ -68,7 +69,8 @@ class Reader:
         for _ in range(_ATTEMPTS):
             manifest = load(self._store)
             if manifest.number != self._manifest.number:
-                self._turn(manifest)
+                with naming_damage():
+                    self._turn(manifest)
             self._read_spool()
             if load(self._store).number == manifest.number:
                 return
@@ -77,7 +79,8 @@ class Reader:
     def sql(self, query: str, params: Params = None) -> polars.DataFrame:
         """The answer to one query over the views, or a whole view by its name, as a Polars frame.
 
-        Raises `duckdb.Error` for a wrong one; trusted callers only (people: console.py).
+        Raises `duckdb.Error` for a wrong one, `StoreError` for a file that cannot be read. Trusted callers only (people:
+        console.py).
         """
         frame: polars.DataFrame = self._answer(query, params, lambda relation: relation.pl())
         return frame
@@ -172,11 +175,13 @@ class Reader:
     def _answer(self, query: str, params: Params, take: Callable[[Relation], Any]) -> Any:
         query = f"from {query}" if query in VIEWS else query
         try:
-            return take(self._connection.sql(query, params=params))
-        except duckdb.IOException:  # a file was replaced since the refresh
+            with naming_damage():
+                return take(self._connection.sql(query, params=params))
+        except (duckdb.IOException, DamagedError):  # a file was replaced since the refresh
             self._manifest = Manifest(number=-1)
             self.refresh()
-            return take(self._connection.sql(query, params=params))
+            with naming_damage():
+                return take(self._connection.sql(query, params=params))
 
     def _turn(self, manifest: Manifest) -> None:
         """Go over to a new manifest: forget the open rows that are sealed now, read on where the others stand."""

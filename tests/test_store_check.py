@@ -202,3 +202,18 @@ def test_bad_usage_is_one_sentence(tmp_path: Path) -> None:
     for work in (["check"], ["rebuild"], ["compact"], ["prune", "--telemetry-days", "1"]):
         result = CliRunner().invoke(app, ["store", *work, "--store", str(tmp_path / "none")])
         assert (result.exit_code, result.stderr) == (2, f"there is no store in {tmp_path / 'none'}\n")
+
+
+def test_a_truncated_file_is_named_in_one_sentence_by_every_command_that_needs_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    fill(store, "r", "rank-0001.1", 100)
+    decide(store, "r", "controller.1")
+    collect(store)
+    damaged = next(store.root / sealed.file for sealed in load(store).sealed if sealed.kind == "telemetry")
+    damaged.chmod(0o644)
+    damaged.write_bytes(damaged.read_bytes()[:600])
+    for command in (["replay", "r"], ["diagnose", "r"], ["sql", "from spans"], ["store", "rebuild"]):
+        ended = CliRunner().invoke(app, [*command, "--store", str(store.root)])
+        assert (ended.exit_code, ended.stderr.count("\n")) == (2, 1), command
+        assert str(damaged) in ended.stderr, command
+        assert "unskew store check" in ended.stderr, command

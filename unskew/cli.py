@@ -23,9 +23,11 @@ from unskew.commands import (
     watch,
     whatif,
 )
+from unskew.commands.common import Commands
 
 app = typer.Typer(
     name="unskew",
+    cls=Commands,
     help="Keeps large hybrid-parallel training fast when its hardware is not.",
     no_args_is_help=True,
     add_completion=False,

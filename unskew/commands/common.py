@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import msgspec
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from unskew.collector.paths import Store
@@ -46,6 +47,18 @@ def checking_input() -> Iterator[None]:
         yield
     except ValueError as error:
         refuse(str(error))
+
+
+class Commands(TyperGroup):
+    """The commands; a store that cannot serve, noticed anywhere in one, ends it as bad input does."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from unskew.collector.paths import StoreError
+
+        try:
+            return super().invoke(ctx)
+        except StoreError as error:
+            refuse(str(error))
 
 
 def locate(option: str | None) -> Store:

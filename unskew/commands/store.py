@@ -102,6 +102,7 @@ def _maintaining(store: Store) -> Iterator[None]:
     """Be the store's one writer; work that fails ends the command with one sentence."""
     import duckdb
 
+    from unskew.collector.damage import damage
     from unskew.collector.maintenance import maintaining
     from unskew.collector.paths import StoreError
     from unskew.commands.common import refuse
@@ -112,4 +113,6 @@ def _maintaining(store: Store) -> Iterator[None]:
         with maintaining(store):
             yield
     except (StoreError, OSError, duckdb.Error) as error:
+        if (damaged := damage(error)) is not None:
+            refuse(str(damaged))
         fail(str(error).partition("\n")[0])
