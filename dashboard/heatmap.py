@@ -46,8 +46,10 @@ def show(snapshot: Snapshot, window: range) -> None:
             )  # fmt: skip
         data = cells(snapshot, window, str(measure))
         if data.is_empty():
-            nothing = "it is imported" if imported(snapshot.story) else "the first appear when the predictor is fitted"
-            empty(f"0 judged iterations: {nothing}.")
+            nothing = (
+                ": the first appear when the predictor is fitted" if snapshot.story.finished is None else " in this window"
+            )
+            empty("An imported run is not judged." if imported(snapshot.story) else f"0 judged iterations{nothing}.")
             return
         st.session_state["cells"] = data.select("iteration", "rank")
         st.echarts_chart(
