@@ -97,7 +97,7 @@ def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_di
         (["watch", "r9"], "there is no run r9"),
         (["mode", "r9", "auto", "--by", "ann"], "there is no run r9"),
         (["approve", "p-1", "--by", "ann", "--reason", "ok"], "no run is alive"),
-        (["sql", "selec 1"], "selec"),
+        (["sql", "select 1"], "there is no store in"),
         (["bench", "nothing"], "no benchmark 'nothing'"),
     ],
 )

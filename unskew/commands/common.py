@@ -69,6 +69,13 @@ def locate(option: str | None) -> Store:
         return Store.locate(option)
 
 
+def there(store: Store) -> Store:
+    """`store`, when its folder exists; refuses otherwise: a mistyped one would answer as an empty one."""
+    if not store.root.is_dir():
+        refuse(f"there is no store in {store.root}")
+    return store
+
+
 def store_runs(store: Store) -> list[str]:
     """The names of the runs in the store, oldest first (a name begins with its date)."""
     from unskew.collector import manifest

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, checking_input, locate, refuse, warn, writable
+from unskew.commands.common import JsonOption, StoreOption, checking_input, locate, refuse, there, warn, writable
 
 if TYPE_CHECKING:
     import polars
@@ -45,7 +45,7 @@ def sql(
         _list()
         return
     text = _text(query, saved)
-    place = locate(store)
+    place = there(locate(store))
     if format == "parquet" and out is None and sys.stdout.isatty():
         refuse("--format parquet is binary: send it to a file with --out FILE")
     counted_only = format == "table" and json is None

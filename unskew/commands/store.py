@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, fail, locate, write_json
+from unskew.commands.common import JsonOption, StoreOption, fail, locate, refuse, there, write_json
 
 if TYPE_CHECKING:
     from unskew.collector.paths import Store
@@ -105,12 +105,9 @@ def _maintaining(store: Store) -> Iterator[None]:
     from unskew.collector.damage import damage
     from unskew.collector.maintenance import maintaining
     from unskew.collector.paths import StoreError
-    from unskew.commands.common import refuse
 
-    if not store.root.is_dir():
-        refuse(f"there is no store in {store.root}")
     try:
-        with maintaining(store):
+        with maintaining(there(store)):
             yield
     except (StoreError, OSError, duckdb.Error) as error:
         if (damaged := damage(error)) is not None:
