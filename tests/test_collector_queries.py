@@ -160,7 +160,7 @@ def test_every_form_holds_the_same_rows_on_the_terminal_and_in_a_file(store: Sto
         (("select 1", "--saved", "goodput"), "name one query"),
         (("--saved", "nope"), "there is no saved query 'nope', allowed: device_history"),
         (("select * from plan",), "there is no view plan: did you mean plans"),
-        (("select 1", "--out", "/proc/nope/x"), "--out /proc/nope/x"),
+        (("select 1", "--out", "/proc/nope/x"), "--out /proc/nope/x: there is no folder /proc/nope"),
     ],
 )
 def test_bad_usage_is_one_sentence(store: Store, arguments: tuple[str, ...], says: str) -> None:

@@ -115,6 +115,13 @@ def writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
     return path
 
 
+def placed(option: typer.CallbackParam, path: Path | None) -> Path | None:
+    """As `writable`, in a folder that exists: none is made for a mistyped path."""
+    if path is not None and not path.parent.is_dir():
+        refuse(f"{option.opts[0]} {path}: there is no folder {path.parent}")
+    return writable(option, path)
+
+
 JsonOption = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Also write the answer as JSON to FILE.", callback=writable)
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, checking_input, locate, refuse, there, warn, writable
+from unskew.commands.common import JsonOption, StoreOption, checking_input, locate, placed, refuse, there, warn
 
 if TYPE_CHECKING:
     import polars
@@ -32,7 +32,7 @@ def sql(
     list_: Annotated[bool, typer.Option("--list", help="Name the saved queries and what each tells.")] = False,
     format: Annotated[Literal["table", "csv", "json", "parquet"], typer.Option(help="The form of the rows.")] = "table",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where the rows go.", show_default="the terminal", callback=writable)
+        Path | None, typer.Option(metavar="FILE", help="Where the rows go.", show_default="the terminal", callback=placed)
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="A query that runs longer is stopped.")] = 30.0,
     json: JsonOption = None,
