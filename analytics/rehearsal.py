@@ -165,26 +165,7 @@ def _answer(step: Step, iteration: int, plan: Plan) -> list[Event]:
     if found is None:
         kept = PlanKept(epoch=plan.epoch, at_iteration=iteration, reason=step.reason, verdict=step.verdict)
         return [kept] if step.reason else []
-    return [
-        PlanProposed(
-            proposal="",
-            epoch=plan.epoch + 1,
-            digest=found.plan.digest,
-            optional=True,
-            reason=step.reason,
-            verdict=step.verdict,
-            plan=found.plan.to_data(),
-            predicted_us=round(found.predicted_us),
-            baseline_us=round(found.baseline_us),
-            gain_percent=found.gain_percent,
-            cost_us=round(found.cost_us),
-            payback_iterations=found.payback_iterations,
-            at_iteration=iteration,
-            considered=tuple(msgspec.to_builtins(candidate) for candidate in found.considered),
-            change=found.change,
-            evidence=found.evidence,
-        )
-    ]
+    return [found.event("", verdict=step.verdict, reason=step.reason, at_iteration=iteration, old=plan)]
 
 
 def watermark_of(event: Control) -> int | None:

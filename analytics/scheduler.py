@@ -32,6 +32,7 @@ from unskew.analytics.prediction import durations_us, layer_costs, model_for
 from unskew.analytics.recovery import recover
 from unskew.analytics.schedule import build_schedule
 from unskew.analytics.workload import Work
+from unskew.collector.events import PlanProposed
 
 __all__ = ["Candidate", "Options", "Proposal", "State", "propose", "recover"]
 
@@ -107,6 +108,27 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     evidence: dict[str, Any] = {}
     life_iterations: float | None = None
     risk: float | None = None
+
+    def event(self, name: str, *, verdict: int | None, reason: str, at_iteration: int, old: Plan) -> PlanProposed:
+        """The proposal for the log: under `name`, after `verdict`, to replace the plan `old`."""
+        return PlanProposed(
+            proposal=name,
+            epoch=old.epoch + 1,
+            digest=self.plan.digest,
+            optional=True,
+            reason=reason,
+            verdict=verdict,
+            plan=self.plan.to_data(),
+            predicted_us=round(self.predicted_us),
+            baseline_us=round(self.baseline_us),
+            gain_percent=self.gain_percent,
+            cost_us=round(self.cost_us),
+            payback_iterations=self.payback_iterations,
+            at_iteration=at_iteration,
+            considered=tuple(msgspec.to_builtins(candidate) for candidate in self.considered),
+            change=self.change,
+            evidence=self.evidence,
+        )
 
 
 _DEFAULTS = Options()

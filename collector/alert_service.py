@@ -15,6 +15,7 @@ from pathlib import Path
 
 from unskew.collector.alert_rules import load_rules, rules_file
 from unskew.collector.alerting import Alerting, Change
+from unskew.collector.background import start_in_background
 from unskew.collector.locks import is_held
 from unskew.collector.paths import Store, StoreError
 
@@ -26,19 +27,7 @@ def start_alerts(store: Store) -> int | None:
     """Start the process, unless the store has no rules or one is at it; its pid. The caller reaps it."""
     if not rules_file(store).exists() or is_held(store.lock("alerts")):
         return None
-    log = str(store.root / "alerts.log")
-    return os.posix_spawn(
-        sys.executable,
-        [sys.executable, "-P", "-m", "unskew.collector.alert_service", "--store", str(store.root)],
-        os.environ,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-        setsigmask=(),
-    )
+    return start_in_background(store, "unskew.collector.alert_service", "alerts.log")
 
 
 def serve(

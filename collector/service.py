@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from unskew.collector.background import start_in_background
 from unskew.collector.locks import hold, is_held
 from unskew.collector.paths import Store, StoreError, make_folder
 
@@ -43,20 +44,7 @@ def ensure_collector(store: Store) -> int | None:
     if _any_lives(_started) or is_held(store.lock("collector")):
         return None
     make_folder(store.root)
-    log = str(store.root / "collector.log")
-    pid = os.posix_spawn(
-        sys.executable,
-        # -P: a folder named like one of our imports in the caller's directory must not shadow it.
-        [sys.executable, "-P", "-m", "unskew.collector.service", "--store", str(store.root)],
-        os.environ,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-        setsigmask=(),
-    )
+    pid = start_in_background(store, "unskew.collector.service", "collector.log")
     _started.add(pid)
     return pid
 

@@ -72,26 +72,7 @@ class Desk:
             gain_percent=found.gain_percent,
             cost_us=found.cost_us,
         )
-        events.append(
-            PlanProposed(
-                proposal=name,
-                epoch=old.epoch + 1,
-                digest=found.plan.digest,
-                optional=True,
-                reason=reason,
-                verdict=verdict,
-                plan=found.plan.to_data(),
-                predicted_us=round(found.predicted_us),
-                baseline_us=round(found.baseline_us),
-                gain_percent=found.gain_percent,
-                cost_us=round(found.cost_us),
-                payback_iterations=found.payback_iterations,
-                at_iteration=iteration,
-                considered=tuple(msgspec.to_builtins(candidate) for candidate in found.considered),
-                change=found.change,
-                evidence=found.evidence,
-            )
-        )
+        events.append(found.event(name, verdict=verdict, reason=reason, at_iteration=iteration, old=old))
         return events
 
     def recovery(
