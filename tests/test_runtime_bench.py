@@ -44,21 +44,19 @@ def test_one_kill_is_measured_and_a_broken_part_costs_nothing_else(tmp_path: Pat
 
 
 def test_the_overhead_is_the_difference_within_pairs() -> None:
-    """Every iteration 2 % longer with instruments, the machine half as fast in the end, and a burst in one block."""
-    turns = overhead.TURNS
+    """Every iteration 2 % longer with instruments, the machine slower and slower, and a burst in one iteration."""
     events: list[Event] = []
-    for iteration in range(2 * turns * 11):
-        us = 100_000 + 500 * iteration // turns
-        us += us // 50 if iteration // turns % 2 == 0 else 0
-        events.append(committed(iteration, us * 3 if iteration == 3 * turns + 8 else us))
+    for iteration in range(2 * (overhead.SKIPPED_PAIRS + 100)):
+        us = 100_000 + 50 * iteration
+        us += us // 50 if iteration % 2 == 0 else 0
+        events.append(committed(iteration, us * 3 if iteration == 91 else us))
     events.append(RunFinished(status="done", iterations=len(events)))
     summary = Gathering().summary("r", "real", 0, None)
     run = Ran(
         options=RunOptions(), summary=summary, events=events, same_process=frozenset(), not_once=0, lost=0, doubled=0
     )  # fmt: skip
     differences, off_us = overhead._paired(run)
-    assert len(differences) == 10
-    assert all(0.01 < difference < 0.025 for difference in differences)
-    assert off_us == pytest.approx(105_000, rel=0.05)
+    assert len(differences) == 100
+    assert off_us == pytest.approx(107_050, rel=0.01)
     low, high = overhead._interval(differences)
-    assert 0.014 < low < high < 0.017
+    assert 0.0185 < low <= high < 0.0205
