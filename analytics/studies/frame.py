@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import joblib
 import msgspec
@@ -20,6 +20,9 @@ from joblib.externals.loky import get_reusable_executor
 from scipy import stats
 
 from unskew.analytics import constants
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 Figures = dict[str, float | None]
 """Figure -> value; None = could not be had (a job that aborted has no throughput)."""
@@ -45,7 +48,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
     """`paper` goes by figure, `why` is a function of (figure, paper, ours); `needs` names the data set without which it cannot
-    run: its folder is given to `measure` as ``params["data"]``."""
+    run: its folder is given to `measure` as ``params["data"]``; `draw` makes another plot than bars."""
 
     name: str
     about: str
@@ -56,6 +59,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = ""
     notes: tuple[str, ...] = ()
     needs: str = ""
+    draw: Callable[[Sequence[Row]], Figure] | None = None
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,7 +163,7 @@ def _rows(study: Study, points: Iterable[tuple[Cell, str, float | None]]) -> Ite
 def _write(
     folder: Path, study: Study, points: Sequence[tuple[Cell, str, float | None]], rows: Sequence[Row]
 ) -> tuple[str, ...]:
-    import plotly.graph_objects as go  # noqa: PLC0415  # half a second that only a finished study pays
+    from unskew.analytics.studies.plots import write_plot  # noqa: PLC0415  # half a second that only a finished study pays
 
     table = folder / "points.parquet"
     pl.DataFrame(
@@ -169,15 +173,8 @@ def _write(
     ).write_parquet(table)
     summary = folder / "rows.parquet"
     pl.DataFrame([msgspec.structs.asdict(row) for row in rows], infer_schema_length=None).write_parquet(summary)
-    shown = [row for row in rows if row.ours is not None]
-    error = [row.high - row.ours if row.high is not None and row.ours is not None else 0.0 for row in shown]
-    figure = go.Figure(layout={"title": f"{study.name}: {study.about}", "yaxis_title": study.unit})
-    names = [row.figure for row in shown]
-    figure.add_bar(name="ours", x=names, y=[row.ours for row in shown], error_y={"type": "data", "array": error})
-    if any(row.paper is not None for row in shown):
-        figure.add_scatter(name="paper", x=names, y=[row.paper for row in shown], mode="markers", marker={"size": 10})
     plot = folder / "plot.html"
-    figure.write_html(plot, include_plotlyjs="cdn")
+    write_plot(plot, study, rows)
     return str(table), str(summary), str(plot)
 
 

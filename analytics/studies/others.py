@@ -1,4 +1,4 @@
-"""adaptis, malleus, what-if-bytedance, scale: the other papers' figures, and policies from 256 to 98,304 GPUs."""
+"""adaptis, malleus and what-if-bytedance: the figures of three other papers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from unskew.analytics.cluster.arrivals import FaultLaw, arrivals
 from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.cluster.layout import healthy
-from unskew.analytics.cluster.simulation import Options, simulate
 from unskew.analytics.cluster.timing import capacity, fault_free_s, iteration_s
-from unskew.analytics.constants import constant
 from unskew.analytics.diagnosis.ndtimeline import read_operations
 from unskew.analytics.diagnosis.whatif import what_if
 from unskew.analytics.model_profiles import PROFILES, model_profile
@@ -21,8 +18,6 @@ from unskew.analytics.planners.adaptis import BASELINES, tune
 from unskew.analytics.planners.adaptis_task import Task, gains
 from unskew.analytics.planners.malleus import layers_of, micro_batches_of
 from unskew.analytics.policies.malleus import malleus_layout
-from unskew.analytics.policies.registry import POLICIES
-from unskew.analytics.policies.restart import best_interval_s
 from unskew.analytics.studies.frame import Cell, Figures, Study
 
 # --- Malleus: its worked examples, and stragglers by situation
@@ -141,44 +136,3 @@ WHAT_IF = Study(
     why=_what_if_why,
     needs="bytedance-straggler",
 )  # fmt: skip
-
-# --- scale
-
-_SIZES = (256, 1024, 4096, 16384, 98304)
-_TP_SIZES = 4096
-_REPLICA_WISE = ("checkpoint-restart", "ft-hsdp")
-_COMPARED = ("checkpoint-restart", "oobleck", "ft-hsdp", "resihp", "unskew")
-
-
-def _scale(cell: Cell) -> Figures:
-    """Twelve hours at RSC-1's failure rate with repair; spare nodes for whoever restarts. Whoever writes checkpoints does so at
-    the interval that costs least for this rate; no noise."""
-    size = int(cell.params["size"])
-    base = JOBS["ft-hsdp-98k"] if size > _TP_SIZES else JOBS["llama2-70b"]
-    dp = base.dp * size // base.devices
-    job = msgspec.structs.replace(base, name=cell.name, dp=dp, micro_batches=base.micro_batches // base.dp * dp)
-    law = FaultLaw(failures_per_node_day=constant("failures_per_node_day_rsc1"), repair_s=constant("repair_median_s"))
-    happenings = arrivals(job, law, hours=12.0, seed=cell.seed)
-    interval_s = best_interval_s(constant("checkpoint_stall_s"), 86400.0 / (law.failures_per_node_day * job.nodes))
-    found: Figures = {}
-    for name in _COMPARED if size <= _TP_SIZES else _REPLICA_WISE:
-        policy, spares = POLICIES[name](), 10**6 if name == "checkpoint-restart" else 0
-        policy.checkpoint_s = interval_s if policy.checkpoint_s is not None else None
-        outcome = simulate(job, policy, happenings, Options(hours=12.0, seed=cell.seed, spares=spares, noise_cv=0.0))
-        found[f"{size:,} GPUs: {name}"] = 100.0 * outcome.effective
-    return found
-
-
-SCALE = Study(
-    name="scale",
-    about="effective training time from 256 to 98,304 GPUs, RSC-1's failure rate, 12 hours",
-    unit="% of the time",
-    cells=lambda seeds: [
-        Cell(study="scale", name=f"{size} GPUs", seed=seed, params={"size": size}) for size in _SIZES for seed in range(seeds)
-    ],
-    measure=_scale,
-    notes=(
-        "checkpoint-restart has spare nodes without end, the others none",
-        "above 4,096 GPUs a replica is FT-HSDP's 8,192 GPUs, whose inside is not modelled: only policies of whole replicas",
-    ),
-)
