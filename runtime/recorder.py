@@ -12,6 +12,11 @@ from unskew.runtime.device import Device
 from unskew.runtime.executor import Executed
 from unskew.runtime.protocol import Seat
 
+PATIENCE_S = 0.05
+"""A vote waits so long for the log: the helper thread that writes it may find every core taken for some 10 ms."""
+SHORT_PATIENCE_S = 0.005
+"""And so long when the vote before waited in vain: a stalled disk costs the long wait once."""
+
 
 class Recorder:
     """Spans of one rank on its device."""
@@ -20,6 +25,7 @@ class Recorder:
         self._spool, self._device, self._seat = spool, device, seat
         self._epoch = self._iteration = self._attempt = 0
         self.on = True
+        self._was_in_time = True
 
     def begin(self, plan: Plan, iteration: int, attempt: int) -> None:
         """What follows belongs to this attempt."""
@@ -34,8 +40,11 @@ class Recorder:
                 self._spool.append(event)
 
     def hand_over(self) -> bool:
-        """Whether all that was recorded is with the kernel, within the 5 ms that a vote may wait for it."""
-        return self._spool.hand_over() if self.on else True
+        """Whether all that was recorded is with the kernel, within what a vote may wait for it."""
+        if not self.on:
+            return True
+        self._was_in_time = self._spool.hand_over(PATIENCE_S if self._was_in_time else SHORT_PATIENCE_S)
+        return self._was_in_time
 
     def span(self, *, kind: SpanKind, start_us: int, wall_us: int, **fields: Any) -> Span:
         """A span of the present attempt."""
