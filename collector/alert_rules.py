@@ -102,12 +102,22 @@ def load_rules(path: Path) -> tuple[Rule, ...]:
     except OSError as error:
         raise RuleError(f"{path} cannot be read ({error.strerror}): it holds the rules of alerts") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RuleError(f"{path}: {error}; docs/alerts.md shows a rules file") from error
+        raise RuleError(f"{path}: {error}{_allowed(str(error))}; docs/alerts.md shows a rules file") from error
     rules = tuple(_completed(path, number, rule, content) for number, rule in enumerate(content.rule, 1))
     names = [rule.name for rule in rules]
     if double := next((name for name in names if names.count(name) > 1), None):
         raise RuleError(f"{path}: two rules are named {double!r}; name each by name = ...")
     return rules
+
+
+def _allowed(complaint: str) -> str:
+    """What may stand where the decoder found something else; it says only where that is."""
+    if ".when`" in complaint:
+        return f", allowed: {', '.join(get_args(When))}"
+    if "unknown field" in complaint:
+        kind = Rule if ".rule[" in complaint else _File
+        return f", known are: {', '.join(field.name for field in msgspec.structs.fields(kind))}"
+    return ""
 
 
 def _completed(path: Path, number: int, rule: Rule, content: _File) -> Rule:

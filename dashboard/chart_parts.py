@@ -7,6 +7,7 @@ from typing import Any
 
 from unskew.dashboard.marks import Mark
 from unskew.dashboard.theme import ACCENT, DEAD, QUIET, SLOW
+from unskew.dashboard.window import Window
 
 LEFT, RIGHT = 58, 66
 """Margins of wide charts, so that their axes stand exactly one above the other."""
@@ -14,18 +15,12 @@ LEFT, RIGHT = 58, 66
 MARK_COLOURS = {"fault": DEAD, "verdict": SLOW, "plan": ACCENT}
 
 
-def mark_lines(marks: Iterable[Mark], *, first: int, chosen: int | None = None, grain: int = 1) -> dict[str, Any]:
-    """Thin vertical lines (ECharts `markLine`). `first`: iteration at the axis' position 0; `chosen`: the one drilled into;
-    `grain`: iterations per position."""
-    lines = [_line((mark.iteration - first) // grain, MARK_COLOURS[mark.kind], "dashed") for mark in marks]
-    if chosen is not None:
-        lines.append(_line((chosen - first) // grain, QUIET, "solid"))
+def mark_lines(marks: Iterable[Mark], window: Window, *, chosen: int | None = None, grain: int = 1) -> dict[str, Any]:
+    """Thin vertical lines (ECharts `markLine`). `chosen`: the iteration drilled into; `grain`: iterations per position."""
+    lines = [_line(window.position(mark.iteration) // grain, MARK_COLOURS[mark.kind], "dashed") for mark in marks]
+    if chosen is not None and window.holds(chosen):
+        lines.append(_line(window.position(chosen) // grain, QUIET, "solid"))
     return {"silent": True, "symbol": "none", "animation": False, "label": {"show": False}, "data": lines}
-
-
-def label_step(window: range) -> int:
-    """Every how many iterations the axis names one: a round number, at most some 16 names."""
-    return next((step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if len(window) / step <= 16), 1000)
 
 
 def _line(position: int, colour: str, look: str) -> dict[str, Any]:

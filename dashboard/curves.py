@@ -7,16 +7,17 @@ from typing import Any
 import polars as pl
 import streamlit as st
 
-from unskew.dashboard.chart_parts import LEFT, RIGHT, label_step, mark_lines
+from unskew.dashboard.chart_parts import LEFT, RIGHT, mark_lines
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.marks import marks
 from unskew.dashboard.story import Story
 from unskew.dashboard.theme import ACCENT, GRID_LINE, QUIET, SLOW, card, empty, title
+from unskew.dashboard.window import Window
 
 HEIGHT = 230
 
 
-def show_times(snapshot: Snapshot, window: range) -> None:
+def show_times(snapshot: Snapshot, window: Window) -> None:
     """Measured, predicted, and what it would be without the last changes."""
     with card("times"):
         title("Iteration time", "seconds; the prediction knows each iteration's document lengths")
@@ -43,11 +44,11 @@ def show_times(snapshot: Snapshot, window: range) -> None:
         )
 
 
-def show_loss(snapshot: Snapshot, window: range) -> None:
+def show_loss(snapshot: Snapshot, window: Window) -> None:
     """The loss of the same window."""
     with card("loss"):
         title("Loss", "nats per token")
-        data = snapshot.iterations.filter(_within(window)).select(_x(window), "loss")
+        data = window.placed(snapshot.iterations).select("x", "loss")
         if data.is_empty():
             empty("0 committed iterations in this window.")
             return
@@ -67,13 +68,13 @@ def show_loss(snapshot: Snapshot, window: range) -> None:
         )
 
 
-def times(snapshot: Snapshot, window: range) -> pl.DataFrame:
+def times(snapshot: Snapshot, window: Window) -> pl.DataFrame:
     """x (position), measured and predicted in seconds."""
     seconds = [(pl.col(f"{name}_us") / 1e6).round(4).alias(name) for name in ("measured", "predicted")]
-    return snapshot.iterations.filter(_within(window)).select(_x(window), *seconds)
+    return window.placed(snapshot.iterations).select("x", *seconds)
 
 
-def baselines(story: Story, window: range) -> list[dict[str, Any]]:
+def baselines(story: Story, window: Window) -> list[dict[str, Any]]:
     """For each applied change, the mean iteration time without it: as scored, or as proposed while not scored yet."""
     found = []
     for change in story.changes:
@@ -81,25 +82,17 @@ def baselines(story: Story, window: range) -> list[dict[str, Any]]:
             continue
         scored = change.scored
         value = scored.baseline_s if scored is not None else (change.proposed.baseline_us or 0) / 1e6
-        first, last = change.applied.iteration, scored.to_iteration if scored is not None else window.stop - 1
-        if not value or last < window.start or first >= window.stop:
+        first, last = change.applied.iteration, scored.to_iteration if scored is not None else window.last
+        if not value or last < window.first or first > window.last:
             continue
-        first, last = max(first - window.start, 0), min(last, window.stop - 1) - window.start
+        first, last = window.position(first), window.position(last)
         name = f"without plan {change.proposed.epoch}"
         found.append({**_line(name, SLOW, dashed=True), "data": [[first, round(value, 4)], [last, round(value, 4)]]})
         del found[-1]["encode"]
     return found
 
 
-def _x(window: range) -> pl.Expr:
-    return (pl.col("iteration") - window.start).alias("x")
-
-
-def _within(window: range) -> pl.Expr:
-    return pl.col("iteration").is_between(window.start, window.stop - 1)
-
-
-def _frame(window: range, *, wide: bool) -> dict[str, Any]:
+def _frame(window: Window, *, wide: bool) -> dict[str, Any]:
     """Tooltip, grid and the axis of iterations; a wide chart stands exactly below the heat map."""
     left, right, top = (LEFT, RIGHT, 30) if wide else (40, 12, 12)
     return {
@@ -107,9 +100,9 @@ def _frame(window: range, *, wide: bool) -> dict[str, Any]:
         "tooltip": {"trigger": "axis", "confine": True},
         "grid": {"left": left, "right": right, "top": top, "bottom": 22, "outerBoundsMode": "none"},
         "xAxis": {
-            "type": "category", "data": [str(iteration) for iteration in window], "axisTick": {"show": False},
+            "type": "category", "data": [str(iteration) for iteration in window.iterations], "axisTick": {"show": False},
             "axisLine": {"lineStyle": {"color": GRID_LINE}},
-            "axisLabel": {"interval": label_step(window) * (1 if wide else 2) - 1},
+            "axisLabel": {"interval": window.label_step * (1 if wide else 2) - 1},
         },
     }  # fmt: skip
 
@@ -121,6 +114,6 @@ def _line(name: str, colour: str, *, width: float = 2, dashed: bool = False) -> 
     }  # fmt: skip
 
 
-def _marks(story: Story, window: range, kinds: tuple[str, ...] = ("fault", "verdict", "plan")) -> dict[str, Any]:
-    shown = [mark for mark in marks(story) if mark.kind in kinds and mark.iteration in window]
-    return mark_lines(shown, first=window.start)
+def _marks(story: Story, window: Window, kinds: tuple[str, ...] = ("fault", "verdict", "plan")) -> dict[str, Any]:
+    shown = [mark for mark in marks(story) if mark.kind in kinds and window.holds(mark.iteration)]
+    return mark_lines(shown, window)

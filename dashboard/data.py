@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
 import msgspec
@@ -75,7 +75,7 @@ def _reader(root: str) -> tuple[Reader, threading.Lock]:
     return open_store(root), threading.Lock()
 
 
-def sql(query: str, params: Sequence[Any] = (), *, refresh: bool = True) -> pl.DataFrame:
+def sql(query: str, params: Sequence[Any] | Mapping[str, Any] = (), *, refresh: bool = True) -> pl.DataFrame:
     """One query over the views, with all that is in the log by now unless `refresh` is false. Sessions take turns."""
     reader, lock = _reader(str(store().root))
     with lock:
@@ -125,18 +125,49 @@ def snapshot(run: str) -> Snapshot:
     )
 
 
+_AXIS = """
+    axis as (
+        select *, min(iteration) over (partition by x) as named
+        from (select iteration, iteration_us, (row_number() over (order by iteration) - 1) // $grain as x
+              from iterations where run = $run and iteration between $first and $last))"""
+_CELLS = """
+    select x, named as iteration, rank, sum(measured_us)::bigint as measured_us, sum(predicted_us)::bigint as predicted_us,
+        sum(iteration_us)::bigint as iteration_us
+    from told join axis using (iteration) group by x, named, rank order by x, rank"""
+_JUDGED = f"""
+    with {_AXIS}, told as (
+        select iteration, rank, measured_us, predicted_us from judged
+        where run = $run and iteration between $first and $last and predicted_us > 0)
+    {_CELLS}"""
+_CHUNKS = """
+    select iteration, rank, sum(compute_us) as measured_us from chunks
+    where run = $run and iteration between $first and $last group by all having measured_us is not null"""
+_TIMED = """
+    select iteration, rank, (payload->>'wall_us')::bigint as measured_us from events
+    where run = $run and iteration between $first and $last and type like 'iteration_timed@%' and rank is not null"""
+_BESIDE_PEERS = """
+    with {axis}, spent as ({spent}),
+    told as (select *, median(measured_us) over (partition by iteration) as predicted_us from spent)
+    {cells}"""
+
+
 @st.cache_data(ttl=1, show_spinner=False, max_entries=16)
-def judged(run: str, start: int, stop: int, grain: int) -> pl.DataFrame:
-    """Of the iterations from `start` before `stop`, `grain` taken together: iteration (the first of them), rank, and the sums
-    measured_us and predicted_us (chunk time) and iteration_us."""
-    return sql(
-        "select (iteration - ?) // ? * ? + ? as iteration, rank, sum(measured_us)::bigint as measured_us, "
-        "sum(judged.predicted_us)::bigint as predicted_us, sum(iteration_us)::bigint as iteration_us "
-        "from judged left join iterations using (run, iteration) "
-        "where run = ? and iteration >= ? and iteration < ? and judged.predicted_us > 0 group by all order by all",
-        [start, grain, grain, start, run, start, stop],
-        refresh=False,
-    )
+def judged(run: str, first: int, last: int, grain: int) -> pl.DataFrame:
+    """Of the iterations `first` to `last` that are in the log, `grain` taken together: x (their position), iteration (the first
+    of them), rank, and the sums measured_us and predicted_us (chunk time) and iteration_us."""
+    return sql(_JUDGED, {"run": run, "first": first, "last": last, "grain": grain}, refresh=False)
+
+
+@st.cache_data(ttl=60, show_spinner=False, max_entries=16)
+def beside_peers(run: str, first: int, last: int, grain: int) -> tuple[str, pl.DataFrame]:
+    """Of an imported run, which nobody judged: what was timed ("compute", "iteration", "" = nothing per rank), and the columns
+    of `judged`, with the median of the ranks in the place of a prediction."""
+    for what, spent in (("compute", _CHUNKS), ("iteration", _TIMED)):
+        query = _BESIDE_PEERS.format(axis=_AXIS, spent=spent, cells=_CELLS)
+        found = sql(query, {"run": run, "first": first, "last": last, "grain": grain}, refresh=False)
+        if not found.is_empty():
+            return what, found
+    return "", found
 
 
 @st.cache_data(ttl=1, show_spinner=False)

@@ -6,7 +6,8 @@ import msgspec
 import polars as pl
 import streamlit as st
 
-from unskew.collector.events import Verdict
+from unskew.collector.events import Diagnosed, Verdict
+from unskew.dashboard import diagnosis
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.run_state import NO_NEWS_S, imported
 from unskew.dashboard.story import Judged, Story
@@ -81,8 +82,7 @@ def _all_well(snapshot: Snapshot) -> Headline:
     if snapshot.story.finished is not None:
         done = count(snapshot.story.finished.iterations, "iteration")
         if imported(snapshot.story):
-            note = f"What was wrong in it, `unskew diagnose {snapshot.run}` says."
-            return Headline("quiet", f"An imported run of {done}; it was not watched here.", notes=(note,))
+            return _imported(done, diagnosis.newest(snapshot.story))
         how = "was stopped" if snapshot.story.finished.status == "stopped" else "is done"
         return Headline(
             "ok", f"The run {how} after {done}; nothing was wrong at its end.", notes=_verdict_notes(snapshot.story)
@@ -95,6 +95,16 @@ def _all_well(snapshot: Snapshot) -> Headline:
     return Headline(
         "ok", f"All {ranks - len(snapshot.story.lost)} ranks run as predicted.", facts, _verdict_notes(snapshot.story)
     )
+
+
+def _imported(done: str, found: Diagnosed | None) -> Headline:
+    if found is None:
+        return Headline("quiet", f"An imported run of {done}; nobody has judged it yet.")
+    note = f"An imported run of {done}, diagnosed afterwards."
+    if not found.verdicts:
+        return Headline("ok", "Nothing is wrong in it, as far as the data tells.", notes=(note,))
+    first, *others = (diagnosis.sentence(verdict) for verdict in found.verdicts)
+    return Headline("warn", first, notes=(*others[:2], note))
 
 
 def furthest(judged: pl.DataFrame) -> str:

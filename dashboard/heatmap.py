@@ -1,106 +1,159 @@
 """Rank x iteration: how long each rank computed, against what its very micro-batches should have cost.
 
-Below the cells, on the same axis, stand the faults, verdicts and plan changes. A dead rank's cells are absent. A click on a
-cell opens that iteration's timeline; the window and the measure are kept in the address.
+Of an imported run, which nobody predicted, each rank stands against the median of all ranks in that iteration. Below the cells,
+on the same axis, stand the faults, verdicts and plan changes. A dead rank's cells are absent. A click on a cell opens that
+iteration's timeline; the window and the measure are kept in the address.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import polars as pl
 import streamlit as st
 
 from unskew.dashboard import data as log
-from unskew.dashboard.chart_parts import LEFT, MARK_COLOURS, RIGHT, label_step, mark_lines
+from unskew.dashboard.chart_parts import LEFT, MARK_COLOURS, RIGHT, mark_lines
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.marks import Mark, marks
 from unskew.dashboard.run_state import imported
 from unskew.dashboard.theme import DIVERGING, GRID_LINE, QUIET, SEQUENTIAL, card, empty, title
+from unskew.dashboard.window import Window
+from unskew.dashboard.wording import chunk_clock
 
-TOOLTIP = (
-    "<b>rank {@rank}, {@when}</b><br>{@measured} measured, {@predicted} predicted: {@ratio}<br>"
-    "not computing for {@wait} of the iteration"
-)
-RATIO, MILLISECONDS, WAIT = "Measured ÷ predicted", "Milliseconds", "Wait share"
-HINTS = {
-    RATIO: "1.00 = as predicted for the lengths it was given",
-    MILLISECONDS: "time in chunks per iteration",
-    WAIT: "part of the iteration in which the rank does not compute",
-}
+RATIO, MILLISECONDS, WAIT = "Relative", "Milliseconds", "Wait share"
 MARK_ROWS = ("fault", "verdict", "plan")
 SYMBOLS = {"fault": "diamond", "verdict": "triangle", "plan": "circle"}
 MARK_HEIGHT, GAP = 17, 8
-COLUMNS = 400
-"""More iterations than this are shown several to a column."""
+COLUMNS, CELLS = 400, 40_000
+"""More iterations than fit are shown several to a column: the browser draws no more cells than these."""
+LOWEST, HIGHEST, ROW = 192, 480, 24
 
 
-def show(snapshot: Snapshot, window: range) -> None:
+class Cells(msgspec.Struct, frozen=True):
+    """What the chart draws. `told`: whose time a cell is ("compute", "iteration"; "" = nothing is known by rank); `rows`: the
+    columns x, iteration, rank, measured_us, predicted_us, iteration_us; `against`: what predicted_us is; `ranks`: those with a
+    row; `grain`: iterations to a column."""
+
+    told: str
+    rows: pl.DataFrame
+    against: str
+    ranks: list[int]
+    grain: int
+
+
+def show(snapshot: Snapshot, window: Window) -> None:
     """Draw the card; `window` are the iterations shown."""
+    found = load(snapshot, window)
+    heading = "Iteration time by rank" if found.told == "iteration" else "Compute time by rank"
     with card("heatmap"):
+        if found.rows.is_empty():
+            title(heading)
+            empty(_nothing(snapshot))
+            return
         with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-            title("Compute time by rank", HINTS[st.session_state.get("measure", RATIO)])
+            title(heading, hint(snapshot, st.session_state.get("measure", RATIO)))
             measure = st.segmented_control(
                 "Measure", [RATIO, MILLISECONDS, WAIT], default=RATIO, key="measure",
                 bind="query-params", label_visibility="collapsed", required=True,
             )  # fmt: skip
-        data = cells(snapshot, window, str(measure))
-        if data.is_empty():
-            nothing = (
-                ": the first appear when the predictor is fitted" if snapshot.story.finished is None else " in this window"
-            )
-            empty("An imported run is not judged." if imported(snapshot.story) else f"0 judged iterations{nothing}.")
-            return
+        data = cells(found, window, str(measure))
         st.session_state["cells"] = data.select("iteration", "rank")
         st.echarts_chart(
-            chart(snapshot, window, data, str(measure)),
-            height=_height(snapshot),
+            chart(snapshot, window, found, data, str(measure)),
+            height=_body(found.ranks) + len(_mark_rows(snapshot)) * MARK_HEIGHT + 2 * GAP + 24,
             key="heatmap",
             on_select=_selected,
-            alt="Heat map of measured over predicted compute time by rank and iteration",
+            alt=f"Heat map of measured time over its {found.against} by rank and iteration",
         )
 
 
-def cells(snapshot: Snapshot, window: range, measure: str) -> pl.DataFrame:
+def load(snapshot: Snapshot, window: Window) -> Cells:
+    """The times of the window, as many iterations to a column as the browser needs. All ranks that the run ever had get a row,
+    so that a dead one keeps an empty one; an imported run has its own numbers."""
+    every = range(snapshot.story.started.ranks if snapshot.story.started else 0)
+    grain = grain_of(len(window.iterations), len(every))
+    if imported(snapshot.story):
+        told, rows = log.beside_peers(snapshot.run, window.first, window.last, grain)
+        return Cells(told, rows, "median of the ranks", rows["rank"].unique().sort().to_list(), grain)
+    rows = log.judged(snapshot.run, window.first, window.last, grain)
+    return Cells("compute", rows, "prediction", sorted({*every, *rows["rank"].to_list()}), grain)
+
+
+def _mark_rows(snapshot: Snapshot) -> list[str]:
+    return [] if imported(snapshot.story) else list(MARK_ROWS)
+
+
+def hint(snapshot: Snapshot, measure: str) -> str:
+    """What a cell is, in the words of the clock that took it."""
+    if measure == WAIT:
+        return "part of the iteration in which the rank does not compute"
+    started = snapshot.story.started
+    clock = chunk_clock(started.device) if started is not None and not imported(snapshot.story) else ""
+    if measure == MILLISECONDS:
+        return f"per iteration{clock}"
+    if imported(snapshot.story):
+        return "measured ÷ median of the ranks"
+    return f"measured ÷ predicted for the lengths it was given{clock}"
+
+
+def _nothing(snapshot: Snapshot) -> str:
+    if imported(snapshot.story):
+        return "The source has no times of single ranks."
+    if snapshot.story.finished is None:
+        return "0 judged iterations: the first appear when the predictor is fitted."
+    return "0 judged iterations in this window."
+
+
+def cells(found: Cells, window: Window, measure: str) -> pl.DataFrame:
     """The cells of the window: positions x and y, value, and what the tooltip says of each."""
-    grain = grain_of(window)
-    data = log.judged(snapshot.run, window.start, window.stop, grain)
-    last = (pl.col("iteration") + grain - 1).clip(upper_bound=window.stop - 1)
+    lasts = pl.Series(window.iterations)[[min(at, len(window.iterations)) - 1 for at in _ends(window, found.grain)]]
     ratio = pl.col("measured_us") / pl.col("predicted_us")
     wait = 100 * (1 - pl.col("measured_us") / pl.col("iteration_us")).clip(0)
     value = {RATIO: ratio, MILLISECONDS: pl.col("measured_us") / 1e3, WAIT: wait}[measure]
-    return data.select(
-        ((pl.col("iteration") - window.start) // grain).alias("x"),
-        pl.col("rank").alias("y"),
+    one = pl.format("iteration {}", "iteration")
+    several = pl.format("iterations {}–{}", "iteration", pl.lit(lasts).gather(pl.col("x")))
+    return found.rows.select(
+        "x",
+        pl.col("rank").replace_strict(found.ranks, list(range(len(found.ranks))), return_dtype=pl.Int64).alias("y"),
         value.round(3).alias("value"),
         "iteration",
         "rank",
-        (pl.format("iteration {}", "iteration") if grain == 1 else pl.format("iterations {}–{}", "iteration", last)).alias(
-            "when"
-        ),
-        pl.format("{} ms", (pl.col("measured_us") / 1e3).round(0).cast(pl.Int64)).alias("measured"),
-        pl.format("{} ms", (pl.col("predicted_us") / 1e3).round(0).cast(pl.Int64)).alias("predicted"),
+        (one if found.grain == 1 else several).alias("when"),
+        _milliseconds("measured_us").alias("measured"),
+        _milliseconds("predicted_us").alias("predicted"),
         ratio.round(2).cast(pl.String).alias("ratio"),
-        pl.format("{} %", wait.round(0).cast(pl.Int64)).alias("wait"),
+        pl.format("{} %", wait.round(0).cast(pl.Int64)).fill_null("–").alias("wait"),
     )
 
 
-def chart(snapshot: Snapshot, window: range, data: pl.DataFrame, measure: str) -> dict[str, Any]:
+def _milliseconds(column: str) -> pl.Expr:
+    return pl.format("{} ms", (pl.col(column) / 1e3).round(0).cast(pl.Int64))
+
+
+def _ends(window: Window, grain: int) -> range:
+    """Of each column, the position after its last."""
+    return range(grain, len(window.iterations) + grain, grain)
+
+
+def chart(snapshot: Snapshot, window: Window, found: Cells, data: pl.DataFrame, measure: str) -> dict[str, Any]:
     """The ECharts option: heat map above, marks below, one axis."""
-    grain = grain_of(window)
-    iterations = [str(number) for number in window[::grain]]
-    ranks = _ranks(snapshot)
-    body = _height(snapshot) - len(MARK_ROWS) * MARK_HEIGHT - 2 * GAP - 24
-    shown = [mark for mark in marks(snapshot.story) if mark.iteration in window]
-    chosen = st.session_state.get("iteration")
-    axis = {"type": "category", "data": iterations, "axisTick": {"show": False}, "splitLine": {"show": False}}
+    grain, rows = found.grain, _mark_rows(snapshot)
+    names = [str(number) for number in window.iterations[::grain]]
+    body = _body(found.ranks)
+    shown = [mark for mark in marks(snapshot.story) if window.holds(mark.iteration)]
+    axis = {"type": "category", "data": names, "axisTick": {"show": False}, "splitLine": {"show": False}}
+    tooltip = f"<b>rank {{@rank}}, {{@when}}</b><br>{{@measured}} measured, {{@predicted}} {found.against}: {{@ratio}}" + (
+        "<br>not computing for {@wait} of the iteration" if found.told == "compute" else ""
+    )
     return {
         "animation": False,
         "dataset": {"source": data},
         "tooltip": {"trigger": "item", "confine": True},
         "grid": [
             {"left": LEFT, "right": RIGHT, "top": GAP, "height": body},
-            {"left": LEFT, "right": RIGHT, "top": 2 * GAP + body, "height": len(MARK_ROWS) * MARK_HEIGHT},
+            {"left": LEFT, "right": RIGHT, "top": 2 * GAP + body, "height": len(rows) * MARK_HEIGHT},
         ],
         "xAxis": [
             {**axis, "gridIndex": 0, "axisLabel": {"show": False}, "axisLine": {"show": False}},
@@ -108,10 +161,10 @@ def chart(snapshot: Snapshot, window: range, data: pl.DataFrame, measure: str) -
                 **axis,
                 "gridIndex": 1,
                 "axisLine": {"lineStyle": {"color": GRID_LINE}},
-                "axisLabel": {"interval": max(1, label_step(window) // grain) - 1, "margin": 8},
+                "axisLabel": {"interval": max(1, window.label_step // grain) - 1, "margin": 8},
             },
         ],
-        "yAxis": [_rows([f"rank {rank}" for rank in ranks], 0), _rows(list(MARK_ROWS), 1)],
+        "yAxis": [_rows([f"rank {rank}" for rank in found.ranks], 0), _rows(rows, 1)],
         "visualMap": _scale(data, measure, body),
         "series": [
             {
@@ -121,21 +174,21 @@ def chart(snapshot: Snapshot, window: range, data: pl.DataFrame, measure: str) -
                 "selectedMode": "single",
                 "select": {"itemStyle": {"borderWidth": 0}},
                 "emphasis": {"itemStyle": {"borderColor": QUIET, "borderWidth": 1}},
-                "tooltip": {"formatter": TOOLTIP},
-                "markLine": mark_lines(shown, first=window.start, chosen=chosen if chosen in window else None, grain=grain),
+                "tooltip": {"formatter": tooltip},
+                "markLine": mark_lines(shown, window, chosen=st.session_state.get("iteration"), grain=grain),
             },
-            *(_mark_series(kind, [mark for mark in shown if mark.kind == kind], window) for kind in MARK_ROWS),
+            *(_mark_series(kind, rows, [mark for mark in shown if mark.kind == kind], window, grain) for kind in rows),
         ],
     }
 
 
-def grain_of(window: range) -> int:
+def grain_of(length: int, ranks: int) -> int:
     """How many iterations a column stands for.
 
-    >>> grain_of(range(400)), grain_of(range(401)), grain_of(range(20_000))
-    (1, 2, 50)
+    >>> grain_of(400, 8), grain_of(401, 8), grain_of(20_000, 8), grain_of(400, 1_000)
+    (1, 2, 50, 10)
     """
-    return max(1, -(-len(window) // COLUMNS))
+    return max(1, -(-length // max(1, min(COLUMNS, CELLS // max(1, ranks)))))
 
 
 def _rows(names: list[str], grid: int) -> dict[str, Any]:
@@ -161,7 +214,7 @@ def _scale(data: pl.DataFrame, measure: str, height: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _mark_series(kind: str, shown: list[Mark], window: range) -> dict[str, Any]:
+def _mark_series(kind: str, rows: list[str], shown: list[Mark], window: Window, grain: int) -> dict[str, Any]:
     return {
         "type": "scatter", "name": kind, "xAxisIndex": 1, "yAxisIndex": 1, "symbol": SYMBOLS[kind], "symbolSize": 10,
         "itemStyle": {"color": MARK_COLOURS[kind], "opacity": 1}, "tooltip": {"formatter": "{b}"},
@@ -170,23 +223,16 @@ def _mark_series(kind: str, shown: list[Mark], window: range) -> dict[str, Any]:
         "data": [
             {
                 "name": f"iteration {mark.iteration}: {mark.text}",
-                "value": [(mark.iteration - window.start) // grain_of(window), MARK_ROWS.index(kind), mark.short],
+                "value": [window.position(mark.iteration) // grain, rows.index(kind), mark.short],
             }
             for mark in shown
         ],
     }  # fmt: skip
 
 
-def _ranks(snapshot: Snapshot) -> list[int]:
-    """All ranks the run ever had, so that a dead one keeps its empty row."""
-    count = snapshot.story.started.ranks if snapshot.story.started else 0
-    seen = snapshot.judged["rank"].max()
-    return list(range(max(count, int(str(seen)) + 1 if seen is not None else 0)))
-
-
-def _height(snapshot: Snapshot) -> int:
-    rows = len(_ranks(snapshot))
-    return min(24 * rows, 480) + len(MARK_ROWS) * MARK_HEIGHT + 2 * GAP + 24
+def _body(ranks: list[int]) -> int:
+    """The height of the cells: few ranks get taller rows, so that the card is no flat strip."""
+    return min(max(ROW * len(ranks), LOWEST), HIGHEST)
 
 
 def _selected() -> None:

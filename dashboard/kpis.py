@@ -20,15 +20,15 @@ def show(snapshot: Snapshot) -> None:
     latest, story = snapshot.latest, snapshot.story
     with st.container(horizontal=True, gap="small", key="kpis"):
         if latest is None:
-            for label in ("Iteration", "Loss", "Tokens per second", "Iteration time", "Ranks"):
+            for label in ("Iterations", "Loss", "Tokens per second", "Iteration time", "Ranks"):
                 _tile(label, "–", "not measured yet" if story.finished is None else "not measured")
             return
         target = story.started.options.get("iterations") if story.started else None
         if imported(story):
-            _tile("Iteration", f"{latest.iteration}", f"the last of {snapshot.iterations.height:,} in the log")
+            _tile("Iterations", f"{snapshot.iterations.height:,}", f"in the log, the last is {latest.iteration}")
         else:
             plan = f"plan {latest.epoch}"
-            _tile("Iteration", f"{latest.iteration + 1}", f"of {target}, {plan}" if target else plan)
+            _tile("Iterations", f"{latest.iteration + 1:,}", f"of {target:,} done, {plan}" if target else f"done, {plan}")
         _loss(latest.loss, snapshot.iterations.tail(RECENT))
         _rate(latest)
         _iteration_time(latest.measured_us, latest.predicted_us)

@@ -9,10 +9,11 @@ from unskew.dashboard import dialogs
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.story import Change
 from unskew.dashboard.theme import card, chip, empty, escape, title
+from unskew.dashboard.window import Window
 from unskew.dashboard.wording import count, duration, signed_percent
 
 
-def show(snapshot: Snapshot, _window: range) -> None:
+def show(snapshot: Snapshot, _window: Window) -> None:
     """Every open proposal with its buttons, else the newest decided one with its way so far."""
     story = snapshot.story
     with card("proposals"):
@@ -34,13 +35,20 @@ def _card(snapshot: Snapshot, change: Change) -> None:
     proposed = change.proposed
     kind = "optional" if proposed.optional else "recovery"
     title(f"Proposal {proposed.proposal}", f"plan {proposed.epoch} · {kind} · iteration {proposed.at_iteration}")
-    change_words = f'<p class="u-muted">{escape(proposed.change)}</p>' if proposed.change else ""
-    words = f'<div class="u-text"><p>{escape(proposed.reason)}</p>{change_words}</div>'
+    words = f'<div class="u-text"><p>{escape(proposed.reason)}</p>{_what(proposed.change)}</div>'
     st.html(f'<div data-testid="proposal" data-state="{change.state}">{words}{facts(change)}</div>')
     if change.state == "open":
         _buttons(snapshot, change)
     else:
         _steps(change)
+
+
+def _what(change: str) -> str:
+    """The changes, a line each; folded up, because the plan below draws them."""
+    if not change:
+        return ""
+    items = "".join(f"<li>{escape(one)}</li>" for one in change.replace("->", "→").split("; "))
+    return f'<details class="u-more"><summary>What changes</summary><ul>{items}</ul></details>'
 
 
 def facts(change: Change) -> str:

@@ -19,7 +19,10 @@ HISTORY_ROWS = 10
 
 
 def choose() -> str | None:
-    """The header's run selector; None = show the list."""
+    """The header's run selector; None = show the list, which says so when the address names a run that is not there."""
+    asked = st.query_params.get("run")
+    if asked is not None:
+        st.session_state["in_vain"] = None if asked in data.runs()["run"] else asked
     chosen: str | None = st.selectbox(
         "Run", data.runs()["run"].to_list(), index=None, placeholder="All runs", key="run", bind="query-params",
         label_visibility="collapsed", width=280,
@@ -32,6 +35,8 @@ def show() -> None:
     """The list, newest first; each name is a link to its run."""
     with card("runs"):
         title("Runs", str(data.store().root))
+        if (asked := st.session_state.get("in_vain")) is not None:
+            st.html(chip(f"There is no run {asked} in this store.", "warn"))
         runs = data.runs()
         if runs.is_empty():
             empty("0 runs in this store. Start one with `unskew run`, or name another store in $UNSKEW_STORE.")

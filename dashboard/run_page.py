@@ -7,6 +7,7 @@ import streamlit as st
 from unskew.dashboard import (
     curves,
     data,
+    diagnosis,
     dialogs,
     event_tail,
     headline,
@@ -17,10 +18,10 @@ from unskew.dashboard import (
     records,
     timeline,
 )
-from unskew.dashboard.chart_parts import label_step
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.run_state import TONES, imported, state_of
 from unskew.dashboard.theme import card, chip
+from unskew.dashboard.window import Window, around, newest
 from unskew.dashboard.wording import ago, count, device_kind
 
 TICK_S = 1.0
@@ -59,22 +60,26 @@ def _body(run: str) -> None:
     _status(snapshot)
     headline.show(snapshot)
     kpis.show(snapshot)
-    for wide, narrow in ((heatmap.show, proposals.show), (curves.show_times, curves.show_loss)):
+    foreign = imported(snapshot.story)
+    for wide, narrow in ((heatmap.show, diagnosis.show if foreign else proposals.show), (curves.show_times, curves.show_loss)):
         left, right = st.columns([2, 1], gap="small")
         with left:
             wide(snapshot, window)
         with right:
             narrow(snapshot, window)
-    plan_view.show(snapshot)
+    if not foreign:
+        plan_view.show(snapshot)
     timeline.show(snapshot)
     with card("records"):
-        decisions, verdicts, events = st.tabs(
-            ["Decisions", "Verdicts", "Events"], key="record", bind="query-params", on_change="rerun"
+        decisions, verdicts, diagnosed, events = st.tabs(
+            ["Decisions", "Verdicts", "Diagnosis", "Events"], key="record", bind="query-params", on_change="rerun"
         )
         with decisions:
             records.show_decisions(snapshot)
         with verdicts:
             records.show_verdicts(snapshot)
+        with diagnosed:
+            diagnosis.body(snapshot)
         with events:
             event_tail.show(snapshot)
 
@@ -109,12 +114,10 @@ def _status(snapshot: Snapshot) -> None:
             dialogs.change_mode(snapshot.run, snapshot.story.mode)
 
 
-def _window(snapshot: Snapshot) -> range:
+def _window(snapshot: Snapshot) -> Window:
     """The iterations shown, from a round one on. Around the chosen one it stands still, however far the run goes on."""
-    end = snapshot.latest.iteration + 1 if snapshot.latest is not None else 1
+    known = snapshot.iterations["iteration"].to_list() or [0]
     size, chosen = st.session_state["window"], st.session_state.get("iteration")
     if size == AROUND_CHOSEN and chosen is not None:
-        start, end = max(0, chosen - AROUND), min(end, chosen + AROUND + 1)
-    else:
-        start = 0 if size == ALL else max(0, end - WINDOWS.get(size, 2 * AROUND))
-    return range(start - start % label_step(range(start, end)), end)
+        return around(known, chosen, AROUND)
+    return newest(known, None if size == ALL else WINDOWS.get(size, 2 * AROUND))

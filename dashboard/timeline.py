@@ -27,7 +27,7 @@ def show(snapshot: Snapshot) -> None:
     """The card; the iteration comes from a click in the heat map or is typed, and the address keeps it."""
     with card("timeline"):
         with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-            title("Timeline of one iteration", "click a cell of the heat map, or name an iteration")
+            title("Timeline of one iteration", "by wall clock; click a cell of the heat map, or name an iteration")
             last = snapshot.latest.iteration if snapshot.latest is not None else 0
             chosen = st.number_input(
                 "Iteration", value=None, min_value=0, max_value=max(last, 0), step=1, placeholder="iteration", key="iteration",

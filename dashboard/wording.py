@@ -89,3 +89,16 @@ def speeds(speed: Mapping[str, float]) -> str:
 def device_kind(device: str) -> str:
     """The kind at the head of a run's device, which may go on to say why it was chosen: "sleep: 8 ranks have only 2 cores"."""
     return device.partition(":")[0]
+
+
+CLOCKS = {
+    "sleep": ", time of the emulated device",
+    "virtual": ", logical time",
+    "real": ", waiting for a core left out",
+    "cuda": ", time on the GPU",
+}
+
+
+def chunk_clock(device: str) -> str:
+    """How chunk times are taken on a run's device, as the end of a hint; nothing for one that is not ours."""
+    return CLOCKS.get(device_kind(device), "")

@@ -17,7 +17,7 @@ from unskew.collector.tail import Entry
 from unskew.follow import Follow
 from unskew.live import Screen
 from unskew.live_state import LiveState, fold
-from unskew.live_view import newest, render, sparkline
+from unskew.live_view import newest, plain, render, sparkline
 from unskew.sentences import say
 
 PLAN = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=4)
@@ -70,7 +70,17 @@ def drawn(state: LiveState, width: int = 100, height: int = 60) -> str:
 
 def test_an_iteration_counts_once_though_every_rank_reports_it() -> None:
     state = after(STARTED, *(committed(i, rank, loss=9.0 - i) for i in range(3) for rank in range(4)))
-    assert (state.iteration, state.losses, state.tokens_per_s) == (2, (9.0, 8.0, 7.0), 2000.0)
+    assert (state.iteration, [one.loss for one in state.past], state.past[-1].tokens_per_s) == (2, [9.0, 8.0, 7.0], 2000.0)
+
+
+@pytest.mark.parametrize("first", ["committed", "judged"])
+def test_figures_of_two_iterations_never_stand_side_by_side(first: str) -> None:
+    state = after(STARTED, committed(3, 0, loss=4.25), judged(3))
+    later = committed(4, 0, loss=1.5) if first == "committed" else judged(4)
+    assert "iteration 3: loss 4.2500  2,000 tokens/s  1.20 s, predicted 1.00 s" in plain(fold(state, entry(later)))
+    whole = fold(fold(state, entry(later)), entry(judged(4) if first == "committed" else committed(4, 0, loss=1.5)))
+    assert plain(whole).startswith("5 of 10 done  iteration 4: loss 1.5000")
+    assert "iteration 4" not in drawn(fold(state, entry(later)))
 
 
 def test_a_rank_without_a_role_keeps_its_place_and_a_lost_one_gets_no_ratio() -> None:
@@ -120,7 +130,7 @@ def test_without_a_terminal_each_sentence_is_one_plain_line(capsys) -> None:
     assert printed[0] == "store: here"
     assert printed[1] == "run: r1 on 4 ranks, mode approve, device sleep"
     assert printed[2] == "propose: p-1: rank 1 is slow; predicted 1.00 s instead of 1.50 s, 33 % faster"
-    assert printed[-1] == "iteration 1/10  loss 2.0000  2,000 tokens/s"
+    assert printed[-1] == "1 of 10 done  iteration 0: loss 2.0000  2,000 tokens/s"
 
 
 def test_every_control_event_but_the_silent_ones_has_a_sentence() -> None:

@@ -59,7 +59,7 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
     assert [row["loss"] for row in rows] == pytest.approx(facts["losses"])
     watched = output("watch", *store)
     assert facts["run_id"] in watched
-    assert "iteration 5/5" in watched
+    assert "5 of 5 done  iteration 4: loss" in watched
 
 
 @pytest.mark.limit(120)

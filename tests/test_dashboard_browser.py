@@ -37,9 +37,9 @@ def test_page_follows_the_log_and_sends_an_approval(tmp_path: Path) -> None:
         assert wait_for(lambda: headline(driver) or None, 60, "no headline").startswith("Rank 3 runs at 0.55")
         wait_for(lambda: len(driver.find_elements(By.CSS_SELECTOR, "canvas")) >= 3 or None, 60, "no charts")
 
-        before = figure(driver, "Iteration")
+        before = figure(driver, "Iterations")
         writer.train(3)
-        wait_for(lambda: figure(driver, "Iteration") == str(int(before) + 3) or None, 20, "the page did not follow the log")
+        wait_for(lambda: figure(driver, "Iterations") == str(int(before) + 3) or None, 20, "the page did not follow the log")
 
         approve_first_proposal(driver, "mira", "hours to go")
         inbox = Inbox(store, "slow")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,16 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     lost: str | None = None
 
 
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """One iteration: the first two are known when it is committed, the others when it is judged a moment later."""
+
+    iteration: int
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    measured_s: float | None = None
+    predicted_s: float | None = None
+
+
 class Line(msgspec.Struct, frozen=True):
     """A sentence and the last committed iteration when it was said; None before the first."""
 
@@ -38,8 +49,8 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class LiveState(msgspec.Struct, frozen=True, kw_only=True):
-    """`measured_s`, `predicted_s` and `losses` are of the last iterations, oldest first; `iteration` is the last committed one,
-    `waiting` the optional proposal that nobody has decided on."""
+    """`past` are the last iterations, oldest first; `iteration` is the last committed one, `waiting` the optional proposal that
+    nobody has decided on."""
 
     run: str = ""
     device: str = ""
@@ -49,14 +60,24 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     started_us: int | None = None
     at_us: int = 0
-    losses: tuple[float, ...] = ()
-    tokens_per_s: float | None = None
-    measured_s: tuple[float, ...] = ()
-    predicted_s: tuple[float | None, ...] = ()
+    past: tuple[Past, ...] = ()
     ranks: dict[int, RankView] = {}
     waiting: str | None = None
     lines: tuple[Line, ...] = ()
     finished: ev.RunFinished | None = None
+
+    @property
+    def done(self) -> int:
+        """How many iterations are committed; the last of them has a number one less."""
+        return 0 if self.iteration is None else self.iteration + 1
+
+    @property
+    def shown(self) -> Past | None:
+        """The newest iteration of which all is known, so that no figure of one stands beside a figure of another; before the
+        first was judged, the newest committed one."""
+        whole = [one for one in self.past if one.loss is not None and one.measured_s is not None]
+        committed = [one for one in self.past if one.loss is not None]
+        return (whole or committed or [None])[-1]
 
 
 def fold(state: LiveState, entry: Entry) -> LiveState:
@@ -95,21 +116,21 @@ def _change(state: LiveState, event: ev.Event | None, at_us: int) -> LiveState:
             lost = replace(state.ranks[event.rank], lost="dead" if event.how == "exit" else event.how, ratio=None)
             state = replace(state, ranks={**state.ranks, event.rank: lost})
         case ev.IterationCommitted() if state.iteration is None or event.iteration > state.iteration:
-            state = replace(
-                state,
-                iteration=event.iteration,
-                losses=(*state.losses, event.loss)[-HISTORY:],
-                tokens_per_s=event.tokens / (event.wall_us / 1e6) if event.wall_us else None,
-            )
+            rate = event.tokens / (event.wall_us / 1e6) if event.wall_us else None
+            past = _known(state.past, event.iteration, loss=event.loss, tokens_per_s=rate)
+            state = replace(state, iteration=event.iteration, past=past)
         case ev.IterationJudged():
             predicted_s = None if event.predicted_us is None else event.predicted_us / 1e6
-            state = replace(
-                state,
-                measured_s=(*state.measured_s, event.measured_us / 1e6)[-HISTORY:],
-                predicted_s=(*state.predicted_s, predicted_s)[-HISTORY:],
-                ranks=_ratios(state.ranks, event.ranks),
-            )
+            past = _known(state.past, event.iteration, measured_s=event.measured_us / 1e6, predicted_s=predicted_s)
+            state = replace(state, past=past, ranks=_ratios(state.ranks, event.ranks))
     return state
+
+
+def _known(past: tuple[Past, ...], iteration: int, **news: Any) -> tuple[Past, ...]:
+    """`past` with what is now known of an iteration."""
+    before = {one.iteration: one for one in past}
+    before[iteration] = msgspec.structs.replace(before.get(iteration, Past(iteration=iteration)), **news)
+    return tuple(before[number] for number in sorted(before))[-HISTORY:]
 
 
 def _places(before: dict[int, RankView], plan: Plan) -> dict[int, RankView]:

@@ -13,7 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from unskew.live_state import Line, LiveState, RankView
+from unskew.live_state import Line, LiveState, Past, RankView
 from unskew.sentences import Tone
 
 CURVE_COLUMNS = 60
@@ -59,30 +59,38 @@ def _header(state: LiveState, facts: Facts) -> RenderableType:
 
 
 def _progress(state: LiveState, width: int) -> RenderableType:
-    done = 0 if state.iteration is None else state.iteration + 1
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", min_width=10)
     table.add_column(justify="right", min_width=14)
     table.add_column()
-    total = "" if state.iterations is None else f" / {state.iterations}"
     room = max(10, min(CURVE_COLUMNS, width - 34))
-    bar = ProgressBar(total=state.iterations or 1, completed=done, width=room, complete_style="cyan", finished_style="green")
-    table.add_row("iteration", Text(f"{done}{total}", "bold"), bar)
-    table.add_row("loss", f"{state.losses[-1]:.4f}" if state.losses else "", Text(sparkline(state.losses[-room:]), "cyan"))
-    table.add_row("tokens/s", f"{state.tokens_per_s:,.0f}" if state.tokens_per_s else "", "")
-    if state.measured_s:
-        measured = state.measured_s[-1]
-        table.add_row("time", f"{measured:.2f} s", _times(state.measured_s[-room:], state.predicted_s[-room:]))
-        table.add_row("predicted", *_prediction(measured, state.predicted_s[-1]))
+    bar = ProgressBar(
+        total=state.iterations or 1, completed=state.done, width=room, complete_style="cyan", finished_style="green"
+    )
+    table.add_row("done", Text(_count(state), "bold"), bar)
+    shown = state.shown
+    if shown is None:
+        return table
+    past = state.past[-room:]
+    rate = f"{shown.tokens_per_s:,.0f} tokens/s" if shown.tokens_per_s else ""
+    table.add_row("iteration", str(shown.iteration), Text(rate, "dim"))
+    table.add_row("loss", f"{shown.loss:.4f}", Text(sparkline([one.loss for one in past if one.loss is not None]), "cyan"))
+    if shown.measured_s is not None:
+        table.add_row("time", f"{shown.measured_s:.2f} s", _times(past))
+        table.add_row("predicted", *_prediction(shown.measured_s, shown.predicted_s))
     return table
+
+
+def _count(state: LiveState) -> str:
+    return str(state.done) if state.iterations is None else f"{state.done} of {state.iterations}"
 
 
 def _left(state: LiveState) -> str:
     """The time that the remaining iterations take at the mean of the last ten."""
-    if state.iterations is None or state.iteration is None or not state.measured_s or state.finished is not None:
+    recent = [one.measured_s for one in state.past if one.measured_s is not None][-10:]
+    if state.iterations is None or not recent or state.finished is not None:
         return ""
-    recent = state.measured_s[-10:]
-    seconds = round((state.iterations - state.iteration - 1) * sum(recent) / len(recent))
+    seconds = round((state.iterations - state.done) * sum(recent) / len(recent))
     return f"   about {seconds // 60}:{seconds % 60:02d} left"
 
 
@@ -90,18 +98,19 @@ def _prediction(measured: float, predicted: float | None) -> tuple[str, Text]:
     if predicted is None:
         return "", Text("not fitted yet", "dim")
     off = measured / predicted - 1
-    return f"{predicted:.2f} s", Text(f"measured {off:+.0%}", _style(1 + off))
+    return f"{predicted:.2f} s", Text(f"measured {off:+.0%}".replace("%", " %"), _style(1 + off))
 
 
-def _times(measured_s: tuple[float, ...], predicted_s: tuple[float | None, ...]) -> Text:
+def _times(past: Sequence[Past]) -> Text:
     """The curve of the iteration times, each in the colour of its ratio to the prediction."""
+    timed = [(one.measured_s, one.predicted_s) for one in past if one.measured_s is not None]
     curve = Text()
-    for block, measured, predicted in zip(sparkline(measured_s), measured_s, predicted_s, strict=True):
+    for block, (measured, predicted) in zip(sparkline([measured for measured, _ in timed]), timed, strict=True):
         curve.append(block, "dim" if predicted is None else _style(measured / predicted))
     return curve
 
 
-def sparkline(values: tuple[float, ...]) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """One block character per value, scaled between the least and the greatest; a gap for what is not finite.
 
     >>> sparkline((1.0, 2.0, float("nan"), 3.0))
@@ -190,14 +199,13 @@ def _lines(lines: tuple[Line, ...]) -> Table:
 
 
 def plain(state: LiveState) -> str:
-    """The state in one line, for logs."""
-    done = 0 if state.iteration is None else state.iteration + 1
-    parts = [f"iteration {done}" + (f"/{state.iterations}" if state.iterations is not None else "")]
-    if state.losses:
-        parts.append(f"loss {state.losses[-1]:.4f}")
-    if state.tokens_per_s:
-        parts.append(f"{state.tokens_per_s:,.0f} tokens/s")
-    if state.measured_s:
-        predicted = state.predicted_s[-1]
-        parts.append(f"{state.measured_s[-1]:.2f} s" + ("" if predicted is None else f", predicted {predicted:.2f} s"))
+    """The state in one line, for logs; all figures are of the iteration that it names."""
+    parts = [f"{_count(state)} done"]
+    if (shown := state.shown) is not None:
+        parts.append(f"iteration {shown.iteration}: loss {shown.loss:.4f}")
+        if shown.tokens_per_s:
+            parts.append(f"{shown.tokens_per_s:,.0f} tokens/s")
+        if shown.measured_s is not None:
+            predicted = "" if shown.predicted_s is None else f", predicted {shown.predicted_s:.2f} s"
+            parts.append(f"{shown.measured_s:.2f} s{predicted}")
     return "  ".join(parts)

@@ -13,6 +13,9 @@ from rich.text import Text
 if TYPE_CHECKING:
     from unskew.runtime.summary import PlanSummary, Summary
 
+SURE = {(True, False): "green", (False, True): "red", (False, False): ""}
+"""The colour of a saving, by whether its interval lies above and below zero."""
+
 
 def summary_view(summary: Summary) -> RenderableType:
     """Facts first, then what was found, then what each plan was worth."""
@@ -22,7 +25,7 @@ def summary_view(summary: Summary) -> RenderableType:
         facts.add_row(label, text)
     parts: list[RenderableType] = [Text(f"run {summary.run_id}", "bold"), facts]
     if len(summary.plans) > 1:
-        parts.append(_plans(summary.plans))
+        parts += [Text(), _plans(summary.plans)]
     return Padding(Group(*parts), (1, 1))
 
 
@@ -44,25 +47,29 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _plans(plans: tuple[PlanSummary, ...]) -> Table:
-    table = Table(title="plans", title_justify="left", title_style="bold")
-    table.add_column("plan", justify="right")
-    table.add_column("from", justify="right")
-    table.add_column("reason")
-    for column in ("predicted", "measured", "without it", "saved (95 %)", "n"):
-        table.add_column(column, justify="right")
+    """Two lines a plan, which fit into any terminal: why it came, and what it was worth."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
     for plan in plans:
-        numbers = (_seconds(plan.predicted_s), _seconds(plan.measured_s), _seconds(plan.baseline_s), _saved(plan))
-        table.add_row(str(plan.epoch), str(plan.at_iteration), plan.reason, *numbers, str(plan.n or "–"))
-    return table
+        since = Text.assemble(f"from iteration {plan.at_iteration}", (f": {plan.reason}" if plan.reason else "", "dim"))
+        grid.add_row(f"plan {plan.epoch}", since)
+        if plan.predicted_s is not None or plan.measured_s is not None:
+            grid.add_row("", _worth(plan))
+    return grid
 
 
-def _saved(plan: PlanSummary) -> str:
-    """Seconds an iteration that the change saved, with the interval of the mean."""
-    if plan.baseline_s is None or plan.measured_s is None or plan.interval_s is None:
-        return "–"
-    low, high = plan.interval_s
-    return f"{plan.baseline_s - plan.measured_s:+.2f} s ({low:+.2f} to {high:+.2f})"
+def _worth(plan: PlanSummary) -> Text:
+    times = f"predicted {_seconds(plan.predicted_s)}, measured {_seconds(plan.measured_s)}"
+    if plan.baseline_s is None:
+        return Text(times)
+    text = Text(f"{times}, without it {_seconds(plan.baseline_s)}")
+    if plan.measured_s is not None and plan.interval_s is not None:
+        low, high = plan.interval_s
+        saved = f"{plan.baseline_s - plan.measured_s:+.2f} s saved an iteration"
+        text.append(f": {saved} (95 %: {low:+.2f} to {high:+.2f} s, n = {plan.n})", SURE[low > 0, high < 0])
+    return text
 
 
 def _seconds(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f} s"
+    return "–" if value is None else f"{value:.2f} s"

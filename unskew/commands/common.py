@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import msgspec
 import typer
@@ -50,15 +50,35 @@ def checking_input() -> Iterator[None]:
 
 
 class Commands(TyperGroup):
-    """The commands; a store that cannot serve, noticed anywhere in one, ends it as bad input does."""
+    """The commands; bad usage and a store that cannot serve, noticed anywhere in one, end it as bad input does."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with checking_usage(ctx.command_path):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         from unskew.collector.paths import StoreError
 
-        try:
-            return super().invoke(ctx)
-        except StoreError as error:
-            refuse(str(error))
+        with checking_usage(ctx.command_path):
+            try:
+                return super().invoke(ctx)
+            except StoreError as error:
+                refuse(str(error))
+
+
+@contextmanager
+def checking_usage(command: str) -> Iterator[None]:
+    """What the parser of the command line complains about becomes a refusal; `command` when the complaint names none itself."""
+    # The base of its complaints is not among Typer's public names.
+    usage_error = cast("type[Exception]", typer.BadParameter.__base__)
+    try:
+        yield
+    except usage_error as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help page of a group that was called without a command
+            raise
+        complaint = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+        where = getattr(getattr(error, "ctx", None), "command_path", command)
+        refuse(f"{where}: {complaint[:1].lower()}{complaint[1:].rstrip('.')}; {where} --help says more")
 
 
 def locate(option: str | None) -> Store:
@@ -82,6 +102,15 @@ def store_runs(store: Store) -> list[str]:
 
     with checking_input():
         return sorted({*store.spooled_runs(), *(sealed.run for sealed in manifest.load(store).sealed)})
+
+
+def newest_run(store: Store) -> str | None:
+    """The run of the store that was started or imported last; None in an empty one."""
+    from unskew.collector.reader import open_store
+
+    with checking_input(), open_store(store) as reader:
+        found = reader.sql("select run from runs order by started_us desc limit 1")["run"].to_list()
+    return found[0] if found else None
 
 
 def known_run(store: Store, run: str) -> str:

@@ -12,8 +12,8 @@ from unskew.commands.common import (
     checking_input,
     known_run,
     locate,
+    newest_run,
     refuse,
-    store_runs,
     warn,
     write_json,
 )
@@ -49,8 +49,11 @@ def diagnose(
     from unskew.collector.reader import open_store
 
     place = locate(store)
-    names = [known_run(place, run) for run in runs or store_runs(place)[-1:]]
-    if not names:
+    if runs:
+        names = [known_run(place, run) for run in runs]
+    elif (newest := newest_run(place)) is not None:
+        names = [newest]
+    else:
         refuse(f"there is no run in {place.root}: run one or import one first")
     with checking_input():
         reader = open_store(place)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, known_run, locate, refuse, warn, write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from unskew.analytics.diagnosis.retrain import Retrained
+    from unskew.analytics.retraining import Backtest
 
 STREAM = "analysis/retrain"
 
@@ -66,17 +72,37 @@ def retrain(
             "model": found.fitted.model,
         },
     )  # fmt: skip
-    tested = f"tested on {found.tested_on[0]} to {found.tested_on[1]}"
-    print(f"fitted on iterations {found.fitted_on[0]} to {found.fitted_on[1]}, {tested}")
-    print("median error on these: " + ", ".join(f"{name} {error:.2f} %" for name, error in errors.items()))
-    if found.coverage:
-        print("within the 90 % error bars: " + ", ".join(f"{kind} {100 * part:.0f} %" for kind, part in found.coverage.items()))
-    for kind, terms in found.fitted.unidentified.items():
-        if terms:
-            print(f"{kind}: cannot be told from the other terms: {', '.join(terms)}")
+    _show(run, found)
     if not found.better:
         print(f"predictor {number - 1} stays: the new one is no better")
     elif known:
-        print(f"predictor {number} replaces the one before")
+        print(f"predictor {number} replaces predictor {number - 1}")
     else:
         print(f"predictor {number} is the run's first")
+
+
+def _show(run: str, found: Retrained) -> None:
+    from rich.console import Console
+
+    tested = f"tested on {found.tested_on[0]} to {found.tested_on[1]}"
+    print(f"run {run}: fitted on iterations {found.fitted_on[0]} to {found.fitted_on[1]}, {tested}")
+    Console().print(_errors(found.new, found.old))
+    if found.coverage:
+        kinds = ", ".join(f"{100 * part:.0f} % of {kind}" for kind, part in found.coverage.items())
+        print(f"within the 90 % error bars: {kinds}")
+    for kind, terms in found.fitted.unidentified.items():
+        if terms:
+            print(f"{kind}: no telling from these iterations what is due to {' and '.join(terms)} alone")
+
+
+def _errors(new: Backtest, old: Backtest | None) -> Table:
+    """How far the prediction of later iterations was off, with the predictor of before and with the new one."""
+    from rich.table import Table
+
+    grid = Table("median error", header_style="bold")
+    for name in ("before", "new") if old is not None else ("new",):
+        grid.add_column(name, justify="right")
+    for name in ("chunks", "iterations"):
+        fits = (old, new) if old is not None else (new,)
+        grid.add_row(f"time of {name}", *(f"{100 * getattr(fit, name):.2f} %" for fit in fits))
+    return grid

@@ -12,10 +12,12 @@ import typer
 from unskew.commands.common import JsonOption, checking_input, fail, known_run, locate, refuse, write_json
 
 if TYPE_CHECKING:
-    from unskew.analytics.cluster.simulation import Outcome
+    from unskew.analytics.cluster.outcome import Outcome
+    from unskew.analytics.policies.base import Policy
 
 
 _MOST_HOURS = 100_000
+_LEAST_CHECKPOINT_S = 1.0
 
 
 def simulate(
@@ -27,6 +29,15 @@ def simulate(
     hours: Annotated[float, typer.Option(help="Simulated time.")] = 24.0,
     seed: Annotated[int, typer.Option(help="Seed of faults and noise.")] = 0,
     spares: Annotated[int, typer.Option(help="Spare nodes.")] = 0,
+    checkpoint_s: Annotated[
+        float | None,
+        typer.Option(
+            "--checkpoint-s",
+            metavar="SECONDS",
+            help="Time between checkpoints.",
+            show_default="1800, where a policy writes any",
+        ),
+    ] = None,
     check: Annotated[
         str | None, typer.Option(metavar="RUN", help="Instead: play a real run's plans, predicted against measured.")
     ] = None,
@@ -51,9 +62,13 @@ def simulate(
         refuse(f"--hours {hours:g} must be greater than 0 and at most {_MOST_HOURS:,}")
     if spares < 0 or seed < 0:
         refuse("--spares and --seed must be at least 0")
+    if checkpoint_s is not None and not _LEAST_CHECKPOINT_S <= checkpoint_s <= hours * 3600.0:
+        refuse(f"--checkpoint-s {checkpoint_s:g} must be from {_LEAST_CHECKPOINT_S:g} to the {hours * 3600.0:g} s simulated")
     with checking_input():
         job = parse_cluster(cluster)
         chosen = [policy_named(name) for name in policy.split(",")]
+        if checkpoint_s is not None:
+            _refuse_without_checkpoints(chosen)
         if faults.startswith("trace:"):
             happenings = load_trace(Path(faults.removeprefix("trace:")), job, hours=hours)
         else:
@@ -62,14 +77,15 @@ def simulate(
     answers: list[dict[str, Any]] = []
     outcomes: list[Outcome] = []
     for one in chosen:
-        outcome = play(job, one, happenings, Options(hours=hours, seed=seed, spares=spares))
+        outcome = play(job, one, happenings, Options(hours=hours, seed=seed, spares=spares, checkpoint_s=checkpoint_s))
         answer: dict[str, Any] = dict(outcome.facts())
         if place is not None:
             from unskew.analytics.cluster.record import record
             from unskew.collector.paths import StoreError
 
             run = f"{time.strftime('%Y%m%d-%H%M%S')}-sim-{one.name}-{time.time_ns() % 10**6:06d}"
-            asked = {"cluster": cluster, "policy": one.name, "faults": faults, "hours": hours, "seed": seed, "spares": spares}
+            asked = {"cluster": cluster, "policy": one.name, "faults": faults, "hours": hours, "seed": seed, "spares": spares,
+                     "checkpoint_s": outcome.checkpoint_s}  # fmt: skip
             try:
                 record(place, run, outcome, happenings, asked)
             except StoreError as error:
@@ -79,6 +95,11 @@ def simulate(
         outcomes.append(outcome)
     _print(outcomes, [answer["run_id"] for answer in answers if "run_id" in answer])
     write_json(json, {"cluster": cluster, "faults": faults, "hours": hours, "seed": seed, "policies": answers})
+
+
+def _refuse_without_checkpoints(chosen: Sequence[Policy]) -> None:
+    if all(one.checkpoint_s is None for one in chosen):
+        refuse(f"--checkpoint-s: {', '.join(one.name for one in chosen)} writes no checkpoints")
 
 
 def _print(outcomes: Sequence[Outcome], runs: Sequence[str]) -> None:
@@ -97,6 +118,7 @@ def _print(outcomes: Sequence[Outcome], runs: Sequence[str]) -> None:
         for name in facts[0]:
             grid.add_row(name, *(facts[number][name] for number in part), end_section=name == _LAST_FACT)
         console.print(grid)
+    print("unexplained: the noise of iterations; below 0 they took less time than the model has them take")
     for outcome in outcomes:
         if outcome.aborted_s is not None:
             print(f"{outcome.policy} ended after {outcome.aborted_s / 3600:.2f} h: {outcome.changes[-1].reaction.reason}")
@@ -129,6 +151,7 @@ def _facts(outcome: Outcome) -> dict[str, str]:
         "effective training time": share(outcome.effective), "surviving capacity": share(outcome.capacity),
         "iterations": f"{outcome.iterations:,}", "samples/s": f"{outcome.samples_per_s:.3f}",
         "tokens": f"{outcome.tokens:.4g}", "MFU": f"{100 * outcome.mfu:.1f} %",
+        "checkpoints": "none" if outcome.checkpoint_s is None else f"every {outcome.checkpoint_s:,g} s",
         _LAST_FACT: f"{outcome.failures} · {len(outcome.changes)}", **lost,
         "unexplained": share(outcome.unexplained_s / outcome.whole_s),
     }  # fmt: skip

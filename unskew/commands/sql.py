@@ -22,6 +22,8 @@ TABLE_ROWS = 200
 COUNTED_ROWS = 100_000
 """A table shows the first of its rows and counts up to here; a file gets all."""
 _LEAST_COLUMN = 12
+"""Text wrapped into columns narrower than this on average tells nothing."""
+_UNBOUNDED = 1_000_000
 
 
 def sql(
@@ -118,9 +120,10 @@ def _print(rows: polars.DataFrame, file: TextIO) -> None:
 
     terminal = Console(file=file)
     grid = table(rows)
-    # A table squeezed into columns of a letter each tells nothing: then one line a value.
-    roomy = terminal.measure(grid).maximum <= terminal.width or rows.width * _LEAST_COLUMN <= terminal.width
-    terminal.print(grid if roomy else records(rows))
+    needs = terminal.measure(grid, options=terminal.options.update(max_width=_UNBOUNDED))
+    # Text may be wrapped at its words; a number or a name cut in two is no answer.
+    wraps = needs.minimum <= terminal.width and rows.width * _LEAST_COLUMN <= terminal.width
+    terminal.print(grid if needs.maximum <= terminal.width or wraps else records(rows))
     more = f", the first {TABLE_ROWS} shown (--format csv gives all)" if rows.height > TABLE_ROWS else ""
     count = f"more than {COUNTED_ROWS:,}" if rows.height == COUNTED_ROWS + 1 else f"{rows.height:,}"
     terminal.print(f"[dim]{count} row{'s' * (rows.height != 1)}{more}[/]")
@@ -150,12 +153,14 @@ def _cell(value: object) -> Text:
 
 
 def table(rows: polars.DataFrame) -> Table:
-    """The first rows as a table; numbers to the right, NULL as a dash."""
+    """The first rows as a table; numbers to the right, NULL as a dash; what is one word stays on one line."""
     from rich.table import Table
 
     grid = Table(header_style="bold")
-    for name, dtype in rows.schema.items():
-        grid.add_column(name, justify="right" if dtype.is_numeric() else "left")
-    for row in rows.head(TABLE_ROWS).iter_rows():
-        grid.add_row(*map(_cell, row))
+    cells = [[_cell(value) for value in column] for column in rows.head(TABLE_ROWS).iter_columns()]
+    for (name, dtype), column in zip(rows.schema.items(), cells, strict=True):
+        one_word = not any(" " in cell.plain for cell in column)
+        grid.add_column(name, justify="right" if dtype.is_numeric() else "left", no_wrap=one_word)
+    for row in zip(*cells, strict=True):
+        grid.add_row(*row)
     return grid

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unskew.commands.common import StoreOption, known_run, locate, refuse, store_runs, warn
+from unskew.commands.common import StoreOption, known_run, locate, newest_run, refuse, warn
 
 POLL_S = 0.5
 
@@ -25,10 +25,9 @@ def watch(
     from unskew.live import Screen
 
     place = locate(store)
-    runs = store_runs(place)
-    if run is None and not runs:
+    name = newest_run(place) if run is None else known_run(place, run)
+    if name is None:
         refuse(f"there is no run in {place.root} yet: start one with `unskew run`")
-    name = runs[-1] if run is None else known_run(place, run)
     with Follow(place, name) as follow, Screen(Console(), [("store", str(place.root))]) as screen, suppress(KeyboardInterrupt):
         alive = True
         while alive:

@@ -1,0 +1,72 @@
+"""What `unskew diagnose` found afterwards in the run's log: what was wrong, who did it, what it cost, what cannot be said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from unskew.collector.events import Diagnosed
+from unskew.dashboard.data import Snapshot, store
+from unskew.dashboard.story import Story
+from unskew.dashboard.theme import card, chip, empty, escape, title
+from unskew.dashboard.window import Window
+from unskew.dashboard.wording import CAUSES
+
+LEAST_SHARE = 0.001
+"""Causes that took less of the time lost than this are not listed."""
+
+
+def show(snapshot: Snapshot, _window: Window) -> None:
+    """The card of an imported run, in the place of proposals that nobody makes for it."""
+    with card("diagnosis"):
+        title("Diagnosis")
+        body(snapshot)
+
+
+def body(snapshot: Snapshot) -> None:
+    """The newest diagnosis, or how to get one."""
+    found = newest(snapshot.story)
+    if found is None:
+        empty("Not asked for yet. This says what was wrong, who did it and what it cost:")
+        st.code(f"unskew diagnose {snapshot.run} --store {store().root}", language=None, wrap_lines=True)
+        return
+    said = "".join(_verdict(verdict) for verdict in found.verdicts) or "<p>Nothing is wrong, as far as the data tells.</p>"
+    st.html(f'<div class="u-text">{said}</div>{_lost(found)}{_open(found)}')
+
+
+def newest(story: Story) -> Diagnosed | None:
+    """The last diagnosis in the log."""
+    return next((entry.event for entry in reversed(story.log) if isinstance(entry.event, Diagnosed)), None)
+
+
+def sentence(verdict: dict[str, Any]) -> str:
+    """A verdict's sentence as one that stands alone."""
+    text = str(verdict["sentence"])
+    return text[:1].upper() + text[1:].removesuffix(".") + "."
+
+
+def _verdict(verdict: dict[str, Any]) -> str:
+    cause = chip(CAUSES.get(verdict["cause"], verdict["cause"]), "warn")
+    step = verdict.get("evidence", {}).get("next_step")
+    following = f'<p class="u-muted">Next: {escape(step)}</p>' if step else ""
+    return f"<p>{cause} {escape(sentence(verdict))}</p>{following}"
+
+
+def _lost(found: Diagnosed) -> str:
+    whole = sum(abs(seconds) for seconds in found.time_lost_s.values())
+    rows = [
+        f"<div><span>{escape(CAUSES.get(cause, cause))}</span><b>{seconds:,.1f} s</b></div>"
+        for cause, seconds in found.time_lost_s.items()
+        if abs(seconds) > LEAST_SHARE * whole
+    ]
+    if not rows:
+        return ""
+    return f'<p class="u-muted u-over">Time lost against ideal, in device-seconds</p><div class="u-facts">{"".join(rows)}</div>'
+
+
+def _open(found: Diagnosed) -> str:
+    if not found.abstained:
+        return ""
+    items = "".join(f"<li>{escape(reason)}</li>" for reason in found.abstained)
+    return f'<details class="u-more"><summary>What cannot be said ({len(found.abstained)})</summary><ul>{items}</ul></details>'
