@@ -55,7 +55,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     `shared_cores`: ranks outnumber these cores of a real device, None elsewhere. Then an iteration takes at least all its CPU
     time over the cores, and no gain of a plan is claimed. `truth_known`: every slowness is injected (emulated devices).
-    `detector`: the thresholds for this class of device.
+    `detector`: the thresholds for this class of device. `classes`: device class -> its ranks (`CostModel.classes`).
     """
 
     origin: Plan
@@ -66,6 +66,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     shared_cores: int | None = None
     detector: DetectorOptions = DetectorOptions()
     truth_known: bool = False
+    classes: dict[str, tuple[int, ...]] = {}
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +86,7 @@ class Adaptation:
     def __init__(self, site: Site, options: AdaptationOptions | None = None) -> None:
         self.site, self.options = site, options or AdaptationOptions()
         self.detector = Detector(site.detector)
-        self.retraining = Retraining(self.options.retraining)
+        self.retraining = Retraining(self.options.retraining, site.classes)
         self._alive = frozenset(site.origin.ranks)
         self._ask_at: int | None = None
         self._verdict: int | None = None

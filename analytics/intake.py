@@ -138,6 +138,7 @@ def _chunk(span: Span, works: dict[int, Work], plan: Plan) -> Chunk:
         has_head=first + n_layers == plan.n_layers,
         work=works[span.micro_batch or 0],
         us=float(span.compute_us if span.compute_us is not None else span.wall_us),
+        tp=len(plan.teams.get((span.micro_batch or 0, first), (span.rank,))),
     )
 
 

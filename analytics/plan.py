@@ -130,6 +130,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             layers_of.setdefault(self.holders(layer), []).append(layer)
         return tuple((ranks, tuple(layers)) for ranks, layers in layers_of.items())
 
+    @cached_property
+    def teams(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """(micro-batch, first layer) -> the ranks of the TP group that executes this hop; hops of one rank are not in it."""
+        return {
+            (route.micro_batch, hop.first_layer): hop.ranks for route in self.routes for hop in route.hops if len(hop.ranks) > 1
+        }
+
     def renumbered(self, epoch: int) -> Plan:
         """The same plan under another number."""
         return msgspec.structs.replace(self, epoch=epoch)

@@ -8,15 +8,16 @@ differ (embedding, head, MoE, Mamba), `unit_durations_us` takes the costs from a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
 
-from unskew.analytics.cost import HEALTHY, CostModel, Speeds, speed_of
+from unskew.analytics.cost import HEALTHY, CostModel, Place, Speeds, speed_of
 from unskew.analytics.model_profiles import TOKENS, ModelProfile
 from unskew.analytics.pipeline import Array, Timeline, evaluate
 from unskew.analytics.plan import Plan
-from unskew.analytics.schedule import Schedule, build_schedule, splits_backward
+from unskew.analytics.schedule import Action, Schedule, build_schedule, splits_backward
 from unskew.analytics.workload import Work
 
 
@@ -27,11 +28,30 @@ class Prediction(msgspec.Struct, frozen=True):
     timeline: Timeline
 
 
-class LayerCosts(msgspec.Struct, frozen=True):
-    """Microseconds of one layer and of the head on a healthy device, per kind of work: arrays [micro-batch, iteration]."""
+class LayerCosts(msgspec.Struct, frozen=True, dict=True):
+    """Microseconds of one layer and of the head on a healthy device: per place (cost.py) and kind of work, [micro-batch,
+    iteration].
 
-    layer_us: dict[str, Array]
-    head_us: dict[str, Array]
+    `tokens`, `sum_sq`: the work, [micro-batch, iteration].
+    """
+
+    cost: CostModel
+    tokens: Array
+    sum_sq: Array
+
+    @cached_property
+    def _found(self) -> dict[Place, tuple[dict[str, Array], dict[str, Array]]]:
+        return {}
+
+    def at(self, place: Place) -> tuple[dict[str, Array], dict[str, Array]]:
+        """(of a layer, of the head) per kind of work."""
+        if place not in self._found:
+            costs = self.cost.costs_at(place)
+            self._found[place] = (
+                {kind: c.layer_us + c.token_us * self.tokens + c.token2_us * self.sum_sq for kind, c in costs.items()},
+                {kind: c.head_us_per_token * self.tokens for kind, c in costs.items()},
+            )
+        return self._found[place]
 
 
 def predict_iteration(plan: Plan, works: Sequence[Work], cost: CostModel, speeds: Speeds = HEALTHY) -> Prediction:
@@ -58,26 +78,36 @@ def model_for(cost: CostModel, schedule: str) -> CostModel:
 
 def layer_costs(batches: Sequence[Sequence[Work]], cost: CostModel) -> LayerCosts:
     """What the batches cost whatever the plan: computed once, used for every candidate plan of a schedule (`model_for`)."""
-
-    def matrix(kind: str, n_layers: int, has_head: bool) -> Array:
-        rows = [[cost.chunk_us(kind, work, n_layers, has_head=has_head) for work in works] for works in batches]
-        return np.array(rows, dtype=np.float64).T
-
-    kinds = tuple(cost.chunks)
-    return LayerCosts({kind: matrix(kind, 1, False) for kind in kinds}, {kind: matrix(kind, 0, True) for kind in kinds})
+    tokens = np.array([[work.tokens for work in works] for works in batches], dtype=np.float64).T
+    sum_sq = np.array([[work.sum_sq for work in works] for works in batches], dtype=np.float64).T
+    return LayerCosts(cost, tokens, sum_sq)
 
 
 def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds) -> Array:
     """Durations of the actions of `schedule.order`: [action, iteration]. The costs must know the kinds that the schedule has
-    (`model_for`)."""
-    order, n_layers = schedule.order, schedule.plan.n_layers
-    layers = np.array([action.n_layers for action in order], dtype=np.float64)[:, None]
-    head = np.array([action.first_layer + action.n_layers == n_layers for action in order], dtype=np.float64)[:, None]
-    speed = np.array([speed_of(speeds, action.rank, action.kind) for action in order])[:, None]
-    kinds = list(costs.layer_us)
-    rows = np.array([(kinds.index(action.kind), action.micro_batch) for action in order]).T
-    layer_us = np.stack([costs.layer_us[kind] for kind in kinds])[rows[0], rows[1]]
-    head_us = np.stack([costs.head_us[kind] for kind in kinds])[rows[0], rows[1]]
+    (`model_for`). A TP group is as fast as its slowest member."""
+    teams = schedule.plan.teams
+    if not teams:
+        return _spent_us(schedule, [(action, action.rank, 1) for action in schedule.order], costs, speeds)
+    together = [teams.get((action.micro_batch, action.first_layer), (action.rank,)) for action in schedule.order]
+    each = [(a, rank, len(team)) for a, team in zip(schedule.order, together, strict=True) for rank in team]
+    first = np.cumsum([0, *map(len, together)])[:-1]
+    return np.asarray(np.maximum.reduceat(_spent_us(schedule, each, costs, speeds), first, axis=0))
+
+
+def _spent_us(schedule: Schedule, done: Sequence[tuple[Action, int, int]], costs: LayerCosts, speeds: Speeds) -> Array:
+    """What each (action, one of those who execute it, how many they are) takes: [n, iteration]."""
+    cost, n_layers = costs.cost, schedule.plan.n_layers
+    layers = np.array([action.n_layers for action, _, _ in done], dtype=np.float64)[:, None]
+    head = np.array([a.first_layer + a.n_layers == n_layers for a, _, _ in done], dtype=np.float64)[:, None]
+    speed = np.array([speed_of(speeds, rank, action.kind) for action, rank, _ in done])[:, None]
+    kinds = list(cost.chunks)
+    kind, micro_batch = np.array([(kinds.index(action.kind), action.micro_batch) for action, _, _ in done]).T
+    number: dict[Place, int] = {}
+    place = np.array([number.setdefault(cost.place_of(rank, tp), len(number)) for _, rank, tp in done])
+    layer_us, head_us = (
+        np.stack([[costs.at(one)[part][name] for name in kinds] for one in number])[place, kind, micro_batch] for part in (0, 1)
+    )
     return np.asarray((layers * layer_us + head * head_us) / speed)
 
 

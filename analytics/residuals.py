@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from unskew.analytics.cost import CostModel
+from unskew.analytics.cost import CostModel, Costs
 from unskew.analytics.plan import Plan
 from unskew.analytics.predictor import Chunk
 
@@ -39,7 +39,7 @@ class Loads(msgspec.Struct, frozen=True):
 
 
 class Chunks(msgspec.Struct, frozen=True):
-    """Chunks as columns, each (n,): `kind` is an index into `kinds`."""
+    """Chunks as columns, each (n,): `kind` is an index into `kinds`; `tp` how many ranks executed it together."""
 
     kinds: tuple[str, ...]
     rank: Ints
@@ -48,6 +48,7 @@ class Chunks(msgspec.Struct, frozen=True):
     head: Floats
     tokens: Floats
     sum_sq: Floats
+    tp: Ints
     us: Floats
 
 
@@ -63,19 +64,27 @@ def columns(chunks: Sequence[Chunk]) -> Chunks:
         np.array([chunk.has_head for chunk in chunks], dtype=np.float64),
         np.array([work.tokens for work in works], dtype=np.float64),
         np.array([work.sum_sq for work in works], dtype=np.float64),
+        np.array([chunk.tp for chunk in chunks], dtype=np.int64),
         np.array([chunk.us for chunk in chunks], dtype=np.float64),
     )
 
 
 def predicted_us(chunks: Chunks, cost: CostModel) -> Floats:
     """(n,): what each chunk takes on a healthy device; nan for a kind that the model does not know."""
-    unknown = (np.nan,) * 4
-    terms = np.array(
-        [
-            (c.layer_us, c.token_us, c.token2_us, c.head_us_per_token) if (c := cost.chunks.get(kind)) else unknown
-            for kind in chunks.kinds
-        ]
-    ).reshape(-1, 4)[chunks.kind]
+    if not len(chunks.rank):
+        return np.zeros(0)
+
+    def terms_of(costs: Costs) -> list[tuple[float, ...]]:
+        unknown = (np.nan,) * 4
+        found = (costs.get(kind) for kind in chunks.kinds)
+        return [(c.layer_us, c.token_us, c.token2_us, c.head_us_per_token) if c else unknown for c in found]
+
+    class_of = np.zeros(int(chunks.rank.max()) + 1, dtype=np.int64)
+    for number, ranks in enumerate(cost.classes.values(), start=1):
+        class_of[[rank for rank in ranks if rank < len(class_of)]] = number
+    degrees, degree = np.unique(chunks.tp, return_inverse=True)
+    table = [[terms_of(cost.costs_at((name, tp))) for tp in degrees.tolist()] for name in ("", *cost.classes)]
+    terms = np.array(table)[class_of[chunks.rank], degree, chunks.kind]
     per_layer = terms[:, 0] + terms[:, 1] * chunks.tokens + terms[:, 2] * chunks.sum_sq
     return np.asarray(chunks.n_layers * per_layer + chunks.head * terms[:, 3] * chunks.tokens)
 

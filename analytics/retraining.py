@@ -13,7 +13,7 @@ The steps, per committed iteration (pure: the same iterations give the same pred
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -23,7 +23,7 @@ from unskew.analytics.detector import Committed
 from unskew.analytics.intake import Released
 from unskew.analytics.plan import Plan
 from unskew.analytics.prediction import predict_iteration
-from unskew.analytics.predictor import Chunk, Fit, NotIdentifiable, at_healthy_speed, fit, median_error
+from unskew.analytics.predictor import Chunk, Fit, NotIdentifiable, at_healthy_speed, expected_us, fit, median_error
 from unskew.analytics.terms import Measured, fit_terms
 from unskew.analytics.workload import Work
 from unskew.collector.events import PredictorFitted
@@ -82,10 +82,11 @@ class _Candidate(msgspec.Struct, frozen=True):
 
 
 class Retraining:
-    """The predictor of one run, and what it is learned from."""
+    """The predictor of one run, and what it is learned from; `classes`: device class -> its ranks."""
 
-    def __init__(self, options: RetrainingOptions | None = None) -> None:
+    def __init__(self, options: RetrainingOptions | None = None, classes: Mapping[str, tuple[int, ...]] | None = None) -> None:
         self.options = options or RetrainingOptions()
+        self._classes = classes or {}
         self.fitted: Fit | None = None
         self.number = 0
         self._seen: deque[Seen] = deque(maxlen=self.options.refit_every)
@@ -107,7 +108,7 @@ class Retraining:
         self._seen.append(seen)
         now = seen.committed.iteration
         if self.fitted is None:
-            if len(self._seen) < self.options.warm_up or (found := fit_seen(list(self._seen))) is None:
+            if len(self._seen) < self.options.warm_up or (found := fit_seen(list(self._seen), self._classes)) is None:
                 return None
             return self._adopt(found, "warm-up", now)
         if self._candidate is None:
@@ -128,7 +129,7 @@ class Retraining:
     def _look_for_reason(self, now: int) -> None:
         """Fit a candidate when one is due."""
         trigger = (self._why or "again from the log") if now >= self._due_at else self._drift(now)
-        if trigger and (found := fit_seen(list(self._seen))) is not None:
+        if trigger and (found := fit_seen(list(self._seen), self._classes)) is not None:
             self._candidate = _Candidate(found, trigger)
 
     def _drift(self, now: int) -> str:
@@ -161,8 +162,8 @@ def fitted_event(found: Fit, *, number: int, watermark: int, trigger: str) -> Pr
     )
 
 
-def fit_seen(seen: Sequence[Seen]) -> Fit | None:
-    """The predictor of these iterations; None when they do not tell."""
+def fit_seen(seen: Sequence[Seen], classes: Mapping[str, tuple[int, ...]] | None = None) -> Fit | None:
+    """The predictor of these iterations; None when they do not tell. `classes`: device class -> its ranks."""
     plan, speeds = seen[-1].plan, seen[-1].speeds
     chunks = [chunk for one in seen for chunk in one.chunks]
     # The first iteration pays for start-up once; it says nothing about the end of the others.
@@ -178,7 +179,7 @@ def fit_seen(seen: Sequence[Seen]) -> Fit | None:
         return predict_iteration(plan, works, cost, speeds).iteration_us
 
     try:
-        return fit_terms(fit(chunks), measured, makespan_us, transfers, collectives)
+        return fit_terms(fit(chunks, classes), measured, makespan_us, transfers, collectives)
     except NotIdentifiable:
         return None
 
@@ -201,7 +202,7 @@ def median_ratio(model: CostModel, chunks: Sequence[Chunk]) -> float | None:
     of_rank: dict[int, list[float]] = {}
     for chunk in chunks:
         if chunk.us > 0 and chunk.kind in model.chunks:
-            predicted = model.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
+            predicted = expected_us(model, chunk)
             if predicted > 0:
                 of_rank.setdefault(chunk.rank, []).append(chunk.us / predicted)
     return median(median(ratios) for ratios in of_rank.values()) if of_rank else None

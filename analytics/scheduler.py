@@ -272,8 +272,9 @@ class _Bench:
 
     def job(self) -> Job:
         """The mean micro-batch of the recent batches as the planners take it."""
-        layer_us = {kind: float(us.mean()) for kind, us in self.costs.layer_us.items()}
-        head_us = sum(float(us.mean()) for us in self.costs.head_us.values())
+        of_layers, of_head = self.costs.at((self.state.cost.device_class, 1))
+        layer_us = {kind: float(us.mean()) for kind, us in of_layers.items()}
+        head_us = sum(float(us.mean()) for us in of_head.values())
         return Job(
             n_layers=self.current.n_layers,
             micro_batches=len(self.current.routes),
@@ -289,7 +290,11 @@ class _Bench:
         def total(costs: dict[str, Array], rank: int) -> float:
             return float(sum(us.mean() / speed_of(self.state.speeds, rank, kind) for kind, us in costs.items()))
 
-        return {rank: RankTime(total(self.costs.layer_us, rank), total(self.costs.head_us, rank)) for rank in self.state.alive}
+        found = {}
+        for rank in self.state.alive:
+            of_layers, of_head = self.costs.at(self.state.cost.place_of(rank))
+            found[rank] = RankTime(total(of_layers, rank), total(of_head, rank))
+        return found
 
 
 def _search(bench: _Bench, options: Options) -> Candidate:

@@ -136,7 +136,8 @@ def _expected(
         for column, iteration in enumerate(section.recording.iterations):
             work = works[iteration][operation.micro_batch] if iteration in works else work_of(())
             has_head = held[0] + held[1] == n_layers
-            expected[i, column] = max(cost.chunk_us(operation.kind, work, held[1], has_head=has_head), 1e-3)
+            us = cost.chunk_us(operation.kind, work, held[1], has_head=has_head, place=cost.place_of(operation.rank))
+            expected[i, column] = max(us, 1e-3)
     return expected
 
 

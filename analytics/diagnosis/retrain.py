@@ -7,14 +7,14 @@ some of these, which is to its advantage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import log
 
 import msgspec
 
 from unskew.analytics.cost import CostModel
 from unskew.analytics.prediction import predict_iteration
-from unskew.analytics.predictor import Fit
+from unskew.analytics.predictor import Fit, expected_us
 from unskew.analytics.retraining import Backtest, Seen, backtest, fit_seen
 
 SHARE = 2 / 3
@@ -36,13 +36,18 @@ class Retrained(msgspec.Struct, frozen=True, kw_only=True):
         return self.old is None or self.new.beats(self.old)
 
 
-def retrain(seen: Sequence[Seen], before: CostModel | None, share: float = SHARE) -> Retrained:
-    """Raises `ValueError` when there is too little to fit and to test on."""
+def retrain(
+    seen: Sequence[Seen],
+    before: CostModel | None,
+    share: float = SHARE,
+    classes: Mapping[str, tuple[int, ...]] | None = None,
+) -> Retrained:
+    """`classes`: device class -> its ranks. Raises `ValueError` when there is too little to fit and to test on."""
     if len(seen) < LEAST:
         raise ValueError(f"{len(seen)} complete iterations are too few to fit and to test a predictor, needed are {LEAST}")
     at = round(share * len(seen))
     learned, later = seen[:at], seen[at:]
-    found = fit_seen(learned)
+    found = fit_seen(learned, classes)
     if found is None or not later:
         raise ValueError("its iterations do not tell what chunks should take: none is complete with lengths and times")
     return Retrained(
@@ -70,6 +75,5 @@ def coverage(model: CostModel, later: Sequence[Seen]) -> dict[str, float]:
         )
         for chunk in seen.chunks:
             if chunk.kind in model.chunks:
-                predicted = model.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
-                count(chunk.kind, predicted, chunk.us)
+                count(chunk.kind, expected_us(model, chunk), chunk.us)
     return {kind: round(sum(hits) / len(hits), 4) for kind, hits in sorted(inside.items())}
