@@ -91,6 +91,32 @@ def test_a_checkpoint_bounds_what_a_failure_costs() -> None:
     assert outcome.lost_s["detection"] == 60.0
 
 
+def test_checkpoints_come_as_often_as_they_are_asked_for() -> None:
+    """Every 600 s instead of every 1800: nine of them in 100 minutes of training, and a failure loses less than 600 s."""
+    kill = [Happening(kind="failed", at_s=5000.0, devices=(0,))]
+    options = Options(hours=2.0, noise_cv=0.0, spares=1, checkpoint_s=600.0)
+    outcome = simulate(JOB, POLICIES["checkpoint-restart"](), kill, options)
+    assert outcome.checkpoint_s == 600.0
+    assert outcome.lost_s["redo"] < 600.0
+    # at 600 .. 4800, not at 5400 (restarting), at 6000 and 6600
+    assert outcome.lost_s["checkpoint"] == pytest.approx(10 * 0.45)
+    without = simulate(JOB, POLICIES["recover"](), kill, options)
+    assert (without.checkpoint_s, without.lost_s["checkpoint"]) == (None, 0.0)
+
+
+def test_policies_that_are_compared_meet_the_same_luck() -> None:
+    """Of many slow phases a detector that finds half of them finds the same ones under either policy, equally slow."""
+    law = FaultLaw(slow_per_100_hours=200.0, slow_forever=True)
+    found = []
+    for name in ("resihp", "greyhound"):
+        policy = POLICIES[name]()
+        policy.slow_recall = 0.5
+        outcome = simulate(JOB, policy, arrivals(JOB, law, hours=24.0, seed=7), Options(hours=24.0, seed=7))
+        found.append({answer.event.at_s for answer in outcome.answers if answer.event.kind == "slowed"})
+    assert 15 < len(found[0]) < 35
+    assert found[0] == found[1]
+
+
 def test_useful_time_is_that_of_the_committed_iterations_however_often_the_job_falls_back() -> None:
     kills = [Happening(kind="failed", at_s=at_s, devices=(0,)) for at_s in np.arange(3000.0, 80_000.0, 3001.0).tolist()]
     outcome = simulate(JOB, POLICIES["checkpoint-restart"](), kills, Options(hours=24.0, noise_cv=0.0, spares=99))

@@ -1,23 +1,26 @@
 """A simulated job as a run in a store: the events that a real job writes (this is the simulator's edge; it writes files).
 
-A rank of the log stands for a TP group: ``replica * PP + stage``, PP of the longest pipeline. The clock is virtual; the loss is
-the Chinchilla law's for the tokens so far (Hoffmann et al. 2022, equation 10): the log has a loss, nothing is trained.
+A rank of the log stands for a TP group: ``replica * PP + stage``, PP of the longest pipeline. It is lost whenever one of its
+devices is, and joins again when it has all of them back: repaired, or replaced by a spare. The clock is virtual; the training
+loss is the Chinchilla law's for the tokens so far (Hoffmann et al. 2022, equation 10): nothing is trained.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from typing import Any, Literal
 
 import numpy as np
 
 from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.hardware import FATAL
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, healthy, to_plan
-from unskew.analytics.cluster.simulation import Change, Outcome
+from unskew.analytics.cluster.outcome import Answer, Outcome
 from unskew.analytics.code import code_hash
 from unskew.collector.control_stream import ControlStream
 from unskew.collector.events import (
@@ -76,40 +79,40 @@ def chinchilla_loss(parameters: float, tokens: float) -> float:
 
 def _control(run: str, outcome: Outcome, happenings: list[Happening], options: dict[str, Any]) -> Iterable[Control]:
     job = outcome.job
-    layouts = [change.reaction.layout for change in outcome.changes if change.reaction.layout is not None]
+    layouts = [answer.reaction.layout for answer in outcome.answers if answer.reaction.layout is not None]
     width = max([job.pp, *(len(pipeline.layers) for layout in layouts for pipeline in layout.pipelines)])
     yield RunStarted(
         run=run, device="simulated", clock="virtual", mode="auto", ranks=job.dp * job.pp, options=options, code=code_hash(),
         version=version("unskew"),
     )  # fmt: skip
     for rank in _ranks(job, range(0, job.devices, job.tp), width):
-        node = job.node(job.device(*divmod(rank, width), 0))
-        yield DeviceJoined(device=f"group-{rank}", rank=rank, node=f"node-{node}", pid=0)
+        yield _joined(job, rank, width)
     yield _applied(job, healthy(job), width, 0, reason="the first plan")
     at = _iteration_at(outcome)
     entries: list[tuple[float, list[Control]]] = [
         (event.at_s, _truth(job, width, event, at(event.at_s))) for event in happenings
     ]
-    entries += [(change.at_s, _answer(job, width, number, change)) for number, change in enumerate(outcome.changes)]
+    crew = _Crew(job, width)
+    entries += [
+        (
+            answer.at_s,
+            [*_verdict(job, width, number, answer), *crew.lost_and_joined(answer), *_plan(job, width, number, answer)],
+        )
+        for number, answer in enumerate(outcome.answers)
+    ]
     entries += _closings(outcome, happenings, at)
-    gone: set[int] = set()
     for _, events in sorted(entries, key=lambda entry: entry[0]):
-        for event in events:
-            if isinstance(event, DeviceLost):
-                if event.rank in gone:  # another member of a group that has lost one
-                    continue
-                gone.add(event.rank)
-            yield event
+        yield from events
 
 
 def _closings(
     outcome: Outcome, happenings: list[Happening], at: Callable[[float], int]
 ) -> Iterable[tuple[float, list[Control]]]:
     """A slow phase's verdict ends when one of its devices is healthy again, or dead."""
-    begun = [(change.at_s, number, set(change.event.devices)) for number, change in enumerate(outcome.changes)
-             if change.event.kind == "slowed"]  # fmt: skip
+    begun = [(answer.at_s, number, set(answer.event.devices)) for number, answer in enumerate(outcome.answers)
+             if answer.event.kind == "slowed"]  # fmt: skip
     for event in sorted(happenings, key=lambda one: one.at_s):
-        if event.kind not in {"recovered", "joined", "failed", "maintenance"}:
+        if event.kind not in {"recovered", "joined", *FATAL}:
             continue
         ended = [number for at_s, number, devices in begun if at_s <= event.at_s and not devices.isdisjoint(event.devices)]
         begun = [entry for entry in begun if entry[1] not in ended]
@@ -133,50 +136,70 @@ def _truth(job: Job, width: int, event: Happening, iteration: int) -> list[Contr
     return [FaultInjected(kind=kind, rank=rank, at_iteration=iteration, factor=factor) for rank in ranks]
 
 
-def _answer(job: Job, width: int, number: int, change: Change) -> list[Control]:
-    """Verdict, loss, proposal and plan of one reaction, as the controller would log them."""
-    event, found = change.event, list[Control]()
-    ranks = _ranks(job, event.devices, width)
-    if event.kind in _FAULTS and ranks:
-        slow = event.kind == "slowed"
-        found.append(
-            Verdict(
-                verdict=number, cause="slow_device" if slow else "dead",
-                culprits=tuple(Party(kind="device", rank=rank) for rank in ranks),
-                speed={"F": event.speed, "B": event.speed} if event.speed else {}, since_iteration=change.iteration,
-                at_iteration=change.iteration, confidence=1.0, evidence={"simulated": True, "answer": change.reaction.reason},
-                sentence=f"rank(s) {', '.join(map(str, ranks))} {'are slow' if slow else 'are lost'} (simulated)",
-            )
-        )  # fmt: skip
-    if event.kind in {"failed", "maintenance"}:
-        us = int(change.at_s * 1e6)
-        found += [
-            DeviceLost(device=f"group-{rank}", rank=rank, how="exit", detail=event.why or event.kind, detected_us=us)
-            for rank in ranks
-        ]
-    layout = change.reaction.layout
-    if layout is None:
-        return found
-    plan = to_plan(layout, range(len(layout.pipelines)), job.n_layers, width=width).renumbered(change.epoch)
-    cost_us = int((change.resumed_s - change.at_s) * 1e6)
-    before = None if math.isinf(change.before_s) else int(change.before_s * 1e6)
-    gain = None if before is None or math.isinf(change.predicted_s) else 100.0 * (1.0 - change.predicted_s / change.before_s)
-    predicted = None if math.isinf(change.predicted_s) else int(change.predicted_s * 1e6)
-    found.append(
-        PlanProposed(
-            proposal=f"p{number}", epoch=change.epoch, digest=plan.digest, optional=before is not None,
-            reason=change.reaction.reason, verdict=number if event.kind in _FAULTS else None, plan=plan.to_data(),
-            predicted_us=predicted, baseline_us=before, gain_percent=gain, cost_us=cost_us, payback_iterations=None,
-            at_iteration=change.iteration, change=change.reaction.reason,
-        )
+def _verdict(job: Job, width: int, number: int, answer: Answer) -> Iterator[Control]:
+    event, ranks = answer.event, _ranks(job, answer.event.devices, width)
+    if event.kind not in _FAULTS or not ranks:
+        return
+    slow = event.kind == "slowed"
+    yield Verdict(
+        verdict=number, cause="slow_device" if slow else "dead",
+        culprits=tuple(Party(kind="device", rank=rank) for rank in ranks),
+        speed={"F": event.speed, "B": event.speed} if event.speed else {}, since_iteration=answer.iteration,
+        at_iteration=answer.iteration, confidence=1.0, evidence={"simulated": True, "answer": answer.reaction.reason},
+        sentence=f"rank(s) {', '.join(map(str, ranks))} {'are slow' if slow else 'are lost'} (simulated)",
     )  # fmt: skip
-    found.append(
-        _applied(job, layout, width, change.epoch, change.iteration, proposal=f"p{number}", reason=change.reaction.reason)
-    )
-    found.append(
-        Regrouped(epoch=change.epoch, iteration=change.iteration, seconds=cost_us / 1e6, migrate_seconds=0.0, moved_bytes=0)
-    )
-    return found
+
+
+class _Crew:
+    """Which devices each TP group lacks, as the policy hears of it."""
+
+    def __init__(self, job: Job, width: int) -> None:
+        self._job, self._width = job, width
+        self._absent: defaultdict[int, set[int]] = defaultdict(set)
+
+    def lost_and_joined(self, answer: Answer) -> Iterator[Control]:
+        """Every group that loses devices now; every group that has got the last of its own back."""
+        event = answer.event
+        if event.kind in FATAL:
+            us = int(answer.at_s * 1e6)
+            for rank, devices in self._by_rank(event.devices):
+                self._absent[rank] |= devices
+                what = f"{event.why or event.kind}: device {', '.join(map(str, sorted(devices)))}"
+                yield DeviceLost(device=f"group-{rank}", rank=rank, how="exit", detail=what, detected_us=us)
+        back = {*answer.reaction.replaced, *(event.devices if event.kind == "joined" else ())}
+        for rank, devices in self._by_rank(back):
+            if absent := self._absent.pop(rank, None):
+                if absent <= devices:
+                    yield _joined(self._job, rank, self._width)
+                else:
+                    self._absent[rank] = absent - devices
+
+    def _by_rank(self, devices: Iterable[int]) -> list[tuple[int, set[int]]]:
+        found: defaultdict[int, set[int]] = defaultdict(set)
+        for device in devices:
+            found[_rank(self._job, device, self._width)].add(device)
+        return sorted(found.items())
+
+
+def _plan(job: Job, width: int, number: int, answer: Answer) -> Iterator[Control]:
+    """Proposal and plan, as the controller would log them."""
+    layout = answer.reaction.layout
+    if layout is None or not answer.acts:
+        return
+    plan = to_plan(layout, range(len(layout.pipelines)), job.n_layers, width=width).renumbered(answer.epoch)
+    cost_us = int((answer.resumed_s - answer.at_s) * 1e6)
+    before = None if math.isinf(answer.before_s) else int(answer.before_s * 1e6)
+    gain = None if before is None or math.isinf(answer.predicted_s) else 100.0 * (1.0 - answer.predicted_s / answer.before_s)
+    predicted = None if math.isinf(answer.predicted_s) else int(answer.predicted_s * 1e6)
+    reason = answer.reaction.reason
+    yield PlanProposed(
+        proposal=f"p{number}", epoch=answer.epoch, digest=plan.digest, optional=before is not None, reason=reason,
+        verdict=number if answer.event.kind in _FAULTS else None, plan=plan.to_data(), predicted_us=predicted,
+        baseline_us=before, gain_percent=gain, cost_us=cost_us, payback_iterations=None, at_iteration=answer.iteration,
+        change=reason,
+    )  # fmt: skip
+    yield _applied(job, layout, width, answer.epoch, answer.iteration, proposal=f"p{number}", reason=reason)
+    yield Regrouped(epoch=answer.epoch, iteration=answer.iteration, seconds=cost_us / 1e6, migrate_seconds=0.0, moved_bytes=0)
 
 
 def _applied(
@@ -188,9 +211,19 @@ def _applied(
     )
 
 
+def _joined(job: Job, rank: int, width: int) -> DeviceJoined:
+    node = job.node(job.device(*divmod(rank, width), 0))
+    return DeviceJoined(device=f"group-{rank}", rank=rank, node=f"node-{node}", pid=0)
+
+
+def _rank(job: Job, device: int, width: int) -> int:
+    """The log's rank of a slot: ``replica * width + stage`` of its home."""
+    replica, stage = job.home(device)
+    return replica * width + stage
+
+
 def _ranks(job: Job, devices: Iterable[int], width: int) -> list[int]:
-    """The log's ranks of these slots: ``replica * width + stage`` of their first home."""
-    return sorted({replica * width + stage for replica, stage in map(job.home, devices)})
+    return sorted({_rank(job, device, width) for device in devices})
 
 
 def _iterations(job: Job, outcome: Outcome) -> Iterable[IterationCommitted | IterationJudged]:

@@ -31,6 +31,17 @@ def cost(cluster: Cluster, assignment: Assignment) -> Cost:
     return Cost(iteration_us=float(times.max()) + job.iteration_end_us, replica_us=times)
 
 
+def as_it_is(cluster: Cluster, assignment: Assignment) -> Assignment:
+    """The same decision with its groups' speeds as the cluster has them: what a plan made on other beliefs really is."""
+    members = np.where(assignment.active, cluster.speeds, np.inf).min(axis=2)
+    for entry in assignment.borrowed:
+        slot = entry.replica, entry.stage
+        members[slot] = min(members[slot], cluster.speeds.ravel()[entry.device])
+    serving = (assignment.degrees > 0) & np.isfinite(members)
+    speeds = np.where(serving, members, 0.0) * cluster.rates[assignment.degrees]
+    return msgspec.structs.replace(assignment, speeds=speeds)
+
+
 def holds(job: Job, assignment: Assignment) -> bool:
     """Has every group the memory for its layers and 1F1B's activations, those lent by other replicas left out?"""
     needed = members_needed(job, assignment.layers, assignment.micro_batches)
