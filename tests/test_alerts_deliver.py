@@ -250,13 +250,16 @@ def test_one_evaluator_per_store_and_rules_that_are_gone_close_what_they_opened(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[[rule]]\nwhen = 'dead'\nwebhook = 'http://h/'", "Invalid enum value 'dead'"),
+        (
+            "[[rule]]\nwhen = 'dead'\nwebhook = 'http://h/'",
+            "`$.rule[0].when`, allowed: verdict, death, stale_heartbeat, open_proposal, dropped",
+        ),
         ("[[rule]]\nwhen = 'death'", "needs one of command = "),
         ("[[rule]]\nwebhook = 'http://h/'", "needs one of sql = ... and when = ..."),
         ("[[rule]]\nsql = 'select 1'\nwebhook = 'http://h/'", "needs a name"),
         ("[[rule]]\nwhen = 'death'\nwebhook = 'file:///etc/passwd'", "is not an address"),
         ("webhook = 'http://h/'\n[[rule]]\nwhen = 'death'\n[[rule]]\nwhen = 'death'", "two rules are named 'death'"),
-        ("[[rule]]\nwhenn = 'death'", "whenn"),
+        ("[[rule]]\nwhenn = 'death'", "`whenn` - at `$.rule[0]`, known are: name, when, sql"),
         ("[[rule]", "alerts.toml"),
     ],
 )

@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,40 @@ def test_the_options_of_run_are_these() -> None:
     command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
     options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     assert options == OPTIONS_OF_RUN
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("run", "--device", "gpu"), "unskew run: invalid value for '--device': 'gpu' is not one of 'auto', 'real'"),
+        (("run", "--devise", "sleep"), "unskew run: no such option: --devise (Possible options: --device, --dim)"),
+        (("mode", "r"), "unskew mode: missing argument 'mode'. Choose from: observe, approve, auto"),
+        (("approve", "p1", "--by", "ann"), "unskew approve: missing option '--reason'"),
+        (("store", "chekc"), "there is no command unskew store chekc, allowed: check, rebuild, compact, prune"),
+        (("wach",), "there is no command unskew wach, allowed: run, watch, "),
+        (("--bogus",), "unskew: no such option: --bogus"),
+    ],
+)  # fmt: skip
+def test_bad_usage_ends_in_one_sentence_that_says_what_is_allowed(arguments: tuple[str, ...], sentence: str) -> None:
+    done = CliRunner().invoke(app, list(arguments), prog_name="unskew")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(sentence)
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_group_without_a_command_shows_its_help() -> None:
+    assert "Usage" in call("store").output
+
+
+@pytest.mark.parametrize("command", ["watch", "diagnose"])
+def test_the_newest_run_is_the_last_one_started_whatever_its_name(command: str, tmp_path: Path) -> None:
+    for run in ("zebra", "20260101-early"):
+        started = RunStarted(run=run, device="sleep", clock="monotonic", mode="auto", ranks=1, options={}, code="", version="0")
+        stream = ControlStream(Store(tmp_path), run, "control", "controller.1")
+        stream.append(0, [started], actor="controller")
+        stream.close()
+        time.sleep(0.01)
+    assert "20260101-early" in call(command, "--store", str(tmp_path)).output
 
 
 def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_dies() -> None:

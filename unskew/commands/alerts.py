@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, locate, refuse, write_json
+from unskew.commands.common import Commands, JsonOption, StoreOption, checking_input, fail, locate, refuse, there, write_json
 
 if TYPE_CHECKING:
     from unskew.collector.alerting import Change
     from unskew.collector.paths import Store
 
-app = typer.Typer(name="alerts", help="Tell a command or a webhook what happens in the runs of a store.", no_args_is_help=True)
+app = typer.Typer(
+    name="alerts", cls=Commands, help="Tell a command or a webhook what happens in the runs of a store.", no_args_is_help=True
+)
 RulesOption = Annotated[
     Path | None, typer.Option("--rules", metavar="FILE", help="The rules.", show_default="alerts.toml in the store")
 ]
@@ -51,7 +53,7 @@ def show(json: JsonOption = None, store: StoreOption = None) -> None:
     """The newest alerts of the store, open ones first, and deliveries that failed."""
     from unskew.collector.reader import open_store
 
-    place = locate(store)
+    place = there(locate(store))
     with checking_input(), open_store(place) as reader:
         alerts = reader.sql("select * from alerts order by closed_us is not null, opened_us desc limit ?", [SHOWN]).to_dicts()
         failed = reader.sql("select * from alert_deliveries where not ok order by at_us desc limit ?", [SHOWN]).to_dicts()

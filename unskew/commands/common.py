@@ -52,6 +52,12 @@ def checking_input() -> Iterator[None]:
 class Commands(TyperGroup):
     """The commands; bad usage and a store that cannot serve, noticed anywhere in one, end it as bad input does."""
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and not ctx.resilient_parsing:
+            refuse(f"there is no command {ctx.command_path} {cmd_name}, allowed: {', '.join(self.list_commands(ctx))}")
+        return found
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with checking_usage(ctx.command_path):
             return super().parse_args(ctx, args)
@@ -76,7 +82,7 @@ def checking_usage(command: str) -> Iterator[None]:
     except usage_error as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help page of a group that was called without a command
             raise
-        complaint = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+        complaint = " ".join(error.format_message().split()).replace("Value error, ", "")  # type: ignore[attr-defined]
         where = getattr(getattr(error, "ctx", None), "command_path", command)
         refuse(f"{where}: {complaint[:1].lower()}{complaint[1:].rstrip('.')}; {where} --help says more")
 

@@ -48,7 +48,7 @@ def retrain(
         refuse(f"run {run} has no chunk times with micro-batch lengths, which a predictor is fitted on")
     before = msgspec.convert(msgspec.json.decode(known[-1]["model"]), CostModel) if known else None
     with checking_input():
-        found = decide(follow_run(log).seen, before, share)
+        found = decide(follow_run(log).seen, before, share, log.classes)
     number = (known[-1]["predictor"] if known else 0) + 1
     errors = {"chunks, later": round(100 * found.new.chunks, 3), "iteration, later": round(100 * found.new.iterations, 3)}
     if found.old is not None:

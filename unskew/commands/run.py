@@ -52,7 +52,12 @@ def run(
         DeviceKind, typer.Option(help="What executes: auto = real when every rank has a core or GPU.", rich_help_panel=DEVICE)
     ] = DEFAULTS.device,
     profile: Annotated[
-        str, typer.Option(metavar="NAME", help="The device that sleep and virtual emulate.", rich_help_panel=DEVICE)
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The device that sleep and virtual emulate; for some ranks another: steady,4-7=older.",
+            rich_help_panel=DEVICE,
+        ),
     ] = DEFAULTS.profile,
     mode: Annotated[
         Mode, typer.Option(help="Optional changes of plan: left, asked for, or applied.", rich_help_panel=FAULTS)

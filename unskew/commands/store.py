@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, fail, locate, refuse, there, write_json
+from unskew.commands.common import Commands, JsonOption, StoreOption, fail, locate, refuse, there, write_json
 
 if TYPE_CHECKING:
     from unskew.collector.paths import Store
 
 app = typer.Typer(
     name="store",
+    cls=Commands,
     help="Verify a store, make anew what is made of its log, merge its files, drop old telemetry. Runs may go on meanwhile.",
     no_args_is_help=True,
 )
