@@ -6,6 +6,7 @@ Times vary by a hash of where they are; rank 13 is slow.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from unskew.collector.events import (
     Span,
     tag_of,
 )
-from unskew.collector.ingest import Ingest
+from unskew.collector.ingest import working_database
 from unskew.collector.manifest import Sealed
 from unskew.collector.paths import Store, make_folder
 from unskew.collector.sealing import extent, seal, write_sorted
@@ -92,10 +93,8 @@ def _announce(store: Store, iterations: int) -> None:
     ]
     stream.append(0, [started, *joined], actor="benchmark")
     stream.close()
-    ingest = Ingest(store)
-    ingest.step()
-    seal(store, ingest, RUN)
-    ingest.close()
+    with contextlib.closing(working_database(store)) as database:
+        seal(store, database, RUN)
     for leftover in store.root.glob("store.duckdb*"):
         leftover.unlink()  # a collector that finds no database makes one from the sealed files
 

@@ -44,7 +44,7 @@ _PRODUCER = """if True:
 _COLLECTOR = """if True:
     import sys
     from unskew.collector import collecting, sealing, service
-    collecting.SEAL_S, collecting.COMPACT_S, sealing.SEAL_ROWS = 0.05, 0.5, 5000
+    service.STEP_S, collecting.COMPACT_S, sealing.SEAL_BYTES = 0.05, 0.5, 1_200_000
     sys.exit(service.main(sys.argv[1:]))
 """
 

@@ -22,7 +22,7 @@ from unskew.collector.ingest import working_database
 from unskew.collector.manifest import load
 from unskew.collector.paths import Store
 from unskew.collector.reader import open_store
-from unskew.collector.sealing import SEAL_MOST_ROWS, write_sorted
+from unskew.collector.sealing import write_sorted
 from unskew.collector.segment import telemetry_line
 from unskew.collector.spool import SpoolWriter
 from unskew.collector.tail import Lines
@@ -33,7 +33,7 @@ BACKLOG = 3_000_000
 FRESH_PER_S, FRESH_S = 10_000, 20.0
 LOOP = 200_000
 SQLITE = 400_000
-SEALED = 10_000_000
+SEALED, SEALED_AT_ONCE = 10_000_000, 400_000
 RANKS = 64
 RUN = "bench"
 _GIVE_UP_S = 900.0
@@ -157,7 +157,7 @@ def sealed_size(store: Store, count: int) -> list[Figure]:
         database = working_database(store)
         for rank, source in enumerate(sources):
             lines = []
-            for span in islice(source, min(SEAL_MOST_ROWS, count) // RANKS):
+            for span in islice(source, min(SEALED_AT_ONCE, count) // RANKS):
                 at_us = 1_763_000_000_000_000 + span.start_us + span.wall_us + chance.randrange(30, 400)
                 lines.append(telemetry_line(seqs[rank], at_us, span))
                 seqs[rank] += 1

@@ -26,7 +26,7 @@ from unskew.collector.manifest import Manifest, load, publish
 from unskew.collector.paths import Store
 from unskew.collector.sealing import sentence, sweep
 from unskew.collector.segment import final_size, first_seq, segment_name, segment_names
-from unskew.collector.snapshot import snapshot
+from unskew.collector.snapshot import write_snapshot
 from unskew.collector.tail import Damage, Lines, Tail
 
 _HELD = ", ".join(f'"{name}"' for name in rows.COLUMNS if name != "pos")
@@ -164,7 +164,7 @@ def _database(store: Store, manifest: Manifest, *, mend: bool) -> Iterator[Findi
     problem = _difference(store, manifest)
     if problem and mend:
         store.database.unlink()
-        snapshot(store)
+        write_snapshot(store)
     if problem:
         yield Finding(f"{store.database.name}: {problem}", mended=mend)
 

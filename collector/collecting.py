@@ -1,7 +1,9 @@
-"""What the collector does in a step: take what is new, seal what is final, publish what it comes to, merge what is small."""
+"""What the collector does in a step: seal what is final, publish what it comes to, merge what is small."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,21 +13,17 @@ import msgspec
 
 from unskew.collector import compaction, retention
 from unskew.collector.commands import controller_alive
-from unskew.collector.ingest import Ingest, working_database
+from unskew.collector.ingest import working_database
 from unskew.collector.manifest import load
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.projecting import Projector
-from unskew.collector.sealing import seal, sweep
-from unskew.collector.snapshot import snapshot, write_snapshot
+from unskew.collector.sealing import seal_next, sweep
+from unskew.collector.snapshot import write_snapshot
 
-SEAL_S = 2.0
-"""Sealing is looked into at most this often while lines come in."""
-GATHER_LINES = 10_000
-GATHER_S = 10.0
-"""A step costs much the same however little is new, and nobody waits for it while a run goes on: lines gather up to these."""
 COMPACT_S = 10.0
 KEEP_REPLACED_S = 30.0
 """How long a file stays that compaction replaced."""
+CATCHING_UP_THREADS = 2
 
 
 class Collecting:
@@ -33,23 +31,13 @@ class Collecting:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._ingest: Ingest | None = None
+        self._database: duckdb.DuckDBPyConnection | None = None
         self._projector: Projector | None = None
-        self._next_seal_s = self._next_compact_s = 0.0
-        self._stepped_s, self._gather_s = time.monotonic(), 0.0
-        self._runs: list[str] = []
+        self._next_compact_s = 0.0
+        self._unsealed_bytes: dict[str, int] = {}
         self._replaced: list[tuple[float, Path]] = []
-
-    @property
-    def behind(self) -> bool:
-        """Whether lines were left that are there already."""
-        return self._ingest is not None and self._ingest.behind
-
-    @property
-    def gathering(self) -> bool:
-        """Whether the next step can wait: the last found little, and every run that writes has its controller still."""
-        waited_s = time.monotonic() - self._stepped_s
-        return waited_s < self._gather_s and all(controller_alive(self._store, run) for run in self._runs)
+        self.behind = False
+        """Whether the last step left something that is due."""
 
     def step(self) -> bool:
         """Whether there was anything to do, or there may be soon. Raises `StoreError` when the store cannot be written now."""
@@ -64,29 +52,33 @@ class Collecting:
 
     def close(self) -> None:
         """Leave a snapshot for people."""
-        if self._ingest is not None:
-            write_snapshot(self._store, self._ingest)
-            self._ingest.close()
+        if self._database is not None:
+            write_snapshot(self._store)
+            self._abandon()
         _remove([path for _, path in self._replaced])
 
     def _step(self) -> bool:
-        if self._ingest is None or self._projector is None:
+        if self._database is None or self._projector is None:
             sweep(self._store)
-            self._ingest = Ingest(self._store)
-            self._projector = Projector(self._store, self._ingest.database)
-        ingest, projector = self._ingest, self._projector
-        taken, sealed, now_s = ingest.step(), 0, time.monotonic()
-        if taken:
-            projector.update()
+            self._database = working_database(self._store)
+            self._projector = Projector(self._store, self._database)
         runs = self._store.spooled_runs()
-        self._gather_s = min(GATHER_S, (now_s - self._stepped_s) * GATHER_LINES / taken) if taken and not ingest.behind else 0.0
-        self._stepped_s, self._runs = now_s, runs
-        if not taken or now_s >= self._next_seal_s:
-            self._next_seal_s = now_s + SEAL_S
-            sealed = sum(seal(self._store, ingest, run) for run in runs)
-        projector.publish(at_once=not taken)
-        merged = not ingest.behind and self._compact(now_s, at_once=not taken, spooled=frozenset(runs))
-        return bool(taken or sealed or merged) or any(controller_alive(self._store, run) for run in runs)
+        done = {run: seal_next(self._store, self._database, run) for run in runs}
+        sealed = sum(one.rows for one in done.values())
+        unsealed_bytes = {run: one.unsealed_bytes for run, one in done.items()}
+        news, self._unsealed_bytes = sealed > 0 or unsealed_bytes != self._unsealed_bytes, unsealed_bytes
+        self._hurry(any(one.due_bytes for one in done.values()))
+        self._projector.publish(at_once=not self.behind)
+        merged = not self.behind and self._compact(time.monotonic(), at_once=not sealed, spooled=frozenset(runs))
+        return news or merged or any(controller_alive(self._store, run) for run in runs)
+
+    def _hurry(self, behind: bool) -> None:
+        """While it lags the collector takes a second core, because what is not sealed slows readers; else one at most."""
+        if behind != self.behind:
+            assert self._database is not None
+            threads = min(CATCHING_UP_THREADS, len(os.sched_getaffinity(0))) if behind else 1
+            self._database.execute(f"set threads = {threads}").fetchall()
+        self.behind = behind
 
     def _compact(self, now_s: float, *, at_once: bool, spooled: frozenset[str]) -> bool:
         """Merge one group of small files, when it is time and one is due."""
@@ -95,22 +87,23 @@ class Collecting:
         if now_s < self._next_compact_s and not at_once:
             return False
         self._next_compact_s = now_s + COMPACT_S
-        assert self._ingest is not None
+        assert self._database is not None
         manifest = load(self._store)
         ended = frozenset(one.run for one in manifest.sealed) - spooled
         for group in compaction.due(manifest, over=ended):
-            replaced = compaction.merge(self._store, self._ingest.database, group)
-            write_snapshot(self._store, self._ingest)  # what stands there reads files that will go
+            replaced = compaction.merge(self._store, self._database, group)
+            write_snapshot(self._store)  # what stands there reads files that will go
             self._replaced += [(now_s + KEEP_REPLACED_S, path) for path in replaced]
             return True
         return False
 
     def _abandon(self) -> None:
-        """What is in memory is unsure; the next step begins where the manifest ends."""
-        if self._ingest is not None:
-            self._ingest.close()
-        self._ingest = self._projector = None
-        self._gather_s = 0.0
+        """Work that failed is unsure; the next step begins where the manifest ends."""
+        if self._database is not None:
+            self._database.close()
+            shutil.rmtree(self._store.spill, ignore_errors=True)
+        self._database = self._projector = None
+        self.behind = False
 
 
 def _remove(paths: Sequence[Path]) -> None:
@@ -127,7 +120,7 @@ def compact_all(store: Store) -> tuple[int, int]:
         while groups := list(compaction.due(load(store), over=ended)):
             for group in groups:
                 _remove(compaction.merge(store, connection, group))
-    snapshot(store)
+    write_snapshot(store)
     return before, len(load(store).sealed)
 
 
@@ -148,5 +141,5 @@ def prune_older(store: Store, older_than_us: int) -> list[Dropped]:
     dropped = [Dropped(one.file, one.rows, (store.root / one.file).stat().st_size) for one in files]
     if files:
         _remove(retention.prune(store, load(store), files))
-        snapshot(store)
+        write_snapshot(store)
     return dropped

@@ -20,8 +20,8 @@ from unskew.collector.sealing import extent, write_sorted
 
 SMALL_ROWS = 500_000
 MOST_ROWS = 1_000_000
-MANY = 8
-"""So many small files in a row are worth a rewrite while a run goes on; two are when it is over."""
+MANY = 16
+"""While a run goes on, its small files are merged when they make a large one, or are so many; two are when it is over."""
 
 
 def due(manifest: Manifest, *, over: frozenset[str]) -> Iterator[tuple[Sealed, ...]]:
@@ -38,7 +38,8 @@ def due(manifest: Manifest, *, over: frozenset[str]) -> Iterator[tuple[Sealed, .
         bound = min((cover.get(run, -1) for cover in covers), default=None)
         may = [one for one in files if bound is None or one.last <= bound]
         for group in _neighbours(may):
-            if len(group) >= (2 if run in over else MANY):
+            worth = run in over or len(group) >= MANY or sum(one.rows for one in group) >= SMALL_ROWS
+            if len(group) > 1 and worth:
                 yield group
 
 

@@ -99,7 +99,7 @@ def _header(line: bytes) -> _Header | None:
         return None
     try:
         return _decode(line)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

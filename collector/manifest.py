@@ -93,6 +93,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         held = [one.last for one in self.sealed if one.run == run] + [one.last for one in self.pruned if one.run == run]
         return max(held, default=-1) + 1
 
+    @property
+    def next_pos(self) -> int:
+        """The ingest position that the next row gets."""
+        return 1 + max([one.last_pos for one in (*self.sealed, *self.pruned)], default=-1)
+
     def replaced(self, run: str) -> Iterator[tuple[Sealed, Replaced]]:
         """Every spool file of `run` that readers must not read any more, with its sealed file."""
         for sealed in self.sealed:

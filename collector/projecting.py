@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 
 import duckdb
 import msgspec
 
 from unskew.collector import manifest, projections
-from unskew.collector.manifest import Manifest, Published
 from unskew.collector.paths import Store
 
 PUBLISH_S = 5.0
 """At most this often while there is news; once more when the collector becomes idle."""
-
-Update = Callable[[duckdb.DuckDBPyConnection], None]
-Publish = Callable[[duckdb.DuckDBPyConnection, Store, Manifest], tuple[Published, ...]]
 
 
 class Projector:
@@ -28,33 +23,18 @@ class Projector:
 
     def __init__(self, store: Store, database: duckdb.DuckDBPyConnection) -> None:
         self._store, self._database = store, database
-        self._update: Update | None = getattr(projections, "update", None)
-        self._publish: Publish | None = getattr(projections, "publish", None)
         self._next_publish_s = 0.0
         self._published = -1
         self._said = ""
 
-    def update(self) -> None:
-        """Bring the projections up to the rows just taken, in a transaction of their own."""
-        if self._update is None:
-            return
-        self._database.begin()
-        try:
-            self._update(self._database)
-        except (duckdb.Error, ValueError, OSError) as error:
-            self._database.rollback()
-            self._say(f"projections were not updated: {error}")
-        else:
-            self._database.commit()
-
     def publish(self, *, at_once: bool = False) -> None:
         """Put what is sealed into published files, when there is news and it is time; then swap the manifest."""
         now_s, current = time.monotonic(), manifest.load(self._store)
-        if self._publish is None or current.number == self._published or (now_s < self._next_publish_s and not at_once):
+        if current.number == self._published or (now_s < self._next_publish_s and not at_once):
             return
         self._next_publish_s = now_s + PUBLISH_S
         try:
-            published = self._publish(self._database, self._store, current)
+            published = projections.publish(self._database, self._store, current)
         except (duckdb.Error, ValueError, OSError) as error:
             self._say(f"projections were not published: {error}")
             return

@@ -12,7 +12,7 @@ import duckdb
 import msgspec
 
 from unskew.collector import projections
-from unskew.collector.ingest import Ingest
+from unskew.collector.ingest import working_database
 from unskew.collector.manifest import load, publish
 from unskew.collector.paths import Store
 from unskew.collector.reader import Reader
@@ -42,14 +42,11 @@ def rebuild(store: Store) -> Rebuilt:
     with Reader(store) as reader:
         before = {name: _digest(reader.duckdb(_query(name))) for name in VIEWS}
     sweep(store)
-    ingest = Ingest(store)
-    with contextlib.closing(ingest):
-        while ingest.step() or ingest.behind:
-            pass
+    with contextlib.closing(working_database(store)) as working:
         manifest = load(store)
-        fresh = projections.rebuild(ingest.database, store, manifest)
+        fresh = projections.rebuild(working, store, manifest)
         publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, published=fresh))
-        write_snapshot(store, ingest)
+    write_snapshot(store)
     with duckdb.connect(str(store.database), read_only=True) as snapshot:
         database = {name: _digest(snapshot.sql(_query(name))) for name in VIEWS}
     with Reader(store) as reader:

@@ -1,9 +1,9 @@
 """Sealing: spool files that are final become sorted Parquet files; the manifest's swap is the moment of change for readers.
 
-While a run lives, files that rotation closed are sealed once they hold SEAL_ROWS rows, and stay on disk, because its controller
-follows them. When the run is over (no controller, no writer left) the rest is sealed and the spool files are removed. Telemetry
-and control events go to files of their own, because retention drops whole files. Each step may be cut by a kill: what is not in
-the manifest is swept away and done again.
+While a run lives, files that rotation closed are sealed once there are SEAL_BYTES of them, and stay on disk, because its
+controller follows them. When the run is over (no controller, no writer left) the rest is sealed and spool files are removed.
+Telemetry and control events go to files of their own, because retention drops whole files. Each step may be cut by a kill: what
+is not in the manifest is swept away and done again.
 """
 
 from __future__ import annotations
@@ -17,56 +17,61 @@ from pathlib import Path
 import duckdb
 import msgspec
 
+from unskew.collector import rows
 from unskew.collector.commands import controller_alive
-from unskew.collector.flushes import is_torn, unpack
-from unskew.collector.ingest import Ingest, Taken
-from unskew.collector.manifest import Kind, Sealed, load, publish
+from unskew.collector.flushes import unpack
+from unskew.collector.ingest import Final, Taken, take, unsealed
+from unskew.collector.manifest import Kind, Replaced, Sealed, load, publish
 from unskew.collector.paths import Store, StoreError, make_folder
 from unskew.collector.rows import quoted
 from unskew.collector.segment import final_size, first_seq, segment_names
 from unskew.collector.tail import Damage, Place
 
-SEAL_ROWS = 50_000
-SEAL_MOST_ROWS = 400_000
-"""A sealing takes no more, so that it needs little memory however far the collector lags."""
+SEAL_BYTES = 12 * 1024 * 1024
+"""About 50,000 spans as they lie in the spool."""
+SEAL_MOST_BYTES = 32 * 1024 * 1024
+"""A sealing takes no more, so that it needs little memory and is soon done however far the collector lags."""
 ROW_GROUP_ROWS = 50_000
 ORDER = "iteration nulls first, rank, writer, seq"
 _FORM = f"(format parquet, parquet_version v2, compression zstd, compression_level 9, row_group_size {ROW_GROUP_ROWS})"
 _KINDS: tuple[Kind, ...] = ("telemetry", "control")
 
 
-def seal(store: Store, ingest: Ingest, run: str) -> int:
-    """Seal what is due of `run`; returns the rows sealed. Raises `StoreError` when rows are not there that were taken."""
-    if ingest.is_behind(run):
-        return _seal_due(store, ingest, run, _taken_whole(ingest, run))
-    final, live = _final_files(store, ingest, run)
-    over = not live and not controller_alive(store, run)
-    sealed = _seal_due(store, ingest, run, final, all_of_it=over)
-    _tell(store, _damage(ingest, run) + (_holes(store, ingest, run) if over else []))
-    if over:
-        _remove_spool(store, ingest, run)
-        ingest.forget(run)
-        _drop_names(store)
+class Sealing(msgspec.Struct, frozen=True):
+    """What a sealing did and left of a run: rows sealed, bytes of its spool that are due still, bytes that are not sealed."""
+
+    rows: int
+    due_bytes: int
+    unsealed_bytes: int
+
+
+def seal(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> int:
+    """Seal all that is due of `run`; returns the rows sealed."""
+    sealed, due = 0, True
+    while due:
+        one = seal_next(store, database, run)
+        sealed, due = sealed + one.rows, one.due_bytes > 0
     return sealed
 
 
-def _seal_due(store: Store, ingest: Ingest, run: str, final: Sequence[Taken], *, all_of_it: bool = False) -> int:
-    """Seal `final` in portions, when there is enough of it or all is to be sealed; returns the rows."""
+def seal_next(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> Sealing:
+    """Seal the oldest of what is due of `run`, SEAL_MOST_BYTES at most; a run that is over and sealed loses its spool."""
+    found = unsealed(store, run)
+    over = not found.live and not controller_alive(store, run)
+    size, left = sum(file.bytes for file in found.final), list(found.final)
+    if not over and size < SEAL_BYTES:
+        return Sealing(0, 0, found.bytes)
     sealed = 0
-    while final and (all_of_it or sum(file.rows for file in final) >= SEAL_ROWS):
-        due = _portion(final)
-        final = final[len(due) :]
-        sealed += _seal_files(store, ingest, run, due)
-    return sealed
-
-
-def _taken_whole(ingest: Ingest, run: str) -> list[Taken]:
-    """While the collector lags: the files behind which it has begun a later one of the same writer."""
-    newest: dict[str, int] = {}
-    for writer, segment in ingest.files(run):
-        newest[writer] = max(segment, newest.get(writer, -1))
-    whole = [file for file in ingest.files(run).values() if file.segment < newest[file.writer] and file.rows]
-    return sorted(whole, key=lambda file: (file.first_pos, file.writer, file.segment))
+    while left and not sealed:  # files without a line that can be read give no rows
+        portion = _portion(left)
+        left = left[len(portion) :]
+        sealed = _seal_files(store, database, run, portion)
+    left_bytes = sum(file.bytes for file in left)
+    if over and not left:
+        _tell(store, _holes(store, database, run))
+        _remove_spool(store, run)
+        _drop_names(store)
+    return Sealing(sealed, left_bytes if over or left_bytes >= SEAL_BYTES else 0, found.bytes - size + left_bytes)
 
 
 def sweep(store: Store) -> None:
@@ -100,49 +105,82 @@ def extent(database: duckdb.DuckDBPyConnection, source: str) -> dict[str, int | 
     return dict(zip(answer.columns, answer.fetchall()[0], strict=True))
 
 
-def _seal_files(store: Store, ingest: Ingest, run: str, due: Sequence[Taken]) -> int:
+def _seal_files(store: Store, database: duckdb.DuckDBPyConnection, run: str, due: Sequence[Final]) -> int:
     """One sealing: a file per kind of event. Returns its rows."""
     manifest = load(store)
-    number = manifest.next_sealing(run)
-    files: list[Sealed] = []
+    number, first_pos = manifest.next_sealing(run), manifest.next_pos
+    files, problems = list[Sealed](), list[Damage]()
     for kind in _KINDS:
-        of_kind = [file for file in due if ("@" in file.writer) == (kind == "control")]
-        if of_kind:
-            files.append(_write_sealed(store, ingest, run, of_kind, number=number, kind=kind))
-    publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, sealed=(*manifest.sealed, *files)))
-    ingest.sealed(run, [file.replaced() for file in due])
+        taken = take([file for file in due if ("@" in file.place[0]) == (kind == "control")])
+        problems += taken.damage
+        if taken.lines:
+            one, lost = _write_sealed(store, database, run, taken, first_pos, number=number, kind=kind)
+            files += one
+            problems += lost
+            first_pos += taken.rows
+    told = (*manifest.problems, *(sentence(run, one) for one in problems))
+    fresh = msgspec.structs.replace(
+        manifest, number=manifest.number + 1, sealed=(*manifest.sealed, *files), problems=tuple(dict.fromkeys(told))
+    )
+    if files or fresh.problems != manifest.problems:
+        publish(store, fresh)
     return sum(one.rows for one in files)
 
 
-def _write_sealed(store: Store, ingest: Ingest, run: str, files: Sequence[Taken], *, number: int, kind: Kind) -> Sealed:
+def _write_sealed(
+    store: Store, database: duckdb.DuckDBPyConnection, run: str, taken: Taken, first_pos: int, *, number: int, kind: Kind
+) -> tuple[list[Sealed], list[Damage]]:
+    """The sealed file of what was taken, none when no line is an event's, and what of it is none."""
     make_folder(store.sealed(run))
     path = store.sealed(run) / f"{number:06d}-{kind}.parquet"
-    places = ", ".join(f"({quoted(file.writer)}, {file.segment})" for file in files)
-    source = f"(select * from hot where run = {quoted(run)} and (writer, segment) in ({places}))"
-    about = extent(ingest.database, source)
-    claimed = sum(file.rows for file in files)
-    if about["rows"] != claimed:
-        raise StoreError(f"the collector holds {about['rows']} of {claimed} rows due of run {run}")
-    digest = write_sorted(ingest.database, source, path)
+    digest = rows.from_lines(database, run, taken.lines, first_pos, lambda source: write_sorted(database, f"({source})", path))
+    written = f"read_parquet({quoted(str(path))})"
+    about = extent(database, written)
+    files, lost = taken.files, list[Damage]()
+    if about["rows"] != taken.rows:
+        files, lost = _counted(database, written, taken)
+    if sum(file.rows for file in files) != about["rows"]:
+        raise StoreError(f"{path} has {about['rows']} rows of the {taken.rows} lines that it was made of")
+    if not about["rows"]:
+        path.unlink()
+        return [], lost
     fields = {
         "run": run,
         "file": str(path.relative_to(store.root)),
         "sha256": digest,
-        "replaces": tuple(file.replaced() for file in files),
+        "replaces": files,
         "kind": kind,
         "first": number,
         "last": number,
         **about,
     }
-    return msgspec.convert(fields, Sealed)
+    return [msgspec.convert(fields, Sealed)], lost
 
 
-def _portion(final: Sequence[Taken]) -> Sequence[Taken]:
-    """The first files, up to SEAL_MOST_ROWS rows, one at least."""
-    rows = 0
+def _counted(database: duckdb.DuckDBPyConnection, written: str, taken: Taken) -> tuple[tuple[Replaced, ...], list[Damage]]:
+    """The files as they are in what was written, and how many lines of each are no events."""
+    held = {
+        (writer, segment): (count, last_seq)
+        for writer, segment, count, last_seq in database.execute(
+            f"select writer, segment, count(*), max(seq) from {written} group by all"
+        ).fetchall()
+    }
+    files, lost = list[Replaced](), list[Damage]()
+    for file in taken.files:
+        place = (file.writer, file.segment)
+        count, last_seq = held.get(place, (0, -1))
+        files.append(msgspec.structs.replace(file, rows=count, last_seq=last_seq))
+        if count < file.rows:
+            lost.append(Damage(*place, None, file.rows - count))
+    return tuple(files), lost
+
+
+def _portion(final: Sequence[Final]) -> Sequence[Final]:
+    """The first files, up to SEAL_MOST_BYTES, one at least."""
+    size = 0
     for number, file in enumerate(final):
-        rows += file.rows
-        if rows > SEAL_MOST_ROWS and number:
+        size += file.bytes
+        if size > SEAL_MOST_BYTES and number:
             return final[:number]
     return final
 
@@ -155,37 +193,10 @@ def _drop_names(store: Store) -> None:
         publish(store, smaller)
 
 
-def _final_files(store: Store, ingest: Ingest, run: str) -> tuple[list[Taken], bool]:
-    """The unsealed files that are final and taken whole, oldest first, and whether lines may still come in any other."""
-    done = {(replaced.writer, replaced.segment) for _, replaced in load(store).replaced(run)}
-    taken = ingest.files(run)
-    final, live = [], False
-    for path, place in _segments(store, run):
-        if place in done:
-            continue
-        if not _is_over(path, ingest.offset(run, place)):
-            live = True
-        elif place in taken and taken[place].rows:
-            final.append(taken[place])
-    return sorted(final, key=lambda file: (file.first_pos, file.writer, file.segment)), live
-
-
 def _segments(store: Store, run: str) -> Iterator[tuple[Path, Place]]:
     for folder in store.spool(run).iterdir():
         for name in segment_names(folder):
             yield folder / name, (folder.name, first_seq(name))
-
-
-def _is_over(path: Path, offset: int) -> bool:
-    """Whether nobody writes a spool file any more and nothing in it is left to take; what is torn or damaged never will be."""
-    size = final_size(path)
-    return size is not None and (size == offset or not unpack(_rest(path, offset)).used)
-
-
-def _rest(path: Path, offset: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read()
 
 
 def _tell(store: Store, problems: Sequence[str]) -> None:
@@ -196,11 +207,6 @@ def _tell(store: Store, problems: Sequence[str]) -> None:
         publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, problems=told))
 
 
-def _damage(ingest: Ingest, run: str) -> list[str]:
-    """What was passed over, one sentence each."""
-    return [sentence(run, one) for one in ingest.damage(run)]
-
-
 def sentence(run: str, damage: Damage) -> str:
     """Damage as a problem of the log."""
     file = f"spool/{run}/{damage.writer}/{damage.segment:012d}.jsonl"
@@ -209,18 +215,18 @@ def sentence(run: str, damage: Damage) -> str:
     return f"run {run}: {damage.bytes} bytes at byte {damage.at_byte} of {file} are damaged and were passed over"
 
 
-def _holes(store: Store, ingest: Ingest, run: str) -> list[str]:
+def _holes(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> list[str]:
     """What the complete log of a run that is over would not show, one sentence each."""
     manifest = load(store)
     files = [quoted(str(store.root / one.file)) for one in manifest.sealed if one.run == run]
     if not files or any(one.run == run for one in manifest.pruned):
         return []
     log = f"read_parquet([{', '.join(files)}], union_by_name = true)"
-    gaps = ingest.database.sql(
+    gaps = database.sql(
         f"select writer, max(seq) - min(seq) + 1 - count(*) from {log} group by writer "
         "having count(*) != max(seq) - min(seq) + 1 order by writer"
     ).fetchall()
-    streams = ingest.database.sql(
+    streams = database.sql(
         f"select stream, count(*), count(distinct version), max(version) from {log} where stream is not null "
         "group by stream having count(*) != max(version) or count(distinct version) != max(version) order by stream"
     ).fetchall()
@@ -232,14 +238,12 @@ def _holes(store: Store, ingest: Ingest, run: str) -> list[str]:
     return found
 
 
-def _remove_spool(store: Store, ingest: Ingest, run: str) -> None:
+def _remove_spool(store: Store, run: str) -> None:
     """Remove what is sealed and what holds nothing: a writer that never wrote, a flush that was torn."""
+    sealed = {(file.writer, file.segment) for _, file in load(store).replaced(run)}
     for path, place in list(_segments(store, run)):
-        if not _is_over(path, ingest.offset(run, place)):
-            continue
-        if (rest := _rest(path, ingest.offset(run, place))) and not is_torn(rest):
-            _tell(store, [sentence(run, Damage(*place, ingest.offset(run, place), len(rest)))])
-        path.unlink()
+        if place in sealed or (final_size(path) is not None and not unpack(path.read_bytes()).lines):
+            path.unlink()
     for folder in (*store.spool(run).iterdir(), store.spool(run)):
         with contextlib.suppress(OSError):  # not empty: somebody began to write again
             folder.rmdir()

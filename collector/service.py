@@ -2,8 +2,8 @@
 
     python -m unskew.collector.service --store DIR
 
-The holder of the lock ``collector`` is the collector. It may be killed at any moment: the next one goes on at the offsets in
-the database. SIGTERM and Ctrl-C end it between two steps.
+The holder of the lock ``collector`` is the collector. It may be killed at any moment: the next one goes on where the manifest
+ends. SIGTERM and Ctrl-C end it between two steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from unskew.collector.collecting import Collecting
 
 STEP_S = 2.0
-"""How often it is looked whether a step is due, or somebody asks the collector to leave. Readers do not wait for it."""
+"""How often it is looked what is due, or whether somebody asks the collector to leave. Readers do not wait for it."""
 IDLE_S = 5.0
 BUSY_RETRY_S = 5.0
 ALERTS_S = 5.0
@@ -93,10 +93,7 @@ def serve(store: Store, idle_s: float) -> None:
     try:
         while True:
             asked_to_end = signal.sigtimedwait(ending, wait_s) is not None or is_held(store.maintenance)
-            if collecting.gathering and not asked_to_end:
-                busy, wait_s = True, STEP_S
-            else:
-                busy, wait_s, said = _step(store, collecting, said)
+            busy, wait_s, said = _step(store, collecting, said)
             if not _any_lives(alerts) and time.monotonic() >= next_alerts_s:
                 next_alerts_s = time.monotonic() + ALERTS_S
                 if (pid := start_alerts(store)) is not None:

@@ -7,31 +7,23 @@ files of that moment; `made` says which (the manifest's number) and when.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 
 import duckdb
 
 from unskew.collector import rows
-from unskew.collector.ingest import SETTINGS, Ingest
+from unskew.collector.ingest import SETTINGS
 from unskew.collector.manifest import Manifest, Sealed, load
 from unskew.collector.paths import Store
 from unskew.collector.projections.definitions import PROJECTIONS
 from unskew.collector.projections.published import standing
+from unskew.collector.tail import Tail
 from unskew.collector.views import create_views, project
 
 
-def snapshot(store: Store) -> None:
-    """Take everything and write store.duckdb; for the one that maintains the store."""
-    with contextlib.closing(Ingest(store)) as ingest:
-        while ingest.step() or ingest.behind:
-            pass
-        write_snapshot(store, ingest)
-
-
-def write_snapshot(store: Store, ingest: Ingest) -> None:
-    """Swap store.duckdb for one with what `ingest` holds and the manifest lists."""
+def write_snapshot(store: Store) -> None:
+    """Swap store.duckdb for one of the manifest's files and what open spool files hold; for the one that writes both."""
     manifest = load(store)
     fresh = store.database.with_suffix(".new")
     fresh.unlink(missing_ok=True)
@@ -41,10 +33,11 @@ def write_snapshot(store: Store, ingest: Ingest) -> None:
             manifest.number, time.time_ns() // 1000,
         ]).fetchall()  # fmt: skip
         rows.create_table(database, "hot")
-        held = ingest.database.sql("select * from hot").to_arrow_reader(50_000)
-        database.register("held", held)
-        database.execute("insert into hot by name select * from held").fetchall()
-        database.unregister("held")
+        for run in store.spooled_runs():
+            tail = Tail(store, run, skip={(file.writer, file.segment) for _, file in manifest.replaced(run)})
+            tail.behind = True
+            while tail.behind:
+                rows.insert(database, "hot", run, tail.poll_lines())
         _define_views(database, store, manifest)
         database.execute("checkpoint").fetchall()
     fresh.replace(store.database)

@@ -108,7 +108,7 @@ class Tail:
             for line in lines.data.split(b"\n")[:-1]:
                 try:
                     envelope = _decode_envelope(line)
-                except msgspec.DecodeError:
+                except (msgspec.DecodeError, UnicodeDecodeError):
                     self.damage.append(Damage(lines.writer, lines.segment, None, len(line)))
                 else:
                     entries.append(_entry((lines.writer, lines.segment), envelope, line))
@@ -195,7 +195,7 @@ def decode_event(line: bytes) -> Event | None:
     for decode in (_decode_event, _decode_with_care):
         try:
             event: Event = decode(line)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeDecodeError):
             continue
         return event
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from unskew.collector.console import ConsoleError, ask, locked, query
 from unskew.collector.events import Note
-from unskew.collector.ingest import Ingest
+from unskew.collector.ingest import working_database
 from unskew.collector.paths import Store
 from unskew.collector.sealing import seal
 from unskew.collector.spool import ControlStream
@@ -25,10 +26,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
         stream.append(number, [Note(text=f"note {number}", by="ada")], actor="c")
         stream.close()
         if number == 0:
-            ingest = Ingest(store)
-            ingest.step()
-            assert seal(store, ingest, "r") == 1
-            ingest.close()
+            with contextlib.closing(working_database(store)) as database:
+                assert seal(store, database, "r") == 1
     return store
 
 

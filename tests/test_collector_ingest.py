@@ -20,7 +20,7 @@ from unskew.collector import sealing
 from unskew.collector.commands import hold_controller_lock
 from unskew.collector.control_stream import ControlStream
 from unskew.collector.events import Note, Span
-from unskew.collector.ingest import Ingest
+from unskew.collector.ingest import working_database
 from unskew.collector.locks import is_held
 from unskew.collector.manifest import Manifest, Sealed, load, publish
 from unskew.collector.paths import Store
@@ -35,7 +35,7 @@ PRODUCER = Path(__file__).with_name("collector_producer.py")
 SMALL_STEPS = """if True:
     import sys
     from unskew.collector import sealing, service
-    service.STEP_S, sealing.SEAL_ROWS = 0.02, 3000
+    service.STEP_S, sealing.SEAL_BYTES = 0.02, 400_000
     sys.exit(service.main(sys.argv[1:]))
 """
 RANKS, SPANS = 8, 4000
@@ -97,47 +97,43 @@ def test_nothing_is_lost_or_doubled_when_the_collector_is_killed_again_and_again
 
 
 def test_a_living_run_keeps_its_spool_files_and_a_finished_one_does_not(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing, "SEAL_ROWS", 20_000)
+    monkeypatch.setattr(sealing, "SEAL_BYTES", 2_000_000)
     with open_store(store) as reader, hold_controller_lock(store, "r"):
         spool_spans(store, "rank-0000.1", 25_000)
         reader.refresh()
         assert counts(reader) == (25_000, 25_000)
-        ingest = Ingest(store)
-        assert ingest.step() == 25_000
-        assert seal(store, ingest, "r") == 25_000
+        database = working_database(store)
+        assert seal(store, database, "r") == 25_000
         assert len(Tail(store, "r").poll()) == 25_000, "the controller follows the files"
         assert counts(reader) == (25_000, 25_000)
         reader.refresh()
         assert counts(reader) == (25_000, 25_000)
         spool_spans(store, "rank-0001.1", 10)
-        ingest.step()
-        assert seal(store, ingest, "r") == 0, "too little to seal while the run lives"
+        assert seal(store, database, "r") == 0, "too little to seal while the run lives"
     with open_store(store) as reader:
-        assert seal(store, ingest, "r") == 10
+        assert seal(store, database, "r") == 10
         assert not store.spooled_runs()
         assert counts(reader) == (25_010, 25_010), "read before the files went"
         reader.refresh()
         assert counts(reader) == (25_010, 25_010)
-    ingest.close()
+    database.close()
 
 
 def test_a_file_is_not_sealed_while_its_writer_lives(store: Store) -> None:
     writer = SpoolWriter(store, "r", "rank-0000.1")
     stream = ControlStream(store, "r", "plan", "controller.1")
     stream.append(0, [Note(text="a", by="b")], actor="c")
-    ingest = Ingest(store)
-    ingest.step()
-    assert seal(store, ingest, "r") == 0
+    database = working_database(store)
+    assert seal(store, database, "r") == 0
     stream.close()
     writer.close()
-    assert seal(store, ingest, "r") == 1
+    assert seal(store, database, "r") == 1
     again = ControlStream(store, "r", "plan", "controller.2")
     assert again.version == 1, "known from the manifest"
     again.append(1, [Note(text="b", by="b")], actor="c")
     again.close()
-    ingest.step()
-    assert seal(store, ingest, "r") == 1
-    ingest.close()
+    assert seal(store, database, "r") == 1
+    database.close()
     with open_store(store) as reader:
         assert reader.sql("select version from events order by version")["version"].to_list() == [1, 2]
         assert reader.problems == ()
@@ -148,20 +144,20 @@ def test_a_collector_that_lost_its_memory_goes_on_where_the_manifest_ends(
     store: Store, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     spool_spans(store, "rank-0000.1", 100)
-    with contextlib.closing(Ingest(store)) as ingest:
-        ingest.step()
-        if moment == "after the seal":
-            monkeypatch.setattr(ingest, "sealed", refuse)
-        elif moment == "while its files are removed":
+    with contextlib.closing(working_database(store)) as database:
+        if moment == "before the seal":
+            monkeypatch.setattr(sealing, "publish", refuse)
+        elif moment == "after the seal":
+            monkeypatch.setattr(sealing, "_remove_spool", refuse)
+        else:
             monkeypatch.setattr(Path, "unlink", refuse)
-        if moment != "before the seal":
-            with pytest.raises(OSError, match="killed here"):
-                seal(store, ingest, "r")
+        with pytest.raises(OSError, match="killed here"):
+            seal(store, database, "r")
     monkeypatch.undo()
     spool_spans(store, "rank-0001.1", 50)
-    with contextlib.closing(Ingest(store)) as ingest:
-        assert ingest.step() == (150 if moment == "before the seal" else 50)
-        seal(store, ingest, "r")
+    with contextlib.closing(working_database(store)) as database:
+        sweep(store)
+        assert seal(store, database, "r") == (150 if moment == "before the seal" else 50)
     assert not store.spooled_runs()
     with open_store(store) as reader:
         assert counts(reader) == (150, 150)
@@ -174,8 +170,7 @@ def refuse(*_: object, **__: object) -> None:
 
 def test_what_a_killed_collector_did_not_publish_is_swept_away(store: Store) -> None:
     spool_spans(store, "rank-0000.1", 100)
-    ingest = Ingest(store)
-    ingest.step()
+    database = working_database(store)
     stray = store.sealed("r") / "000000.parquet"
     stray.parent.mkdir(parents=True)
     stray.write_bytes(b"half a file")
@@ -183,16 +178,15 @@ def test_what_a_killed_collector_did_not_publish_is_swept_away(store: Store) -> 
         assert counts(reader) == (100, 100)
     sweep(store)
     assert not stray.exists()
-    assert seal(store, ingest, "r") == 100
-    ingest.close()
+    assert seal(store, database, "r") == 100
+    database.close()
 
 
 def test_a_reader_survives_that_a_sealed_file_is_replaced(store: Store) -> None:
     spool_spans(store, "rank-0000.1", 100)
-    ingest = Ingest(store)
-    ingest.step()
-    seal(store, ingest, "r")
-    ingest.close()
+    database = working_database(store)
+    seal(store, database, "r")
+    database.close()
     with open_store(store) as reader:
         manifest = load(store)
         (old,) = manifest.sealed
@@ -207,10 +201,9 @@ def test_holes_in_the_log_are_told(store: Store) -> None:
     folder.mkdir(parents=True)
     lines = [control_line(1, "plan", version, "c", Note(text="x", by="c")) for version in (1, 2, 4)]
     (folder / "000000000001.jsonl").write_bytes(b"".join(lines) + b'{"seq":5,"at_\n')
-    ingest = Ingest(store)
-    ingest.step()
-    seal(store, ingest, "r")
-    ingest.close()
+    database = working_database(store)
+    seal(store, database, "r")
+    database.close()
     with open_store(store) as reader:
         assert reader.problems == (
             "run r: 1 lines of spool/r/controller.1@plan/000000000001.jsonl are no events and were passed over",
@@ -230,18 +223,14 @@ def test_a_finished_run_leaves_no_spool_and_its_names_no_manifest(store: Store) 
         stream = ControlStream(store, "r", "plan", f"controller.{number}")
         stream.append(number - 1, [Note(text="a", by="b")], actor="c")
         stream.close()
-    ingest = Ingest(store)
-    ingest.step()
-    assert seal(store, ingest, "r") == 102
+    database = working_database(store)
+    assert seal(store, database, "r") == 102
     assert store.spooled_runs() == []
     names = [(one.kind, file.writer, file.last_seq) for one in load(store).sealed for file in one.replaces]
     assert names == [("control", "controller.2@plan", 2)], "the stream's version"
     (problem,) = load(store).problems
     assert problem == "run r: 4 bytes at byte 0 of spool/r/damaged.1/000000000000.jsonl are damaged and were passed over"
-    ingest.close()
-    again = Ingest(store)
-    assert again.step() == 0
-    again.close()
+    database.close()
     stream = ControlStream(store, "r", "plan", "controller.3")
     assert stream.version == 2
     stream.close()
@@ -249,14 +238,13 @@ def test_a_finished_run_leaves_no_spool_and_its_names_no_manifest(store: Store) 
 
 def test_what_a_killed_collector_removed_leaves_the_manifest_at_the_next_start(store: Store) -> None:
     spool_spans(store, "rank-0000.1", 10)
-    ingest = Ingest(store)
-    ingest.step()
+    database = working_database(store)
     with hold_controller_lock(store, "r"):
         with pytest.MonkeyPatch.context() as small:
-            small.setattr(sealing, "SEAL_ROWS", 1)
-            assert seal(store, ingest, "r") == 10
+            small.setattr(sealing, "SEAL_BYTES", 1)
+            assert seal(store, database, "r") == 10
         assert load(store).sealed[0].replaces
-    ingest.close()
+    database.close()
     shutil.rmtree(store.spool("r"))
     sweep(store)
     assert load(store).sealed[0].replaces == ()

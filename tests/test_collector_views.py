@@ -13,7 +13,7 @@ import pytest
 from unskew.analytics.plan import uniform_plan
 from unskew.collector import events as ev
 from unskew.collector import manifest, projections
-from unskew.collector.ingest import Ingest
+from unskew.collector.ingest import working_database
 from unskew.collector.paths import Store
 from unskew.collector.reader import Reader, open_store
 from unskew.collector.sealing import seal
@@ -134,14 +134,13 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         writers[rank].append(event)
     assert all(writer.close(10.0) for writer in writers)
     if request.param != "live":
-        ingest = Ingest(store)
-        ingest.step()
-        assert seal(store, ingest, "r")
+        database = working_database(store)
+        assert seal(store, database, "r")
         if request.param == "published":
             sealed = manifest.load(store)
-            published = projections.publish(ingest.database, store, sealed)
+            published = projections.publish(database, store, sealed)
             manifest.publish(store, msgspec.structs.replace(sealed, number=sealed.number + 1, published=published))
-        ingest.close()
+        database.close()
     with open_store(store) as reader:
         yield reader
 

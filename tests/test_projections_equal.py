@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from unskew.collector import events as ev
 from unskew.collector import manifest, projections, rows
-from unskew.collector.ingest import Ingest
+from unskew.collector.ingest import working_database
 from unskew.collector.manifest import Manifest, Pruned
 from unskew.collector.paths import Store
 from unskew.collector.projections import publishing
@@ -98,7 +98,7 @@ class Run:
     """A run that is sealed bit by bit while it goes on."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.ingest, self.iteration, self.incarnation = store, Ingest(store), 0, 0
+        self.store, self.database, self.iteration, self.incarnation = store, working_database(store), 0, 0
 
     def go_on(self, name: str, iterations: int) -> None:
         """`iterations` more of run `name`, whose writers end."""
@@ -129,12 +129,11 @@ class Run:
         assert writer.close(10.0)
 
     def seal(self, name: str) -> None:
-        self.ingest.step()
-        assert seal(self.store, self.ingest, name)
+        assert seal(self.store, self.database, name)
 
     def publish(self) -> None:
         now = manifest.load(self.store)
-        self.swap(now, published=projections.publish(self.ingest.database, self.store, now))
+        self.swap(now, published=projections.publish(self.database, self.store, now))
 
     def swap(self, now: Manifest, **changes: object) -> None:
         manifest.publish(self.store, msgspec.structs.replace(now, number=now.number + 1, **changes))
@@ -149,7 +148,7 @@ def answers(store: Store) -> dict[str, list[tuple[object, ...]]]:
 def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(Store(tmp_path))
     yield run
-    run.ingest.close()
+    run.database.close()
 
 
 def raw(store: Store) -> dict[str, list[tuple[object, ...]]]:
@@ -172,7 +171,7 @@ def test_every_view_is_equal_with_and_without_published_files_and_files_stay_few
     now = manifest.load(run.store)
     assert standing(now).open == ()
     assert len(tiers_of(now)) < 7
-    assert projections.check(run.ingest.database, run.store, now) == []
+    assert projections.check(run.database, run.store, now) == []
 
 
 def test_files_of_other_code_are_not_read_and_are_made_anew(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,14 +224,14 @@ def test_check_names_a_damaged_file_and_rows_that_the_log_does_not_give(run: Run
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    (damage,) = projections.check(run.ingest.database, run.store, now)
+    (damage,) = projections.check(run.database, run.store, now)
     assert entry.file in damage
-    run.swap(now, published=projections.rebuild(run.ingest.database, run.store, now))
-    assert projections.check(run.ingest.database, run.store, manifest.load(run.store)) == []
+    run.swap(now, published=projections.rebuild(run.database, run.store, now))
+    assert projections.check(run.database, run.store, manifest.load(run.store)) == []
 
     wrong = run.store.root / "published" / "999999-rollups.parquet"
     good = next(one for one in manifest.load(run.store).published if one.name == "rollups")
-    run.ingest.database.execute(
+    run.database.execute(
         f"copy (select * replace (wall_us + 1 as wall_us) from read_parquet('{run.store.root / good.file}')) to '{wrong}'"
     ).fetchall()
     (run.store.root / good.file).chmod(0o644)
@@ -240,7 +239,7 @@ def test_check_names_a_damaged_file_and_rows_that_the_log_does_not_give(run: Run
     lied = msgspec.structs.replace(good, sha256=publishing._digest(run.store, good.file))
     now = manifest.load(run.store)
     now = msgspec.structs.replace(now, published=tuple(lied if one == good else one for one in now.published))
-    (difference,) = projections.check(run.ingest.database, run.store, now)
+    (difference,) = projections.check(run.database, run.store, now)
     assert "projection rollups" in difference
 
 
