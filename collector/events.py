@@ -296,10 +296,13 @@ class RunFinished(Control, frozen=True, kw_only=True, tag="run_finished@1"):
 
 
 class DeviceJoined(Control, frozen=True, kw_only=True, tag="device_joined@1"):
+    """Devices of one `device_class` take the same time for the same work (GPU model, emulated profile); "" = not told."""
+
     device: str
     rank: int
     node: str
     pid: int
+    device_class: str = ""
 
 
 class Suspected(Control, frozen=True, kw_only=True, tag="suspected@1"):

@@ -119,7 +119,13 @@ class Controller:
         if isinstance(message, Forked):
             self.alive.add(message.rank)
             self.ledger.append(
-                DeviceJoined(device=self._device_id(message.rank), rank=message.rank, node=self.node, pid=message.pid)
+                DeviceJoined(
+                    device=self._seat(message.rank).device_id,
+                    rank=message.rank,
+                    node=self.node,
+                    pid=message.pid,
+                    device_class=self._seat(message.rank).device_class,
+                )
             )
         elif isinstance(message, Exited):
             self._lost(message)
@@ -156,7 +162,7 @@ class Controller:
         verdict = next((event.verdict for event in lost if isinstance(event, Verdict)), None)
         events: list[Control] = [
             DeviceLost(
-                device=self._device_id(rank),
+                device=self._seat(rank).device_id,
                 rank=rank,
                 how=suspect.how,
                 detail=suspect.detail,
@@ -196,8 +202,8 @@ class Controller:
         self.ledger.append(*events, *recovery, self._issued())
         self._issue(abort=True)
 
-    def _device_id(self, rank: int) -> str:
-        return next(seat.device_id for seat in self.seats if seat.rank == rank)
+    def _seat(self, rank: int) -> Seat:
+        return next(seat for seat in self.seats if seat.rank == rank)
 
     def _give_up(self, reason: str) -> list[Control]:
         """What to log when a pending change of plan will not happen."""

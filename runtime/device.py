@@ -26,6 +26,7 @@ from torch import Tensor
 
 from unskew.analytics.cost import CostModel
 from unskew.analytics.faults import FaultSpec
+from unskew.analytics.profiles import profile
 from unskew.analytics.workload import Work
 from unskew.runtime.protocol import Seat
 
@@ -193,11 +194,12 @@ def _emulated_us(cost: CostModel, chunk: ChunkOf) -> float:
     return model.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
 
 
-def make_device(seat: Seat, cost: CostModel) -> Device:
-    """The device of a rank, with the slow faults that are meant for it."""
+def make_device(seat: Seat) -> Device:
+    """The device of a rank, with the slow faults that are meant for it; an emulated one is of the class that its profile
+    names."""
     slow = [fault for fault in seat.options.faults if fault.kind == "slow" and fault.rank == seat.rank]
     if seat.device == "sleep":
-        return SleepDevice(slow, cost)
+        return SleepDevice(slow, profile(seat.device_class))
     if seat.device == "virtual":
-        return VirtualDevice(slow, cost)
+        return VirtualDevice(slow, profile(seat.device_class))
     return RealDevice(slow) if seat.gpu is None else CudaDevice(slow, seat.gpu)

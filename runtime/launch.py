@@ -115,7 +115,8 @@ class Session:
     ) -> None:
         options = self._options
         node = membership.connect(check_interrupt)
-        placement = place(options, self._prepare(membership, check_interrupt).gpus)
+        ready = self._prepare(membership, check_interrupt)
+        placement = place(options, ready.gpus, ready.gpu_models)
         self._device = placement.device
         rendezvous, port = _rendezvous()
         ledger.append(_started(self.run_id, options, placement))
@@ -154,6 +155,7 @@ class Session:
         return Seat(
             rank=rank,
             device_id=f"{node}:{rank}",
+            device_class=placement.classes[rank],
             run=self.run_id,
             writer=f"rank-{rank:04d}.1",
             store=str(self._store.root),
@@ -225,6 +227,10 @@ def _site(options: RunOptions, placement: Placement) -> Site:
         shared_cores=cores() if placement.device == "real" and not placement.on_gpus and options.ranks > cores() else None,
         truth_known=placement.device != "real",
         detector=_thresholds(placement),
+        classes={
+            name: tuple(rank for rank, own in enumerate(placement.classes) if own == name)
+            for name in sorted({*placement.classes})
+        },
     )
 
 

@@ -46,6 +46,22 @@ def gpu_state(rank: int, index: int) -> GpuState | None:
         return None
 
 
+def gpu_models(gpus: int) -> tuple[str, ...]:
+    """The models of this node's GPUs; () where NVML does not tell, or counts others than the `gpus` that are visible."""
+    try:
+        import pynvml as nvml  # noqa: PLC0415  - an extra
+    except ImportError:
+        return ()
+    try:
+        nvml.nvmlInit()
+        visible = range(gpus if nvml.nvmlDeviceGetCount() == gpus else 0)
+        models = tuple(str(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index))) for index in visible)
+        nvml.nvmlShutdown()  # before ranks are forked
+    except nvml.NVMLError:
+        return ()
+    return models
+
+
 def _asked(nvml: Any, what: str, *arguments: Any) -> int | None:
     """One fact, None when this GPU does not know it."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -10,7 +11,7 @@ import msgspec
 
 from unskew.analytics.faults import FaultSpec
 from unskew.analytics.plan import Plan, uniform_plan
-from unskew.analytics.profiles import profile
+from unskew.analytics.profiles import profile, profiles_of
 from unskew.collector.events import Mode
 from unskew.runtime.corpus import check_folder
 
@@ -64,7 +65,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
                 dp=self.dp,
                 n_layers=self.layers,
                 micro_batches=self.micro_batches,
-                cost=profile(self.profile),
+                cost=profile(profiles_of(self.profile, self.ranks)[0]),
                 tokens=self.tokens,
             )
         return uniform_plan(
@@ -86,8 +87,8 @@ def check(options: RunOptions) -> None:
         )
     if options.corpus is not None:
         check_folder(Path(options.corpus))
-    profile(options.profile)
     options.first_plan()
+    profiles_of(options.profile, options.ranks)
 
 
 def cores() -> int:
@@ -96,15 +97,28 @@ def cores() -> int:
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Which kind of device the ranks get, whether rank r computes on GPU r, and the sentence that says why."""
+    """Which kind of device the ranks get, whether rank r computes on GPU r, and the sentence that says why; `classes`: each
+    rank's class of device (its GPU's model, `cpu`, or the profile that it emulates)."""
 
     device: DeviceKind
     on_gpus: bool
     why: str
+    classes: tuple[str, ...] = ()
 
 
-def place(options: RunOptions, gpus: int) -> Placement:
+def place(options: RunOptions, gpus: int, gpu_models: Sequence[str] = ()) -> Placement:
     """``--device auto`` is real when every rank has its own GPU or its own core, else sleep."""
+    placement = _place(options, gpus)
+    if placement.device != "real":
+        classes = profiles_of(options.profile, options.ranks)
+    elif placement.on_gpus:
+        classes = tuple(gpu_models[: options.ranks]) or ("gpu",) * options.ranks
+    else:
+        classes = ("cpu",) * options.ranks
+    return msgspec.structs.replace(placement, classes=classes)
+
+
+def _place(options: RunOptions, gpus: int) -> Placement:
     own = f"{gpus} GPUs" if options.ranks <= gpus else f"{cores()} cores"
     on_gpus = options.ranks <= gpus
     if options.device == "real":

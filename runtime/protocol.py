@@ -25,10 +25,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a rank needs to take its place in the run; `device_id` names its device for life, `device` is its kind."""
+    """All that a rank needs to take its place in the run; `device_id` names its device for life, `device` is its kind,
+    `device_class` what it has in common with devices that take the same time for the same work."""
 
     rank: int
     device_id: str
+    device_class: str
     run: str
     writer: str
     store: str
@@ -63,9 +65,11 @@ class Prepare(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """From zygote and agent: `gpus` of this node; `problem` "" unless the corpus cannot be used."""
+    """From zygote and agent: `gpus` of this node and their models, () when these are not known; `problem` "" unless the corpus
+    cannot be used."""
 
     gpus: int
+    gpu_models: tuple[str, ...] = ()
     problem: str = ""
 
 

@@ -19,7 +19,6 @@ from torch._C._distributed_c10d import TCPStore
 from unskew.analytics.faults import FaultSpec
 from unskew.analytics.plan import Plan
 from unskew.analytics.probing import Probe
-from unskew.analytics.profiles import profile
 from unskew.analytics.schedule import build_schedule
 from unskew.collector.events import IterationCommitted, MicroBatchPacked
 from unskew.collector.paths import Store
@@ -72,7 +71,7 @@ class Rank:
         self.seat, self.options, self.corpus = seat, options, corpus
         self.control, self.progress, self.spool = control, progress, spool
         self.store = TCPStore(seat.rendezvous_host, seat.rendezvous_port, is_master=False, timeout=timedelta(seconds=60))
-        self.device = make_device(seat, profile(options.profile))
+        self.device = make_device(seat)
         self.injector = Injector(options.faults, seat.rank, options.seed, self._announce)
         self.recorder = Recorder(spool, self.device, seat)
         self.size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)

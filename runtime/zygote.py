@@ -19,6 +19,7 @@ import torch
 import torch._dynamo  # the first AdamW imports it: a second of work, better once here than in every rank
 
 from unskew.runtime.corpus import Corpus, CorpusError, load_corpus
+from unskew.runtime.nvml import gpu_models
 from unskew.runtime.processes import die_with_parent, exit_detail
 from unskew.runtime.protocol import AnyMessage, Channel, Exited, Forked, Kill, Prepare, Ready, Seat, Start, Stop
 from unskew.runtime.rank import run_rank
@@ -70,7 +71,8 @@ class Zygote:
         gc.collect()
         gc.freeze()
         gc.disable()
-        self._channel.send(Ready(gpus=torch.cuda.device_count(), problem=problem))
+        gpus = torch.cuda.device_count()
+        self._channel.send(Ready(gpus=gpus, gpu_models=gpu_models(gpus), problem=problem))
 
     def _fork(self, seat: Seat) -> None:
         pid = os.fork()

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from runtime_runs import train as train_live
 
 from unskew.analytics.adaptation import Adaptation, Site
 from unskew.analytics.cost import HEALTHY, ChunkCost, CostModel, PlaceCost, Speeds
 from unskew.analytics.detector import Committed
+from unskew.analytics.diagnosis.diagnose import diagnose
+from unskew.analytics.diagnosis.load import load_run
 from unskew.analytics.intake import Released
 from unskew.analytics.plan import Hop, Plan, Role, Route, plan_from_partition, uniform_plan, validate
 from unskew.analytics.prediction import durations_us, layer_costs, predict_iteration
 from unskew.analytics.predictor import Chunk, expected_us, fit
+from unskew.analytics.profiles import ProfileError, profiles_of
 from unskew.analytics.schedule import build_schedule
 from unskew.analytics.thresholds import EMULATED
 from unskew.analytics.workload import Work, work_of
-from unskew.collector.events import IterationJudged, PredictorFitted, Verdict
+from unskew.collector.events import DeviceJoined, IterationJudged, PlanApplied, PredictorFitted, Verdict
+from unskew.collector.reader import open_store
 
 NEW = {
     "F": ChunkCost(layer_us=400.0, token_us=8.0, token2_us=0.006, head_us_per_token=12.0),
@@ -71,9 +77,10 @@ def train(
     random = np.random.default_rng([3, first])
     for now in range(first, first + n):
         of = works(random, len(plan.routes))
+        chunks = chunks_of(plan, truth, of, random, speeds=speeds or {}, cv=0.01)
         yield Released(
             committed=Committed(
-                iteration=now, epoch=plan.epoch, chunks=chunks_of(plan, truth, of, random, speeds=speeds or {}, cv=0.01), works=of,
+                iteration=now, epoch=plan.epoch, chunks=chunks, works=of,
                 measured_us=predict_iteration(plan, of, truth, speeds or {}).iteration_us, log_complete=True,
             ),
             transfers_us=(100.0,),
@@ -211,3 +218,42 @@ def test_a_judged_iteration_of_a_mixed_cluster_shows_ratios_near_one() -> None:
     last = judged[-1]
     assert {one.rank for one in last.ranks} == set(range(8))
     assert all(one.f == pytest.approx(1, abs=0.03) and one.b == pytest.approx(1, abs=0.03) for one in last.ranks)
+
+
+@pytest.mark.limit(120)
+def test_a_run_on_two_kinds_of_device_accuses_the_slow_one_only_and_predicts_the_plan_that_follows(tmp_path: Path) -> None:
+    """The second replica is a generation behind; one of its ranks turns slow, layers and micro-batches move."""
+    run = train_live(
+        tmp_path, "slow:rank=3,factor=1.8,at=16", device="virtual", pp=2, dp=2, layers=12, micro_batches=8, iterations=44,
+        profile="steady,2-3=older",
+    )  # fmt: skip
+    assert {party.rank for verdict in run.of(Verdict) for party in verdict.culprits} == {3}
+    assert {event.rank: event.device_class for event in run.of(DeviceJoined)} == {
+        0: "steady",
+        1: "steady",
+        2: "older",
+        3: "older",
+    }
+    change = run.of(PlanApplied)[-1]
+    assert change.epoch > 0
+    judged = [event for event in run.of(IterationJudged) if event.epoch == change.epoch and event.predicted_us]
+    assert len(judged) > 10
+    assert max(abs((event.predicted_us or 0) / event.measured_us - 1) for event in judged) < 0.005
+    with open_store(run.store) as reader:
+        log = load_run(reader, run.id)
+    assert log.classes == {"older": (2, 3), "steady": (0, 1)}
+    diagnosis = diagnose(log)
+    assert {party.rank for verdict in diagnosis.verdicts for party in verdict.culprits if party.rank is not None} == {3}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("steady,4=warp", "--profile warp is not known, allowed: steady, long-context, older"),
+        ("steady,6-9=older", "ranks 6 to 9 are not among the run's, allowed: 0 to 7"),
+        ("steady,older", "older is not understood, allowed: RANK=NAME or FIRST-LAST=NAME"),
+    ],
+)
+def test_a_bad_mixture_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(ProfileError, match=sentence):
+        profiles_of(text, 8)

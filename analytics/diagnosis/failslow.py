@@ -41,7 +41,7 @@ def thresholds(log: RunLog) -> DetectorOptions:
 
 def follow_run(log: RunLog) -> Followed:
     """One of our own runs again, iteration by iteration: predictors learned on the way, losses where the run saw them."""
-    detector, retraining = Detector(thresholds(log)), Retraining()
+    detector, retraining = Detector(thresholds(log)), Retraining(classes=log.classes)
     said: list[Verdict | VerdictClosed] = []
     seen: list[Seen] = []
     losses = sorted(log.lost, key=lambda lost: lost.watermark or 0)

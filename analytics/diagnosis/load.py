@@ -13,6 +13,7 @@ from unskew.analytics.intake import Intake, Released
 from unskew.analytics.plan import Plan
 from unskew.collector.events import (
     CollectiveRecorded,
+    DeviceJoined,
     DeviceLost,
     Event,
     FaultInjected,
@@ -69,7 +70,13 @@ def load_run(reader: Reader, run: str) -> RunLog:
         flights=tuple(_events(reader, run, CollectiveRecorded)),
         flight_groups=tuple(_events(reader, run, GroupRecorded)),
         operations=straggler_analysis.operations(reader, run) if ndtimeline else None,
+        classes=_classes(_events(reader, run, DeviceJoined)),
     )
+
+
+def _classes(joined: list[DeviceJoined]) -> dict[str, tuple[int, ...]]:
+    of_rank = {event.rank: event.device_class for event in joined if event.device_class}
+    return {name: tuple(sorted(rank for rank, own in of_rank.items() if own == name)) for name in sorted({*of_rank.values()})}
 
 
 def _events(reader: Reader, run: str, kind: type[_E]) -> list[_E]:

@@ -18,7 +18,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     `iterations`: iteration, iteration_us (all iterations whose time is known, in order). `spans`: of the attempts that counted.
     `commits`: iteration, epoch, rank, start_us, wall_us. `operations`: rows of an imported NDTimeline trace. `flights`,
     `flight_groups`: entries of flight recorders. `regrouped_s`: epoch -> seconds from the detection until all survivors held
-    groups again.
+    groups again. `classes`: device class -> its ranks.
     """
 
     run: str
@@ -37,6 +37,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     operations: pl.DataFrame | None = None
     flights: tuple[CollectiveRecorded, ...] = ()
     flight_groups: tuple[GroupRecorded, ...] = ()
+    classes: dict[str, tuple[int, ...]] = {}
 
     @property
     def imported(self) -> bool:
