@@ -86,11 +86,14 @@ VIEWS: dict[str, str] = {
                    from writers group by run) written using (run)""",
     "devices": f"""
         select joined.run, joined.device, joined.rank, joined.node, joined.pid, joined.at_us as joined_us,
-            case when lost.how is null then 'joined' else 'lost' end as state, lost.how, lost.detail, lost.detected_us,
-            lost.at_us as lost_us
-        from ({own_columns(events.DeviceJoined)}) joined
-        left join ({own_columns(events.DeviceLost)}) lost using (run, rank)""",
+            case when lost.seq > joined.seq then 'lost' else 'joined' end as state, lost.how, lost.detail, lost.detected_us,
+            lost.at_us as lost_us, coalesce(lost.n_losses, 0) as n_losses
+        from (select * from ({own_columns(events.DeviceJoined)})
+              qualify row_number() over (partition by run, rank order by seq desc) = 1) joined
+        left join (select *, count(*) over (partition by run, rank) as n_losses from ({own_columns(events.DeviceLost)})
+                   qualify row_number() over (partition by run, rank order by seq desc) = 1) lost using (run, rank)""",
     "faults": own_columns(events.FaultInjected),
+    "diagnoses": own_columns(events.Diagnosed),
     "predictors": own_columns(events.PredictorFitted),
     "verdicts": f"""
         select made.* exclude (until_iteration), coalesce(closed.until_iteration, made.until_iteration) as until_iteration,
@@ -159,7 +162,8 @@ VIEWS: dict[str, str] = {
                                    else 'hung' end)) as n_found
                    from faults group by faults.run) due using (run)""",
     "health": """
-        select devices.run, devices.rank, devices.device, devices.node, devices.state, devices.how, beat.activity,
+        select devices.run, devices.rank, devices.device, devices.node, devices.state,
+            case when devices.state = 'lost' then devices.how end as how, beat.activity,
             beat.iteration, beat.age_us, beat.stalled_us, beat.waits_for, beat.at_us as heartbeat_us, seen.last_us,
             seen.last_iteration, named.verdict, named.cause, named.speed, named.since_iteration
         from devices
@@ -170,8 +174,8 @@ VIEWS: dict[str, str] = {
                    qualify row_number() over (partition by run, rank order by verdict desc) = 1) named using (run, rank)""",
     "device_history": """
         select device, count(distinct run) as n_runs,
-            count(distinct run) filter (lost_us is not null or n_verdicts > 0) as n_runs_affected,
-            count(lost_us) as n_losses, coalesce(sum(n_verdicts), 0)::bigint as n_verdicts,
+            count(distinct run) filter (n_losses > 0 or n_verdicts > 0) as n_runs_affected,
+            sum(n_losses)::bigint as n_losses, coalesce(sum(n_verdicts), 0)::bigint as n_verdicts,
             list_sort(list_distinct(flatten(list(causes) filter (causes is not null)))) as causes, min(slowest) as slowest,
             min(joined_us) as first_us, max(coalesce(trouble_us, lost_us)) as last_trouble_us,
             arg_max(run, joined_us) as last_run
@@ -200,10 +204,13 @@ EXECUTED = """
           union select iteration, kind, layer, micro_batch from done) cells
     left join done using (iteration, kind, layer, micro_batch)
     group by iteration, kind, layer, micro_batch
+    union all
+    select null, null, null, null, null
+    where case when of_run in (select run from writers) then false else error('there is no run ' || of_run)::boolean end
 """
 """`select * from executed('<run>')`: how often each (layer, micro_batch) was executed per committed iteration, in the attempt
 that counted, for F, B and, where the plan's schedule splits the backward pass, W each. A run is right when every `times` is 1;
-0 stands where the plan in force asks for more."""
+0 stands where the plan in force asks for more. A run that the log does not have is an error: no rows would be a proof of it."""
 
 
 def create_views(connection: duckdb.DuckDBPyConnection) -> None:

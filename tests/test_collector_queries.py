@@ -56,6 +56,12 @@ def write(store: Store, run: str, *, slow: int | None) -> None:
             ],
             actor="c",
         )  # fmt: skip
+        said = ControlStream(store, run, "analysis/diagnose", "diagnose")
+        for seconds in (9.0, 0.5):  # what was said last counts
+            lost_s = {"slow_device": seconds, "unexplained": -0.1}
+            diagnosed = ev.Diagnosed(observability="chunks", verdicts=(), time_lost_s=lost_s, abstained=())
+            said.append(said.version, [diagnosed], actor="diagnose")
+        said.close()
     stream.close()
 
 
@@ -82,6 +88,7 @@ def test_the_named_questions_have_a_saved_query_that_says_what_it_tells(answers:
     assert set(answers) >= {
         "slowest_ranks",
         "time_lost_per_cause",
+        "time_over_usual_per_verdict",
         "effect_of_each_decision",
         "goodput",
         "device_history",
@@ -100,8 +107,12 @@ def test_they_run_on_an_empty_store(tmp_path: Path) -> None:
 def test_answers(answers: dict[str, pl.DataFrame]) -> None:
     slowest = answers["slowest_ranks"].row(0, named=True)
     assert (slowest["device"], slowest["slowdown"]) == ("device-1", round((10 * 60 + 20 * 180) / (30 * 60), 3))
-    lost = {(run, cause): lost_s for run, cause, lost_s, _ in answers["time_lost_per_cause"].rows()}
-    assert lost == {(run, "slow_device"): pytest.approx(20 * RANKS * 200e-6, abs=1e-3) for run in "ab"}
+    over = {(run, cause): over_s for run, cause, over_s, _ in answers["time_over_usual_per_verdict"].rows()}
+    assert over == {(run, "slow_device"): pytest.approx(20 * RANKS * 200e-6, abs=1e-3) for run in "ab"}
+    assert answers["time_lost_per_cause"].rows() == [
+        ("a", "slow_device", 0.5), ("b", "slow_device", 0.5), ("a", "unexplained", -0.1), ("b", "unexplained", -0.1),
+        ("c", None, None),
+    ]  # fmt: skip
     history = answers["device_history"].row(0, named=True)
     assert (history["device"], history["n_runs"], history["n_runs_affected"], history["n_losses"], history["n_verdicts"]) == (
         "device-1", 3, 2, 2, 2,
@@ -153,6 +164,27 @@ def test_every_form_holds_the_same_rows_on_the_terminal_and_in_a_file(store: Sto
     assert "slowest_ranks" in call("--list").stdout
 
 
+def test_no_word_or_number_is_cut_on_a_terminal_of_80_columns(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    where = ("--store", str(store.root))
+    narrow = call("select run, loss, iteration from iterations order by all limit 2", *where).stdout
+    assert "row 1" not in narrow
+    for view in ("runs", "devices", "verdicts", "iterations", "events"):
+        query = f"select * from {view} where run = 'a' limit 3"
+        result = call(query, *where)
+        assert result.exit_code == 0, result.stderr
+        shown = result.stdout
+        assert max(map(len, shown.splitlines())) <= 80
+        with open_store(store) as reader:
+            names, first = zip(*reader.sql(query).select(pl.exclude("payload", "options")).to_dicts()[0].items(), strict=True)
+        words = set(shown.replace("│", " ").split())
+        assert words >= set(names), view
+        assert words >= {str(value) for value in first if isinstance(value, int)}, view
+    wrapped = call("select 'one two three four ' || repeat('words ', 20) as said, 1234567890123456 as at_us", *where).stdout
+    assert "row 1" not in wrapped
+    assert "1234567890123456" in wrapped
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -160,6 +192,7 @@ def test_every_form_holds_the_same_rows_on_the_terminal_and_in_a_file(store: Sto
         (("select 1", "--saved", "goodput"), "name one query"),
         (("--saved", "nope"), "there is no saved query 'nope', allowed: device_history"),
         (("select * from plan",), "there is no view plan: did you mean plans"),
+        (("select count(*) from executed('nope')",), "there is no run nope"),
         (("select 1", "--out", "/proc/nope/x"), "--out /proc/nope/x: there is no folder /proc/nope"),
     ],
 )
