@@ -13,19 +13,24 @@ import pkgutil
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import unskew.benchmarks as package
 
 Better = Literal["lower", "higher"]
+_Step = TypeVar("_Step")
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +75,39 @@ def machine() -> dict[str, str | int]:
         "unskew": version("unskew"),
         "date": datetime.now(UTC).date().isoformat(),
     }
+
+
+class Steps(Protocol):
+    """How a long benchmark goes through its steps, so that people see how far it is."""
+
+    def __call__(self, what: str, of: Sequence[_Step], /) -> Iterator[_Step]: ...
+
+
+def silently(what: str, of: Sequence[_Step], /) -> Iterator[_Step]:
+    """Steps that nobody sees."""
+    yield from of
+
+
+def shown(progress: Progress, what: str, of: Sequence[_Step], /) -> Iterator[_Step]:
+    """Steps with a bar; where there is no terminal, a line when they begin and one when they end."""
+    if progress.console.is_terminal:
+        yield from progress.track(of, description=what)
+        return
+    began_s = time.monotonic()
+    print(f"{time.strftime('%X')} {what}: {len(of)} step{'s' * (len(of) != 1)}", file=sys.stderr, flush=True)
+    yield from of
+    print(f"{time.strftime('%X')} {what}: took {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
+
+
+def bars() -> Progress:
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+
+
+@contextmanager
+def showing() -> Iterator[Steps]:
+    """`Steps` that people see."""
+    with bars() as progress:
+        yield partial(shown, progress)
 
 
 def _processor() -> str:

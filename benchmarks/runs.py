@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from unskew.analytics.faults import parse_faults
-from unskew.benchmarks.report import Figure, figure, publish
+from unskew.benchmarks.report import Figure, bars, figure, publish, shown
 from unskew.collector.events import DeviceJoined, Event, IterationCommitted, Regrouped, RunFinished
 from unskew.collector.paths import Store
 from unskew.collector.reader import open_store
@@ -90,8 +90,8 @@ class Bench:
         self._progress, self._store = progress, store
 
     def steps(self, what: str, of: Sequence[_Step]) -> Iterator[_Step]:
-        """`of`, one by one, with a bar."""
-        yield from self._progress.track(of, description=what)
+        """`of`, one by one, shown to people."""
+        yield from shown(self._progress, what, of)
 
     def run(self, options: RunOptions, *faults: str, watch: Watch | None = None, settle: bool = False) -> Ran:
         """One run; with `settle` the collector is left to end by itself before the store is looked at."""
@@ -128,9 +128,8 @@ def done(what: str, runs: Sequence[Ran], note: str = "") -> Figure:
 
 def perform(name: str, parts: Sequence[Part], json_path: Path | None, store: Store) -> None:
     """Run the parts in turn and publish all their figures; a part that breaks is reported and does not cost the others."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     figures: list[Figure] = []
-    with Progress(*columns) as progress:
+    with bars() as progress:
         for part in parts:
             try:
                 figures += part(Bench(progress, store))

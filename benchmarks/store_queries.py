@@ -99,10 +99,10 @@ def questions(reader: Reader) -> dict[str, Callable[[], object]]:
 
     def heat_map() -> object:
         return reader.sql(
-            "with wide as (select greatest(1, max(from_iteration) // ?) as width from rollups where run = ?) "
-            "select rank, from_iteration // width as x, sum(compute_us) / sum(n_spans) as us from rollups, wide "
-            "where run = ? and kind in ('F', 'B') group by all",
-            [CELLS, RUN, RUN],
+            "with chunks as (from rollups where run = ? and kind in ('F', 'B')), "
+            "wide as (select greatest(1, max(from_iteration) // ?) as width from chunks) "
+            "select rank, from_iteration // width as x, sum(compute_us) / sum(n_spans) as us from chunks, wide group by all",
+            [RUN, CELLS],
         )
 
     return {"median": medians, "heat map": heat_map, "newest": lambda: reader.newest(NEWEST, RUN)}

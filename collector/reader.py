@@ -202,9 +202,9 @@ class Reader:
 
     def _leave(self, gone: Sequence[tuple[str, str, int]]) -> None:
         """The rows of these spool files leave `hot`."""
-        # Made anew rather than deleted from: rows deleted from a table in memory keep their place.
+        # DuckDB 2.0 gives the memory of deleted rows back by itself; making the table anew takes ten times as long.
         self._connection.execute(
-            "create or replace table hot as select * from hot where (run, writer, segment) not in "
+            "delete from hot where (run, writer, segment) in "
             "(select (unnest(?::varchar[]), unnest(?::varchar[]), unnest(?::bigint[])))",
             [[one[column] for one in gone] for column in range(3)],
         ).fetchall()
@@ -237,7 +237,8 @@ class Reader:
             tail = self._tails[run]
             tail.behind = True
             while tail.behind:
-                rows.insert(self._connection, "hot", run, tail.poll_lines())
+                found = tail.poll_lines()
+                rows.insert(self._connection, "hot", run, found, compact=tail.behind)  # a backlog would take much memory
 
 
 def open_store(store: Store | str | os.PathLike[str] | None = None) -> Reader:
