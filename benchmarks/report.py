@@ -83,7 +83,7 @@ class Steps(Protocol):
     def __call__(self, what: str, of: Sequence[_Step], /) -> Iterator[_Step]: ...
 
 
-def silently(what: str, of: Sequence[_Step], /) -> Iterator[_Step]:
+def silently(_what: str, of: Sequence[_Step], /) -> Iterator[_Step]:
     """Steps that nobody sees."""
     yield from of
 

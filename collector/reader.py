@@ -237,8 +237,7 @@ class Reader:
             tail = self._tails[run]
             tail.behind = True
             while tail.behind:
-                found = tail.poll_lines()
-                rows.insert(self._connection, "hot", run, found, compact=tail.behind)  # a backlog would take much memory
+                rows.insert(self._connection, "hot", run, tail.poll_lines())
 
 
 def open_store(store: Store | str | os.PathLike[str] | None = None) -> Reader:
