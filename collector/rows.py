@@ -1,8 +1,7 @@
 """The one table behind everything: a row per line of the log, the same in the database, the sealed files and a reader's memory.
 
 The span's fields are columns, because spans are nine rows in ten; other events are read from `payload`, the line as written. A
-span has no `payload` when its columns give back the line to the byte (`LINE`), as they do for every span that we wrote: that is
-told by the line's form alone (`_FORM`), which takes a tenth of the time of putting it together and comparing.
+span has no `payload` when its columns give back the line to the byte (`LINE`), as they do for every span that we wrote.
 """
 
 from __future__ import annotations
@@ -51,22 +50,6 @@ LINE = _line_of_columns()
 PAYLOAD = f"case when payload is null and type = '{tag_of(Span)}' then {LINE} else payload end"
 """SQL over a row of the log: the line as written."""
 
-
-def _form_of_span() -> str:
-    """A regular expression: the lines that `LINE` gives back. Fields in our order, none twice, numbers in the shortest form
-    that their column holds, texts that need no escape."""
-    envelope = rf'\{{"seq":{_NUMBERS["BIGINT"]},"at_us":{_NUMBERS["BIGINT"]},"type":"{tag_of(Span)}"'
-    members = ""
-    for field in msgspec.structs.fields(Span):
-        kind = FROM_LINE[field.encode_name]
-        member = f',"{field.encode_name}":{_NUMBERS.get(kind, _TEXT)}'
-        members += member if field.required else f"(?:{member})?"
-    return envelope + members + r"\}"
-
-
-_NUMBERS = {"INTEGER": "(?:0|-?[1-9][0-9]{0,8})", "BIGINT": "(?:0|-?[1-9][0-9]{0,17})"}
-_TEXT = r'"[^"\\\x00-\x1f]*"'
-_FORM = _form_of_span()
 _EVENT = r'^\{"seq":[0-9]{1,18},"at_us":[0-9]{1,18},'
 """How every line of ours begins."""
 _VALID = " and json_valid(payload)"
@@ -85,9 +68,19 @@ def create_table(connection: duckdb.DuckDBPyConnection, table: str) -> None:
 
 
 def insert(
-    connection: duckdb.DuckDBPyConnection, table: str, run: str, found: Sequence[Lines], first_pos: int | None = None
+    connection: duckdb.DuckDBPyConnection,
+    table: str,
+    run: str,
+    found: Sequence[Lines],
+    first_pos: int | None = None,
+    *,
+    compact: bool = True,
 ) -> int:
-    """Append a row per line that is an event's, and return how many. Positions count the lines up from `first_pos`."""
+    """Append a row per line that is an event's, and return how many.
+
+    Positions count the lines up from `first_pos`. Not `compact`: spans keep their line, for rows that are here for a while.
+    Comparing it with what the columns give back takes a third of the time when a few lines come many times a second.
+    """
     if not found:
         return 0
 
@@ -95,7 +88,7 @@ def insert(
         ((count,),) = connection.execute(f"insert into {table} by name {source}").fetchall()
         return int(count)
 
-    return from_lines(connection, run, found, first_pos, append)
+    return from_lines(connection, run, found, first_pos, append, compact=compact)
 
 
 def from_lines(
@@ -104,6 +97,8 @@ def from_lines(
     found: Sequence[Lines],
     first_pos: int | None,
     use: Callable[[str], _T],
+    *,
+    compact: bool = True,
 ) -> _T:
     """What `use` makes of the rows of these lines, which it is given as a SELECT and asks for once."""
     from duckdb import InvalidInputException  # noqa: PLC0415 - who has a connection has loaded it, others need not
@@ -111,18 +106,20 @@ def from_lines(
     connection.register("arrived", _arrived(found, first_pos))
     try:
         try:
-            return use(_rows(run))
+            return use(_rows(run, "", compact=compact))
         except InvalidInputException:  # a line is no JSON: seldom, so it is looked for only then
-            return use(_rows(run) + _VALID)
+            return use(_rows(run, _VALID, compact=compact))
     finally:
         connection.unregister("arrived")
 
 
-def _rows(run: str) -> str:
-    return f"""
-        select pos, {quoted(run)} as run, writer, segment, unnest(json_transform(payload, '{json.dumps(FROM_LINE)}')),
-            case when regexp_full_match(payload, {quoted(_FORM)}) then null else payload end as payload
-        from arrived where regexp_matches(payload, {quoted(_EVENT)})"""
+def _rows(run: str, valid: str, *, compact: bool) -> str:
+    rows = f"""
+        select pos, {quoted(run)} as run, writer, segment, unnest(json_transform(payload, '{json.dumps(FROM_LINE)}')), payload
+        from arrived where regexp_matches(payload, '{_EVENT}'){valid}"""
+    if not compact:
+        return rows
+    return f"select * replace (case when payload = {LINE} then null else payload end as payload) from ({rows})"
 
 
 def _arrived(found: Sequence[Lines], first_pos: int | None) -> Any:
