@@ -71,6 +71,7 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
 EMULATED = DetectorOptions(least_slowdown=1.15, slack=0.5, sigma_floor=0.06, links=False)
 """For sleeping and virtual devices: their ranks share a few cores, which lengthens some sleeps for some iterations."""
 
-SHARED_MACHINE = DetectorOptions(least_slowdown=1.25, slack=0.5, sigma_floor=0.1, links=False)
+SHARED_MACHINE = DetectorOptions(least_slowdown=1.25, slack=0.5, sigma_floor=0.1, least_iterations=12, links=False)
 """For real CPU cores: ranks share caches, power and execution units with whatever else runs on the machine. With the
-thresholds of emulated devices healthy ranks were accused that really were 1.2 to 1.3 times slower for some iterations."""
+thresholds of emulated devices healthy ranks were accused that really were 1.2 to 1.5 times slower for five to seven
+iterations; what is named here has to last for twelve."""
