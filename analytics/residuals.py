@@ -82,7 +82,7 @@ def predicted_us(chunks: Chunks, cost: CostModel) -> Floats:
     class_of = np.zeros(int(chunks.rank.max()) + 1, dtype=np.int64)
     for number, ranks in enumerate(cost.classes.values(), start=1):
         class_of[[rank for rank in ranks if rank < len(class_of)]] = number
-    degrees, degree = np.unique(chunks.tp, return_inverse=True)
+    degrees, degree = np.unique(chunks.tp, return_inverse=True) if np.ptp(chunks.tp) else (chunks.tp[:1], np.int64(0))
     table = [[terms_of(cost.costs_at((name, tp))) for tp in degrees.tolist()] for name in ("", *cost.classes)]
     terms = np.array(table)[class_of[chunks.rank], degree, chunks.kind]
     per_layer = terms[:, 0] + terms[:, 1] * chunks.tokens + terms[:, 2] * chunks.sum_sq

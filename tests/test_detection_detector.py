@@ -17,6 +17,7 @@ from unskew.analytics.plan import Plan, plan_from_partition, uniform_plan
 from unskew.analytics.predictor import Chunk, fit
 from unskew.analytics.thresholds import EMULATED
 from unskew.analytics.workload import work_of
+from unskew.benchmarks.detector_series import held_bytes
 from unskew.collector.events import Verdict, VerdictClosed
 
 FORWARD = ChunkCost(layer_us=400.0, token_us=8.2, token2_us=0.006)
@@ -336,3 +337,20 @@ def test_a_stage_that_becomes_dearer_on_all_of_its_ranks_is_named_and_none_of_th
     assert run(healthy, seed=15, n=150, plan=plan) == []
     (mild,) = run(lambda now, rank, _: 1.12 if now >= 40 and rank in stage_1 else 1.0, seed=16, n=120, plan=plan)
     assert mild.verdict == 1  # and it is not taken for a habit
+
+
+def test_its_memory_stays_flat_however_often_a_device_turns_slow_and_heals_and_a_link_as_well() -> None:
+    """Ten faults of 20 iterations, then ten more, on devices and links: nothing is kept of those that are over."""
+    detector, links = Detector(), [(rank, rank + 1) for rank in (0, 1, 2, 4, 5, 6)]
+    held, said = [], 0
+    random = np.random.default_rng(0)
+    for one in train(PP4_DP2, lambda now, rank, _: 1.5 if now % 40 >= 20 and rank == 2 else 1.0, seed=3, n=800, spikes=0.0):
+        late = 5.0 if one.iteration % 40 >= 20 else 1.0
+        times = (Transfer(a, b, 4e3 * (late if a == 5 else 1.0) * float(np.exp(random.normal(0, 0.05)))) for a, b in links)
+        seen = msgspec.structs.replace(one, transfers=tuple(times))
+        said += len(detector.observe(seen, PP4_DP2, COST).verdicts)
+        if one.iteration % 40 == 15:
+            held.append(held_bytes(detector.state))
+    assert said > 60
+    assert held[-1] > 10_000
+    assert max(held[10:]) <= max(held[2:10])
