@@ -20,8 +20,10 @@ HEIGHT = 230
 def show_times(snapshot: Snapshot, window: Window) -> None:
     """Measured, predicted, and what it would be without the last changes."""
     with card("times"):
-        title("Iteration time", "seconds; the prediction knows each iteration's document lengths")
         data = times(snapshot, window)
+        predicted = data["predicted"].count() > 0
+        knows = "; the prediction knows each iteration's document lengths" if predicted else ""
+        title("Iteration time", f"seconds{knows}")
         if data.is_empty():
             empty("0 committed iterations in this window.")
             return
@@ -30,10 +32,10 @@ def show_times(snapshot: Snapshot, window: Window) -> None:
             {
                 **_frame(window, wide=True),
                 "dataset": {"source": data},
-                "legend": {"top": 0, "left": 0, "itemWidth": 16, "itemHeight": 8, "icon": "roundRect"},
+                "legend": {"show": predicted, "top": 0, "left": 0, "itemWidth": 16, "itemHeight": 8, "icon": "roundRect"},
                 "yAxis": {"type": "value", "scale": True, "splitNumber": 4, "splitLine": {"lineStyle": {"color": GRID_LINE}}},
                 "series": [
-                    _line("predicted", QUIET, width=1.5, dashed=True),
+                    *([_line("predicted", QUIET, width=1.5, dashed=True)] if predicted else []),
                     {**_line("measured", ACCENT), "markLine": _marks(snapshot.story, window)},
                     *without,
                 ],
@@ -102,7 +104,7 @@ def _frame(window: Window, *, wide: bool) -> dict[str, Any]:
         "xAxis": {
             "type": "category", "data": [str(iteration) for iteration in window.iterations], "axisTick": {"show": False},
             "axisLine": {"lineStyle": {"color": GRID_LINE}},
-            "axisLabel": {"interval": window.label_step * (1 if wide else 2) - 1},
+            "axisLabel": {"interval": window.label_step * (1 if wide else 2) - 1, "hideOverlap": True},
         },
     }  # fmt: skip
 

@@ -10,14 +10,13 @@ from unskew.collector.events import Diagnosed
 from unskew.dashboard.data import Snapshot, store
 from unskew.dashboard.story import Story
 from unskew.dashboard.theme import card, chip, empty, escape, title
-from unskew.dashboard.window import Window
 from unskew.dashboard.wording import CAUSES
 
 LEAST_SHARE = 0.001
 """Causes that took less of the time lost than this are not listed."""
 
 
-def show(snapshot: Snapshot, _window: Window) -> None:
+def show(snapshot: Snapshot) -> None:
     """The card of an imported run, in the place of proposals that nobody makes for it."""
     with card("diagnosis"):
         title("Diagnosis")

@@ -43,9 +43,8 @@ class Cells(msgspec.Struct, frozen=True):
     grain: int
 
 
-def show(snapshot: Snapshot, window: Window) -> None:
+def show(snapshot: Snapshot, window: Window, found: Cells) -> None:
     """Draw the card; `window` are the iterations shown."""
-    found = load(snapshot, window)
     heading = "Iteration time by rank" if found.told == "iteration" else "Compute time by rank"
     with card("heatmap"):
         if found.rows.is_empty():
@@ -90,17 +89,16 @@ def hint(snapshot: Snapshot, measure: str) -> str:
     if measure == WAIT:
         return "part of the iteration in which the rank does not compute"
     started = snapshot.story.started
-    clock = chunk_clock(started.device) if started is not None and not imported(snapshot.story) else ""
-    if measure == MILLISECONDS:
-        return f"per iteration{clock}"
+    clock = chunk_clock(started.device) if started is not None else ""
+    what = "measured ÷ predicted for its lengths"
     if imported(snapshot.story):
-        return "measured ÷ median of the ranks"
-    return f"measured ÷ predicted for the lengths it was given{clock}"
+        what = "measured ÷ median of the ranks"
+    if measure == MILLISECONDS:
+        what = "per iteration"
+    return f"{what}, {clock}" if clock else what
 
 
 def _nothing(snapshot: Snapshot) -> str:
-    if imported(snapshot.story):
-        return "The source has no times of single ranks."
     if snapshot.story.finished is None:
         return "0 judged iterations: the first appear when the predictor is fitted."
     return "0 judged iterations in this window."
@@ -161,7 +159,7 @@ def chart(snapshot: Snapshot, window: Window, found: Cells, data: pl.DataFrame, 
                 **axis,
                 "gridIndex": 1,
                 "axisLine": {"lineStyle": {"color": GRID_LINE}},
-                "axisLabel": {"interval": max(1, window.label_step // grain) - 1, "margin": 8},
+                "axisLabel": {"interval": max(1, window.label_step // grain) - 1, "margin": 8, "hideOverlap": True},
             },
         ],
         "yAxis": [_rows([f"rank {rank}" for rank in found.ranks], 0), _rows(rows, 1)],

@@ -9,11 +9,10 @@ from unskew.dashboard import dialogs
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.story import Change
 from unskew.dashboard.theme import card, chip, empty, escape, title
-from unskew.dashboard.window import Window
 from unskew.dashboard.wording import count, duration, signed_percent
 
 
-def show(snapshot: Snapshot, _window: Window) -> None:
+def show(snapshot: Snapshot) -> None:
     """Every open proposal with its buttons, else the newest decided one with its way so far."""
     story = snapshot.story
     with card("proposals"):

@@ -12,10 +12,12 @@ import streamlit as st
 
 from unskew.dashboard import data
 from unskew.dashboard.run_state import TONES, state_of
-from unskew.dashboard.theme import card, chip, empty, escape, table, title
+from unskew.dashboard.theme import card, chip, escape, table, title
 from unskew.dashboard.wording import CAUSES, ago, device_kind
 
 HISTORY_ROWS = 10
+NONE_YET = """<p class="u-empty">0 runs in this store. <code>unskew run</code> starts one, <code>unskew import</code> brings in
+a trace of another tool, and $UNSKEW_STORE names another store.</p>"""
 
 
 def choose() -> str | None:
@@ -39,7 +41,7 @@ def show() -> None:
             st.html(chip(f"There is no run {asked} in this store.", "warn"))
         runs = data.runs()
         if runs.is_empty():
-            empty("0 runs in this store. Start one with `unskew run`, or name another store in $UNSKEW_STORE.")
+            st.html(NONE_YET)
             return
         head = ["Run", "State", "Last event", "Iterations", "Ranks", "Device", "Mode", "Started"]
         rows = [_row(run, time.time()) for run in runs.iter_rows(named=True)]
@@ -95,8 +97,8 @@ def _row(run: dict[str, Any], now_s: float) -> list[str]:
         chip(state, TONES[state]),
         ago(age_s),
         f"{run['iterations']:,}" + (f' <span class="u-muted">of {target:,}</span>' if target else ""),
-        str(run["ranks"]),
+        str(run["ranks"] or "–"),
         f'<span title="{escape(run["device"])}">{escape(device_kind(run["device"]))}</span>',
-        escape(run["mode"]),
+        "–" if run["clock"] == "imported" else escape(run["mode"]),
         f"{started:%Y-%m-%d %H:%M}",
     ]

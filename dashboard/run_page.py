@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import zip_longest
+
 import streamlit as st
 
 from unskew.dashboard import (
@@ -19,7 +23,7 @@ from unskew.dashboard import (
     timeline,
 )
 from unskew.dashboard.data import Snapshot
-from unskew.dashboard.run_state import TONES, imported, state_of
+from unskew.dashboard.run_state import TONES, imported, simulated, state_of
 from unskew.dashboard.theme import card, chip
 from unskew.dashboard.window import Window, around, newest
 from unskew.dashboard.wording import ago, count, device_kind
@@ -28,6 +32,7 @@ TICK_S = 1.0
 WINDOWS = {"Last 60": 60, "Last 200": 200}
 ALL, AROUND_CHOSEN = "All", "Around chosen"
 AROUND = 30
+Panel = Callable[[], None]
 
 
 def controls(run: str) -> None:
@@ -61,27 +66,48 @@ def _body(run: str) -> None:
     headline.show(snapshot)
     kpis.show(snapshot)
     foreign = imported(snapshot.story)
-    for wide, narrow in ((heatmap.show, diagnosis.show if foreign else proposals.show), (curves.show_times, curves.show_loss)):
-        left, right = st.columns([2, 1], gap="small")
-        with left:
-            wide(snapshot, window)
-        with right:
-            narrow(snapshot, window)
+    cells = heatmap.load(snapshot, window)
+    bare = cells.rows.is_empty() and (foreign or simulated(snapshot.story))
+    wide = [] if bare else [partial(heatmap.show, snapshot, window, cells)]
+    wide.append(partial(curves.show_times, snapshot, window))
+    narrow = [partial(diagnosis.show if foreign else proposals.show, snapshot)]
+    if not foreign or snapshot.iterations["loss"].count():
+        narrow.append(partial(curves.show_loss, snapshot, window))
+    _arrange(wide, narrow)
     if not foreign:
         plan_view.show(snapshot)
-    timeline.show(snapshot)
+    if not bare and cells.told == "compute":
+        timeline.show(snapshot)
+    _records(snapshot)
+
+
+def _arrange(wide: Sequence[Panel], narrow: Sequence[Panel]) -> None:
+    """A wide and a narrow panel side by side, row by row; one without a neighbour takes the row."""
+    for left, right in zip_longest(wide, narrow):
+        if left is None or right is None:
+            (left or right)()
+            continue
+        columns = st.columns([2, 1], gap="small")
+        with columns[0]:
+            left()
+        with columns[1]:
+            right()
+
+
+def _records(snapshot: Snapshot) -> None:
+    shown: dict[str, Callable[[Snapshot], None]] = {
+        "Decisions": records.show_decisions,
+        "Verdicts": records.show_verdicts,
+        "Diagnosis": diagnosis.body,
+        "Events": event_tail.show,
+    }
+    if imported(snapshot.story):
+        shown = {"Events": event_tail.show}
     with card("records"):
-        decisions, verdicts, diagnosed, events = st.tabs(
-            ["Decisions", "Verdicts", "Diagnosis", "Events"], key="record", bind="query-params", on_change="rerun"
-        )
-        with decisions:
-            records.show_decisions(snapshot)
-        with verdicts:
-            records.show_verdicts(snapshot)
-        with diagnosed:
-            diagnosis.body(snapshot)
-        with events:
-            event_tail.show(snapshot)
+        tabs = st.tabs(list(shown), key="record", bind="query-params", on_change="rerun")
+        for tab, show_record in zip(tabs, shown.values(), strict=True):
+            with tab:
+                show_record(snapshot)
 
 
 def _moment(run: str) -> Snapshot:
@@ -100,15 +126,18 @@ def _status(snapshot: Snapshot) -> None:
     started, finished = snapshot.story.started, snapshot.story.finished
     state = state_of(finished.status if finished is not None else None, snapshot.controlled, snapshot.age_s)
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="status"):
-        chips = chip(state, TONES[state]) + chip(f"last event {ago(snapshot.age_s)}")
+        foreign = imported(snapshot.story)
+        chips = chip(state, TONES[state]) + chip(f"{'imported' if foreign else 'last event'} {ago(snapshot.age_s)}")
         if started is not None:
-            ranks = f", {count(started.ranks, 'rank')}" if started.ranks else ""
-            chips += chip(("imported" if imported(snapshot.story) else f"{device_kind(started.device)} device") + ranks)
+            device = started.options.get("format", "") if foreign else f"{device_kind(started.device)} device"
+            chips += chip(f"{device}, {count(started.ranks, 'rank')}" if started.ranks else str(device))
         if snapshot.n_dropped:
             chips += chip(f"{count(snapshot.n_dropped, 'event')} dropped: a buffer or the disk was full", "bad")
         if snapshot.problems:
             chips += chip(f"{count(len(snapshot.problems), 'problem')} in the log: {snapshot.problems[0]}", "bad")
         st.html(f'<div class="u-chips">{chips}</div>', width="content")
+        if foreign:
+            return
         why_not = dialogs.why_disabled(snapshot)
         if st.button(f"Mode: {snapshot.story.mode}", key="mode", disabled=why_not is not None, help=why_not):
             dialogs.change_mode(snapshot.run, snapshot.story.mode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unskew.dashboard.story import Story
 from unskew.dashboard.theme import Tone
+from unskew.dashboard.wording import device_kind
 
 NO_NEWS_S = 10.0
 """A run that goes on is called silent when nothing was heard of it for so long."""
@@ -21,6 +22,11 @@ TONES: dict[str, Tone] = {
 def imported(story: Story) -> bool:
     """Whether the run is another tool's, brought in: nobody predicted, judged or planned here."""
     return story.started is not None and story.started.clock == "imported"
+
+
+def simulated(story: Story) -> bool:
+    """Whether the run was played by the simulator, which times iterations and no chunks."""
+    return story.started is not None and device_kind(story.started.device) == "simulated"
 
 
 def state_of(status: str | None, controlled: bool, age_s: float) -> str:

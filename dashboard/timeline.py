@@ -18,8 +18,10 @@ from unskew.dashboard import data
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.story import Story
 from unskew.dashboard.theme import ACCENT, GRID_LINE, QUIET, card, empty, title
+from unskew.dashboard.wording import chunk_clock
 
 COLOURS = {"F": ACCENT, "B": "#3aa58f", "W": "#c9a227"}
+NAMES = {"F": "forward", "B": "backward", "W": "weights' gradients"}
 COLUMNS = {"rank": pl.Int64, "kind": pl.String, "micro_batch": pl.Int64, "start_ms": pl.Float64, "ms": pl.Float64}
 
 
@@ -37,10 +39,13 @@ def show(snapshot: Snapshot) -> None:
             return
         measured = data.chunks(snapshot.run, int(chosen))
         if measured.is_empty():
-            empty(f"0 chunks matched iteration {chosen}: it is not committed, or its spans were not kept.")
+            empty(f"0 chunks matched iteration {chosen}: it is not in the log, or its spans were not kept.")
             return
         predicted = prediction(snapshot.story, snapshot.run, int(chosen))
         st.plotly_chart(figure(measured, predicted), key="timeline", config={"displayModeBar": False})
+        started = snapshot.story.started
+        if started is not None and (clock := chunk_clock(started.device)):
+            st.caption(f"A bar is as long as the chunk took by wall clock; the heat map counts it {clock}.")
 
 
 def prediction(story: Story, run: str, iteration: int) -> pl.DataFrame | None:
@@ -84,11 +89,11 @@ def figure(measured: pl.DataFrame, predicted: pl.DataFrame | None) -> go.Figure:
         for kind in _kinds(part):
             some = part.filter(pl.col("kind") == kind)
             chart.add_bar(
-                row=row, col=1, orientation="h", name=kind, legendgroup=kind, showlegend=row == 1,
+                row=row, col=1, orientation="h", name=NAMES[kind], legendgroup=kind, showlegend=row == 1,
                 base=some["start_ms"], x=some["ms"], y=[f"rank {rank}" for rank in some["rank"]],
                 marker={"color": COLOURS[kind], "line": {"width": 1, "color": "rgba(255,255,255,0.55)"}}, width=0.8,
                 customdata=some["micro_batch"],
-                hovertemplate=f"{kind} of micro-batch %{{customdata}}, %{{y}}<br>%{{x:.0f}} ms, {name}<extra></extra>",
+                hovertemplate=f"{NAMES[kind]} of micro-batch %{{customdata}}, %{{y}}<br>%{{x:.0f}} ms, {name}<extra></extra>",
             )  # fmt: skip
         end = float(str((part["start_ms"] + part["ms"]).max()))
         chart.add_vline(x=end, row=row, col=1, line={"color": QUIET, "width": 1, "dash": "dot"})

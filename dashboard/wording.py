@@ -92,13 +92,12 @@ def device_kind(device: str) -> str:
 
 
 CLOCKS = {
-    "sleep": ", time of the emulated device",
-    "virtual": ", logical time",
-    "real": ", waiting for a core left out",
-    "cuda": ", time on the GPU",
+    "sleep": "by the emulated device's clock",
+    "real": "without the time spent waiting for a core",
+    "cuda": "by the GPU's clock",
 }
 
 
 def chunk_clock(device: str) -> str:
-    """How chunk times are taken on a run's device, as the end of a hint; nothing for one that is not ours."""
+    """How chunk times are taken on a run's device; nothing where it is the clock of the iterations too."""
     return CLOCKS.get(device_kind(device), "")

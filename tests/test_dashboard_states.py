@@ -17,12 +17,14 @@ from streamlit.testing.v1 import AppTest
 
 import unskew.dashboard
 from unskew.collector.commands import Inbox, hold_controller_lock
-from unskew.collector.events import Dropped, Mode
+from unskew.collector.control_stream import ControlStream
+from unskew.collector.events import Diagnosed, Dropped, Mode
 from unskew.collector.formats import bring_in
 from unskew.collector.formats.straggler_analysis import COLUMNS
 from unskew.collector.manifest import Manifest, publish
 from unskew.collector.paths import Store
 from unskew.dashboard import data
+from unskew.dashboard.window import around, newest
 
 FOLDER = Path(str(unskew.dashboard.__file__)).parent
 
@@ -244,8 +246,52 @@ def test_an_imported_trace_has_a_page_without_loss_tokens_and_plan(store: Store,
         "Ranks": "2",
     }
     assert "An imported run of 1 iteration" in text(app)
-    assert "The loss was not measured." in text(app)
     assert "chunks matched iteration" not in text(app)
+    assert not [chart for chart in app.get("echarts_chart") if chart.proto.alt == "Line chart of the loss"]
+    (asked,) = [code.value for code in app.code]
+    assert asked.startswith("unskew diagnose ")
+
+    told, beside = data.beside_peers(asked.split()[2], 7, 7, 1)
+    assert told == "compute"
+    assert beside.select("rank", "measured_us", "predicted_us").rows() == [(0, 100_000, 150_000), (4, 200_000, 150_000)]
+
+
+def test_a_diagnosis_made_afterwards_stands_on_the_page(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("step,rank,seconds\n7,0,1.5\n7,1,1.25\n")
+    (stored,) = bring_in(store, "iteration-times", tmp_path / "t.csv")
+    verdict = {
+        "cause": "stage_imbalance",
+        "sentence": "stage 3 takes 1.63 times as long",
+        "evidence": {"next_step": "move layers"},
+    }
+    found = Diagnosed(
+        observability="chunks",
+        verdicts=(verdict,),
+        time_lost_s={"stage_imbalance": 76.0, "unexplained": 0.001},
+        abstained=("dead",),
+    )
+    stream = ControlStream(store, stored.run, "analysis/diagnose", "diagnose")
+    stream.append(stream.version, [found], actor="diagnose")
+    stream.close()
+    shown = text(page(stored.run))
+    assert shown.count("Stage 3 takes 1.63 times as long.") == 2, "in the headline and in the card"
+    assert "Next: move layers" in shown
+    assert "76.0 s" in shown
+    assert "<span>unexplained</span>" not in shown
+
+
+def test_iterations_with_gaps_stand_side_by_side() -> None:
+    recorded = [1, *range(5, 1000, 5), 4000]
+    window = newest(recorded, 60)
+    assert 60 <= len(window.iterations) <= 66
+    assert window.first % 5 == 0
+    rows = window.placed(pl.DataFrame({"iteration": recorded, "loss": recorded}))
+    assert rows["x"].to_list() == list(range(len(window.iterations)))
+    assert rows["loss"][-1] == 4000
+    assert [window.position(number) for number in (window.first, 995, 996, 4000)] == [
+        0, len(rows) - 2, len(rows) - 1, len(rows) - 1
+    ]  # fmt: skip
+    assert around(recorded, 500, 3).iterations == (485, 490, 495, 500, 505, 510, 515)
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,19 @@ def _(event: ev.CommandRefused) -> Sentence:
 
 @say.register
 def _(event: ev.PredictorFitted) -> Sentence:
-    errors = ", ".join(f"{kind} {percent:.1f} %" for kind, percent in event.error_percent.items())
-    return Sentence("predict", f"predictor {event.predictor} fitted on {event.n_chunks} chunks, error {errors}", "quiet")
+    errors = event.error_percent
+    later = [_off(what, errors[key], errors.get(f"{key}, before")) for key, what in LATER if key in errors]
+    fitted = [f"{kind} {percent:.1f} % off" for kind, percent in errors.items() if "later" not in kind]
+    text = f"predictor {event.predictor}, fitted on {event.n_chunks:,} chunks: {', '.join(later or fitted)}"
+    return Sentence("predict", text, "quiet")
+
+
+LATER = (("iteration, later", "later iterations"), ("chunks, later", "later chunks"))
+"""What a fit says of iterations that it has not seen, in words."""
+
+
+def _off(what: str, percent: float, before: float | None) -> str:
+    return f"{what} {percent:.1f} % off" + ("" if before is None else f" (before {before:.1f} %)")
 
 
 @say.register

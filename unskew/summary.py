@@ -13,6 +13,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from unskew.runtime.summary import PlanSummary, Summary
 
+DONE = {"slow": "is slowed from", "kill": "is killed in", "hang": "is made to hang in", "freeze": "is frozen in"}
 SURE = {(True, False): "green", (False, True): "red", (False, False): ""}
 """The colour of a saving, by whether its interval lies above and below zero."""
 
@@ -36,7 +37,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         facts.append(("loss", f"{losses[0]:.4f} to {losses[-1]:.4f}"))
     if times:
         facts.append(("iteration time", f"{median(times):.3f} s (median)"))
-    facts += [("fault", f"{fault.kind} of rank {fault.rank} at iteration {fault.at_iteration}") for fault in summary.faults]
+    facts += [("fault", f"rank {f.rank} {DONE.get(f.kind, f.kind)} iteration {f.at_iteration}") for f in summary.faults]
     facts += [("verdict", verdict.sentence) for verdict in summary.verdicts]
     complete = "log complete" if events.log_complete else "log late: some votes came before every rank had flushed its events"
     facts.append(("events", f"{events.written:,} written, {events.stored:,} stored, {events.dropped:,} dropped, {complete}"))
