@@ -53,11 +53,17 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
         late = np.where(self.crosses, np.asarray(message_us, dtype=np.float64), 0.0)
         if durations_us.ndim == 1 and len(self) < _WIDE * len(self._levels):
             return self._run_numbers(durations_us, late)
-        return self._run_levels(durations_us, late)
+        start, end = self._run_levels(durations_us, late)
+        back = np.empty_like(self._by_level[0])
+        back[self._by_level[0]] = np.arange(len(self))
+        return start[back], end[back]
 
     def makespan_us(self, durations_us: Array, message_us: float | Array = 0.0) -> Array:
         """End of the last chunk: [...further axes]."""
-        return np.asarray(self.run(durations_us, message_us)[1].max(axis=0))
+        if durations_us.ndim == 1:
+            return np.asarray(self.run(durations_us, message_us)[1].max(axis=0))
+        late = np.where(self.crosses, np.asarray(message_us, dtype=np.float64), 0.0)
+        return np.asarray(self._run_levels(durations_us, late)[1].max(axis=0))
 
     def _run_numbers(self, durations_us: Array, late: Array) -> tuple[Array, Array]:
         start: list[float] = []
@@ -72,18 +78,19 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
         return np.array(start), np.array(end[:-1])
 
     def _run_levels(self, durations_us: Array, late: Array) -> tuple[Array, Array]:
-        order, before, given, bounds = self._by_level
+        """(start, end) of the chunks in the order of the levels, with one end more: 0, nothing to wait for."""
+        order, levels = self._by_level
         spent = durations_us[order]
-        wait = late[order].reshape(-1, *[1] * (durations_us.ndim - 1))
+        wait = late[order].reshape(-1, *[1] * (durations_us.ndim - 1)) if late.any() else None
         start = np.empty_like(spent)
         end = np.zeros((len(self) + 1, *spent.shape[1:]))
-        for first, last in pairwise(bounds):
-            level = slice(first, last)
-            np.maximum(end[before[level]], end[given[level]] + wait[level], out=start[level])
+        for level, before, given in levels:
+            ready = end.take(given, axis=0)  # faster than an index
+            if wait is not None:
+                ready += wait[level]
+            np.maximum(end.take(before, axis=0), ready, out=start[level])
             np.add(start[level], spent[level], out=end[level])
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return start[back], end[back]
+        return start, end
 
     @cached_property
     def _edges(self) -> tuple[list[int], list[int]]:
@@ -102,14 +109,15 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
         return levels
 
     @cached_property
-    def _by_level(self) -> tuple[Ints, Ints, Ints, list[int]]:
-        """(positions by level, `before` and `given` in that numbering, where each level begins)."""
+    def _by_level(self) -> tuple[Ints, list[tuple[slice, Ints, Ints]]]:
+        """(positions by level, of each level: where it is among them, its `before` and `given` in that numbering)."""
         order = np.array([position for level in self._levels for position in level], dtype=np.int64)
         number = np.empty(len(order) + 1, dtype=np.int64)
         number[order] = np.arange(len(order))
-        number[-1] = -1
+        number[-1] = len(order)
+        before, given = number[self.before[order]], number[self.given[order]]
         bounds = np.cumsum([0, *map(len, self._levels)]).tolist()
-        return order, number[self.before[order]], number[self.given[order]], bounds
+        return order, [(slice(*ends), before[slice(*ends)], given[slice(*ends)]) for ends in pairwise(bounds)]
 
     def rank_positions(self) -> Iterator[tuple[int, Ints]]:
         """(rank, positions of its chunks in their order), ranks ascending."""

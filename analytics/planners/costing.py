@@ -36,17 +36,27 @@ def pipeline_bound_us(
     `used` [..., stages]: stages that are in the pipeline at all (None: all); the others must have chunk times 0.
     """
     both = forward_us + backward_us
-    inside = np.ones(both.shape, dtype=np.bool_) if used is None else used
-    order = np.cumsum(inside, axis=-1)
-    before, behind = order - inside, order[..., -1:] - order
+    if used is None or used.all():
+        before: Ints = np.arange(both.shape[-1])
+        behind: Ints = before[::-1]
+    else:
+        order = np.cumsum(used, axis=-1)
+        before, behind = order - used, order[..., -1:] - order
     m = np.asarray(micro_batches, dtype=np.float64)[..., None]
     through = np.cumsum(both, axis=-1)
-    earlier = through - both + 2 * message_us * before
-    later = through[..., -1:] - through + 2 * message_us * behind
+    later = through[..., -1:] - through
+    if message_us:
+        through, later = through + 2 * message_us * before, later + 2 * message_us * behind
     others = np.minimum(behind, np.maximum(m - 1, 0))
-    first, last = np.maximum(0.0, later - others * forward_us), np.maximum(0.0, later - others * backward_us)
-    idle = np.where(m > behind + 1, first + last, np.maximum(first, last))
-    bound = np.where(inside, earlier + m * both + idle, 0.0).max(axis=-1)
+    first, last = later - others * forward_us, later - others * backward_us
+    np.maximum(first, 0.0, out=first)
+    np.maximum(last, 0.0, out=last)
+    deep = m > behind + 1
+    idle = first + last if deep.all() else np.where(deep, first + last, np.maximum(first, last))
+    ends = (m - 1) * both
+    ends += through
+    ends += idle
+    bound = (ends if used is None else np.where(used, ends, 0.0)).max(axis=-1)
     return np.where(m[..., 0] > 0, bound, 0.0)
 
 
@@ -68,16 +78,14 @@ def chunk_times(job: Job, layers: Ints, speeds: Floats) -> tuple[Floats, Floats]
 
 def replica_us(job: Job, layers: Ints, speeds: Floats, micro_batches: Ints) -> Floats:
     """[n]: the makespans of n pipelines of their own, [n, stages] and [n]; equal ones are played once."""
-    result = np.zeros(len(layers))
     if not len(layers):
-        return result
-    keys = np.column_stack([micro_batches.astype(np.float64), layers.astype(np.float64), speeds])
-    _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        return np.zeros(0)
+    first, inverse = distinct(micro_batches[:, None], layers, speeds)
     used = layers[first] > 0
     sizes = used.sum(axis=1)
     forward, backward = chunk_times(job, layers[first], speeds[first])
     times = np.zeros(len(first))
-    for count, size in np.unique(np.column_stack([micro_batches[first], sizes]), axis=0).tolist():
+    for count, size in sorted(set(zip(micro_batches[first].tolist(), sizes.tolist(), strict=True))):
         rows = np.flatnonzero((micro_batches[first] == count) & (sizes == size))
         if count and size:
             inside = used[rows]
@@ -87,5 +95,18 @@ def replica_us(job: Job, layers: Ints, speeds: Floats, micro_batches: Ints) -> F
             )
         elif count:
             times[rows] = np.inf
-    result[:] = times[inverse.ravel()]
-    return result
+    return np.asarray(times[inverse])
+
+
+def distinct(*columns: Floats | Ints) -> tuple[Ints, Ints]:
+    """(where each distinct row of these columns [n, any] is first, which of them each row is [n]), in order of appearance."""
+    rows = np.concatenate([column.reshape(len(column), -1).astype(np.float64) for column in columns], axis=1)
+    text, width = rows.tobytes(), rows.shape[1] * rows.itemsize
+    seen: dict[bytes, int] = {}
+    first, inverse = list[int](), list[int]()
+    for row in range(len(rows)):
+        number = seen.setdefault(text[row * width : (row + 1) * width], len(seen))
+        if number == len(first):
+            first.append(row)
+        inverse.append(number)
+    return np.array(first, dtype=np.int64), np.array(inverse, dtype=np.int64)

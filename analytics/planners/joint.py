@@ -23,17 +23,17 @@ import numpy as np
 from unskew.analytics.plan import PlanError
 from unskew.analytics.planners.capability import Capability, capability, settle, speeds_at, ways_to_lend
 from unskew.analytics.planners.cluster import Assignment, Cluster, Floats, Ints, Job, start
-from unskew.analytics.planners.costing import replica_us
+from unskew.analytics.planners.costing import distinct, replica_us
 from unskew.analytics.planners.evaluation import cost, holds
-from unskew.analytics.planners.partition import best_layers, bound_us, descents, polish
+from unskew.analytics.planners.partition import Search, bound_us, polish
 from unskew.analytics.planners.progressive import plan_progressive
 from unskew.analytics.planners.tp import Groups, TpDecision, exclude
 
 ROUNDS = 4
 SEARCHED = 32
 """Up to so many distinct slowest replicas are searched from all starts; more are only refined."""
-KEPT = 3
-"""Of each replica so many results of the search are polished."""
+KEPT = 2
+"""Of each replica so many distinct results of the search are polished."""
 TABLE_CELLS = 4_000_000
 
 
@@ -86,13 +86,13 @@ def plan_joint(cluster: Cluster, *, compare: bool = True, powers_of_two: bool = 
 
 def _own_pipelines(cluster: Cluster, groups: Groups, able: Capability) -> Joint:
     """Steps 2 to 5."""
-    job = cluster.job
+    job, search = cluster.job, Search(cluster.job)
     classes = classes_of(able.tables)
     rows = classes.of_replica
     share = np.full(len(classes.sizes), -(-job.micro_batches // cluster.dp), dtype=np.int64)
     best: tuple[float, Ints, Ints] | None = None
     for _ in range(ROUNDS):
-        layers, _ = best_layers(job, classes.tables, share)
+        layers = search.best_layers(classes.tables, share)
         counts = share_micro_batches(job, classes, layers, cluster.dp)
         if counts is None:
             break
@@ -106,16 +106,15 @@ def _own_pipelines(cluster: Cluster, groups: Groups, able: Capability) -> Joint:
         share = new
     if best is None:
         return Joint(assignment=start(cluster), predicted_us=np.inf, source="joint", tp=groups.decisions)
-    layers, counts, predicted_us = refine(job, able.tables, best[1], best[2])
+    layers, counts, predicted_us = refine(job, search, able.tables, best[1], best[2])
     assignment = settle(cluster, able, layers, counts)
     return Joint(assignment=assignment, predicted_us=predicted_us + job.iteration_end_us, source="joint", tp=groups.decisions)
 
 
 def classes_of(tables: Floats) -> Classes:
     """Replicas whose stages can do the same, together."""
-    keys = tables.reshape(len(tables), -1)
-    _, first, inverse, sizes = np.unique(keys, axis=0, return_index=True, return_inverse=True, return_counts=True)
-    return Classes(tables=tables[first], sizes=sizes.astype(np.int64), of_replica=inverse.ravel())
+    first, of_replica = distinct(tables)
+    return Classes(tables=tables[first], sizes=np.bincount(of_replica), of_replica=of_replica)
 
 
 def share_micro_batches(job: Job, classes: Classes, layers: Ints, dp: int) -> Ints | None:
@@ -170,9 +169,9 @@ def time_table(job: Job, layers: Ints, tables: Floats, most: int) -> Floats:
     return np.maximum.accumulate(np.concatenate(rows), axis=1)
 
 
-def refine(job: Job, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, Ints, float]:
+def refine(job: Job, search: Search, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, Ints, float]:
     """(layers, micro-batches, makespan): step 5, until the slowest replica can neither be sped up nor relieved."""
-    layers, times = _polished(job, tables, layers, counts)
+    layers, times = _polished(job, search, tables, layers, counts)
     for _ in range(8 * len(counts)):
         slowest = int(times.argmax())
         if counts[slowest] < 1:
@@ -184,7 +183,7 @@ def refine(job: Job, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, 
         takers = np.argsort(ends, kind="stable")[:2]
         for taker in takers[takers != slowest].tolist():
             pair = np.array([slowest, taker])
-            pair_layers, pair_times = best_of(job, layers[pair], tables[pair], trial[pair])
+            pair_layers, pair_times = best_of(job, search, layers[pair], tables[pair], trial[pair])
             if pair_times.max() < times[slowest] * (1 - 1e-9):
                 layers[pair], times[pair], counts[pair] = pair_layers, pair_times, trial[pair]
                 break
@@ -193,30 +192,28 @@ def refine(job: Job, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, 
     return layers, counts, float(times.max())
 
 
-def best_of(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
+def best_of(job: Job, search: Search, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
     """Layers as they are or from the most promising starts of the search, all polished, whichever ends first."""
-    owner, found, bound = descents(job, tables, micro_batches)
-    ranked = [np.flatnonzero(owner == row) for row in range(len(layers))]
-    kept = np.concatenate([at[np.argsort(bound[at], kind="stable")[:KEPT]] for at in ranked])
-    owner, found = owner[kept], found[kept]
-    owner = np.concatenate([np.arange(len(layers)), owner])
-    tried, times = polish(job, np.concatenate([layers, found]), tables[owner], micro_batches[owner])
+    found = [ends[:KEPT] for ends in search.descents(tables, micro_batches)]
+    owner = np.concatenate([np.arange(len(layers)), np.repeat(np.arange(len(layers)), [len(ends) for ends in found])])
+    tried, times = polish(job, np.concatenate([layers, *found]), tables[owner], micro_batches[owner])
     best = np.array([min(np.flatnonzero(owner == row), key=lambda at: times[at]) for row in range(len(layers))])
     return tried[best], times[best]
 
 
-def _polished(job: Job, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, Floats]:
+def _polished(job: Job, search: Search, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, Floats]:
     """A further search for every distinct replica that is among the slowest; all others keep their layers."""
     layers = layers.copy()
     times = replica_us(job, layers, speeds_at(job, tables, layers, counts), counts)
     while True:
         rows = np.flatnonzero(times >= times.max() * (1 - 1e-9))
-        keys = np.concatenate([tables[rows].reshape(len(rows), -1), layers[rows], counts[rows][:, None]], axis=1)
-        _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        first, inverse = distinct(tables[rows], layers[rows], counts[rows][:, None])
         picked = rows[first]
-        search = best_of if len(picked) <= SEARCHED else polish
-        better, better_us = search(job, tables=tables[picked], layers=layers[picked], micro_batches=counts[picked])
+        if len(picked) <= SEARCHED:
+            better, better_us = best_of(job, search, layers[picked], tables[picked], counts[picked])
+        else:
+            better, better_us = polish(job, layers[picked], tables[picked], counts[picked])
         before = times.max()
-        layers[rows], times[rows] = better[inverse.ravel()], better_us[inverse.ravel()]
+        layers[rows], times[rows] = better[inverse], better_us[inverse]
         if not times.max() < before * (1 - 1e-9):
             return layers, times

@@ -14,7 +14,7 @@ import numpy as np
 
 from unskew.analytics.plan import PlanError
 from unskew.analytics.planners.capability import speeds_at
-from unskew.analytics.planners.cluster import Floats, Ints, Job, layer_limits
+from unskew.analytics.planners.cluster import Floats, Ints, Job, extra_layers, layer_limits
 from unskew.analytics.planners.costing import chunk_times, pipeline_bound_us, replica_us
 from unskew.analytics.planners.pp import share_out
 
@@ -24,31 +24,37 @@ POLISHED = 24
 ROWS_AT_ONCE = 2_000_000
 
 
-def best_layers(job: Job, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
-    """(layers [n, stages], bound of the makespan [n]) for pipelines whose stages can do `tables` [n, stages, tp + 2].
+class Search:
+    """Descents of one job's pipelines; one that was made before is remembered."""
 
-    A pipeline that cannot hold the model gets no layers and inf.
-    """
-    n, stages = tables.shape[:2]
-    layers, bound = np.zeros((n, stages), dtype=np.int64), np.full(n, np.inf)
-    owner, found, bounds = descents(job, tables, micro_batches)
-    for position in np.lexsort((bounds, owner))[::-1]:
-        layers[owner[position]], bound[owner[position]] = found[position], bounds[position]
-    return layers, bound
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._known: dict[bytes, Ints] = {}
 
+    def best_layers(self, tables: Floats, micro_batches: Ints) -> Ints:
+        """Layers [n, stages] for pipelines whose stages can do `tables` [n, stages, tp + 2]; none for one that cannot hold the
+        model."""
+        none = np.zeros(tables.shape[1], dtype=np.int64)
+        return np.array([found[0] if len(found) else none for found in self.descents(tables, micro_batches)])
 
-def descents(job: Job, tables: Floats, micro_batches: Ints) -> tuple[Ints, Ints, Floats]:
-    """(pipeline [k], layers [k, stages], bound [k]) of the descent from every start of every pipeline."""
-    rows, starts = [], []
-    for row in range(len(tables)):
-        for start in _starts(job, tables[row], int(micro_batches[row])):
-            rows.append(row)
-            starts.append(start)
-    if not rows:
-        return np.zeros(0, dtype=np.int64), np.zeros((0, tables.shape[1]), dtype=np.int64), np.zeros(0)
-    owner = np.array(rows)
-    found, bounds = _descend(job, np.array(starts), tables[owner], micro_batches[owner])
-    return owner, found, bounds
+    def descents(self, tables: Floats, micro_batches: Ints) -> list[Ints]:
+        """Per pipeline the distinct ends [k, stages] of the descents from all its starts, the most promising first."""
+        keys = [table.tobytes() + int(m).to_bytes(8) for table, m in zip(tables, micro_batches, strict=True)]
+        new = {key: row for row, key in enumerate(keys) if key not in self._known}
+        owner, starts = list[int](), list[Ints]()
+        for row in new.values():
+            found = _starts(self._job, tables[row], int(micro_batches[row]))
+            owner += [row] * len(found)
+            starts += found
+        for key in new:
+            self._known[key] = np.zeros((0, tables.shape[1]), dtype=np.int64)
+        if starts:
+            of = np.array(owner)
+            ends, layers, bound = _descend(self._job, np.array(starts), tables[of], micro_batches[of], of)
+            for key, row in new.items():
+                own = np.flatnonzero(of[ends] == row)
+                self._known[key] = layers[own[np.argsort(bound[own], kind="stable")]]
+        return [self._known[key] for key in keys]
 
 
 def polish(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
@@ -90,15 +96,27 @@ def _steps(stages: int) -> Ints:
     return np.array(steps, dtype=np.int64).reshape(-1, stages)
 
 
-def _descend(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
-    """Steepest descent of all rows side by side."""
+def _descend(job: Job, layers: Ints, tables: Floats, micro_batches: Ints, owner: Ints) -> tuple[Ints, Ints, Floats]:
+    """Steepest descent of all rows side by side: (rows that ended [k], their layers [k, stages], their bounds [k]).
+
+    A row that comes to layers where another of its owner has been would only follow it, and is dropped.
+    """
     layers = layers.copy()
     bound = bound_us(job, layers, tables, micro_batches)
-    rows = np.arange(len(layers))
+    visited: set[tuple[int, bytes]] = set()
+
+    def first_there(rows: Ints) -> Ints:
+        places = [(int(owner[row]), layers[row].tobytes()) for row in rows]
+        new = [place not in visited and not visited.add(place) for place in places]
+        ended[rows[np.logical_not(new)]] = False
+        return rows[new]
+
+    ended = np.ones(len(layers), dtype=np.bool_)
+    rows = first_there(np.arange(len(layers)))
     chunk = max(1, ROWS_AT_ONCE // max(1, layers.shape[1] ** 3))
     for _ in range(STEPS):
         improved = []
-        for part in np.array_split(rows, -(-len(rows) // chunk)):
+        for part in (rows[at : at + chunk] for at in range(0, len(rows), chunk)):
             near = neighbours(layers[part])
             if not near.shape[1]:
                 continue
@@ -109,16 +127,21 @@ def _descend(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> tup
             layers[part[better]] = near[better, best[better]]
             bound[part[better]] = value[better]
             improved.append(part[better])
-        rows = np.concatenate(improved) if improved else rows[:0]
+        rows = first_there(np.concatenate(improved)) if improved else rows[:0]
         if not len(rows):
             break
-    return layers, bound
+    rows = np.flatnonzero(ended)
+    return rows, layers[rows], bound[rows]
 
 
 def bound_us(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> Floats:
     """The bound of the makespan, inf where a partition is not possible: negative, on a dead stage, or beyond the memory."""
+    full = bool(layers.size) and layers.min() > 0
+    speeds = speeds_at(job, tables, layers if full else np.maximum(layers, 0), micro_batches)
+    if full and (tables[..., 0] if job.capacity_bytes is None else speeds).min() > 0:  # the usual case: nothing to rule out
+        times = (layers + extra_layers(job, layers.shape[-1])) / speeds
+        return pipeline_bound_us(times * job.forward_us, times * job.backward_us, micro_batches, job.message_us)
     used = layers > 0
-    speeds = speeds_at(job, tables, np.maximum(layers, 0), micro_batches)
     possible = (layers >= 0).all(axis=-1) & ~(used & (speeds <= 0)).any(axis=-1)
     forward, backward = chunk_times(job, layers, np.where(speeds > 0, speeds, 1.0))
     bound = pipeline_bound_us(forward, backward, micro_batches, job.message_us, used)
