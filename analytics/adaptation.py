@@ -15,6 +15,7 @@ import msgspec
 
 from unskew.analytics.cost import CostModel
 from unskew.analytics.detector import Committed, Detector, Verdicts
+from unskew.analytics.gpus import Known, remembered, with_gpu
 from unskew.analytics.hindsight import Hindsight, seen_dead
 from unskew.analytics.intake import Released
 from unskew.analytics.liveness import Suspect
@@ -97,6 +98,7 @@ class Adaptation:
         self._faults: list[FaultInjected] = []
         self._verdicts: dict[int, Verdict] = {}
         self._hindsight: dict[int, Hindsight] = {}
+        self._gpus: dict[int, Known] = {}
 
     @property
     def fitted(self) -> Fit | None:
@@ -115,6 +117,7 @@ class Adaptation:
     def observe(self, released: Released, plan: Plan) -> Step:
         """Take the next committed iteration, which ran under `plan`."""
         committed = released.committed
+        self._gpus = remembered(self._gpus, released.gpus)
         found = self._take_probes(released)
         speeds_before = speeds_then(self.detector.speeds)
         step = self._judge(committed, plan) if self.fitted is not None else Step(judged=_unjudged(committed))
@@ -218,6 +221,7 @@ class Adaptation:
         return [*self._end_trial("the run ended"), *self._look_back(None)]
 
     def _take_verdicts(self, verdicts: Verdicts, iteration: int) -> list[Control]:
+        verdicts = tuple(with_gpu(one, self._gpus) if isinstance(one, Verdict) else one for one in verdicts)
         events: list[Control] = list(verdicts)
         for verdict in verdicts:
             self._ask_at = iteration + self.options.settle

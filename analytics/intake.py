@@ -19,25 +19,28 @@ from unskew.analytics.plan import Plan
 from unskew.analytics.predictor import Chunk
 from unskew.analytics.schedule import splits_backward
 from unskew.analytics.workload import Work, work_of
-from unskew.collector.events import Event, IterationCommitted, MicroBatchPacked, Span
+from unskew.collector.events import Event, GpuState, IterationCommitted, MicroBatchPacked, Span
 
 _CHUNKS = ("F", "B", "W")
 _PATIENCE_POLLS = 20
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole committed iteration, the times of its messages and gradient collectives, and what was probed before it."""
+    """A whole committed iteration, the times of its messages and gradient collectives, what was probed before it, and what
+    GPUs said of themselves in it, by rank."""
 
     committed: Committed
     transfers_us: tuple[float, ...]
     probes: tuple[Span, ...] = ()
     collectives_us: tuple[float, ...] = ()
+    gpus: tuple[GpuState, ...] = ()
 
 
 class _Open(msgspec.Struct):
     spans: list[Span]
     packed: dict[int, tuple[int, ...]]
     marks: list[IterationCommitted]
+    gpus: list[GpuState]
     marked_at_poll: int = 0
 
     @property
@@ -75,10 +78,14 @@ class Intake:
         """The iterations that this poll completes; `plan_of[epoch]` tells which chunks included the output head."""
         self._polls += 1
         for event in events:
-            if isinstance(event, (Span, MicroBatchPacked, IterationCommitted)) and event.iteration >= self._next:
-                of = self._open.setdefault(event.iteration, _Open([], {}, []))
+            if not isinstance(event, (Span, MicroBatchPacked, IterationCommitted, GpuState)) or event.iteration is None:
+                continue
+            if event.iteration >= self._next:
+                of = self._open.setdefault(event.iteration, _Open([], {}, [], []))
                 if isinstance(event, Span):
                     of.spans.append(event)
+                elif isinstance(event, GpuState):
+                    of.gpus.append(event)
                 elif isinstance(event, MicroBatchPacked):
                     of.packed[event.micro_batch] = event.lengths
                 else:
@@ -126,6 +133,7 @@ def _release(opened: _Open, plan: Plan) -> Released:
         transfers_us=tuple(transfer.us for transfer in transfers),
         collectives_us=_collectives_us(counted),
         probes=tuple(span for span in counted if span.kind == "probe"),
+        gpus=tuple(sorted(opened.gpus, key=lambda state: state.rank)),
     )
 
 

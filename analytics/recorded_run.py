@@ -14,6 +14,7 @@ from unskew.analytics.plan import Plan
 from unskew.collector.events import (
     Control,
     Event,
+    GpuState,
     IterationCommitted,
     IterationJudged,
     MicroBatchPacked,
@@ -90,7 +91,7 @@ def run_of_lines(run: str, lines: Iterable[tuple[str, int, int, str | None, byte
             judged[event.iteration] = event
         elif isinstance(event, Control) and stream == f"run/{run}":
             control.append((seq, Noted(at_us, event)))
-        elif isinstance(event, (Span, MicroBatchPacked, IterationCommitted)):
+        elif isinstance(event, (Span, MicroBatchPacked, IterationCommitted, GpuState)):
             telemetry.append((writer, seq, event))
     control.sort(key=lambda one: one[0])
     telemetry.sort(key=lambda one: one[:2])
@@ -100,7 +101,7 @@ def run_of_lines(run: str, lines: Iterable[tuple[str, int, int, str | None, byte
 def recorded_run(reader: Reader, run: str) -> RecordedRun:
     """A run of the store."""
     telemetry = tuple(
-        tag_of(event).partition("@")[0] for event in (Span, MicroBatchPacked, IterationCommitted, IterationJudged)
+        tag_of(event).partition("@")[0] for event in (Span, MicroBatchPacked, IterationCommitted, GpuState, IterationJudged)
     )
     rows = reader.sql(
         "select writer, seq, at_us, stream, payload::varchar as line from events "

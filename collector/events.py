@@ -254,9 +254,11 @@ class GroupRecorded(Telemetry, frozen=True, kw_only=True, tag="group_recorded@1"
 
 
 class GpuState(Telemetry, frozen=True, kw_only=True, tag="gpu_state@1"):
-    """What a rank's GPU says of itself, beside a probe; None = it does not tell. `held_down_by`: why its clock is low."""
+    """What a rank's GPU says of itself, in every fourth iteration and beside a probe; None = it does not tell. `held_down_by`:
+    why its clock is low; `iteration`: in or before which it was asked."""
 
     rank: int
+    iteration: int | None = None
     clock_mhz: int | None = None
     highest_clock_mhz: int | None = None
     held_down_by: tuple[str, ...] = ()

@@ -1,4 +1,5 @@
-"""What the GPU says of itself: clocks, why they are held down, temperature, memory errors. Further evidence beside a probe.
+"""What the GPU says of itself: clocks, why they are held down, temperature, memory errors. Further evidence in a verdict
+(analytics/gpus.py).
 
 Asked of NVML through nvidia-ml-py (the extra `gpu`). Without the package, the driver or the GPU there is nothing to tell: None.
 """
@@ -20,7 +21,7 @@ _HELD = {
 }
 
 
-def gpu_state(rank: int, index: int) -> GpuState | None:
+def gpu_state(rank: int, index: int, iteration: int | None = None) -> GpuState | None:
     """The state of GPU `index` of this node now. What the GPU does not support is None."""
     try:
         import pynvml as nvml  # type: ignore[import-untyped]  # noqa: PLC0415  - an extra
@@ -32,6 +33,7 @@ def gpu_state(rank: int, index: int) -> GpuState | None:
         reasons = _asked(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         return GpuState(
             rank=rank,
+            iteration=iteration,
             clock_mhz=_asked(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
             highest_clock_mhz=_asked(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
             held_down_by=tuple(

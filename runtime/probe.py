@@ -22,7 +22,7 @@ def run_probe(probe: Probe, rank: int, iteration: int, *, device: Device, comm: 
     if rank not in probe.ranks:
         return
     _products(probe.repeats, iteration, device, recorder)
-    if device.torch_device.type == "cuda" and (state := gpu_state(rank, device.torch_device.index)) is not None:
+    if device.torch_device.type == "cuda" and (state := gpu_state(rank, device.torch_device.index, iteration)):
         recorder.add(state)
     if not device.carries_time:  # a logical clock does not know what a transfer takes
         _transfers(probe, rank, device, comm, recorder)

@@ -10,12 +10,16 @@ from unskew.collector.events import Span, SpanKind, Telemetry
 from unskew.collector.spool import SpoolWriter
 from unskew.runtime.device import Device
 from unskew.runtime.executor import Executed
+from unskew.runtime.nvml import gpu_state
 from unskew.runtime.protocol import Seat
 
 PATIENCE_S = 0.05
 """A vote waits so long for the log: the helper thread that writes it may find every core taken for some 10 ms."""
 SHORT_PATIENCE_S = 0.005
 """And so long when the vote before waited in vain: a stalled disk costs the long wait once."""
+
+GPU_EVERY = 4
+"""Iterations. A verdict takes its evidence from what was said since the slowness began, and needs four iterations itself."""
 
 
 class Recorder:
@@ -61,9 +65,13 @@ class Recorder:
         )
 
     def chunks(self, executed: Sequence[Executed]) -> None:
-        """The chunks of an attempt, finished or cut short, with their messages."""
+        """The chunks of an attempt, finished or cut short, with their messages; now and then what the GPU says of itself."""
         if not self.on:
             return
+        where = self._device.torch_device
+        if where.type == "cuda" and self._iteration % GPU_EVERY == 0:
+            state = gpu_state(self._seat.rank, where.index, self._iteration)
+            self.add(*([state] if state else []))
         for done in executed:
             timing, action = done.timing(), done.action
             self.add(

@@ -11,6 +11,7 @@ from unskew.analytics.cost import ChunkCost, CostModel
 from unskew.analytics.detector import Committed, Detector, Verdicts
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.section import KIND, Section
+from unskew.analytics.gpus import Known, remembered, with_gpu
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import Hop, Plan, Role, Route
 from unskew.analytics.predictor import Chunk
@@ -44,10 +45,11 @@ def follow_run(log: RunLog) -> Followed:
     detector, retraining = Detector(thresholds(log)), Retraining(classes=log.classes)
     said: list[Verdict | VerdictClosed] = []
     seen: list[Seen] = []
+    gpus: dict[int, Known] = {}
     losses = sorted(log.lost, key=lambda lost: lost.watermark or 0)
     epoch = 0
     for released in log.released:
-        committed = released.committed
+        committed, gpus = released.committed, remembered(gpus, released.gpus)
         while losses and (losses[0].watermark or 0) <= committed.iteration:
             said += _lost(detector, log, losses.pop(0), committed.iteration)
         plan = log.plans[committed.epoch]
@@ -58,7 +60,8 @@ def follow_run(log: RunLog) -> Followed:
             continue
         speeds = speeds_then(detector.speeds)
         if retraining.fitted is not None:
-            said += detector.observe(committed, plan, retraining.fitted.model).verdicts
+            found = detector.observe(committed, plan, retraining.fitted.model).verdicts
+            said += (with_gpu(one, gpus) if isinstance(one, Verdict) else one for one in found)
         seen.append(Seen(released, plan, speeds))
         retraining.observe(seen[-1])
     last = log.released[-1].committed.iteration if log.released else 0

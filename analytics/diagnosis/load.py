@@ -17,6 +17,7 @@ from unskew.collector.events import (
     DeviceLost,
     Event,
     FaultInjected,
+    GpuState,
     GroupRecorded,
     IterationCommitted,
     MicroBatchPacked,
@@ -63,7 +64,7 @@ def load_run(reader: Reader, run: str) -> RunLog:
             orient="row",
         ),
         plans=plans,
-        released=_released(spans, packed, commits, plans),
+        released=_released(spans, [*packed, *_events(reader, run, GpuState)], commits, plans),
         lost=tuple(_events(reader, run, DeviceLost)),
         regrouped_s={event.epoch: event.seconds for event in _events(reader, run, Regrouped)},
         faults=tuple(_events(reader, run, FaultInjected)),
@@ -89,7 +90,10 @@ def _events(reader: Reader, run: str, kind: type[_E]) -> list[_E]:
 
 
 def _released(
-    spans: pl.DataFrame, packed: list[MicroBatchPacked], commits: list[IterationCommitted], plans: dict[int, Plan]
+    spans: pl.DataFrame,
+    beside: list[MicroBatchPacked | GpuState],
+    commits: list[IterationCommitted],
+    plans: dict[int, Plan],
 ) -> tuple[Released, ...]:
     """The committed iterations as the controller saw them."""
     if not commits:
@@ -99,8 +103,8 @@ def _released(
     arriving: list[Event] = [Span(**row) for row in kinds.iter_rows(named=True)]
     waiting = 0
     while waiting < 30:
-        taken = intake.take([*arriving, *packed, *commits], plans) if arriving or commits else intake.take((), plans)
-        arriving, packed, commits = [], [], []
+        taken = intake.take([*arriving, *beside, *commits], plans) if arriving or commits else intake.take((), plans)
+        arriving, beside, commits = [], [], []
         found += taken
         waiting = 0 if taken else waiting + 1
     return tuple(found)
