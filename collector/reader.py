@@ -237,7 +237,8 @@ class Reader:
             tail = self._tails[run]
             tail.behind = True
             while tail.behind:
-                rows.insert(self._connection, "hot", run, tail.poll_lines())
+                found = tail.poll_lines()
+                rows.insert(self._connection, "hot", run, found, compact=tail.behind)  # a backlog would take much memory
 
 
 def open_store(store: Store | str | os.PathLike[str] | None = None) -> Reader:
