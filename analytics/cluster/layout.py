@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
+from heapq import heapify, heapreplace
 from itertools import chain
 
 import msgspec
@@ -156,9 +157,12 @@ def proportional(total: int, weights: Sequence[float], *, least: int = 0) -> lis
     if any(weight <= 0 for weight in weights):
         raise LayoutError("a share needs a positive weight")
     shares = [least] * len(weights)
+    ends = [((least + 1) / weight, index) for index, weight in enumerate(weights)]
+    heapify(ends)
     for _ in range(total - least * len(weights)):
-        best = min(range(len(weights)), key=lambda index: ((shares[index] + 1) / weights[index], index))
-        shares[best] += 1
+        index = ends[0][1]
+        shares[index] += 1
+        heapreplace(ends, ((shares[index] + 1) / weights[index], index))
     return shares
 
 
