@@ -35,8 +35,8 @@ def job_of(size: int) -> Job:
 
 
 def _scale(cell: Cell) -> Figures:
-    """Twelve hours at RSC-1's failure rate with repair, no noise. checkpoint-restart has spare nodes and the interval that costs
-    least for this rate; for the others, who rarely go back to a checkpoint, it is the constants' half hour."""
+    """Twelve hours at RSC-1's failure rate with repair, no noise. checkpoint-restart has spare nodes and the interval that
+    costs least for this rate; for the others, who rarely go back to a checkpoint, it is the constants' half hour."""
     size = int(cell.params["size"])
     job = job_of(size)
     law = FaultLaw(failures_per_node_day=constant("failures_per_node_day_rsc1"), repair_s=constant("repair_median_s"))
