@@ -96,7 +96,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def next_pos(self) -> int:
         """The ingest position that the next row gets."""
-        return 1 + max([one.last_pos for one in (*self.sealed, *self.pruned)], default=-1)
+        last = [one.last_pos for one in self.sealed] + [one.last_pos for one in self.pruned]
+        return 1 + max(last, default=-1)
 
     def replaced(self, run: str) -> Iterator[tuple[Sealed, Replaced]]:
         """Every spool file of `run` that readers must not read any more, with its sealed file."""
