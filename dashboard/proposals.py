@@ -34,7 +34,7 @@ def _card(snapshot: Snapshot, change: Change) -> None:
     proposed = change.proposed
     kind = "optional" if proposed.optional else "recovery"
     title(f"Proposal {proposed.proposal}", f"plan {proposed.epoch} · {kind} · iteration {proposed.at_iteration}")
-    words = f'<div class="u-text"><p>{escape(proposed.reason)}</p>{_what(proposed.change)}</div>'
+    words = f'<div class="u-text"><p>{escape(proposed.reason)}</p>{_what(change)}</div>'
     st.html(f'<div data-testid="proposal" data-state="{change.state}">{words}{facts(change)}</div>')
     if change.state == "open":
         _buttons(snapshot, change)
@@ -42,12 +42,13 @@ def _card(snapshot: Snapshot, change: Change) -> None:
         _steps(change)
 
 
-def _what(change: str) -> str:
-    """The changes, a line each; folded up, because the plan below draws them."""
-    if not change:
+def _what(change: Change) -> str:
+    """The changes, a line each; folded up once somebody decided."""
+    if not change.proposed.change:
         return ""
-    items = "".join(f"<li>{escape(one)}</li>" for one in change.replace("->", "→").split("; "))
-    return f'<details class="u-more"><summary>What changes</summary><ul>{items}</ul></details>'
+    items = "".join(f"<li>{escape(one)}</li>" for one in change.proposed.change.replace("->", "→").split("; "))
+    unfolded = " open" if change.state == "open" else ""
+    return f'<details class="u-more"{unfolded}><summary>What changes</summary><ul>{items}</ul></details>'
 
 
 def facts(change: Change) -> str:

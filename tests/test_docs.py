@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 import typer
 
 from unskew.cli import app
+from unskew.collector.formats import bring_in
+from unskew.collector.paths import Store
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,3 +54,14 @@ def test_the_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert blocks
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
+
+
+def test_what_the_page_on_own_traces_records_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "traces").mkdir()
+    own_loop = {"rank": 0, "batches": range(16), "n_tokens": 7, "train_step": math.sin}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-trace.md").read_text(), re.DOTALL):
+        exec(compile(block, "own-trace.md", "exec"), dict(own_loop))
+    for form, path, iterations in (("kineto", "traces", 12), ("iteration-times", "times.csv", 16)):
+        (stored,) = bring_in(Store(tmp_path / "store"), form, tmp_path / path)
+        assert stored.iterations == iterations

@@ -25,6 +25,8 @@ from unskew.commands import (
 )
 from unskew.commands.common import Commands
 
+TRAIN, AFTERWARDS, LOG, RESEARCH = "A run, live", "A run, afterwards", "The log", "Research"
+
 app = typer.Typer(
     name="unskew",
     cls=Commands,
@@ -33,25 +35,25 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(run.run)
-app.command()(watch.watch)
-app.command()(decide.approve)
-app.command()(decide.reject)
-app.command()(decide.mode)
-app.command()(diagnose.diagnose)
-app.command()(whatif.whatif)
-app.command()(sql.sql)
-app.command("import")(import_.import_)
-app.command()(export.export)
-app.command()(replay.replay)
-app.command()(backtest.backtest)
-app.command()(retrain.retrain)
-app.command()(simulate.simulate)
-app.command()(study.study)
-app.command()(dashboard.dashboard)
-app.command()(bench.bench)
-app.add_typer(store.app)
-app.add_typer(alerts.app)
+app.command(rich_help_panel=TRAIN)(run.run)
+app.command(rich_help_panel=TRAIN)(watch.watch)
+app.command(rich_help_panel=TRAIN)(decide.approve)
+app.command(rich_help_panel=TRAIN)(decide.reject)
+app.command(rich_help_panel=TRAIN)(decide.mode)
+app.command(rich_help_panel=AFTERWARDS)(diagnose.diagnose)
+app.command(rich_help_panel=AFTERWARDS)(whatif.whatif)
+app.command(rich_help_panel=LOG)(sql.sql)
+app.command("import", rich_help_panel=LOG)(import_.import_)
+app.command(rich_help_panel=LOG)(export.export)
+app.command(rich_help_panel=AFTERWARDS)(replay.replay)
+app.command(rich_help_panel=AFTERWARDS)(backtest.backtest)
+app.command(rich_help_panel=AFTERWARDS)(retrain.retrain)
+app.command(rich_help_panel=RESEARCH)(simulate.simulate)
+app.command(rich_help_panel=RESEARCH)(study.study)
+app.command(rich_help_panel=LOG)(dashboard.dashboard)
+app.command(rich_help_panel=RESEARCH)(bench.bench)
+app.add_typer(store.app, rich_help_panel=LOG)
+app.add_typer(alerts.app, rich_help_panel=LOG)
 
 
 def main() -> None:

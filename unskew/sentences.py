@@ -125,7 +125,8 @@ def _(event: ev.VerdictScored) -> Sentence:
     if not event.correct:
         truth = f"the truth was {event.truth}" if event.truth else "nothing was wrong there"
         return Sentence("score", f"verdict {event.verdict} was wrong: {truth}", "bad")
-    delay = "" if event.delay_iterations is None else f", {event.delay_iterations} iterations after the onset"
+    n = event.delay_iterations
+    delay = "" if n is None else ", at its onset" if n == 0 else f", {n} iteration{'s' * (n != 1)} after the onset"
     return Sentence("score", f"verdict {event.verdict} was right{delay}", "quiet")
 
 
