@@ -8,13 +8,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from statistics import median
 
-from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks.report import Figure, Steps, figure, silently
 from unskew.benchmarks.sqlite_store import Form, SqliteStore
 from unskew.benchmarks.store_producer import FLUSH, spans
 from unskew.collector import rows
@@ -40,17 +40,25 @@ _GIVE_UP_S = 900.0
 
 
 def figures(
-    flat_out: int = FLAT_OUT, backlog: int = BACKLOG, fresh_s: float = FRESH_S, loop: int = LOOP, sealed: int = SEALED
+    flat_out: int = FLAT_OUT,
+    backlog: int = BACKLOG,
+    fresh_s: float = FRESH_S,
+    loop: int = LOOP,
+    sealed: int = SEALED,
+    *,
+    steps: Steps = silently,
 ) -> list[Figure]:
     """All of them; the counts are of events."""
     with tempfile.TemporaryDirectory(prefix="unskew-store-") as folder:
         root = Path(folder)
-        found = in_the_loop(Store(root / "loop"), loop)
-        found += throughput(Store(root / "flat"), root, flat_out)
-        found += lagging(Store(root / "lag"), backlog)
-        found += freshness(Store(root / "fresh"), fresh_s)
-        found += sealed_size(Store(root / "size"), sealed)
-    return found
+        parts: list[Callable[[], list[Figure]]] = [
+            lambda: in_the_loop(Store(root / "loop"), loop),
+            lambda: throughput(Store(root / "flat"), root, flat_out),
+            lambda: lagging(Store(root / "lag"), backlog),
+            lambda: freshness(Store(root / "fresh"), fresh_s),
+            lambda: sealed_size(Store(root / "size"), sealed),
+        ]
+        return [one for part in steps("loop, throughput, memory, freshness, size", parts) for one in part()]
 
 
 def in_the_loop(store: Store, count: int) -> list[Figure]:
