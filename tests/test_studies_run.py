@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import unskew.analytics
 from unskew.analytics.studies.frame import Cell, Figures, Result, Study, code_and_tables, run_study
 from unskew.analytics.studies.registry import STUDIES
+from unskew.analytics.studies.scale import SCALE
 from unskew.cli import app
 from unskew.collector.paths import Store
 from unskew.collector.reader import open_store
@@ -53,6 +54,21 @@ def test_an_interrupted_study_goes_on_where_it_was(tmp_path: Path) -> None:
     assert result.rows[1].ours is None
     assert pl.read_parquet(tmp_path / "twice" / "points.parquet").height == 10
     assert "plotly" in (tmp_path / "twice" / "plot.html").read_text().lower()
+
+
+@pytest.mark.limit(120)
+def test_scale_has_every_policy_at_every_size_and_draws_the_growth_without_a_network(tmp_path: Path) -> None:
+    sizes = (256, 1024)
+    cells = [Cell(study="scale", name=f"{size} GPUs", seed=1, params={"size": size}) for size in sizes]
+    result = run_study(msgspec.structs.replace(SCALE, cells=lambda _seeds: cells), seeds=1, out=tmp_path)
+    effective = {row.figure: row.ours for row in result.rows if "seconds" not in row.figure}
+    assert len(effective) == len(sizes) * 5
+    assert all(value is not None and 50.0 < value < 100.001 for value in effective.values())
+    page = (tmp_path / "scale" / "plot.html").read_text()
+    assert (tmp_path / "plotly.min.js").stat().st_size > 10**6
+    assert "../plotly.min.js" in page
+    assert "https://cdn" not in page
+    assert all(f'"name":"{policy}"' in page for policy in ("oobleck", "ft-hsdp", "unskew"))
 
 
 def test_a_kept_cell_is_void_when_any_module_or_table_has_changed(tmp_path: Path) -> None:
