@@ -75,9 +75,9 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     def shown(self) -> Past | None:
         """The newest iteration of which all is known, so that no figure of one stands beside a figure of another; before the
         first was judged, the newest committed one."""
-        whole = [one for one in self.past if one.loss is not None and one.measured_s is not None]
         committed = [one for one in self.past if one.loss is not None]
-        return (whole or committed or [None])[-1]
+        whole = [one for one in committed if one.measured_s is not None]
+        return next(reversed(whole or committed), None)
 
 
 def fold(state: LiveState, entry: Entry) -> LiveState:
