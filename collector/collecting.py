@@ -51,10 +51,10 @@ class Collecting:
             raise
 
     def close(self) -> None:
-        """Leave a snapshot for people."""
-        if self._database is not None:
+        """Leave a snapshot for people, unless much is due still: the next collector goes on with that and leaves one."""
+        if self._database is not None and not self.behind:
             write_snapshot(self._store)
-            self._abandon()
+        self._abandon()
         _remove([path for _, path in self._replaced])
 
     def _step(self) -> bool:

@@ -17,6 +17,7 @@ import duckdb
 import pytest
 
 from unskew.collector import sealing
+from unskew.collector.collecting import Collecting
 from unskew.collector.commands import hold_controller_lock
 from unskew.collector.control_stream import ControlStream
 from unskew.collector.events import Note, Span
@@ -117,6 +118,64 @@ def test_a_living_run_keeps_its_spool_files_and_a_finished_one_does_not(store: S
         reader.refresh()
         assert counts(reader) == (25_010, 25_010)
     database.close()
+
+
+def test_what_is_far_behind_is_sealed_in_portions_by_two_threads_and_sorted(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing, "SEAL_BYTES", 600_000)
+    monkeypatch.setattr(sealing, "SEAL_MOST_BYTES", 1_200_000)
+    for rank in range(3):
+        spool_spans(store, f"rank-000{rank}.1", 12_000)
+    collecting, steps, threads = Collecting(store), 0, set[tuple[int]]()
+    with hold_controller_lock(store, "r"):
+        while collecting.step() and (collecting.behind or not steps):
+            steps += 1
+            assert collecting._database is not None
+            threads |= set(collecting._database.sql("select current_setting('threads')").fetchall())
+        assert threads == {(min(2, len(os.sched_getaffinity(0))),)}
+        assert steps > 2
+        collecting.close()
+    sealed = load(store).sealed
+    assert max(one.rows for one in sealed) < 12_000
+    assert sum(one.rows for one in sealed) == 36_000
+    for one in sealed:
+        order = duckdb.sql(f"select iteration, rank, writer, seq from read_parquet('{store.root / one.file}')").fetchall()
+        assert order == sorted(order)
+
+
+def test_files_without_a_line_that_can_be_read_do_not_keep_the_rest_from_being_sealed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing, "SEAL_BYTES", 1)
+    monkeypatch.setattr(sealing, "SEAL_MOST_BYTES", 1)
+    damaged = store.spool("r") / "damaged.1"
+    damaged.mkdir(parents=True)
+    for number in range(3):
+        (damaged / f"{number:012d}.jsonl").write_bytes(b"{}}\n")
+        os.utime(damaged / f"{number:012d}.jsonl", (1, 1))
+    spool_spans(store, "rank-0000.1", 100)
+    with hold_controller_lock(store, "r"), contextlib.closing(working_database(store)) as database:
+        assert seal(store, database, "r") == 100
+    assert len(load(store).problems) == 3
+
+
+def test_small_files_of_a_run_that_goes_on_are_merged_once_they_make_a_large_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing, "SEAL_BYTES", 1)
+    monkeypatch.setattr("unskew.collector.compaction.SMALL_ROWS", 250)
+    collecting, files = Collecting(store), []
+    with hold_controller_lock(store, "r"):
+        for incarnation in range(5):
+            spool_spans(store, f"rank-0000.{incarnation}", 100)
+            for _ in range(2):  # it merges when it finds nothing to seal
+                collecting.step()
+            files.append([one.rows for one in load(store).sealed])
+        collecting.close()
+    assert files == [[100], [100, 100], [300], [300, 100], [300, 100, 100]]
+    with open_store(store) as reader:
+        assert counts(reader) == (500, 500)
 
 
 def test_a_file_is_not_sealed_while_its_writer_lives(store: Store) -> None:
