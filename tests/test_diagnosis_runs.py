@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 
 import msgspec
 import polars as pl
 import pytest
+import typer
+from rich.console import Console
 from runtime_runs import SMALL, train
 
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose, sections_of
 from unskew.analytics.diagnosis.load import load_run
+from unskew.analytics.diagnosis.lost import time_lost
 from unskew.analytics.diagnosis.replay import makespan_us
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.spans import COLLECTIVES
@@ -18,6 +22,7 @@ from unskew.analytics.diagnosis.whatif import ask, what_if
 from unskew.analytics.plan import plan_from_partition
 from unskew.collector.events import CollectiveRecorded, DeviceLost, GroupRecorded, Verdict
 from unskew.collector.reader import open_store
+from unskew.commands import whatif
 
 pytestmark = pytest.mark.limit(180)
 
@@ -52,9 +57,11 @@ def test_with_chunks_the_offline_verdict_is_the_live_one_and_its_cost_adds_up(sl
     parts = section.parts
     replayed = makespan_us(section.recording.graph, parts.work_us, parts.delay_us)
     assert replayed == pytest.approx(section.recording.iteration_us, rel=0.005)
-    ideal = what_if(section.recording).ideal_us
-    lost = len(section.ranks) * float((section.recording.iteration_us - ideal).sum()) / 1e6
+    ideal_us = time_lost(section, found.verdicts).ideal_us
+    assert float(ideal_us.mean()) < what_if(section.recording).ideal_us  # whose mean has the slow device in it
+    lost = len(section.ranks) * float((section.recording.iteration_us - ideal_us).sum()) / 1e6
     assert sum(found.time_lost_s.values()) == pytest.approx(lost, abs=0.01)
+    assert abs(found.time_lost_s["unexplained"]) < 0.005 * lost  # on a logical clock there is neither noise nor delay
     assert found.time_lost_s["slow_device"] > 0.4 * lost
     assert set(found.time_lost_s) <= {"slow_device", "long_sequences", "stage_imbalance", "unexplained"}
     assert any("input_bound" in sentence for sentence in found.abstained)
@@ -184,3 +191,21 @@ def test_a_job_that_stands_still_names_who_did_not_join(slowed: tuple[RunLog, li
     assert devices(found) == [("hung", 2)]
     assert sorted(party.rank or 0 for party in found.verdicts[0].victims) == [0, 1, 3]
     assert found.verdicts[0].sentence.startswith("rank 2 did not join nccl:all_reduce #8")
+
+
+def test_whatif_says_which_plan_it_replayed_and_which_others_there_are(slowed: tuple[RunLog, list[Verdict]]) -> None:
+    (all_of_it,), _, _ = sections_of(slowed[0])
+    sections = [all_of_it.pick(range(10)), msgspec.structs.replace(all_of_it.pick(range(10, 34)), epoch=1)]
+    section = whatif.chosen(sections, None)
+    assert section.epoch == 1
+    assert whatif.chosen(sections, 0) is sections[0]
+    with pytest.raises(typer.Exit):
+        whatif.chosen(sections, 7)
+    plans = [whatif.stretch(one) for one in sections]
+    data = {"run_id": "r", "epoch": 1, "plans": plans, "not_replayed": ["plan 2: why"], "asked": []}
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(whatif.shown({**data, **msgspec.to_builtins(what_if(section.recording))}))
+    first, second, third, *_ = console.export_text().splitlines()
+    assert first == "r, plan 1: 24 iterations, 10 to 33"
+    assert second == "not in these figures: plan 0, 10 iterations, 0 to 9; see them with --plan N"
+    assert third == "not replayed: plan 2: why"

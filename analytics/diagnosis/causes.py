@@ -1,8 +1,10 @@
 """Verdicts on causes that no single device has: unequal batches, unequal stages, pauses (docs/verdicts/).
 
 A cause is named when it costs at least `LEAST_SHARE` of the time of the iterations and at least half of what the costliest
-costs; what the others cost stands in the time lost. Where the workload was inferred from peers, unequal lengths are named only
-when forward and backward times of micro-batches move together (correlation >= 0.9, ByteDance's rule).
+costs; what the others cost stands in the time lost. Unequal stages are named only under the plan that the run began with: a
+later plan is uneven because it answers a slow or a dead device, and to even it out would undo that. Where the workload was
+inferred from peers, unequal lengths are named only when forward and backward times of micro-batches move together (correlation
+>= 0.9, ByteDance's rule).
 """
 
 from __future__ import annotations
@@ -35,16 +37,17 @@ NEXT_STEP: dict[str, str] = {
 def named(sections: Sequence[tuple[Section, Lost]], first_number: int, config: str) -> list[Verdict]:
     """The verdicts on all sections together, the costliest cause first."""
     total = sum(float(lost.measured_us.sum()) for _, lost in sections)
-    costs = {
-        cause: sum(float(lost.causes[cause].sum()) for _, lost in sections)
+    chosen = {
+        cause: [(section, lost) for section, lost in sections if cause != "stage_imbalance" or section.epoch == 0]
         for cause in ("long_sequences", "stage_imbalance", "input_bound", "gc_pause")
     }
+    costs = {cause: sum(float(lost.causes[cause].sum()) for _, lost in of) for cause, of in chosen.items()}
     least = max(LEAST_SHARE * total, LEAST_OF_COSTLIEST * max(costs.values(), default=0.0))
     found: list[Verdict] = []
     for cause, us in sorted(costs.items(), key=lambda item: -item[1]):
         if us < least or us <= 0 or not _supported(cause, sections):
             continue
-        found.append(_verdict(cause, us / total, sections, first_number + len(found), config))
+        found.append(_verdict(cause, us / total, chosen[cause], first_number + len(found), config))
     return found
 
 

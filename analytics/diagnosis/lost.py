@@ -1,10 +1,12 @@
 """Time lost: devices x (measured - ideal), by cause.
 
-Ideal = each kind of work at its mean, communication at its median, as in ByteDance's replay (replay.py). Causes are taken out
-one after the other in the order of `ORDER`, each from what the ones before it left; what a cause cost is what the replayed
-iterations became shorter by. Launch delays are replayed only where a recorded pause (input, garbage) made them: the others
-hide waiting that the graph does not know. What then remains above ideal is `unexplained`; nothing is scaled to fit, and a cause
-that shortened nothing, or hid another, may come out at zero or below.
+Ideal = each kind of work at its mean, communication at its median, as in ByteDance's replay (replay.py), of what the machines'
+causes (slow devices and links, pauses) leave: a mean with a slow device in it is no ideal. Causes are taken out one after the
+other in the order of `ORDER`, each from what the ones before it left; what a cause cost is what the replayed iterations became
+shorter by: below zero where it hid a later one. Launch delays are replayed only where a recorded pause (input, garbage) made
+them: the others hide waiting that the graph does not know. What then remains above ideal is `unexplained`: launch delays, and
+the noise of single chunks, which makes a pipeline longer than their mean does. Nothing is scaled to fit; it comes out below
+zero only by what taking lengths out moves the means.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from unskew.analytics.diagnosis.scenarios import balanced_lengths, equal_stages,
 from unskew.analytics.diagnosis.section import Section
 from unskew.collector.events import Verdict
 
-ORDER = ("slow_device", "slow_link", "gc_pause", "input_bound", "long_sequences", "stage_imbalance")
+OF_MACHINES = ("slow_device", "slow_link", "gc_pause", "input_bound")
+ORDER = (*OF_MACHINES, "long_sequences", "stage_imbalance")
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,13 +48,15 @@ def time_lost(section: Section, verdicts: Sequence[Verdict] = ()) -> Lost:
 
     now = time_us()
     causes: dict[str, Array] = {}
+    healthy = work
     for cause in ORDER:
         work = _without(cause, section, work, verdicts)
         pauses.pop(cause, None)
         after = time_us()
         causes[cause] = now - after
         now = after
-    ideal = makespan_us(graph, ideal_us(recording, parts.work_us))
+        healthy = work if cause in OF_MACHINES else healthy
+    ideal = makespan_us(graph, ideal_us(recording, healthy))
     return Lost(measured_us=recording.iteration_us, ideal_us=ideal, causes=causes)
 
 

@@ -20,11 +20,12 @@ def balanced_lengths(section: Section, work_us: Array) -> Array:
 
 
 def equal_stages(section: Section, work_us: Array) -> Array:
-    """Every stage takes the mean of all stages, per kind of work: ``t x mean(t) / mean(t of its stage)``."""
+    """Every stage takes the mean of all chunks, per kind of work: ``t x mean(t) / mean(t of its stage)``; the work of all
+    stages together stays what it was."""
     changed = work_us.copy()
     for kind in section.kinds:
         mine = {stage: members for (of, stage), members in section.cells.items() if of == kind}
-        mean = np.mean([work_us[members].mean() for members in mine.values()])
+        mean = work_us[np.concatenate(list(mine.values()))].mean()
         for members in mine.values():
             changed[members] *= mean / work_us[members].mean()
     return changed

@@ -26,8 +26,9 @@ def whatif(
     balanced_lengths: Annotated[
         bool, typer.Option("--balanced-lengths", help="As if all micro-batches carried equal work.")
     ] = False,
-    epoch: Annotated[
-        int | None, typer.Option("--epoch", metavar="N", help="Under which plan.", show_default="the longest in force")
+    plan: Annotated[
+        int | None,
+        typer.Option("--plan", metavar="N", help="Its iterations under plan N.", show_default="the plan with the most"),
     ] = None,
     json: JsonOption = None,
     store: StoreOption = None,
@@ -53,24 +54,33 @@ def whatif(
     sections, _, problems = sections_of(log)
     if not sections:
         refuse(f"run {run} cannot be replayed: {'; '.join(problems)}")
-    section = chosen(sections, epoch)
+    section = chosen(sections, plan)
     with checking_input():
         asked = ask(section, ranks=without_device or (), equal=equal_stages, balanced=balanced_lengths)
     found = what_if(section.recording)
     answers = {"asked": msgspec.to_builtins(asked)}
-    data: dict[str, Any] = {"run_id": run, "epoch": section.epoch, **msgspec.to_builtins(found), **answers}
+    plans = [stretch(one) for one in sections]
+    data: dict[str, Any] = {
+        "run_id": run, "epoch": section.epoch, "plans": plans, "not_replayed": problems, **msgspec.to_builtins(found), **answers
+    }  # fmt: skip
     write_json(json, data)
     Console().print(shown(data))
 
 
-def chosen(sections: list[Section], epoch: int | None) -> Section:
+def chosen(sections: list[Section], plan: int | None) -> Section:
     """The section of a plan, or the one with the most iterations."""
-    if epoch is None:
+    if plan is None:
         return max(sections, key=lambda section: len(section.recording.iterations))
     known = [section.epoch for section in sections]
-    if epoch not in known:
-        refuse(f"--epoch {epoch} has no iterations that can be replayed, allowed: {', '.join(map(str, known))}")
-    return sections[known.index(epoch)]
+    if plan not in known:
+        refuse(f"--plan {plan} has no iterations that can be replayed, allowed: {', '.join(map(str, known))}")
+    return sections[known.index(plan)]
+
+
+def stretch(section: Section) -> dict[str, int]:
+    """A plan, and which of the run's iterations were replayed under it."""
+    numbers = section.recording.iterations
+    return {"epoch": section.epoch, "iterations": len(numbers), "first": numbers[0], "last": numbers[-1]}
 
 
 def shown(data: dict[str, Any]) -> RenderableType:
@@ -79,18 +89,30 @@ def shown(data: dict[str, Any]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    error = f"the replay itself is {100 * data['simulator_error']:.1f} % off the measured iterations"
-    over = f"{data['measured_us'] / 1e6:.3f} s an iteration, mean of {len(data['iteration_slowdown'])}"
-    head = f"{data['run_id']}, plan {data['epoch']}: {over}"
-    parts: list[RenderableType] = [
-        Text(head, "bold"),
-        Text(f"slowdown {data['slowdown']:.3f} against ideal ({data['ideal_us'] / 1e6:.3f} s); {error}"),
+    here = next(one for one in data["plans"] if one["epoch"] == data["epoch"])
+    which = f", plan {data['epoch']}" if len(data["plans"]) > 1 else ""
+    parts: list[RenderableType] = [Text(f"{data['run_id']}{which}: {_span(here)}", "bold")]
+    others = [f"plan {one['epoch']}, {_span(one)}" for one in data["plans"] if one is not here]
+    if others:
+        parts.append(Text(f"not in these figures: {'; '.join(others)}; see them with --plan N", "dim"))
+    parts += [Text(f"not replayed: {sentence}", "dim") for sentence in data["not_replayed"]]
+    parts += [
+        Text(
+            f"an iteration took {data['measured_us'] / 1e6:.3f} s, {data['slowdown']:.3f} times the ideal of "
+            f"{data['ideal_us'] / 1e6:.3f} s, where every kind of work takes its mean"
+        ),
+        Text(
+            f"how far to trust this: replayed unchanged, iterations are {100 * data['simulator_error']:.1f} % off the measured"
+        ),
     ]
     if data["m_w"] is not None:
-        last = f", the last stage {100 * data['m_s']:.0f} %" if data["m_s"] is not None else ""
-        parts.append(Text(f"of what is lost the slowest 3 % of the workers explain {100 * data['m_w']:.0f} %{last}"))
+        last = f"; with the last stage at ideal pace {100 * data['m_s']:.0f} %" if data["m_s"] is not None else ""
+        parts.append(
+            Text(f"with the slowest 3 % of the ranks at ideal pace {100 * data['m_w']:.0f} % of that loss would be gone{last}")
+        )
     worst = sorted(data["worker_slowdown"].items(), key=lambda item: -item[1])[:SHOWN_WORKERS]
-    parts.append(Text("slowest workers: " + ", ".join(f"rank {rank} {slow:.3f}" for rank, slow in worst)))
+    slowest = ", ".join(f"rank {rank} {slow:.3f}" for rank, slow in worst)
+    parts.append(Text(f"times the ideal when only one rank is as it was: {slowest}"))
     if data["asked"]:
         grid = Table(header_style="bold")
         for name in ("if", "s an iteration", "saves"):
@@ -99,3 +121,11 @@ def shown(data: dict[str, Any]) -> RenderableType:
             grid.add_row(one["what"], f"{one['iteration_us'] / 1e6:.3f}", f"{one['saves_percent']:.1f} %")
         parts.append(grid)
     return Group(*parts)
+
+
+def _span(one: dict[str, int]) -> str:
+    """Its iterations in words; some in between may lack operations."""
+    count = one["iterations"]
+    if count == 1:
+        return f"iteration {one['first']}"
+    return f"{count} iterations, {one['first']} to {one['last']}"
