@@ -118,7 +118,7 @@ def repeat_noise(rows: pl.DataFrame) -> float:
         n=pl.len().over(*_CONFIGURATION, "mended"),
     ).filter(pl.col("n") > 1)
     freedom = off.height - off.select(*_CONFIGURATION, "mended").unique().height
-    return float(np.sqrt((off["off"] ** 2).sum() / freedom)) if freedom else 0.0
+    return float(np.sqrt(np.square(off["off"].to_numpy()).sum() / freedom)) if freedom else 0.0
 
 
 def most_correlation(seconds: Array, noise: float, draws: int = 2000) -> float:

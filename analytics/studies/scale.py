@@ -82,9 +82,9 @@ def _growth(rows: Sequence[Row]) -> Figure:
             lines.setdefault(what, []).append((int(size.replace(",", "")), row.ours, reach))
     figure = make_subplots(rows=1, cols=2, subplot_titles=("effective time, %", "CPU seconds of Unskew's slowest plan"))
     for what, points in lines.items():
-        x, y, reach = (list(part) for part in zip(*sorted(points), strict=True))
+        gpus, values, reaches = (list(part) for part in zip(*sorted(points), strict=True))
         column = 2 if what.startswith(_PLAN) else 1
-        figure.add_scatter(x=x, y=y, name=what, error_y={"type": "data", "array": reach}, row=1, col=column)
+        figure.add_scatter(x=gpus, y=values, name=what, error_y={"type": "data", "array": reaches}, row=1, col=column)
     figure.update_xaxes(type="log", title="GPUs")
     figure.update_yaxes(type="log", row=1, col=2)
     return figure
