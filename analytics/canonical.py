@@ -1,8 +1,12 @@
-"""Orders that need a plan of a certain form: interleaved 1F1B and ZB-V, for replicas that are pipelines of their own.
+"""Orders that need a plan of a certain form: 1F1B, interleaved 1F1B and ZB-V, for replicas that are pipelines of their own.
 
 A replica has the form when all its micro-batches take the same hops over ranks that serve no other replica, and the hops pass
-the P ranks in a loop, V times (interleaved: hop h on rank ``h mod P``), or there and back (ZB-V: hop h on rank h, then 2P-1-h).
+the P ranks once (1F1B), in a loop, V times (interleaved: hop h on rank ``h mod P``), or there and back (ZB-V: hop h on rank h,
+then 2P-1-h).
 
+* 1F1B: rank d executes P-d forwards, then one backward and one forward in turn, then what is left, whatever its layers. Layers
+  are uneven because speeds are, so that the ranks' chunks take about the same time; an order found with the layers as costs
+  took 10 % longer on average (docs/scheduler.md), and this is the order that the planners price.
 * interleaved 1F1B (Megatron-LM; Narayanan et al. 2021, section 2.2): rank d first executes ``(V-1) P + 2 (P-d-1)`` forwards,
   then one forward and one backward in turn, then what is left. Forwards take P micro-batches through the rank's first
   range, the same P through its second, and so on; backwards likewise with the ranges reversed. P must divide the micro-batches.
@@ -16,6 +20,7 @@ the P ranks in a loop, V times (interleaved: hop h on rank ``h mod P``), or ther
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from unskew.analytics.list_scheduling import separate_pipelines
 from unskew.analytics.plan import Plan, Route
@@ -24,7 +29,7 @@ from unskew.analytics.schedule import Action, Kind, action_of
 
 def canonical_lists(plan: Plan) -> dict[int, list[Action]] | None:
     """The actions per rank; None when the schedule is another one, or a replica has not the form."""
-    if plan.schedule not in ("interleaved", "zb-v"):
+    if plan.schedule not in ("1f1b", "interleaved", "zb-v"):
         return None
     pipelines = separate_pipelines(plan)
     if pipelines is None:
@@ -34,13 +39,24 @@ def canonical_lists(plan: Plan) -> dict[int, list[Action]] | None:
         way = [hop.rank for hop in routes[0].hops]
         ranks = list(dict.fromkeys(way))
         passes = len(way) // len(ranks)
-        if plan.schedule == "zb-v" and way == [*ranks, *reversed(ranks)]:
+        if plan.schedule == "1f1b" and passes == 1:
+            lists.update({rank: _one_f_one_b(routes, d, len(ranks)) for d, rank in enumerate(ranks)})
+        elif plan.schedule == "zb-v" and way == [*ranks, *reversed(ranks)]:
             lists.update({rank: _zb_v(routes, d, len(ranks)) for d, rank in enumerate(ranks)})
         elif plan.schedule == "interleaved" and passes > 1 and way == ranks * passes and len(routes) % len(ranks) == 0:
             lists.update({rank: _interleaved(routes, d, len(ranks), passes) for d, rank in enumerate(ranks)})
         else:
             return None
     return lists
+
+
+def _one_f_one_b(routes: Sequence[Route], d: int, n_ranks: int) -> list[Action]:
+    forwards, backwards = ([action_of(route, kind, d) for route in routes] for kind in ("F", "B"))
+    warm_up = n_ranks - d
+    order = forwards[:warm_up]
+    for backward, forward in zip_longest(backwards, forwards[warm_up:]):
+        order += [backward] if forward is None else [backward, forward]
+    return order
 
 
 def _interleaved(routes: Sequence[Route], d: int, n_ranks: int, passes: int) -> list[Action]:

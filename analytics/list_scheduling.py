@@ -1,4 +1,4 @@
-"""The order of any legal plan by list scheduling: gpipe, 1f1b, zb-h1.
+"""The order of any legal plan by list scheduling: gpipe, zb-h1, and 1f1b where replicas do each other's work.
 
 An event-driven simulation with unit costs (F = layers, B = 2 x layers; B = W = layers where the backward pass is split) decides
 the order, not the times. A rank that is free starts one of the actions whose input has arrived, forwards first, then backwards,

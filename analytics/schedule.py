@@ -3,15 +3,15 @@
 | schedule | order | rule |
 |---|---|---|
 | gpipe | list scheduling | all forwards of a rank, then its backwards |
-| 1f1b | list scheduling | forwards up to 1F1B's bound on activations, else backwards |
+| 1f1b | canonical.py | rank d opens with P - d forwards, then one backward and one forward in turn |
 | zb-h1 | list scheduling | the same bound, backward split: W fills what would be idle, kept activations as 1F1B's largest |
 | interleaved | canonical.py | a loop: each rank has several ranges, groups of as many micro-batches as ranks |
 | zb-v | canonical.py | there and back: rank 0 has the first and the last range |
 | searched | the plan's own `orders` | what a planner found (planners/adaptis.py) |
 
 Orders are decided on unit costs, never on times, so that every process derives the same one. Where a plan does not have the
-form that interleaved and zb-v need (a dead rank's micro-batches go elsewhere, micro-batches that do not divide), its order is
-found by list scheduling as well, with the rule of 1f1b or zb-h1; so is the order of a searched plan whose `orders` are gone.
+form that 1f1b, interleaved and zb-v need (a dead rank's micro-batches go elsewhere, counts that do not divide), its order
+is found by list scheduling as well, with the rule of 1f1b or zb-h1; so is the order of a searched plan whose `orders` are gone.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def test_a_looped_schedule_gets_proposals_too():
 
 def test_nothing_is_proposed_without_a_reason_to():
     for arguments, words in [
-        ((0, ORIGIN, state(slow={3: 0.9})), "plan 0 is the best of"),
+        ((0, ORIGIN, state(slow={3: 0.95})), "plan 0 is the best of"),
         ((0, ORIGIN, state(slow={0: 0.5}), Options(min_gain_percent=40)), "is less than 40 %"),
         ((999, ORIGIN, state(slow={0: 0.56})), "candidates, the cost of a change included"),
         ((990, ORIGIN, state(slow={0: 0.56}), Options(margin=10)), "in each of 10 iterations do not repay 10 times the cost"),
