@@ -13,6 +13,7 @@ from pathlib import Path
 import duckdb
 import msgspec
 
+from unskew.benchmarks.report import Steps, silently
 from unskew.collector import manifest, projections, rows
 from unskew.collector.control_stream import ControlStream
 from unskew.collector.events import (
@@ -59,7 +60,7 @@ from range(?, ?) iterations(i), range({RANKS}) ranks(rank), range({SPANS_PER_RAN
 """
 
 
-def build(store: Store, spans: int) -> int:
+def build(store: Store, spans: int, steps: Steps = silently) -> int:
     """Fill an empty store with one run of about `spans` spans, sealed and published; returns how many iterations it has."""
     iterations = max(1, spans // SPANS_PER_ITERATION)
     _announce(store, iterations)
@@ -68,7 +69,9 @@ def build(store: Store, spans: int) -> int:
     with duckdb.connect(":memory:") as connection:
         rows.create_table(connection, "hot")
         connection.execute("create view log as select * from hot").fetchall()
-        files = [_seal(connection, store, number, first, last) for number, (first, last) in enumerate(_cuts(iterations), 1)]
+        cuts = list(enumerate(_cuts(iterations), 1))
+        making = steps(f"a store of {spans / 1e6:g}e6 spans, file by file", cuts)
+        files = [_seal(connection, store, number, first, last) for number, (first, last) in making]
         now = msgspec.structs.replace(now, number=now.number + 1, sealed=(*now.sealed, *files))
         published = projections.publish(connection, store, now)
     manifest.publish(store, msgspec.structs.replace(now, published=published))

@@ -100,7 +100,8 @@ def shown(progress: Progress, what: str, of: Sequence[_Step], /) -> Iterator[_St
 
 
 def bars() -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, refresh_per_second=2)  # what is measured meanwhile shares the cores
 
 
 @contextmanager

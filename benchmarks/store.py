@@ -15,20 +15,19 @@ def main(json_path: Path | None, store: Store) -> None:
     perform("store", PARTS, json_path, store)
 
 
-def _alone(figures: Callable[[], list[Figure]], name: str) -> Part:
+def _alone(figures: Callable[..., list[Figure]]) -> Part:
     """A part that makes its own stores."""
 
     def part(bench: Bench) -> list[Figure]:
-        (done,) = [figures() for _ in bench.steps(name, range(1))]
-        return done
+        return figures(steps=bench.steps)
 
     part.__module__ = figures.__module__  # names it when it breaks
     return part
 
 
 PARTS: tuple[Part, ...] = (
-    _alone(store_ingest.figures, "throughput, freshness, size"),
-    _alone(store_faults.figures, "kills and flipped bits"),
-    _alone(store_queries.figures, "queries at 1e7 and 5e7 spans"),
+    _alone(store_ingest.figures),
+    _alone(store_faults.figures),
+    _alone(store_queries.figures),
     store_exchange.figures,
 )

@@ -9,18 +9,30 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import duckdb
 
-from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks import store_kills
+from unskew.benchmarks.report import Figure, Steps, figure, publish, showing, silently
+from unskew.benchmarks.store_producer import spans
+from unskew.collector import compaction
 from unskew.collector.check import check
+from unskew.collector.collecting import Collecting
+from unskew.collector.control_stream import ControlStream
+from unskew.collector.events import DeviceJoined, IterationCommitted, Note, RunStarted
+from unskew.collector.manifest import load
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.reader import open_store
+from unskew.collector.spool import SpoolWriter
 from unskew.collector.views import VIEWS
 
 KILLS = 50
-MAINTENANCE_KILLS = 10
+AIMED_KILLS = 12
+"""In each part of the work, spread over its acts."""
 FLIPS = 200
 PRODUCERS = 8
 RUN = "bench"
@@ -41,25 +53,30 @@ _PRODUCER = """if True:
             flushed += 50
             os.pwrite(out, b"%012d" % flushed, 0)
 """
-_COLLECTOR = """if True:
-    import sys
-    from unskew.collector import collecting, sealing, service
-    service.STEP_S, collecting.COMPACT_S, sealing.SEAL_BYTES = 0.05, 0.5, 1_200_000
-    sys.exit(service.main(sys.argv[1:]))
-"""
+_WORKS = {"collect": ("seal", "publish", "compaction"), "compact": ("compaction",), "rebuild": ("rebuild",)}
+_LOAD_ACTS = 40
+"""Under load a kill is aimed at one of the first so many acts of a part."""
 
 
-def figures(kills: int = KILLS, maintenance_kills: int = MAINTENANCE_KILLS, flips: int = FLIPS) -> list[Figure]:
+def main(json: Path | None = None) -> None:
+    with showing() as steps:
+        found = figures(steps=steps)
+    publish("store_faults", found, json)
+
+
+def figures(kills: int = KILLS, aimed_kills: int = AIMED_KILLS, flips: int = FLIPS, *, steps: Steps = silently) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="unskew-store-") as folder:
-        store = Store(Path(folder) / "store")
-        found = killed(store, kills)
-        found += maintained(store, Path(folder), maintenance_kills)
-        found += flipped(Path(folder), flips)
+        found = killed(Store(Path(folder) / "load"), kills, steps)
+        found += aimed(Path(folder), aimed_kills, steps)
+        found += flipped(Path(folder), flips, steps)
     return found
 
 
-def killed(store: Store, kills: int) -> list[Figure]:
-    """Collectors and producers killed in turn under load; what a producer knew to be flushed is looked for afterwards."""
+def killed(store: Store, kills: int, steps: Steps = silently) -> list[Figure]:
+    """Collectors and producers killed in turn under load; what a producer knew to be flushed is looked for afterwards.
+
+    Every other collector dies at a random moment, the others in the midst of sealing, publishing and merging, in turn.
+    """
     chance, flushed = random.Random(7), dict[str, int]()
     producers: list[tuple[Path, subprocess.Popen[bytes]]] = []
     names = (f"rank-{number % PRODUCERS:04d}.{number // PRODUCERS}" for number in range(10**6))
@@ -81,18 +98,21 @@ def killed(store: Store, kills: int) -> list[Figure]:
     store.root.mkdir(parents=True)
     for _ in range(PRODUCERS):
         produce()
-    collecting = [sys.executable, "-c", _COLLECTOR, "--store", str(store.root), "--idle-s", "1"]
-    for _ in range(kills):
-        collector = subprocess.Popen(collecting)
+    died = Counter[str]()
+    for number in steps("kills of collectors and producers under load", range(kills)):
+        part = _WORKS["collect"][number // 2 % 3]
+        collector = store_kills.spawn(store, "collect", *([part, str(chance.randrange(1, _LOAD_ACTS))] if number % 2 else []))
         time.sleep(chance.uniform(0.3, 1.5))
         end_oldest()
         produce()
         time.sleep(chance.uniform(0.0, 0.5))
+        died[part if collector.poll() is not None else "any moment"] += 1
         collector.kill()
-        collector.wait()
+        collector.communicate()
     while producers:
         end_oldest()
-    subprocess.run(collecting, check=True)
+    for _ in steps("what is left is sealed", range(1)):
+        store_kills.acts(store, "collect")
     lost = doubled = total = 0
     with open_store(store) as reader:
         found = reader.sql("select writer, count(*), count(distinct seq), max(seq) + 1 from events group by writer").rows()
@@ -101,70 +121,142 @@ def killed(store: Store, kills: int) -> list[Figure]:
         rows, distinct = held.get(writer, (0, 0))
         lost, doubled, total = lost + max(count - distinct, 0), doubled + rows - distinct, total + rows
     holes = sum(due - distinct for _, _, distinct, due in found)
-    note = f"{kills} collectors and {len(flushed)} producers killed -9, {total:,} events; sealing and merging every half second"
+    where = ", ".join(f"{count} {part}" for part, count in died.items())
+    note = f"{kills} collectors ({where}) and {len(flushed)} producers killed -9, {total:,} events"
     return [
         figure("store: flushed events lost by kills", lost + holes, "", bar=0, better="lower", note=note),
         figure("store: events doubled by kills", doubled, "", bar=0, better="lower"),
     ]
 
 
-def maintained(store: Store, folder: Path, kills: int) -> list[Figure]:
-    """`store compact` and `store rebuild` killed at random moments: what the views say before and after."""
-    truth, chance, wrong, hit = _answers(store), random.Random(8), 0, 0
-    for number in range(kills):
-        copy = Store(folder / "copy")
-        shutil.copytree(store.root, copy.root)
-        work = ("compact", "rebuild")[number % 2]
-        child = subprocess.Popen(
-            [sys.executable, "-m", "unskew", "store", work, "--store", str(copy.root)], stdout=subprocess.DEVNULL
-        )
-        time.sleep(chance.uniform(0.5, 4.0))
-        child.send_signal(signal.SIGKILL)
-        hit += child.wait() == -signal.SIGKILL
-        wrong += _answers(copy) != truth
-        wrong += not check(copy, mend=True).well or _answers(copy) != truth
+def aimed(folder: Path, kills: int, steps: Steps = silently) -> list[Figure]:
+    """Kills at the acts of sealing, publishing, merging and rebuilding: what the views say then, and when the work was redone.
+
+    A kill is wrong when an answer is another one afterwards or after the next process has done the work to its end, or when
+    `check` finds anything or something half-done is left.
+    """
+    origin = Store(folder / "origin")
+    _portions(origin)
+    truth, wrong, done = _answers(origin), list[str](), Counter[str]()
+    copy = Store(folder / "copy")
+    for work, part, number, of in steps("kills in seal, publish, compaction, rebuild", list(_aims(origin, copy, kills))):
+        shutil.copytree(origin.root, copy.root)
+        child = store_kills.spawn(copy, work, part, str(number))
+        child.communicate()
+        assert child.returncode == -signal.SIGKILL, f"{work} did not come to act {number} of {of} of {part}"
+        same = _answers(copy) == truth
+        store_kills.acts(copy, work)
+        same = same and _answers(copy) == truth
+        if not same or check(copy, mend=False).findings or _left(copy):
+            wrong.append(f"{work}: {part} {number}/{of}")
+        done[part] += 1
         shutil.rmtree(copy.root)
-    note = f"{hit} of {kills} were still at work when killed; views compared by digest, before and after `store check`"
-    return [figure("store: answers changed by killing compact and rebuild", wrong, "", bar=0, better="lower", note=note)]
+    where = ", ".join(f"{count} {part}" for part, count in done.items())
+    note = f"kill -9 before an act on the file system: {where}; views compared then and after the work was redone"
+    note += f"; wrong: {', '.join(wrong)}" if wrong else ""
+    return [
+        figure(
+            "store: answers changed by kills in seal, publish, compaction, rebuild",
+            len(wrong),
+            "",
+            bar=0,
+            better="lower",
+            note=note,
+        )
+    ]
 
 
-def flipped(folder: Path, flips: int) -> list[Figure]:
-    """One bit of one file at a time, sealed, published, spooled, manifest: an answer changes, and `check` sees nothing."""
+def _aims(origin: Store, copy: Store, kills: int) -> Iterator[tuple[str, str, int, int]]:
+    """(work, part, act, acts of the part): the work done once tells how many there are; `kills` of each part, spread evenly."""
+    for work, parts in _WORKS.items():
+        shutil.copytree(origin.root, copy.root)
+        counted = store_kills.acts(copy, work)
+        shutil.rmtree(copy.root)
+        for part in parts:
+            of = counted.get(part, 0)
+            several = min(kills, of)
+            for number in range(several):
+                yield work, part, 1 + int((number + 0.5) * of / several), of
+
+
+def _portions(store: Store) -> None:
+    """A run that is over, published, in small sealed files that are not merged; and one that still lies in the spool."""
+    most, compaction.SMALL_ROWS = compaction.SMALL_ROWS, 0  # nothing is small, so nothing is merged
+    try:
+        for number in range(3):
+            _write(store, "over", number)
+            collecting = Collecting(store)
+            while collecting.step():
+                pass
+            collecting.close()
+    finally:
+        compaction.SMALL_ROWS = most
+    _write(store, "open", 0)
+
+
+def _write(store: Store, run: str, number: int) -> None:
+    """One life of a run's controller and of a rank."""
+    stream = ControlStream(store, run, "control", f"controller.{number}")
+    started = RunStarted(run=run, device="sleep", clock="monotonic", mode="auto", ranks=1, options={}, code="", version="")
+    joined = DeviceJoined(device="host-0000/gpu-0", rank=0, node="host-0000", pid=1)
+    if stream.version == 0:
+        stream.append(0, [started, joined], actor="controller")
+    for _ in range(3):
+        stream.append(stream.version, [Note(text=f"life {number}", by="ada")], actor="controller")
+    stream.close()
+    writer = SpoolWriter(store, run, f"rank-0000.{number}")
+    for span in islice(spans(0, seed=number), 600):
+        writer.append(span)
+    writer.append(IterationCommitted(iteration=number, epoch=0, attempt=0, rank=0, loss=2.0, tokens=9, start_us=0, wall_us=9,
+                                     log_complete=True))  # fmt: skip
+    if not writer.close(60.0):
+        raise RuntimeError(f"{store.root} could not be written")
+
+
+def _left(store: Store) -> bool:
+    """Whether there is a half-written file, or a sealed one that the manifest does not name."""
+    sealed = {path for path in store.root.glob("sealed/*/*") if path.suffix == ".parquet"}
+    return any(store.root.glob("**/*.new")) or sealed != {store.root / one.file for one in load(store).sealed}
+
+
+def flipped(folder: Path, flips: int, steps: Steps = silently) -> list[Figure]:
+    """One bit of one file at a time: an answer changes, and `check` sees nothing or says it mended what it did not.
+
+    Files: sealed, published, spooled, the manifest, and store.duckdb, which is asked by itself.
+    """
     store, chance = Store(folder / "flips"), random.Random(9)
-    _small(store)
-    truth = _answers(store)
+    _portions(store)
     files = [path for path in sorted(store.root.rglob("*")) if path.is_file() and path.stat().st_size]
     files = [path for path in files if "locks" not in path.parts and path.suffix != ".log"]
-    unnoticed = changed = 0
-    for _ in range(flips):
+    truth = {True: _database_answers(store), False: _answers(store)}
+    unnoticed, changed = list[str](), Counter[str]()
+    for _ in steps("flipped bits", range(flips)):
         path = chance.choice(files)
-        whole = path.read_bytes()
-        at = chance.randrange(len(whole))
+        whole, at = path.read_bytes(), chance.randrange(path.stat().st_size)
         path.chmod(0o644)
         path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << chance.randrange(8))]) + whole[at + 1 :])
-        differs = _answers(store) != truth
-        changed += differs
-        unnoticed += differs and _is_well(store)
+        asked = _database_answers if path == store.database else _answers
+        if asked(store) != truth[path == store.database]:
+            changed[path.relative_to(store.root).parts[0]] += 1
+            if not _noticed(store, Store(folder / "copy")):
+                unnoticed.append(f"byte {at} of {path.relative_to(store.root)}")
         path.write_bytes(whole)
-    note = f"{flips} bits flipped in {len(files)} files, {changed} of them changed an answer"
-    return [figure("store: flipped bits that change an answer unnoticed", unnoticed, "", bar=0, better="lower", note=note)]
+    where = ", ".join(f"{count} in {name}" for name, count in changed.items())
+    note = f"{flips} bits flipped in {len(files)} files, {changed.total()} of them changed an answer: {where}"
+    note += f"; unnoticed: {', '.join(unnoticed)}" if unnoticed else ""
+    return [figure("store: flipped bits that change an answer unnoticed", len(unnoticed), "", bar=0, better="lower", note=note)]
 
 
-def _small(store: Store) -> None:
-    """A store with a run that is sealed and one that still lies in the spool."""
-    collecting = [sys.executable, "-c", _COLLECTOR, "--store", str(store.root), "--idle-s", "0"]
-    for run, collect in (("sealed", True), ("spooled", False)):
-        command = [sys.executable, "-m", "unskew.benchmarks.store_producer", str(store.root), run, "1", "2000", "0"]
-        subprocess.run(command, check=True, input="\n", text=True, stdout=subprocess.DEVNULL)
-        if collect:
-            subprocess.run(collecting, check=True)
-
-
-def _is_well(store: Store) -> bool:
+def _noticed(store: Store, copy: Store) -> bool:
+    """Whether `check` names what is wrong; what it says it mended must be mended."""
+    shutil.copytree(store.root, copy.root)
     try:
-        return check(store, mend=False).well
+        checked = check(copy, mend=True)
+        return bool(checked.findings) and (not checked.well or not check(copy, mend=False).findings)
     except StoreError:
-        return False
+        return True
+    finally:
+        shutil.rmtree(copy.root)
 
 
 def _answers(store: Store) -> dict[str, tuple[object, ...]] | str:
@@ -173,6 +265,15 @@ def _answers(store: Store) -> dict[str, tuple[object, ...]] | str:
         with open_store(store) as reader:
             return {view: reader.sql(_digest(view)).row(0) for view in VIEWS}
     except (StoreError, duckdb.Error, OSError, UnicodeDecodeError) as error:
+        return type(error).__name__
+
+
+def _database_answers(store: Store) -> dict[str, tuple[object, ...]] | str:
+    """The same of store.duckdb."""
+    try:
+        with duckdb.connect(str(store.database), read_only=True) as database:
+            return {view: database.sql(_digest(view)).fetchall()[0] for view in VIEWS}
+    except (duckdb.Error, UnicodeDecodeError) as error:
         return type(error).__name__
 
 

@@ -26,7 +26,7 @@ import duckdb
 import numpy as np
 
 from unskew.benchmarks.big_store import ITERATION_US, RANKS, RUN, SPANS_PER_ITERATION, build
-from unskew.benchmarks.report import Figure, figure, publish
+from unskew.benchmarks.report import Figure, Steps, figure, publish, showing, silently
 from unskew.benchmarks.sqlite_store import SPAN_FIELDS, Form, SqliteStore
 from unskew.collector.events import IterationCommitted, Span
 from unskew.collector.paths import Store
@@ -55,19 +55,21 @@ QUESTIONS = {
 
 
 def main(json: Path | None = None) -> None:
-    publish("store_queries", figures(), json)
+    with showing() as steps:
+        found = figures(steps=steps)
+    publish("store_queries", found, json)
 
 
-def figures(sizes: Sequence[int] = tuple(SIZES), rounds: int = ROUNDS) -> list[Figure]:
+def figures(sizes: Sequence[int] = tuple(SIZES), rounds: int = ROUNDS, *, steps: Steps = silently) -> list[Figure]:
     """A figure per question and size; the notes hold the medians and SQLite's times."""
     found = []
     for spans in sizes:
         with tempfile.TemporaryDirectory(prefix="unskew-bench-queries-") as folder:
             store = Store(Path(folder) / "store")
             store.root.mkdir()
-            iterations = build(store, spans)
-            took_ms = _ask_while_ingesting(store, iterations, rounds)
-            beside = _sqlite(store, Path(folder)) if spans <= COMPARED_SPANS else {}
+            iterations = build(store, spans, steps)
+            took_ms = _ask_while_ingesting(store, iterations, rounds, steps)
+            beside = _sqlite(store, Path(folder), steps) if spans <= COMPARED_SPANS else {}
         for name, what in QUESTIONS.items():
             p95_ms = float(np.percentile(took_ms[name], 95))
             note = f"median {median(took_ms[name]):.0f} ms, {rounds} times, refresh included"
@@ -99,21 +101,21 @@ def questions(reader: Reader) -> dict[str, Callable[[], object]]:
 
     def heat_map() -> object:
         return reader.sql(
-            "with chunks as (from rollups where run = ? and kind in ('F', 'B')), "
-            "wide as (select greatest(1, max(from_iteration) // ?) as width from chunks) "
-            "select rank, from_iteration // width as x, sum(compute_us) / sum(n_spans) as us from chunks, wide group by all",
+            "with cells as (from rollups where run = ? and kind in ('F', 'B')), "
+            "wide as (select greatest(1, max(from_iteration) // ?) as width from cells) "
+            "select rank, from_iteration // width as x, sum(compute_us) / sum(n_spans) as us from cells, wide group by all",
             [RUN, CELLS],
         )
 
     return {"median": medians, "heat map": heat_map, "newest": lambda: reader.newest(NEWEST, RUN)}
 
 
-def _ask_while_ingesting(store: Store, iterations: int, rounds: int) -> dict[str, list[float]]:
+def _ask_while_ingesting(store: Store, iterations: int, rounds: int, steps: Steps) -> dict[str, list[float]]:
     """Milliseconds of each question with the refresh before it."""
     took_ms: defaultdict[str, list[float]] = defaultdict(list)
     with _ingesting(store, iterations), open_store(store) as reader:
         asked = list(questions(reader).items())
-        for number in range((rounds + 1) * len(asked)):
+        for number in steps("questions while events come in", range((rounds + 1) * len(asked))):
             name, ask = asked[number % len(asked)]
             start_s = time.perf_counter()
             reader.refresh()
@@ -174,11 +176,11 @@ def _commit(writers: Sequence[SpoolWriter], iteration: int) -> None:
         )  # fmt: skip
 
 
-def _sqlite(store: Store, folder: Path) -> dict[str, dict[str, float]]:
+def _sqlite(store: Store, folder: Path, steps: Steps) -> dict[str, dict[str, float]]:
     """Seconds of each question in SQLite, by form: the best of two."""
     forms: tuple[Form, ...] = ("columns", "json")
     found = {}
-    for form in forms:
+    for form in steps("the same in SQLite, as columns and as JSON", forms):
         path = folder / f"{form}.sqlite"
         _fill(store, path, form)
         with sqlite3.connect(path) as connection:
