@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 20
 _WIDER = 16
+_SEALED, _UNPROJECTED = "sealed", "unprojected"
+_ALL_OF = "select * from read_parquet(getvariable('{}_files'))"
 CONTROL_TAGS = frozenset(map(tag_of, CONTROL))
 Relation = duckdb.DuckDBPyRelation
 Params = Sequence[Any] | Mapping[str, Any] | None
@@ -53,11 +55,10 @@ class Reader:
         self._connection.execute("set parquet_metadata_cache = true").fetchall()
         rows.create_table(self._connection, "hot")
         self._connection.execute("create view log as select * from hot").fetchall()
-        self._connection.execute("create schema published").fetchall()
         create_views(self._connection)
         self._tails: dict[str, Tail] = {}
         self._manifest = Manifest(number=-1)
-        self._published: dict[str, str] | None = None
+        self._files: dict[str, list[str]] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -213,21 +214,21 @@ class Reader:
                 del self._tails[run].offsets[writer, segment]
 
     def _define(self, now: Standing) -> None:
-        """The relations that the views stand on; what is the same as before stays, because defining a view opens its files."""
-        self._connection.execute(f"create or replace view log as {self._with_hot(self._manifest.sealed)}").fetchall()
-        self._connection.execute(f"create or replace view unprojected as {self._with_hot(now.open)}").fetchall()
-        published = {name: now.relation(self._store, name) for name in PROJECTIONS} if now.tiers else {}
-        if published == self._published:
-            return
-        for name, rows_of in published.items():
-            self._connection.execute(f"create or replace view published.{name} as {rows_of}").fetchall()
-        if self._published is None or published.keys() != self._published.keys():
-            project(self._connection, {name: f"select * from published.{name}" for name in published}, "unprojected")
-        self._published = published
-
-    def _with_hot(self, sealed: Sequence[Sealed]) -> str:
-        files = parquet(self._store, [one.file for one in sealed])
-        return "select * from hot" + (f" union all by name select * from {files}" if sealed else "")
+        """The files that the views stand on. They are variables, because defining a view opens its files."""
+        files = {_SEALED: [one.file for one in self._manifest.sealed], _UNPROJECTED: [one.file for one in now.open]}
+        files |= {name: [tier.entries[name].file for tier in now.tiers] for name in PROJECTIONS}
+        for name, listed in files.items():
+            if listed != self._files.get(name):
+                paths = ", ".join(rows.quoted(str(self._store.root / file)) for file in listed)
+                self._connection.execute(f"set variable {name}_files = [{paths}]").fetchall()
+        there = {name for name, listed in files.items() if listed}
+        if not self._files or there != {name for name, listed in self._files.items() if listed}:
+            for view, name in (("log", _SEALED), (_UNPROJECTED, _UNPROJECTED)):
+                more = f" union all by name {_ALL_OF.format(name)}" if name in there else ""
+                self._connection.execute(f"create or replace view {view} as select * from hot{more}").fetchall()
+            published = {name: _ALL_OF.format(name) for name in PROJECTIONS if name in there}
+            project(self._connection, published, _UNPROJECTED)
+        self._files = files
 
     def _read_spool(self) -> None:
         for run in self._store.spooled_runs():
