@@ -123,13 +123,13 @@ def shown(one: Diagnosis) -> RenderableType:
 
     count = f"{one.iterations} iteration{'' if one.iterations == 1 else 's'}"
     parts: list[RenderableType] = [Text(f"{one.run_id}: {count}, {SEEN[one.observability]}", "bold")]
-    if not one.verdicts:
-        parts.append(Text("nothing is wrong, as far as the data tells"))
+    said = Table.grid(padding=(0, 2))
     for verdict in one.verdicts:
-        confidence = f"confidence {verdict.confidence:.2f}"
         until = f", until iteration {verdict.until_iteration}" if verdict.until_iteration is not None else ""
-        parts.append(Text.assemble((f"{verdict.cause}  ", "bold"), verdict.sentence, (f"{until}  ({confidence})", "dim")))
-        parts.append(Text(f"  next: {verdict.evidence['next_step']}", "dim"))
+        sure = (f"{until}  (confidence {verdict.confidence:.2f})", "dim")
+        said.add_row(Text(verdict.cause, "bold"), Text.assemble(verdict.sentence, sure))
+        said.add_row("", Text(f"next: {verdict.evidence['next_step']}", "dim"))
+    parts.append(said if one.verdicts else Text("nothing is wrong, as far as the data tells"))
     if one.time_lost_s:
         grid = Table(title="Time lost against ideal", title_justify="left", header_style="bold")
         grid.add_column("cause")
@@ -138,5 +138,7 @@ def shown(one: Diagnosis) -> RenderableType:
             grid.add_row(cause, f"{seconds:,.1f}")
         grid.add_row("all", f"{sum(one.time_lost_s.values()):,.1f}", style="bold")
         parts.append(grid)
-    parts += [Text(f"cannot be said: {sentence}", "dim") for sentence in one.abstained]
-    return Group(*parts)
+    silent = Table.grid(padding=(0, 2))
+    for sentence in one.abstained:
+        silent.add_row(Text("cannot be said", "dim", no_wrap=True), Text(sentence, "dim"))
+    return Group(*parts, silent)
