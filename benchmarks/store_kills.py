@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from unskew.collector.paths import Store
@@ -66,15 +67,16 @@ def die_at(part: str, number: int) -> Counter[str]:
 
 def _part() -> str | None:
     """The part that is running."""
-    frame, found = sys._getframe(), None
+    frame: FrameType | None = sys._getframe()
+    found: str | None = None
     while frame is not None:
         code = frame.f_code
         found = PARTS.get((Path(code.co_filename).stem, code.co_name), found)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return found
 
 
-def main(root: str, work: str, part: str = "", number: str = "0") -> None:
+def _do(root: str, work: str, part: str = "", number: str = "0") -> None:
     counted = die_at(part, int(number))
     if work == "collect":
         _collect(root)
@@ -94,4 +96,4 @@ def _collect(root: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _do(*sys.argv[1:])
