@@ -24,7 +24,7 @@ def choose() -> str | None:
     """The header's run selector; None = show the list, which says so when the address names a run that is not there."""
     asked = st.query_params.get("run")
     if asked is not None:
-        st.session_state["in_vain"] = None if asked in data.runs()["run"] else asked
+        st.session_state["asked"] = asked
     chosen: str | None = st.selectbox(
         "Run", data.runs()["run"].to_list(), index=None, placeholder="All runs", key="run", bind="query-params",
         label_visibility="collapsed", width=280,
@@ -37,9 +37,10 @@ def show() -> None:
     """The list, newest first; each name is a link to its run."""
     with card("runs"):
         title("Runs", str(data.store().root))
-        if (asked := st.session_state.get("in_vain")) is not None:
-            st.html(chip(f"There is no run {asked} in this store.", "warn"))
         runs = data.runs()
+        asked = st.session_state.get("asked")
+        if asked is not None and asked not in runs["run"]:
+            st.html(chip(f"There is no run {asked} in this store.", "warn"))
         if runs.is_empty():
             st.html(NONE_YET)
             return
