@@ -2,12 +2,14 @@
 
 Each committed iteration is predicted from the plan in force, the document lengths of its micro-batches, the run's own cost
 model (the last predictor fitted by then, else the first) and the speeds of the verdicts open at that iteration; it is compared
-with what the iteration took.
+with what the iteration took. One that was begun again after a loss also took what was thrown away of it: it is counted,
+not compared.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,14 +28,16 @@ class CheckError(ValueError):
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """One plan: `error_percent` = mean over its iterations of |predicted - measured| / measured."""
+    """One plan: `error_percent` = mean over its `n` iterations of |predicted - measured| / measured; `redone`: iterations under
+    it that were begun again, which are none of them. None = no iteration was compared."""
 
     epoch: int
     from_iteration: int
     n: int
-    predicted_s: float
-    measured_s: float
-    error_percent: float
+    redone: int
+    predicted_s: float | None
+    measured_s: float | None
+    error_percent: float | None
 
 
 Query = Callable[[str, list[str]], pl.DataFrame]
@@ -51,26 +55,35 @@ def check_run(sql: Query, run: str) -> list[Checked]:
     }
     verdicts = sql("select culprits, speed, since_iteration, until_iteration from verdicts where run = ?", [run]).rows()
     works = _works(sql, run)
-    rows = sql("select iteration, epoch, iteration_us from iterations where run = ? order by iteration", [run]).rows()
+    rows = sql("select iteration, epoch, attempt, iteration_us from iterations where run = ? order by iteration", [run]).rows()
     gathered: dict[int, list[tuple[float, float]]] = {}
-    for iteration, epoch, measured_us in rows:
+    redone: Counter[int] = Counter()
+    for iteration, epoch, attempt, measured_us in rows:
         plan = plans[int(epoch)][1]
         lengths = works.get(int(iteration), {})
         if len(lengths) != len(plan.routes):
             continue
+        compared = gathered.setdefault(int(epoch), [])
+        if attempt > 0:
+            redone[int(epoch)] += 1
+            continue
         cost = next((model for mark, model in reversed(models) if mark <= iteration), models[0][1])
         predicted = predict_iteration(plan, [lengths[m] for m in range(len(lengths))], cost, _speeds(verdicts, int(iteration)))
-        gathered.setdefault(int(epoch), []).append((predicted.iteration_us, float(measured_us)))
+        compared.append((predicted.iteration_us, float(measured_us)))
     if not gathered:
         raise CheckError(f"run {run} has no committed iteration whose micro-batches are in the log")
-    return [_summary(epoch, plans[epoch][0], np.array(pairs)) for epoch, pairs in sorted(gathered.items())]
+    return [_summary(epoch, plans[epoch][0], pairs, redone[epoch]) for epoch, pairs in sorted(gathered.items())]
 
 
-def _summary(epoch: int, first: int, pairs: np.ndarray) -> Checked:
-    errors = np.abs(pairs[:, 0] / pairs[:, 1] - 1.0)
+def _summary(epoch: int, first: int, pairs: list[tuple[float, float]], redone: int) -> Checked:
+    if not pairs:
+        return Checked(
+            epoch=epoch, from_iteration=first, n=0, redone=redone, predicted_s=None, measured_s=None, error_percent=None
+        )
+    predicted, measured = np.array(pairs).T
     return Checked(
-        epoch=epoch, from_iteration=first, n=len(pairs), predicted_s=float(pairs[:, 0].mean() / 1e6),
-        measured_s=float(pairs[:, 1].mean() / 1e6), error_percent=float(100.0 * errors.mean()),
+        epoch=epoch, from_iteration=first, n=len(pairs), redone=redone, predicted_s=float(predicted.mean() / 1e6),
+        measured_s=float(measured.mean() / 1e6), error_percent=float(100.0 * np.abs(predicted / measured - 1.0).mean()),
     )  # fmt: skip
 
 

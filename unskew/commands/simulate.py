@@ -171,11 +171,13 @@ def _check(run: str, store: str | None, json: Path | None) -> None:
             checked = check_run(reader.sql, run)
         except CheckError as error:
             fail(str(error))
-    grid = Table("plan", "from iteration", "iterations", "predicted s", "measured s", "mean error", title=f"run {run}")
+    grid = Table("plan", "from", "compared", "redone", "predicted s", "measured s", "mean error", title=f"run {run}")
     for one in checked:
-        grid.add_row(
-            str(one.epoch), str(one.from_iteration), str(one.n), f"{one.predicted_s:.4f}", f"{one.measured_s:.4f}",
-            f"{one.error_percent:.1f} %",
-        )  # fmt: skip
+        found = ("", "", "")
+        if one.predicted_s is not None:
+            found = (f"{one.predicted_s:.4f}", f"{one.measured_s:.4f}", f"{one.error_percent:.1f} %")
+        grid.add_row(str(one.epoch), str(one.from_iteration), str(one.n), str(one.redone), *found)
     Console().print(grid)
+    if any(one.redone for one in checked):
+        print("redone: begun again after a loss; their time holds what was thrown away, so they are not compared")
     write_json(json, {"run": run, "plans": checked})
