@@ -117,7 +117,7 @@ def _rows(run: str, valid: str, *, compact: bool) -> str:
     rows = f"""
         select pos, {quoted(run)} as run, writer, segment, unnest(json_transform(payload, '{json.dumps(FROM_LINE)}')), payload
         from arrived where regexp_matches(payload, '{_EVENT}'){valid}"""
-    line = "payload[:-2]"  # without its newline
+    line = "replace(payload, chr(10), '')"
     if compact:
         line = f"case when payload = {LINE} || chr(10) then null else {line} end"
     return f"select * replace ({line} as payload) from ({rows})"
