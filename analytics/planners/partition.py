@@ -106,10 +106,11 @@ def _descend(job: Job, layers: Ints, tables: Floats, micro_batches: Ints, owner:
     visited: set[tuple[int, bytes]] = set()
 
     def first_there(rows: Ints) -> Ints:
-        places = [(int(owner[row]), layers[row].tobytes()) for row in rows]
-        new = [place not in visited and not visited.add(place) for place in places]
-        ended[rows[np.logical_not(new)]] = False
-        return rows[new]
+        for row in rows.tolist():
+            place = int(owner[row]), layers[row].tobytes()
+            ended[row] = place not in visited
+            visited.add(place)
+        return rows[ended[rows]]
 
     ended = np.ones(len(layers), dtype=np.bool_)
     rows = first_there(np.arange(len(layers)))
