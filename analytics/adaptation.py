@@ -125,7 +125,9 @@ class Adaptation:
         if not committed.log_complete:
             return step
         # Learnt from only after it was judged: no iteration is predicted by itself.
-        fitted = self.retraining.observe(Seen(released, plan, speeds_before))
+        # Where cores are shared the prediction is bounded by them, which no fit can mend.
+        predicted_us = step.judged.predicted_us if self.site.shared_cores is None else None
+        fitted = self.retraining.observe(Seen(released, plan, speeds_before, predicted_us))
         return msgspec.structs.replace(step, events=(*step.events, *([fitted] if fitted else [])))
 
     def _judge(self, committed: Committed, plan: Plan) -> Step:

@@ -3,9 +3,11 @@
 The steps, per committed iteration (pure: the same iterations give the same predictors):
 
 1. warm-up: the first iterations fit the first predictor, which nothing precedes;
-2. a new one is fitted when one is due: `refit_every` iterations after the last, some way into a new plan, or on drift: over the
-   last `backtest` iterations the median chunk of all ranks was more than `drift` off. Believed speeds of the time are divided
-   out first, so a device believed slow is fitted as slow and does not bend the healthy reference;
+2. a new one is fitted when one is due: `refit_every` iterations after the last, some way into a new plan, or on drift: in each
+   of the last `backtest` iterations the median chunk of all ranks, or the iteration itself, was more than `drift` off to the
+   same side (the first iterations, on which the first predictor is fitted, often take longer than the rest of the run).
+   Believed speeds of the time are divided out first, so a device believed slow is fitted as slow and does not bend the healthy
+   reference;
 3. back-test: both predictors predict the next `backtest` iterations, which neither has seen; the new one replaces the old iff
    its chunks are no worse and the sum of its two median errors (chunks, iterations) is smaller.
 """
@@ -43,11 +45,12 @@ class RetrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A committed iteration, the plan it ran under, and the speeds believed when it ran."""
+    """A committed iteration, the plan it ran under, the speeds believed when it ran, and its time as it was predicted then."""
 
     released: Released
     plan: Plan
     speeds: dict[int, dict[str, float]]
+    predicted_us: float | None = None
 
     @property
     def committed(self) -> Committed:
@@ -133,15 +136,18 @@ class Retraining:
             self._candidate = _Candidate(found, trigger)
 
     def _drift(self, now: int) -> str:
-        """Why to fit early: the ranks' median chunk has been off for some time; "" when it has not."""
+        """Why to fit early: the ranks' median chunk, or the iteration, has been off for some time; "" when neither has."""
         n = self.options.backtest
         last = list(self._seen)[-n:]
         if self.fitted is None or now < self._due_at - self.options.refit_every + 2 * n or len(last) < n:
             return ""
-        offs = [off for seen in last if (off := median_ratio(self.fitted.model, seen.chunks)) is not None]
-        apart = [off - 1 for off in offs]
-        steady = len(apart) == n and (min(apart) > self.options.drift or max(apart) < -self.options.drift)
-        return f"drift of {100 * median(apart):+.1f} %" if steady else ""
+        of_chunks = [off for seen in last if (off := median_ratio(self.fitted.model, seen.chunks)) is not None]
+        of_iterations = [seen.committed.measured_us / seen.predicted_us for seen in last if seen.predicted_us]
+        for what, offs in (("", of_chunks), (" of the iteration", of_iterations)):
+            apart = [off - 1 for off in offs]
+            if len(apart) == n and (min(apart) > self.options.drift or max(apart) < -self.options.drift):
+                return f"drift{what} of {100 * median(apart):+.1f} %"
+        return ""
 
     def _adopt(self, found: Fit, trigger: str, now: int) -> PredictorFitted:
         self.fitted = found

@@ -5,8 +5,9 @@ One executor runs on four devices; only this object differs:
 * `RealDevice`: the CPU core this rank has. Chunk time = wall clock minus the time the thread was runnable without a core
   (nothing in a chunk blocks on a peer while tensor parallelism is 1).
 * `CudaDevice`: the GPU this rank has. Chunk time by CUDA events, read after the iteration so that nothing waits for them.
-* `SleepDevice`: real maths, then sleep until the profile's time is up. Chunk time = that, or the wall clock without the time
-  the thread was runnable without a core, if that is longer: a wake-up that came late on a busy machine is not the device's.
+* `SleepDevice`: real maths, then sleep until the profile's time is up, on a clock of the device's own: like a GPU whose work
+  was launched ahead, it begins a chunk when the last one's time was up and the input there, however late its process woke.
+  Chunk time = the profile's, or the wall clock without the time the thread was runnable without a core, if that is longer.
 * `VirtualDevice`: a logical clock that messages carry along: exact, and independent of load.
 
 A slow fault multiplies the chunk's time: by sleeping in proportion to the CPU time used (real), by a longer sleep, or on the
@@ -145,22 +146,32 @@ class CudaDevice(Device):
         return result, timing
 
 
+CATCH_UP_NS = 100_000_000
+"""The most by which a chunk begins before its process is there to execute it; an iteration that is redone begins anew."""
+
+
 class SleepDevice(Device):
     def __init__(self, slow: Sequence[FaultSpec], cost: CostModel) -> None:
         super().__init__(slow)
         self._cost = cost
         self._queue = _RunQueue()
+        self._free_ns, self._iteration = 0, -1
 
     def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
-        start, runq = time.monotonic_ns(), self._queue.waited_ns()
+        here, runq = time.monotonic_ns(), self._queue.waited_ns()
+        start = here
+        if chunk.iteration == self._iteration:
+            start = min(here, max(self._free_ns, 1000 * chunk.ready_us, here - CATCH_UP_NS))
         length = int(1000 * _emulated_us(self._cost, chunk) * self._factor(chunk))
         result = body()
         time.sleep(max(start + length - time.monotonic_ns(), 0) / 1e9)
-        wall, waited = time.monotonic_ns() - start, self._queue.waited_since_ns(runq)
+        wall, waited = time.monotonic_ns() - here, self._queue.waited_since_ns(runq)
+        spent = max(length, wall - (waited or 0))
+        self._free_ns, self._iteration = start + spent, chunk.iteration
         timing = Timing(
             start_us=start // 1000,
-            wall_us=wall // 1000,
-            compute_us=max(length, wall - (waited or 0)) // 1000,
+            wall_us=spent // 1000,
+            compute_us=spent // 1000,
             runq_us=None if waited is None else waited // 1000,
         )
         return result, lambda: timing

@@ -183,3 +183,23 @@ def test_where_nobody_knows_the_truth_later_evidence_scores_a_verdict(until: int
     else:  # closed within a few iterations: too little to say, and no score is made up
         assert events(steps, VerdictClosed)
         assert scores == []
+
+
+def test_an_end_that_was_learned_while_the_run_started_up_is_learned_again_when_the_iterations_show_it() -> None:
+    """The first ten iterations end 150 ms later than all that follow; chunks are as predicted throughout."""
+    loop = Adaptation(SITE)
+    slow_start = (
+        msgspec.structs.replace(
+            one, committed=msgspec.structs.replace(one.committed, measured_us=one.committed.measured_us + late)
+        )
+        for one in train(healthy, 60)
+        for late in [150_000.0 if one.committed.iteration < 10 else 0.0]
+    )
+    steps = follow(loop, slow_start)
+    first, second, *_ = events(steps, PredictorFitted)
+    assert first.trigger == "warm-up"
+    assert second.trigger.startswith("drift of the iteration of -")
+    assert second.watermark < 40
+    assert second.model["iteration_end_us"] == pytest.approx(20_000, abs=3_000)
+    after = [step.judged for now, step in steps.items() if now > second.watermark]
+    assert max(abs((one.predicted_us or 0) / one.measured_us - 1) for one in after) < 0.02

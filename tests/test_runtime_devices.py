@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from runtime_runs import train
 
+from unskew.analytics.cost import ChunkCost, CostModel
+from unskew.analytics.workload import Work
 from unskew.collector.events import RunFinished, Verdict
+from unskew.runtime.device import ChunkOf, SleepDevice
 
 pytestmark = pytest.mark.limit(120)
 
@@ -24,3 +30,40 @@ def test_on_the_real_device_a_slow_rank_is_named(tmp_path: Path) -> None:
     assert {other.verdict for other in others} <= {verdict.verdict}
     # Estimated from four iterations, on cores that the controller and everything else share.
     assert 0.35 < verdict.speed["F"] < 0.75
+
+
+def sleeping(cost: CostModel) -> SleepDevice:
+    return SleepDevice([], cost)
+
+
+def test_a_sleeping_device_does_not_lose_time_because_its_process_wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wake-up comes 8 ms late: six chunks of 20 ms that wait for nothing still take 120 ms, and the last wake-up."""
+    device = sleeping(CostModel(chunks={"F": ChunkCost(layer_us=20_000.0, token_us=0.0, token2_us=0.0)}))
+    sleep = time.sleep
+    monkeypatch.setattr("unskew.runtime.device.time.sleep", lambda seconds: sleep(seconds + 0.008))
+    begun, timings = time.monotonic(), []
+    for _ in range(6):
+        timings.append(device.run(ChunkOf("F", 0, 1, False, Work(10, 100), 0), lambda: torch.empty(0))[1]())
+    spent_s = time.monotonic() - begun
+    monkeypatch.undo()
+    assert spent_s >= 0.12
+    own_s = sum(timing.compute_us for timing in timings) / 1e6
+    assert spent_s - own_s < 0.02  # where a core was to be had; what it had not, is in compute_us or in the last wake-up
+    for one, following in pairwise(timings):
+        assert following.start_us >= one.start_us + one.wall_us - 1
+
+
+def test_a_sleeping_device_waits_for_its_input_and_begins_each_iteration_anew() -> None:
+    device = sleeping(CostModel(chunks={"F": ChunkCost(layer_us=5_000.0, token_us=0.0, token2_us=0.0)}))
+
+    def start_us(iteration: int, ready_us: int) -> int:
+        chunk = ChunkOf("F", iteration, 1, False, Work(10, 100), ready_us)
+        return device.run(chunk, lambda: torch.empty(0))[1]().start_us
+
+    start_us(0, 0)
+    time.sleep(0.03)
+    ready_us = device.now_us() - 10_000
+    assert start_us(0, ready_us) == ready_us  # it came 10 ms ago, 20 ms after the device was free
+    time.sleep(0.03)
+    here_us = device.now_us()
+    assert start_us(1, 0) >= here_us
