@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 from pathlib import Path
+from typing import NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 
@@ -22,12 +23,23 @@ def exit_detail(status: int) -> str:
     return f"exit code {os.waitstatus_to_exitcode(status)}"
 
 
-def starved_s(pid: int, thread: int) -> float | None:
-    """Seconds for which a thread was ready to run but had no core, since it began; None where the kernel does not tell."""
+class CoreTime(NamedTuple):
+    """What the kernel has counted of a thread since it began: seconds on a core, and seconds ready without one.
+
+    A wait is added when it ends: of one that goes on nothing is counted yet, however long it is.
+    """
+
+    ran_s: float
+    waited_s: float
+
+
+def core_time(pid: int, thread: int) -> CoreTime | None:
+    """None where the kernel does not tell."""
     try:
-        return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):
+        ran_ns, waited_ns, _ = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()
+    except (OSError, ValueError):
         return None
+    return CoreTime(int(ran_ns) / 1e9, int(waited_ns) / 1e9)
 
 
 def threads_of(pid: int) -> tuple[int, ...]:
@@ -38,10 +50,18 @@ def threads_of(pid: int) -> tuple[int, ...]:
         return ()
 
 
+def thread_state(pid: int, thread: int) -> str | None:
+    """The state letter of a thread (R running or ready, S sleeping, T stopped, Z ended, ...), None when there is none."""
+    return _state(f"/proc/{pid}/task/{thread}/stat")
+
+
 def process_state(pid: int) -> str | None:
-    """The state letter of a process (R running, S sleeping, T stopped, Z ended, ...), None when there is no such process."""
+    """The same of a process."""
+    return _state(f"/proc/{pid}/stat")
+
+
+def _state(path: str) -> str | None:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return Path(path).read_text().rpartition(")")[2].split()[0]
     except OSError:
         return None
-    return stat.rpartition(")")[2].split()[0]

@@ -7,12 +7,22 @@ from collections.abc import Sequence
 import msgspec
 
 from unskew.analytics.liveness import Activity
-from unskew.runtime.processes import process_state, starved_s, threads_of
+from unskew.runtime.processes import CoreTime, core_time, process_state, thread_state, threads_of
 from unskew.runtime.protocol import Beat, RankPulse
 
 PULSE_S = 0.1
 _FORGET = 0.99
 _STILL_S = 0.25
+
+
+class _Waits(msgspec.Struct, frozen=True):
+    """A thread's counts at one look, and since when it has been ready without running (None: it is not)."""
+
+    counted: CoreTime
+    since_s: float | None
+
+    def total_s(self, now_s: float) -> float:
+        return self.counted.waited_s + (now_s - self.since_s if self.since_s is not None else 0.0)
 
 
 class _Lack(msgspec.Struct):
@@ -21,18 +31,31 @@ class _Lack(msgspec.Struct):
     Its siblings count too: one that was preempted may hold the interpreter's lock, or one of the communication library.
     """
 
-    totals_s: dict[int, float] = {}
+    waits: dict[int, _Waits] = {}
+    looked_s: float = 0.0
     since_sign_s: float | None = 0.0
 
-    def look(self, pid: int, threads: Sequence[int], passed_s: float, least_s: float) -> None:
+    def look(self, pid: int, threads: Sequence[int], now_s: float, passed_s: float, least_s: float) -> None:
         """`passed_s` since the last look; for `least_s` of it the agent itself had no core, so nobody is blamed for that."""
-        before, found = self.totals_s, {thread: starved_s(pid, thread) for thread in threads}
-        self.totals_s = {thread: total for thread, total in found.items() if total is not None}
-        if not self.totals_s:
+        before, then_s = self.waits, self.looked_s
+        found = {thread: self._waits(pid, thread, now_s) for thread in threads}
+        self.waits = {thread: waits for thread, waits in found.items() if waits is not None}
+        self.looked_s = now_s
+        if not self.waits:
             self.since_sign_s = None
         elif self.since_sign_s is not None:
-            lack_s = max((total - before[one] for one, total in self.totals_s.items() if one in before), default=0.0)
-            self.since_sign_s += max(least_s, min(lack_s, passed_s))
+            grown = [waits.total_s(now_s) - before[one].total_s(then_s) for one, waits in self.waits.items() if one in before]
+            self.since_sign_s += max(least_s, min(max(grown, default=0.0), passed_s))
+
+    def _waits(self, pid: int, thread: int, now_s: float) -> _Waits | None:
+        counted = core_time(pid, thread)
+        if counted is None:
+            return None
+        before = self.waits.get(thread)
+        # It neither ran nor came to the end of a wait: asleep, or waiting for a core all the time.
+        if before is None or before.counted != counted or thread_state(pid, thread) != "R":
+            return _Waits(counted, None)
+        return _Waits(counted, before.since_s if before.since_s is not None else now_s)
 
     def sign(self) -> None:
         self.since_sign_s = 0.0
@@ -96,9 +119,9 @@ class PulseTable:
             still = now_s - min(known.moved_s, known.beat_s) > _STILL_S
             siblings = threads_of(known.pid) if still else ()
             others = (thread for thread in siblings if thread != known.thread)
-            known.main.look(known.pid, (known.pid, *others), passed_s, late_s)
+            known.main.look(known.pid, (known.pid, *others), now_s, passed_s, late_s)
             if known.thread:
-                known.beating.look(known.pid, (known.thread, *siblings), passed_s, late_s)
+                known.beating.look(known.pid, (known.thread, *siblings), now_s, passed_s, late_s)
 
     def pulses(self, now_s: float) -> tuple[RankPulse, ...]:
         return tuple(
