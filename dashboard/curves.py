@@ -88,8 +88,10 @@ def baselines(story: Story, window: Window) -> list[dict[str, Any]]:
         if not value or last < window.first or first > window.last:
             continue
         first, last = window.position(first), window.position(last)
-        name = f"without plan {change.proposed.epoch}"
-        found.append({**_line(name, SLOW, dashed=True), "data": [[first, round(value, 4)], [last, round(value, 4)]]})
+        # One name for all, so that the legend names them once; the marks of plans tell them apart.
+        found.append(
+            {**_line("without the change", SLOW, dashed=True), "data": [[first, round(value, 4)], [last, round(value, 4)]]}
+        )
         del found[-1]["encode"]
     return found
 
