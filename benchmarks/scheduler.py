@@ -3,14 +3,28 @@ one part alone: scheduler_pipeline, scheduler_planners, scheduler_beliefs, sched
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from unskew.benchmarks import scheduler_beliefs, scheduler_pipeline, scheduler_planners, scheduler_studies
-from unskew.benchmarks.report import publish
+from unskew.benchmarks.growth import draw_growth
+from unskew.benchmarks.report import Figure, publish, showing
 from unskew.collector.paths import Store
 
-PARTS = (scheduler_pipeline.figures, scheduler_planners.figures, scheduler_beliefs.figures, scheduler_studies.figures)
+PARTS: tuple[Callable[[], Iterable[Figure]], ...] = (
+    scheduler_pipeline.figures,
+    scheduler_planners.figures,
+    scheduler_beliefs.figures,
+    scheduler_studies.figures,
+)
 
 
 def main(json_path: Path | None, store: Store) -> None:  # noqa: ARG001 - keeps no run
-    publish("scheduler", [figure for part in PARTS for figure in part()], json_path)
+    found = list[Figure]()
+    with showing() as steps:
+        for part in PARTS:
+            for figures in steps(part.__module__.rpartition(".")[2], [part]):
+                found += figures()
+    publish("scheduler", found, json_path)
+    if json_path is not None:
+        print(f"growth of the planning time: {draw_growth(found, json_path)}")

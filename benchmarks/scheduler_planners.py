@@ -25,6 +25,7 @@ from unskew.analytics.planners.proof import proven_bound_us
 from unskew.analytics.planners.tp import choose
 from unskew.analytics.schedule import build_schedule
 from unskew.benchmarks.brute_force import best_us, random_cluster
+from unskew.benchmarks.growth import draw_growth
 from unskew.benchmarks.report import Figure, figure, publish
 from unskew.collector.paths import Store
 
@@ -44,7 +45,10 @@ SIZES = (
 
 
 def main(json_path: Path | None, store: Store) -> None:  # noqa: ARG001 - keeps no run
-    publish("scheduler_planners", list(figures()), json_path)
+    found = list(figures())
+    publish("scheduler_planners", found, json_path)
+    if json_path is not None:
+        print(f"growth of the planning time: {draw_growth(found, json_path)}")
 
 
 def figures() -> Iterator[Figure]:

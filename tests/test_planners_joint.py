@@ -13,11 +13,13 @@ from unskew.analytics.planners.bounds import bounds
 from unskew.analytics.planners.cluster import Cluster, Job, healthy_cluster, start
 from unskew.analytics.planners.conversion import to_plan
 from unskew.analytics.planners.costing import chunk_times, pipeline_bound_us, pipeline_us
-from unskew.analytics.planners.evaluation import cost, holds
+from unskew.analytics.planners.evaluation import as_it_is, cost, holds
 from unskew.analytics.planners.joint import plan_joint
 from unskew.analytics.planners.progressive import plan_progressive
 from unskew.analytics.planners.proof import proven_bound_us
 from unskew.benchmarks.brute_force import best_us, random_cluster
+from unskew.benchmarks.growth import draw_growth
+from unskew.benchmarks.report import figure
 
 TWO_STAGES = Job(n_layers=32, micro_batches=4)
 
@@ -182,3 +184,31 @@ def test_a_large_job_is_planned_in_seconds():
     joint = plan_joint(faulty, compare=False)
     assert joint.predicted_us <= 1.02 * cost(cluster, start(cluster)).iteration_us
     assert joint.predicted_us >= bounds(faulty).pipelines_us
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_plan_made_on_true_beliefs_is_as_it_was_planned(seed):
+    """`as_it_is` finds the speeds of the groups again, lent members included; a slower member of a group slows it at once."""
+    cluster = random_cluster(np.random.default_rng(seed), largest=6)
+    nodes = np.zeros(cluster.speeds.shape, dtype=np.int64)  # one node: standby is lent
+    cluster = msgspec.structs.replace(cluster, nodes=nodes)
+    for plan in (plan_joint, plan_progressive):
+        try:
+            assignment = plan(cluster).assignment
+        except PlanError:
+            continue
+        serving = assignment.layers * assignment.micro_batches[:, None] > 0
+        found = as_it_is(cluster, assignment).speeds
+        np.testing.assert_allclose(found[serving], assignment.speeds[serving], rtol=1e-9)
+        slower = as_it_is(cluster.with_speeds(cluster.speeds / 2), assignment).speeds
+        np.testing.assert_allclose(slower, found / 2)
+
+
+def test_the_growth_of_the_planning_time_is_drawn(tmp_path):
+    times = [
+        figure(f"a full plan for {devices:,} devices", seconds, "s", bar=60.0, better="lower")
+        for devices, seconds in ((64, 0.03), (98_304, 12.5))
+    ]
+    page = draw_growth([figure("another", 1.0, "s", bar=None, better="lower"), *times], tmp_path / "a.json")
+    assert page.name == "a.growth.html"
+    assert "98304" in page.read_text()
