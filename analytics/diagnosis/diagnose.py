@@ -21,7 +21,7 @@ import polars as pl
 
 from unskew.analytics.cost import CostModel
 from unskew.analytics.diagnosis.causes import NEXT_STEP, named
-from unskew.analytics.diagnosis.failslow import follow_run, follow_section, settled, thresholds
+from unskew.analytics.diagnosis.failslow import follow_replicas, follow_run, follow_section, settled, thresholds
 from unskew.analytics.diagnosis.flight_recorder import Standstill, explain
 from unskew.analytics.diagnosis.graph import GraphError
 from unskew.analytics.diagnosis.lost import ORDER, Lost, time_lost
@@ -34,6 +34,11 @@ from unskew.analytics.job_wide import JobWideOptions, judge
 from unskew.analytics.verdicts import devices
 from unskew.analytics.workload import work_of
 from unskew.collector.events import Verdict
+
+ONE_STAGE = (
+    "slow_device from the first iterations on, or slow and heavy alike: of one stage without document lengths, data that is "
+    "always heavy on a rank looks like a slow device"
+)
 
 Observability = Literal["chunks", "collectives", "flight recorder", "iterations", "nothing"]
 
@@ -102,7 +107,10 @@ def sections_of(log: RunLog) -> tuple[list[Section], tuple[Verdict, ...], list[s
             section = without_lengths(read_operations(log.operations))
         except ValueError as error:
             return [], (), [f"slow_device, long_sequences, stage_imbalance: {error}"]
-        return [section], follow_section(section, thresholds(log)), []
+        if len(section.stages) > 1:
+            return [section], follow_section(section, thresholds(log)), []
+        section, verdicts = follow_replicas(section, thresholds(log))
+        return [section], verdicts, [ONE_STAGE]
     followed = follow_run(log)
     sections, problems = [], []
     for epoch, plan in sorted(log.plans.items()):

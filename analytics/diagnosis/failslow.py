@@ -17,6 +17,8 @@ from unskew.analytics.plan import Hop, Plan, Role, Route
 from unskew.analytics.predictor import Chunk
 from unskew.analytics.retraining import Retraining, Seen, speeds_then
 from unskew.analytics.thresholds import EMULATED, SHARED_MACHINE, DetectorOptions
+from unskew.analytics.verdicts import devices
+from unskew.analytics.workers import judge_workers
 from unskew.analytics.workload import Work
 from unskew.collector.events import DeviceLost, Verdict, VerdictClosed
 
@@ -104,6 +106,33 @@ def follow_section(section: Section, options: DetectorOptions) -> tuple[Verdict,
         )  # fmt: skip
         said += detector.observe(committed, plan, AS_EXPECTED).verdicts
     return settled(said)
+
+
+def follow_replicas(section: Section, options: DetectorOptions) -> tuple[Section, tuple[Verdict, ...]]:
+    """A recording of one stage without lengths: a rank's forward and backward explain each other, so each rank's whole time is
+    compared with the other ranks' and with its own past (workers.py). In the section returned a rank that was named is expected
+    to take what it would take at its healthy speed."""
+    operations, work = section.recording.graph.operations, section.parts.work_us
+    mine = {rank: [i for of in section.cells.values() for i in of if operations[i].rank == rank] for rank in section.ranks}
+    times = np.stack([work[of].sum(axis=0) for of in mine.values()], axis=1)
+    said = settled(judge_workers(times, options, iterations=section.recording.iterations))
+    expected, found = section.expected_us.copy(), []
+    numbers = np.array(section.recording.iterations)
+    for verdict in said:
+        rank, speed = section.ranks[verdict.culprits[0].rank or 0], min(verdict.speed.values())
+        until = verdict.until_iteration
+        during = (numbers >= verdict.since_iteration) & (numbers < until if until is not None else True)
+        expected[np.ix_(mine[rank], during)] *= speed
+        found.append(
+            msgspec.structs.replace(
+                verdict,
+                culprits=devices([rank]),
+                victims=devices(set(section.ranks) - {rank}),
+                speed=dict.fromkeys(section.kinds, speed),
+                sentence=f"rank {rank} computes at {speed:.2f} of its healthy speed since iteration {verdict.since_iteration}",
+            )
+        )
+    return msgspec.structs.replace(section, expected_us=expected), tuple(found)
 
 
 def _plan(section: Section) -> Plan:
