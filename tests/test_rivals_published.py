@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -132,6 +133,19 @@ def test_long_documents_accuse_healthy_ranks_where_lengths_are_not_known_and_nob
     assert accused["traceml"]
     assert accused["traceml"] <= replica_0
     assert accused["unskew"] == set()
+
+
+def test_traceml_never_mixes_two_plans_in_its_window() -> None:
+    """Fifteen iterations under one plan, then fifteen under the next: twenty in a row under one plan there never were."""
+    method = METHODS["traceml"]()
+    said = [
+        method.observe(Observed(committed=msgspec.structs.replace(one, epoch=one.iteration // 15), plan=PLAN, cost=COST))
+        for one in uneven_batches(PLAN, 30, 1)
+    ]
+    assert all(outcome.verdicts == () for outcome in said)
+    later = [method.observe(Observed(committed=msgspec.structs.replace(one, iteration=30 + one.iteration, epoch=1), plan=PLAN,
+                                     cost=COST)) for one in uneven_batches(PLAN, 5, 3)]  # fmt: skip
+    assert later[-1].verdicts
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -2,7 +2,8 @@
 
 Over a window of iterations, per rank: wait = iteration time - its own compute. Impact = (median of the waits - the least) /
 mean iteration time: below 10 % nothing is said, from 10 % on a warning, from 20 % on it is critical. A kind of work is named
-as the cause only where its excess over the median rank covers 80 % of the excess wait. Sequence lengths do not enter.
+as the cause only where its excess over the median rank covers 80 % of the excess wait. Sequence lengths do not enter, nor who
+holds how many layers. It knows no change of plan; here the window begins anew at one, so that it never mixes two plans.
 """
 
 from __future__ import annotations
@@ -56,9 +57,14 @@ class Traceml:
         self._spent: deque[dict[int, dict[str, float]]] = deque(maxlen=self.options.window)
         self._iteration_us: deque[float] = deque(maxlen=self.options.window)
         self._names = Names(self.name)
+        self._epoch: int | None = None
 
     def observe(self, observed: Observed, probe: Probe | None = None) -> Outcome:  # noqa: ARG002  # it never validates
         committed = observed.committed
+        if committed.epoch != self._epoch:
+            self._epoch = committed.epoch
+            self._spent.clear()
+            self._iteration_us.clear()
         spent: dict[int, dict[str, float]] = {}
         for chunk in committed.chunks:
             own = spent.setdefault(chunk.rank, {})
