@@ -11,6 +11,9 @@ from unskew.dashboard.story import Change
 from unskew.dashboard.theme import card, chip, empty, escape, title
 from unskew.dashboard.wording import count, duration, signed_percent
 
+LEAST_RISK = 0.005
+"""A risk below this is left out: it would be shown as 0 %."""
+
 
 def show(snapshot: Snapshot) -> None:
     """Every open proposal with its buttons, else the newest decided one with its way so far."""
@@ -65,7 +68,7 @@ def facts(change: Change) -> str:
     life, risk = proposed.evidence.get("life_iterations"), proposed.evidence.get("risk")
     if life is not None:
         pairs.append(("gain lasts about", count(round(life), "iteration")))
-    if risk is not None:
+    if risk is not None and risk >= LEAST_RISK:
         pairs.append(("risk not repaid", f"{100 * risk:.0f} %"))
     return (
         '<div class="u-facts">' + "".join(f"<div><span>{name}</span><b>{value}</b></div>" for name, value in pairs) + "</div>"

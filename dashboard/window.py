@@ -53,7 +53,7 @@ def newest(iterations: Sequence[int], size: int | None) -> Window:
     """The last `size` iterations (None: all) and a few more, so that it begins at a round one and stands still for a while.
 
     >>> newest(range(1, 95), 60).first
-    30
+    35
     """
     begin = 0 if size is None else max(0, len(iterations) - size)
     step = label_step(len(iterations) - begin)

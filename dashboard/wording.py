@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from unskew.collector.events import Party
@@ -87,8 +88,12 @@ def speeds(speed: Mapping[str, float]) -> str:
 
 
 def device_kind(device: str) -> str:
-    """The kind at the head of a run's device, which may go on to say why it was chosen: "sleep: 8 ranks have only 2 cores"."""
-    return device.partition(":")[0]
+    """The kind at the head of a run's device, which may go on to say why it was chosen.
+
+    >>> device_kind("sleep: 8 ranks have only 2 cores"), device_kind("virtual, as asked")
+    ('sleep', 'virtual')
+    """
+    return re.split("[:,]", device)[0]
 
 
 CLOCKS = {
