@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import signal
@@ -54,8 +55,8 @@ _PRODUCER = """if True:
             os.pwrite(out, b"%012d" % flushed, 0)
 """
 _WORKS = {"collect": ("seal", "publish", "compaction"), "compact": ("compaction",), "rebuild": ("rebuild",)}
-_LOAD_ACTS = 40
-"""Under load a kill is aimed at one of the first so many acts of a part."""
+_LOAD_ACTS, _LOAD_S = 6, 5.0
+"""Under load a kill is aimed at one of the first so many acts of a part, and waited for so long."""
 
 
 def main(json: Path | None = None) -> None:
@@ -100,13 +101,14 @@ def killed(store: Store, kills: int, steps: Steps = silently) -> list[Figure]:
         produce()
     died = Counter[str]()
     for number in steps("kills of collectors and producers under load", range(kills)):
-        part = _WORKS["collect"][number // 2 % 3]
-        collector = store_kills.spawn(store, "collect", *([part, str(chance.randrange(1, _LOAD_ACTS))] if number % 2 else []))
+        part = _WORKS["collect"][number // 2 % 3] if number % 2 else ""
+        collector = store_kills.spawn(store, "collect", part, str(chance.randint(1, _LOAD_ACTS)))
         time.sleep(chance.uniform(0.3, 1.5))
         end_oldest()
         produce()
-        time.sleep(chance.uniform(0.0, 0.5))
-        died[part if collector.poll() is not None else "any moment"] += 1
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            collector.wait(_LOAD_S if part else chance.uniform(0.0, 0.5))
+        died[f"in {part}" if collector.poll() is not None else "at any moment"] += 1
         collector.kill()
         collector.communicate()
     while producers:
