@@ -25,6 +25,7 @@ from unskew.collector.check import check
 from unskew.collector.collecting import Collecting
 from unskew.collector.control_stream import ControlStream
 from unskew.collector.events import DeviceJoined, IterationCommitted, Note, RunStarted
+from unskew.collector.locks import is_held
 from unskew.collector.manifest import load
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.reader import open_store
@@ -38,7 +39,7 @@ FLIPS = 200
 PRODUCERS = 8
 RUN = "bench"
 _PRODUCER = """if True:
-    import os, sys
+    import os, sys, time
     from itertools import islice
     from pathlib import Path
     from unskew.benchmarks.store_producer import spans
@@ -53,6 +54,7 @@ _PRODUCER = """if True:
         if spool.hand_over(60.0):
             flushed += 50
             os.pwrite(out, b"%012d" % flushed, 0)
+        time.sleep(0.02)
 """
 _WORKS = {"collect": ("seal", "publish", "compaction"), "compact": ("compaction",), "rebuild": ("rebuild",)}
 _LOAD_ACTS, _LOAD_S = 6, 5.0
@@ -103,7 +105,9 @@ def killed(store: Store, kills: int, steps: Steps = silently) -> list[Figure]:
     for number in steps("kills of collectors and producers under load", range(kills)):
         part = _WORKS["collect"][number // 2 % 3] if number % 2 else ""
         collector = store_kills.spawn(store, "collect", part, str(chance.randint(1, _LOAD_ACTS)))
-        time.sleep(chance.uniform(0.3, 1.5))
+        while not is_held(store.lock("collector")) and collector.poll() is None:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0.1, 1.0))
         end_oldest()
         produce()
         with contextlib.suppress(subprocess.TimeoutExpired):
