@@ -26,6 +26,7 @@ from unskew.analytics.probing import Probe, ProbeOptions, measured, references, 
 from unskew.analytics.retraining import Retraining, RetrainingOptions, Seen, speeds_then
 from unskew.analytics.scheduler import Options, Proposal, State, propose
 from unskew.analytics.scoring import PlanTrial, score_plan, score_verdict
+from unskew.analytics.standby import Reading, believe
 from unskew.analytics.thresholds import DetectorOptions
 from unskew.collector.events import (
     AdaptationStarted,
@@ -34,6 +35,7 @@ from unskew.collector.events import (
     IterationJudged,
     Probed,
     Regrouped,
+    StandbyMeasured,
     Verdict,
     VerdictClosed,
 )
@@ -48,7 +50,7 @@ class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
     settle: int = 2
     score_over: int = 20
     probing: ProbeOptions = ProbeOptions()
-    scheduler: Options = Options(leave_below=0.0)
+    scheduler: Options = Options()
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +97,7 @@ class Adaptation:
         self._in_force: Plan | None = None
         self._references: dict[int, float] = {}
         self._probed_at: int | None = None
+        self._readings: dict[int, tuple[Reading, ...]] = {}
         self._faults: list[FaultInjected] = []
         self._verdicts: dict[int, Verdict] = {}
         self._hindsight: dict[int, Hindsight] = {}
@@ -184,6 +187,25 @@ class Adaptation:
         self._alive -= {suspect.rank}
         return self._take_verdicts(self.detector.lost(suspect, iteration), iteration)
 
+    def measured(self, rank: int, iteration: int, product_us: int, watermark: int) -> list[Control]:
+        """A rank that executes nothing has multiplied its matrix, asked in `iteration`; `watermark` iterations are judged."""
+        reference = self._references.get(rank)
+        slowdown = product_us / reference if reference else None
+        told = StandbyMeasured(
+            rank=rank,
+            iteration=iteration,
+            product_us=product_us,
+            slowdown=None if slowdown is None else round(slowdown, 4),
+            watermark=watermark,
+        )
+        if slowdown is None:
+            return [told]
+        readings = (*self._readings.get(rank, ()), Reading(iteration, slowdown))
+        judged = watermark - 1
+        self.detector.state, verdicts = believe(self.detector.state, rank, readings, judged, self.detector.options)
+        self._readings[rank] = () if verdicts else readings
+        return [told, *self._take_verdicts(verdicts, judged)]
+
     def injected(self, fault: FaultInjected) -> None:
         """The truth, for scoring verdicts."""
         self._faults.append(fault)
@@ -202,6 +224,7 @@ class Adaptation:
         """
         iteration = regrouped.iteration
         before, self._in_force = self._in_force, plan
+        self._readings = {rank: readings for rank, readings in self._readings.items() if rank not in plan.executors}
         if plan.epoch > 0:
             regroup_us = 1e6 * (regrouped.seconds - regrouped.migrate_seconds)
             self.site = msgspec.structs.replace(self.site, regroup_us=regroup_us)

@@ -74,6 +74,10 @@ def named_shapes(
         sizes_then = tuple(_layers_held(origin, ranks) for ranks in members)
         if all(sizes_then):
             yield "as at the start of the run", Shape(members, sizes_then, counts)
+    on_duty = tuple(tuple(rank for rank in ranks if rank in plan.role_of) for ranks in members)
+    held = tuple(_layers_held(plan, ranks) for ranks in on_duty)
+    if on_duty != members and all(sizes for ranks, sizes in zip(on_duty, held, strict=True) if ranks):
+        yield "as it is", Shape(on_duty, held, tuple(sum(r.replica == d for r in plan.routes) for d in range(len(on_duty))))
     by_speed = tuple(_layers_by_speed(plan, ranks, times) for ranks in members)
     yield "layers and micro-batches by speed", shape_from(plan, members, by_speed, times)
     kept = tuple(_layers_held(plan, ranks) or fresh for ranks, fresh in zip(members, by_speed, strict=True))
@@ -85,7 +89,7 @@ def named_shapes(
         yield "one partition for all replicas (ResiHP)", Shape(members, (sizes,) * len(members), even)
     for count in range(1, len(leavers) + 1):
         without = tuple(tuple(rank for rank in ranks if rank not in leavers[:count]) for ranks in members)
-        if any(without):
+        if _enough(without, members):
             layers = tuple(_layers_by_speed(plan, ranks, times) for ranks in without)
             yield f"without {', '.join(f'rank {rank}' for rank in leavers[:count])}", shape_from(plan, without, layers, times)
 
@@ -108,7 +112,8 @@ def joint_shape(
     except PlanError:
         return
     kept = [[stage for stage in range(len(ranks)) if found.layers[d, stage] > 0] for d, ranks in enumerate(members)]
-    if not may_leave and any(len(stages) < len(ranks) for stages, ranks in zip(kept, members, strict=True)):
+    leave = any(len(stages) < len(ranks) for stages, ranks in zip(kept, members, strict=True))
+    if leave and not (may_leave and _enough(kept, members)):
         return
     shape = Shape(
         members=tuple(tuple(ranks[stage] for stage in stages) for stages, ranks in zip(kept, members, strict=True)),
@@ -117,6 +122,11 @@ def joint_shape(
     )
     if sum(shape.micro_batches) == len(plan.routes):
         yield "joint planner", shape
+
+
+def _enough(left: Sequence[Sequence[int]], members: Sequence[Sequence[int]]) -> bool:
+    """Whether two replicas keep ranks, where two have some: with a single one the next death would take layers with it."""
+    return sum(map(bool, left)) >= min(2, sum(map(bool, members)))
 
 
 def _layers_by_speed(plan: Plan, ranks: Sequence[int], times: Mapping[int, RankTime]) -> tuple[int, ...]:

@@ -132,7 +132,8 @@ def _release(opened: _Open, plan: Plan) -> Released:
         ),
         transfers_us=tuple(transfer.us for transfer in transfers),
         collectives_us=_collectives_us(counted),
-        probes=tuple(span for span in counted if span.kind == "probe"),
+        # Ranks that execute nothing measure themselves beside the iterations; what they find comes by a control event.
+        probes=tuple(span for span in counted if span.kind == "probe" and span.rank in plan.executors),
         gpus=tuple(sorted(opened.gpus, key=lambda state: state.rank)),
     )
 

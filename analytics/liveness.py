@@ -3,7 +3,8 @@
 * dead: the process has ended;
 * frozen: it exists but sends no heartbeat, or the kernel says that it is stopped;
 * hung: heartbeats go on, progress does not, and what it does is its own work;
-* whoever waits for another is a victim and never accused, however long it waits.
+* whoever waits for another is a victim and never accused, however long it waits;
+* a rank on standby has no work: it is neither hung nor a victim, but it can be dead or frozen.
 
 A rank that is ready to run but given no core is none of these: that time, as the kernel counts it, does not count against it.
 Nor does the time that it has promised to a long phase (a compilation, a checkpoint, an evaluation).
@@ -16,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-Activity = Literal["compute", "recv", "send", "collective", "commit", "regroup", "idle"]
+Activity = Literal["compute", "recv", "send", "collective", "commit", "regroup", "idle", "standby"]
 WAITING = frozenset({"recv", "send", "collective", "commit", "regroup"})
 STOPPED = "T"
 
@@ -128,7 +129,7 @@ def _accuse(pulse: Pulse, options: LivenessOptions) -> tuple[Literal["exit", "hu
             "frozen",
             f"no heartbeat for {pulse.heartbeat_age_s:.2f} s while its process exists{_no_core(pulse.beat_starved_s)}",
         )
-    if pulse.activity not in WAITING and pulse.idle_s >= _patience_s(pulse, options):
+    if pulse.activity not in {*WAITING, "standby"} and pulse.idle_s >= _patience_s(pulse, options):
         broken = f" and the {pulse.promised_s:g} s it had promised are over" if pulse.promised_s else ""
         return (
             "hung",

@@ -118,6 +118,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def role_of(self) -> dict[int, Role]:
         return {role.rank: role for role in self.roles}
 
+    @cached_property
+    def executors(self) -> frozenset[int]:
+        """Ranks that execute something; a rank with a role may have none: then it is a spare copy of its layers."""
+        return frozenset(rank for route in self.routes for hop in route.hops for rank in hop.ranks)
+
     def holders(self, layer: int) -> tuple[int, ...]:
         """Ranks that hold `layer`, ascending: the gradient group of the layer."""
         return tuple(sorted(role.rank for role in self.roles if role.holds(layer, 1)))

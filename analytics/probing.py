@@ -32,13 +32,14 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`over`: iterations for which the doubt must have lasted; `again`: iterations until the next probe; `least_slowdown`: of
     the matrix product, from which a device is called slow; `most`: no more suspects than this share of the ranks are probed: a
-    job that is slow everywhere has another cause.
+    job that is slow everywhere has another cause; `standby_every`: iterations between two measurements of a rank on standby.
     """
 
     over: int = 8
     again: int = 50
     least_slowdown: float = 1.15
     most: float = 0.5
+    standby_every: int = 5
 
 
 def passes(ranks: Sequence[int]) -> tuple[tuple[Pair, ...], ...]:

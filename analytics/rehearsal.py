@@ -1,9 +1,9 @@
 """The deciding part of a recorded run, fed again from its log.
 
 What the live controller gave to `Adaptation` is in the log: its site and options (`AdaptationStarted`), the committed
-iterations, and, each with its watermark (how many iterations had been judged by then), the faults announced, the ranks lost and
-the plans issued and applied. The control stream is walked in its order; before an event with watermark w all iterations below
-w are observed.
+iterations, and, each with its watermark (how many iterations had been judged by then), the faults announced, the ranks lost,
+the measurements of ranks on standby, and the plans issued and applied. The control stream is walked in its order; before an
+event with watermark w all iterations below w are observed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from unskew.collector.events import (
     PlanProposed,
     Regrouped,
     RunFinished,
+    StandbyMeasured,
 )
 
 
@@ -117,6 +118,8 @@ class Rehearsal:
             self._lost = event
             suspect = Suspect(rank=event.rank, how=event.how, detail=event.detail, victims=event.victims)
             self.made += self.adaptation.lost(suspect, event.iteration or 0)
+        elif isinstance(event, StandbyMeasured):
+            self.made += self.adaptation.measured(event.rank, event.iteration, event.product_us, event.watermark)
         elif isinstance(event, PlanProposed) and not event.optional:
             self._recover(event)
         elif isinstance(event, PlanIssued):
@@ -168,6 +171,9 @@ def _answer(step: Step, iteration: int, plan: Plan) -> list[Event]:
     return [found.event("", verdict=step.verdict, reason=step.reason, at_iteration=iteration, old=plan)]
 
 
+_MARKED = (FaultInjected, DeviceLost, StandbyMeasured, PlanIssued, PlanApplied)
+
+
 def watermark_of(event: Control) -> int | None:
     """How many iterations had been judged when this came; None where an event does not say."""
-    return event.watermark if isinstance(event, (FaultInjected, DeviceLost, PlanIssued, PlanApplied)) else None
+    return event.watermark if isinstance(event, _MARKED) else None

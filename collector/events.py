@@ -329,6 +329,17 @@ class Probed(Control, frozen=True, kw_only=True, tag="probed@1"):
     cost_us: int
 
 
+class StandbyMeasured(Control, frozen=True, kw_only=True, tag="standby_measured@1"):
+    """A rank that executes nothing has measured itself: its matrix product's time, and that over the one when the run began
+    (None where there is none). `iteration`: the one the others were in when it was asked; `watermark` as in `DeviceLost`."""
+
+    rank: int
+    iteration: int
+    product_us: int
+    slowdown: float | None
+    watermark: int
+
+
 class DeviceLost(Control, frozen=True, kw_only=True, tag="device_lost@1"):
     """`how` is exit (the process ended), hung (no progress, heartbeats go on) or frozen (no heartbeats, process exists).
 
@@ -607,11 +618,10 @@ TELEMETRY: tuple[type[Telemetry], ...] = (
     SourceRecorded, CollectiveRecorded, GroupRecorded, GpuState, HostClock, Dropped,
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
-    RunStarted, RunFinished, DeviceJoined, Suspected, Probed, DeviceLost, Regrouped, FaultInjected, ModeChanged, Note,
-    CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored, Diagnosed, PlanProposed,
-    PlanApproved,
-    PlanRejected, PlanExpired, PlanKept, PlanIssued, PlanApplied, PlanFailed, PlanScored, AlertOpened, AlertClosed,
-    AlertDelivered,
+    RunStarted, RunFinished, DeviceJoined, Suspected, Probed, StandbyMeasured, DeviceLost, Regrouped, FaultInjected,
+    ModeChanged, Note, CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored, Diagnosed,
+    PlanProposed, PlanApproved, PlanRejected, PlanExpired, PlanKept, PlanIssued, PlanApplied, PlanFailed, PlanScored,
+    AlertOpened, AlertClosed, AlertDelivered,
 )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from unskew.runtime.protocol import (
     Forked,
     Hello,
     Kill,
+    Measure,
     Message,
     Prepare,
     Pulses,
@@ -113,8 +114,9 @@ class Agent:
             self._zygote.send(message)
         elif isinstance(message, EpochRecord):
             self._records = [message] if message.abort else [*self._records, message]
-            for channel in list(self._channels):
-                self._pass_on(channel, message)
+            self._pass_on_to_all(message)
+        elif isinstance(message, Measure):
+            self._pass_on_to_all(message)
         elif isinstance(message, Kill):
             self._zygote.send(message)
         elif isinstance(message, Stop):
@@ -137,6 +139,10 @@ class Agent:
         # A rank that connects after a record was sent gets it now.
         for record in self._records:
             self._pass_on(channel, record)
+
+    def _pass_on_to_all(self, message: Message) -> None:
+        for channel in list(self._channels):
+            self._pass_on(channel, message)
 
     def _pass_on(self, channel: Channel, message: Message) -> None:
         """To a rank; one that cannot be told is cut off, and ends itself."""

@@ -88,16 +88,33 @@ class _Waited:
         self.error: RuntimeError | None = None
 
 
+def arrive(store: Store, epoch: int, rank: int, phase: str = "") -> None:
+    """Tell the others, without connecting to them, that this rank has come to where they build their groups."""
+    store.set(f"epoch{epoch}{phase}/here/{rank}", "")
+
+
 class Comm:
     """The groups of one epoch: all its ranks, and the gradient groups that this rank belongs to.
 
     `groups` lists every gradient group of the plan in the same order on every rank; groups of one rank need no communication.
-    `stop` frees blocked calls here, and by closing, on the peers. It may be called from another thread, also while the groups
-    are still being built.
+    Where ranks hand their layers over and leave, an epoch has a `Comm` of another `phase` first: those are `awaited` before
+    the plan's own groups are built. `stop` frees blocked calls here, and by closing, on the peers. It may be called from
+    another thread, also while the groups are still being built.
     """
 
-    def __init__(self, store: Store, epoch: int, rank: int, members: Sequence[int], groups: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        epoch: int,
+        rank: int,
+        members: Sequence[int],
+        groups: Sequence[tuple[int, ...]],
+        *,
+        awaited: Sequence[int] = (),
+        phase: str = "",
+    ) -> None:
         self.epoch, self.rank, self.members = epoch, rank, tuple(members)
+        self._awaited, self._phase = tuple(awaited), phase
         self._before = _sockets()
         self._own: dict[int, str] | None = None
         self._waiter = _Waiter()
@@ -118,8 +135,8 @@ class Comm:
 
     def _meet(self, superseded: Callable[[], bool]) -> None:
         """Wait until all members have come: Gloo's own waiting for them could not be called off."""
-        self._store.set(f"epoch{self.epoch}/here/{self.rank}", "")
-        keys = [f"epoch{self.epoch}/here/{member}" for member in self.members]
+        arrive(self._store, self.epoch, self.rank, self._phase)
+        keys = [f"epoch{self.epoch}{self._phase}/here/{member}" for member in (*self.members, *self._awaited)]
         while not self._store.check(keys):
             self._go_on(superseded)
             time.sleep(_MEET_POLL_S)
@@ -132,7 +149,7 @@ class Comm:
         self._go_on(superseded)
         from torch.distributed import _dist2  # noqa: PLC0415  (costs 0.2 s; only ranks need it)
 
-        store = PrefixStore(f"epoch{self.epoch}/{name}", self._store)
+        store = PrefixStore(f"epoch{self.epoch}{self._phase}/{name}", self._store)
         group = _dist2._BACKENDS["gloo"](store, members.index(self.rank), len(members), _BUILD, torch.device("cpu"))
         group.set_timeout(WAIT)
         return group

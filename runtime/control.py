@@ -15,7 +15,18 @@ from contextlib import suppress
 
 from unskew.runtime.comm import Comm
 from unskew.runtime.progress import Progress
-from unskew.runtime.protocol import AGENT_SOCKET, BEAT_SOCKET, Beat, Channel, EpochRecord, Message, Seat, Stop, encode_beat
+from unskew.runtime.protocol import (
+    AGENT_SOCKET,
+    BEAT_SOCKET,
+    Beat,
+    Channel,
+    EpochRecord,
+    Measure,
+    Message,
+    Seat,
+    Stop,
+    encode_beat,
+)
 
 BEAT_S = 0.05
 
@@ -30,6 +41,7 @@ class Control:
         self._channel = Channel(sock)
         self._changed = threading.Condition()
         self._records: dict[int, EpochRecord] = {}
+        self._measure: Measure | None = None
         self._comm: Comm | None = None
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         threading.Thread(target=self._listen, name="control", daemon=True).start()
@@ -61,6 +73,28 @@ class Control:
                     return self._records[newest]
                 self._changed.wait()
 
+    def wait_on_standby(self, after: int) -> EpochRecord | Measure:
+        """Block until this rank is to be measured, or until the newest record is above `after` and gives it a part.
+
+        A record that a newer one has overtaken counts no more: its change was called off.
+        """
+        with self._changed:
+            while True:
+                newest = max(self._records, default=-1)
+                if newest > after and self._records[newest].names(self._seat.rank):
+                    self._measure = None
+                    return self._records[newest]
+                if self._measure is not None:
+                    order, self._measure = self._measure, None
+                    return order
+                self._changed.wait()
+
+    def order(self) -> Measure | None:
+        """What this rank was asked to measure and has not; without waiting."""
+        with self._changed:
+            order, self._measure = self._measure, None
+            return order
+
     def superseded(self, epoch: int) -> bool:
         """Whether a later record aborts what epoch `epoch` does."""
         with self._changed:
@@ -80,10 +114,18 @@ class Control:
                 self._comm.stop()
             self._changed.notify_all()
 
+    def _take_order(self, order: Measure) -> None:
+        if self._seat.rank in order.ranks:
+            with self._changed:
+                self._measure = order
+                self._changed.notify_all()
+
     def _listen(self) -> None:
         while (message := self._channel.receive()) is not None:
             if isinstance(message, EpochRecord):
                 self._take(message)
+            elif isinstance(message, Measure):
+                self._take_order(message)
             elif isinstance(message, Stop):
                 self._end(0)
         self._end(3)

@@ -48,6 +48,8 @@ from unskew.runtime.protocol import (
     Forked,
     Injected,
     Kill,
+    Measure,
+    Measured,
     Seat,
     Start,
 )
@@ -96,7 +98,7 @@ class Controller:
         self.membership.send(Start(seats=tuple(self.seats)))
         self.ledger.append(self.adaptation.started(), self._issued())
         self._issue(abort=True)
-        while not self.alive or not self.alive <= self.finished:
+        while not self._done():
             for message in self.membership.poll(_POLL_S):
                 self._take(message)
             self._keep_watch()
@@ -104,6 +106,11 @@ class Controller:
             self._read_commands()
             self.check_interrupt()
         self._drain()
+
+    def _done(self) -> bool:
+        """Whether every living rank of the plan in force has committed every iteration."""
+        working = self.alive.intersection(self.plans.in_force.ranks)
+        return bool(working) and working <= self.finished
 
     def _drain(self) -> None:
         """Everybody is done: judge what is still in the spools, and close what is open."""
@@ -141,6 +148,8 @@ class Controller:
             self.finished.add(message.rank)
         elif isinstance(message, Failed):
             self._failed(message)
+        elif isinstance(message, Measured) and message.rank not in self.plans.in_force.executors:
+            self.ledger.append(*self.adaptation.measured(message.rank, message.iteration, message.product_us, self.committed))
 
     def _failed(self, message: Failed) -> None:
         """A rank raised an error and is about to end. One alone is a device's death; two in one epoch share a cause."""
@@ -151,12 +160,14 @@ class Controller:
         self.failures[message.rank] = message
 
     def _lost(self, message: Exited) -> None:
-        """A rank's process has ended: log the cause, and reroute its work in the same breath."""
+        """A rank's process has ended: log the cause, and reroute its work in the same breath; on standby it had none."""
         rank = message.rank
         self.alive.discard(rank)
         self.finished.discard(rank)
         detail = self.failures[rank].detail if rank in self.failures else message.detail
-        suspect = self.watch.condemned(rank) or Suspect(rank=rank, how="exit", detail=detail, victims=tuple(sorted(self.alive)))
+        involved = self.plans.involved
+        victims = tuple(sorted(self.alive & involved)) if rank in involved else ()
+        suspect = self.watch.condemned(rank) or Suspect(rank=rank, how="exit", detail=detail, victims=victims)
         iteration = max(self.committed, self.membership.iteration_of(rank))
         lost = self.adaptation.lost(suspect, iteration)
         verdict = next((event.verdict for event in lost if isinstance(event, Verdict)), None)
@@ -173,8 +184,11 @@ class Controller:
             ),
             *lost,
             *self.desk.expire(f"rank {rank} was lost"),
-            *self._give_up(f"rank {rank} was lost"),
         ]
+        if rank not in involved:
+            self.ledger.append(*events)
+            return
+        events += self._give_up(f"rank {rank} was lost")
         if self.desk.mode == "observe":
             self.ledger.append(*events)
             raise RunFailed(f"rank {rank} was lost ({suspect.detail}) and mode observe changes nothing: the run stops")
@@ -225,10 +239,14 @@ class Controller:
         )
 
     def _issue(self, *, abort: bool, probe: Probe | None = None) -> None:
-        """Send the latest plan to the ranks, with what they are to measure when it begins."""
+        """Send the latest plan to the ranks, with who hands over and leaves, and what they are to measure when it begins."""
+        plan = self.plans.latest
+        leaving: set[int] = set()
         if abort:
-            self.watch.aborted(self.plans.latest.epoch)
-        self.membership.send(EpochRecord(plan=self.plans.latest, abort=abort, probe=probe))
+            self.watch.aborted(plan.epoch)
+        else:
+            leaving = self.alive.intersection(self.plans.in_force.ranks) - {*plan.ranks}
+        self.membership.send(EpochRecord(plan=plan, abort=abort, probe=probe, leaving=tuple(sorted(leaving))))
 
     def _entered(self, message: Entered) -> None:
         done = self.plans.entered(message, self.alive, self.committed)
@@ -293,6 +311,13 @@ class Controller:
             kept = PlanKept(epoch=plan.epoch, at_iteration=iteration, reason=step.reason, verdict=step.verdict)
             self.ledger.append(kept, *self.desk.expire(step.reason))
         self._apply_approved()
+        self._measure_standby()
+
+    def _measure_standby(self) -> None:
+        """Now and then the ranks that execute nothing measure themselves; it holds nobody up, so in every mode."""
+        idle = self.alive - self.plans.in_force.executors
+        if idle and self.plans.pending is None and self.committed % self.adaptation.options.probing.standby_every == 0:
+            self.membership.send(Measure(ranks=tuple(sorted(idle)), iteration=self.committed))
 
     def _issue_probe(self, probe: Probe, reason: str) -> None:
         """Measure suspects at the next boundary, under the same plan; it holds training up, so not in mode observe."""

@@ -26,6 +26,13 @@ class Injector:
             self._slow.remove(fault)
             self._announce(fault, iteration)
 
+    def on_standby(self, iteration: int) -> None:
+        """Called when a rank without a role learns how far the others are: what was due by now happens now."""
+        self.begin(iteration)
+        for fault in self._faults:
+            if fault.at <= iteration:
+                self._carry_out(fault, iteration)
+
     def before_action(self, iteration: int, index: int, n_actions: int) -> None:
         """Called before each chunk; the moment within the iteration is random, from (seed, rank)."""
         for fault in self._faults:

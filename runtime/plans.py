@@ -51,6 +51,16 @@ class Plans:
         return self.latest.epoch + 1
 
     @property
+    def in_force(self) -> Plan:
+        """What every living member of it has acted on last."""
+        return self._in_force
+
+    @property
+    def involved(self) -> frozenset[int]:
+        """Ranks with a role in the plan in force or in the one under way; a living rank beside them is on standby."""
+        return frozenset((*self._in_force.ranks, *(self.pending.plan.ranks if self.pending else ())))
+
+    @property
     def base(self) -> Plan:
         """What a recovery starts from: the plan in force, or a recovery that was already under way.
 

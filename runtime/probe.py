@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import torch
 
 from unskew.analytics.probing import Probe, passes
@@ -21,15 +23,17 @@ def run_probe(probe: Probe, rank: int, iteration: int, *, device: Device, comm: 
     """This rank's part. Raises `PeerLost`."""
     if rank not in probe.ranks:
         return
-    _products(probe.repeats, iteration, device, recorder)
+    product_us(probe.repeats, iteration, device, recorder)
     if device.torch_device.type == "cuda" and (state := gpu_state(rank, device.torch_device.index, iteration)):
         recorder.add(state)
     if not device.carries_time:  # a logical clock does not know what a transfer takes
         _transfers(probe, rank, device, comm, recorder)
 
 
-def _products(repeats: int, iteration: int, device: Device, recorder: Recorder) -> None:
+def product_us(repeats: int, iteration: int, device: Device, recorder: Recorder) -> int:
+    """The median time of the matrix product, each repetition recorded."""
     matrix = torch.full((SIZE, SIZE), 0.5, device=device.torch_device)
+    times = []
     for _ in range(repeats):
         chunk = ChunkOf("F", iteration, 1, False, _WORK, device.now_us())
         timing = device.run(chunk, lambda: matrix @ matrix)[1]()
@@ -42,6 +46,8 @@ def _products(repeats: int, iteration: int, device: Device, recorder: Recorder) 
                 runq_us=timing.runq_us,
             )
         )
+        times.append(timing.compute_us)
+    return int(median(times))
 
 
 def _transfers(probe: Probe, rank: int, device: Device, comm: Comm, recorder: Recorder) -> None:

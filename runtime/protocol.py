@@ -96,12 +96,33 @@ class Exited(Message, frozen=True, kw_only=True):
 class EpochRecord(Message, frozen=True, kw_only=True):
     """A plan, and when it begins: `abort` = at once (a member is gone), else at the commit boundary that the vote finds.
 
-    `probe`: what is measured at that boundary, before training goes on.
+    `probe`: what is measured at that boundary, before training goes on. `leaving`: ranks of the plan before that have no role
+    in this one; they hand their layers over and go on standby.
     """
 
     plan: Plan
     abort: bool
     probe: Probe | None = None
+    leaving: tuple[int, ...] = ()
+
+    def names(self, rank: int) -> bool:
+        """Whether the rank has a part in this change."""
+        return rank in self.plan.role_of or rank in self.leaving
+
+
+class Measure(Message, frozen=True, kw_only=True):
+    """To ranks that execute nothing: measure yourselves, while the others train; `iteration` is the one they are in."""
+
+    ranks: tuple[int, ...]
+    iteration: int
+
+
+class Measured(Message, frozen=True, kw_only=True):
+    """From a rank that executes nothing: the time of its matrix product by its device's clock, when asked in `iteration`."""
+
+    rank: int
+    iteration: int
+    product_us: int
 
 
 class Entered(Message, frozen=True, kw_only=True):
@@ -187,7 +208,7 @@ class Pulses(Message, frozen=True, kw_only=True):
 
 AnyMessage = (
     Hello | Prepare | Ready | Start | Stop | Kill | Forked | Exited | EpochRecord
-    | Entered | Injected | Broken | Failed | Finished | Pulses
+    | Entered | Injected | Broken | Failed | Finished | Pulses | Measure | Measured
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)

@@ -1,8 +1,9 @@
-"""A rank: iterate, commit, change plan, recover.
+"""A rank: iterate, commit, change plan, recover, stand by.
 
 The main thread runs this; side threads (control.py) beat its heart and bring epoch records. Any broken communication leads to
 one place, `_recover`: stop the groups, wait for the record that names the survivors, regroup in the same process, settle, go
-on.
+on. A rank without a role is on standby: a living process outside the groups and the vote, measured when asked, until a plan
+gives it a role again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from unskew.collector.events import IterationCommitted, MicroBatchPacked
 from unskew.collector.paths import Store
 from unskew.collector.spool import SpoolWriter
 from unskew.runtime.batch import Batch
-from unskew.runtime.comm import Comm, PeerLost
+from unskew.runtime.comm import Comm, PeerLost, arrive
 from unskew.runtime.commit import Outcome, Standing, Vote, settle, vote
 from unskew.runtime.control import Control
 from unskew.runtime.corpus import Corpus
@@ -35,9 +36,9 @@ from unskew.runtime.injection import Injector
 from unskew.runtime.layers import HeldLayer
 from unskew.runtime.migrate import LayersLost, exchange_holdings, execute_moves, plan_moves
 from unskew.runtime.model import ModelSize
-from unskew.runtime.probe import run_probe
+from unskew.runtime.probe import product_us, run_probe
 from unskew.runtime.progress import Progress
-from unskew.runtime.protocol import Broken, Entered, EpochRecord, Failed, Finished, Injected, Seat
+from unskew.runtime.protocol import Broken, Entered, EpochRecord, Failed, Finished, Injected, Measure, Measured, Seat
 from unskew.runtime.recorder import Recorder
 
 
@@ -84,7 +85,6 @@ class Rank:
         self.outcome: Outcome | None = None
         self.batch: Batch | None = None
         self.begun_us = self.voted_us = 0
-        self.began_ns = 0
 
     def run(self) -> None:
         self._recover(after=-1)
@@ -92,7 +92,9 @@ class Rank:
         self._probe(Probe(ranks=(self.seat.rank,)))
         while True:
             try:
-                if self.stepped < self.options.iterations:
+                if self.on_standby:
+                    self._stand_by()
+                elif self.stepped < self.options.iterations:
                     self._iterate()
                 else:
                     self.control.send(Finished(rank=self.seat.rank))
@@ -103,10 +105,39 @@ class Rank:
                 self.control.send(Broken(rank=self.seat.rank, epoch=epoch, detail=str(lost)))
                 self._recover(after=epoch)
 
+    @property
+    def on_standby(self) -> bool:
+        """Whether the plan it acts on has no role for it."""
+        return self.seat.rank not in self.plan.role_of
+
+    def _stand_by(self) -> None:
+        """Wait to be measured, or for a change of plan that gives this rank a part."""
+        with self.progress.waiting("standby"):
+            order = self.control.wait_on_standby(self.plan.epoch)
+        if isinstance(order, EpochRecord):
+            self._change_plan(order)
+        else:
+            self._measure(order)
+
+    def _measure(self, order: Measure) -> None:
+        """This device's matrix product, of a rank that executes nothing: nobody waits for it."""
+        if self.on_standby:
+            # A plan without this rank has committed: nobody will ask for its copies any more.
+            self.layers = {}
+        self.progress.iteration = order.iteration
+        self.recorder.begin(self.plan, order.iteration, 0)
+        self.injector.on_standby(order.iteration)
+        with self.progress.promising(PROBE_S):
+            us = product_us(Probe(ranks=()).repeats, order.iteration, self.device, self.recorder)
+        self.control.send(Measured(rank=self.seat.rank, iteration=order.iteration, product_us=us))
+        self.spool.hand_over(0.0)
+
     def _iterate(self) -> None:
         """One attempt at iteration `stepped`, its commit, and the change of plan when the vote calls for one."""
         comm = self._connected()
         iteration, self.attempt = self.stepped, self.attempt + 1
+        if self.seat.rank not in self.plan.executors and (order := self.control.order()) is not None:
+            self._measure(order)
         self.progress.iteration = iteration
         self.injector.begin(iteration)
         self.recorder.begin(self.plan, iteration, self.attempt)
@@ -190,11 +221,9 @@ class Rank:
         self.spool.hand_over(0.0)
 
     def _change_plan(self, record: EpochRecord) -> None:
-        """An optional change at a commit boundary: same members, new groups, layers move; then what is to be measured."""
-        self.recorder.begin(record.plan, self.stepped, 0)
+        """A change that nobody's death asked for: new groups, layers move; then what is to be measured."""
         with self.progress.waiting("regroup"):
-            self._regroup(record.plan)
-            self._migrate(record.plan)
+            self._enter(record)
         if record.probe is not None:
             self._probe(record.probe)
 
@@ -203,17 +232,21 @@ class Rank:
             run_probe(probe, self.seat.rank, self.stepped, device=self.device, comm=self._connected(), recorder=self.recorder)
 
     def _recover(self, after: int) -> None:
-        """Groups are broken (or not there yet): wait for the record that says who is left, and settle with them."""
+        """Groups are broken (or not there yet): wait for the record that says who is left, and settle with them.
+
+        One that has no part for this rank ends its coming back: it stays on standby.
+        """
         if self.comm is not None:
             self.comm.stop()
         with self.progress.waiting("regroup"):
             while True:
-                plan = self.control.wait_for_abort(after).plan
-                after = plan.epoch
+                record = self.control.wait_for_abort(after)
+                after = record.plan.epoch
+                if not record.names(self.seat.rank):
+                    self.plan = record.plan
+                    return
                 try:
-                    self._regroup(plan)
-                    self._settle()
-                    self._migrate(plan)
+                    self._enter(record)
                 except PeerLost as lost:
                     print(f"rank {self.seat.rank}: epoch {after} broke while regrouping: {lost}", file=sys.stderr)
                     self._connected().stop()
@@ -221,32 +254,74 @@ class Rank:
                 else:
                     return
 
-    def _regroup(self, plan: Plan) -> None:
-        start_us, self.began_ns = self.device.now_us(), time.monotonic_ns()
-        before = self.comm
-        self.comm = Comm(self.store, plan.epoch, self.seat.rank, plan.ranks, [ranks for ranks, _ in plan.gradient_groups])
-        self.control.use(self.comm)
-        self.comm.build(lambda: self.control.superseded(plan.epoch))
+    def _enter(self, record: EpochRecord) -> None:
+        """Meet, settle, move layers, act on the plan: the one way into any plan. Raises `PeerLost`.
+
+        Where ranks leave, groups of all ranks of both plans come first. Who leaves then only says that it is through with
+        these: until all have, nobody closes them, for a closed socket would be taken for a loss.
+        """
+        plan, leaving = record.plan, record.leaving
+        start_us, began_ns = self.device.now_us(), time.monotonic_ns()
+        groups = [ranks for ranks, _ in plan.gradient_groups]
+        if leaving:
+            members = sorted({*plan.ranks, *leaving})
+            self._connect(Comm(self.store, plan.epoch, self.seat.rank, members, (), phase="/handover"))
+        else:
+            self._connect(Comm(self.store, plan.epoch, self.seat.rank, plan.ranks, groups))
+        self._settle()
+        self.recorder.regroup(plan, self.stepped, start_us)
+        started = time.monotonic()
+        received = self._migrate(plan)
+        migrate_s = time.monotonic() - started
+        if self.seat.rank in leaving:
+            arrive(self.store, plan.epoch, self.seat.rank)
+            return
+        if leaving:
+            start_us = self.device.now_us()
+            self._connect(Comm(self.store, plan.epoch, self.seat.rank, plan.ranks, groups, awaited=leaving))
+            self.recorder.regroup(plan, self.stepped, start_us)
+        self.control.send(
+            Entered(
+                rank=self.seat.rank,
+                epoch=plan.epoch,
+                iteration=self.stepped,
+                began_ns=began_ns,
+                at_ns=time.monotonic_ns(),
+                migrate_s=migrate_s,
+                moved_bytes=received,
+            )
+        )
+
+    def _connect(self, comm: Comm) -> None:
+        before, self.comm = self.comm, comm
+        self.control.use(comm)
+        comm.build(lambda: self.control.superseded(comm.epoch))
         # Only now: a member that is still reading the old groups' last vote would take a closed socket for a loss.
         if before is not None and before.built:
             before.stop()
-        self.recorder.regroup(plan, self.stepped, start_us)
 
     def _settle(self) -> None:
+        """Agree on what is committed; what others have committed without a rank on standby it takes as done."""
         settled = settle(self._connected(), Standing(stepped=self.stepped, attempt=self.attempt, outcome=self.outcome))
         if self.stepped < settled.committed and settled.outcome is not None:
             self.outcome = settled.outcome
-            self._step(settled.outcome, settled=True)
+            if self.on_standby:
+                self.stepped = settled.committed
+                self.device.advance_to(settled.outcome.clock_us)
+            else:
+                self._step(settled.outcome, settled=True)
         self.attempt = settled.attempt - 1
 
-    def _migrate(self, plan: Plan) -> None:
-        """Bring what the plan asks this rank to hold, then act on the plan."""
+    def _migrate(self, plan: Plan) -> int:
+        """Bring what the plan asks this rank to hold, then act on the plan; the bytes that came.
+
+        A rank that leaves keeps its copies: a death before the plan is in force brings the old one back.
+        """
         comm = self._connected()
-        start_us, started = self.device.now_us(), time.monotonic()
-        role = plan.role_of[self.seat.rank]
+        start_us = self.device.now_us()
         current = exchange_holdings(comm, plan.n_layers, self.layers, self.stepped)
         moves = plan_moves(plan, current if self.stepped else dict.fromkeys(plan.ranks, range(plan.n_layers)))
-        for number in role.layers:
+        for number in plan.role_of[self.seat.rank].layers if self.seat.rank in plan.role_of else ():
             if number not in self.layers or self.layers[number].steps != self.stepped:
                 self.layers[number] = HeldLayer(
                     self.size, number, seed=self.options.seed, dtype=self.dtype, device=self.device.torch_device
@@ -254,17 +329,7 @@ class Rank:
         received = execute_moves(comm, moves, self.layers, self.stepped)
         self.plan = plan
         self.recorder.migrate(plan, self.stepped, start_us, received)
-        self.control.send(
-            Entered(
-                rank=self.seat.rank,
-                epoch=plan.epoch,
-                iteration=self.stepped,
-                began_ns=self.began_ns,
-                at_ns=time.monotonic_ns(),
-                migrate_s=time.monotonic() - started,
-                moved_bytes=received,
-            )
-        )
+        return received
 
     def _announce(self, fault: FaultSpec, iteration: int) -> None:
         self.control.send(Injected(fault=fault, iteration=iteration))

@@ -85,6 +85,8 @@ SCENARIOS = {
     ),
     "the last one is silent": ([pulse(3, beat=3.9)], [(3, "frozen", ())], "no heartbeat"),
     "agent not heard": ([pulse(0), pulse(1, at=NOW_S - 3, beat=0.0, stalled=50)], [], "agent is not heard"),
+    "on standby for minutes": ([pulse(0, alive=False), pulse(1, "standby", stalled=300)], [(0, "exit", ())], "rank 0 exit"),
+    "silent on standby": ([pulse(0), pulse(1, "standby", beat=3.6)], [(1, "frozen", ())], "no heartbeat"),
     "not begun yet": ([pulse(0, "idle", stalled=12), pulse(1, "regroup", stalled=12)], [], "everybody waits"),
     "never begins": ([pulse(0, "idle", stalled=31), pulse(1, "regroup", stalled=31)], [(0, "hung", (1,))], "idle"),
     "two culprits, each with its own victims": (

@@ -55,6 +55,12 @@ def _(event: ev.Probed) -> Sentence:
 
 
 @say.register
+def _(event: ev.StandbyMeasured) -> Sentence:
+    found = "could not be compared" if event.slowdown is None else f"takes {event.slowdown:.2f} times its healthy time"
+    return Sentence("standby", f"rank {event.rank}, measured on standby, {found}", "quiet")
+
+
+@say.register
 def _(event: ev.DeviceLost) -> Sentence:
     how = {"exit": "is dead", "hung": "hangs", "frozen": "is frozen"}[event.how]
     return Sentence("lost", f"rank {event.rank} {how}{because(event.detail)}", "bad")
