@@ -148,7 +148,9 @@ def synthetic_job(setting: Setting, seed: int, noise: Noise, lengths: Floats, fa
     kind = np.array([action.kind for action in schedule.order])
     chunk_us = chunk_us * devices.T[rank]
     for name in ("F", "B"):
-        chunk_us[kind == name] *= chunk_factors(noise, random, name, (int((kind == name).sum()), n))
+        # By chunk, not by place in the schedule: another order of the same work meets the same noise.
+        mine = sorted(np.flatnonzero(kind == name), key=lambda i: (schedule.order[i].micro_batch, schedule.order[i].hop))
+        chunk_us[mine] *= chunk_factors(noise, random, name, (len(mine), n))
     fault = None
     if factor is not None:
         at = int(random.integers(PROTECTED, n - PROTECTED))
