@@ -58,7 +58,11 @@ class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, rows=tuple(row for row in self.rows if row.iteration < iteration))
 
     def score(self) -> PlanScored:
-        """The mean effect, `baseline - measured`, with its 95 % interval; void with fewer than 10 iterations or no old plan."""
+        """The mean effect, `baseline - measured`, with its 95 % interval; void with fewer than 10 iterations or no old plan.
+
+        The interval also covers the effect with the baseline corrected by what the predictor is off for the plan in force: who
+        is wrong about the plan that runs is not to be trusted about the one that does not.
+        """
         if self.n < LEAST_ITERATIONS:
             return self.void(f"only {self.n} iterations, at least {LEAST_ITERATIONS} are needed")
         means = msgspec.structs.replace(
@@ -69,9 +73,18 @@ class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
         baseline_us = [row.baseline_us for row in self.rows if row.baseline_us is not None]
         if len(baseline_us) < self.n:
             return means
-        effects = [(was - row.measured_us) / 1e6 for was, row in zip(baseline_us, self.rows, strict=True)]
+        measured_us = [row.measured_us for row in self.rows]
+        off = fmean(measured_us) / fmean(row.predicted_us for row in self.rows)
+        effects, corrected = (
+            [(scale * was - took) / 1e6 for was, took in zip(baseline_us, measured_us, strict=True)] for scale in (1.0, off)
+        )
+        lows, highs = zip(interval(effects), interval(corrected), strict=True)
         return msgspec.structs.replace(
-            means, void=None, baseline_s=fmean(baseline_us) / 1e6, effect_s=fmean(effects), interval_s=interval(effects)
+            means,
+            void=None,
+            baseline_s=fmean(baseline_us) / 1e6,
+            effect_s=fmean(effects),
+            interval_s=(min(lows), max(highs)),
         )
 
     def void(self, why: str) -> PlanScored:

@@ -1,5 +1,6 @@
 """What a plan was worth on the very batches that ran, and verdicts against injected truth."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -49,6 +50,15 @@ def test_the_effect_is_measured_on_the_very_batches_and_without_the_cost_of_chan
     assert scored.interval_s is not None
     assert scored.interval_s[0] < np.mean(truth) < scored.interval_s[1]
     assert scored.baseline_s - scored.measured_s == pytest.approx(scored.effect_s)
+
+
+def test_a_predictor_that_is_wrong_about_the_plan_in_force_widens_the_interval() -> None:
+    """The machine is half again as fast as believed, under either plan: two thirds of the effect that is stated are there."""
+    grown, truth = trial(25)
+    rows = tuple(msgspec.structs.replace(row, measured_us=row.measured_us / 1.5) for row in grown.rows)
+    scored = score_plan(msgspec.structs.replace(grown, rows=rows))
+    assert scored.effect_s > 2 * np.mean(truth) / 1.5
+    assert scored.interval_s[0] < np.mean(truth) / 1.5 < scored.effect_s <= scored.interval_s[1]
 
 
 def test_an_iteration_of_another_epoch_does_not_count() -> None:
