@@ -60,7 +60,7 @@ def iteration_s(run: Run, first: int, end: int) -> float:
 
 
 def test_a_slow_rank_stands_by_and_comes_back_when_it_is_healthy(tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, f"{SLOW},until=22", base=LONG_CHUNKS, **LAYOUT)
+    run = train(tmp_path, f"{SLOW},until=32", base=LONG_CHUNKS, **LAYOUT)
     assert_exact(run, undisturbed)
     assert run.same_process == {0, 1, 2, 3}
     (_, whole), (left, without), (back, again) = plans(run)
@@ -72,8 +72,8 @@ def test_a_slow_rank_stands_by_and_comes_back_when_it_is_healthy(tmp_path: Path,
     assert iteration_s(run, back, 60) == pytest.approx(iteration_s(undisturbed, back, 60), rel=0.02)
     measured = {event.iteration: event.slowdown for event in run.of(StandbyMeasured)}
     assert all(rank == 1 for rank in {event.rank for event in run.of(StandbyMeasured)})
-    assert measured == {at: pytest.approx(6 if at < 22 else 1, rel=0.01) for at in measured}
-    assert {event.until_iteration for event in run.of(VerdictClosed)} == {25}
+    assert measured == {at: pytest.approx(6 if at < 32 else 1, rel=0.01) for at in measured}
+    assert {event.until_iteration for event in run.of(VerdictClosed)} == {35}
     assert not any(span.rank == 1 and left <= span.iteration < back for span in run.of(Span) if span.kind in {"F", "B"})
     assert {event.rank for event in run.of(IterationCommitted) if left <= event.iteration < back} == {0, 2, 3}
     with open_store(run.store) as reader:
@@ -94,8 +94,8 @@ def test_the_only_holder_of_layers_hands_them_over_before_it_stands_by(tmp_path:
 def test_nothing_is_redone_when_a_rank_is_lost_on_standby(
     fault: str, how: str, device: str, tmp_path: Path, undisturbed: Run
 ) -> None:
-    iterations = 36 if device == "sleep" else LAYOUT["iterations"]
-    run = train(tmp_path, SLOW, f"{fault}:rank=1,at=20", base=LONG_CHUNKS, device=device, layers=4, iterations=iterations)
+    at, iterations = (20, 36) if device == "sleep" else (30, LAYOUT["iterations"])
+    run = train(tmp_path, SLOW, f"{fault}:rank=1,at={at}", base=LONG_CHUNKS, device=device, layers=4, iterations=iterations)
     assert_exact(run, undisturbed)
     (lost,) = run.of(DeviceLost)
     assert (lost.rank, lost.how, lost.victims) == (1, how, ())
@@ -105,10 +105,10 @@ def test_nothing_is_redone_when_a_rank_is_lost_on_standby(
 
 
 def test_a_rank_on_standby_is_the_spare_of_one_that_dies(tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, f"{SLOW},until=21", "kill:rank=2,at=20", base=LONG_CHUNKS, **LAYOUT)
+    run = train(tmp_path, f"{SLOW},until=31", "kill:rank=2,at=30", base=LONG_CHUNKS, **LAYOUT)
     assert_exact(run, undisturbed)
     _, (_, without), (died, two), *_, (back, last) = plans(run)
-    assert (died, without, two, last) == (20, (0, 2, 3), (0, 3), (0, 1, 3))
+    assert (died, without, two, last) == (30, (0, 2, 3), (0, 3), (0, 1, 3))
     assert iteration_s(run, back, 60) < 0.9 * iteration_s(run, died + 1, back)
 
 
