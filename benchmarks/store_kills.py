@@ -21,7 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from unskew.collector.collecting import compact_all
+from unskew.collector.maintenance import maintaining
 from unskew.collector.paths import Store
+from unskew.collector.rebuild import rebuild
 
 PARTS = {
     ("sealing", "seal_next"): "seal",
@@ -81,9 +84,9 @@ def _do(root: str, work: str, part: str = "", number: str = "0") -> None:
     if work == "collect":
         _collect(root)
     else:
-        from unskew.cli import app  # noqa: PLC0415 - the collector need not load it
-
-        app(["store", work, "--store", root], standalone_mode=False)
+        store = Store(Path(root))
+        with maintaining(store):
+            {"compact": compact_all, "rebuild": rebuild}[work](store)
     print(json.dumps(counted))
 
 

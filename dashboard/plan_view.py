@@ -7,7 +7,7 @@ bars show the plan in force and a proposed one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import streamlit as st
@@ -77,8 +77,10 @@ def _was(role: Role, load: int, old: Role | None, old_load: int) -> str:
     return ", ".join(was)
 
 
-def draw(plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Mapping[int, Role]) -> str:
-    """The bars as HTML."""
+def draw(
+    plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Mapping[int, Role], standby: Sequence[int] = ()
+) -> str:
+    """The bars as HTML, and the ranks that live without a part in the plan."""
     rows = []
     homes = Counter(route.replica for route in plan.routes)
     for replica, row in places(plan, before, speeds, lost).items():
@@ -88,6 +90,13 @@ def draw(plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Map
         facts = "<br>".join([f"{homes[replica]} mb", *without])
         name = f'replica {replica}<br><span class="u-muted">{facts}</span>'
         rows.append(f'<div class="u-replica">{name}</div><div class="u-bar">{blocks}</div>')
+    if standby:
+        ranks = "".join(
+            f'<div class="u-block u-slow"><b>rank {rank}{_slow(speeds.get(rank))}</b>'
+            '<span class="u-sub">0 layers · no vote · measured</span></div>'
+            for rank in standby
+        )
+        rows.append(f'<div class="u-replica">on standby</div><div class="u-bar">{ranks}</div>')
     step = max(1, -(-plan.n_layers // 32))
     ruler = "".join(f"<span>{layer if layer % step == 0 else ''}</span>" for layer in range(plan.n_layers))
     head = f'<div class="u-replica u-muted">layer</div><div class="u-ruler">{ruler}</div>'
@@ -98,7 +107,7 @@ def _block(place: Place, n_layers: int) -> str:
     """One range of layers of a rank; a rank that a micro-batch passes more than once has several."""
     role = place.role
     layers = ", ".join(f"{first}–{first + held - 1}" if held > 1 else str(first) for first, held in role.ranges)
-    state = "dead" if place.dead else (f"speed {place.speed:.2f}" if place.speed is not None and place.speed < 0.995 else "")
+    state = "dead" if place.dead else _slow(place.speed).removeprefix(" · ")
     look = "u-dead" if place.dead else ("u-slow" if state else "")
     look += " u-changed" if place.was else ""
     work = "its micro-batches go elsewhere" if place.dead else f"{place.micro_batches} mb"
@@ -113,6 +122,16 @@ def _block(place: Place, n_layers: int) -> str:
         f"<b>rank {role.rank}{' · ' + state if state else ''}</b>"
         f'<span class="u-sub">{count(n_layers, "layer")} · {escape(work)}</span>{was}</div>'
     )
+
+
+def _slow(speed: float | None) -> str:
+    return f" · speed {speed:.2f}" if speed is not None and speed < 0.995 else ""
+
+
+def standby_of(story: Story, plan: Plan, lost: Mapping[int, Role]) -> list[int]:
+    """Living ranks that had a part in some plan of the run and have none in this one."""
+    ranks = {role.rank for applied in story.plans for role in Plan.from_data(applied.plan).roles}
+    return sorted(ranks - plan.role_of.keys() - lost.keys())
 
 
 def speeds_of(story: Story) -> dict[int, float]:
@@ -150,7 +169,8 @@ def show(snapshot: Snapshot) -> None:
         reason = f": {applied.reason}" if applied.reason else ""
         title(f"Plan {applied.epoch}: who holds what", f"since iteration {applied.iteration}{reason} · mb = micro-batches")
         plan, speeds, lost = Plan.from_data(applied.plan), speeds_of(story), lost_of(story)
-        st.html(draw(plan, previous(story, applied.epoch), speeds, lost))
+        st.html(draw(plan, previous(story, applied.epoch), speeds, lost, standby_of(story, plan, lost)))
         for change in story.open_changes:
             title(f"Plan {change.proposed.epoch} as proposed", f"by {change.proposed.proposal}, against plan {applied.epoch}")
-            st.html(draw(Plan.from_data(change.proposed.plan), plan, speeds, lost))
+            proposed = Plan.from_data(change.proposed.plan)
+            st.html(draw(proposed, plan, speeds, lost, standby_of(story, proposed, lost)))

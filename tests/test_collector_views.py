@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import UnionType
 from typing import Literal, get_args, get_origin
 
 import msgspec
@@ -63,7 +64,7 @@ def telemetry() -> Iterator[tuple[int, ev.Telemetry]]:
 
 def filled(kind: type[ev.Event]) -> ev.Event:
     """An event with the least that its required fields take."""
-    least: dict[object, object] = {int: 0, float: 0.5, bool: False, str: "x", dict: {}}
+    least: dict[object, object] = {int: 0, float: 0.5, bool: False, str: "x", dict: {}, UnionType: None}
     values: dict[str, object] = {"type": ev.tag_of(kind)}
     for field in msgspec.structs.fields(kind):
         origin = get_origin(field.type) or field.type
