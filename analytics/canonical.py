@@ -39,7 +39,7 @@ def canonical_lists(plan: Plan) -> dict[int, list[Action]] | None:
         way = [hop.rank for hop in routes[0].hops]
         ranks = list(dict.fromkeys(way))
         passes = len(way) // len(ranks)
-        if plan.schedule == "1f1b" and passes == 1:
+        if plan.schedule == "1f1b" and way == ranks:
             lists.update({rank: _one_f_one_b(routes, d, len(ranks)) for d, rank in enumerate(ranks)})
         elif plan.schedule == "zb-v" and way == [*ranks, *reversed(ranks)]:
             lists.update({rank: _zb_v(routes, d, len(ranks)) for d, rank in enumerate(ranks)})
