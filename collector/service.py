@@ -30,6 +30,7 @@ IDLE_S = 5.0
 BUSY_RETRY_S = 5.0
 ALERTS_S = 5.0
 """How often it is looked whether the alerts' process is wanted: there are rules, and none is at it."""
+ENDING = {signal.SIGTERM, signal.SIGINT}
 NICENESS = 10
 """Training goes first where ranks and collector share cores. It keeps a share, though: a spool that grew would slow readers."""
 
@@ -84,15 +85,13 @@ def serve(store: Store, idle_s: float) -> None:
     from unskew.collector.alert_service import start_alerts  # noqa: PLC0415
     from unskew.collector.collecting import Collecting  # noqa: PLC0415
 
-    ending = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # taken by sigtimedwait alone, so that no step is cut
     _tell_trouble(store, None)
     collecting = Collecting(store)
     busy_s, wait_s, said = time.monotonic(), 0.0, ""
     alerts, next_alerts_s = set[int](), time.monotonic()
     try:
         while True:
-            asked_to_end = signal.sigtimedwait(ending, wait_s) is not None or is_held(store.maintenance)
+            asked_to_end = signal.sigtimedwait(ENDING, wait_s) is not None or is_held(store.maintenance)
             busy, wait_s, said = _step(store, collecting, said)
             if not _any_lives(alerts) and time.monotonic() >= next_alerts_s:
                 next_alerts_s = time.monotonic() + ALERTS_S
@@ -130,6 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         store = Store.locate(options.store)
         make_folder(store.root)
+        # Taken by `serve` between steps alone: whoever sees the lock held may ask for an end, and no step is cut.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         lock = hold(store.lock("collector"), wait_s=0.0)
         if lock is None:
             return 0
