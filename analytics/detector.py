@@ -177,9 +177,10 @@ def lose(state: State, suspect: Suspect, iteration: int, options: DetectorOption
 
 def doubted(state: State, options: DetectorOptions, over: int = 8) -> dict[int, float]:
     """Ranks that are slower than their own past and prediction, and are not accused because peers or mates are as well: rank ->
-    median own excess (log) over the last `over` iterations, where it is as much as is named. A probe can tell."""
+    median own excess (log) over the last `over` iterations, where it is as much as is named. A probe can tell where
+    `options.probes`, elsewhere nobody is doubted."""
     tracks = state.tracks
-    if len(tracks.recent) < over or ALL not in tracks.kinds:
+    if not options.probes or len(tracks.recent) < over or ALL not in tracks.kinds:
         return {}
     own = np.stack([seen.excess[0, :, tracks.kinds.index(ALL)] for seen in tracks.recent[-over:]])
     known = np.flatnonzero(~np.isnan(own).any(axis=0)).tolist()

@@ -17,7 +17,8 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     known (`own_past` iterations). `slack`: the part of it that a test forgives in each iteration, but at least
     `slack_sigmas` of the noise; the noise itself is learned and is never taken for less than `sigma_floor`.
     `false_alarms_per_device_day` and `iterations_per_day` (when iterations are no shorter than two seconds) set the
-    thresholds of the tests. `links`: whether slow links are named too. Counts are iterations.
+    thresholds of the tests. `links`: whether slow links are named too. `probes`: whether a probe may decide where the evidence
+    is not enough. Counts are iterations.
     """
 
     least_slowdown: float = 1.07
@@ -29,6 +30,7 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     iterations_per_day: int = 43_200
     least_iterations: int = 4
     links: bool = True
+    probes: bool = True
     window: int = 32
     own_past: int = 20
     noise_gain: float = 0.1
@@ -71,7 +73,9 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
 EMULATED = DetectorOptions(least_slowdown=1.15, slack=0.5, sigma_floor=0.06, links=False)
 """For sleeping and virtual devices: their ranks share a few cores, which lengthens some sleeps for some iterations."""
 
-SHARED_MACHINE = DetectorOptions(least_slowdown=1.25, slack=0.5, sigma_floor=0.1, least_iterations=12, links=False)
-"""For real CPU cores: ranks share caches, power and execution units with whatever else runs on the machine. With the
-thresholds of emulated devices healthy ranks were accused that really were 1.2 to 1.5 times slower for five to seven
-iterations; what is named here has to last for twelve."""
+SHARED_MACHINE = DetectorOptions(
+    least_slowdown=1.4, least_slowdown_young=1.4, slack=0.5, sigma_floor=0.1, least_iterations=16, links=False, probes=False
+)
+"""For real CPU cores: ranks share caches, power and execution units with whatever else runs on the machine and beside it.
+Healthy ranks really were 1.2 to 1.5 times slower for five to fifteen iterations, time without a core taken out, and a probe's
+product took 0.6 to 1.7 times as long as when the run began."""
