@@ -7,6 +7,7 @@ iteration's timeline; the window and the measure are kept in the address.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -26,6 +27,8 @@ RATIO, MILLISECONDS, WAIT = "Relative", "Milliseconds", "Wait share"
 MARK_ROWS = ("fault", "verdict", "plan")
 SYMBOLS = {"fault": "diamond", "verdict": "triangle", "plan": "circle"}
 MARK_HEIGHT, GAP = 17, 8
+CROWDED = 0.1
+"""A label takes this part of the width."""
 COLUMNS, CELLS = 400, 40_000
 """More iterations than fit are shown several to a column: the browser draws no more cells than these."""
 LOWEST, HIGHEST, ROW = 192, 480, 24
@@ -213,6 +216,9 @@ def _scale(data: pl.DataFrame, measure: str, height: int) -> dict[str, Any]:
 
 
 def _mark_series(kind: str, rows: list[str], shown: list[Mark], window: Window, grain: int) -> dict[str, Any]:
+    at = [window.position(mark.iteration) for mark in shown]
+    # A label that the next mark would cover stands on the other side.
+    crowded = [after - before < CROWDED * len(window.iterations) for before, after in pairwise(at)] + [False]
     return {
         "type": "scatter", "name": kind, "xAxisIndex": 1, "yAxisIndex": 1, "symbol": SYMBOLS[kind], "symbolSize": 10,
         "itemStyle": {"color": MARK_COLOURS[kind], "opacity": 1}, "tooltip": {"formatter": "{b}"},
@@ -221,9 +227,10 @@ def _mark_series(kind: str, rows: list[str], shown: list[Mark], window: Window, 
         "data": [
             {
                 "name": f"iteration {mark.iteration}: {mark.text}",
-                "value": [window.position(mark.iteration) // grain, rows.index(kind), mark.short],
+                "value": [position // grain, rows.index(kind), mark.short],
+                "label": {"position": "left" if left else "right"},
             }
-            for mark in shown
+            for mark, position, left in zip(shown, at, crowded, strict=True)
         ],
     }  # fmt: skip
 
