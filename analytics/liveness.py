@@ -59,7 +59,8 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LivenessOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. `hung_s` holds until chunk times are known (see `learned`); `start_s` is for a rank that has not begun (idle).
+    """Seconds. `hung_s` holds until chunk times are known (see `learned`); `start_s` is for a rank that has not
+    begun (idle), also for its silence.
 
     A pulse older than `stale_s` says nothing: its agent is not heard. A stopped process is known by its state, after
     `stopped_s`. Where the kernel does not tell for how long a thread had no core, nobody is named before `blind_s`: at load
@@ -124,7 +125,9 @@ def _accuse(pulse: Pulse, options: LivenessOptions) -> tuple[Literal["exit", "hu
         return "exit", pulse.exit_detail or "its process has ended"
     if pulse.process_state == STOPPED and pulse.heartbeat_age_s >= options.stopped_s:
         return "frozen", f"its process is stopped, no heartbeat for {pulse.heartbeat_age_s:.2f} s"
-    if pulse.silent_s >= max(options.frozen_s, options.blind_s if pulse.beat_starved_s is None else 0.0):
+    # A process that has only been born beats for the first time when it has loaded what it needs.
+    silence_s = options.start_s if pulse.activity == "idle" else options.frozen_s
+    if pulse.silent_s >= max(silence_s, options.blind_s if pulse.beat_starved_s is None else 0.0):
         return (
             "frozen",
             f"no heartbeat for {pulse.heartbeat_age_s:.2f} s while its process exists{_no_core(pulse.beat_starved_s)}",

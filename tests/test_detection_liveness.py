@@ -49,6 +49,12 @@ SCENARIOS = {
         [],
         "make progress",
     ),
+    "born, and not yet loaded": ([pulse(0), pulse(1, "idle", stalled=2, beat=2)], [], "make progress"),
+    "born, and silent for half a minute": (
+        [pulse(0), pulse(1, "idle", stalled=31, beat=31)],
+        [(1, "frozen", ())],
+        "no heartbeat",
+    ),
     "silent for want of a core": ([pulse(0), pulse(1, beat=4, beat_starved=3.5)], [], "make progress"),
     "the kernel does not tell who had a core": (
         [pulse(0, stalled=2, starved=None), pulse(1, beat=2, beat_starved=None)],
