@@ -7,6 +7,7 @@ iteration's timeline; the window and the measure are kept in the address.
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -218,7 +219,7 @@ def _scale(data: pl.DataFrame, measure: str, height: int) -> dict[str, Any]:
 def _mark_series(kind: str, rows: list[str], shown: list[Mark], window: Window, grain: int) -> dict[str, Any]:
     at = [window.position(mark.iteration) for mark in shown]
     # A label that the next mark would cover stands on the other side.
-    crowded = [after - before < CROWDED * len(window.iterations) for before, after in pairwise(at)] + [False]
+    crowded = [after - before < CROWDED * len(window.iterations) for before, after in pairwise([*at, math.inf])]
     return {
         "type": "scatter", "name": kind, "xAxisIndex": 1, "yAxisIndex": 1, "symbol": SYMBOLS[kind], "symbolSize": 10,
         "itemStyle": {"color": MARK_COLOURS[kind], "opacity": 1}, "tooltip": {"formatter": "{b}"},
