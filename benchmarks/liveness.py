@@ -13,7 +13,7 @@ import numpy as np
 
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench, Ran, perform
-from unskew.collector.events import DeviceLost, Heartbeat, Suspected
+from unskew.collector.events import DeviceLost, FaultInjected, Heartbeat, Suspected
 from unskew.collector.paths import Store
 from unskew.collector.reader import open_store
 from unskew.runtime.options import RunOptions, cores
@@ -56,15 +56,13 @@ def figures(
 
 
 def _delay_s(run: Ran, rank: int) -> float | None:
-    """From the announcement of the fault (by the rank, just before it happens) to the controller's name for it, as logged."""
-    query = "select min(at_us) from events where run = $run and rank = $rank and starts_with(type, $type)"
+    """From the announcement of the fault (by the rank's clock, just before it happens) to the controller's name for it, as
+    logged."""
+    query = "select min(at_us) from events where run = $run and rank = $rank and (type ^@ 'suspected' or type ^@ 'device_lost')"
     with open_store(Store.locate(run.options.store)) as reader:
-        injected, *named = (
-            reader.sql(query, {"run": run.summary.run_id, "rank": rank, "type": kind}).item()
-            for kind in ("fault_injected", "suspected", "device_lost")
-        )
-    named_us = min((at for at in named if at is not None), default=None)
-    return None if injected is None or named_us is None else (named_us - injected) / 1e6
+        named_us = reader.sql(query, {"run": run.summary.run_id, "rank": rank}).item()
+    announced_us = next((fault.announced_us for fault in run.of(FaultInjected) if fault.rank == rank), None)
+    return None if announced_us is None or named_us is None else (named_us - announced_us) / 1e6
 
 
 def _quiet(bench: Bench, options: RunOptions, seconds: float, where: str) -> list[Figure]:

@@ -368,7 +368,10 @@ class Regrouped(Control, frozen=True, kw_only=True, tag="regrouped@1"):
 
 
 class FaultInjected(Control, frozen=True, kw_only=True, tag="fault_injected@1"):
-    """The truth that verdicts are scored against; `until_iteration` None = to the end; `watermark` as in `DeviceLost`."""
+    """The truth that verdicts are scored against; `until_iteration` None = to the end; `watermark` as in `DeviceLost`.
+
+    `announced_us`: the rank's wall clock when it was about to carry it out.
+    """
 
     kind: Literal["slow", "kill", "hang", "freeze"]
     rank: int
@@ -376,6 +379,7 @@ class FaultInjected(Control, frozen=True, kw_only=True, tag="fault_injected@1"):
     until_iteration: int | None = None
     factor: float | None = None
     phase: str | None = None
+    announced_us: int | None = None
     watermark: int | None = None
 
 

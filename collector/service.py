@@ -99,10 +99,10 @@ def serve(store: Store, idle_s: float) -> None:
                     alerts.add(pid)
             if busy:
                 busy_s = time.monotonic()
-            if asked_to_end or (not busy and time.monotonic() - busy_s > idle_s):
+            left_s = busy_s + idle_s - time.monotonic()
+            if asked_to_end or (not busy and left_s <= 0):
                 return
-            if collecting.behind:
-                wait_s = 0.0
+            wait_s = 0.0 if collecting.behind else min(wait_s, max(left_s, 0.0))
     finally:
         collecting.close()
 

@@ -139,7 +139,7 @@ class Controller:
         elif isinstance(message, Entered):
             self._entered(message)
         elif isinstance(message, Injected):
-            event = msgspec.structs.replace(message.fault.event(), watermark=self.committed)
+            event = msgspec.structs.replace(message.fault.event(), announced_us=message.at_us, watermark=self.committed)
             self.adaptation.injected(event)
             self.ledger.append(event)
         elif isinstance(message, Broken):

@@ -141,10 +141,11 @@ class Entered(Message, frozen=True, kw_only=True):
 
 
 class Injected(Message, frozen=True, kw_only=True):
-    """From a rank: it is about to carry out a fault, in this iteration."""
+    """From a rank: it is about to carry out a fault, in this iteration; `at_us` by the wall clock."""
 
     fault: FaultSpec
     iteration: int
+    at_us: int
 
 
 class Broken(Message, frozen=True, kw_only=True):

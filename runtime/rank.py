@@ -332,7 +332,7 @@ class Rank:
         return received
 
     def _announce(self, fault: FaultSpec, iteration: int) -> None:
-        self.control.send(Injected(fault=fault, iteration=iteration))
+        self.control.send(Injected(fault=fault, iteration=iteration, at_us=time.time_ns() // 1000))
 
     def _connected(self) -> Comm:
         if self.comm is None:

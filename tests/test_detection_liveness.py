@@ -56,6 +56,16 @@ SCENARIOS = {
         "no heartbeat",
     ),
     "silent for want of a core": ([pulse(0), pulse(1, beat=4, beat_starved=3.5)], [], "make progress"),
+    "silent for 43 s, of which the count of the time without a core lacks a little": (
+        [pulse(0, stalled=43.3, starved=42.3), pulse(1, beat=43.3, beat_starved=42.5)],
+        [],
+        "make progress",
+    ),
+    "silent, and without a core for part of it": (
+        [pulse(0), pulse(1, beat=4, beat_starved=2)],
+        [(1, "frozen", ())],
+        "without a core for 2.00 s",
+    ),
     "the kernel does not tell who had a core": (
         [pulse(0, stalled=2, starved=None), pulse(1, beat=2, beat_starved=None)],
         [],
