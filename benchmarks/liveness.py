@@ -11,58 +11,74 @@ from statistics import median
 import msgspec
 import numpy as np
 
+from unskew.benchmarks.exits import ExitWatch
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import Bench, Ran, perform
-from unskew.collector.events import DeviceLost, FaultInjected, Heartbeat, Suspected
+from unskew.benchmarks.runs import Bench, perform
+from unskew.collector.events import DeviceJoined, DeviceLost, Event, FaultInjected, Heartbeat, Suspected
 from unskew.collector.paths import Store
 from unskew.collector.reader import open_store
 from unskew.runtime.options import RunOptions, cores
 
 BUSY = RunOptions(device="real", pp=4, dp=4, layers=8, micro_batches=16, dim=64, heads=2, tokens=256, iterations=30)
 """Real maths on every rank: most are ready to run and have no core most of the time."""
-CASES = tuple((kind, rank) for rank in (2, 7, 13) for kind in ("kill", "hang", "freeze"))
+RANKS = (2, 7, 13)
 BARS_S = {"kill": 0.05, "hang": 1.0, "freeze": 1.0}
 HOW = {"kill": "exit", "hang": "hung", "freeze": "frozen"}
 QUIET_S = 1200.0
 _PART = 200
 
 
-def figures(
-    bench: Bench, cases: Sequence[tuple[str, int]] = CASES, options: RunOptions = BUSY, quiet_s: float = QUIET_S
-) -> list[Figure]:
+def figures(bench: Bench, ranks: Sequence[int] = RANKS, options: RunOptions = BUSY, quiet_s: float = QUIET_S) -> list[Figure]:
     """Each kind of loss in turn; then the same job without any, again and again until `quiet_s` have passed."""
-    runs = [
-        (kind, rank, bench.run(options, f"{kind}:rank={rank},at={10 + rank}"))
-        for kind, rank in bench.steps("kill, hang, freeze, busy ranks", cases)
-    ]
-    where = f"{options.ranks} busy ranks on {cores()} cores"
     found = []
+    where = f"{options.ranks} busy ranks on {cores()} cores"
     for kind, bar_s in BARS_S.items():
-        of_kind = [(rank, run) for name, rank, run in runs if name == kind]
-        delays = [delay for rank, run in of_kind if (delay := _delay_s(run, rank)) is not None]
-        longest_s = max(delays) if delays and len(delays) == len(of_kind) else None
-        told = sum([(lost.rank, lost.how) for lost in run.of(DeviceLost)] == [(rank, HOW[kind])] for rank, run in of_kind)
+        cases = [_case(bench, options, kind, rank) for rank in bench.steps(f"{kind}, busy ranks", ranks)]
+        delays = [case.delay_s for case in cases if case.delay_s is not None]
+        longest_s = max(delays) if len(delays) == len(cases) else None
+        since = "exit" if kind == "kill" else kind
+        told = sum(case.named == [(rank, HOW[kind])] for rank, case in zip(ranks, cases, strict=True))
+        announced = median([case.since_announced_s for case in cases if case.since_announced_s is not None] or [nan])
+        also = f"; from the signal, before the kernel has taken the process down, {announced:.3f} s" if kind == "kill" else ""
         found += [
             figure(
-                f"liveness: from the {kind} to its name, longest", longest_s, "s",
+                f"liveness: from the {since} to its name, longest", longest_s, "s",
                 bar=bar_s, better="lower",
-                note=f"median {median(delays or [nan]):.3f} s of {len(delays)} named of {len(of_kind)}; {where}",
+                note=f"median {median(delays or [nan]):.3f} s of {len(delays)} named of {len(cases)}{also}; {where}",
             ),
             figure(
-                f"liveness: {kind} told from the others, and nobody else named", told, "", bar=len(of_kind), better="higher",
+                f"liveness: {kind} told from the others, and nobody else named", told, "", bar=len(cases), better="higher",
             ),
         ]  # fmt: skip
     return [*found, *_quiet(bench, options, quiet_s, where)]
 
 
-def _delay_s(run: Ran, rank: int) -> float | None:
-    """From the announcement of the fault (by the rank's clock, just before it happens) to the controller's name for it, as
-    logged."""
+class _Case(msgspec.Struct, frozen=True):
+    """Who was named lost and how; seconds from the loss to its name, and from its announcement by the rank, as logged."""
+
+    named: list[tuple[int, str]]
+    delay_s: float | None
+    since_announced_s: float | None
+
+
+def _case(bench: Bench, options: RunOptions, kind: str, rank: int) -> _Case:
+    watches: list[ExitWatch] = []
+
+    def watch(_: Store, event: Event) -> None:
+        if kind == "kill" and isinstance(event, DeviceJoined) and event.rank == rank:
+            watches.append(ExitWatch(event.pid))
+
+    run = bench.run(options, f"{kind}:rank={rank},at={10 + rank}", watch=watch)
     query = "select min(at_us) from events where run = $run and rank = $rank and (type ^@ 'suspected' or type ^@ 'device_lost')"
     with open_store(Store.locate(run.options.store)) as reader:
         named_us = reader.sql(query, {"run": run.summary.run_id, "rank": rank}).item()
     announced_us = next((fault.announced_us for fault in run.of(FaultInjected) if fault.rank == rank), None)
-    return None if announced_us is None or named_us is None else (named_us - announced_us) / 1e6
+    since_us = next((one.ended_us() for one in watches), announced_us)
+    return _Case(
+        named=[(lost.rank, lost.how) for lost in run.of(DeviceLost)],
+        delay_s=None if named_us is None or since_us is None else (named_us - since_us) / 1e6,
+        since_announced_s=None if named_us is None or announced_us is None else (named_us - announced_us) / 1e6,
+    )
 
 
 def _quiet(bench: Bench, options: RunOptions, seconds: float, where: str) -> list[Figure]:

@@ -92,9 +92,9 @@ def _do(root: str, work: str, part: str = "", number: str = "0") -> None:
 
 def _collect(root: str) -> None:
     """The collector in a hurry: small files, and everything at once."""
-    from unskew.collector import collecting, compaction, projecting, sealing, service  # noqa: PLC0415
+    from unskew.collector import background, collecting, compaction, projecting, sealing, service  # noqa: PLC0415
 
-    service.NICENESS = 0  # it must come to the acts at which it is to die, whatever else runs
+    background.NICENESS = 0  # it must come to the acts at which it is to die, whatever else runs
     compaction.MANY = 2
     service.STEP_S, collecting.COMPACT_S, sealing.SEAL_BYTES, projecting.PUBLISH_S = 0.05, 0.5, 1_200_000, 0.2
     service.main(["--store", root, "--idle-s", "0.2"])

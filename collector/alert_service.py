@@ -6,7 +6,6 @@ It asks every PERIOD_S, reads the rules again when their file changes, and ends 
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import time
@@ -15,12 +14,11 @@ from pathlib import Path
 
 from unskew.collector.alert_rules import load_rules, rules_file
 from unskew.collector.alerting import Alerting, Change
-from unskew.collector.background import start_in_background
+from unskew.collector.background import stand_back, start_in_background
 from unskew.collector.locks import is_held
 from unskew.collector.paths import Store, StoreError
 
 PERIOD_S = 2.0
-NICENESS = 5
 
 
 def start_alerts(store: Store) -> int | None:
@@ -73,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m unskew.collector.alert_service", description="The alerts of one store.")
     parser.add_argument("--store", required=True, help="folder of the store")
     store = Store.locate(parser.parse_args(arguments).store)
-    os.nice(NICENESS)
+    stand_back()
     try:
         serve(store, rules_file(store), over=lambda: not is_held(store.lock("collector")))
     except StoreError as error:

@@ -1,11 +1,17 @@
-"""Starting a process of the store's that outlives the one that starts it."""
+"""Processes of the store that outlive the one that starts them, and stand back for those that train."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from pathlib import Path
 
 from unskew.collector.paths import Store
+
+NICENESS = 10
+"""Training goes first where ranks and these processes share cores. They keep a share, though: a spool that grew would slow
+readers."""
 
 
 def start_in_background(store: Store, module: str, log: str) -> int:
@@ -26,3 +32,12 @@ def start_in_background(store: Store, module: str, log: str) -> int:
         setsid=True,
         setsigmask=(),
     )
+
+
+def stand_back() -> None:
+    """Let this process, begun by `start_in_background`, give way to others."""
+    os.nice(NICENESS)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # its waking pushes nobody aside
+    # Where the kernel shares cores among sessions first, niceness counts within one's own alone: this is the session's.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(NICENESS))

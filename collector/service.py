@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unskew.collector.background import start_in_background
+from unskew.collector.background import stand_back, start_in_background
 from unskew.collector.locks import hold, is_held
 from unskew.collector.paths import Store, StoreError, make_folder
 
@@ -31,8 +31,6 @@ BUSY_RETRY_S = 5.0
 ALERTS_S = 5.0
 """How often it is looked whether the alerts' process is wanted: there are rules, and none is at it."""
 ENDING = {signal.SIGTERM, signal.SIGINT}
-NICENESS = 10
-"""Training goes first where ranks and collector share cores. It keeps a share, though: a spool that grew would slow readers."""
 
 _started: set[int] = set()
 
@@ -134,8 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lock = hold(store.lock("collector"), wait_s=0.0)
         if lock is None:
             return 0
-        os.nice(NICENESS)
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # its waking does not push a rank aside
+        stand_back()
         with lock:
             serve(store, options.idle_s)
     except StoreError as error:

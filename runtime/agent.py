@@ -21,6 +21,7 @@ from unskew.collector.events import Heartbeat, HostClock
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.service import ensure_collector
 from unskew.collector.spool import SpoolWriter
+from unskew.runtime.processes import answer_at_once
 from unskew.runtime.protocol import (
     AGENT_SOCKET,
     BEAT_SOCKET,
@@ -229,7 +230,8 @@ def _compared(node: str, least_us: int, most_us: int) -> HostClock:
 def _start_zygote() -> tuple[subprocess.Popen[bytes], Channel]:
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "unskew.runtime.zygote", str(theirs.fileno())]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    # A session of its own: where the kernel shares cores among sessions, the ranks' load is not the agent's.
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
     theirs.close()
     return process, Channel(ours)
 
@@ -241,6 +243,7 @@ def _send(channel: Channel, message: Message) -> None:
 
 def main() -> None:
     """``python -m unskew.runtime.agent HOST PORT NODE FOLDER``, the secret in $UNSKEW_SECRET."""
+    answer_at_once()
     host, port, node, folder = sys.argv[1:]
     sock = socket.create_connection((host, int(port)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

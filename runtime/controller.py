@@ -37,6 +37,7 @@ from unskew.runtime.ledger import Ledger
 from unskew.runtime.membership import Membership
 from unskew.runtime.options import RunOptions
 from unskew.runtime.plans import Plans
+from unskew.runtime.processes import answer_soon
 from unskew.runtime.protocol import (
     AnyMessage,
     Broken,
@@ -95,6 +96,7 @@ class Controller:
 
     def run(self) -> None:
         """Until every living rank has committed every iteration. Raises `RunFailed`."""
+        answer_soon()
         self.membership.send(Start(seats=tuple(self.seats)))
         self.ledger.append(self.adaptation.started(), self._issued())
         self._issue(abort=True)
@@ -160,18 +162,18 @@ class Controller:
         self.failures[message.rank] = message
 
     def _lost(self, message: Exited) -> None:
-        """A rank's process has ended: log the cause, and reroute its work in the same breath; on standby it had none."""
+        """A rank's process has ended: name it, then reroute its work; on standby it had none."""
         rank = message.rank
         self.alive.discard(rank)
         self.finished.discard(rank)
         detail = self.failures[rank].detail if rank in self.failures else message.detail
-        involved = self.plans.involved
-        victims = tuple(sorted(self.alive & involved)) if rank in involved else ()
+        involved = rank in self.plans.involved
+        victims = tuple(sorted(self.alive & self.plans.involved)) if involved else ()
         suspect = self.watch.condemned(rank) or Suspect(rank=rank, how="exit", detail=detail, victims=victims)
         iteration = max(self.committed, self.membership.iteration_of(rank))
         lost = self.adaptation.lost(suspect, iteration)
         verdict = next((event.verdict for event in lost if isinstance(event, Verdict)), None)
-        events: list[Control] = [
+        self.ledger.append(
             DeviceLost(
                 device=self._seat(rank).device_id,
                 rank=rank,
@@ -184,18 +186,15 @@ class Controller:
             ),
             *lost,
             *self.desk.expire(f"rank {rank} was lost"),
-        ]
-        if rank not in involved:
-            self.ledger.append(*events)
+            *(self._give_up(f"rank {rank} was lost") if involved else ()),
+        )
+        if not involved:
             return
-        events += self._give_up(f"rank {rank} was lost")
         if self.desk.mode == "observe":
-            self.ledger.append(*events)
             raise RunFailed(f"rank {rank} was lost ({suspect.detail}) and mode observe changes nothing: the run stops")
         try:
             plan = recover(self.plans.base, {rank}, self.plans.next_epoch)
         except PlanError as error:
-            self.ledger.append(*events)
             raise RunFailed(str(error)) from error
         recovery = self.desk.recovery(
             plan,
@@ -213,7 +212,7 @@ class Controller:
             asked_ns=message.at_ns,
             old=None,
         )
-        self.ledger.append(*events, *recovery, self._issued())
+        self.ledger.append(*recovery, self._issued())
         self._issue(abort=True)
 
     def _seat(self, rank: int) -> Seat:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -92,3 +93,38 @@ def test_with_the_collector_down_verdicts_come_and_afterwards_nothing_is_lost_or
     for writer in writers:
         assert (writer["first"], writer["last"] - writer["first"] + 1) == ("@" in writer["writer"], writer["n"])
     assert not list(run.store.spool(run.id).glob("*/*.jsonl"))
+
+
+def slices(call: str) -> list[tuple[int, str]]:
+    """(policy, slice) of a thread that made the call, and of its child."""
+    told = "print(os.sched_getscheduler(0), next((x.split()[-1] for x in open('/proc/self/sched') if 'se.slice' in x), ''))"
+    code = (
+        f"import os, sys; from unskew.runtime.processes import *; {call}; os.fork() and os.wait(); {told}; sys.stdout.flush()"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    # The child is waited for, so it speaks first.
+    child, parent = (line.partition(" ") for line in said.splitlines())
+    return [(int(policy), length) for policy, _, length in (parent, child)]
+
+
+def test_who_listens_runs_soon_and_what_it_starts_does_not_inherit_it() -> None:
+    (policy, length), child = slices("answer_soon()")
+    if not length or not kernel_has_slices():
+        pytest.skip("this kernel knows no slices of different length")
+    assert (policy & ~os.SCHED_RESET_ON_FORK, length) == (os.SCHED_OTHER, "100000")
+    assert child[0] == os.SCHED_OTHER
+    assert int(child[1]) > 100_000
+
+
+def test_who_reports_deaths_runs_at_once_where_it_may() -> None:
+    (policy, _), child = slices("answer_at_once()")
+    may = subprocess.run(
+        [sys.executable, "-c", "import os; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))"], check=False
+    )
+    assert policy & ~os.SCHED_RESET_ON_FORK == (os.SCHED_RR if may.returncode == 0 else os.SCHED_OTHER)
+    assert child[0] == os.SCHED_OTHER
+
+
+def kernel_has_slices() -> bool:
+    major, minor = (int(part) for part in os.uname().release.split(".")[:2])
+    return (major, minor) >= (6, 12)
