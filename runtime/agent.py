@@ -21,7 +21,7 @@ from unskew.collector.events import Heartbeat, HostClock
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.service import ensure_collector
 from unskew.collector.spool import SpoolWriter
-from unskew.runtime.processes import answer_at_once
+from unskew.runtime.priority import answer_at_once
 from unskew.runtime.protocol import (
     AGENT_SOCKET,
     BEAT_SOCKET,

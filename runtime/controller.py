@@ -37,7 +37,7 @@ from unskew.runtime.ledger import Ledger
 from unskew.runtime.membership import Membership
 from unskew.runtime.options import RunOptions
 from unskew.runtime.plans import Plans
-from unskew.runtime.processes import answer_soon
+from unskew.runtime.priority import answer_soon
 from unskew.runtime.protocol import (
     AnyMessage,
     Broken,

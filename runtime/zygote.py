@@ -20,7 +20,8 @@ import torch._dynamo  # the first AdamW imports it: a second of work, better onc
 
 from unskew.runtime.corpus import Corpus, CorpusError, load_corpus
 from unskew.runtime.nvml import gpu_models
-from unskew.runtime.processes import answer_at_once, die_with_parent, exit_detail
+from unskew.runtime.priority import answer_at_once
+from unskew.runtime.processes import die_with_parent, exit_detail
 from unskew.runtime.protocol import AnyMessage, Channel, Exited, Forked, Kill, Prepare, Ready, Seat, Start, Stop
 from unskew.runtime.rank import run_rank
 
@@ -71,6 +72,7 @@ class Zygote:
         gc.collect()
         gc.freeze()
         gc.disable()
+        answer_at_once()  # from now on it forks, reaps, and sleeps
         gpus = torch.cuda.device_count()
         self._channel.send(Ready(gpus=gpus, gpu_models=gpu_models(gpus), problem=problem))
 
@@ -112,6 +114,5 @@ def _kill(pid: int) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    answer_at_once()
     with suppress(BrokenPipeError):
         Zygote(Channel(socket.socket(fileno=int(sys.argv[1])))).serve()
