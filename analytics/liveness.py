@@ -64,8 +64,8 @@ class LivenessOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     A pulse older than `stale_s` says nothing: its agent is not heard. A stopped process is known by its state, after
     `stopped_s`. Where the kernel does not tell for how long a thread had no core, nobody is named before `blind_s`: at load
-    14 on two cores healthy ranks were silent for 0.5 s. Where it does, `uncounted` of that time may be missing from its
-    count: of 43 s of a healthy rank's silence it once lacked 0.8 s.
+    14 on two cores healthy ranks were silent for 0.5 s. Where it does, `uncounted` of that time, `uncounted_s` at most, may be
+    missing from its count: of 43 s of a healthy rank's silence it once lacked 0.8 s.
     """
 
     frozen_s: float = 0.7
@@ -75,6 +75,7 @@ class LivenessOptions(msgspec.Struct, frozen=True, kw_only=True):
     hung_factor: float = 5.0
     blind_s: float = 3.0
     uncounted: float = 0.1
+    uncounted_s: float = 2.0
     start_s: float = 30.0
     stale_s: float = 1.0
 
@@ -116,7 +117,7 @@ def decide(now_s: float, table: Mapping[int, Pulse], options: LivenessOptions) -
     if unheard := sorted(table.keys() - heard.keys()):
         ranks = ", ".join(map(str, unheard))
         return (), f"no news of ranks {ranks} for more than {options.stale_s:g} s: their agent is not heard"
-    if alive and all(heard[rank].idle_s >= max(options.hung_s, heard[rank].promised_s) for rank in alive):
+    if alive and all(heard[rank].idle_s >= _hung_s(heard[rank], options) for rank in alive):
         chain = ", ".join(f"rank {rank} {_waits(heard[rank])}" for rank in alive)
         return (), f"everybody waits and nobody computes, so nobody is named: {chain}"
     return (), "all ranks make progress or wait for one that does"
@@ -145,13 +146,20 @@ def _accuse(pulse: Pulse, options: LivenessOptions) -> tuple[Literal["exit", "hu
 
 
 def _patience_s(pulse: Pulse, options: LivenessOptions) -> float:
-    usual_s = options.start_s if pulse.activity == "idle" else options.hung_s
-    return _at_least_s(max(usual_s, pulse.promised_s), pulse.starved_s, options)
+    return max(_hung_s(pulse, options), options.start_s if pulse.activity == "idle" else 0.0)
+
+
+def _hung_s(pulse: Pulse, options: LivenessOptions) -> float:
+    return _at_least_s(max(options.hung_s, pulse.promised_s), pulse.starved_s, options)
 
 
 def _at_least_s(usual_s: float, starved_s: float | None, options: LivenessOptions) -> float:
     """What `usual_s` becomes by what is not known of the time without a core."""
-    return max(usual_s, options.blind_s) if starved_s is None else usual_s + options.uncounted * starved_s
+    return (
+        max(usual_s, options.blind_s)
+        if starved_s is None
+        else usual_s + min(options.uncounted * starved_s, options.uncounted_s)
+    )
 
 
 def _no_core(starved_s: float | None) -> str:

@@ -73,7 +73,7 @@ def _case(bench: Bench, options: RunOptions, kind: str, rank: int) -> _Case:
     with open_store(Store.locate(run.options.store)) as reader:
         named_us = reader.sql(query, {"run": run.summary.run_id, "rank": rank}).item()
     announced_us = next((fault.announced_us for fault in run.of(FaultInjected) if fault.rank == rank), None)
-    since_us = next((one.ended_us() for one in watches), announced_us)
+    since_us = watches[0].ended_us() if watches else announced_us
     return _Case(
         named=[(lost.rank, lost.how) for lost in run.of(DeviceLost)],
         delay_s=None if named_us is None or since_us is None else (named_us - since_us) / 1e6,

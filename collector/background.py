@@ -36,8 +36,10 @@ def start_in_background(store: Store, module: str, log: str) -> int:
 
 def stand_back() -> None:
     """Let this process, begun by `start_in_background`, give way to others."""
-    os.nice(NICENESS)
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # its waking pushes nobody aside
-    # Where the kernel shares cores among sessions first, niceness counts within one's own alone: this is the session's.
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(NICENESS))
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # its waking pushes nobody aside
+    # Where the kernel shares cores among sessions first, niceness counts within one's own alone: this is the session's.
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(NICENESS))

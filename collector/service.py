@@ -100,7 +100,10 @@ def serve(store: Store, idle_s: float) -> None:
             left_s = busy_s + idle_s - time.monotonic()
             if asked_to_end or (not busy and left_s <= 0):
                 return
-            wait_s = 0.0 if collecting.behind else min(wait_s, max(left_s, 0.0))
+            if collecting.behind:
+                wait_s = 0.0
+            elif not busy:
+                wait_s = min(wait_s, left_s)
     finally:
         collecting.close()
 

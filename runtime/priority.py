@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from contextlib import suppress
 
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}.get(platform.machine())
 _RESET_ON_FORK = 1
@@ -29,12 +30,14 @@ class _SchedulingAttributes(ctypes.Structure):
 def answer_at_once() -> None:
     """Let this thread, which does next to nothing, run as soon as it is woken, where the kernel allows it; else `answer_soon`.
 
-    For who tells of a death, between ranks that compute on the same cores. Children do not inherit it.
+    For who tells of a death, between ranks that compute on the same cores. Children do not inherit it. Where people have asked
+    for another policy or for niceness, which the kernel would take from the children too, that stays.
     """
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    except PermissionError:
-        answer_soon()
+    if os.sched_getscheduler(0) == os.SCHED_OTHER and os.getpriority(os.PRIO_PROCESS, 0) <= 0:
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+            return
+    answer_soon()
 
 
 def answer_soon() -> None:
@@ -43,7 +46,7 @@ def answer_soon() -> None:
     It needs no privilege, children do not inherit it, and a kernel before 6.12, which knows slices of one length only, takes no
     notice.
     """
-    if _SCHED_SETATTR is not None:
+    if _SCHED_SETATTR is not None and os.sched_getscheduler(0) == os.SCHED_OTHER:
         attributes = _SchedulingAttributes(
             size=ctypes.sizeof(_SchedulingAttributes),
             policy=os.SCHED_OTHER,

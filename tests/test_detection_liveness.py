@@ -57,9 +57,14 @@ SCENARIOS = {
     ),
     "silent for want of a core": ([pulse(0), pulse(1, beat=4, beat_starved=3.5)], [], "make progress"),
     "silent for 43 s, of which the count of the time without a core lacks a little": (
-        [pulse(0, stalled=43.3, starved=42.3), pulse(1, beat=43.3, beat_starved=42.5)],
+        [pulse(0, stalled=43.3, starved=41), pulse(1, beat=43.3, beat_starved=42.5)],
         [],
         "make progress",
+    ),
+    "hung and frozen, and nearly always without a core": (
+        [pulse(0, stalled=100, starved=95), pulse(1, beat=200, beat_starved=190), pulse(2, "recv", onto=0)],
+        [(0, "hung", (2,)), (1, "frozen", ())],
+        "without a core for 95.00 s",
     ),
     "silent, and without a core for part of it": (
         [pulse(0), pulse(1, beat=4, beat_starved=2)],
