@@ -12,7 +12,7 @@ from itertools import groupby
 import msgspec
 import numpy as np
 
-from unskew.analytics.plan import PASSES, Plan, PlanError, plan_from_partition, split_evenly, way_of
+from unskew.analytics.plan import PASSES, Plan, PlanError, Route, plan_from_partition, split_evenly, way_of
 from unskew.analytics.planners.cluster import Cluster, Job
 from unskew.analytics.planners.joint import plan_joint
 from unskew.analytics.planners.pp import share_out
@@ -76,8 +76,14 @@ def named_shapes(
             yield "as at the start of the run", Shape(members, sizes_then, counts)
     on_duty = tuple(tuple(rank for rank in ranks if rank in plan.role_of) for ranks in members)
     held = tuple(_layers_held(plan, ranks) for ranks in on_duty)
-    if on_duty != members and all(sizes for ranks, sizes in zip(on_duty, held, strict=True) if ranks):
-        yield "as it is", Shape(on_duty, held, tuple(sum(r.replica == d for r in plan.routes) for d in range(len(on_duty))))
+    # Not by `Route.replica`: after a death the replica of a rerouted micro-batch may have nobody on duty.
+    counts = tuple(sum(_passes(route, ranks) for route in plan.routes) for ranks in on_duty)
+    if (
+        on_duty != members
+        and all(sizes for ranks, sizes in zip(on_duty, held, strict=True) if ranks)
+        and sum(counts) == len(plan.routes)
+    ):
+        yield "as it is", Shape(on_duty, held, counts)
     by_speed = tuple(_layers_by_speed(plan, ranks, times) for ranks in members)
     yield "layers and micro-batches by speed", shape_from(plan, members, by_speed, times)
     kept = tuple(_layers_held(plan, ranks) or fresh for ranks, fresh in zip(members, by_speed, strict=True))
@@ -138,6 +144,11 @@ def _layer_parts(stages: Sequence[RankTime]) -> list[tuple[float, float]]:
     return [(0.0, time.layer_us) for time in stages[:-1]] + [(stages[-1].head_us, stages[-1].layer_us)]
 
 
+def _passes(route: Route, ranks: Sequence[int]) -> bool:
+    """Whether the micro-batch passes just these ranks in this order; one that comes up twice in a row has one leg."""
+    return [hop.ranks for hop in route.hops] == [(rank,) for rank, _ in groupby(ranks)]
+
+
 def _layers_held(plan: Plan, ranks: Sequence[int]) -> tuple[int, ...]:
     """The layer counts under `plan` if a micro-batch passes just these ranks in this order, else ().
 
@@ -145,7 +156,7 @@ def _layers_held(plan: Plan, ranks: Sequence[int]) -> tuple[int, ...]:
     """
     runs = [(rank, len(list(group))) for rank, group in groupby(ranks)]
     for route in plan.routes:
-        if [hop.ranks for hop in route.hops] == [(rank,) for rank, _ in runs]:
+        if _passes(route, ranks):
             sizes = [
                 size for hop, (_, times) in zip(route.hops, runs, strict=True) for size in split_evenly(hop.n_layers, times)
             ]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from unskew.analytics.cost import ChunkCost, CostModel
 from unskew.analytics.interval import interval
 from unskew.analytics.packing import pack
-from unskew.analytics.plan import PlanError, uniform_plan, validate
+from unskew.analytics.plan import PlanError, plan_from_partition, uniform_plan, validate
 from unskew.analytics.planners.pp import share_out
 from unskew.analytics.prediction import predict_iteration, predict_iterations
 from unskew.analytics.profiles import profile
@@ -97,6 +97,20 @@ def test_a_death_beside_a_slow_rank_is_handled_too():
     proposal, reason = propose(0, recover(ORIGIN, {1}, 1), state(dead=[1], slow=slow))
     assert proposal is not None, reason
     assert healthy_us() * 8 / 6.5 / proposal.predicted_us > 0.93
+
+
+def test_a_replica_that_shrank_to_one_rank_and_lost_it_is_planned_around():
+    """Its slow rank stands by, its micro-batches are rerouted: they still name a replica in which nobody is on duty."""
+    origin = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=4)
+    shrunk = plan_from_partition(
+        epoch=1, n_layers=4, schedule="1f1b", members=[[0], [2, 3]], layers=[[4], [2, 2]], micro_batches=[1, 3]
+    )
+    rerouted = recover(shrunk, {0}, 2)
+    now = state(origin=origin, dead={0}, slow={1: 1 / 6}, batches=draw_batches(4, 10))
+    assert propose(40, rerouted, now)[0] is None  # the others are faster without it
+    healed = propose(40, rerouted, state(origin=origin, dead={0}, batches=draw_batches(4, 10)))[0]
+    assert healed is not None
+    assert {*healed.plan.ranks} == {1, 2, 3}
 
 
 def test_a_healed_device_gets_its_work_back():
