@@ -19,7 +19,7 @@ from unskew.analytics.gpus import Known, remembered, with_gpu
 from unskew.analytics.hindsight import Hindsight, seen_dead
 from unskew.analytics.intake import Released
 from unskew.analytics.liveness import Suspect
-from unskew.analytics.plan import Plan
+from unskew.analytics.plan import Plan, PlanError
 from unskew.analytics.prediction import predict_iteration, predict_iterations
 from unskew.analytics.predictor import Fit
 from unskew.analytics.probing import Probe, ProbeOptions, measured, references, wanted
@@ -323,7 +323,10 @@ class Adaptation:
                 if verdict.cause == "slow_device" and verdict.culprits[0].rank is not None
             },
         )
-        proposal, reason = propose(iteration + 1, plan, state, self.options.scheduler)
+        try:
+            proposal, reason = propose(iteration + 1, plan, state, self.options.scheduler)
+        except PlanError as error:  # the plan in force works: no fault of ours in seeking a better one may end training
+            return None, f"no other plan could be made: {error}"
         if proposal is not None:
             evidence = {**proposal.evidence, "predictor": self.retraining.number}
             proposal = msgspec.structs.replace(proposal, evidence=evidence)

@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from unskew.analytics.faults import parse_faults
 from unskew.benchmarks.report import Figure, bars, figure, publish, shown
-from unskew.collector.events import DeviceJoined, Event, IterationCommitted, Regrouped, RunFinished
+from unskew.collector.events import DeviceJoined, DeviceLost, Event, IterationCommitted, Regrouped, RunFinished
 from unskew.collector.paths import Store
 from unskew.collector.reader import open_store
 from unskew.runtime.launch import run as run_once
@@ -77,8 +77,12 @@ class _Witness:
         self.events.append(event)
         if isinstance(event, DeviceJoined):
             self._born[event.rank] = (event.pid, started_at(event.pid))
+        elif isinstance(event, DeviceLost):
+            self.same -= {event.rank}
         elif isinstance(event, Regrouped) or (isinstance(event, IterationCommitted) and event.iteration == self._late):
-            self.same = frozenset(rank for rank, (pid, born) in self._born.items() if born and started_at(pid) == born)
+            found = frozenset(rank for rank, (pid, born) in self._born.items() if born and started_at(pid) == born)
+            # An event of the last moments is read when all of them have been told to stop: that look tells nothing.
+            self.same = found or self.same
         if self._watch is not None:
             self._watch(self._store, event)
 

@@ -14,7 +14,7 @@ from unskew.analytics.cost import Speeds, speed_of
 from unskew.analytics.detector import Committed
 from unskew.analytics.intake import Released
 from unskew.analytics.liveness import Suspect
-from unskew.analytics.plan import Plan, uniform_plan
+from unskew.analytics.plan import Plan, PlanError, uniform_plan
 from unskew.analytics.prediction import predict_iteration
 from unskew.analytics.predictor import Chunk
 from unskew.analytics.profiles import profile
@@ -150,6 +150,16 @@ def test_a_proposal_carries_what_it_was_founded_on() -> None:
     assert evidence["gain_interval_us"] == proposal.gain_interval_us
     assert evidence["options"] == loop.options.scheduler.digest
     assert msgspec.json.decode(msgspec.json.encode(evidence))["speeds"] == evidence["speeds"]
+
+
+def test_a_plan_that_cannot_be_made_ends_nothing_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def propose(*_: object) -> None:
+        raise PlanError("nobody executes layer 3")
+
+    monkeypatch.setattr("unskew.analytics.adaptation.propose", propose)
+    steps = follow(Adaptation(SITE), train(slow(3, 0.6, at=20), 40))
+    assert max(steps) == 39
+    assert "no other plan could be made: nobody executes layer 3" in [step.reason for step in steps.values()]
 
 
 @pytest.mark.parametrize("truth_known", [False, True])

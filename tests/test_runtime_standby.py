@@ -94,7 +94,7 @@ def test_the_only_holder_of_layers_hands_them_over_before_it_stands_by(tmp_path:
 def test_nothing_is_redone_when_a_rank_is_lost_on_standby(
     fault: str, how: str, device: str, tmp_path: Path, undisturbed: Run
 ) -> None:
-    at, iterations = (20, 36) if device == "sleep" else (30, LAYOUT["iterations"])
+    at, iterations = (28, 44) if device == "sleep" else (30, LAYOUT["iterations"])
     run = train(tmp_path, SLOW, f"{fault}:rank=1,at={at}", base=LONG_CHUNKS, device=device, layers=4, iterations=iterations)
     assert_exact(run, undisturbed)
     (lost,) = run.of(DeviceLost)
