@@ -23,7 +23,7 @@ from unskew.analytics.plan import Plan, PlanError
 from unskew.analytics.prediction import predict_iteration, predict_iterations
 from unskew.analytics.predictor import Fit
 from unskew.analytics.probing import Probe, ProbeOptions, measured, references, wanted
-from unskew.analytics.retraining import Retraining, RetrainingOptions, Seen, speeds_then
+from unskew.analytics.retraining import Retraining, RetrainingOptions, Seen, speeds_then, suspicion, turned
 from unskew.analytics.scheduler import Options, Proposal, State, propose
 from unskew.analytics.scoring import PlanTrial, score_plan, score_verdict
 from unskew.analytics.standby import Reading, believe
@@ -130,7 +130,10 @@ class Adaptation:
         # Learnt from only after it was judged: no iteration is predicted by itself.
         # Where cores are shared the prediction is bounded by them, which no fit can mend.
         predicted_us = step.judged.predicted_us if self.site.shared_cores is None else None
-        fitted = self.retraining.observe(Seen(released, plan, speeds_before, predicted_us))
+        fitted = self.retraining.observe(Seen(released, plan, speeds_before, predicted_us, suspicion(step.judged)))
+        said = tuple(event for event in step.events if isinstance(event, Verdict | VerdictClosed))
+        for rank, since in turned(said, self._verdicts).items():
+            self.retraining.believed(rank, since, self.detector.speeds.get(rank, {}))
         return msgspec.structs.replace(step, events=(*step.events, *([fitted] if fitted else [])))
 
     def _judge(self, committed: Committed, plan: Plan) -> Step:

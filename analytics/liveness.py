@@ -155,11 +155,9 @@ def _hung_s(pulse: Pulse, options: LivenessOptions) -> float:
 
 def _at_least_s(usual_s: float, starved_s: float | None, options: LivenessOptions) -> float:
     """What `usual_s` becomes by what is not known of the time without a core."""
-    return (
-        max(usual_s, options.blind_s)
-        if starved_s is None
-        else usual_s + min(options.uncounted * starved_s, options.uncounted_s)
-    )
+    if starved_s is None:
+        return max(usual_s, options.blind_s)
+    return usual_s + min(options.uncounted * starved_s, options.uncounted_s)
 
 
 def _no_core(starved_s: float | None) -> str:

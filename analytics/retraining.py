@@ -21,14 +21,14 @@ from statistics import median
 import msgspec
 
 from unskew.analytics.cost import CostModel, Speeds
-from unskew.analytics.detector import Committed
+from unskew.analytics.detector import Committed, Verdicts
 from unskew.analytics.intake import Released
 from unskew.analytics.plan import Plan
 from unskew.analytics.prediction import predict_iteration
 from unskew.analytics.predictor import Chunk, Fit, NotIdentifiable, at_healthy_speed, expected_us, fit, median_error
 from unskew.analytics.terms import Measured, fit_terms
 from unskew.analytics.workload import Work
-from unskew.collector.events import PredictorFitted
+from unskew.collector.events import IterationJudged, PredictorFitted, Verdict
 
 NO_WORSE = 0.002
 """Two median errors of chunks nearer than this are alike. More is not excused by better iterations: an end that is learned from
@@ -36,21 +36,24 @@ disturbed iterations fits disturbed iterations."""
 
 
 class RetrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts are iterations; `drift` is a ratio less one."""
+    """Counts are iterations; `drift` is a ratio less one, `doubt` a score of the Detector (above 1 it accuses)."""
 
     warm_up: int = 8
     refit_every: int = 40
     backtest: int = 8
     drift: float = 0.03
+    doubt: float = 0.25
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A committed iteration, the plan it ran under, the speeds believed when it ran, and its time as it was predicted then."""
+    """A committed iteration, the plan it ran under, the speeds believed when it ran, and its time as it was predicted then.
+    `suspicion`: the highest score of a rank in it."""
 
     released: Released
     plan: Plan
     speeds: dict[int, dict[str, float]]
     predicted_us: float | None = None
+    suspicion: float = 0.0
 
     @property
     def committed(self) -> Committed:
@@ -106,26 +109,46 @@ class Retraining:
         self._candidate = None
         self._due_at, self._why = iteration + self.options.refit_every // 2, "plan change"
 
+    def believed(self, rank: int, since: int, speeds: Mapping[str, float]) -> None:
+        """`rank` has had these speeds (kind -> speed) since iteration `since`, as is known only now."""
+
+        def known(seen: Seen) -> Seen:
+            if seen.committed.iteration < since:
+                return seen
+            others = {other: kinds for other, kinds in seen.speeds.items() if other != rank}
+            return msgspec.structs.replace(seen, speeds={**others, rank: dict(speeds)} if speeds else others)
+
+        self._seen = deque(map(known, self._seen), maxlen=self._seen.maxlen)
+        if self._candidate is not None:
+            later = tuple(map(known, self._candidate.later))
+            self._candidate = msgspec.structs.replace(self._candidate, later=later)
+
     def observe(self, seen: Seen) -> PredictorFitted | None:
         """Take the next complete iteration; the event when a predictor came into force with it."""
         self._seen.append(seen)
-        now = seen.committed.iteration
+        now, doubtful = seen.committed.iteration, seen.suspicion >= self.options.doubt
         if self.fitted is None:
-            if len(self._seen) < self.options.warm_up or (found := fit_seen(list(self._seen), self._classes)) is None:
-                return None
-            return self._adopt(found, "warm-up", now)
+            enough = len(self._seen) >= self.options.warm_up
+            found = fit_seen(list(self._seen), self._classes) if enough else None
+            return self._adopt(found, "warm-up", now) if found is not None else None
         if self._candidate is None:
-            self._look_for_reason(now)
+            if not doubtful:
+                self._look_for_reason(now)
             return None
         candidate = self._candidate = msgspec.structs.replace(self._candidate, later=(*self._candidate.later, seen))
         if len(candidate.later) < self.options.backtest:
             return None
-        self._candidate, self._due_at, self._why = None, now + self.options.refit_every, ""
-        new, old = backtest(candidate.fitted.model, candidate.later), backtest(self.fitted.model, candidate.later)
-        if not new.beats(old):
+        self._candidate = None
+        return None if doubtful else self._tested(candidate, self.fitted, now)
+
+    def _tested(self, candidate: _Candidate, old: Fit, now: int) -> PredictorFitted | None:
+        """Back-test: the candidate replaces the `old` one or is dropped until the next is due."""
+        self._due_at, self._why = now + self.options.refit_every, ""
+        new, before = backtest(candidate.fitted.model, candidate.later), backtest(old.model, candidate.later)
+        if not new.beats(before):
             return None
-        tested = {"chunks, later": 100 * new.chunks, "chunks, later, before": 100 * old.chunks,
-                  "iteration, later": 100 * new.iterations, "iteration, later, before": 100 * old.iterations}  # fmt: skip
+        tested = {"chunks, later": 100 * new.chunks, "chunks, later, before": 100 * before.chunks,
+                  "iteration, later": 100 * new.iterations, "iteration, later, before": 100 * before.iterations}  # fmt: skip
         errors = {**candidate.fitted.error_percent, **{name: round(error, 3) for name, error in tested.items()}}
         return self._adopt(msgspec.structs.replace(candidate.fitted, error_percent=errors), candidate.trigger, now)
 
@@ -212,6 +235,21 @@ def median_ratio(model: CostModel, chunks: Sequence[Chunk]) -> float | None:
             if predicted > 0:
                 of_rank.setdefault(chunk.rank, []).append(chunk.us / predicted)
     return median(median(ratios) for ratios in of_rank.values()) if of_rank else None
+
+
+def suspicion(judged: IterationJudged) -> float:
+    """The highest score of a rank; 0.0 when nobody was judged."""
+    return max((ratio.score for ratio in judged.ranks), default=0.0)
+
+
+def turned(found: Verdicts, opened: Mapping[int, Verdict]) -> dict[int, int]:
+    """rank -> the iteration since which its speed is another, as these verdicts say; `opened`: all so far, by number."""
+    since: dict[int, int] = {}
+    for said in found:
+        of = opened.get(said.verdict)
+        if of is not None and of.cause == "slow_device" and (rank := of.culprits[0].rank) is not None:
+            since[rank] = said.since_iteration if isinstance(said, Verdict) else said.until_iteration
+    return since
 
 
 def speeds_then(speeds: Speeds) -> dict[int, dict[str, float]]:

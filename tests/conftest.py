@@ -17,7 +17,7 @@ import pytest
 
 DEFAULT_LIMIT_S = 60.0
 STUCK_AFTER_S = 30.0
-GONE_WITHIN_S = 15.0  # a collector stays for 9 s after its last run: seals, merges, and is idle for 5
+GONE_WITHIN_S = 10.0
 MARK = "UNSKEW_TEST_SESSION"
 STDERR = pytest.StashKey[int]()
 

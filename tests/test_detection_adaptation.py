@@ -18,6 +18,7 @@ from unskew.analytics.plan import Plan, PlanError, uniform_plan
 from unskew.analytics.prediction import predict_iteration
 from unskew.analytics.predictor import Chunk
 from unskew.analytics.profiles import profile
+from unskew.analytics.thresholds import SHARED_MACHINE
 from unskew.analytics.workload import work_of
 from unskew.collector.events import PlanScored, PredictorFitted, Regrouped, Verdict, VerdictClosed, VerdictScored
 
@@ -117,6 +118,24 @@ def test_a_device_believed_slow_is_fitted_as_slow() -> None:
     for kind in "FB":
         fitted, true = (cost.chunk_us(kind, work, 4, has_head=True) for cost in (loop.fitted.model, COST))
         assert fitted == pytest.approx(true, rel=0.03)
+
+
+@pytest.mark.parametrize("at", [18, 30])
+def test_a_slowness_that_takes_long_to_name_is_not_learned_as_healthy(at: int) -> None:
+    """Where cores are shared sixteen slow iterations are asked; eight drift. Of two ranks one slow is half of the evidence."""
+    plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=16, micro_batches=8)
+    loop = Adaptation(msgspec.structs.replace(SITE, origin=plan, detector=SHARED_MACHINE))
+    steps = follow(loop, train(slow(1, 1 / 1.8, at=at), 80, plan=plan), plan)
+    (verdict,) = events(steps, Verdict)
+    assert (verdict.culprits[0].rank, verdict.since_iteration, verdict.at_iteration) == (1, at, at + 15)
+    first, second = (fit.watermark for fit in events(steps, PredictorFitted))
+    assert first < at
+    assert second > verdict.at_iteration
+    assert loop.fitted is not None
+    work = work_of([60, 60, 60])
+    for kind in "FB":
+        fitted, true = (cost.chunk_us(kind, work, 4, has_head=False) for cost in (loop.fitted.model, COST))
+        assert fitted == pytest.approx(true, rel=0.01)
 
 
 def in_trial(loop: Adaptation, truth: Truth) -> Plan:

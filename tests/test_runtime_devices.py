@@ -20,17 +20,16 @@ pytestmark = pytest.mark.limit(120)
 
 def test_on_the_real_device_a_slow_rank_is_named(tmp_path: Path) -> None:
     run = train(
-        tmp_path, "slow:rank=1,factor=1.8,at=14", device="real", pp=2, dp=1, dim=64, heads=2, tokens=256, iterations=60,
+        tmp_path, "slow:rank=1,factor=3,at=14", device="real", pp=2, dp=1, dim=64, heads=2, tokens=256, iterations=60,
         dtype="float32",
     )  # fmt: skip
     assert run.of(RunFinished)[-1].status == "done"
     verdict, *others = run.of(Verdict)
     assert (verdict.cause, [party.rank for party in verdict.culprits]) == ("slow_device", [1])
-    # Sixteen slow iterations are asked of a core that other programs share, more where its peer is slowed as well.
-    assert 29 <= verdict.at_iteration < 54
+    # Sixteen slow iterations are asked of cores that other programs share, more while the healthy rank's time varies as well.
+    assert 14 <= verdict.at_iteration < 40
     assert {other.verdict for other in others} <= {verdict.verdict}
-    # Estimated from four iterations, on cores that the controller and everything else share.
-    assert 0.35 < verdict.speed["F"] < 0.75
+    assert 0.2 < verdict.speed["F"] < 0.5
 
 
 def sleeping(cost: CostModel) -> SleepDevice:

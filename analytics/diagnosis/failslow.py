@@ -15,7 +15,7 @@ from unskew.analytics.gpus import Known, remembered, with_gpu
 from unskew.analytics.liveness import Suspect
 from unskew.analytics.plan import Hop, Plan, Role, Route
 from unskew.analytics.predictor import Chunk
-from unskew.analytics.retraining import Retraining, Seen, speeds_then
+from unskew.analytics.retraining import Retraining, Seen, speeds_then, suspicion, turned
 from unskew.analytics.thresholds import EMULATED, SHARED_MACHINE, DetectorOptions
 from unskew.analytics.verdicts import devices
 from unskew.analytics.workers import judge_workers
@@ -46,6 +46,7 @@ def follow_run(log: RunLog) -> Followed:
     """One of our own runs again, iteration by iteration: predictors learned on the way, losses where the run saw them."""
     detector, retraining = Detector(thresholds(log)), Retraining(classes=log.classes)
     said: list[Verdict | VerdictClosed] = []
+    opened: dict[int, Verdict] = {}
     seen: list[Seen] = []
     gpus: dict[int, Known] = {}
     losses = sorted(log.lost, key=lambda lost: lost.watermark or 0)
@@ -60,12 +61,17 @@ def follow_run(log: RunLog) -> Followed:
             retraining.plan_changed(committed.iteration)
         if not committed.log_complete:
             continue
-        speeds = speeds_then(detector.speeds)
+        speeds, doubt = speeds_then(detector.speeds), 0.0
+        found: Verdicts = ()
         if retraining.fitted is not None:
-            found = detector.observe(committed, plan, retraining.fitted.model).verdicts
+            judgement = detector.observe(committed, plan, retraining.fitted.model)
+            doubt, found = suspicion(judgement.judged), judgement.verdicts
             said += (with_gpu(one, gpus) if isinstance(one, Verdict) else one for one in found)
-        seen.append(Seen(released, plan, speeds))
+        opened |= {one.verdict: one for one in found if isinstance(one, Verdict)}
+        seen.append(Seen(released, plan, speeds, suspicion=doubt))
         retraining.observe(seen[-1])
+        for rank, since in turned(found, opened).items():
+            retraining.believed(rank, since, detector.speeds.get(rank, {}))
     last = log.released[-1].committed.iteration if log.released else 0
     for lost in losses:
         said += _lost(detector, log, lost, last)
