@@ -57,13 +57,13 @@ def spans(rank: int, seed: int = 0) -> Iterator[Span]:
 
 def produce(root: str, run: str, rank: int, count: int, per_second: int) -> None:
     source = spans(rank)
-    batches = [[next(source) for _ in range(FLUSH)] for _ in range(min(count, 20_000) // FLUSH)]
+    batches = [[next(source) for _ in range(FLUSH)] for _ in range(count // FLUSH)]  # before the start: they cost time
     writer = SpoolWriter(Store(Path(root)), run, f"rank-{rank:04d}.1")
     print("ready", flush=True)
     sys.stdin.readline()
     began_s = time.monotonic()
-    for number in range(count // FLUSH):
-        for event in batches[number % len(batches)]:
+    for number, batch in enumerate(batches):
+        for event in batch:
             writer.append(event)
         if per_second:
             time.sleep(max(0.0, began_s + (number + 1) * FLUSH / per_second - time.monotonic()))
