@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, checking_input, known_run, locate, refuse, write_json
+from unskew.commands.common import JsonOption, StoreOption, checking_input, known_run, locate, refuse, there, warn, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,7 +22,12 @@ def backtest(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Which run.", show_default=False)],
     detector: Annotated[
         str,
-        typer.Option("--detector", metavar="CONFIG", help="A TOML file of thresholds, or a method's name.", show_default=False),
+        typer.Option(
+            "--detector",
+            metavar="CONFIG",
+            help="A TOML file of thresholds (docs/replay.md), or one of unskew, resihp, greyhound, nvrx, traceml.",
+            show_default=False,
+        ),
     ],
     json: JsonOption = None,
     store: StoreOption = None,
@@ -34,10 +39,11 @@ def backtest(
     from unskew.analytics.recorded_run import recorded_run
     from unskew.collector.reader import open_store
 
-    place = locate(store)
+    place = there(locate(store))
     known_run(place, run)
     with checking_input():
         with open_store(place) as reader:
+            warn(reader.problems)
             recorded = recorded_run(reader, run)
         method, settings = configured(detector, recorded)
         result = compare(recorded, method)

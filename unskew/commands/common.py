@@ -50,7 +50,10 @@ def checking_input() -> Iterator[None]:
 
 
 class Commands(TyperGroup):
-    """The commands; bad usage and a store that cannot serve, noticed anywhere in one, end it as bad input does."""
+    """The commands; bad usage and a store that cannot serve, noticed anywhere in one, end it as bad input does.
+
+    A file that may not be read or written is named: the fault lies in its rights, not in the program.
+    """
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = super().get_command(ctx, cmd_name)
@@ -70,6 +73,8 @@ class Commands(TyperGroup):
                 return super().invoke(ctx)
             except StoreError as error:
                 refuse(str(error))
+            except PermissionError as error:
+                fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
 @contextmanager

@@ -8,14 +8,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, known_run, locate, refuse, write_json
+from unskew.commands.common import (
+    JsonOption,
+    StoreOption,
+    checking_input,
+    fail,
+    known_run,
+    locate,
+    refuse,
+    there,
+    warn,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from unskew.collector.paths import Store
 
 
 def export(
-    format: Annotated[str, typer.Argument(metavar="FORMAT", help="Such as perfetto.", show_default=False)],
+    format: Annotated[
+        str,
+        typer.Argument(metavar="FORMAT", help="One of straggler-analysis, perfetto, parquet, prometheus.", show_default=False),
+    ],
     run: Annotated[str, typer.Argument(metavar="RUN", help="Which run.", show_default=False)],
     out: Annotated[Path | None, typer.Option("--out", metavar="PATH", help="The file (parquet: the folder) to write.")] = None,
     serve: Annotated[
@@ -28,12 +42,14 @@ def export(
     store: StoreOption = None,
 ) -> None:
     """Write a run in another tool's format."""
+    from unskew.collector import manifest
     from unskew.collector.formats import EXPORTERS, take_out
 
-    place = locate(store)
+    place = there(locate(store))
     if format not in EXPORTERS:
         refuse(f"FORMAT {format} is not known; known are {', '.join(EXPORTERS)}")
     known_run(place, run)
+    warn(manifest.load(place).problems)
     if serve is not None:
         if format != "prometheus" or out is not None:
             refuse("--serve PORT goes with prometheus, and instead of --out")

@@ -13,7 +13,14 @@ SHOWN = 10
 
 
 def import_(
-    format: Annotated[str, typer.Argument(metavar="FORMAT", help="Such as straggler-analysis.", show_default=False)],
+    format: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORMAT",
+            help="One of straggler-analysis, kineto, torchtitan, megatron, mlperf, flight-recorder, iteration-times.",
+            show_default=False,
+        ),
+    ],
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The file, or a folder of files.", show_default=False)],
     run: Annotated[
         str | None, typer.Option("--run", metavar="NAME", help="Name of the run.", show_default="the file's, and a hash")

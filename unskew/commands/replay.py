@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, known_run, locate, write_json
+from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, known_run, locate, there, warn, write_json
 
 if TYPE_CHECKING:
     from unskew.analytics.replay import Replay
@@ -27,10 +27,11 @@ def replay(
     from unskew.analytics.replay import replay as decide_again
     from unskew.collector.reader import open_store
 
-    place = locate(store)
+    place = there(locate(store))
     known_run(place, run)
     with checking_input():
         with open_store(place) as reader:
+            warn(reader.problems)
             recorded = recorded_run(reader, run)
         replayed = decide_again(recorded, until)
     write_json(json, facts(replayed))

@@ -46,7 +46,10 @@ def check(
     write_json(json, {"store": str(place.root), "well": checked.well, **{name: getattr(checked, name) for name in _FACTS}})
     if not checked.well:
         fail("the store is not as it was written; what is named above cannot be mended from the store itself")
-    print("every file and every event is as it was written")
+    if not (checked.events or checked.sealed_files or checked.spool_files):
+        print("the store is empty: no run was ever written to it")
+    else:
+        print("every file and every event is as it was written")
 
 
 _FACTS = ("events", "sealed_files", "spool_files", "published_files", "unchecked_lines", "findings")
@@ -113,4 +116,5 @@ def _maintaining(store: Store) -> Iterator[None]:
     except (StoreError, OSError, duckdb.Error) as error:
         if (damaged := damage(error)) is not None:
             refuse(str(damaged))
-        fail(str(error).partition("\n")[0])
+        said = str(error).partition("\n")[0]
+        fail(f"{store.root}: {error.strerror or said}" if isinstance(error, OSError) and not error.filename else said)
