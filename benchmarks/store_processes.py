@@ -89,10 +89,10 @@ def producers(store: Store, each: int, per_second: int) -> Iterator[Start]:
 
 @contextmanager
 def collector(store: Store) -> Iterator[Peak]:
-    """The collector as a process, and its peak memory until it has ended."""
+    """The collector as a process in a session of its own, as others start it, and its peak memory until it has ended."""
     store.root.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "unskew.collector.service", "--store", str(store.root), "--idle-s", "60"]
-    with subprocess.Popen(command) as child, watched(child.pid) as peak:
+    with subprocess.Popen(command, start_new_session=True) as child, watched(child.pid) as peak:
         try:
             yield peak
         finally:

@@ -2,6 +2,7 @@
 
 The store is made up in the collector's form (big_store.py); a collector and eight writers add 10,000 events a second to it.
 Each question is asked through the reader once a second, a third of a second after the one before; the refresh before it counts.
+The first answers, for which a fresh reader reads the footers of all files, are told apart; so is how many events came in.
 Beside it SQLite with the same spans, a column per field and a JSON payload per row, with indexes on iteration and time, and
 nothing written to it meanwhile.
 """
@@ -10,29 +11,28 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
 import duckdb
+import msgspec
 import numpy as np
 
 from unskew.benchmarks.big_store import ITERATION_US, RANKS, RUN, SPANS_PER_ITERATION, build
 from unskew.benchmarks.report import Figure, Steps, figure, publish, showing, silently
 from unskew.benchmarks.sqlite_store import SPAN_FIELDS, Form, SqliteStore
+from unskew.benchmarks.store_processes import collector
 from unskew.collector.events import IterationCommitted, Span
 from unskew.collector.paths import Store
 from unskew.collector.reader import Reader, open_store
 from unskew.collector.rows import LINE
-from unskew.collector.service import ensure_collector
 from unskew.collector.spool import SpoolWriter
 
 SIZES = {10_000_000: 100.0, 50_000_000: 300.0}
@@ -68,13 +68,15 @@ def figures(sizes: Sequence[int] = tuple(SIZES), rounds: int = ROUNDS, *, steps:
             store = Store(Path(folder) / "store")
             store.root.mkdir()
             iterations = build(store, spans, steps)
-            took_ms = _ask_while_ingesting(store, iterations, rounds, steps)
+            asked = _ask_while_ingesting(store, iterations, rounds, steps)
             beside = _sqlite(store, Path(folder), steps) if spans <= COMPARED_SPANS else {}
         for name, what in QUESTIONS.items():
-            p95_ms = float(np.percentile(took_ms[name], 95))
-            note = f"median {median(took_ms[name]):.0f} ms, {rounds} times, refresh included"
+            took_ms = asked.took_ms[name]
+            p95_ms = float(np.percentile(took_ms, 95))
+            note = f"median {median(took_ms):.0f} ms, {rounds} times, refresh included; "
+            note += f"the first time {asked.first_ms[name]:.0f} ms"
             note += "".join(
-                f"; {other} {seconds[name] * 1e3:,.0f} ms ({seconds[name] * 1e3 / median(took_ms[name]):.1f}x)"
+                f"; {other} {seconds[name] * 1e3:,.0f} ms ({seconds[name] * 1e3 / median(took_ms):.2g}x)"
                 for other, seconds in beside.items()
             )
             found.append(
@@ -87,6 +89,12 @@ def figures(sizes: Sequence[int] = tuple(SIZES), rounds: int = ROUNDS, *, steps:
                     note=note,
                 )
             )
+        found.append(
+            figure(
+                f"store: memory of the collector meanwhile, {spans / 1e6:g}e6 spans", asked.memory_mb, "MB", bar=500,
+                better="lower", note=f"peak resident; {asked.per_second:,.0f} events/s came in",
+            )
+        )  # fmt: skip
     return found
 
 
@@ -110,10 +118,18 @@ def questions(reader: Reader) -> dict[str, Callable[[], object]]:
     return {"median": medians, "heat map": heat_map, "newest": lambda: reader.newest(NEWEST, RUN)}
 
 
-def _ask_while_ingesting(store: Store, iterations: int, rounds: int, steps: Steps) -> dict[str, list[float]]:
-    """Milliseconds of each question with the refresh before it."""
-    took_ms: defaultdict[str, list[float]] = defaultdict(list)
-    with _ingesting(store, iterations), open_store(store) as reader:
+class _Asked(msgspec.Struct):
+    """Milliseconds of each question with the refresh before it, the first time and later; how much came in; the collector."""
+
+    first_ms: dict[str, float] = {}
+    took_ms: dict[str, list[float]] = {}
+    per_second: float = 0.0
+    memory_mb: float = 0.0
+
+
+def _ask_while_ingesting(store: Store, iterations: int, rounds: int, steps: Steps) -> _Asked:
+    told = _Asked()
+    with _ingesting(store, iterations, told), open_store(store) as reader:
         asked = list(questions(reader).items())
         for number in steps("questions while events come in", range((rounds + 1) * len(asked))):
             name, ask = asked[number % len(asked)]
@@ -121,31 +137,27 @@ def _ask_while_ingesting(store: Store, iterations: int, rounds: int, steps: Step
             reader.refresh()
             ask()
             took_s = time.perf_counter() - start_s
-            if number >= len(asked):  # the first round reads the files' footers
-                took_ms[name].append(1e3 * took_s)
+            if number < len(asked):
+                told.first_ms[name] = 1e3 * took_s
+            else:
+                told.took_ms.setdefault(name, []).append(1e3 * took_s)
             time.sleep(max(0.0, ROUND_S / len(asked) - took_s))
-    return took_ms
+    return told
 
 
 @contextmanager
-def _ingesting(store: Store, iterations: int) -> Iterator[None]:
-    """Eight writers of 10,000 events a second in all, and a collector that takes them."""
+def _ingesting(store: Store, iterations: int, told: _Asked) -> Iterator[None]:
+    """Eight writers of 10,000 events a second in all, and a collector that takes them; at the end, how they did."""
     command = [sys.executable, "-m", __spec__.name, str(store.root), str(iterations)]
-    collector = ensure_collector(store)
-    producer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert producer.stdout is not None
-        producer.stdout.readline()
-        yield
-    finally:
-        producer.communicate(b"\n")
-        if collector is not None:
-            _end(collector)
-
-
-def _end(pid: int) -> None:
-    os.kill(pid, signal.SIGTERM)
-    os.waitpid(pid, 0)
+    with collector(store) as peak_mb:
+        producer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert producer.stdout is not None
+            producer.stdout.readline()
+            yield
+        finally:
+            said, _ = producer.communicate(b"\n")
+    told.per_second, told.memory_mb = float(said), peak_mb()
 
 
 def _produce(root: str, first_iteration: int) -> None:
@@ -163,8 +175,11 @@ def _produce(root: str, first_iteration: int) -> None:
             written += 1
             if written % SPANS_PER_ITERATION == 0:
                 _commit(writers, iteration)
+    per_second = written / (time.monotonic() - began_s)
     for writer in writers:
-        writer.close(30.0)
+        if not writer.close(30.0):
+            raise RuntimeError("a producer could not write")
+    print(per_second, flush=True)
 
 
 def _commit(writers: Sequence[SpoolWriter], iteration: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -202,6 +204,38 @@ def test_bad_usage_is_one_sentence(store: Store, arguments: tuple[str, ...], say
     assert says in result.stderr
 
 
+def test_numbers_are_numbers_in_json(store: Store, tmp_path: Path) -> None:
+    """DuckDB's sums are wider than 64 bits and 1.5 is a decimal; Polars writes both as text."""
+    query, told = "select sum(range) as n, 1.5 as share from range(4)", tmp_path / "told.json"
+    result = call(query, "--format", "json", "--json", str(told), "--store", str(store.root))
+    assert json.loads(result.stdout) == json.loads(told.read_text()) == [{"n": 6, "share": 1.5}]
+
+
+def test_the_bounds_of_an_effect_are_numbers(answers: dict[str, pl.DataFrame]) -> None:
+    types = answers["effect_of_each_decision"].schema
+    assert all(types[name] == pl.Float64 for name in ("saved_s", "at_least_s", "at_most_s"))
+
+
+@pytest.mark.parametrize("format", ["table", "csv", "json"])
+def test_what_a_form_cannot_hold_leaves_the_file_as_it_was(store: Store, tmp_path: Path, format: str) -> None:
+    out, told = tmp_path / "out", tmp_path / "told.json"
+    out.write_text("as it was")
+    command = [sys.executable, "-m", "unskew", "sql", "select 'infinity'::timestamp as t", "--store", str(store.root)]
+    command += ["--format", format, "--out", str(out), "--json", str(told)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1), "not a stack of Polars besides"
+    assert "cannot hold this answer" in result.stderr
+    assert out.read_text() == "as it was"
+    assert not told.exists()
+
+
+@pytest.mark.parametrize("format", ["table", "csv", "json", "parquet"])
+def test_a_full_disk_is_one_sentence(store: Store, format: str) -> None:
+    result = call("select range from range(100000)", "--format", format, "--out", "/dev/full", "--store", str(store.root))
+    assert result.exit_code == 1
+    assert result.stderr == "--out /dev/full could not be written whole: No space left on device\n"
+
+
 def test_the_log_opens_from_python_in_three_forms(store: Store) -> None:
     with unskew.open(store.root) as log:
         assert log.sql("runs").height == log.arrow("runs").num_rows == 3
@@ -214,6 +248,7 @@ def test_the_log_opens_from_python_in_three_forms(store: Store) -> None:
 
 @pytest.mark.limit(300)
 def test_the_benchmark_asks_a_store_that_grows_and_sqlite_alike() -> None:
-    figures = store_queries.figures(sizes=[20_000], rounds=1)
+    *figures, memory = store_queries.figures(sizes=[20_000], rounds=1)
     assert len(figures) == 3
     assert all(figure.value is not None and figure.value > 0 and "SQLite, json" in figure.note for figure in figures)
+    assert memory.ok
