@@ -22,10 +22,13 @@ from typer.testing import CliRunner, Result
 from unskew.analytics.diagnosis.ndtimeline import read_operations
 from unskew.analytics.diagnosis.whatif import what_if
 from unskew.cli import app
-from unskew.collector.formats import bring_in, straggler_export
+from unskew.collector.commands import hold_controller_lock
+from unskew.collector.events import RunStarted
+from unskew.collector.formats import bring_in, straggler_export, take_out
 from unskew.collector.formats.straggler_analysis import operations
 from unskew.collector.paths import Store
 from unskew.collector.reader import open_store
+from unskew.collector.spool import ControlStream
 
 pytestmark = pytest.mark.limit(120)
 ORDER = ["step", "rank", "optype", "seq_id"]
@@ -92,6 +95,9 @@ def test_perfetto_bars_nest_or_follow_and_every_message_has_an_arrow(run: Run, t
     assert sum(event["ph"] == "s" for event in trace) == sum(event["ph"] == "f" for event in trace) == spans["received"]
     names = {event["args"]["name"] for event in trace if event["name"] == "process_name"}
     assert names == {f"rank {rank}" for rank in range(4)}
+    for arrow in (event for event in trace if event["ph"] in "sf"):
+        on = [bar for bar in bars[arrow["pid"], arrow["tid"]] if bar["ts"] <= arrow["ts"] < bar["ts"] + max(1, bar["dur"])]
+        assert len(on) == 1, "a viewer would tie the arrow to no bar, or to another"
 
 
 def test_parquet_holds_every_view_and_never_overwrites(run: Run, tmp_path: Path) -> None:
@@ -121,6 +127,24 @@ def test_prometheus_text_says_what_the_views_say(run: Run, tmp_path: Path) -> No
     assert found["unskew_iterations", ()] == 6
     assert found["unskew_run_up", ()] == 0
     assert found["unskew_devices", (("state", "joined"),)] == 4
+
+
+def test_a_run_that_was_killed_is_not_up(tmp_path: Path) -> None:
+    store = Store.locate(tmp_path / "store")
+    started = RunStarted(run="killed", device="cpu", clock="host", mode="observe", ranks=1, options={}, code="", version="0")
+    stream = ControlStream(store, "killed", "run/killed", "controller")
+    stream.append(0, [started], actor="controller")
+    stream.close()
+    (tmp_path / "other").mkdir()
+    link = tmp_path / "link.prom"
+    link.symlink_to(tmp_path / "other" / "run.prom")
+    take_out(store, "prometheus", "killed", link)
+    up = [samples((tmp_path / "other" / "run.prom").read_text())["unskew_run_up", ()]]
+    with hold_controller_lock(store, "killed"):
+        take_out(store, "prometheus", "killed", link)
+        up.append(samples((tmp_path / "other" / "run.prom").read_text())["unskew_run_up", ()])
+    assert up == [0, 1]
+    assert link.is_symlink()
 
 
 def test_the_endpoint_answers_scrapes_on_loopback(run: Run) -> None:

@@ -129,9 +129,9 @@ def _arrows(spans: polars.DataFrame) -> Iterator[dict[str, Any]]:
         side = side.with_columns(sender=polars.col(sender), receiver=polars.col(receiver))
         sides.append(side.with_columns(nth=polars.int_range(polars.len()).over(of)))
     pairs = sides[0].join(sides[1], on=[*of, "nth"], suffix="_there")
-    rows = pairs.select(
-        "sender", "receiver", "start_us", (polars.col("start_us_there") + polars.col("wall_us_there")).alias("end")
-    )
+    # Within the receiving bar: at its very end a viewer finds no bar there, or the next.
+    end = polars.col("start_us_there") + (polars.col("wall_us_there") - 1).clip(0)
+    rows = pairs.select("sender", "receiver", "start_us", end.alias("end"))
     for number, (sender, receiver, start_us, end_us) in enumerate(rows.iter_rows()):
         arrow = {"name": "message", "cat": "message", "id": number}
         yield {"ph": "s", "pid": sender, "tid": _ORDER.index("sending"), "ts": start_us, **arrow}

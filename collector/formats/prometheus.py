@@ -15,11 +15,15 @@ from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from unskew.collector.commands import controller_alive
 from unskew.collector.reader import Reader
 
 
 class _Gauge(NamedTuple):
-    """`query` gives a row per sample: the values of `labels`, then the sample's. `$run` is the run."""
+    """`query` gives a row per sample: the values of `labels`, then the sample's.
+
+    `$run` is the run; `$alive`, whether its controller lives.
+    """
 
     name: str
     help: str
@@ -31,8 +35,8 @@ _LAST_JUDGED = "(select max(iteration) from judged where run = $run)"
 _GAUGES = (
     _Gauge(
         "unskew_run_up",
-        "1 while the run goes on, 0 when it has ended",
-        "select (status = 'unfinished')::int from runs where run = $run",
+        "1 while the run goes on, 0 when it has ended or been killed",
+        "select (status = 'unfinished' and $alive)::int from runs where run = $run",
     ),
     _Gauge("unskew_iterations", "Iterations committed", "select iterations from runs where run = $run"),
     _Gauge(
@@ -97,10 +101,13 @@ class RunCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         with self._lock:
+            alive = controller_alive(self._reader._store, self._run)
             self._reader.refresh()
             for gauge in _GAUGES:
                 family = GaugeMetricFamily(gauge.name, gauge.help, labels=("run", *gauge.labels))
-                for *of, value in self._reader.sql(gauge.query, {"run": self._run}).iter_rows():
+                known: dict[str, object] = {"run": self._run, "alive": alive}
+                params = {name: value for name, value in known.items() if f"${name}" in gauge.query}
+                for *of, value in self._reader.sql(gauge.query, params).iter_rows():
                     if value is not None:
                         family.add_metric([self._run, *map(str, of)], float(value))
                 yield family
@@ -114,11 +121,9 @@ def registry(reader: Reader, run: str) -> CollectorRegistry:
 
 
 def write(reader: Reader, run: str, path: Path) -> str:
-    """Write the text format, swapped in whole as a collector of text files needs it; says what is in it."""
+    """Write the text format; says what is in it."""
     text = generate_latest(registry(reader, run))
-    aside = path.with_name(f".{path.name}.new")
-    aside.write_bytes(text)
-    aside.replace(path)
+    path.write_bytes(text)
     samples = sum(not line.startswith(b"#") for line in text.splitlines())
     return f"{samples} samples"
 
