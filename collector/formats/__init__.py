@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -78,7 +79,19 @@ def bring_in(store: Store, format: str, path: Path, run: str | None = None) -> l
 
 
 def take_out(store: Store, format: str, run: str, path: Path) -> str:
-    """Write a run of the store to `path`; says what is in it. Raises `FormatError` when the run has no such form."""
+    """Write a run of the store to `path`; says what is in it. Raises `FormatError` when the run has no such form.
+
+    A file is swapped in whole: what was there stays when the export fails or is killed.
+    """
     write: Callable[[Reader, str, Path], str] = import_module(f"unskew.collector.formats.{EXPORTERS[format]}").write
     with Reader(store) as reader:
-        return write(reader, run, path)
+        if format == "parquet" or (path.exists() and not path.is_file()):  # a folder; a pipe or a device is no file to replace
+            return write(reader, run, path)
+        place = path.resolve()
+        aside = place.with_name(f".{place.name}.{os.getpid()}.new")
+        try:
+            what = write(reader, run, aside)
+            aside.replace(place)
+        finally:
+            aside.unlink(missing_ok=True)
+        return what

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from unskew.collector.events import CollectiveRecorded, GroupRecorded, Telemetry
 from unskew.collector.formats.imported import FormatError, Imported, source_files
-from unskew.collector.formats.text import LARGEST, content
+from unskew.collector.formats.text import LARGEST, content, rank_number
 
 _STATES = ("scheduled", "started", "completed")
 _JSON = re.compile(rb"\s*\{")
@@ -69,7 +69,7 @@ def _rank(file: Path) -> int:
     numbers = re.findall(r"\d+", file.name.partition(".")[0])
     if not numbers:
         raise FormatError(f"{file}: a dump's name ends in its rank, such as nccl_trace_rank_3")
-    return int(numbers[-1])
+    return rank_number(str(file), float(numbers[-1]))
 
 
 def _load(file: Path) -> Mapping[str, Any]:
@@ -77,7 +77,7 @@ def _load(file: Path) -> Mapping[str, Any]:
     if _JSON.match(raw):
         try:
             dump = json.loads(raw)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FormatError(f"{file}: not JSON ({error})") from error
     else:
         try:
@@ -101,9 +101,9 @@ def _groups(file: Path, rank: int, dump: Mapping[str, Any]) -> Iterator[GroupRec
                 rank=rank,
                 group=name,
                 group_description=str(config.get("desc", "")),
-                members=tuple(_whole(member) for member in _listed(config.get("ranks", ()))),
+                members=tuple(_member(member) for member in _listed(config.get("ranks", ()))),
             )
-        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise FormatError(f"{file}: process group {key!r} has no name, desc and ranks ({error})") from error
     for key, status in _table(file, dump, "pg_status").items():
         try:
@@ -115,7 +115,7 @@ def _groups(file: Path, rank: int, dump: Mapping[str, Any]) -> Iterator[GroupRec
                 last_started=_integer(status.get("last_started_collective")),
                 last_completed=_integer(status.get("last_completed_collective")),
             )
-        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise FormatError(f"{file}: the status of process group {key!r} is not three numbers ({error})") from error
 
 
@@ -154,22 +154,28 @@ def _entries(file: Path, rank: int, dump: Mapping[str, Any]) -> Iterator[Collect
                 created_us=_from_ns(entry.get("time_created_ns")),
                 started_us=_from_ns(entry.get("time_discovered_started_ns")),
                 completed_us=_from_ns(entry.get("time_discovered_completed_ns")),
-                wall_us=_from_ms(entry.get("duration_ms")),
+                wall_us=_from_ms(entry.get("duration_ms"), least=0),
                 timeout_us=_from_ms(entry.get("timeout_ms")),
                 input_sizes=_text(entry.get("input_sizes")),
                 output_sizes=_text(entry.get("output_sizes")),
                 dtypes=_text(entry.get("input_dtypes")),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
             raise FormatError(f"{file}, entry {number}: {what}") from error
 
 
 def _whole(value: Any) -> int:
     number = int(value)
+    if isinstance(value, float) and number != value:
+        raise ValueError(f"{value} is no whole number")
     if abs(number) > LARGEST:
         raise ValueError(f"{number} is too large")
     return number
+
+
+def _member(value: Any) -> int:
+    return rank_number("a member", _whole(value))
 
 
 def _integer(value: Any) -> int | None:
@@ -180,7 +186,9 @@ def _from_ns(value: Any) -> int | None:
     return None if value is None else _whole(int(value) // 1000)
 
 
-def _from_ms(value: Any) -> int | None:
+def _from_ms(value: Any, least: int = -LARGEST) -> int | None:
+    if value is not None and value < least:
+        raise ValueError(f"{value} ms is negative")
     return None if value is None else _whole(round(1000 * value))
 
 

@@ -28,6 +28,8 @@ from unskew.collector.spool import ControlStream, SpoolWriter
 
 _BATCH = 5_000
 _DISK_PATIENCE_S = 60.0
+_LONGEST_NAME = 200
+"""Of a run: files of the store have it in their names, with a prefix."""
 
 
 class FormatError(ValueError):
@@ -98,7 +100,10 @@ def run_name(path: Path, sha256: str, wanted: str | None, part: str) -> str:
     words = [wanted or _plain(path.resolve().name.partition(".")[0])]
     words += [_plain(part)] if part else []
     words += [] if wanted else [sha256[:8]]
-    return "-".join(words)
+    name = "-".join(words)
+    if len(name) > _LONGEST_NAME:
+        raise FormatError(f"{path}: its run would be named {name[:40]}..., of {len(name)} letters; {_LONGEST_NAME} are allowed")
+    return name
 
 
 def _plain(name: str) -> str:
@@ -128,6 +133,7 @@ def store_runs(store: Store, runs: Sequence[tuple[Source, Imported]]) -> list[in
     Raises `StoreError` or, from the reading, `FormatError`. The clock of the runs is "imported": times are the source's own.
     The log's wall clock (`at_us`) is the time of the import.
     """
+    _sweep(store)
     with ExitStack() as cleaning:
         places, counts = [], []
         for source, imported in runs:
@@ -136,7 +142,6 @@ def store_runs(store: Store, runs: Sequence[tuple[Source, Imported]]) -> list[in
                 raise StoreError(f"run {source.run} is being imported by another process")
             cleaning.push(lock)
             aside = store.root / "importing" / source.run
-            shutil.rmtree(aside, ignore_errors=True)  # of an import that was killed
             cleaning.callback(shutil.rmtree, aside, ignore_errors=True)
             places.append((aside / "spool" / source.run, store.spool(source.run)))
             counts.append(_write(Store(aside), source, imported))
@@ -147,6 +152,15 @@ def store_runs(store: Store, runs: Sequence[tuple[Source, Imported]]) -> list[in
             except OSError as error:
                 raise StoreError(f"cannot put {place.name} into {store.root}: {error.strerror}") from error
     return counts
+
+
+def _sweep(store: Store) -> None:
+    """Remove what imports that were killed have left."""
+    aside = store.root / "importing"
+    for folder in aside.iterdir() if aside.is_dir() else ():
+        if (lock := hold(store.lock(f"import-{folder.name}"), wait_s=0.0)) is not None:
+            with lock:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(aside: Store, source: Source, imported: Imported) -> int:

@@ -7,14 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import polars
 
 from unskew.collector.events import IterationTimed
+from unskew.collector.formats.columns import parquet, typed
 from unskew.collector.formats.imported import FormatError, Imported
+from unskew.collector.formats.text import LARGEST, content
 
-_NEEDED = {"step": polars.Int64, "seconds": polars.Float64}
-_OPTIONAL = {"run": polars.String, "rank": polars.Int32, "loss": polars.Float64, "tokens": polars.Int64}
+_NEEDED: dict[str, Any] = {"step": polars.Int64(), "seconds": polars.Float64()}
+_OPTIONAL: dict[str, Any] = {
+    "run": polars.String(), "rank": polars.Int32(), "loss": polars.Float64(), "tokens": polars.Int64(),
+}  # fmt: skip
+
+_COUNTS = ("step", "rank", "tokens")
+_SECONDS = "positive number up to 2^33"
 
 
 def read(path: Path) -> Sequence[Imported]:
@@ -49,10 +57,10 @@ def _events(rows: polars.DataFrame) -> Iterator[IterationTimed]:
 def _load(path: Path) -> polars.DataFrame:
     if not path.is_file():
         raise FormatError(f"{path}: a CSV or Parquet file is needed here")
+    raw = content(path)
     try:
-        parquet = path.read_bytes()[:4] == b"PAR1"
-        rows = polars.read_parquet(path) if parquet else polars.read_csv(path, infer_schema=False)
-    except (polars.exceptions.PolarsError, OSError) as error:
+        rows = parquet(path) if raw.startswith(b"PAR1") else polars.read_csv(raw, infer_schema=False)
+    except polars.exceptions.PolarsError as error:
         raise FormatError(f"{path} is neither CSV nor Parquet: {str(error).partition(chr(10))[0]}") from error
     missing = [name for name in _NEEDED if name not in rows.columns]
     if missing:
@@ -65,19 +73,17 @@ def _load(path: Path) -> polars.DataFrame:
 def _checked(path: Path, rows: polars.DataFrame) -> polars.DataFrame:
     """The known columns in their types; a row that does not fit is named (the first under a header is 1)."""
     types = {name: kind for name, kind in (_OPTIONAL | _NEEDED).items() if name in rows.columns}
-    typed = rows.select(
-        (polars.col(name).str.strip_chars() if rows[name].dtype == polars.String else polars.col(name)).cast(kind, strict=False)
-        for name, kind in types.items()
-    )
+    table = typed(path, rows, types, {"seconds": _SECONDS})
     identity = [name for name in ("run", "rank", "step") if name in types]
     column = polars.col
     wrong = {
         **{f"{name} is no number" if name != "run" else "run is missing": column(name).is_null() for name in identity},
-        "seconds is no positive number": ~(column("seconds").is_finite() & (column("seconds") > 0)).fill_null(value=False),
+        f"seconds is no {_SECONDS}": ~column("seconds").is_between(0, LARGEST / 1e6, closed="right").fill_null(value=False),
+        **{f"{name} is not between 0 and 2^53": ~column(name).is_between(0, LARGEST) for name in _COUNTS if name in types},
         f"the same {' and '.join(identity)} stand in an earlier row": ~polars.struct(identity).is_first_distinct(),
     }
     for sentence, condition in wrong.items():
-        at = typed.select(condition.arg_true()).to_series()
+        at = table.select(condition.arg_true()).to_series()
         if len(at):
             raise FormatError(f"{path}, row {at[0] + 1}: {sentence}")
-    return typed
+    return table

@@ -18,7 +18,7 @@ import msgspec
 
 from unskew.collector.events import IterationTimed, SourceRecorded, Span, SpanKind, Telemetry
 from unskew.collector.formats.imported import FormatError, Imported, source_files
-from unskew.collector.formats.text import LARGEST, content
+from unskew.collector.formats.text import LARGEST, MOST_RANKS, content, rank_number, whole
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -29,7 +29,6 @@ _KINDS: tuple[tuple[str, SpanKind], ...] = (
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
 )
-_MOST_RANKS = 2**31
 _BYTES = {"Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8, "Byte": 1, "Char": 1, "Bool": 1}
 
 
@@ -78,7 +77,7 @@ def _load(file: Path) -> _Trace:
     raw = content(file)
     try:
         return _decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         at = re.search(r"\(byte (\d+)\)", str(error))
         where = f", line {raw.count(10, 0, int(at[1])) + 1}" if at else ""
         raise FormatError(f"{file}{where}: not a PyTorch profiler trace ({error})") from error
@@ -87,31 +86,33 @@ def _load(file: Path) -> _Trace:
 def _rank(file: Path, trace: _Trace, *, alone: bool) -> tuple[int, str]:
     """The rank of a file, and what told it."""
     told = trace.distributed.get("rank")
-    if isinstance(told, int) and not isinstance(told, bool) and 0 <= told < _MOST_RANKS:
+    if isinstance(told, int) and not isinstance(told, bool) and 0 <= told < MOST_RANKS:
         return told, "distributedInfo"
     if found := re.search(r"rank[_-]?(\d+)", file.name):
-        return int(found[1]), "file name"
+        return rank_number(str(file), float(found[1])), "file name"
     if alone:
         return 0, "nothing: the only file is taken as rank 0"
     raise FormatError(f"{file}: neither its distributedInfo nor its name tells the rank")
 
 
 def _events(file: Path, rank: int, trace: _Trace) -> Iterator[Telemetry]:
-    whole = [event for event in trace.events if event.ph == "X" and event.ts is not None]
-    for event in whole:
+    complete = [event for event in trace.events if event.ph == "X" and event.ts is not None]
+    for event in complete:
         if abs(event.ts or 0.0) > LARGEST or not 0 <= (event.dur or 0.0) <= LARGEST:
             raise FormatError(f"{file}: event {event.name!r} has ts {event.ts} and dur {event.dur}, which are no microseconds")
     steps = sorted(
-        (event.ts or 0.0, event.dur or 0.0, int(found[1]))
-        for event in whole
+        (event.ts or 0.0, event.dur or 0.0, whole(str(file), "the number of a ProfilerStep", float(found[1])))
+        for event in complete
         if event.cat == "user_annotation" and (found := _STEP.fullmatch(str(event.name)))
     )
     if not steps:
         raise FormatError(f"{file}: no ProfilerStep#N in it, so no iteration can be told (profile with a schedule and step())")
+    if len({number for _, _, number in steps}) < len(steps):
+        raise FormatError(f"{file}: a ProfilerStep#N stands in it twice, one profile of one rank is needed")
     for start, wall, number in steps:
         yield IterationTimed(rank=rank, iteration=number, start_us=round(start), wall_us=round(wall))
     begins = [start for start, _, _ in steps]
-    launched = {_correlation(event): event.ts for event in whole if event.cat in _LAUNCHES}
+    launched = {_correlation(event): event.ts for event in complete if event.cat in _LAUNCHES}
 
     def iteration_at(at: float) -> int | None:
         place = bisect_right(begins, at) - 1
@@ -119,7 +120,7 @@ def _events(file: Path, rank: int, trace: _Trace) -> Iterator[Telemetry]:
             return None
         return steps[place][2]
 
-    for event in whole:
+    for event in complete:
         if event.cat not in _ON_DEVICE | _ANNOTATIONS or _STEP.fullmatch(str(event.name)):
             continue
         ts = event.ts or 0.0

@@ -3,7 +3,8 @@
 ``iteration  10/ 500 | consumed samples: 160 | elapsed time per iteration (ms): 1234.5 | ... | lm loss: 1.0E+01 | ...``
 
 The elapsed time is the mean since the previous such line (Megatron's log interval); it stands at the iteration of its line.
-Of a restarted job the log may tell an iteration twice: the later telling holds. All other lines are passed over.
+Of a restarted job the log may tell an iteration twice: the later telling holds. All other lines are passed over. A number
+counts only when something follows it, as the last line of a killed job may end within one.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from typing import Any
 
 from unskew.collector.events import IterationTimed
 from unskew.collector.formats.imported import FormatError, Imported
-from unskew.collector.formats.text import lines, number
+from unskew.collector.formats.text import LARGEST, duration, lines
 
 _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|")
-_ELAPSED = re.compile(r"elapsed time per iteration \((ms|s)\):\s*([^\s|/]+)")
-_LOSS = re.compile(r"\|\s*lm loss:\s*([^\s|]+)")
-_BATCH = re.compile(r"\|\s*global batch size:\s*(\d+)")
-_SECONDS = {"ms": 1e-3, "s": 1.0}
+_ELAPSED = re.compile(r"elapsed time per iteration \((ms|s)\):\s*([^\s|/]+)[\s|/]")
+_LOSS = re.compile(r"\|\s*lm loss:\s*([^\s|]+)[\s|]")
+_BATCH = re.compile(r"\|\s*global batch size:\s*(\d+)[\s|]")
+_MICROSECONDS = {"ms": 1e3, "s": 1e6}
 
 
 def read(path: Path) -> Sequence[Imported]:
@@ -34,15 +35,15 @@ def read(path: Path) -> Sequence[Imported]:
         if found := _ITERATION.search(line):
             if not (elapsed := _ELAPSED.search(line)):
                 raise FormatError(f"{path}, line {at}: an iteration without 'elapsed time per iteration'")
-            iteration = int(found[1])
-            facts["iterations_planned"] = int(found[2])
+            iteration = _count(path, at, "the iteration", found[1])
+            facts["iterations_planned"] = _count(path, at, "the last iteration", found[2])
             retold += iteration in told
             loss, batch = _LOSS.search(line), _BATCH.search(line)
             told[iteration] = IterationTimed(
                 iteration=iteration,
                 wall_us=_wall_us(path, at, elapsed[1], elapsed[2]),
                 loss=_number(path, at, "the loss", loss[1]) if loss else None,
-                sequences=int(batch[1]) if batch else None,
+                sequences=_count(path, at, "the batch size", batch[1]) if batch else None,
             )
     if not told:
         raise FormatError(f"{path}: no line of this file is 'iteration N/ M | ... elapsed time per iteration ...'")
@@ -62,8 +63,12 @@ def _number(path: Path, line: int, what: str, text: str) -> float:
         raise FormatError(f"{path}, line {line}: {what} is {text!r}, a number is needed") from None
 
 
+def _count(path: Path, line: int, what: str, digits: str) -> int:
+    if len(digits) > len(str(LARGEST)) or int(digits) > LARGEST:
+        raise FormatError(f"{path}, line {line}: {what} is {digits[:40]}, a number up to 2^53 is needed")
+    return int(digits)
+
+
 def _wall_us(path: Path, line: int, unit: str, text: str) -> int:
-    seconds = _SECONDS[unit] * number(f"{path}, line {line}", "the elapsed time", _number(path, line, "the elapsed time", text))
-    if seconds < 0:
-        raise FormatError(f"{path}, line {line}: the elapsed time is negative")
-    return round(1e6 * seconds)
+    elapsed = _number(path, line, "the elapsed time", text)
+    return duration(f"{path}, line {line}", "the elapsed time", elapsed, _MICROSECONDS[unit])

@@ -2,8 +2,9 @@
 
 ``:::MLLOG {"time_ms": ..., "key": "tracked_stats", "value": {"train_step_time": 5.2, ...}, "metadata": {"step": 12}}``
 
-The iteration is the line's `step` where it has one, else its place among the step times. Validation steps, intervals and points
-in time become `source_recorded`; single values (batch size, seed, benchmark, status) the run's facts.
+The iteration is the line's `step` where it has one, else its place among the step times; told twice, it holds as told last.
+Validation steps, intervals and points in time become `source_recorded`; single values (batch size, seed, benchmark, status) the
+run's facts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from unskew.collector.events import IterationTimed, SourceRecorded, Telemetry
 from unskew.collector.formats.imported import FormatError, Imported, source_files
-from unskew.collector.formats.text import json_of, lines, number
+from unskew.collector.formats.text import duration, json_of, lines, microseconds, number, whole
 
 _MARK = ":::MLLOG"
 _TRAIN = ("train_step_time", "train_step_timing", "train_step_timing in s")
@@ -31,6 +32,7 @@ def read(path: Path) -> Sequence[Imported]:
 def _run(path: Path, name: str) -> Imported:
     events: list[Telemetry] = []
     facts: dict[str, Any] = {"observed": "iteration times of the job"}
+    told: dict[int, IterationTimed] = {}
     steps = 0
     for line_number, line in lines(path):
         _, mark, text = line.partition(_MARK)
@@ -42,25 +44,29 @@ def _run(path: Path, name: str) -> Imported:
         key, value = str(entry["key"]), entry.get("value")
         metadata = entry["metadata"] if isinstance(entry.get("metadata"), dict) else {}
         event = _event(where, entry, key, metadata.get("step", steps))
-        steps += isinstance(event, IterationTimed)
-        events.append(event)
+        if isinstance(event, IterationTimed):
+            steps += 1
+            told[event.iteration] = event
+        else:
+            events.append(event)
         if isinstance(value, (int, float, str)):
             facts.setdefault(key, value)
         elif key == "run_stop":
             facts["status"] = metadata.get("status")
-    if not events:
+    if not events and not told:
         raise FormatError(f"{path}: no line of this file has {_MARK}")
-    return Imported(name=name, events=events, ranks=0, iterations=steps, facts=facts)
+    facts["told_again"] = steps - len(told)
+    return Imported(name=name, events=[*events, *told.values()], ranks=0, iterations=len(told), facts=facts)
 
 
 def _event(where: str, entry: Mapping[str, Any], key: str, step: object) -> IterationTimed | SourceRecorded:
-    at_us, value = round(1e3 * number(where, "time_ms", entry["time_ms"])), entry.get("value")
+    at_us, value = microseconds(where, "time_ms", entry["time_ms"], 1e3), entry.get("value")
     stats: Mapping[str, Any] = value if isinstance(value, dict) else {key: value}
     category = str(entry.get("event_type", ""))
     if (step_s := _first(stats, _TRAIN)) is not None:
         wall_us, loss = _wall_us(where, step_s), _first(stats, _LOSS)
         return IterationTimed(
-            iteration=int(number(where, "step", step)),
+            iteration=whole(where, "step", step, 0),
             start_us=at_us - wall_us,
             wall_us=wall_us,
             loss=None if loss is None else number(where, "the loss", loss),
@@ -76,7 +82,7 @@ def _wall_us(where: str, step_s: object) -> int:
     seconds = number(where, "the step time", step_s)
     if seconds <= 0:
         raise FormatError(f"{where}: the step time is {seconds:g} s, it must be positive")
-    return round(1e6 * seconds)
+    return duration(where, "the step time", seconds, 1e6)
 
 
 def _first(stats: Mapping[str, Any], names: Sequence[str]) -> Any:

@@ -2,7 +2,8 @@
 
 One row is one operation of one worker in one training step. Seconds; `start_ts` counts from the beginning of the step. Send,
 receive and collective durations include waiting for the peer; compute durations do not. `mc` is the model chunk on its stage,
-`gmc` in the model, `mb_id` the micro-batch; -1 where a number has no meaning. Several columns may come in wider types.
+`gmc` in the model, `mb_id` the micro-batch; -1 where a number has no meaning. Several columns may come in wider types; times
+are kept to the last bit, also those of 64 bits.
 
 `Imported` holds the rows twice: as `OperationsRecorded`, exact, and as `Span`s in microseconds, for all that reads spans.
 """
@@ -17,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 import polars
 
 from unskew.collector.events import IterationTimed, OperationsRecorded, Span, SpanKind, Telemetry
+from unskew.collector.formats.columns import parquet, typed
 from unskew.collector.formats.imported import FormatError, Imported
+from unskew.collector.formats.text import LARGEST
 
 if TYPE_CHECKING:
     from unskew.collector.reader import Reader
 
 COLUMNS: dict[str, Any] = {
     "dp_rank": polars.Int16, "stage": polars.Int16, "rank": polars.Int32, "step": polars.Int64, "optype": polars.String,
-    "start_ts": polars.Float32, "duration": polars.Float32, "seq_id": polars.Int32, "mc": polars.Int16, "mb_id": polars.Int16,
+    "start_ts": polars.Float64, "duration": polars.Float64, "seq_id": polars.Int32, "mc": polars.Int16, "mb_id": polars.Int16,
     "gmc": polars.Int16,
 }  # fmt: skip
 """The columns in the order of the published files, and the type of each in what `operations` returns."""
@@ -89,19 +92,13 @@ def operations(reader: Reader, run: str) -> polars.DataFrame:
 def _load(path: Path) -> polars.DataFrame:
     if not path.is_file():
         raise FormatError(f"{path}: a Parquet file is needed here")
-    try:
-        rows = polars.read_parquet(path)
-    except (polars.exceptions.PolarsError, OSError) as error:
-        raise FormatError(f"{path} is not a Parquet file: {str(error).partition(chr(10))[0]}") from error
+    rows = parquet(path)
     missing = [name for name in COLUMNS if name not in rows.columns]
     if missing:
         raise FormatError(f"{path} lacks the columns {', '.join(missing)}; needed are {', '.join(COLUMNS)}")
     if rows.is_empty():
         raise FormatError(f"{path} has no rows")
-    try:
-        return rows.select(polars.col(name).cast(dtype) for name, dtype in COLUMNS.items())
-    except polars.exceptions.PolarsError as error:
-        raise FormatError(f"{path}: a column is not of its type: {str(error).partition(chr(10))[0]}") from error
+    return typed(path, rows, {name: dtype() for name, dtype in COLUMNS.items()}, {})
 
 
 def _checked(path: Path, rows: polars.DataFrame) -> polars.DataFrame:
@@ -109,11 +106,12 @@ def _checked(path: Path, rows: polars.DataFrame) -> polars.DataFrame:
     wrong = {
         f"a value is missing (all of {', '.join(COLUMNS)} are needed)": polars.any_horizontal(polars.all().is_null()),
         f"its optype is none of {', '.join(KINDS)}": ~column("optype").is_in(list(KINDS)),
-        "its start_ts or duration is not a finite number of seconds": ~(
-            column("start_ts").is_finite() & column("duration").is_finite()
+        "its start_ts or duration is not a finite number of seconds up to 2^33": ~polars.all_horizontal(
+            column("start_ts", "duration").abs() <= LARGEST / 1e6
         ),
         "its duration is negative": column("duration") < 0,
         "its dp_rank, stage, rank or step is negative": polars.any_horizontal(column("dp_rank", "stage", "rank", "step") < 0),
+        "its step is beyond 2^53": column("step") > LARGEST,
         "its rank has another dp_rank or stage in an earlier row": polars.any_horizontal(
             column("dp_rank", "stage") != column("dp_rank", "stage").first().over("rank")
         ),

@@ -206,7 +206,8 @@ def _numbered(rows: polars.DataFrame) -> polars.DataFrame:
         rows.sort("iteration", "rank", "optype", "start_us", maintain_order=True)
         .with_columns(seq_id=polars.int_range(polars.len()).over(own))
         .with_columns(
-            start_ts=(polars.col("start_us") - begin) / 1e6, duration=(polars.col("end_us") - polars.col("start_us")) / 1e6
+            start_ts=((polars.col("start_us") - begin) / 1e6).cast(polars.Float32),
+            duration=((polars.col("end_us") - polars.col("start_us")) / 1e6).cast(polars.Float32),
         )
         .rename({"iteration": "step"})
     )
@@ -214,8 +215,15 @@ def _numbered(rows: polars.DataFrame) -> polars.DataFrame:
 
 def _published_types(rows: polars.DataFrame) -> polars.DataFrame:
     return rows.select(
-        polars.col(name).cast(_narrow(rows[name], name) if name in _AT_LEAST else COLUMNS[name]) for name in COLUMNS
+        polars.col(name).cast(_narrow(rows[name], name) if name in _AT_LEAST else _single(rows[name])) for name in COLUMNS
     )
+
+
+def _single(values: polars.Series) -> Any:
+    """Their times have 32 bits; more only where an imported trace came so."""
+    if values.dtype.is_float() and (values.cast(polars.Float32).cast(polars.Float64) != values).any():
+        return polars.Float64
+    return polars.Float32 if values.dtype.is_float() else COLUMNS[values.name]
 
 
 def _narrow(values: polars.Series, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,27 +14,33 @@ import msgspec
 from unskew.collector.formats.imported import FormatError
 
 _GZIP = b"\x1f\x8b"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+MOST_RANKS = 2**31
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a file, unpacked when it is gzip. Raises `FormatError`."""
+    """The bytes of a file, unpacked when it is gzip, without a byte order mark. Raises `FormatError`."""
     try:
         raw = path.read_bytes()
-        return gzip.decompress(raw) if raw.startswith(_GZIP) else raw
+        raw = gzip.decompress(raw) if raw.startswith(_GZIP) else raw
+        return raw.removeprefix(_BYTE_ORDER_MARK)
     except (OSError, EOFError, zlib.error) as error:
         raise FormatError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file with their numbers, the first is 1; what is no UTF-8 is replaced."""
-    return enumerate(content(path).decode(errors="replace").splitlines(), start=1)
+    """The lines of a file with their numbers, the first is 1; what is no UTF-8 is replaced.
+
+    A whole line keeps its end, so that one which was cut short can be told.
+    """
+    return enumerate(io.StringIO(content(path).decode(errors="replace"), newline=None), start=1)
 
 
 def json_of(path: Path, line: int, text: str | bytes) -> Any:
     """`text` as JSON; `FormatError` names the file and the line (on which the text begins) otherwise."""
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}, line {line}: not JSON ({error})") from error
 
 
@@ -46,3 +53,33 @@ def number(where: str, name: str, value: object) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST:
         return float(value)
     raise FormatError(f"{where}: {name} is {value!r}, a number up to 2^53 is needed")
+
+
+def whole(where: str, name: str, value: object, least: int = -LARGEST) -> int:
+    """`value` as a whole number of at least `least`; `FormatError` otherwise: 1.5 is no step."""
+    found = number(where, name, value)
+    if found != int(found) or found < least:
+        raise FormatError(f"{where}: {name} is {value!r}, a whole number{f' from {least}' * (least > -LARGEST)} is needed")
+    return int(found)
+
+
+def rank_number(where: str, value: object) -> int:
+    """`value` as a rank; `FormatError` otherwise."""
+    if (rank := whole(where, "rank", value, 0)) >= MOST_RANKS:
+        raise FormatError(f"{where}: rank is {value!r}, it must be less than 2^31")
+    return rank
+
+
+def microseconds(where: str, name: str, value: object, unit_us: float) -> int:
+    """`value`, a time of `unit_us` each, in microseconds; `FormatError` beyond `LARGEST` of these."""
+    found = unit_us * number(where, name, value)
+    if abs(found) > LARGEST:
+        raise FormatError(f"{where}: {name} is {value!r}, a time up to 2^53 us is needed")
+    return round(found)
+
+
+def duration(where: str, name: str, value: object, unit_us: float) -> int:
+    """As `microseconds`, and not negative."""
+    if (found := microseconds(where, name, value, unit_us)) < 0:
+        raise FormatError(f"{where}: {name} is negative ({value!r})")
+    return found

@@ -1,8 +1,9 @@
 """torchtitan: its structured log, one JSON record a line, one file per rank (``<source>.global_rank_<N>.<time>.jsonl``).
 
 ``<name>_start`` and ``<name>_end`` of one task pair last in, first out; an ``_end`` alone has its duration and so its start.
-Every span, marker and scalar becomes a `SourceRecorded`; the span ``step`` an iteration's time; spans whose name is a kind of
-ours (fetching a batch, optimizer, garbage collection, checkpoint) also a `Span`.
+Every span, marker and scalar becomes a `SourceRecorded`; the span ``step`` an iteration's time (told twice by a restarted job,
+it holds as told last); spans whose name is a kind of ours (fetching a batch, optimizer, garbage collection, checkpoint) also a
+`Span`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from unskew.collector.events import IterationTimed, SourceRecorded, Span, SpanKind, Telemetry
 from unskew.collector.formats.imported import FormatError, Imported, source_files
-from unskew.collector.formats.text import json_of, lines, number
+from unskew.collector.formats.text import duration, json_of, lines, microseconds, number, rank_number, whole
 
 _KINDS: tuple[tuple[str, SpanKind], ...] = (
     ("fetching_batch", "data_wait"),
@@ -33,15 +34,21 @@ def read(path: Path) -> Sequence[Imported]:
     events: list[Telemetry] = []
     ranks: set[int] = set()
     sources: set[str] = set()
+    steps: dict[tuple[int | None, int], IterationTimed] = {}
+    n_steps = 0
     for file in source_files(path, ".jsonl"):
         own = _File(file)
         events += own.events()
+        for step in own.steps():
+            steps[step.rank, step.iteration] = step
+            n_steps += 1
         ranks |= own.ranks
         sources |= own.sources
-    iterations = {event.iteration for event in events if isinstance(event, IterationTimed)}
     if not events:
         raise FormatError(f"{path}: no record in it")
-    return [Imported(events=events, ranks=len(ranks), iterations=len(iterations), facts={"sources": sorted(sources)})]
+    facts = {"sources": sorted(sources), "told_again": n_steps - len(steps)}
+    iterations = {iteration for _, iteration in steps}
+    return [Imported(events=[*events, *steps.values()], ranks=len(ranks), iterations=len(iterations), facts=facts)]
 
 
 class _File:
@@ -59,6 +66,9 @@ class _File:
         for line_number, line in lines(self.path):
             if line.strip():
                 yield from self._record(line_number, json_of(self.path, line_number, line))
+
+    def steps(self) -> Iterator[IterationTimed]:
+        """The times of the steps, once `events` has been read."""
         for rank, step, start_us, wall_us in self._steps:
             tokens = self._scalar(step, _TOKENS)
             yield IterationTimed(
@@ -79,13 +89,13 @@ class _File:
             raise FormatError(f"{where}: a record has log_type_name, time_us and rank")
         name, value = record["log_type_name"], record.get("value")
         told = SourceRecorded(
-            rank=int(number(where, "rank", record.get("rank"))),
+            rank=rank_number(where, record.get("rank")),
             name=name,
             category=str(record.get("log_type", "")),
-            start_us=round(number(where, "time_us", record.get("time_us"))),
-            iteration=None if record.get("step") is None else int(number(where, "step", record["step"])),
+            start_us=microseconds(where, "time_us", record.get("time_us"), 1),
+            iteration=None if record.get("step") is None else whole(where, "step", record["step"]),
             track=str(record.get("task_name") or ""),
-            value=float(value) if isinstance(value, (int, float)) else None,
+            value=number(where, "value", value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None,
         )
         self.ranks.add(told.rank)
         self.sources.add(str(record.get("source", "")))
@@ -94,7 +104,7 @@ class _File:
         elif name.endswith("_start"):
             self._open[told.track].append((name.removesuffix("_start"), told.start_us))
         elif name.endswith("_end"):
-            yield from self._span(told, round(1e3 * number(where, "value (ms)", value)))
+            yield from self._span(told, duration(where, "value (ms)", value, 1e3))
         else:
             yield told
 
