@@ -38,10 +38,13 @@ class Noted(msgspec.Struct, frozen=True):
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
+    """`judged_us`: when each iteration was judged, by the clock of `Noted.at_us`."""
+
     run: str
     control: tuple[Noted, ...]
     telemetry: tuple[Event, ...]
     judged: dict[int, IterationJudged]
+    judged_us: dict[int, int]
 
     @property
     def plans(self) -> dict[int, Plan]:
@@ -85,17 +88,18 @@ def run_of_lines(run: str, lines: Iterable[tuple[str, int, int, str | None, byte
     control: list[tuple[int, Noted]] = []
     telemetry: list[tuple[str, int, Event]] = []
     judged: dict[int, IterationJudged] = {}
+    judged_us: dict[int, int] = {}
     for writer, seq, at_us, stream, line in lines:
         event = decode_event(line)
         if isinstance(event, IterationJudged):
-            judged[event.iteration] = event
+            judged[event.iteration], judged_us[event.iteration] = event, at_us
         elif isinstance(event, Control) and stream == f"run/{run}":
             control.append((seq, Noted(at_us, event)))
         elif isinstance(event, (Span, MicroBatchPacked, IterationCommitted, GpuState)):
             telemetry.append((writer, seq, event))
     control.sort(key=lambda one: one[0])
     telemetry.sort(key=lambda one: one[:2])
-    return RecordedRun(run, tuple(noted for _, noted in control), tuple(event for *_, event in telemetry), judged)
+    return RecordedRun(run, tuple(noted for _, noted in control), tuple(event for *_, event in telemetry), judged, judged_us)
 
 
 def recorded_run(reader: Reader, run: str) -> RecordedRun:

@@ -26,9 +26,14 @@ from unskew.collector.events import (
     PlanIssued,
     PlanKept,
     PlanProposed,
+    PlanScored,
+    PredictorFitted,
+    Probed,
     Regrouped,
     RunFinished,
     StandbyMeasured,
+    Verdict,
+    VerdictClosed,
 )
 
 
@@ -57,7 +62,9 @@ class Rehearsal:
         except (msgspec.ValidationError, ValueError) as error:
             raise ReplayError(f"run {recorded.run} was decided by other options than this code knows: {error}") from error
         self._control = [noted.event for noted in recorded.control]
-        self._iterations = recorded.iterations()
+        # What the ranks of a run that goes on, or that lost its controller, committed and nobody judged was not decided upon.
+        judged = max((*recorded.judged, *map(moment_of, self._control)), default=-1)
+        self._iterations = [one for one in recorded.iterations() if one.committed.iteration <= judged]
         if not self._iterations:
             raise ReplayError(f"run {recorded.run} cannot be replayed: no iteration was committed")
         if self.first > 0:
@@ -81,6 +88,11 @@ class Rehearsal:
     @property
     def last(self) -> int:
         return self._iterations[-1].committed.iteration
+
+    @property
+    def in_force(self) -> Plan:
+        """The plan that every living member acted on last; `plan` is that of the last iteration."""
+        return self._plans[self._in_force or 0]
 
     def run(self, until: int) -> None:
         """Up to and including iteration `until`."""
@@ -177,3 +189,26 @@ _MARKED = (FaultInjected, DeviceLost, StandbyMeasured, PlanIssued, PlanApplied)
 def watermark_of(event: Control) -> int | None:
     """How many iterations had been judged when this came; None where an event does not say."""
     return event.watermark if isinstance(event, _MARKED) else None
+
+
+_LOSSES = ("dead", "hung")
+
+
+def moment_of(event: Control) -> int:
+    """The iteration after whose judgement an event came, or before whose successor's; -1 = it does not tell."""
+    watermark = watermark_of(event)
+    if watermark is not None:
+        return watermark - 1
+    match event:
+        case PredictorFitted():
+            return event.watermark
+        case PlanScored():
+            return event.to_iteration
+        case VerdictClosed() | PlanKept() | Probed():
+            return event.at_iteration
+        case Verdict() | PlanProposed():
+            # Of a loss they tell the iteration that the rank was in.
+            lost = event.cause in _LOSSES if isinstance(event, Verdict) else not event.optional
+            return -1 if lost else event.at_iteration
+        case _:
+            return -1

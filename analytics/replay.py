@@ -17,25 +17,22 @@ from unskew.analytics.code import code_hash
 from unskew.analytics.differences import IDENTITY, Difference, differences
 from unskew.analytics.plan import Plan
 from unskew.analytics.recorded_run import Noted, RecordedRun
-from unskew.analytics.rehearsal import Rehearsal, ReplayError, watermark_of
+from unskew.analytics.rehearsal import Rehearsal, ReplayError, moment_of
 from unskew.collector.events import (
     Control,
     Event,
+    IterationJudged,
     PlanApplied,
     PlanApproved,
     PlanExpired,
     PlanFailed,
-    PlanKept,
     PlanProposed,
     PlanRejected,
-    PlanScored,
     PredictorFitted,
-    Probed,
+    RunFinished,
     Verdict,
     VerdictClosed,
 )
-
-_LOST = ("dead", "hung")
 
 
 class OpenProposal(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +47,8 @@ class OpenProposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """The state after iteration `until` was judged: `plan` in force, believed `speeds` (rank -> kind, where not healthy).
+    """The state before the iteration after `until` was judged: `plan` in force, believed `speeds` (rank -> kind,
+    where not healthy).
 
     `same_code`: the run was decided by this very version of analytics, so that any difference is an error.
     """
@@ -83,50 +81,41 @@ def replay(recorded: RecordedRun, until: int | None = None) -> Replay:
     return Replay(
         run=recorded.run,
         until=last,
-        plan=rehearsal.plan,
+        plan=rehearsal.in_force,
         alive=tuple(sorted(rehearsal.alive)),
         speeds=rehearsal.adaptation.detector.speeds,
         verdicts=_open_verdicts(rehearsal.made),
         predictor=next((event for event in reversed(rehearsal.made) if isinstance(event, PredictorFitted)), None),
         proposals=_open_proposals([noted.event for noted in past]),
         compared=len(decided) + len(judged),
-        differences=differences([*judged, *decided], rehearsal.made),
+        differences=differences([*judged, *decided], _as_far_as_recorded(recorded, rehearsal.made)),
         same_code=recorded.started is not None and recorded.started.code == code_hash(),
     )
 
 
-def _moment(event: Control) -> int:
-    """The iteration after whose judgement an event came, or before whose successor's; -1 = it does not tell."""
-    watermark = watermark_of(event)
-    if watermark is not None:
-        return watermark - 1
-    match event:
-        case PredictorFitted():
-            return event.watermark
-        case PlanScored():
-            return event.to_iteration
-        case VerdictClosed() | PlanKept() | Probed():
-            return event.at_iteration
-        case Verdict() | PlanProposed():
-            # Of a loss they tell the iteration that the rank was in.
-            lost = event.cause in _LOST if isinstance(event, Verdict) else not event.optional
-            return -1 if lost else event.at_iteration
-        case _:
-            return -1
+def _as_far_as_recorded(recorded: RecordedRun, made: Sequence[Event]) -> list[Event]:
+    """Without the newest judgements whose line is missing: a run that goes on or was killed had not handed them over yet."""
+    last = max(recorded.judged, default=-1)
+    over = any(isinstance(noted.event, RunFinished) for noted in recorded.control)
+    return [event for event in made if over or not isinstance(event, IterationJudged) or event.iteration <= last]
 
 
 def _until(recorded: RecordedRun, until: int, *, whole: bool) -> list[Noted]:
-    """The control events up to the moment when iteration `until` had been judged. What was appended at once stays together."""
+    """The control events up to the moment before the iteration after `until` was judged. What was appended at once stays
+    together; what tells no iteration (what people and modes decide, looking back) is placed by the clock of the controller,
+    which wrote both."""
     if whole:
         return list(recorded.control)
+    next_us = min((at_us for iteration, at_us in recorded.judged_us.items() if iteration > until), default=None)
     latest: dict[int, int] = {}
     for noted in recorded.control:
-        latest[noted.at_us] = max(latest.get(noted.at_us, -1), _moment(noted.event))
+        latest[noted.at_us] = max(latest.get(noted.at_us, -1), moment_of(noted.event))
     past: list[Noted] = []
     for noted in recorded.control:
         if latest[noted.at_us] > until:
             break
-        past.append(noted)
+        if latest[noted.at_us] >= 0 or next_us is None or noted.at_us < next_us:
+            past.append(noted)
     return past
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from math import log
+from math import isfinite, log
 
 import msgspec
 
@@ -37,6 +37,11 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     baseline_gain: float = 0.05
 
     def __post_init__(self) -> None:
+        for name, value in msgspec.structs.asdict(self).items():
+            if isinstance(value, float) and not isfinite(value):
+                raise ValueError(f"detector: {name} is {value}, it must be a finite number")
+        if not (0 < self.noise_gain <= 1 and 0 < self.baseline_gain <= 1) or self.own_past < 1:
+            raise ValueError("detector: noise_gain and baseline_gain must be above 0 and at most 1, own_past at least 1")
         if not 0 < self.slack < 1:
             raise ValueError(f"detector: slack is {self.slack}, it must be between 0 and 1 (a part of least_slowdown)")
         if min(self.least_slowdown, self.least_slowdown_young) <= 1 or self.sigma_floor <= 0 or self.slack_sigmas < 0:

@@ -13,14 +13,14 @@ from runtime_runs import LONG_CHUNKS, Run, train
 from typer.testing import CliRunner, Result
 
 from unskew.analytics.backtest import backtest
-from unskew.analytics.recorded_run import RecordedRun, recorded_run, run_of_lines
+from unskew.analytics.recorded_run import Noted, RecordedRun, recorded_run, run_of_lines
 from unskew.analytics.rehearsal import ReplayError, started_of
 from unskew.analytics.replay import replay
 from unskew.analytics.rivals.method import Observed, Outcome, Probe
 from unskew.analytics.rivals.ours import Unskew
 from unskew.analytics.thresholds import DetectorOptions
 from unskew.cli import app
-from unskew.collector.events import Party, PlanApplied, PlanProposed, Span, Verdict
+from unskew.collector.events import Party, PlanApplied, PlanProposed, PlanRejected, Span, Verdict
 from unskew.collector.reader import open_store
 
 pytestmark = pytest.mark.limit(180)
@@ -52,8 +52,9 @@ def test_every_decision_comes_again_at_every_moment(run: Run, log: RecordedRun) 
         assert then.differences == (), until
         # What the live run knew at that moment, from its own record.
         known = {event.rank for event in log.judged[until].ranks}
-        assert known <= set(then.plan.ranks)
-        assert then.plan.epoch == log.judged[until].epoch
+        assert known <= set(log.plans[log.judged[until].epoch].ranks)
+        applied = [event.epoch for event in run.of(PlanApplied) if event.watermark is not None and event.watermark <= until + 1]
+        assert then.plan.epoch == applied[-1]
         slow = [event for event in run.of(Verdict) if event.cause == "slow_device" and event.at_iteration <= until]
         assert bool(then.speeds) == bool(slow)
 
@@ -91,6 +92,25 @@ def test_a_changed_measurement_is_told(log: RecordedRun) -> None:
     )
     found = replay(msgspec.structs.replace(log, telemetry=telemetry), 20).differences
     assert (found[0].event, found[0].identity) == ("iteration_judged", {"iteration": 20})
+
+
+def test_a_proposal_is_open_until_somebody_decided_and_no_longer(log: RecordedRun) -> None:
+    """Decisions of people tell no iteration and may come long before the next event that does."""
+    lying = next(noted for noted in log.control if isinstance(noted.event, PlanProposed) and noted.event.optional)
+    assert isinstance(lying.event, PlanProposed)
+    proposed = Noted(lying.at_us, msgspec.structs.replace(lying.event, proposal="px"))
+    rejected = Noted(log.judged_us[20] + 1, PlanRejected(proposal="px", by="a person", reason="not now"))
+    control = sorted((*log.control, proposed, rejected), key=lambda noted: noted.at_us)
+    people = msgspec.structs.replace(log, control=tuple(control))
+    for until in (lying.event.at_iteration, 19, 20, 21):
+        assert ("px" in {one.proposal for one in replay(people, until).proposals}) == (until < 20), until
+
+
+def test_what_nobody_had_judged_yet_is_no_difference(log: RecordedRun) -> None:
+    """A run that goes on, or whose controller was killed: ranks committed more than was judged, or than was handed over."""
+    control = tuple(noted for noted in log.control if noted.at_us < log.judged_us[22])
+    then = replay(msgspec.structs.replace(log, control=control, judged={n: log.judged[n] for n in range(21)}))
+    assert (then.until in {20, 21}, then.differences) == (True, ())
 
 
 def test_a_lost_decision_is_told(log: RecordedRun) -> None:
@@ -168,6 +188,8 @@ def test_the_backtest_command_takes_a_file_or_a_method_and_refuses_the_rest(run:
     (tmp_path / "blunt.toml").write_text("least_slowdown = 2.5\n")
     (tmp_path / "typo.toml").write_text("least_slodown = 2.5\n")
     (tmp_path / "wild.toml").write_text("least_slowdown = 0.5\n")
+    (tmp_path / "nan.toml").write_text("least_slowdown = nan\n")
+    (tmp_path / "gain.toml").write_text("noise_gain = -5.0\n")
 
     def command(config: str, *more: str) -> Result:
         return CliRunner().invoke(app, ["backtest", run.id, "--detector", config, "--store", str(run.store.root), *more])
@@ -181,6 +203,8 @@ def test_the_backtest_command_takes_a_file_or_a_method_and_refuses_the_rest(run:
     for config, sentence in (
         (str(tmp_path / "typo.toml"), "least_slodown is not a threshold"),
         (str(tmp_path / "wild.toml"), "must be above 1"),
+        (str(tmp_path / "nan.toml"), "least_slowdown is nan, it must be a finite number"),
+        (str(tmp_path / "gain.toml"), "noise_gain and baseline_gain must be above 0"),
         ("oracle", "neither a TOML file nor a method"),
     ):
         refused = command(config)
