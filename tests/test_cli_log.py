@@ -70,3 +70,15 @@ def test_a_file_that_may_not_be_written_is_named_in_one_sentence(holed: Store, m
 def test_a_store_without_any_event_is_not_praised(tmp_path: Path) -> None:
     result = call("store", "check", "--store", str(tmp_path))
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "the store is empty: no run was ever written to it")
+
+
+def test_a_file_without_rules_says_so(holed: Store) -> None:
+    (holed.root / "alerts.toml").touch()
+    result = call("alerts", "check", "--store", str(holed.root))
+    assert (result.exit_code, result.stdout) == (0, f"{holed.root / 'alerts.toml'} has no rules: nothing can open\n")
+
+
+def test_a_long_word_is_shown_whole(holed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = call("sql", "select repeat('x', 300) as word, 1 as one", "--store", str(holed.root)).stdout
+    assert (shown.count("x"), "…" in shown) == (300, False)

@@ -43,6 +43,8 @@ def check(rules: RulesOption = None, json: JsonOption = None, store: StoreOption
         print(f"{rule.name} -> {rule.target}: {state}")
         for one in holds[:SHOWN]:
             print(f"  {one['run']}: {one['text']}")
+    if not known:
+        print(f"{_file(place, rules)} has no rules: nothing can open")
     write_json(json, answer)
     if any(condition.error for condition in conditions):
         refuse("a rule cannot be asked, see above; unskew sql tries a query out")

@@ -28,7 +28,7 @@ _UNBOUNDED = 1_000_000
 
 def sql(
     query: Annotated[
-        str | None, typer.Argument(metavar="[QUERY]", help='Such as "select * from verdicts".', show_default=False)
+        str | None, typer.Argument(metavar="QUERY", help='Such as "select * from verdicts".', show_default=False)
     ] = None,
     saved: Annotated[str | None, typer.Option(metavar="NAME", help="A saved query instead.", show_default=False)] = None,
     list_: Annotated[bool, typer.Option("--list", help="Name the saved queries and what each tells.")] = False,
@@ -139,6 +139,7 @@ def records(rows: polars.DataFrame) -> RenderableType:
     for number, row in enumerate(rows.head(TABLE_ROWS).iter_rows(), start=1):
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold")
+        grid.add_column(overflow="fold")  # an answer cut off with three dots is none, on paper or in a pipe
         for name, value in zip(rows.columns, row, strict=True):
             grid.add_row(name, _cell(value))
         parts += [Rule(f"row {number}", align="left", style="dim"), grid]
