@@ -15,7 +15,10 @@ import resource
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 
@@ -43,8 +46,13 @@ _START_S = 30.0
 """Beyond the query's own time: for a process to start, to open the store on a busy machine, and to hand over the rows."""
 _LIMITS = {resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0, resource.RLIMIT_AS: 8 * 1024**3}
 """Bytes: of a file that the child writes, of its core dump, of its address space."""
+_DATA_BYTES = 2 * 1024**3
+"""What the child may take beside what it took to open the store: DuckDB does not count all that it takes as its memory."""
+_ANSWER_BYTES = 1_000_000_000
+_BATCH_ROWS = 100_000
 _REFUSED = 3
-_STRANGE = re.compile(r"\b(INTERVAL|UNION|BIGNUM|BIT|GEOMETRY)\b")
+_Taken = TypeVar("_Taken")
+_STRANGE = re.compile(r"\b(INTERVAL|UNION|BIGNUM|BIT|GEOMETRY|UHUGEINT|TIME WITH TIME ZONE|TIMETZ|VARIANT)\b")
 
 
 class ConsoleError(ValueError):
@@ -61,7 +69,8 @@ class _Request(msgspec.Struct):
 def query(store: Store, sql: str, timeout_s: float = 30.0, row_limit: int | None = 100_000) -> polars.DataFrame:
     """The rows that `sql` asks for, at most `row_limit` of them (None = all). Raises `ConsoleError`.
 
-    A query that runs longer than `timeout_s` is stopped. Values of a type that Polars lacks (intervals, unions) come as text.
+    A query that runs longer than `timeout_s` is stopped. Values of a type that Polars lacks (intervals, unions) come as text;
+    a column whose name another has gets a number behind its own.
     """
     import polars  # noqa: PLC0415 - not needed in the child
 
@@ -97,42 +106,72 @@ def locked(root: str) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def ask(connection: duckdb.DuckDBPyConnection, sql: str, row_limit: int | None = None) -> pyarrow.Table:
-    """The answer to one query over a `locked` connection. Raises `ConsoleError`."""
+def ask(
+    connection: duckdb.DuckDBPyConnection,
+    sql: str,
+    take: Callable[[pyarrow.RecordBatchReader], _Taken],
+    row_limit: int | None = None,
+) -> _Taken:
+    """What `take` makes of the answer to one query over a `locked` connection; batch by batch. Raises `ConsoleError`."""
+    import duckdb  # noqa: PLC0415
+
+    with _telling():
+        try:
+            kinds = [statement.type for statement in connection.extract_statements(sql)]
+        except ValueError:  # a kind that DuckDB's Python has no name for
+            kinds = []
+        if kinds not in ([duckdb.StatementType.SELECT], [duckdb.StatementType.EXPLAIN]):
+            raise ConsoleError("the console answers one query: SELECT, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN")
+        answer = connection.sql(sql).project("*")  # columns of one name get different ones
+        if row_limit is not None:
+            answer = answer.limit(row_limit)
+        return take(_plain(answer).to_arrow_reader(_BATCH_ROWS))
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """What DuckDB complains about becomes a `ConsoleError`."""
     import duckdb  # noqa: PLC0415
 
     from unskew.collector.damage import damage  # noqa: PLC0415
 
     try:
-        statements = connection.extract_statements(sql)
-        if [statement.type for statement in statements] not in ([duckdb.StatementType.SELECT], [duckdb.StatementType.EXPLAIN]):
-            raise ConsoleError("the console answers one query: SELECT, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN")
-        answer = connection.sql(sql)
-        if row_limit is not None:
-            answer = answer.limit(row_limit)
-        return _plain(answer).to_arrow_table()
+        yield
     except duckdb.PermissionException as error:
         raise ConsoleError(f"the console reads the store's views and nothing else: {_sentence(error)}") from error
     except duckdb.CatalogException as error:
         raise ConsoleError(_unknown(str(error)) or _sentence(error)) from error
-    except duckdb.OutOfMemoryException as error:
-        raise ConsoleError(f"the query needs more than {_MEMORY} of memory: select fewer rows or columns") from error
-    except duckdb.Error as error:
+    except (duckdb.Error, OSError) as error:  # through Arrow, DuckDB's complaints are of the second kind
+        if "Out of Memory" in str(error):
+            raise ConsoleError(f"the query needs more than {_MEMORY} of memory: select fewer rows or columns") from error
         raise ConsoleError(str(damage(error) or _sentence(error))) from error
 
 
-def _answer(request: _Request) -> bytes:
-    """In the child: the rows as an Arrow stream."""
+def _answer(request: _Request) -> None:
+    """In the child: the rows as an Arrow stream on stdout."""
+    connection = locked(request.root)
+    _bound_memory()
+    signal.setitimer(signal.ITIMER_REAL, request.timeout_s)  # the kernel ends the process
+    ask(connection, request.sql, _send, request.row_limit)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _send(rows: pyarrow.RecordBatchReader) -> None:
     import pyarrow as pa  # noqa: PLC0415
 
-    connection = locked(request.root)
-    signal.setitimer(signal.ITIMER_REAL, request.timeout_s)  # the kernel ends the process
-    table = ask(connection, request.sql, request.row_limit)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    stream = io.BytesIO()
-    with pa.ipc.new_stream(stream, table.schema) as writer:
-        writer.write_table(table)
-    return stream.getvalue()
+    sent = 0
+    with pa.ipc.new_stream(sys.stdout.buffer, rows.schema) as writer:
+        for batch in rows:
+            sent += batch.nbytes
+            if sent > _ANSWER_BYTES:
+                raise ConsoleError(f"the answer is larger than {_ANSWER_BYTES // 10**9} GB: select fewer rows or columns")
+            writer.write_batch(batch)
+
+
+def _bound_memory() -> None:
+    taken_pages = int(Path("/proc/self/statm").read_text().split()[5])
+    limit = taken_pages * resource.getpagesize() + _DATA_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _define(connection: duckdb.DuckDBPyConnection, sources: Sources) -> None:
@@ -195,8 +234,8 @@ def main() -> None:
     for limit, value in _LIMITS.items():
         resource.setrlimit(limit, (value, value))
     try:
-        sys.stdout.buffer.write(_answer(request))
-    except (ValueError, OSError, duckdb.Error) as error:  # Arrow's errors are of the first two kinds
+        _answer(request)
+    except (ValueError, OSError, duckdb.Error, MemoryError) as error:  # Arrow's errors are of the first two kinds
         sys.stderr.write(str(damage(error) or _sentence(error)))
         _end(_REFUSED)
     _end(0)

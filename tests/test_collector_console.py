@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
+import pyarrow  # type: ignore[import-untyped]
 import pytest
 
 from unskew.collector.console import ConsoleError, ask, locked, query
@@ -49,10 +50,20 @@ def test_the_views_answer_over_sealed_and_spooled_rows(store: Store) -> None:
         ("select [interval 2 days] as d", "[2 days]"),
         ("select union_value(a := 1) as d", "1"),
         ("select 2::bignum as d", "2"),
+        ("select 340282366920938463463374607431768211455::uhugeint as d", "340282366920938463463374607431768211455"),
+        ("select '12:00:00+02'::timetz as d", "12:00:00+02"),
+        ("select 1::variant as d", "1"),
     ],
 )
 def test_a_type_that_tables_lack_comes_as_text(store: Store, sql: str, text: str) -> None:
     assert query(store, sql).rows() == [(text,)]
+
+
+def test_columns_of_one_name_are_told_apart(store: Store) -> None:
+    frame = query(store, "select one.type, * from events one join events two using (version) order by version", row_limit=None)
+    assert frame.columns[:2] == ["type", "run"]
+    assert {"run_1", "type_1", "type_2"} <= set(frame.columns)
+    assert frame.height == 2
 
 
 NOTHING_ELSE, ONE_QUERY = "nothing else", "one query"
@@ -81,6 +92,7 @@ ATTACKS: dict[str, str | None] = {
     "set enable_external_access = true": ONE_QUERY,
     "explain analyze set memory_limit = '9GB'": None,
     "reset lock_configuration": ONE_QUERY,
+    "connect 'quack:localhost'": ONE_QUERY,
     "pragma enable_logging": ONE_QUERY,
     "call enable_logging(storage := 'file', storage_config := {{'path': '{out}'}})": ONE_QUERY,
     "from enable_logging(storage := 'file', storage_config := {{'path': '{out}'}})": None,
@@ -114,11 +126,11 @@ def test_nothing_gets_out(
     before = contents(store.root)
     sql = attack.format(out=tmp_path / "out", sealed=next(store.sealed("r").iterdir()), store=store.root)
     with pytest.raises(ConsoleError, match=ATTACKS[attack]) as refused:
-        ask(connection, sql)
+        ask(connection, sql, pyarrow.RecordBatchReader.read_all)
     assert "\n" not in str(refused.value)
     assert contents(store.root) == before
     assert not list(tmp_path.iterdir())
-    assert ask(connection, "select count(*) as n from events").column("n").to_pylist() == [2]
+    assert ask(connection, "select count(*) as n from events", lambda rows: rows.read_all().to_pylist()) == [{"n": 2}]
 
 
 def test_the_child_refuses_alike_and_bounds_memory(store: Store) -> None:
@@ -129,11 +141,24 @@ def test_the_child_refuses_alike_and_bounds_memory(store: Store) -> None:
 
 
 @pytest.mark.limit(120)
+def test_what_duckdb_does_not_count_is_bounded_too(store: Store) -> None:
+    with pytest.raises(ConsoleError, match=r"more than 1 GB of memory"):
+        query(store, "select repeat('x', 2500000000)")
+    with pytest.raises(ConsoleError, match=r"the answer is larger than 1 GB"):
+        query(store, "select repeat('x', 1000) from range(2000000)", row_limit=None)
+
+
+def test_a_complaint_in_the_middle_of_the_answer_leaves_no_part_of_it(store: Store) -> None:
+    with pytest.raises(ConsoleError, match=r"^Invalid Input Error: enough$"):
+        query(store, "select if(range = 2000000, error('enough'), range) from range(3000000)", row_limit=None)
+
+
+@pytest.mark.limit(120)
 @pytest.mark.parametrize(
     "sql",
     [
         "select count(*) from range(100000000) a, range(100000000) b where a.range * b.range % 7 = 3",
-        "select repeat('x', 3000000000)",
+        "select levenshtein(repeat('a', 200000), repeat('b', 200000))",
     ],
 )
 def test_no_query_runs_for_ever(store: Store, sql: str) -> None:

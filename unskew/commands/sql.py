@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, checking_input, locate, placed, refuse, there, warn
+from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, locate, placed, refuse, there, warn
 
 if TYPE_CHECKING:
     import polars
@@ -54,11 +56,18 @@ def sql(
     with checking_input():
         rows = console.query(place, text, timeout_s=timeout, row_limit=COUNTED_ROWS + 1 if counted_only else None)
         warn(manifest.load(place).problems)
-    if json is not None:
-        with holding("--json"):
-            rows.write_json(json)
+    with holding("--json"):
+        told = None if json is None else as_json(rows)
     with holding(f"--format {format}"):
-        show(rows, format, out)
+        answer = formed(rows, format, sys.stdout if out is None else StringIO())
+    if json is not None and told is not None:
+        _write("--json", json, told)
+    if out is not None:
+        _write("--out", out, answer)
+    elif isinstance(answer, bytes):
+        sys.stdout.buffer.write(answer)
+    else:
+        sys.stdout.write(answer)
 
 
 def _text(query: str | None, saved: str | None) -> str:
@@ -93,29 +102,57 @@ def holding(form: str) -> Iterator[None]:
     import polars
 
     try:
-        yield
+        with _silence():
+            yield
     except (polars.exceptions.PolarsError, polars.exceptions.PanicException, ValueError, OverflowError) as error:
         refuse(f"{form} cannot hold this answer, cast what does not fit to varchar: {str(error).partition(chr(10))[0]}")
 
 
-def show(rows: polars.DataFrame, format: str, out: Path | None = None) -> None:
-    """The rows on stdout or in a file."""
-    if format in {"csv", "json"}:
-        text = rows.write_csv() if format == "csv" else rows.write_json() + "\n"
-        if out is None:
-            sys.stdout.write(text)
-        else:
-            out.write_text(text, encoding="utf-8")
-    elif format == "parquet":
-        rows.write_parquet(out or sys.stdout.buffer)
-    elif out is not None:
-        with out.open("w", encoding="utf-8") as file:
-            _print(rows, file)
-    else:
-        _print(rows, sys.stdout)
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Polars prints the stack of a panic on the file descriptor by itself."""
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
 
 
-def _print(rows: polars.DataFrame, file: TextIO) -> None:
+def formed(rows: polars.DataFrame, format: str, terminal: TextIO) -> str | bytes:
+    """The rows in their form; a table as `terminal` can show it."""
+    if format == "csv":
+        return rows.write_csv()
+    if format == "json":
+        return as_json(rows)
+    if format == "parquet":
+        rows.write_parquet(held := BytesIO())
+        return held.getvalue()
+    return _printed(rows, terminal)
+
+
+def as_json(rows: polars.DataFrame) -> str:
+    """The rows as a list of objects; sums and decimals as the numbers that they are: Polars would write them as text."""
+    import polars
+
+    numbers = {
+        name: polars.Float64 if kind.scale else polars.Int128
+        for name, kind in rows.schema.items()
+        if isinstance(kind, polars.Decimal)
+    }
+    return rows.cast(numbers).write_json() + "\n"  # type: ignore[arg-type]
+
+
+def _write(option: str, path: Path, answer: str | bytes) -> None:
+    try:
+        path.write_bytes(answer.encode() if isinstance(answer, str) else answer)
+    except OSError as error:
+        fail(f"{option} {path} could not be written whole: {error.strerror}")
+
+
+def _printed(rows: polars.DataFrame, file: TextIO) -> str:
     from rich.console import Console
 
     terminal = Console(file=file)
@@ -123,10 +160,12 @@ def _print(rows: polars.DataFrame, file: TextIO) -> None:
     needs = terminal.measure(grid, options=terminal.options.update(max_width=_UNBOUNDED))
     # Text may be wrapped at its words; a number or a name cut in two is no answer.
     wraps = needs.minimum <= terminal.width and rows.width * _LEAST_COLUMN <= terminal.width
-    terminal.print(grid if needs.maximum <= terminal.width or wraps else records(rows))
     more = f", the first {TABLE_ROWS} shown (--format csv gives all)" if rows.height > TABLE_ROWS else ""
     count = f"more than {COUNTED_ROWS:,}" if rows.height == COUNTED_ROWS + 1 else f"{rows.height:,}"
-    terminal.print(f"[dim]{count} row{'s' * (rows.height != 1)}{more}[/]")
+    with terminal.capture() as printed:
+        terminal.print(grid if needs.maximum <= terminal.width or wraps else records(rows))
+        terminal.print(f"[dim]{count} row{'s' * (rows.height != 1)}{more}[/]")
+    return printed.get()
 
 
 def records(rows: polars.DataFrame) -> RenderableType:
