@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from time import time_ns
 from urllib.parse import quote
 
 import msgspec
 
 from unskew.collector.events import Control
-from unskew.collector.flushes import flush, unpack
+from unskew.collector.flushes import flush, is_torn, unpack
 from unskew.collector.locks import hold
-from unskew.collector.manifest import load
+from unskew.collector.manifest import load, sync_folder
 from unskew.collector.paths import Store, StoreError, checked_name, make_folder
-from unskew.collector.segment import Segment, control_line, segment_names
+from unskew.collector.segment import Segment, control_line, segment_name, segment_names
 
 
 class VersionConflict(Exception):  # noqa: N818 - the name of the contract
@@ -80,12 +81,18 @@ class ControlStream:
             raise StoreError(f"{where} is in doubt since a write failed: restart its writer once the disk is well")
         try:
             if self._segment is None:
+                path = self._folder / segment_name(self._version + 1)
+                if path.exists() and not is_torn(path.read_bytes()):
+                    raise StoreError(f"{path} is damaged, and {where} would go on in its place: move it away first")
                 self._segment = Segment(self._folder, self._version + 1)
             before = self._segment.size
             whole = self._segment.write(data) == len(data)
             self._in_doubt = True
             if whole:
                 self._segment.sync()
+                if not before:  # a file is found again by its name, and that by those of its folders
+                    for folder in (self._folder, *self._folder.parents[:3]):
+                        sync_folder(folder)
             else:
                 self._segment.cut(before)
             self._in_doubt = False
@@ -96,13 +103,17 @@ class ControlStream:
 
 
 def _last_version(store: Store, run: str, suffix: str) -> int:
-    """The stream's last version, in its spool files or, where those are gone, in what the manifest says they held."""
+    """The stream's last version, in its spool files or, where those are gone, in what the manifest says they held.
+
+    In this order: a collector that seals them meanwhile names them in the manifest before it removes them.
+    """
+    last = 0
+    with suppress(FileNotFoundError):
+        for folder in store.spool(run).glob(f"*{suffix}"):
+            for name in reversed(segment_names(folder)):
+                lines = unpack((folder / name).read_bytes()).lines.splitlines()
+                if lines:
+                    last = max(last, msgspec.json.decode(lines[-1], type=_Version).version)
+                    break
     sealed = [replaced.last_seq for _, replaced in load(store).replaced(run) if replaced.writer.endswith(suffix)]
-    last = max(sealed, default=0)
-    for folder in store.spool(run).glob(f"*{suffix}"):
-        for name in reversed(segment_names(folder)):
-            lines = unpack((folder / name).read_bytes()).lines.splitlines()
-            if lines:
-                last = max(last, msgspec.json.decode(lines[-1], type=_Version).version)
-                break
-    return last
+    return max([last, *sealed])

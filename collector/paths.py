@@ -86,7 +86,9 @@ class Store(msgspec.Struct, frozen=True):
     def spooled_runs(self) -> list[str]:
         """Runs with a spool folder, by name."""
         try:
-            return sorted(entry.name for entry in os.scandir(self.root / "spool") if entry.is_dir())
+            return sorted(
+                entry.name for entry in os.scandir(self.root / "spool") if _NAME.fullmatch(entry.name) and entry.is_dir()
+            )
         except FileNotFoundError:
             return []
 

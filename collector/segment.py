@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,6 +18,7 @@ import msgspec
 from unskew.collector.events import Event
 
 SUFFIX = ".jsonl"
+_NAME = re.compile(r"[0-9]+\.jsonl")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -28,9 +32,9 @@ def first_seq(name: str) -> int:
 
 
 def segment_names(folder: Path) -> list[str]:
-    """The segments of a writer's folder in order; none when the folder is gone."""
+    """The segments of a writer's folder in order, whatever else lies there; none when the folder is gone."""
     try:
-        return sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))  # noqa: PTH208 - half the cost of iterdir
+        return sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))  # noqa: PTH208 - half the cost of iterdir
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -52,9 +56,13 @@ class Segment:
     def __init__(self, folder: Path, first_seq: int) -> None:
         # O_TRUNC: a file of this name can only hold a torn first line of a writer that died, which no reader has taken.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
-        folder.mkdir(parents=True, exist_ok=True)  # the collector removes an empty folder when it thinks the run is over
-        self._descriptor = os.open(folder / segment_name(first_seq), flags, 0o644)
-        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+        while True:  # the collector removes an empty folder, or an empty file without a lock, when it thinks the run is over
+            folder.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(folder / segment_name(first_seq), flags, 0o644)
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+            if os.fstat(self._descriptor).st_nlink:
+                break
+            os.close(self._descriptor)
         self.size = 0
 
     def write(self, data: bytes) -> int:
@@ -75,13 +83,22 @@ class Segment:
         os.close(self._descriptor)
 
 
-def final_size(path: Path) -> int | None:
-    """The size of a segment whose writer is gone, or None while the writer may still append."""
+@contextmanager
+def held_final(path: Path) -> Iterator[int | None]:
+    """The size of a segment whose writer is gone, and nobody becomes one meanwhile; None while the writer may still append."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.fstat(descriptor).st_size
-    except BlockingIOError:
-        return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
+
+
+def final_size(path: Path) -> int | None:
+    """The size of a segment whose writer is gone, or None while the writer may still append."""
+    with held_final(path) as size:
+        return size

@@ -69,6 +69,7 @@ class SpoolWriter:
         )  # flushes, each with the first seq in it; of the first perhaps a rest
         self._next_seq = 0
         self._complete = True
+        self._whole = False
         self._thread = threading.Thread(target=self._serve, name=f"spool-{writer}", daemon=True)
         self._thread.start()
 
@@ -90,11 +91,11 @@ class SpoolWriter:
         return receipt.done.wait(timeout_s) and receipt.complete
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Write what is left and stop; False when the disk took longer than `timeout_s`."""
+        """Write what is left and stop; False when the disk did not take all of it, or took longer than `timeout_s`."""
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return not self._thread.is_alive() and self._whole
 
     def _drop(self) -> None:
         with self._dropped_lock:
@@ -105,11 +106,12 @@ class SpoolWriter:
             self._wake.wait(self._flush_s)
             self._wake.clear()
             self._flush()
-        self._flush()
+        self._whole = self._flush()
         if self._segment is not None:
             self._segment.close()
 
-    def _flush(self) -> None:
+    def _flush(self) -> bool:
+        """Whether all that was appended is with the kernel."""
         receipts = _take_all(self._receipts)
         written = self._write()
         if written:
@@ -120,6 +122,7 @@ class SpoolWriter:
             receipt.done.set()
         if receipts:
             self._complete = True
+        return written
 
     def _write(self) -> bool:
         """Whether all of `_unwritten` is with the kernel; what is not is tried again at the next flush."""

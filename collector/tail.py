@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from unskew.collector.events import CONTROL, TELEMETRY, Event
-from unskew.collector.flushes import unpack
+from unskew.collector.flushes import is_torn, unpack
 from unskew.collector.paths import Store
 from unskew.collector.segment import SUFFIX, first_seq, segment_name, segment_names
 from unskew.collector.upcasters import upcast
@@ -148,8 +148,9 @@ class Tail:
             size += self._read_segment(place, share - size, found)
             if size >= share:
                 break
-            if name != names[-1] and (rest := len(_read(folder / name, self.offsets.get(place, 0), READ_BYTES))):
-                self.damage.append(Damage(*place, self.offsets.get(place, 0), rest))
+            rest = b"" if name == names[-1] else _read(folder / name, self.offsets.get(place, 0), READ_BYTES)
+            if rest and not ("@" in writer and is_torn(rest)):
+                self.damage.append(Damage(*place, self.offsets.get(place, 0), len(rest)))
             self._current[writer] = name
         return size
 
