@@ -24,7 +24,7 @@ from unskew.collector.flushes import is_torn, unpack
 from unskew.collector.ingest import working_database
 from unskew.collector.manifest import Manifest, load, publish
 from unskew.collector.paths import Store
-from unskew.collector.sealing import sentence, sweep
+from unskew.collector.sealing import sentence, sweep, unlisted
 from unskew.collector.segment import final_size, first_seq, segment_name, segment_names
 from unskew.collector.snapshot import write_snapshot
 from unskew.collector.tail import Damage, Lines, Tail
@@ -61,6 +61,9 @@ def check(store: Store, *, mend: bool) -> Checked:
     spool = list(_spool_files(store))
     found = [Finding(problem) for problem in manifest.problems]
     found += [Finding(problem) for problem in _sealed(store, manifest)]
+    older = [Finding(problem) for problem in unlisted(store, manifest)]
+    found += older
+    mend = mend and not older  # by a manifest from before, what is newer would go
     found += [Finding(sentence(run, damage)) for run, _, damaged, _ in spool for damage in damaged]
     count = 0
     if not any("sha256" in finding.sentence for finding in found):  # else the rows cannot be read
@@ -123,7 +126,8 @@ def _log(store: Store, manifest: Manifest) -> tuple[int, list[str]]:
         sealed = f" union all select {columns} from read_parquet([{files}], union_by_name = true)" if files else ""
         database.execute(f"create view whole as select {columns} from hot{sealed}").fetchall()
         writers = database.sql(
-            "select run, writer, count(*), count(distinct seq), max(seq) - min(seq) + 1 from whole group by all order by all"
+            f"select run, writer, count(*), count(distinct seq), {rows.DUE_OF_WRITER} from whole "
+            "group by run, writer order by all"
         ).fetchall()
         streams = database.sql(
             "select run, stream, count(*), count(distinct version), max(version) from whole where stream is not null "
@@ -174,6 +178,9 @@ def _difference(store: Store, manifest: Manifest) -> str | None:
         with duckdb.connect(str(store.database), read_only=True) as database, duckdb.connect(":memory:") as truth:
             if database.sql("select manifest from made").fetchall() != [(manifest.number,)]:
                 return None
+            ((views,),) = database.sql("select sql from duckdb_views() where view_name = 'log'").fetchall()
+            if any(str(store.root / one.file) not in views for one in manifest.sealed):
+                return "it reads files of another folder, from which the store was moved or copied"
             rows.create_table(truth, "hot")
             held = {row[:3]: row[3:] for row in database.sql(_DIGEST).fetchall()}
             for (run, writer, segment), (count, _) in held.items():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +55,10 @@ class Collecting:
     def close(self) -> None:
         """Leave a snapshot for people, unless much is due still: the next collector goes on with that and leaves one."""
         if self._database is not None and not self.behind:
-            write_snapshot(self._store)
+            try:
+                write_snapshot(self._store)
+            except (duckdb.Error, OSError) as error:
+                print(f"collector: {self._store.database.name} was not written: {error}", file=sys.stderr, flush=True)
         self._abandon()
         _remove([path for _, path in self._replaced])
 
@@ -137,9 +142,23 @@ def prune_older(store: Store, older_than_us: int) -> list[Dropped]:
     sweep(store)
     with working_database(store) as connection:
         Projector(store, connection).publish(at_once=True)
-    files = retention.due(load(store), older_than_us=older_than_us)
+    manifest = load(store)
+    if manifest.sealed and not manifest.published:
+        raise StoreError(f"nothing was dropped from {store.root}: what it comes to could not be published before")
+    files = retention.due(manifest, older_than_us=older_than_us)
     dropped = [Dropped(one.file, one.rows, (store.root / one.file).stat().st_size) for one in files]
     if files:
-        _remove(retention.prune(store, load(store), files))
-        write_snapshot(store)
+        try:
+            replaced = retention.prune(store, manifest, files)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            # Room for a manifest: the disk may be full because nothing was dropped. The database is made anew below.
+            _remove([store.database, store.database.with_suffix(".new")])
+            replaced = retention.prune(store, manifest, files)
+        _remove(replaced)
+        try:
+            write_snapshot(store)
+        except (duckdb.Error, OSError):  # the next collector leaves one; what stands there reads files that are gone
+            _remove([store.database])
     return dropped

@@ -133,7 +133,29 @@ _parsed: dict[Path, tuple[tuple[int, int, int], Manifest]] = {}
 
 
 def load(store: Store) -> Manifest:
-    """The manifest as published; empty when there is none. Raises `StoreError` when it is not a manifest."""
+    """The manifest as published; empty when there is none yet. Raises `StoreError` when it is not a manifest, or was lost."""
+    known = _read(store)
+    if known is None and _has_sealed(store):
+        known = _read(store)  # it was just begun, or is lost
+        if known is None:
+            raise StoreError(
+                f"{store.manifest} is gone, and it alone tells which files in {store.root / 'sealed'} are the log: "
+                "put it back from a copy of the store; nothing is read or written until then"
+            )
+    return known or Manifest()
+
+
+def _has_sealed(store: Store) -> bool:
+    return next((store.root / "sealed").glob("*/*.parquet"), None) is not None
+
+
+def begin(store: Store) -> None:
+    """Publish an empty manifest unless there is one: before the first sealed file, so that a lost one is known as that."""
+    if not store.manifest.exists():
+        publish(store, load(store))
+
+
+def _read(store: Store) -> Manifest | None:
     try:
         with store.manifest.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -143,7 +165,7 @@ def load(store: Store) -> Manifest:
                 known = _parsed[store.manifest] = version, _numbered(_decode(file.read()))
             return known[1]
     except FileNotFoundError:
-        return Manifest()
+        return None
     except ValueError as error:
         raise StoreError(
             f"{store.manifest} is not a manifest ({error}); sealed files lie in {store.root / 'sealed'}"
@@ -187,13 +209,15 @@ def publish(store: Store, manifest: Manifest) -> None:
         file.write(b'{"sha256": "%b",\n"manifest": %b}\n' % (hashlib.sha256(body).hexdigest().encode(), body))
         file.flush()
         os.fsync(file.fileno())
+    if (store.root / "published").is_dir():
+        sync_folder(store.root / "published")  # what it names is there under its name first
     fresh.replace(store.manifest)
-    sync_folder(store)
+    sync_folder(store.root)
 
 
-def sync_folder(store: Store) -> None:
-    """Make the names in the store's folder durable."""
-    descriptor = os.open(store.root, os.O_RDONLY)
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

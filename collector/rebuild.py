@@ -1,7 +1,8 @@
 """Making store.duckdb and the projections anew from the log, with the proof that every view answers as before.
 
 The proof is a digest per view: the number of its rows and the sum of their hashes, whatever their order. It is taken by a
-reader before and after, and of the new database. `events.pos` is left out: for a reader, lines that are not sealed have none.
+reader before and after, and of the new database, all three with the open lines of before: runs go on meanwhile.
+`events.pos` is left out: for a reader, lines that are not sealed have none.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ def rebuild(store: Store) -> Rebuilt:
     """Make anew what is made of the log; for the one process that maintains the store."""
     with Reader(store) as reader:
         before = {name: _digest(reader.duckdb(_query(name))) for name in VIEWS}
-    sweep(store)
-    with contextlib.closing(working_database(store)) as working:
-        manifest = load(store)
-        fresh = projections.rebuild(working, store, manifest)
-        publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, published=fresh))
-    write_snapshot(store)
-    with duckdb.connect(str(store.database), read_only=True) as snapshot:
-        database = {name: _digest(snapshot.sql(_query(name))) for name in VIEWS}
-    with Reader(store) as reader:
+        sweep(store)
+        with contextlib.closing(working_database(store)) as working:
+            manifest = load(store)
+            fresh = projections.rebuild(working, store, manifest)
+            publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, published=fresh))
+        write_snapshot(store, reader.sources().hot)
+        with duckdb.connect(str(store.database), read_only=True) as snapshot:
+            database = {name: _digest(snapshot.sql(_query(name))) for name in VIEWS}
+        reader._turn(load(store))
         after = {name: _digest(reader.duckdb(_query(name))) for name in VIEWS}
     sweep(store)
     return Rebuilt(before=before, after=after, database=database)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from unskew.collector.manifest import Manifest, Pruned, Sealed, publish
+from unskew.collector.manifest import Manifest, Pruned, Sealed, publish, sync_folder
 from unskew.collector.paths import Store
+from unskew.collector.segment import segment_name
 
 
 def due(manifest: Manifest, *, older_than_us: int) -> tuple[Sealed, ...]:
@@ -27,7 +28,17 @@ def due(manifest: Manifest, *, older_than_us: int) -> tuple[Sealed, ...]:
 
 
 def prune(store: Store, manifest: Manifest, files: tuple[Sealed, ...]) -> list[Path]:
-    """Take `files` out of the manifest, which remembers what went; they are returned, to be removed."""
+    """Take `files` out of the manifest, which remembers what went; they are returned, to be removed.
+
+    A run that goes on has the spool files still that were sealed in them. These go first: a manifest that names them no more
+    would have them sealed once more, and counted twice in what was published.
+    """
+    spool = [store.spool(one.run) / of.writer / segment_name(of.segment) for one in files for of in one.replaces]
+    still = [path for path in spool if path.exists()]
+    for path in still:
+        path.unlink()
+    for folder in {path.parent for path in still}:
+        sync_folder(folder)
     gone = {one.file for one in files}
     pruned = tuple(
         Pruned(run=one.run, first=one.first, last=one.last, rows=one.rows, last_pos=one.last_pos, last_at_us=one.last_at_us)

@@ -52,6 +52,8 @@ PAYLOAD = f"case when payload is null and type = '{tag_of(Span)}' then {LINE} el
 
 _EVENT = r'^\{"seq":[0-9]{1,18},"at_us":[0-9]{1,18},'
 """How every line of ours begins."""
+DUE_OF_WRITER = "max(seq) + 1 - case when contains(writer, '@') then min(seq) else 0 end"
+"""How many rows a writer's are if none is missing: telemetry counts from 0; a control stream passes from writer to writer."""
 _VALID = " and json_valid(payload)"
 BATCH_BYTES = 4 * 1024 * 1024
 """Lines come to DuckDB in pieces of about this size, so that several threads can share in them."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,10 +22,10 @@ from unskew.collector import rows
 from unskew.collector.commands import controller_alive
 from unskew.collector.flushes import unpack
 from unskew.collector.ingest import Final, Taken, take, unsealed
-from unskew.collector.manifest import Kind, Replaced, Sealed, load, publish
+from unskew.collector.manifest import Kind, Manifest, Replaced, Sealed, begin, load, publish, sync_folder
 from unskew.collector.paths import Store, StoreError, make_folder
 from unskew.collector.rows import quoted
-from unskew.collector.segment import final_size, first_seq, segment_names
+from unskew.collector.segment import first_seq, held_final, segment_name, segment_names
 from unskew.collector.tail import Damage, Place
 
 SEAL_BYTES = 12 * 1024 * 1024
@@ -34,6 +35,8 @@ SEAL_MOST_BYTES = 32 * 1024 * 1024
 ROW_GROUP_ROWS = 50_000
 ORDER = "iteration nulls first, rank, writer, seq"
 _FORM = f"(format parquet, parquet_version v2, compression zstd, compression_level 9, row_group_size {ROW_GROUP_ROWS})"
+_LAST = re.compile(r"(?:[0-9]+-)?([0-9]+)\b")
+"""The last sealing in a sealed file, by its name."""
 _KINDS: tuple[Kind, ...] = ("telemetry", "control")
 
 
@@ -75,13 +78,52 @@ def seal_next(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> Se
 
 
 def sweep(store: Store) -> None:
-    """Remove what a killed collector wrote but did not publish, and from the manifest what it removed."""
+    """Remove what a killed collector wrote but did not publish, and from the manifest what it removed.
+
+    Raises `StoreError`, and removes nothing, when the manifest does not fit the sealed files: they may be all that is left.
+    """
     manifest = load(store)
+    for problem in unlisted(store, manifest):
+        raise StoreError(problem)
     listed = {one.file for one in manifest.sealed} | {one.file for one in manifest.published}
     for path in (*(store.root / "sealed").glob("*/*"), *(store.root / "published").glob("*")):
         if str(path.relative_to(store.root)) not in listed:
             path.unlink()
     _drop_names(store)
+
+
+def unlisted(store: Store, manifest: Manifest) -> Iterator[str]:
+    """The sealed files that are not in the manifest and hold what nothing else may hold: a sentence about each.
+
+    A killed collector leaves two kinds of files: a sealing's, whose spool files are all there still, and a compaction's or a
+    retention's, whose sealings the manifest knows. Anything else is there because the manifest was put back from before it.
+    """
+    listed = {one.file for one in manifest.sealed}
+    gone = {one.run for one in manifest.sealed if not (store.root / one.file).is_file()}
+    for path in sorted((store.root / "sealed").glob("*/*.parquet")):
+        file, run = str(path.relative_to(store.root)), path.parent.name
+        last, known = _LAST.match(path.name), manifest.next_sealing(run)
+        if file in listed or last is None:
+            continue
+        if int(last[1]) < known and run not in gone:
+            continue
+        if int(last[1]) == known and _in_spool(store, run, path):
+            continue
+        yield (
+            f"run {run}: {file} is not in {store.manifest.name}, which is older than that: put the newest one back from a "
+            "copy of the store; nothing is sealed or removed until then"
+        )
+
+
+def _in_spool(store: Store, run: str, path: Path) -> bool:
+    """Whether the spool has every file that a sealed one was made of; of one that cannot be read, whether it has any."""
+    try:
+        with duckdb.connect(":memory:") as database:
+            query = f"select distinct writer, segment from read_parquet({quoted(str(path))})"
+            held = database.execute(query).fetchall()
+    except duckdb.Error:
+        return store.spool(run).is_dir()
+    return all((store.spool(run) / writer / segment_name(segment)).exists() for writer, segment in held)
 
 
 def write_sorted(database: duckdb.DuckDBPyConnection, source: str, path: Path) -> str:
@@ -93,6 +135,7 @@ def write_sorted(database: duckdb.DuckDBPyConnection, source: str, path: Path) -
         os.fsync(written.fileno())
     fresh.chmod(0o444)
     fresh.replace(path)
+    sync_folder(path.parent)
     return digest
 
 
@@ -131,7 +174,10 @@ def _write_sealed(
     store: Store, database: duckdb.DuckDBPyConnection, run: str, taken: Taken, first_pos: int, *, number: int, kind: Kind
 ) -> tuple[list[Sealed], list[Damage]]:
     """The sealed file of what was taken, none when no line is an event's, and what of it is none."""
+    begin(store)
     make_folder(store.sealed(run))
+    for folder in (store.root, store.root / "sealed"):
+        sync_folder(folder)
     path = store.sealed(run) / f"{number:06d}-{kind}.parquet"
     digest = rows.from_lines(database, run, taken.lines, first_pos, lambda source: write_sorted(database, f"({source})", path))
     written = f"read_parquet({quoted(str(path))})"
@@ -223,14 +269,17 @@ def _holes(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> list[
         return []
     log = f"read_parquet([{', '.join(files)}], union_by_name = true)"
     gaps = database.sql(
-        f"select writer, max(seq) - min(seq) + 1 - count(*) from {log} group by writer "
-        "having count(*) != max(seq) - min(seq) + 1 order by writer"
+        f"select writer, {rows.DUE_OF_WRITER} - count(*) from {log} group by writer "
+        f"having count(*) != {rows.DUE_OF_WRITER} order by writer"
     ).fetchall()
     streams = database.sql(
         f"select stream, count(*), count(distinct version), max(version) from {log} where stream is not null "
         "group by stream having count(*) != max(version) or count(distinct version) != max(version) order by stream"
     ).fetchall()
-    found = [f"run {run}: writer {writer} lacks {lost} lines" for writer, lost in gaps]
+    found = [
+        f"run {run}: writer {writer} {f'lacks {lost} lines' if lost > 0 else f'has {-lost} lines twice'}"
+        for writer, lost in gaps
+    ]
     found += [
         f"run {run}: stream {stream} has {events} events, {distinct} versions, the last is {last}: each must be there once"
         for stream, events, distinct, last in streams
@@ -242,8 +291,10 @@ def _remove_spool(store: Store, run: str) -> None:
     """Remove what is sealed and what holds nothing: a writer that never wrote, a flush that was torn."""
     sealed = {(file.writer, file.segment) for _, file in load(store).replaced(run)}
     for path, place in list(_segments(store, run)):
-        if place in sealed or (final_size(path) is not None and not unpack(path.read_bytes()).lines):
-            path.unlink()
+        with held_final(path) as size:
+            if place in sealed or (size is not None and not unpack(path.read_bytes()).lines):
+                path.unlink()
     for folder in (*store.spool(run).iterdir(), store.spool(run)):
         with contextlib.suppress(OSError):  # not empty: somebody began to write again
             folder.rmdir()
+    sync_folder(store.root / "spool")  # before the manifest forgets their names

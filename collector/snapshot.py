@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import duckdb
 
@@ -21,26 +23,44 @@ from unskew.collector.projections.published import standing
 from unskew.collector.tail import Tail
 from unskew.collector.views import create_views, project
 
+if TYPE_CHECKING:
+    import pyarrow  # type: ignore[import-untyped]  # it ships no types
 
-def write_snapshot(store: Store) -> None:
-    """Swap store.duckdb for one of the manifest's files and what open spool files hold; for the one that writes both."""
+
+def write_snapshot(store: Store, hot: pyarrow.Table | None = None) -> None:
+    """Swap store.duckdb for one of the manifest's files and what open spool files hold; for the one that writes both.
+
+    `hot`: what these held a moment ago, when it is to be of that.
+    """
     manifest = load(store)
     fresh = store.database.with_suffix(".new")
     fresh.unlink(missing_ok=True)
+    try:
+        _write(store, manifest, fresh, hot)
+        fresh.replace(store.database)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _write(store: Store, manifest: Manifest, fresh: Path, hot: pyarrow.Table | None) -> None:
     with duckdb.connect(str(fresh), config=SETTINGS) as database:
         database.execute("set enable_progress_bar = false").fetchall()
         database.execute("create table made as select ?::bigint as manifest, ?::bigint as at_us", [
             manifest.number, time.time_ns() // 1000,
         ]).fetchall()  # fmt: skip
         rows.create_table(database, "hot")
-        for run in store.spooled_runs():
+        if hot is not None:
+            database.register("taken", hot)
+            line = f"case when payload = {rows.LINE} then null else payload end"  # the form in which the rest is written
+            database.execute(f"insert into hot by name select * replace ({line} as payload) from taken").fetchall()
+            database.unregister("taken")
+        for run in store.spooled_runs() if hot is None else ():
             tail = Tail(store, run, skip={(file.writer, file.segment) for _, file in manifest.replaced(run)})
             tail.behind = True
             while tail.behind:
                 rows.insert(database, "hot", run, tail.poll_lines())
         _define_views(database, store, manifest)
         database.execute("checkpoint").fetchall()
-    fresh.replace(store.database)
 
 
 def _define_views(database: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> None:

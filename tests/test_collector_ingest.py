@@ -23,7 +23,7 @@ from unskew.collector.control_stream import ControlStream
 from unskew.collector.events import Note, Span
 from unskew.collector.ingest import working_database
 from unskew.collector.locks import is_held
-from unskew.collector.manifest import Manifest, Sealed, load, publish
+from unskew.collector.manifest import Manifest, Sealed, begin, load, publish
 from unskew.collector.paths import Store
 from unskew.collector.reader import Reader, open_store
 from unskew.collector.sealing import seal, sweep
@@ -230,6 +230,7 @@ def refuse(*_: object, **__: object) -> None:
 def test_what_a_killed_collector_did_not_publish_is_swept_away(store: Store) -> None:
     spool_spans(store, "rank-0000.1", 100)
     database = working_database(store)
+    begin(store)
     stray = store.sealed("r") / "000000.parquet"
     stray.parent.mkdir(parents=True)
     stray.write_bytes(b"half a file")

@@ -28,6 +28,7 @@ from unskew.collector.manifest import load
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.reader import open_store
 from unskew.collector.rebuild import rebuild
+from unskew.collector.snapshot import write_snapshot
 from unskew.collector.spool import SpoolWriter
 from unskew.collector.views import VIEWS
 
@@ -77,7 +78,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture
 def store(filled: Store, tmp_path: Path) -> Store:
     shutil.copytree(filled.root, tmp_path / "store")
-    return Store(tmp_path / "store")
+    copy = Store(tmp_path / "store")
+    write_snapshot(copy)  # a copy's reads the files of the original
+    return copy
 
 
 def answers(store: Store) -> list[polars.DataFrame] | str:
