@@ -1,12 +1,21 @@
-"""Telling somebody of an alert: a command that gets it as JSON on stdin, or a webhook that gets it by POST."""
+"""Telling somebody of an alert: a command that gets it as JSON on stdin, or a webhook that gets it by POST.
+
+What failed for certain is tried again. What may have arrived, because it was cut while nobody had answered, is not: it would be
+told twice.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
-from typing import Literal
+from http.client import HTTPException
+from typing import IO, Literal
 
 import msgspec
 
@@ -15,6 +24,8 @@ from unskew.collector.alert_rules import Rule
 TIMEOUT_S = 10.0
 PAUSES_S = (0.5, 2.0)
 """Before the second and the third try."""
+_DETAIL = 300
+"""Characters kept of what a command said last: the log keeps it for ever."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,31 +46,52 @@ class Outcome(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+class _DoubtError(Exception):
+    """It may have arrived."""
+
+
 def deliver(rule: Rule, message: Message) -> Outcome:
     """Tell it; what fails for certain is tried again, up to three times in all. Blocks meanwhile."""
     detail = ""
     for number, pause_s in enumerate((0.0, *PAUSES_S), start=1):
         time.sleep(pause_s)
-        detail = _try(rule, msgspec.json.encode(message))
+        try:
+            detail = _try(rule, msgspec.json.encode(message))
+        except _DoubtError as doubt:
+            return Outcome(False, number, f"{doubt}, so it may have arrived and is not told again")
         if not detail:
             return Outcome(True, number)
     return Outcome(False, 1 + len(PAUSES_S), detail)
 
 
 def _try(rule: Rule, body: bytes) -> str:
-    """What went wrong; empty when nothing did."""
+    """What went wrong for certain; empty when nothing did. Raises `_DoubtError`."""
     try:
         return _post(rule.webhook, body) if rule.webhook else _run(rule.command, body)
-    except subprocess.TimeoutExpired:
-        return f"it took longer than {TIMEOUT_S:g} s"
-    except OSError as error:  # URLError is one
-        return str(getattr(error, "reason", None) or error.strerror or error)
+    except (TimeoutError, subprocess.TimeoutExpired) as error:
+        raise _DoubtError(f"it took longer than {TIMEOUT_S:g} s") from error
+    except urllib.error.URLError as error:  # no connection, or one that broke before all was sent
+        return str(error.reason)
+    except (ConnectionError, HTTPException) as error:
+        raise _DoubtError(f"it broke off or answered no HTTP ({type(error).__name__})") from error
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "strerror", None) or error)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirected POST arrives as a GET without the alert."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_opener = urllib.request.build_opener(_NoRedirect)
 
 
 def _post(address: str, body: bytes) -> str:
     request = urllib.request.Request(address, data=body, headers={"Content-Type": "application/json"}, method="POST")
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S):
+        with _opener.open(request, timeout=TIMEOUT_S):
             return ""
     except urllib.error.HTTPError as error:
         with error:
@@ -67,8 +99,22 @@ def _post(address: str, body: bytes) -> str:
 
 
 def _run(command: tuple[str, ...], body: bytes) -> str:
-    ended = subprocess.run(command, input=body, capture_output=True, timeout=TIMEOUT_S, check=False)
-    if ended.returncode == 0:
-        return ""
-    said = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return f"it ended with {ended.returncode}" + (f": {said}" if said else "")
+    # Files, not pipes: what the command leaves running in the background may hold them open for ever.
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+        given.write(body)
+        given.seek(0)
+        process = subprocess.Popen(command, stdin=given, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True)
+        try:
+            status = process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+            process.wait()
+            raise
+        return "" if status == 0 else f"it ended with {status}" + _last_line(said)
+
+
+def _last_line(said: IO[bytes]) -> str:
+    said.seek(max(said.seek(0, os.SEEK_END) - 4 * _DETAIL, 0))
+    last = said.read().decode(errors="replace").strip().rpartition("\n")[2]
+    return f": {last[-_DETAIL:]}" if last else ""

@@ -26,8 +26,11 @@ from unskew.collector.paths import Store, StoreError
 
 FILE = "alerts.toml"
 When = Literal["verdict", "death", "stale_heartbeat", "open_proposal", "dropped"]
-_GOING_ON = "run in (select run from runs where finished_us is null or finished_us > $now_us - 3600000000)"
-"""Runs that go on or ended within the hour, so that what ended a run is still told."""
+_HEARD = "(select run from writers where writer != 'alerts@alerts' group by run having max(last_us) > $now_us - 3600000000)"
+_GOING_ON = f"run in (select run from runs where finished_us is null or finished_us > $now_us - 3600000000) and run in {_HEARD}"
+"""Runs that go on or ended within the hour, so that what ended a run is still told. A run whose controller was killed has no
+end in its log: it is over when nobody wrote for an hour (what alerts write of it does not count)."""
+_UNFINISHED = f"run in (select run from runs where finished_us is null) and run in {_HEARD}"
 
 CONDITIONS: Mapping[str, str] = {
     "verdict": f"""
@@ -36,16 +39,16 @@ CONDITIONS: Mapping[str, str] = {
     "death": f"""
         select run, 'rank ' || rank as subject, 'rank ' || rank || ' (' || device || ') is lost: ' || detail as text
         from devices where state = 'lost' and {_GOING_ON}""",
-    "stale_heartbeat": """
+    "stale_heartbeat": f"""
         select run, 'rank ' || rank as subject,
             'no heartbeat of rank ' || rank || ' for ' || (($now_us - heartbeat_us) // 1000000) || ' s' as text
         from health
         where state = 'joined' and heartbeat_us < $now_us - $older_than_us
-            and run in (select run from runs where finished_us is null)""",
-    "open_proposal": """
+            and {_UNFINISHED}""",
+    "open_proposal": f"""
         select run, proposal as subject, 'proposal ' || proposal || ' waits for a decision: ' || reason as text from proposals
         where status = 'open' and optional and at_us < $now_us - $older_than_us
-            and run in (select run from runs where finished_us is null)""",
+            and {_UNFINISHED}""",
     "dropped": f"""
         select run, writer as subject, writer || ' had to drop ' || sum(n_dropped) || ' events' as text from writers
         where {_GOING_ON} group by run, writer having sum(n_dropped) > 0""",
@@ -53,6 +56,7 @@ CONDITIONS: Mapping[str, str] = {
 """By name. `$now_us` is wall clock; `$older_than_us` is the rule's `older_than_s`."""
 
 _OLDER_THAN_S = {"stale_heartbeat": 10.0}
+_LONGEST_S = 366 * 86_400.0
 
 
 class RuleError(StoreError):
@@ -80,8 +84,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def target(self) -> str:
-        """Who is told, as the log names it."""
-        return self.webhook or " ".join(self.command)
+        """Who is told, as the log names it: of a webhook without its path, which is a secret with many services."""
+        address = urlsplit(self.webhook)
+        return f"{address.scheme}://{address.netloc}/…" if self.webhook else " ".join(self.command)
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,6 +137,19 @@ def _completed(path: Path, number: int, rule: Rule, content: _File) -> Rule:
         raise RuleError(
             f"{where} needs one of command = [...] and webhook = ..., its own or one for all at the top of the file"
         )
-    if rule.webhook and (urlsplit(rule.webhook).scheme not in {"http", "https"} or not urlsplit(rule.webhook).hostname):
-        raise RuleError(f"{where}: webhook {rule.webhook!r} is not an address like http://host:port/path")
+    if rule.webhook and not _is_address(rule.webhook):
+        raise RuleError(f"{where}: its webhook is not an address like http://host:port/path (ASCII, without user:password@)")
+    if any("\0" in word for word in rule.command):
+        raise RuleError(f"{where}: its command holds a NUL character, which no program can be given")
+    if rule.older_than_s is not None and not 0 <= rule.older_than_s <= _LONGEST_S:
+        raise RuleError(f"{where}: older_than_s is {rule.older_than_s:g}, allowed: 0 to {_LONGEST_S:g} (a year)")
     return msgspec.structs.replace(rule, name=rule.name or str(rule.when))
+
+
+def _is_address(webhook: str) -> bool:
+    try:
+        parts = urlsplit(webhook)
+        known = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        return False
+    return known and "@" not in parts.netloc and webhook.isascii() and webhook.isprintable() and " " not in webhook

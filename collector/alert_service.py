@@ -44,9 +44,20 @@ def serve(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # taken by sigtimedwait alone, so that no step is cut
     read, alerting = _mtime(rules), Alerting(store, load_rules(rules))
     try:
+        said = ""
         while True:
-            for change in alerting.step(time.time_ns() // 1000):
-                show(change)
+            try:
+                for change in alerting.step(time.time_ns() // 1000):
+                    show(change)
+                said = ""
+            except (
+                StoreError
+            ) as error:  # a full disk, say: what was not logged was not told either, and comes with a later step
+                if over():
+                    raise
+                if str(error) != said:
+                    print(f"alerts: {error}", file=sys.stderr, flush=True)
+                said = str(error)
             if over() or signal.sigtimedwait(ending, period_s) is not None:
                 return
             if _mtime(rules) != read:

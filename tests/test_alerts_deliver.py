@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,9 +21,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from unskew.cli import app
-from unskew.collector import alert_delivery
+from unskew.collector import alert_delivery, control_stream
+from unskew.collector import alerting as alerting_module
 from unskew.collector import events as ev
 from unskew.collector.alert_rules import Rule, RuleError, load_rules
+from unskew.collector.alert_service import serve
 from unskew.collector.alerting import UNKNOWN, Alerting, Change, Condition, decide
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.reader import open_store
@@ -45,12 +48,22 @@ class Hook:
     def __init__(self) -> None:
         self.got: list[dict[str, Any]] = []
         self.status = 200
+        self.headers: dict[str, str] = {}
+        self.slow_s = 0.0
         hook = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 hook.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                time.sleep(hook.slow_s)
                 self.send_response(hook.status)
+                for header in hook.headers.items():
+                    self.send_header(*header)
+                self.end_headers()
+
+            def do_GET(self) -> None:
+                hook.got.append({"phase": "GET", "subject": self.path})
+                self.send_response(200)
                 self.end_headers()
 
             def log_message(self, *_: object) -> None: ...
@@ -172,19 +185,165 @@ def test_sql_rules_commands_and_failures_that_are_tried_three_times(log: Log, ho
         failed = dict(reader.sql("select target, detail from alert_deliveries where not ok and tries = 3").rows())
     assert failed == {
         "sh -c echo no pager >&2; exit 3": "it ended with 3: no pager",
-        hook.address: "it answered 503 Service Unavailable",
+        hook.address.replace("alert", "…"): "it answered 503 Service Unavailable",
     }
     assert len(hook.got) == 3
     step(log.store, tell, fail, wrong, refused)
     assert len(hook.got) == 3
 
 
+MESSAGE = alert_delivery.Message(alert="a", phase="opened", run="r", rule="x", subject="", text="t", at_us=1)
+
+
+def test_what_may_have_arrived_is_not_told_again(hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alert_delivery, "TIMEOUT_S", 0.3)
+    hook.slow_s = 0.6
+    slow = alert_delivery.deliver(Rule(name="x", webhook=hook.address), MESSAGE)
+    assert (slow.ok, slow.tries, len(hook.got)) == (False, 1, 1)
+    told = tmp_path / "told"
+    hangs = alert_delivery.deliver(Rule(name="x", command=("sh", "-c", f"echo x >> {told}; sleep 60 & wait")), MESSAGE)
+    assert (hangs.ok, hangs.tries, told.read_text()) == (False, 1, "x\n")
+    assert "may have arrived" in hangs.detail
+
+
+def test_a_command_that_leaves_something_running_has_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alert_delivery, "TIMEOUT_S", 1.0)
+    told = tmp_path / "told"
+    rule = Rule(name="x", command=("sh", "-c", f"echo x >> {told}; sleep 3 & exit 0"))
+    assert alert_delivery.deliver(rule, MESSAGE) == alert_delivery.Outcome(True, 1)
+    talks = Rule(name="x", command=("sh", "-c", "head -c 100000 /dev/zero | tr '\\0' x >&2; exit 1"))
+    assert len(alert_delivery.deliver(talks, MESSAGE).detail) < 400
+
+
+def test_a_redirect_is_no_delivery(hook: Hook) -> None:
+    hook.status, hook.headers = 302, {"Location": "/login"}
+    outcome = alert_delivery.deliver(Rule(name="x", webhook=hook.address), MESSAGE)
+    assert (outcome.ok, outcome.detail) == (False, "it answered 302 Found")
+    assert {message["phase"] for message in hook.got} == {"opened"}
+
+
+def test_an_answer_that_is_no_http_ends_nothing() -> None:
+    def answer(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"220 mail.example ESMTP\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer, args=(server,))
+        thread.start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        outcome = alert_delivery.deliver(Rule(name="x", webhook=address), MESSAGE)
+        thread.join()
+    assert (outcome.ok, outcome.tries) == (False, 1)
+
+
+def test_who_is_slow_holds_up_nobody_else(log: Log, hook: Hook, tmp_path: Path, wait_for: Callable[..., None]) -> None:
+    go, told = tmp_path / "go", tmp_path / "told"
+    waits = ("sh", "-c", f"while [ ! -e {go} ]; do sleep 0.05; done; cat >> {told}")
+    slow = Rule(name="slow", sql="select run, rank as subject from devices", command=waits)
+    alerting = Alerting(log.store, [slow, Rule(name="quick", sql="select run from runs", webhook=hook.address)])
+    alerting.step(now_us())
+    wait_for(lambda: bool(hook.got))
+    assert not told.exists()
+    go.touch()
+    alerting.close()
+    assert told.read_text().count('"phase":"opened"') == 2
+
+
+@pytest.mark.parametrize(
+    ("sql", "error"),
+    [
+        ("create table x as select 1 as run", "it has to be one SELECT"),
+        ("drop view verdicts", "it has to be one SELECT"),
+        ("select run from runs; select run from runs", "it has to be one SELECT"),
+        (" ", "it has to be one SELECT"),
+        ("select '../x' as run", "names run '../x', which the store does not have"),
+        ("select 'typo' as run", "names run 'typo', which the store does not have"),
+        (
+            "select run, sum(a.range * b.range) from runs, range(10000000) a, range(10000000) b group by run",
+            "stopped after 1 s",
+        ),
+        ("select run, interval 1 day as subject from runs", ""),
+        ("select run, null as subject, null as text from runs", ""),
+        ("select run, run from runs", ""),
+    ],
+)
+def test_a_rule_of_any_kind_ends_nothing_and_leaves_no_run(
+    log: Log, hook: Hook, monkeypatch: pytest.MonkeyPatch, sql: str, error: str
+) -> None:
+    monkeypatch.setattr(alerting_module, "QUERY_S", 1.0)
+    log.add(SLOW)
+    rules = [Rule(name="odd", sql=sql, webhook=hook.address), Rule(name="v", when="verdict", webhook=hook.address)]
+    asking = alerting_module.Asking(log.store)
+    assert error in asking.ask(rules[0], now_us()).error
+    asking.close()
+    opened = step(log.store, *rules)
+    assert {change.key[1] for change in opened} == {"v"} | ({"odd"} if not error else set())
+    assert not any("None" in text for change in opened for text in (*change.key, change.text))
+    assert log.store.spooled_runs() == ["r"]
+
+
+def test_a_run_whose_controller_was_killed_is_over_after_an_hour(log: Log, hook: Hook) -> None:
+    writer = SpoolWriter(log.store, "r", "agent-0.1")
+    writer.append(ev.Heartbeat(rank=0, pid=1, iteration=1, progress=1, activity="compute", age_us=0, stalled_us=0))
+    assert writer.close(10.0)
+    rule = Rule(name="s", when="stale_heartbeat", webhook=hook.address)
+    soon_us = now_us()
+    assert [bool(change.closes) for change in step(log.store, rule, at_us=soon_us + 60 * 10**6)] == [False]
+    assert [bool(change.closes) for change in step(log.store, rule, at_us=soon_us + 2 * 3600 * 10**6)] == [True]
+    assert step(log.store, rule, at_us=soon_us + 2 * 3600 * 10**6) == []
+
+
+def test_what_alerts_write_does_not_make_a_dead_run_alive(tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what closes an alert would open it again."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr(control_stream, "time_ns", lambda: time.time_ns() - 2 * 3600 * 10**9)
+        log = Log(Store(tmp_path))
+        log.add(SLOW)
+    rules = [
+        Rule(name="v", when="verdict", webhook=hook.address),
+        Rule(name="s", sql="select run from runs", webhook=hook.address),
+    ]
+    assert [[change.key[1] for change in step(log.store, *rules)] for _ in range(2)] == [["s"], []]
+    log.stream.close()
+
+
+def test_a_hundred_at_once_are_two_batches_in_the_log(log: Log, hook: Hook) -> None:
+    rule = Rule(name="many", sql="select run, range as subject from runs, range(100)", webhook=hook.address)
+    step(log.store, rule)
+    assert len({message["alert"] for message in hook.got}) == len(hook.got) == len(deliveries(log.store)) == 100
+    assert len(list(log.store.spool("r").glob("alerts@*/*.jsonl"))) == 2
+
+
+def test_a_full_disk_ends_no_evaluation(log: Log, hook: Hook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What was not logged is not told; once the disk takes it, it is."""
+    log.add(SLOW)
+    rules = tmp_path / "rules.toml"
+    rules.write_text(f'webhook = "{hook.address}"\n[[rule]]\nwhen = "verdict"\n')
+    full = [True, True]
+    whole = Alerting._append
+
+    def append(alerting: Alerting, run: str, *events: ev.Control) -> None:
+        if events and full:
+            full.pop()
+            raise StoreError("the disk is full")
+        whole(alerting, run, *events)
+
+    monkeypatch.setattr(Alerting, "_append", append)
+    steps = iter([False, False, False, False, True])  # asked twice after a step that failed
+    serve(log.store, rules, over=lambda: next(steps), period_s=0.01)
+    assert hook.phases() == [("opened", "verdict 1")]
+    assert deliveries(log.store) == [("opened", True, 1)]
+
+
 def test_what_a_killed_process_was_telling_is_not_told_again_and_the_log_says_so(
     log: Log, hook: Hook, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
     rules = log.store.root / "alerts.toml"
-    started = log.store.root / "started"
-    rules.write_text(f'[[rule]]\nwhen = "verdict"\ncommand = ["sh", "-c", "echo x >> {started}; sleep 60"]\n')
+    started, over = log.store.root / "started", log.store.root / "over"
+    tells = f"echo x >> {started}; while [ ! -e {over} ]; do sleep 0.05; done"
+    rules.write_text(f'[[rule]]\nwhen = "verdict"\ncommand = ["sh", "-c", "{tells}"]\n')
     log.add(SLOW)
     command = [sys.executable, "-m", "unskew", "alerts", "run", "--store", str(log.store.root)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
@@ -193,6 +352,7 @@ def test_what_a_killed_process_was_telling_is_not_told_again_and_the_log_says_so
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        over.touch()
     rule = Rule(name="verdict", when="verdict", webhook=hook.address)
     step(log.store, rule)
     assert hook.got == []
@@ -245,6 +405,9 @@ def test_one_evaluator_per_store_and_rules_that_are_gone_close_what_they_opened(
     assert [change.text for change in alerting.step(now_us())] == ["the rule is gone"]
     alerting.close()
     assert hook.phases() == [("opened", "verdict 1")]
+    log.add(ev.VerdictClosed(verdict=1, until_iteration=5, at_iteration=6, reason="well again"))
+    step(log.store, Rule(name="v", when="verdict", webhook=hook.address))
+    assert deliveries(log.store) == [("opened", True, 1)]  # nobody was to be told of the closing, so nothing was cut
 
 
 @pytest.mark.parametrize(
@@ -259,6 +422,11 @@ def test_one_evaluator_per_store_and_rules_that_are_gone_close_what_they_opened(
         ("[[rule]]\nsql = 'select 1'\nwebhook = 'http://h/'", "needs a name"),
         ("[[rule]]\nwhen = 'death'\nwebhook = 'file:///etc/passwd'", "is not an address"),
         ("webhook = 'http://h/'\n[[rule]]\nwhen = 'death'\n[[rule]]\nwhen = 'death'", "two rules are named 'death'"),
+        ("[[rule]]\nwhen = 'death'\nwebhook = 'http://me:secret@h/'", "is not an address"),
+        ("[[rule]]\nwhen = 'death'\nwebhook = 'http://h:port/'", "is not an address"),
+        ("[[rule]]\nwhen = 'death'\nwebhook = 'http://h/a b'", "is not an address"),
+        ("[[rule]]\nwhen = 'death'\nolder_than_s = inf\nwebhook = 'http://h/'", "older_than_s is inf, allowed: 0 to"),
+        ("[[rule]]\nwhen = 'death'\nolder_than_s = nan\nwebhook = 'http://h/'", "older_than_s is nan, allowed: 0 to"),
         ("[[rule]]\nwhenn = 'death'", "`whenn` - at `$.rule[0]`, known are: name, when, sql"),
         ("[[rule]", "alerts.toml"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,14 +28,13 @@ SHOWN = 20
 def check(rules: RulesOption = None, json: JsonOption = None, store: StoreOption = None) -> None:
     """Read the rules, ask each once, and show what holds now; nobody is told and nothing is logged."""
     from unskew.collector.alert_rules import load_rules
-    from unskew.collector.alerting import evaluate
-    from unskew.collector.reader import open_store
+    from unskew.collector.alerting import Asking
 
     place = locate(store)
     with checking_input():
         known = load_rules(_file(place, rules))
-        with open_store(place) as reader:
-            conditions = [evaluate(reader, rule, time.time_ns() // 1000) for rule in known]
+        with closing(Asking(place)) as reader:
+            conditions = [reader.ask(rule, time.time_ns() // 1000) for rule in known]
     answer: list[dict[str, Any]] = []
     for rule, condition in zip(known, conditions, strict=True):
         holds = [{"run": run, "subject": subject, "text": text} for (run, subject), text in condition.holds.items()]
