@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from datetime import date, timedelta
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from unskew.cli import app
-from unskew.collector.formats import FormatError, bring_in, straggler_analysis, straggler_export
+from unskew.collector.formats import FormatError, bring_in, iteration_times, straggler_analysis, straggler_export
+from unskew.collector.formats.imported import Source, fingerprint, store_runs
 from unskew.collector.formats.straggler_analysis import operations
 from unskew.collector.locks import hold
-from unskew.collector.paths import Store
+from unskew.collector.paths import Store, StoreError
 from unskew.collector.reader import open_store
 
 pytestmark = pytest.mark.limit(120)
@@ -209,6 +211,33 @@ def test_what_killed_imports_left_goes_with_the_next_import_unless_one_is_alive(
     with lock:
         bring_in(store, "iteration-times", tmp_path / "t.csv")
     assert [folder.name for folder in (store.root / "importing").iterdir()] == ["alive"]
+
+
+@pytest.mark.parametrize(("name", "sentence"), [("pipe", "not a pipe or a device"), ("bad\udcff.csv", "rename the file")])
+def test_what_cannot_be_named_or_read_twice_is_refused(tmp_path: Path, name: str, sentence: str) -> None:
+    if name == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).write_text("step,seconds\n1,1\n")
+    refused = CliRunner().invoke(app, ["import", "iteration-times", str(tmp_path / name), "--store", str(tmp_path / "store")])
+    assert refused.exit_code == 2
+    assert sentence in refused.output
+    assert not (tmp_path / "store").exists()
+
+
+def test_of_two_imports_that_both_found_the_name_free_the_later_is_refused(tmp_path: Path) -> None:
+    store = Store.locate(tmp_path / "store")
+    runs = []
+    for name in ("a", "b"):
+        file = tmp_path / f"{name}.csv"
+        file.write_text(f"run,step,seconds\n{name},1,1\n")
+        source = Source(run="x", format="iteration-times", path=file, sha256=fingerprint(file))
+        runs.append((source, iteration_times.read(file)[0]))
+    store_runs(store, runs[:1])
+    with pytest.raises(FormatError, match=r"run x is in .* already and holds something else"):
+        store_runs(store, runs[1:])
+    with pytest.raises(StoreError, match="imported by another process meanwhile"):
+        store_runs(store, runs[:1])
 
 
 def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path) -> None:

@@ -51,6 +51,10 @@ def bring_in(store: Store, format: str, path: Path, run: str | None = None) -> l
         raise FormatError(f"format {format!r} is not known; known are {', '.join(IMPORTERS)}")
     if not path.exists():
         raise FormatError(f"{path}: there is no such file or folder")
+    if not path.is_file() and not path.is_dir():
+        raise FormatError(f"{path}: a file or a folder is needed here, not a pipe or a device")
+    if not str(path).isprintable():
+        raise FormatError(f"{str(path)!r}: the log cannot hold this name, rename the file")
     read: Callable[[Path], Sequence[Imported]] = import_module(f"unskew.collector.formats.{IMPORTERS[format]}").read
     sha256 = fingerprint(path)
     runs = [

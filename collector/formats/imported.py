@@ -141,6 +141,8 @@ def store_runs(store: Store, runs: Sequence[tuple[Source, Imported]]) -> list[in
             if lock is None:
                 raise StoreError(f"run {source.run} is being imported by another process")
             cleaning.push(lock)
+            if stored_already(store, [source]):  # sealed by now, its place in the spool would be free
+                raise StoreError(f"run {source.run} has been imported by another process meanwhile")
             aside = store.root / "importing" / source.run
             cleaning.callback(shutil.rmtree, aside, ignore_errors=True)
             places.append((aside / "spool" / source.run, store.spool(source.run)))
