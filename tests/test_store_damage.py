@@ -257,6 +257,20 @@ def test_nothing_is_pruned_before_what_it_comes_to_is_published(store: Store, mo
     assert events(store) == 104
 
 
+def test_damage_in_all_that_is_left_of_pruned_telemetry_is_named_and_not_called_mended(store: Store) -> None:
+    sealed(store, "r")
+    prune_older(store, time.time_ns() // 1000)
+    path = next((store.root / "published").glob("*rollups*"))
+    whole, before = path.read_bytes(), files(store)
+    path.chmod(0o644)
+    path.write_bytes(whole[:60] + bytes([whole[60] ^ 1]) + whole[61:])
+    (finding,) = check(store, mend=True).findings
+    assert (finding.mended, "is damaged" in finding.sentence) == (False, True)
+    assert files(store) == before
+    path.write_bytes(whole)
+    assert check(store, mend=True).findings == ()
+
+
 def test_rebuild_proves_its_work_while_a_run_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with living(store, monkeypatch) as writer:
         over = threading.Event()
