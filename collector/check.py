@@ -24,7 +24,7 @@ from unskew.collector.flushes import is_torn, unpack
 from unskew.collector.ingest import working_database
 from unskew.collector.manifest import Manifest, Published, load, publish
 from unskew.collector.paths import Store
-from unskew.collector.sealing import sentence, sweep, unlisted
+from unskew.collector.sealing import sweep, unlisted
 from unskew.collector.segment import final_size, first_seq, segment_name, segment_names
 from unskew.collector.snapshot import write_snapshot
 from unskew.collector.tail import Damage, Lines, Tail
@@ -64,7 +64,7 @@ def check(store: Store, *, mend: bool) -> Checked:
     older = [Finding(problem) for problem in unlisted(store, manifest)]
     found += older
     mend = mend and not older  # by a manifest from before, what is newer would go
-    found += [Finding(sentence(run, damage)) for run, _, damaged, _ in spool for damage in damaged]
+    found += [Finding(damage.sentence(run)) for run, _, damaged, _ in spool for damage in damaged]
     count = 0
     if not any("sha256" in finding.sentence for finding in found):  # else the rows cannot be read
         count, problems = _log(store, manifest)
@@ -165,6 +165,7 @@ def _projections(store: Store, manifest: Manifest, *, mend: bool) -> Iterator[Fi
         if problems and mend:
             fresh = projections.rebuild(connection, store, manifest)
             publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, published=fresh))
+            write_snapshot(store)  # what stands there reads the files of before
     for problem in problems:
         yield Finding(problem, mended=mend)
 

@@ -13,6 +13,7 @@ import msgspec
 
 from unskew.collector import manifest, projections
 from unskew.collector.paths import Store
+from unskew.collector.snapshot import files_read
 
 PUBLISH_S = 5.0
 """At most this often while there is news; once more when the collector becomes idle."""
@@ -40,10 +41,11 @@ class Projector:
             return
         if published != current.published:
             keep = {one.file for one in (*published, *current.published)}  # a reader may be on its way to the files of before
+            read = files_read(self._store)
             current = msgspec.structs.replace(current, number=current.number + 1, published=published)
             manifest.publish(self._store, current)
             for path in (self._store.root / "published").glob("*"):
-                if str(path.relative_to(self._store.root)) not in keep:
+                if read is not None and str(path.relative_to(self._store.root)) not in keep | read:
                     path.unlink()
         self._published = current.number
 

@@ -126,8 +126,9 @@ class Reader:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What the collector found wrong in the log, one sentence each."""
-        return self._manifest.problems
+        """What is wrong in the log, one sentence each: by the collector's account, and what was passed over since."""
+        passed_over = (one.sentence(run) for run, tail in self._tails.items() for one in tail.damage)
+        return tuple(dict.fromkeys((*self._manifest.problems, *passed_over)))
 
     def sources(self) -> Sources:
         """What the views stand on, for another connection."""

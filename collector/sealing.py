@@ -26,6 +26,7 @@ from unskew.collector.manifest import Kind, Manifest, Replaced, Sealed, begin, l
 from unskew.collector.paths import Store, StoreError, make_folder
 from unskew.collector.rows import quoted
 from unskew.collector.segment import first_seq, held_final, segment_name, segment_names
+from unskew.collector.snapshot import files_read
 from unskew.collector.tail import Damage, Place
 
 SEAL_BYTES = 12 * 1024 * 1024
@@ -78,7 +79,8 @@ def seal_next(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> Se
 
 
 def sweep(store: Store) -> None:
-    """Remove what a killed collector wrote but did not publish, and from the manifest what it removed.
+    """Remove what a killed collector wrote but did not publish, and from the manifest what it removed; what store.duckdb reads
+    stays.
 
     Raises `StoreError`, and removes nothing, when the manifest does not fit the sealed files: they may be all that is left.
     """
@@ -86,8 +88,9 @@ def sweep(store: Store) -> None:
     for problem in unlisted(store, manifest):
         raise StoreError(problem)
     listed = {one.file for one in manifest.sealed} | {one.file for one in manifest.published}
+    read = files_read(store)
     for path in (*(store.root / "sealed").glob("*/*"), *(store.root / "published").glob("*")):
-        if str(path.relative_to(store.root)) not in listed:
+        if read is not None and str(path.relative_to(store.root)) not in listed | read:
             path.unlink()
     _drop_names(store)
 
@@ -161,7 +164,7 @@ def _seal_files(store: Store, database: duckdb.DuckDBPyConnection, run: str, due
             files += one
             problems += lost
             first_pos += taken.rows
-    told = (*manifest.problems, *(sentence(run, one) for one in problems))
+    told = (*manifest.problems, *(one.sentence(run) for one in problems))
     fresh = msgspec.structs.replace(
         manifest, number=manifest.number + 1, sealed=(*manifest.sealed, *files), problems=tuple(dict.fromkeys(told))
     )
@@ -251,14 +254,6 @@ def _tell(store: Store, problems: Sequence[str]) -> None:
     told = tuple(dict.fromkeys((*manifest.problems, *problems)))
     if told != manifest.problems:
         publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, problems=told))
-
-
-def sentence(run: str, damage: Damage) -> str:
-    """Damage as a problem of the log."""
-    file = f"spool/{run}/{damage.writer}/{damage.segment:012d}.jsonl"
-    if damage.at_byte is None:
-        return f"run {run}: {damage.bytes} lines of {file} are no events and were passed over"
-    return f"run {run}: {damage.bytes} bytes at byte {damage.at_byte} of {file} are damaged and were passed over"
 
 
 def _holes(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> list[str]:

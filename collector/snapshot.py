@@ -7,6 +7,7 @@ files of that moment; `made` says which (the manifest's number) and when.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     import pyarrow  # type: ignore[import-untyped]  # it ships no types
 
 
+_FILES = re.compile(r"(?:sealed/[^/']+|published)/[^/']+\.parquet")
+_known: dict[Path, tuple[tuple[int, int], frozenset[str]]] = {}
+"""What each database read when it was last looked at, and the file it was then: (mtime in ns, inode)."""
+
+
 def write_snapshot(store: Store, hot: pyarrow.Table | None = None) -> None:
     """Swap store.duckdb for one of the manifest's files and what open spool files hold; for the one that writes both.
 
@@ -40,6 +46,25 @@ def write_snapshot(store: Store, hot: pyarrow.Table | None = None) -> None:
         fresh.replace(store.database)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def files_read(store: Store) -> frozenset[str] | None:
+    """The sealed and published files that the views of store.duckdb read, relative to the store: they stay as long as it does.
+    None when it cannot be opened, as while somebody holds it for writing."""
+    try:
+        status = store.database.stat()
+    except FileNotFoundError:
+        return frozenset()
+    version = (status.st_mtime_ns, status.st_ino)
+    known = _known.get(store.database)
+    if known is None or known[0] != version:
+        try:
+            with duckdb.connect(str(store.database), read_only=True) as database:
+                views = database.sql("select sql from duckdb_views() where not internal").fetchall()
+        except duckdb.Error:
+            return None
+        known = _known[store.database] = version, frozenset(file for (sql,) in views for file in _FILES.findall(sql))
+    return known[1]
 
 
 def _write(store: Store, manifest: Manifest, fresh: Path, hot: pyarrow.Table | None) -> None:

@@ -42,6 +42,13 @@ class Damage(msgspec.Struct, frozen=True):
     at_byte: int | None
     bytes: int
 
+    def sentence(self, run: str) -> str:
+        """As a problem of the log of `run`."""
+        file = f"spool/{run}/{self.writer}/{segment_name(self.segment)}"
+        if self.at_byte is None:
+            return f"run {run}: {self.bytes} lines of {file} are no events and were passed over"
+        return f"run {run}: {self.bytes} bytes at byte {self.at_byte} of {file} are damaged and were passed over"
+
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """One line. `event` is None for a type (or a version of it) that this code does not know; `raw` is the line as written."""

@@ -189,7 +189,9 @@ VIEWS: dict[str, str] = {
 
 EXECUTED = """
     create or replace macro executed(of_run) as table
-    with counted as (select iteration, epoch, attempt from iterations where run = of_run),
+    with counted as (
+        select iteration, epoch, attempt from iterations
+        where run = (select if(count(*) > 0, of_run, error('there is no run ' || of_run)) from writers where run = of_run)),
     done as (
         select iteration, kind, micro_batch, unnest(range(first_layer, first_layer + n_layers)) as layer
         from chunks join counted using (iteration, epoch, attempt) where run = of_run),
@@ -204,9 +206,6 @@ EXECUTED = """
           union select iteration, kind, layer, micro_batch from done) cells
     left join done using (iteration, kind, layer, micro_batch)
     group by iteration, kind, layer, micro_batch
-    union all
-    select null, null, null, null, null
-    where case when of_run in (select run from writers) then false else error('there is no run ' || of_run)::boolean end
 """
 """`select * from executed('<run>')`: how often each (layer, micro_batch) was executed per committed iteration, in the attempt
 that counted, for F, B and, where the plan's schedule splits the backward pass, W each. A run is right when every `times` is 1;

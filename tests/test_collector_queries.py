@@ -195,6 +195,7 @@ def test_no_word_or_number_is_cut_on_a_terminal_of_80_columns(store: Store, monk
         (("--saved", "nope"), "there is no saved query 'nope', allowed: device_history"),
         (("select * from plan",), "there is no view plan: did you mean plans"),
         (("select count(*) from executed('nope')",), "there is no run nope"),
+        (("select * from executed('nope') where times != 1",), "there is no run nope"),
         (("select 1", "--out", "/proc/nope/x"), "--out /proc/nope/x: there is no folder /proc/nope"),
     ],
 )

@@ -25,9 +25,11 @@ from unskew.collector.manifest import load
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.reader import open_store
 from unskew.collector.rebuild import rebuild
+from unskew.collector.sealing import sweep
 from unskew.collector.segment import Segment, held_final
 from unskew.collector.snapshot import write_snapshot
 from unskew.collector.spool import SpoolWriter
+from unskew.collector.views import VIEWS
 
 pytestmark = pytest.mark.limit(120)
 
@@ -301,6 +303,60 @@ def test_the_database_of_a_store_that_was_copied_is_mended(store: Store, tmp_pat
         assert database.sql("select count(*) from events").fetchall() == [(104,)]
     write_snapshot(copy)
     assert check(copy, mend=False).findings == ()
+
+
+def test_the_database_can_be_opened_whatever_the_collector_has_done_since(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is of the moment when the collector last rested; what it reads stays until there is another."""
+    sealed(store, "r")
+
+    def asked() -> list[tuple[object, ...]]:
+        with duckdb.connect(str(store.database), read_only=True) as database:
+            return [database.sql(f"select count(*) from {view}").fetchall()[0] for view in VIEWS]
+
+    before = asked()
+    for number in range(4):  # collectors that are killed before they come to rest
+        fill(store, f"r{number}", "rank-0000.1", 100)
+        collecting = Collecting(store)
+        with monkeypatch.context() as patch:
+            patch.setattr(collecting, "_compact", lambda *_, **__: False)
+            while collecting.step():
+                pass
+    assert asked() == before
+    assert check(store, mend=True).findings == ()
+    collect(store)
+    sweep(store)
+    assert {path.parent.name for path in files(store) if path.suffix != ".parquet"} == set()
+    assert {str(path.relative_to(store.root)) for path in files(store)} == {
+        one.file for one in (*load(store).sealed, *load(store).published)
+    }
+
+
+def test_the_database_reads_what_check_has_made_anew(store: Store) -> None:
+    sealed(store, "r")
+    path = next((store.root / "published").glob("*rollups*"))
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-9] + b"012345678")
+    (finding,) = check(store, mend=True).findings
+    assert finding.mended
+    with duckdb.connect(str(store.database), read_only=True) as database:
+        assert database.sql("select count(*) from rollups").fetchall() != [(0,)]
+
+
+def test_damage_that_no_collector_has_seen_is_told_with_the_answer(store: Store) -> None:
+    """As of an imported log, at which none looks before a run comes."""
+    fill(store, "r", "rank-0000.1", 100)
+    with open_store(store) as reader:
+        assert reader.problems == ()
+    path = next((store.root / "spool" / "r").rglob("*.jsonl"))
+    whole = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(whole[:200] + bytes([whole[200] ^ 1]) + whole[201:])
+    with open_store(store) as reader:
+        (problem,) = reader.problems
+    assert problem.startswith("run r: ")
+    assert "are damaged and were passed over" in problem
 
 
 def test_a_writer_says_when_the_disk_did_not_take_its_last_events(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

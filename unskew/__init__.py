@@ -23,12 +23,15 @@ def open(store: str | os.PathLike[str] | None = None) -> Reader:
     """The log of the store at `store`, else $UNSKEW_STORE, else data/store; needs no lock and no running collector.
 
     Its `sql`, `arrow` and `duckdb` answer a query, or a view by its name (docs/sql.md), as Polars frame, Arrow table and DuckDB
-    relation; `refresh` takes in what was written since. Raises `StoreError` for a bad path.
+    relation; `refresh` takes in what was written since. Raises `StoreError` for a bad path, or where there is no store.
     """
     from unskew.collector import reader
-    from unskew.collector.paths import Store
+    from unskew.collector.paths import Store, StoreError
 
-    return reader.open_store(Store.locate(store))
+    found = Store.locate(store)
+    if not found.root.is_dir():  # an empty answer would be taken for one
+        raise StoreError(f"there is no store in {found.root}")
+    return reader.open_store(found)
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unskew.collector.manifest import Manifest, Published, Sealed
-from unskew.collector.paths import Store, make_folder
+from unskew.collector.paths import Store, StoreError, make_folder
 from unskew.collector.projections.definitions import CODE, PROJECTIONS, Projection
 from unskew.collector.projections.published import FOLDER, Tier, covers_of, file_of, parquet, standing, tiers_of
 from unskew.collector.rows import quoted
@@ -40,9 +40,11 @@ def rebuild(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manif
     """All projections made anew from the sealed files.
 
     Runs whose telemetry was pruned keep the rows that were published of them, as far as their columns are the same today:
-    nothing else is left of it.
+    nothing else is left of it. Raises `StoreError` when such a file is damaged.
     """
     pruned = {one.run for one in manifest.pruned}
+    for sentence in _damaged(store, manifest) if pruned else ():
+        raise StoreError(f"{sentence}, and nothing else is left of what was pruned: put it back from a copy of the store")
     old = tiers_of(manifest)
     kept = {run: last for run, last in covers_of(old).items() if run in pruned}
     seeds = {name: seed for name in PROJECTIONS if (seed := _seed(connection, store, old, name, set(kept)))}
@@ -53,11 +55,7 @@ def rebuild(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manif
 
 def check(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> list[str]:
     """What is wrong with the published files, one sentence each: damage, or rows that the sealed files do not give."""
-    damaged = [
-        f"{entry.file} is damaged: its sha256 is not the manifest's"
-        for entry in manifest.published
-        if not (store.root / entry.file).is_file() or _digest(store, entry.file) != entry.sha256
-    ]
+    damaged = _damaged(store, manifest)
     now = standing(manifest)
     if damaged or not now.tiers:
         return damaged
@@ -81,6 +79,17 @@ def check(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manifes
         if different:
             found.append(f"projection {name}: {different} rows differ from what the sealed files give")
     return found
+
+
+def _damaged(store: Store, manifest: Manifest) -> list[str]:
+    """The published files that are not what was written."""
+    return [
+        f"{entry.file} is damaged: its sha256 is not the manifest's"
+        if (store.root / entry.file).is_file()
+        else f"{entry.file} is gone, its sha256 cannot be compared"
+        for entry in manifest.published
+        if not (store.root / entry.file).is_file() or _digest(store, entry.file) != entry.sha256
+    ]
 
 
 def _fold(
