@@ -129,6 +129,11 @@ def publish(bench: str, figures: Sequence[Figure], json_path: Path | None) -> No
         json_path.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
 
 
+def digits(number: float, n: int = 4) -> str:
+    """`number` with `n` digits, or all those before its point."""
+    return f"{number:,.0f}" if abs(number) >= 10**n - 0.5 else f"{number:.{n}g}"
+
+
 def table(report: Report) -> Table:
     """One row per figure."""
     about = ", ".join(str(report.machine[key]) for key in ("processor", "cores", "memory", "date"))
@@ -139,8 +144,8 @@ def table(report: Report) -> Table:
         grid.add_column(column)
     words = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
     for entry in report.figures:
-        value = "not measured" if entry.value is None else f"{entry.value:.4g} {entry.unit}"
-        bar = "" if entry.bar is None else f"{'≤' if entry.better == 'lower' else '≥'} {entry.bar:.4g} {entry.unit}"
+        value = "not measured" if entry.value is None else f"{digits(entry.value)} {entry.unit}"
+        bar = "" if entry.bar is None else f"{'≤' if entry.better == 'lower' else '≥'} {digits(entry.bar)} {entry.unit}"
         grid.add_row(entry.name, value, bar, words[entry.ok], entry.note)
     return grid
 

@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 from statistics import median
 
-from unskew.benchmarks.report import Figure, Steps, figure, silently
+from unskew.benchmarks.report import Figure, Steps, digits, figure, silently
 from unskew.benchmarks.sqlite_store import Form, SqliteStore
 from unskew.benchmarks.store_processes import GIVE_UP_S, PRODUCERS, RUN, collector, producers, two_cores
 from unskew.benchmarks.store_producer import FLUSH, spans
@@ -92,7 +92,10 @@ def _loop(store: Store, name: str, count: int, wait_s: float) -> tuple[float, li
         for event in batches[number % len(batches)]:
             writer.append(event)
         append_s += time.perf_counter() - began_s
-        writer.hand_over(wait_s)
+        if wait_s > 0:
+            writer.hand_over(wait_s)
+        else:
+            writer.flush_soon()
         whole_us.append(1e6 * (time.perf_counter() - began_s) / FLUSH)
         time.sleep(0.001)  # the work of an iteration, in which the loop gives the core away
     writer.close()
@@ -112,8 +115,9 @@ def throughput(store: Store, folder: Path, count: int) -> list[Figure]:
     compared = min(SQLITE, count)
     forms: tuple[Form, ...] = ("columns", "json")
     measured = {form: _sqlite(folder / f"{form}.sqlite", form, compared) for form in forms}
-    beside = ", ".join(f"SQLite {form} {rate:,.0f}/s ({count / seconds / rate:.2g}x)" for form, (rate, _) in measured.items())
-    sizes = ", ".join(f"SQLite {form} {each:.0f} ({each / size:.2g}x)" for form, (_, each) in measured.items())
+    rate_of = {form: rate for form, (rate, _) in measured.items()}
+    beside = ", ".join(f"SQLite {form} {rate:,.0f}/s ({digits(count / seconds / rate, 2)}x)" for form, rate in rate_of.items())
+    sizes = ", ".join(f"SQLite {form} {each:.0f} ({digits(each / size, 2)}x)" for form, (_, each) in measured.items())
     return [
         figure(
             "store: 8 producers flat out, end to end", count / seconds, "events/s", bar=100_000, better="higher",

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from unskew.benchmarks.big_store import ITERATION_US, RANKS, RUN, SPANS_PER_ITERATION, build
-from unskew.benchmarks.report import Figure, Steps, figure, publish, showing, silently
+from unskew.benchmarks.report import Figure, Steps, digits, figure, publish, showing, silently
 from unskew.benchmarks.sqlite_store import SPAN_FIELDS, Form, SqliteStore
 from unskew.benchmarks.store_processes import collector
 from unskew.collector.events import IterationCommitted, Span
@@ -76,7 +76,7 @@ def figures(sizes: Sequence[int] = tuple(SIZES), rounds: int = ROUNDS, *, steps:
             note = f"median {median(took_ms):.0f} ms, {rounds} times, refresh included; "
             note += f"the first time {asked.first_ms[name]:.0f} ms"
             note += "".join(
-                f"; {other} {seconds[name] * 1e3:,.0f} ms ({seconds[name] * 1e3 / median(took_ms):.2g}x)"
+                f"; {other} {seconds[name] * 1e3:,.0f} ms ({digits(seconds[name] * 1e3 / median(took_ms), 2)}x)"
                 for other, seconds in beside.items()
             )
             found.append(

@@ -70,6 +70,8 @@ def files_read(store: Store) -> frozenset[str] | None:
 def _write(store: Store, manifest: Manifest, fresh: Path, hot: pyarrow.Table | None) -> None:
     with duckdb.connect(str(fresh), config=SETTINGS) as database:
         database.execute("set enable_progress_bar = false").fetchall()
+        # Else each view that is defined opens every file again, and all of a large store's footers are in memory many times.
+        database.execute("set parquet_metadata_cache = true").fetchall()
         database.execute("create table made as select ?::bigint as manifest, ?::bigint as at_us", [
             manifest.number, time.time_ns() // 1000,
         ]).fetchall()  # fmt: skip

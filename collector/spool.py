@@ -80,6 +80,10 @@ class SpoolWriter:
         else:
             self._drop()
 
+    def flush_soon(self) -> None:
+        """Have what was appended so far written now rather than within `flush_s`; waits for nothing."""
+        self._wake.set()
+
     def hand_over(self, timeout_s: float = 0.005) -> bool:
         """Wait until everything appended so far is with the kernel, at most `timeout_s`.
 

@@ -130,7 +130,7 @@ class Rank:
         with self.progress.promising(PROBE_S):
             us = product_us(Probe(ranks=()).repeats, order.iteration, self.device, self.recorder)
         self.control.send(Measured(rank=self.seat.rank, iteration=order.iteration, product_us=us))
-        self.spool.hand_over(0.0)
+        self.spool.flush_soon()
 
     def _iterate(self) -> None:
         """One attempt at iteration `stepped`, its commit, and the change of plan when the vote calls for one."""
@@ -218,7 +218,7 @@ class Rank:
                 log_complete=outcome.log_complete,
             )
         )
-        self.spool.hand_over(0.0)
+        self.spool.flush_soon()
 
     def _change_plan(self, record: EpochRecord) -> None:
         """A change that nobody's death asked for: new groups, layers move; then what is to be measured."""
