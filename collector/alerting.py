@@ -70,10 +70,6 @@ def decide(open_alerts: Mapping[Key, str], conditions: Sequence[Condition]) -> l
 class Asking(Reader):
     """A reader that asks rules."""
 
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self._runs = store
-
     def ask(self, rule: Rule, now_us: int) -> Condition:
         """What the rule says now."""
         values = {"now_us": now_us, "older_than_us": rule.older_than_us}
@@ -108,7 +104,7 @@ class Asking(Reader):
 
     def _has(self, run: str) -> bool:
         try:
-            return self._runs.spool(run).is_dir() or self._runs.sealed(run).is_dir()
+            return self._store.spool(run).is_dir() or self._store.sealed(run).is_dir()
         except StoreError:  # no name of a run
             return False
 

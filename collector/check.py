@@ -22,7 +22,7 @@ import msgspec
 from unskew.collector import projections, rows
 from unskew.collector.flushes import is_torn, unpack
 from unskew.collector.ingest import working_database
-from unskew.collector.manifest import Manifest, Published, load, publish
+from unskew.collector.manifest import Manifest, load, publish
 from unskew.collector.paths import Store
 from unskew.collector.sealing import sweep, unlisted
 from unskew.collector.segment import final_size, first_seq, segment_name, segment_names
@@ -92,11 +92,6 @@ def _sealed(store: Store, manifest: Manifest) -> Iterator[str]:
             yield f"run {one.run}: {one.file} ({one.rows} events) is damaged: its sha256 is not the manifest's"
 
 
-def _is_whole(store: Store, entry: Published) -> bool:
-    path = store.root / entry.file
-    return path.is_file() and _sha256(path) == entry.sha256
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -160,7 +155,7 @@ def _projections(store: Store, manifest: Manifest, *, mend: bool) -> Iterator[Fi
     with contextlib.closing(working_database(store)) as connection:
         problems = projections.check(connection, store, manifest)
         # Of pruned telemetry nothing else is left: what is made anew would hold the damage, or lack what it hit.
-        if manifest.pruned and any(not _is_whole(store, entry) for entry in manifest.published):
+        if manifest.pruned and projections.damaged_files(store, manifest):
             mend = False
         if problems and mend:
             fresh = projections.rebuild(connection, store, manifest)

@@ -5,6 +5,6 @@ A published file holds the aggregates of some sealed files; readers add those of
 
 from __future__ import annotations
 
-from unskew.collector.projections.publishing import check, publish, rebuild
+from unskew.collector.projections.publishing import check, damaged_files, publish, rebuild
 
-__all__ = ["check", "publish", "rebuild"]
+__all__ = ["check", "damaged_files", "publish", "rebuild"]

@@ -43,7 +43,7 @@ def rebuild(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manif
     nothing else is left of it. Raises `StoreError` when such a file is damaged.
     """
     pruned = {one.run for one in manifest.pruned}
-    for sentence in _damaged(store, manifest) if pruned else ():
+    for sentence in damaged_files(store, manifest) if pruned else ():
         raise StoreError(f"{sentence}, and nothing else is left of what was pruned: put it back from a copy of the store")
     old = tiers_of(manifest)
     kept = {run: last for run, last in covers_of(old).items() if run in pruned}
@@ -53,9 +53,20 @@ def rebuild(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manif
     return _fold(connection, store, (), sealed, kept, seeds=seeds, number=number)
 
 
+def damaged_files(store: Store, manifest: Manifest) -> list[str]:
+    """The published files that are not what was written."""
+    return [
+        f"{entry.file} is damaged: its sha256 is not the manifest's"
+        if (store.root / entry.file).is_file()
+        else f"{entry.file} is gone, its sha256 cannot be compared"
+        for entry in manifest.published
+        if not (store.root / entry.file).is_file() or _digest(store, entry.file) != entry.sha256
+    ]
+
+
 def check(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> list[str]:
     """What is wrong with the published files, one sentence each: damage, or rows that the sealed files do not give."""
-    damaged = _damaged(store, manifest)
+    damaged = damaged_files(store, manifest)
     now = standing(manifest)
     if damaged or not now.tiers:
         return damaged
@@ -79,17 +90,6 @@ def check(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manifes
         if different:
             found.append(f"projection {name}: {different} rows differ from what the sealed files give")
     return found
-
-
-def _damaged(store: Store, manifest: Manifest) -> list[str]:
-    """The published files that are not what was written."""
-    return [
-        f"{entry.file} is damaged: its sha256 is not the manifest's"
-        if (store.root / entry.file).is_file()
-        else f"{entry.file} is gone, its sha256 cannot be compared"
-        for entry in manifest.published
-        if not (store.root / entry.file).is_file() or _digest(store, entry.file) != entry.sha256
-    ]
 
 
 def _fold(
