@@ -15,7 +15,7 @@ test: .venv/test.stamp chromium
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	sh tools/typecheck.sh $(BIN)/mypy
+	$(BIN)/mypy
 
 bench: .venv/run.stamp
 	mkdir -p build
@@ -28,7 +28,7 @@ chromium:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
 	@echo "installing into .venv, once: about 2 GB, some minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) -e .
+	$(INSTALL) -e ".[platform,trainer]"
 	touch $@
 
 .venv/test.stamp: .venv/run.stamp

@@ -1,0 +1,1 @@
+"""Pure thought: no torch, no files, no clock."""

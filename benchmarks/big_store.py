@@ -14,8 +14,7 @@ import duckdb
 import msgspec
 
 from unskew.benchmarks.report import Steps, silently
-from unskew.collector import manifest, projections, rows
-from unskew.collector.control_stream import ControlStream
+from unskew.collector import projections
 from unskew.collector.events import (
     DeviceJoined,
     Heartbeat,
@@ -26,12 +25,14 @@ from unskew.collector.events import (
     Span,
     tag_of,
 )
-from unskew.collector.ingest import working_database
-from unskew.collector.manifest import Sealed
+from unskew.collector.files import manifest, rows
+from unskew.collector.files.manifest import Sealed
+from unskew.collector.files.segment import telemetry_line
+from unskew.collector.files.tail import Lines
 from unskew.collector.paths import Store, make_folder
-from unskew.collector.sealing import extent, seal, write_sorted
-from unskew.collector.segment import telemetry_line
-from unskew.collector.tail import Lines
+from unskew.collector.service.ingest import working_database
+from unskew.collector.service.sealing import extent, seal, write_sorted
+from unskew.collector.write.control_stream import ControlStream
 
 RUN = "big"
 RANKS = 64

@@ -11,10 +11,10 @@ from itertools import product
 
 import numpy as np
 
-from unskew.analytics.planners.capability import members_needed
-from unskew.analytics.planners.cluster import Cluster, Job
 from unskew.analytics.planners.costing import replica_us
-from unskew.analytics.planners.tp import degrees_allowed
+from unskew.analytics.planners.joint.capability import members_needed
+from unskew.analytics.planners.problem import Cluster, Job
+from unskew.analytics.planners.resihp.tp import degrees_allowed
 
 
 def compositions(total: int, parts: int) -> list[tuple[int, ...]]:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unskew.analytics.culprits import own_from_waits, rank_devices, rank_links
-from unskew.analytics.studies.noise import Noise, chunk_factors, device_factors, load_lengths, load_noise
+from unskew.analytics.lab.culprits import own_from_waits, rank_devices, rank_links
+from unskew.analytics.lab.studies.noise import Noise, chunk_factors, device_factors, load_lengths, load_noise
 from unskew.benchmarks.report import Figure, figure
 
 Array = NDArray[np.float64]

@@ -16,26 +16,26 @@ import numpy as np
 import polars as pl
 import torch
 
+from unskew.analytics.core.device_profiles import profile
+from unskew.analytics.core.plan import uniform_plan
+from unskew.analytics.core.workload import work_of
+from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
 from unskew.analytics.diagnosis.failslow import follow_section
-from unskew.analytics.diagnosis.inference import fit_curve
-from unskew.analytics.diagnosis.lost import time_lost
-from unskew.analytics.diagnosis.ndtimeline import read_operations
-from unskew.analytics.diagnosis.section import Section, without_lengths
-from unskew.analytics.diagnosis.whatif import what_if
-from unskew.analytics.plan import uniform_plan
-from unskew.analytics.prediction import predict_iteration
-from unskew.analytics.predictor import Chunk, fit
-from unskew.analytics.profiles import profile
-from unskew.analytics.thresholds import DetectorOptions
-from unskew.analytics.workload import work_of
+from unskew.analytics.diagnosis.trace.inference import fit_curve
+from unskew.analytics.diagnosis.trace.lost import time_lost
+from unskew.analytics.diagnosis.trace.ndtimeline import read_operations
+from unskew.analytics.diagnosis.trace.section import Section, without_lengths
+from unskew.analytics.diagnosis.trace.whatif import what_if
+from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.analytics.predictor.fit import Chunk, fit
 from unskew.benchmarks import datasets
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import EIGHT_RANKS, Bench, perform
 from unskew.collector.events import IterationJudged
 from unskew.collector.paths import Store
-from unskew.runtime.device import ChunkOf, RealDevice
-from unskew.runtime.model import Layer, ModelSize, build_layer
+from unskew.runtime.model.model import Layer, ModelSize, build_layer
+from unskew.runtime.rank.device import ChunkOf, RealDevice
 
 FILES = {"ST": "ops-ST.parquet", "SE": "ops-SE-windows12.parquet"}
 ABSENT = "data set bytedance-straggler is absent: set UNSKEW_DATASETS"

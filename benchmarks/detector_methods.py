@@ -1,6 +1,6 @@
 """Our Detector and the published ones on ResiHP's protocol: recall, delay, onset, false alarms; and on iteration times alone.
 
-The jobs are those of analytics/studies/detection.py: seeds of the figures, not of the tuning. Half of them have no fault; the
+The jobs are those of lab/studies/detection.py: seeds of the figures, not of the tuning. Half of them have no fault; the
 other half share out the slowdowns. A slowdown of 4 is there because ResiHP's own experiments are that severe (jobs that lose
 35 to 70 % of their throughput).
 """
@@ -13,9 +13,9 @@ from itertools import chain
 import numpy as np
 from joblib import Parallel, delayed
 
-from unskew.analytics.rivals import METHODS
-from unskew.analytics.studies.detection import SETTINGS, Outing, Setting, run, synthetic_job, wilson
-from unskew.analytics.studies.noise import load_lengths, load_noise
+from unskew.analytics.lab.baselines.registry import METHODS
+from unskew.analytics.lab.studies.detection import SETTINGS, Outing, Setting, run, synthetic_job, wilson
+from unskew.analytics.lab.studies.noise import load_lengths, load_noise
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 

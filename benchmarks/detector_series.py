@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from unskew.analytics.detector import Detector
-from unskew.analytics.job_wide import judge
-from unskew.analytics.residuals import Floats
-from unskew.analytics.studies.detection import Setting, cost_of, synthetic_job
-from unskew.analytics.studies.noise import load_lengths, load_noise
-from unskew.analytics.thresholds import EMULATED
-from unskew.analytics.workers import judge_workers
+from unskew.analytics.detector.detector import Detector
+from unskew.analytics.detector.job_wide import judge
+from unskew.analytics.detector.options import EMULATED
+from unskew.analytics.detector.residuals import Floats
+from unskew.analytics.detector.workers import judge_workers
+from unskew.analytics.lab.studies.detection import Setting, cost_of, synthetic_job
+from unskew.analytics.lab.studies.noise import load_lengths, load_noise
 from unskew.benchmarks import datasets
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench

@@ -16,7 +16,7 @@ from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench, perform
 from unskew.collector.events import DeviceJoined, DeviceLost, Event, FaultInjected, Heartbeat, Suspected
 from unskew.collector.paths import Store
-from unskew.collector.reader import open_store
+from unskew.collector.read.reader import open_store
 from unskew.runtime.options import RunOptions, cores
 
 BUSY = RunOptions(device="real", pp=4, dp=4, layers=8, micro_batches=16, dim=64, heads=2, tokens=256, iterations=30)

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 import torch
 
-from unskew.analytics.workload import Work
+from unskew.analytics.core.workload import Work
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import TWO_RANKS, Bench, Ran, collectors, cpu_s, perform
 from unskew.collector.events import Event, IterationCommitted, Span
 from unskew.collector.paths import Store
-from unskew.collector.spool import SpoolWriter
-from unskew.runtime.device import ChunkOf, RealDevice
+from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.rank.device import ChunkOf, RealDevice
 
 PAIRS = 1_500
 """Of neighbouring iterations, one with and one without. On two shared cores an iteration resembles the next one (correlation

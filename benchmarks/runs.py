@@ -13,14 +13,14 @@ from typing import TypeVar
 import msgspec
 from rich.progress import Progress
 
-from unskew.analytics.faults import parse_faults
+from unskew.analytics.core.faults import parse_faults
 from unskew.benchmarks.report import Figure, bars, figure, publish, shown
 from unskew.collector.events import DeviceJoined, DeviceLost, Event, IterationCommitted, Regrouped, RunFinished
 from unskew.collector.paths import Store
-from unskew.collector.reader import open_store
-from unskew.runtime.launch import run as run_once
+from unskew.collector.read.reader import open_store
+from unskew.runtime.control.launch import run as run_once
+from unskew.runtime.control.summary import Summary
 from unskew.runtime.options import RunOptions
-from unskew.runtime.summary import Summary
 
 _COLLECTOR_S = 20.0
 _Event = TypeVar("_Event", bound=Event)
@@ -165,7 +165,7 @@ def collectors(store: Store) -> list[int]:
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             command = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            if b"unskew.collector.service" in command and str(store.root).encode() in command:
+            if b"unskew.collector.service.process" in command and str(store.root).encode() in command:
                 found.append(int(entry.name))
     return found
 

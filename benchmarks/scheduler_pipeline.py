@@ -11,12 +11,12 @@ from statistics import fmean, median
 
 import numpy as np
 
-from unskew.analytics.bubbles import bubbles
-from unskew.analytics.model_profiles import PROFILES, model_profile
-from unskew.analytics.pipeline import per_hop, pipeline_of
-from unskew.analytics.plan import PASSES
-from unskew.analytics.planners.adaptis import BASELINES, Found, Task, gains, tune
-from unskew.analytics.schedule import splits_backward
+from unskew.analytics.core.plan import PASSES
+from unskew.analytics.pipeline.bubbles import bubbles
+from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
+from unskew.analytics.pipeline.model_profiles import PROFILES, model_profile
+from unskew.analytics.pipeline.schedule import splits_backward
+from unskew.analytics.planners.adaptis.tune import BASELINES, Found, Task, gains, tune
 from unskew.benchmarks.report import Figure, figure, publish
 from unskew.collector.paths import Store
 

@@ -10,20 +10,20 @@ from statistics import fmean, median
 
 import numpy as np
 
-from unskew.analytics.pipeline import evaluate
-from unskew.analytics.plan import PlanError
-from unskew.analytics.planners.bounds import bounds
-from unskew.analytics.planners.cluster import Assignment, Cluster, Job, healthy_cluster, start
+from unskew.analytics.core.plan import PlanError
+from unskew.analytics.pipeline.evaluator import evaluate
+from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.conversion import members, to_plan
 from unskew.analytics.planners.costing import chunk_times, pipeline_us
-from unskew.analytics.planners.evaluation import cost, holds
-from unskew.analytics.planners.joint import plan_joint
+from unskew.analytics.planners.joint.bounds import bounds
+from unskew.analytics.planners.joint.evaluation import cost, holds
+from unskew.analytics.planners.joint.joint import plan_joint
+from unskew.analytics.planners.joint.proof import proven_bound_us
 from unskew.analytics.planners.malleus import layers_of, micro_batches_of
-from unskew.analytics.planners.pp import share_out
-from unskew.analytics.planners.progressive import plan_progressive
-from unskew.analytics.planners.proof import proven_bound_us
-from unskew.analytics.planners.tp import choose
-from unskew.analytics.schedule import build_schedule
+from unskew.analytics.planners.problem import Assignment, Cluster, Job, healthy_cluster, start
+from unskew.analytics.planners.resihp.pp import share_out
+from unskew.analytics.planners.resihp.progressive import plan_progressive
+from unskew.analytics.planners.resihp.tp import choose
 from unskew.benchmarks.brute_force import best_us, random_cluster
 from unskew.benchmarks.growth import draw_growth
 from unskew.benchmarks.report import Figure, figure, publish
@@ -153,7 +153,7 @@ def distance_figures() -> Iterator[Figure]:
 
 
 def order_figures() -> Iterator[Figure]:
-    """The runtime's order of a plan's chunks (analytics/schedule.py) against the planners' own makespan, on small jobs."""
+    """The runtime's order of a plan's chunks (pipeline/schedule.py) against the planners' own makespan, on small jobs."""
     joint: list[float] = []
     lent: list[float] = []
     for seed in range(FIRST_SEED, FIRST_SEED + CASES):

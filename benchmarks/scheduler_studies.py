@@ -6,15 +6,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from unskew.analytics.cluster.arrivals import FaultLaw, arrivals
 from unskew.analytics.cluster.job import JOBS
-from unskew.analytics.cluster.simulation import Options, simulate
 from unskew.analytics.cluster.timing import fault_free_s
+from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
+from unskew.analytics.lab.simulator.simulation import Options, simulate
+from unskew.analytics.lab.studies.frame import Result, Row, run_study
+from unskew.analytics.lab.studies.registry import STUDIES
 from unskew.analytics.policies.ft_hsdp import closed_form
 from unskew.analytics.policies.recover import Shares, boundary, steady
 from unskew.analytics.policies.registry import POLICIES
-from unskew.analytics.studies.frame import Result, Row, run_study
-from unskew.analytics.studies.registry import STUDIES
 from unskew.benchmarks import datasets
 from unskew.benchmarks.report import Better, Figure, figure, publish
 from unskew.collector.paths import Store

@@ -8,9 +8,9 @@ from statistics import fmean, median
 
 import msgspec
 
-from unskew.analytics.cost import CostModel
-from unskew.analytics.prediction import predict_iterations
-from unskew.analytics.workload import Work, work_of
+from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.workload import Work, work_of
+from unskew.analytics.pipeline.prediction import predict_iterations
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import EIGHT_RANKS, Bench, Ran, done, perform
 from unskew.collector.events import IterationCommitted, MicroBatchPacked, PlanApplied, PlanScored, PredictorFitted, Verdict

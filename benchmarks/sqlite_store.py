@@ -1,6 +1,6 @@
 """The event log in plain SQLite, in the two ways in which others keep theirs: a column per field, or a JSON payload per row.
 
-Beside it our figures are given; it passes the same contract (tests/store_contract.py), so that the comparison is of equals.
+Beside it our figures are given; it passes the same contract (tests/support/store_contract.py), so the comparison is of equals.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from unskew.collector.control_stream import VersionConflict
 from unskew.collector.events import Control, Span, Telemetry, tag_of
+from unskew.collector.write.control_stream import VersionConflict
 
 Form = Literal["columns", "json"]
 SPAN_FIELDS = tuple(field.name for field in msgspec.structs.fields(Span))

@@ -12,15 +12,16 @@ import msgspec
 import numpy as np
 import polars
 
-from unskew.analytics.recorded_run import recorded_run
-from unskew.analytics.replay import replay
+from unskew.analytics.replay.recorded_run import recorded_run
+from unskew.analytics.replay.replay import replay
 from unskew.benchmarks import datasets
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import EIGHT_RANKS, Bench
-from unskew.collector.formats import bring_in, straggler_export
-from unskew.collector.formats.straggler_analysis import COLUMNS
+from unskew.collector.formats.exporters import straggler_analysis as straggler_export
+from unskew.collector.formats.importers.straggler_analysis import COLUMNS
+from unskew.collector.formats.registry import bring_in
 from unskew.collector.paths import Store
-from unskew.collector.reader import open_store
+from unskew.collector.read.reader import open_store
 
 IMPORT_S = 3.0
 _REPEATS = 3

@@ -20,17 +20,17 @@ import duckdb
 from unskew.benchmarks import store_kills
 from unskew.benchmarks.report import Figure, Steps, figure, publish, showing, silently
 from unskew.benchmarks.store_producer import spans
-from unskew.collector import compaction
-from unskew.collector.check import check
-from unskew.collector.collecting import Collecting
-from unskew.collector.control_stream import ControlStream
 from unskew.collector.events import DeviceJoined, IterationCommitted, Note, RunStarted
+from unskew.collector.files.manifest import load
 from unskew.collector.locks import is_held
-from unskew.collector.manifest import load
 from unskew.collector.paths import Store, StoreError
-from unskew.collector.reader import open_store
-from unskew.collector.spool import SpoolWriter
-from unskew.collector.views import VIEWS
+from unskew.collector.read.reader import open_store
+from unskew.collector.read.views import VIEWS
+from unskew.collector.service import compaction
+from unskew.collector.service.check import check
+from unskew.collector.service.collecting import Collecting
+from unskew.collector.write.control_stream import ControlStream
+from unskew.collector.write.spool import SpoolWriter
 
 KILLS = 50
 AIMED_KILLS = 50
@@ -43,10 +43,10 @@ _PRODUCER = """if True:
     from itertools import islice
     from pathlib import Path
     from unskew.benchmarks.store_producer import spans
-    from unskew.collector.control_stream import ControlStream
+    from unskew.collector.write.control_stream import ControlStream
     from unskew.collector.events import Note
     from unskew.collector.paths import Store
-    from unskew.collector.spool import SpoolWriter
+    from unskew.collector.write.spool import SpoolWriter
     root, writer, rank, said = sys.argv[1:]
     out, store = os.open(said, os.O_WRONLY), Store(Path(root))
     spool, source, flushed = SpoolWriter(store, "bench", writer), spans(int(rank)), 0

@@ -15,16 +15,17 @@ from unskew.benchmarks.report import Figure, Steps, digits, figure, silently
 from unskew.benchmarks.sqlite_store import Form, SqliteStore
 from unskew.benchmarks.store_processes import GIVE_UP_S, PRODUCERS, RUN, collector, producers, two_cores
 from unskew.benchmarks.store_producer import FLUSH, spans
-from unskew.collector import compaction, rows
-from unskew.collector.ingest import working_database
-from unskew.collector.manifest import load
+from unskew.collector.files import rows
+from unskew.collector.files.manifest import load
+from unskew.collector.files.segment import telemetry_line
+from unskew.collector.files.tail import Lines
 from unskew.collector.paths import Store
 from unskew.collector.projections.published import standing
-from unskew.collector.reader import open_store
-from unskew.collector.sealing import write_sorted
-from unskew.collector.segment import telemetry_line
-from unskew.collector.spool import SpoolWriter
-from unskew.collector.tail import Lines
+from unskew.collector.read.reader import open_store
+from unskew.collector.service import compaction
+from unskew.collector.service.ingest import working_database
+from unskew.collector.service.sealing import write_sorted
+from unskew.collector.write.spool import SpoolWriter
 
 FLAT_OUT = 1_000_000
 BACKLOG = 3_000_000

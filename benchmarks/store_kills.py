@@ -21,10 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from unskew.collector.collecting import compact_all
-from unskew.collector.maintenance import maintaining
 from unskew.collector.paths import Store
-from unskew.collector.rebuild import rebuild
+from unskew.collector.service.collecting import compact_all
+from unskew.collector.service.maintenance import maintaining
+from unskew.collector.service.rebuild import rebuild
 
 PARTS = {
     ("sealing", "seal_next"): "seal",
@@ -92,7 +92,9 @@ def _do(root: str, work: str, part: str = "", number: str = "0") -> None:
 
 def _collect(root: str) -> None:
     """The collector in a hurry: small files, and everything at once."""
-    from unskew.collector import background, collecting, compaction, projecting, sealing, service  # noqa: PLC0415
+    from unskew.collector import background  # noqa: PLC0415
+    from unskew.collector.service import collecting, compaction, projecting, sealing  # noqa: PLC0415
+    from unskew.collector.service import process as service  # noqa: PLC0415
 
     background.NICENESS = 0  # it must come to the acts at which it is to die, whatever else runs
     compaction.MANY = 2

@@ -91,7 +91,7 @@ def producers(store: Store, each: int, per_second: int) -> Iterator[Start]:
 def collector(store: Store) -> Iterator[Peak]:
     """The collector as a process in a session of its own, as others start it, and its peak memory until it has ended."""
     store.root.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "unskew.collector.service", "--store", str(store.root), "--idle-s", "60"]
+    command = [sys.executable, "-m", "unskew.collector.service.process", "--store", str(store.root), "--idle-s", "60"]
     with subprocess.Popen(command, start_new_session=True) as child, watched(child.pid) as peak:
         try:
             yield peak

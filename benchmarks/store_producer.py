@@ -15,7 +15,7 @@ from typing import Any
 
 from unskew.collector.events import Span, SpanKind
 from unskew.collector.paths import Store
-from unskew.collector.spool import SpoolWriter
+from unskew.collector.write.spool import SpoolWriter
 
 FLUSH = 50
 MICRO_BATCHES = 8

@@ -30,10 +30,10 @@ from unskew.benchmarks.report import Figure, Steps, digits, figure, publish, sho
 from unskew.benchmarks.sqlite_store import SPAN_FIELDS, Form, SqliteStore
 from unskew.benchmarks.store_processes import collector
 from unskew.collector.events import IterationCommitted, Span
+from unskew.collector.files.rows import LINE
 from unskew.collector.paths import Store
-from unskew.collector.reader import Reader, open_store
-from unskew.collector.rows import LINE
-from unskew.collector.spool import SpoolWriter
+from unskew.collector.read.reader import Reader, open_store
+from unskew.collector.write.spool import SpoolWriter
 
 SIZES = {10_000_000: 100.0, 50_000_000: 300.0}
 """Spans -> the bar in milliseconds."""

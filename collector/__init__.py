@@ -1,0 +1,1 @@
+"""The event log: types, writing, collecting, reading. Knows nothing of training."""

@@ -104,7 +104,7 @@ class IterationCommitted(Telemetry, frozen=True, kw_only=True, tag="iteration_co
 
 
 class Heartbeat(Telemetry, frozen=True, kw_only=True, tag="heartbeat@1", gc=False):
-    """What the agent knows of a rank, once a second; `activity` is one of runtime/progress.py's.
+    """What the agent knows of a rank, once a second; `activity` is one of runtime/rank/progress.py's.
 
     `longest_gap_us`: the longest pause between two heartbeats since the last such event.
     """

@@ -1,0 +1,1 @@
+"""The Streamlit app: reads the log, writes commands."""

@@ -15,12 +15,12 @@ import msgspec
 import polars as pl
 import streamlit as st
 
-from unskew.analytics.workload import Work, work_of
-from unskew.collector.commands import controller_alive
+from unskew.analytics.core.workload import Work, work_of
 from unskew.collector.events import CONTROL, Control, tag_of
 from unskew.collector.paths import Store
-from unskew.collector.reader import Reader, open_store
-from unskew.collector.service import trouble
+from unskew.collector.read.reader import Reader, open_store
+from unskew.collector.service.process import trouble
+from unskew.collector.write.commands import controller_alive
 from unskew.dashboard.story import Logged, Story, tell
 
 RECENT = 50

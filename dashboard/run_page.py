@@ -8,9 +8,10 @@ from itertools import zip_longest
 
 import streamlit as st
 
-from unskew.dashboard import (
+from unskew.dashboard import data
+from unskew.dashboard.data import Snapshot
+from unskew.dashboard.panels import (
     curves,
-    data,
     diagnosis,
     dialogs,
     event_tail,
@@ -22,7 +23,6 @@ from unskew.dashboard import (
     records,
     timeline,
 )
-from unskew.dashboard.data import Snapshot
 from unskew.dashboard.run_state import TONES, imported, simulated, state_of
 from unskew.dashboard.theme import card, chip
 from unskew.dashboard.window import Window, around, newest

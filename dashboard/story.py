@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from unskew.analytics.plan import Plan
+from unskew.analytics.core.plan import Plan
 from unskew.collector.events import (
     CommandRefused,
     Control,

@@ -9,9 +9,9 @@ from typing import Literal, get_args
 
 import msgspec
 
-from unskew.analytics.faults import FaultSpec
-from unskew.analytics.plan import Plan, uniform_plan
-from unskew.analytics.profiles import profile, profiles_of
+from unskew.analytics.core.device_profiles import profile, profiles_of
+from unskew.analytics.core.faults import FaultSpec
+from unskew.analytics.core.plan import Plan, uniform_plan
 from unskew.collector.events import Mode
 from unskew.runtime.corpus import check_folder
 
@@ -58,7 +58,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     def first_plan(self) -> Plan:
         """The plan the run starts with. Raises `PlanError` for an impossible layout."""
         if self.schedule == "searched" and self.tp == 1 and min(self.pp, self.dp) > 0:
-            from unskew.analytics.planners.searched import searched_plan  # noqa: PLC0415  (its solver takes 0.3 s to import)
+            from unskew.analytics.planners.adaptis.searched import searched_plan  # noqa: PLC0415  (its solver takes 0.3 s to import,
 
             return searched_plan(
                 pp=self.pp,

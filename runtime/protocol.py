@@ -13,10 +13,10 @@ from typing import get_args
 
 import msgspec
 
-from unskew.analytics.faults import FaultSpec
-from unskew.analytics.liveness import Activity
-from unskew.analytics.plan import Plan
-from unskew.analytics.probing import Probe
+from unskew.analytics.core.faults import FaultSpec
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.health.liveness import Activity
+from unskew.analytics.health.probing import Probe
 from unskew.runtime.options import RunOptions
 
 
@@ -286,7 +286,7 @@ _BEAT = struct.Struct("!HIQIbhf")
 
 
 class Beat(msgspec.Struct, frozen=True, gc=False):
-    """A heartbeat: the rank, the kernel's id of the thread that beats, and what the main thread is at (runtime/progress.py)."""
+    """A heartbeat: the rank, the kernel's id of the thread that beats, and what the main thread is at (rank/progress.py)."""
 
     rank: int
     thread: int

@@ -14,9 +14,9 @@ from functools import cached_property
 
 import msgspec
 
-from unskew.analytics.constants import constant
-from unskew.analytics.cost import ChunkCost, CostModel
-from unskew.analytics.workload import Work
+from unskew.analytics.core.constants import constant
+from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.workload import Work
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True):

@@ -1,6 +1,6 @@
 """What a simulated job runs: pipelines of TP groups, micro-batches, and stage work handed to other replicas.
 
-A `Layout` is the simulator's short form of a plan (analytics/plan.py): one entry per TP group instead of per rank, so that
+A `Layout` is the simulator's short form of a plan (analytics/core/plan.py): one entry per TP group instead of per rank, so that
 98,304 devices stay a small value. `to_plan` gives the plan itself, with one rank per TP group.
 
 >>> from unskew.analytics.cluster.job import JOBS
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unskew.analytics.cluster.job import Job
-from unskew.analytics.plan import Hop, Plan, Role, Route, split_evenly, validate
+from unskew.analytics.core.plan import Hop, Plan, Role, Route, split_evenly, validate
 
 Ints = NDArray[np.int64]
 
@@ -64,7 +64,7 @@ def dealt(home: int, stage: int, total: int, counts: Mapping[int, int]) -> tuple
 
 
 class Layout(msgspec.Struct, frozen=True, dict=True):
-    """`schedule` is one of analytics/schedule.py's."""
+    """`schedule` is one of analytics/pipeline/schedule.py's."""
 
     pipelines: tuple[Pipeline, ...]
     moves: tuple[Move, ...] = ()

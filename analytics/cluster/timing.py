@@ -1,4 +1,4 @@
-"""How long an iteration of a layout takes, by the one evaluator of pipelines (analytics/prediction.py).
+"""How long an iteration of a layout takes, by the one evaluator of pipelines (analytics/pipeline/prediction.py).
 
 A TP group of k devices works like one device of speed ``min(speed) / slowdown(k)``. `slowdown` is 1.90 per halving, as Malleus
 measured the first one (its next are 3.66 and 7.22, ours 3.61 and 6.86), not 2, and an uneven split of the attention heads costs
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, Pipeline, healthy, to_plan
-from unskew.analytics.constants import constant
-from unskew.analytics.cost import CostModel
-from unskew.analytics.plan import Plan
-from unskew.analytics.prediction import predict_iteration
-from unskew.analytics.workload import Work
+from unskew.analytics.core.constants import constant
+from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.workload import Work
+from unskew.analytics.pipeline.prediction import predict_iteration
 
 Speeds = NDArray[np.float64]
 """[device slot]: 1.0 healthy, 0.0 dead."""

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from unskew.analytics.diagnosis.lost import Lost
-from unskew.analytics.diagnosis.section import Section
+from unskew.analytics.diagnosis.trace.lost import Lost
+from unskew.analytics.diagnosis.trace.section import Section
 from unskew.collector.events import Cause, Party, Verdict
 
 LEAST_SHARE = 0.05

@@ -5,7 +5,7 @@ Four observabilities, the best that the log allows:
 1. chunks: forward and backward times per micro-batch. The Detector judges devices; replay tells what each cause cost;
 2. collectives only, with waiting inside: under a barrier the culprit is the rank that waits least (waiting.py);
 3. flight recorders: who did not join which collective (flight_recorder.py);
-4. iteration times only: a change of the whole job, nobody named (analytics/job_wide.py).
+4. iteration times only: a change of the whole job, nobody named (analytics/detector/job_wide.py).
 
 Pure: a `RunLog` in, a `Diagnosis` out.
 """
@@ -19,20 +19,20 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from unskew.analytics.cost import CostModel
+from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.workload import work_of
+from unskew.analytics.detector.job_wide import JobWideOptions, judge
+from unskew.analytics.detector.verdicts import devices
 from unskew.analytics.diagnosis.causes import NEXT_STEP, named
 from unskew.analytics.diagnosis.failslow import follow_replicas, follow_run, follow_section, settled, thresholds
 from unskew.analytics.diagnosis.flight_recorder import Standstill, explain
-from unskew.analytics.diagnosis.graph import GraphError
-from unskew.analytics.diagnosis.lost import ORDER, Lost, time_lost
-from unskew.analytics.diagnosis.ndtimeline import read_operations
 from unskew.analytics.diagnosis.runlog import RunLog
-from unskew.analytics.diagnosis.section import Section, without_lengths
-from unskew.analytics.diagnosis.spans import COLLECTIVES, read_spans
+from unskew.analytics.diagnosis.trace.graph import GraphError
+from unskew.analytics.diagnosis.trace.lost import ORDER, Lost, time_lost
+from unskew.analytics.diagnosis.trace.ndtimeline import read_operations
+from unskew.analytics.diagnosis.trace.section import Section, without_lengths
+from unskew.analytics.diagnosis.trace.spans import COLLECTIVES, read_spans
 from unskew.analytics.diagnosis.waiting import follow_waits, read_waits
-from unskew.analytics.job_wide import JobWideOptions, judge
-from unskew.analytics.verdicts import devices
-from unskew.analytics.workload import work_of
 from unskew.collector.events import Verdict
 
 ONE_STAGE = (

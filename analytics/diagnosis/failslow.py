@@ -7,19 +7,19 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from unskew.analytics.cost import ChunkCost, CostModel
-from unskew.analytics.detector import Committed, Detector, Verdicts
+from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.plan import Hop, Plan, Role, Route
+from unskew.analytics.core.workload import Work
+from unskew.analytics.detector.detector import Committed, Detector, Verdicts
+from unskew.analytics.detector.options import EMULATED, SHARED_MACHINE, DetectorOptions
+from unskew.analytics.detector.verdicts import devices
+from unskew.analytics.detector.workers import judge_workers
 from unskew.analytics.diagnosis.runlog import RunLog
-from unskew.analytics.diagnosis.section import KIND, Section
-from unskew.analytics.gpus import Known, remembered, with_gpu
-from unskew.analytics.liveness import Suspect
-from unskew.analytics.plan import Hop, Plan, Role, Route
-from unskew.analytics.predictor import Chunk
-from unskew.analytics.retraining import Retraining, Seen, speeds_then, suspicion, turned
-from unskew.analytics.thresholds import EMULATED, SHARED_MACHINE, DetectorOptions
-from unskew.analytics.verdicts import devices
-from unskew.analytics.workers import judge_workers
-from unskew.analytics.workload import Work
+from unskew.analytics.diagnosis.trace.section import KIND, Section
+from unskew.analytics.health.gpu_evidence import Known, remembered, with_gpu
+from unskew.analytics.health.liveness import Suspect
+from unskew.analytics.predictor.fit import Chunk
+from unskew.analytics.predictor.retraining import Retraining, Seen, speeds_then, suspicion, turned
 from unskew.collector.events import DeviceLost, Verdict, VerdictClosed
 
 AS_EXPECTED = CostModel(chunks={kind: ChunkCost(layer_us=0.0, token_us=1.0, token2_us=0.0) for kind in "FBW"})

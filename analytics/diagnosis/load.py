@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import msgspec
 import polars as pl
 
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.runlog import RunLog
-from unskew.analytics.intake import Intake, Released
-from unskew.analytics.plan import Plan
+from unskew.analytics.loop.intake import Intake, Released
 from unskew.collector.events import (
     CollectiveRecorded,
     DeviceJoined,
@@ -25,9 +25,9 @@ from unskew.collector.events import (
     Span,
     tag_of,
 )
-from unskew.collector.formats import straggler_analysis
-from unskew.collector.reader import Reader
-from unskew.collector.tail import decode_event
+from unskew.collector.files.tail import decode_event
+from unskew.collector.formats.importers import straggler_analysis
+from unskew.collector.read.reader import Reader
 
 _E = TypeVar("_E", bound=Event)
 _SPAN = tuple(field.name for field in msgspec.structs.fields(Span))

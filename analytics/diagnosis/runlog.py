@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from unskew.analytics.intake import Released
-from unskew.analytics.plan import Plan
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.loop.intake import Released
 from unskew.collector.events import CollectiveRecorded, DeviceLost, FaultInjected, GroupRecorded
 
 

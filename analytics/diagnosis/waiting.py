@@ -21,14 +21,14 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from unskew.analytics.detector import Committed, Detector
+from unskew.analytics.core.plan import Hop, Plan, Role, Route
+from unskew.analytics.core.workload import Work
+from unskew.analytics.detector.detector import Committed, Detector
+from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.failslow import AS_EXPECTED, settled
-from unskew.analytics.diagnosis.graph import Array
-from unskew.analytics.diagnosis.spans import COLLECTIVES
-from unskew.analytics.plan import Hop, Plan, Role, Route
-from unskew.analytics.predictor import Chunk
-from unskew.analytics.thresholds import DetectorOptions
-from unskew.analytics.workload import Work
+from unskew.analytics.diagnosis.trace.graph import Array
+from unskew.analytics.diagnosis.trace.spans import COLLECTIVES
+from unskew.analytics.predictor.fit import Chunk
 from unskew.collector.events import Verdict, VerdictClosed
 
 WAITING = (*COLLECTIVES, "recv")

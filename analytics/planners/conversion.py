@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from unskew.analytics.plan import Hop, Plan, PlanError, Role, Route, validate
-from unskew.analytics.planners.cluster import Assignment, Cluster, Ints
+from unskew.analytics.core.plan import Hop, Plan, PlanError, Role, Route, validate
+from unskew.analytics.planners.problem import Assignment, Cluster, Ints
 
 
 def members(cluster: Cluster, assignment: Assignment, replica: int, stage: int) -> tuple[int, ...]:

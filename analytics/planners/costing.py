@@ -1,6 +1,6 @@
 """What pipelines of their own cost: the makespan of 1F1B, for many at once, and a lower bound of it in closed form.
 
-`pipeline_us` is the one evaluator (analytics/pipeline.py) on 1F1B's fixed order: stage s of S starts with min(S - s, M)
+`pipeline_us` is the one evaluator (pipeline/evaluator.py) on 1F1B's fixed order: stage s of S starts with min(S - s, M)
 forwards, then one backward, one forward. `pipeline_bound_us` is met exactly by four pipelines in five (docs/planners.md).
 
 Why the bound holds. With c_s = F_s + B_s stage s works M c_s. Before its first action the first micro-batch crosses all earlier
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from unskew.analytics.pipeline import per_hop, pipeline_of
-from unskew.analytics.planners.cluster import Bools, Floats, Ints, Job
+from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
+from unskew.analytics.planners.problem import Bools, Floats, Ints, Job
 
 
 def pipeline_us(forward_us: Floats, backward_us: Floats, micro_batches: int, message_us: float = 0.0) -> Floats:

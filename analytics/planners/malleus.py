@@ -26,9 +26,9 @@ import msgspec
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, milp
 
-from unskew.analytics.plan import PlanError, split_evenly
-from unskew.analytics.planners.cluster import Cluster, Floats
+from unskew.analytics.core.plan import PlanError, split_evenly
 from unskew.analytics.planners.costing import pipeline_us
+from unskew.analytics.planners.problem import Cluster, Floats
 
 WHOLE_BELOW = 1.2
 REPLAN_AT = 0.3

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.cluster.accounting import Lost
-from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.event import Happening
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, healthy
 from unskew.analytics.cluster.timing import Links, Speeds, iteration_s
-from unskew.analytics.constants import constant
+from unskew.analytics.core.constants import constant
 
 
 class Cluster(msgspec.Struct, frozen=True):

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.event import Happening
 from unskew.analytics.cluster.layout import LayoutError, uniform
-from unskew.analytics.constants import constant
+from unskew.analytics.core.constants import constant
 from unskew.analytics.policies.base import Cluster, Pauses, Policy, Reaction
 from unskew.analytics.policies.restart import whole_replicas
 

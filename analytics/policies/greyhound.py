@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import msgspec
 
-from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.event import Happening
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, Pipeline, healthy, proportional
 from unskew.analytics.cluster.timing import Speeds, stage_speeds
-from unskew.analytics.constants import constant
+from unskew.analytics.core.constants import constant
 from unskew.analytics.policies.base import FAIL_SLOW, Cluster, Policy, Reaction, regroup
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.event import Happening
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, Pipeline, healthy
 from unskew.analytics.cluster.timing import Speeds
-from unskew.analytics.constants import constant
-from unskew.analytics.plan import PlanError
+from unskew.analytics.core.constants import constant
+from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.malleus import must_replan, plan_malleus, rates
 from unskew.analytics.policies.base import (
     FAIL_SLOW,

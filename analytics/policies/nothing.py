@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unskew.analytics.cluster.happening import Happening
-from unskew.analytics.constants import constant
+from unskew.analytics.cluster.event import Happening
+from unskew.analytics.core.constants import constant
 from unskew.analytics.policies.base import Cluster, Policy, Reaction
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.event import Happening
 from unskew.analytics.cluster.layout import Layout, Pipeline, healthy, proportional
 from unskew.analytics.cluster.timing import stage_speeds
-from unskew.analytics.constants import constant
+from unskew.analytics.core.constants import constant
 from unskew.analytics.policies.base import Cluster, Policy, Reaction
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.event import Happening
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, Pipeline, proportional
-from unskew.analytics.constants import constant
-from unskew.analytics.plan import split_evenly
+from unskew.analytics.core.constants import constant
+from unskew.analytics.core.plan import split_evenly
 from unskew.analytics.policies.base import Cluster, Policy, Reaction, moved_layers, regroup, survives
 
 Group = tuple[int, ...]

@@ -7,11 +7,11 @@ import numpy as np
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, Move, Pipeline
 from unskew.analytics.cluster.timing import Speeds, tp_slowdown
-from unskew.analytics.constants import constant
-from unskew.analytics.plan import PlanError
-from unskew.analytics.planners.cluster import Assignment
-from unskew.analytics.planners.cluster import Cluster as Planned
-from unskew.analytics.planners.cluster import Job as PlannedJob
+from unskew.analytics.core.constants import constant
+from unskew.analytics.core.plan import PlanError
+from unskew.analytics.planners.problem import Assignment
+from unskew.analytics.planners.problem import Cluster as Planned
+from unskew.analytics.planners.problem import Job as PlannedJob
 
 
 def planned(job: Job, speeds: Speeds, *, measured: bool) -> Planned:

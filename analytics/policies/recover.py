@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.event import Happening
 from unskew.analytics.cluster.layout import Layout, Pipeline, healthy
-from unskew.analytics.constants import constant
+from unskew.analytics.core.constants import constant
 from unskew.analytics.policies.base import Cluster, Policy, Reaction
 from unskew.analytics.policies.restart import whole_replicas
 

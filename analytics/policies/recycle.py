@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.event import Happening
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, LayoutError, Move, Pipeline, dealt, healthy
-from unskew.analytics.plan import split_evenly
+from unskew.analytics.core.plan import split_evenly
 from unskew.analytics.policies.base import Cluster, Policy, Reaction, moved_layers, regroup
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from unskew.analytics.cluster.happening import Happening
-from unskew.analytics.constants import constant
-from unskew.analytics.plan import PlanError
-from unskew.analytics.planners.cluster import Level
-from unskew.analytics.planners.progressive import ALL_LEVELS, plan_progressive
+from unskew.analytics.cluster.event import Happening
+from unskew.analytics.core.constants import constant
+from unskew.analytics.core.plan import PlanError
+from unskew.analytics.planners.problem import Level
+from unskew.analytics.planners.resihp.progressive import ALL_LEVELS, plan_progressive
 from unskew.analytics.policies.base import (
     FAIL_SLOW,
     Cluster,
@@ -23,7 +23,7 @@ from unskew.analytics.policies.planning import layout_of, planned
 
 
 class ResiHP(Policy):
-    """The three levels are analytics/planners/progressive.py; `levels` switches some off, as its figure 11 does.
+    """The three levels are analytics/planners/resihp/progressive.py; `levels` switches some off, as its figure 11 does.
 
     Simplified: slow links are only timed, not planned for; validation costs its measured seconds; re-join undoes the shrink at
     once (the paper does not say).

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.event import Happening
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import LayoutError, uniform
-from unskew.analytics.constants import constant
+from unskew.analytics.core.constants import constant
 from unskew.analytics.policies.base import Cluster, Pauses, Policy, Reaction
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 
-from unskew.analytics.cluster.happening import Happening
+from unskew.analytics.cluster.event import Happening
 from unskew.analytics.cluster.layout import Layout, LayoutError
-from unskew.analytics.constants import constant
-from unskew.analytics.plan import PlanError
-from unskew.analytics.planners.joint import plan_joint
-from unskew.analytics.planners.progressive import plan_progressive
+from unskew.analytics.core.constants import constant
+from unskew.analytics.core.plan import PlanError
+from unskew.analytics.planners.joint.joint import plan_joint
+from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.policies.base import (
     FAIL_SLOW,
     Cluster,

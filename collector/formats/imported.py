@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 
 from unskew.collector.events import RunFinished, RunStarted, Telemetry
+from unskew.collector.files.manifest import load
 from unskew.collector.locks import hold
-from unskew.collector.manifest import load
 from unskew.collector.paths import Store, StoreError, checked_name, make_folder
-from unskew.collector.reader import Reader
-from unskew.collector.spool import ControlStream, SpoolWriter
+from unskew.collector.read.reader import Reader
+from unskew.collector.write.spool import ControlStream, SpoolWriter
 
 _BATCH = 5_000
 _DISK_PATIENCE_S = 60.0

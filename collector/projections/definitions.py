@@ -14,10 +14,10 @@ import hashlib
 import msgspec
 
 from unskew.collector import events
-from unskew.collector.columns import own_columns
 from unskew.collector.events import tag_of
-from unskew.collector.rows import quoted
-from unskew.collector.upcasters import rows_of
+from unskew.collector.files.columns import own_columns
+from unskew.collector.files.rows import quoted
+from unskew.collector.files.upcasters import rows_of
 
 BUCKET_ITERATIONS = 10
 """Iterations per row of `rollups`: 64 ranks, 5 kinds and 20,000 iterations are 640,000 rows."""

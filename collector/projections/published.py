@@ -6,10 +6,10 @@ from collections import defaultdict
 
 import msgspec
 
-from unskew.collector.manifest import Manifest, Published, Sealed
+from unskew.collector.files.manifest import Manifest, Published, Sealed
+from unskew.collector.files.rows import quoted
 from unskew.collector.paths import Store
 from unskew.collector.projections.definitions import CODE, PROJECTIONS
-from unskew.collector.rows import quoted
 
 FOLDER = "published"
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unskew.collector.manifest import Manifest, Published, Sealed
+from unskew.collector.files.manifest import Manifest, Published, Sealed
+from unskew.collector.files.rows import quoted
 from unskew.collector.paths import Store, StoreError, make_folder
 from unskew.collector.projections.definitions import CODE, PROJECTIONS, Projection
 from unskew.collector.projections.published import FOLDER, Tier, covers_of, file_of, parquet, standing, tiers_of
-from unskew.collector.rows import quoted
 
 if TYPE_CHECKING:
     import duckdb

@@ -1,0 +1,1 @@
+"""What a plan, a micro-batch, a cost, a fault and a device profile are."""

@@ -1,0 +1,169 @@
+"""What a chunk, a message and an iteration's end cost: one cost model for predictor, detector, scheduler and sleeping device.
+
+A chunk of `n` layers takes ``n * (a + b * tokens + c * sum_sq) / speed`` microseconds, plus, where it includes the output head,
+``head * tokens / speed``. The coefficients are per kind of work (F, B, W), device class and TP degree, and hold for a healthy
+device (speed 1.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache
+from math import exp, log
+
+import msgspec
+
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.workload import Work
+
+Speeds = Mapping[int, Mapping[str, float]]
+"""rank -> kind of work -> speed; a missing rank or kind is healthy (1.0)."""
+
+HEALTHY: Speeds = {}
+
+
+def speed_of(speeds: Speeds, rank: int, kind: str) -> float:
+    """The speed of a rank for one kind of work; 1.0 when nothing is known against it."""
+    return speeds.get(rank, {}).get(kind, 1.0)
+
+
+@lru_cache(maxsize=256)
+def _chain(groups: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]) -> int:
+    """The longest chain of gradient groups of which each shares a rank with the one before."""
+    behind: dict[int, int] = {}
+    for ranks, _ in groups:
+        if len(ranks) > 1:
+            place = 1 + max(behind.get(rank, 0) for rank in ranks)
+            behind.update(dict.fromkeys(ranks, place))
+    return max(behind.values(), default=0)
+
+
+class ChunkCost(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Coefficients of one kind of work, per layer: us, us/token, us/token^2; `head_us_per_token` for the output head."""
+
+    layer_us: float
+    token_us: float
+    token2_us: float
+    head_us_per_token: float = 0.0
+
+    def us(self, work: Work, n_layers: int, has_head: bool) -> float:
+        """Microseconds of a chunk of `n_layers` on a healthy device."""
+        per_layer = self.layer_us + self.token_us * work.tokens + self.token2_us * work.sum_sq
+        return n_layers * per_layer + (self.head_us_per_token * work.tokens if has_head else 0.0)
+
+    def times(self, factor: float) -> ChunkCost:
+        """`factor` times as much."""
+        return ChunkCost(**{field: factor * getattr(self, field) for field in self.__struct_fields__})
+
+
+Costs = dict[str, ChunkCost]
+"""kind of work -> what it costs."""
+
+Place = tuple[str, int]
+"""(device class, TP degree): chunks that have both in common share their coefficients."""
+
+
+class PlaceCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What chunks cost on devices of class `device_class` in TP groups of `tp` members."""
+
+    device_class: str
+    tp: int
+    chunks: Costs
+
+
+class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Chunk costs per kind, one message's latency between ranks, and the end of an iteration (gradients, vote, optimiser).
+
+    `chunks` are those of the reference: devices of class `device_class` in TP groups of `tp` members. `others` holds the same
+    kinds of work for the other classes and degrees; `classes` tells which ranks are of which class (in none: the reference's).
+    `iteration_end_us` is that of a plan whose gradient collectives all run at once; see `end_us`.
+
+    Without a "W" of its own, "B" is the whole backward pass; with it, the gradient of activations alone. `bars`: kind of
+    work, or "iteration" -> half-width of the prediction's 90 % error bar, as the log of a ratio (predictor.py); absent = not
+    known.
+    """
+
+    chunks: Costs
+    message_us: float = 0.0
+    iteration_end_us: float = 0.0
+    collective_us: float = 0.0
+    bars: dict[str, float] = {}
+    device_class: str = ""
+    tp: int = 1
+    others: tuple[PlaceCost, ...] = ()
+    classes: dict[str, tuple[int, ...]] = {}
+
+    @cached_property
+    def class_of(self) -> dict[int, str]:
+        """rank -> device class, of the ranks that `classes` names."""
+        return {rank: name for name, ranks in self.classes.items() for rank in ranks}
+
+    def place_of(self, rank: int, tp: int = 1) -> Place:
+        """Where the chunks belong that `rank` executes as one of `tp` members."""
+        return self.class_of.get(rank, ""), tp
+
+    @cached_property
+    def _known(self) -> dict[Place, Costs]:
+        return {(self.device_class, self.tp): self.chunks, **{(one.device_class, one.tp): one.chunks for one in self.others}}
+
+    def costs_at(self, place: Place) -> Costs:
+        """Chunk costs of a device class at a TP degree.
+
+        What was never measured is taken from the same class at the nearest degree, as if each of k members did 1/k of the
+        work; a class that was never measured is taken for the reference's.
+        """
+        if (found := self._known.get(place)) is not None:
+            return found
+        name, tp = place
+        degrees = [degree for known, degree in self._known if known == name]
+        if not degrees:
+            return self.costs_at((self.device_class, tp))
+        nearest = min(degrees, key=lambda degree: (abs(log(degree / tp)), degree))
+        return {kind: cost.times(nearest / tp) for kind, cost in self._known[name, nearest].items()}
+
+    @cached_property
+    def joined(self) -> CostModel:
+        """The model for schedules that do not split the backward pass: B = gradient of activations and of weights."""
+        return self._each(_joined) if "W" in self.chunks else self
+
+    @cached_property
+    def split(self) -> CostModel:
+        """The model for schedules that split it. What was measured only as a whole is split by what the maths says: attention
+        has no weights, so W has half of the linear part (one of two equal products) and nothing of the quadratic one."""
+        return self if "W" in self.chunks or "B" not in self.chunks else self._each(_split)
+
+    def _each(self, change: Callable[[Costs], Costs]) -> CostModel:
+        others = tuple(msgspec.structs.replace(one, chunks=change(one.chunks)) for one in self.others)
+        return msgspec.structs.replace(self, chunks=change(self.chunks), others=others)
+
+    def interval_us(self, what: str, us: float) -> tuple[float, float] | None:
+        """Where nine in ten measurements lie when `us` is predicted for a chunk of kind `what`, or for an "iteration"."""
+        bar = self.bars.get(what)
+        return None if bar is None else (us * exp(-bar), us * exp(bar))
+
+    def end_us(self, plan: Plan) -> float:
+        """The end of an iteration under `plan`: each collective that has to wait for another one adds `collective_us`.
+
+        Ranks reduce their groups in one order, so groups that share a rank follow each other: with uneven partitions they form
+        a chain from the first stage to the last (seven deep at PP4 x DP2), where equal ones run side by side.
+        """
+        return self.iteration_end_us + self.collective_us * max(_chain(plan.gradient_groups) - 1, 0)
+
+    def chunk_us(
+        self, kind: str, work: Work, n_layers: int, *, has_head: bool, speed: float = 1.0, place: Place | None = None
+    ) -> float:
+        """Microseconds of one chunk at `speed`; without a `place` on the reference's devices."""
+        costs = self.chunks if place is None else self.costs_at(place)
+        return costs[kind].us(work, n_layers, has_head) / speed
+
+
+def _joined(chunks: Costs) -> Costs:
+    b, w = chunks["B"], chunks["W"]
+    whole = ChunkCost(**{field: getattr(b, field) + getattr(w, field) for field in ChunkCost.__struct_fields__})
+    return {"F": chunks["F"], "B": whole}
+
+
+def _split(chunks: Costs) -> Costs:
+    w = msgspec.structs.replace(chunks["B"].times(0.5), token2_us=0.0)
+    b = msgspec.structs.replace(w, token2_us=chunks["B"].token2_us)
+    return {"F": chunks["F"], "B": b, "W": w}

@@ -1,0 +1,1 @@
+"""Fail-slow and fail-stop: who is slow, who only suffers, and the verdicts."""

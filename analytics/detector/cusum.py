@@ -1,0 +1,73 @@
+"""The sequential test: a two-sided CUSUM around the level believed of each unit (a device's kind of work, a link, a job).
+
+Source: Page 1954. Each iteration adds ``min(excess - level - slack, cap)`` to a sum that never falls below zero; a sum over
+`threshold` is a change, and the iteration after the sum's last zero is its onset. The cap bounds what one iteration can say, so
+that it takes `least_iterations` of them, however bad: no lone spike fires. Upwards counts the least of the excesses (against
+prediction, peers, mates), downwards the most: an excuse always counts for the status quo.
+
+The threshold follows from a budget of false alarms (Siegmund 1985, eq. 2.57: the mean time between false alarms of a
+CUSUM on independent normal excesses of standard deviation sigma): with k = slack / sigma and b = threshold / sigma + 1.166,
+
+    iterations between false alarms = (exp(2 k b) - 2 k b - 1) / (2 k^2)
+"""
+
+from __future__ import annotations
+
+from math import log
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.detector.residuals import Floats, Ints
+
+OVERSHOOT = 1.166  # Siegmund's correction for the step over the threshold, in sigmas
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The test's constants per kind, each broadcastable to the units: `slack` and `threshold` in logs of time."""
+
+    slack: Floats
+    threshold: Floats
+    least_iterations: int
+
+    @property
+    def cap(self) -> Floats:
+        """Half a step short of `threshold / (least_iterations - 1)`: one iteration fewer never reaches the threshold."""
+        return np.asarray(self.threshold / (self.least_iterations - 0.5))
+
+
+class Sums(msgspec.Struct, frozen=True):
+    """Both sides of the tests of many units, and the iterations at which each sum was last zero."""
+
+    up: Floats
+    up_zero: Ints
+    down: Floats
+    down_zero: Ints
+
+    @staticmethod
+    def fresh(shape: tuple[int, ...], iteration: int) -> Sums:
+        zero, at = np.zeros(shape), np.full(shape, iteration, dtype=np.int64)
+        return Sums(zero, at, zero, at)
+
+    def advance(self, iteration: int, least: Floats, most: Floats, limits: Limits) -> Sums:
+        """One iteration further; `least` and `most` are what is left of the excess over the level believed, nan = not seen."""
+        cap = limits.cap
+        up, up_zero = _side(self.up, self.up_zero, iteration, np.minimum(least - limits.slack, cap))
+        down, down_zero = _side(self.down, self.down_zero, iteration, np.minimum(-most - limits.slack, cap))
+        return Sums(up, up_zero, down, down_zero)
+
+
+def _side(total: Floats, zero_at: Ints, iteration: int, gain: Floats) -> tuple[Floats, Ints]:
+    after = np.where(np.isnan(gain), total, total + gain)
+    fell = after <= 0
+    return np.where(fell, 0.0, after), np.where(fell, iteration, zero_at)
+
+
+def threshold(sigma: float, slack: float, iterations: float) -> float:
+    """The threshold at which healthy noise fires once in so many iterations: the formula above solved, at least sigma."""
+    k = slack / sigma
+    target = max(2 * k * k * iterations, 2.0)
+    x = log(target)
+    for _ in range(20):
+        x = log(target + x + 1)
+    return sigma * max(x / (2 * k) - OVERSHOOT, 1.0)

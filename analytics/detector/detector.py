@@ -1,0 +1,416 @@
+"""Fail-slow: committed iterations, one after the other -> judged iterations and verdicts (docs/detector.md).
+
+Per iteration, for all ranks and kinds of work at once (arrays [rank, kind]):
+
+1. the residual against the prediction, less the rank's own habit; against its peers and its mates (residuals.py);
+2. a two-sided CUSUM per (rank, kind) and over all kinds together (sequential.py);
+3. where one fires, the level since the onset, estimated by medians, decides: a new verdict, a revision of the open one (same
+   number, new speed), its closing, or nothing (the deviation is smaller than `least_slowdown`) (suspicion.py);
+4. learning: the noise per kind, and a bounded baseline per healthy (rank, kind) (learning.py).
+
+`step` is pure: the same iterations give the same verdicts, live or replayed.
+"""
+
+from __future__ import annotations
+
+from math import exp, log
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.workload import Work
+from unskew.analytics.detector.bias import learn_baselines, learn_noise, learn_roles
+from unskew.analytics.detector.cusum import Limits
+from unskew.analytics.detector.links import Link, Track, Transfer, watch
+from unskew.analytics.detector.options import DetectorOptions
+from unskew.analytics.detector.residuals import (
+    ALL,
+    Chunks,
+    Company,
+    Flags,
+    Floats,
+    Loads,
+    columns,
+    company_of,
+    loads,
+    median_of_others,
+)
+from unskew.analytics.detector.stages import Stages, ended, suspected
+from unskew.analytics.detector.stages import watch as watch_stages
+from unskew.analytics.detector.suspicion import Change, Excess, decide
+from unskew.analytics.detector.tracks import Tracks
+from unskew.analytics.detector.verdicts import closed_link, closed_verdict, link_verdict, lost_verdict, slow_verdict
+from unskew.analytics.health.liveness import Suspect
+from unskew.analytics.predictor.fit import Chunk
+from unskew.collector.events import IterationJudged, RankRatio, Verdict, VerdictClosed
+
+Verdicts = tuple[Verdict | VerdictClosed, ...]
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True):
+    """One whole committed iteration: the chunks of the attempt that counted, the micro-batches' work, its time (us), and its
+    messages with the waiting for either side removed."""
+
+    iteration: int
+    epoch: int
+    chunks: tuple[Chunk, ...]
+    works: tuple[Work, ...]
+    measured_us: float
+    log_complete: bool
+    transfers: tuple[Transfer, ...] = ()
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    judged: IterationJudged
+    verdicts: Verdicts = ()
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the detector remembers; never changed, only replaced.
+
+    `episodes`: rank -> how often it has been slow; `acquitted`: rank -> iteration of its last acquittal; `noise`:
+    kind -> sigma learned; `links`, `open_links`, `stages`: what is remembered of these.
+    """
+
+    iteration: int = -1
+    company: Company | None = None
+    cost: CostModel | None = None
+    layers: dict[int, tuple[int, ...]] = {}
+    tracks: Tracks = Tracks.none()
+    noise: dict[str, float] = {}
+    open: dict[int, int] = {}
+    episodes: dict[int, int] = {}
+    acquitted: dict[int, int] = {}
+    links: dict[Link, Track] = {}
+    open_links: dict[Link, int] = {}
+    stages: Stages | None = None
+    next_verdict: int = 1
+
+    @property
+    def speeds(self) -> dict[int, dict[str, float]]:
+        """rank -> kind -> believed speed, where it is not the healthy one."""
+        tracks = self.tracks
+        found: dict[int, dict[str, float]] = {}
+        for row, column in np.argwhere(tracks.level).tolist():
+            if tracks.kinds[column] != ALL:
+                found.setdefault(tracks.ranks[row], {})[tracks.kinds[column]] = exp(-tracks.level[row, column])
+        return found
+
+
+class Detector:
+    """`step` with its state held; one per run."""
+
+    def __init__(self, options: DetectorOptions | None = None) -> None:
+        self.options = options or DetectorOptions()
+        self.state = State()
+
+    @property
+    def speeds(self) -> dict[int, dict[str, float]]:
+        return self.state.speeds
+
+    def observe(self, committed: Committed, plan: Plan, cost: CostModel, predicted_us: float | None = None) -> Judgement:
+        """Judge the next committed iteration. Raises `ValueError` when it is not later than the last."""
+        self.state, judgement = step(self.state, committed, plan, cost, self.options, predicted_us=predicted_us)
+        return judgement
+
+    def doubted(self, over: int) -> dict[int, float]:
+        """Ranks that are slow and excused (`doubted`)."""
+        return doubted(self.state, self.options, over)
+
+    def confirm(self, rank: int, ratio: float, iteration: int) -> Verdicts:
+        """A probe has measured a doubted rank (`confirm`)."""
+        self.state, verdicts = confirm(self.state, rank, ratio, iteration, self.options)
+        return verdicts
+
+    def lost(self, suspect: Suspect, iteration: int) -> Verdicts:
+        """The verdict on a rank that is dead, hung or frozen; closes what was open against it."""
+        self.state, verdicts = lose(self.state, suspect, iteration, self.options)
+        return verdicts
+
+
+def step(
+    state: State,
+    committed: Committed,
+    plan: Plan,
+    cost: CostModel,
+    options: DetectorOptions,
+    *,
+    predicted_us: float | None = None,
+) -> tuple[State, Judgement]:
+    """One committed iteration with a complete log further; the others are for nobody to be judged by (adaptation.py)."""
+    now = committed.iteration
+    if now <= state.iteration:
+        raise ValueError(f"iteration {now} after iteration {state.iteration}: committed iterations are judged once, in order")
+    judged = IterationJudged(
+        iteration=now,
+        epoch=committed.epoch,
+        measured_us=round(committed.measured_us),
+        predicted_us=None if predicted_us is None else round(predicted_us),
+    )
+    chunks = columns(committed.chunks)
+    load = loads(chunks, cost)
+    if not load.ranks:
+        return msgspec.structs.replace(state, iteration=now), Judgement(judged=judged)
+    state = _prepared(state, chunks, load, now=now, plan=plan, cost=cost)
+    state, own = _watched(state, now, load, options)
+    ratios = _ratios(state, load, options)
+    verdicts: list[Verdict | VerdictClosed] = []
+    for rank in _fired(state, options):
+        state, found = _decided(state, rank, now, options)
+        verdicts += found
+    state = _learned(state, own, options)
+    state, of_stages = _watched_stages(state, own, now, options)
+    state, of_links = _watched_links(state, committed, options)
+    verdicts += (*of_stages, *of_links)
+    return state, Judgement(judged=msgspec.structs.replace(judged, ranks=ratios), verdicts=tuple(verdicts))
+
+
+def lose(state: State, suspect: Suspect, iteration: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+    """Forget a lost rank and say so."""
+    number = state.next_verdict
+    found: list[Verdict | VerdictClosed] = [lost_verdict(number, suspect, iteration, options.digest)]
+    if suspect.rank in state.open:
+        reason = f"rank {suspect.rank} was lost ({suspect.how})"
+        found.append(
+            VerdictClosed(verdict=state.open[suspect.rank], until_iteration=iteration, at_iteration=iteration, reason=reason)
+        )
+    return msgspec.structs.replace(
+        state,
+        tracks=state.tracks.without(suspect.rank),
+        company=None,
+        open={rank: verdict for rank, verdict in state.open.items() if rank != suspect.rank},
+        layers={rank: layers for rank, layers in state.layers.items() if rank != suspect.rank},
+        next_verdict=number + 1,
+    ), tuple(found)
+
+
+def doubted(state: State, options: DetectorOptions, over: int = 8) -> dict[int, float]:
+    """Ranks that are slower than their own past and prediction, and are not accused because peers or mates are as well: rank ->
+    median own excess (log) over the last `over` iterations, where it is as much as is named. A probe can tell where
+    `options.probes`, elsewhere nobody is doubted."""
+    tracks = state.tracks
+    if not options.probes or len(tracks.recent) < over or ALL not in tracks.kinds:
+        return {}
+    own = np.stack([seen.excess[0, :, tracks.kinds.index(ALL)] for seen in tracks.recent[-over:]])
+    known = np.flatnonzero(~np.isnan(own).any(axis=0)).tolist()
+    middle = {tracks.ranks[row]: float(np.median(own[:, row])) for row in known}
+    known_slow = {*state.open, *(rank for rank, at in state.acquitted.items() if at > state.iteration - over)}
+    return {rank: level for rank, level in middle.items() if level >= options.least_level() and rank not in known_slow}
+
+
+def confirm(state: State, rank: int, ratio: float, iteration: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+    """A probe of `rank` took `ratio` times as long as on a healthy device: a verdict on all its kinds of work, if that is as
+    much as is named and the rank does not stand accused already."""
+    tracks = state.tracks
+    if rank in state.open or rank not in tracks.ranks or log(ratio) < options.least_level():
+        return state, ()
+    kinds = (*tracks.kinds_of(rank), ALL)
+    excess = Excess(log(ratio))
+    change = Change(
+        since=iteration,
+        iterations=1,
+        test="probe",
+        cusum=log(ratio),
+        threshold=options.least_level(),
+        levels=dict.fromkeys(kinds, log(ratio)),
+        excess=dict.fromkeys(kinds, excess),
+    )
+    levels = np.array([log(ratio) if kind in kinds else 0.0 for kind in tracks.kinds])
+    state = msgspec.structs.replace(state, tracks=tracks.believing(tracks.ranks.index(rank), levels, iteration))
+    return _accused(state, rank, change, iteration, options)
+
+
+def _prepared(state: State, chunks: Chunks, load: Loads, *, now: int, plan: Plan, cost: CostModel) -> State:
+    """Rows for ranks and kinds not seen before, the company under this plan, habits against this predictor."""
+    tracks = state.tracks.covering(load.ranks, load.kinds, now)
+    company = state.company
+    if company is None or company.digest != plan.digest or company.ranks != tracks.ranks:
+        company = company_of(plan, tracks.ranks)
+    if state.cost is not None and state.cost is not cost and state.cost != cost:
+        tracks = tracks.rebased(tracks.spread_out(loads(chunks, state.cost)), tracks.spread_out(load))
+    return msgspec.structs.replace(state, iteration=now, tracks=tracks, company=company, cost=cost)
+
+
+def _watched(state: State, now: int, load: Loads, options: DetectorOptions) -> tuple[State, Floats]:
+    """The tests one iteration further, and what each (rank, kind) shows over its habit.
+
+    A rank on new layers is not judged in its first iteration there; its tests begin anew.
+    """
+    assert state.company is not None
+    tracks = state.tracks
+    layers = state.company.layers
+    settled = np.array([rank in layers and layers[rank] == state.layers.get(rank) for rank in tracks.ranks])[:, None]
+    residual = tracks.spread_out(load)
+    seen = ~np.isnan(residual)
+    tracks = tracks.restarted(seen & ~settled, now, forget=True)
+    young = tracks.age < options.own_past
+    over = np.where(settled, residual - tracks.baseline, np.nan)
+    tracks = msgspec.structs.replace(tracks, role=learn_roles(tracks, over, young, state.company))
+    own = over - tracks.role
+    unexplained = own - tracks.level
+    excess = _excess(own, unexplained, ~young, state.company)
+    noise = learn_noise(np.array([state.noise.get(kind, np.nan) for kind in tracks.kinds]), unexplained, options)
+    limits = _limits(noise, young, options)
+    tracks = tracks.advanced(now, excess, settled & seen, limits, options.window)
+    return msgspec.structs.replace(
+        state,
+        tracks=tracks,
+        layers={**state.layers, **layers},
+        noise={kind: float(sigma) for kind, sigma in zip(tracks.kinds, noise, strict=True) if not np.isnan(sigma)},
+    ), own
+
+
+def _excess(own: Floats, unexplained: Floats, has_past: Flags, company: Company) -> Floats:
+    """[reading, rank, kind]: against the rank's own prediction and habit, its peers, its mates; nan = no such reference.
+
+    A known slowness of the others is no excuse. A single peer is one only until the rank's own past is known: two ranks of one
+    role, slowed alike, would excuse each other, and what a role costs is in the habit by then.
+    """
+    peers, n_peers = median_of_others(unexplained, company.peer_groups)
+    mates, _ = median_of_others(unexplained, company.mate_groups)
+    peers = np.where(has_past & (n_peers < 2), np.nan, peers)
+    return np.stack([own, own - peers, own - mates])
+
+
+def _limits(noise: Floats, young: Flags, options: DetectorOptions) -> Limits:
+    sigma = [options.sigma_floor if np.isnan(value) else float(value) for value in noise]
+    slack = np.array([options.slack_of(value) for value in sigma])
+    slack_young = np.array([options.slack_of(value, young=True) for value in sigma])
+    threshold = np.array([options.threshold_of(value, len(sigma)) for value in sigma])
+    return Limits(np.where(young, slack_young, slack), threshold, options.least_iterations)
+
+
+def _thresholds(state: State, options: DetectorOptions) -> Floats:
+    """[kind]"""
+    kinds = state.tracks.kinds
+    return np.array([options.threshold_of(state.noise.get(kind, options.sigma_floor), len(kinds)) for kind in kinds])
+
+
+def _scores(state: State, options: DetectorOptions) -> Floats:
+    """[rank, kind]: the sums over their thresholds; a sum downwards counts for an accused rank only."""
+    tracks = state.tracks
+    accused = np.array([rank in state.open for rank in tracks.ranks])[:, None]
+    sums = np.where(accused, np.maximum(tracks.sums.up, tracks.sums.down), tracks.sums.up)
+    return np.asarray(sums / _thresholds(state, options))
+
+
+def _fired(state: State, options: DetectorOptions) -> list[int]:
+    """Ranks of which a test is over its threshold, ascending."""
+    return [state.tracks.ranks[row] for row in np.flatnonzero((_scores(state, options) > 1).any(axis=1)).tolist()]
+
+
+def _decided(state: State, rank: int, now: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+    """What the rank's tests say now: nothing, a verdict (new or revised), or the end of one."""
+    tracks = state.tracks
+    row = tracks.ranks.index(rank)
+    accused = rank in state.open
+    change = decide(tracks, row, _thresholds(state, options), accused=accused, options=options)
+    if change is None:
+        return state, ()
+    believed = tracks.level[row]
+    levels = np.array([change.levels.get(kind, 0.0) for kind in tracks.kinds])
+    news = max(abs(levels[i] - believed[i]) for i, kind in enumerate(tracks.kinds) if kind != ALL) >= options.sigma_floor
+    state = msgspec.structs.replace(
+        state, tracks=tracks.believing(row, levels if news else believed, now, from_anchor=news and bool(change.creep))
+    )
+    if not news:
+        return state, ()
+    if not change.levels:
+        closed = closed_verdict(state.open[rank], rank, change, now)
+        still = {accused: number for accused, number in state.open.items() if accused != rank}
+        return msgspec.structs.replace(state, open=still, acquitted={**state.acquitted, rank: now}), (closed,)
+    return _accused(state, rank, change, now, options)
+
+
+def _accused(state: State, rank: int, change: Change, now: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+    assert state.company is not None
+    known = rank in state.open
+    number = state.open.get(rank, state.next_verdict)
+    episodes = state.episodes.get(rank, 0) + (not known)
+    sigma = max(state.noise.get(change.test, 0.0), options.sigma_floor)
+    verdict = slow_verdict(
+        number,
+        rank,
+        change,
+        kinds=len(state.tracks.kinds_of(rank)),
+        victims={*state.company.peers.get(rank, ()), *state.company.mates.get(rank, ())},
+        at=now,
+        sigma=sigma,
+        episodes=episodes,
+        options=options,
+    )
+    return msgspec.structs.replace(
+        state,
+        open={**state.open, rank: number},
+        episodes={**state.episodes, rank: episodes},
+        next_verdict=max(state.next_verdict, number + 1),
+    ), (verdict,)
+
+
+def _learned(state: State, own: Floats, options: DetectorOptions) -> State:
+    tracks = state.tracks
+    assert state.company is not None
+    suspects = {*state.open, *suspected(state.stages, state.company)}
+    innocent = np.array([rank not in suspects for rank in tracks.ranks])[:, None]
+    quiet = innocent & ((tracks.sums.up <= 0) | (tracks.age < options.own_past))
+    baseline = learn_baselines(tracks, own, quiet, options)
+    return msgspec.structs.replace(state, tracks=tracks.grown(baseline, ~np.isnan(own), options.own_past))
+
+
+def _watched_stages(state: State, own: Floats, now: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+    """Stages that became dearer on all of their ranks, or cost what they did again."""
+    assert state.company is not None
+    tracks, company, stages = state.tracks, state.company, state.stages
+    over: Verdicts = ()
+    if stages is None or stages.digest != company.digest or len(stages.level) != len(company.peer_groups.members):
+        over = () if stages is None else ended(stages, now)
+        stages = Stages.fresh(company, now)
+    column = tracks.kinds.index(ALL)
+    known = np.where(tracks.age[:, column] > options.own_past, own[:, column] - tracks.level[:, column], np.nan)
+    sigma = max(state.noise.get(ALL, 0.0), options.sigma_floor)
+    stages, found = watch_stages(stages, company, known, now=now, sigma=sigma, number=state.next_verdict, options=options)
+    opened = [verdict.verdict for verdict in found if isinstance(verdict, Verdict)]
+    number = max([state.next_verdict, *(verdict + 1 for verdict in opened)])
+    return msgspec.structs.replace(state, stages=stages, next_verdict=number), (*over, *found)
+
+
+def _watched_links(state: State, committed: Committed, options: DetectorOptions) -> tuple[State, Verdicts]:
+    """Links that turned slow or are healthy again."""
+    if not options.links or not committed.transfers:
+        return state, ()
+    now = committed.iteration
+    tracks, changes = watch(state.links, now, committed.measured_us, committed.transfers)
+    opened, number = dict(state.open_links), state.next_verdict
+    verdicts: list[Verdict | VerdictClosed] = []
+    for change in changes:
+        if change.slow:
+            verdicts.append(link_verdict(number, change, now, options.digest))
+            opened[change.link], number = number, number + 1
+        elif change.link in opened:
+            verdicts.append(closed_link(opened.pop(change.link), change, now))
+    return msgspec.structs.replace(state, links=tracks, open_links=opened, next_verdict=number), tuple(verdicts)
+
+
+def _ratios(state: State, load: Loads, options: DetectorOptions) -> tuple[RankRatio, ...]:
+    """`score` is the highest sum of the rank's tests over the threshold: above 1.0 it decides."""
+    tracks = state.tracks
+    rows = [tracks.ranks.index(rank) for rank in load.ranks] if load.ranks != tracks.ranks else slice(None)
+    score = _scores(state, options)[rows].max(axis=1)
+    ratio = np.round(np.exp(load.residual), 4)
+    by_kind = {kind: [v if v > 0 else None for v in ratio[:, i].tolist()] for i, kind in enumerate(load.kinds)}
+    none = [None] * len(load.ranks)
+    return tuple(
+        RankRatio(rank=rank, measured_us=round(us), predicted_us=round(predicted), f=f, b=b, w=w, score=round(s, 3))
+        for rank, us, predicted, f, b, w, s in zip(
+            load.ranks,
+            load.measured_us.tolist(),
+            load.predicted_us.tolist(),
+            by_kind.get("F", none),
+            by_kind.get("B", none),
+            by_kind.get("W", none),
+            score.tolist(),
+            strict=True,
+        )
+    )

@@ -1,0 +1,86 @@
+"""The fail-slow detector's thresholds, in one place (docs/detector.md explains each); verdicts record their hash."""
+
+from __future__ import annotations
+
+import hashlib
+from math import isfinite, log
+
+import msgspec
+
+from unskew.analytics.detector.cusum import threshold
+
+
+class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Excesses are logs of time ratios.
+
+    `least_slowdown`: the smallest that is named; `least_slowdown_young`: as long as the rank's own past on its layers is not
+    known (`own_past` iterations). `slack`: the part of it that a test forgives in each iteration, but at least
+    `slack_sigmas` of the noise; the noise itself is learned and is never taken for less than `sigma_floor`.
+    `false_alarms_per_device_day` and `iterations_per_day` (when iterations are no shorter than two seconds) set the
+    thresholds of the tests. `links`: whether slow links are named too. `probes`: whether a probe may decide where the evidence
+    is not enough. Counts are iterations.
+    """
+
+    least_slowdown: float = 1.07
+    least_slowdown_young: float = 1.15
+    slack: float = 0.7
+    slack_sigmas: float = 1.0
+    sigma_floor: float = 0.015
+    false_alarms_per_device_day: float = 1e-4
+    iterations_per_day: int = 43_200
+    least_iterations: int = 4
+    links: bool = True
+    probes: bool = True
+    window: int = 32
+    own_past: int = 20
+    noise_gain: float = 0.1
+    baseline_gain: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name, value in msgspec.structs.asdict(self).items():
+            if isinstance(value, float) and not isfinite(value):
+                raise ValueError(f"detector: {name} is {value}, it must be a finite number")
+        if not (0 < self.noise_gain <= 1 and 0 < self.baseline_gain <= 1) or self.own_past < 1:
+            raise ValueError("detector: noise_gain and baseline_gain must be above 0 and at most 1, own_past at least 1")
+        if not 0 < self.slack < 1:
+            raise ValueError(f"detector: slack is {self.slack}, it must be between 0 and 1 (a part of least_slowdown)")
+        if min(self.least_slowdown, self.least_slowdown_young) <= 1 or self.sigma_floor <= 0 or self.slack_sigmas < 0:
+            raise ValueError("detector: the least slowdowns must be above 1, sigma_floor above 0, slack_sigmas not below 0")
+        if not 0 < self.false_alarms_per_device_day < self.iterations_per_day:
+            raise ValueError(
+                f"detector: false_alarms_per_device_day is {self.false_alarms_per_device_day:g}, allowed: more than 0 and less "
+                f"than iterations_per_day ({self.iterations_per_day})"
+            )
+        if not 4 <= self.least_iterations <= self.window // 2:
+            raise ValueError(
+                f"detector: least_iterations is {self.least_iterations}, allowed: 4 (three spikes never fire) to half of "
+                f"window ({self.window})"
+            )
+
+    def least_level(self, *, young: bool = False) -> float:
+        """Log of the smallest slowdown that is named."""
+        return log(max(self.least_slowdown, self.least_slowdown_young) if young else self.least_slowdown)
+
+    def slack_of(self, sigma: float, *, young: bool = False) -> float:
+        """What a test forgives in each iteration at this noise."""
+        return max(self.slack * self.least_level(young=young), self.slack_sigmas * max(sigma, self.sigma_floor))
+
+    def threshold_of(self, sigma: float, tests: int) -> float:
+        """The threshold of each of a device's `tests` tests at this noise, from the budget of false alarms."""
+        sigma = round(max(sigma, self.sigma_floor), 3)
+        return threshold(sigma, self.slack_of(sigma), tests * self.iterations_per_day / self.false_alarms_per_device_day)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
+
+EMULATED = DetectorOptions(least_slowdown=1.15, slack=0.5, sigma_floor=0.06, links=False)
+"""For sleeping and virtual devices: their ranks share a few cores, which lengthens some sleeps for some iterations."""
+
+SHARED_MACHINE = DetectorOptions(
+    least_slowdown=1.4, least_slowdown_young=1.4, slack=0.5, sigma_floor=0.1, least_iterations=16, links=False, probes=False
+)
+"""For real CPU cores: ranks share caches, power and execution units with whatever else runs on the machine and beside it.
+Healthy ranks really were 1.2 to 1.5 times slower for five to fifteen iterations, time without a core taken out, and a probe's
+product took 0.6 to 1.7 times as long as when the run began."""

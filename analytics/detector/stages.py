@@ -1,0 +1,123 @@
+"""A stage that became dearer on all of its ranks alike: as devices they excuse each other, as a stage they are named.
+
+Per group of three or more ranks that hold the same layers, and iteration: s = median over its ranks of what they show over the
+prediction, their role and their habit, over all kinds of work. Its excess is the lesser of s and s less the median of the
+other groups' s (what all groups share is the batch's or the job's). The same two-sided CUSUM as for devices decides
+(sequential.py).
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.detector.cusum import Limits, Sums
+from unskew.analytics.detector.options import DetectorOptions
+from unskew.analytics.detector.residuals import Company, Floats
+from unskew.analytics.detector.verdicts import confidence_of
+from unskew.collector.events import Party, Verdict, VerdictClosed
+
+LEAST_RANKS = 3
+
+
+class Stages(msgspec.Struct, frozen=True):
+    """What is remembered of the groups of the plan of this digest: arrays [group]; `recent`: (iteration, excess)."""
+
+    digest: str
+    sums: Sums
+    level: Floats
+    recent: tuple[tuple[int, Floats], ...]
+    open: dict[int, int]
+
+    @staticmethod
+    def fresh(company: Company, iteration: int) -> Stages:
+        n = len(company.peer_groups.members)
+        return Stages(company.digest, Sums.fresh((n,), iteration), np.zeros(n), (), {})
+
+
+def watch(
+    stages: Stages, company: Company, own: Floats, *, now: int, sigma: float, number: int, options: DetectorOptions
+) -> tuple[Stages, tuple[Verdict | VerdictClosed, ...]]:
+    """One iteration further. `own` [rank]: over all kinds of work, nan = not seen or its past not known; `sigma` its noise;
+    `number`: of the next verdict."""
+    excess = _excess(company, own)
+    slack, threshold = options.slack_of(sigma), options.threshold_of(sigma, 1)
+    limits = Limits(np.asarray(slack), np.asarray(threshold), options.least_iterations)
+    over = excess - stages.level
+    sums = stages.sums.advance(now, over, over, limits)
+    recent = (*stages.recent[1 - options.window :], (now, excess))
+    verdicts: list[Verdict | VerdictClosed] = []
+    level, opened = stages.level.copy(), dict(stages.open)
+    up, down = sums.up.copy(), sums.down.copy()
+    for group in np.flatnonzero((sums.up > threshold) | (sums.down > threshold)).tolist():
+        rising = sums.up[group] > threshold
+        zero_at = int((sums.up_zero if rising else sums.down_zero)[group])
+        rows = [(at, float(seen[group])) for at, seen in recent if at > zero_at and not np.isnan(seen[group])]
+        if len(rows) < options.least_iterations:
+            continue
+        found = float(np.median([value for _, value in rows]))
+        slow = found >= options.least_level()
+        up[group] = down[group] = 0.0
+        level[group] = found if slow else 0.0
+        if slow:
+            opened.setdefault(group, number)
+            number = max(number, opened[group] + 1)
+            ranks = [company.ranks[row] for row in company.peer_groups.members[group].tolist() if row >= 0]
+            stage, times = company.stage_of[ranks[0]], exp(found)
+            verdicts.append(
+                Verdict(
+                    verdict=opened[group],
+                    cause="stage_imbalance",
+                    culprits=(Party(kind="stage", stage=stage),),
+                    victims=tuple(Party(kind="device", rank=rank) for rank in company.ranks if rank not in ranks),
+                    since_iteration=rows[0][0],
+                    at_iteration=now,
+                    confidence=confidence_of(found - slack, sigma, len(rows)),
+                    sentence=(
+                        f"stage {stage} takes {times:.2f} times as long as predicted since iteration {rows[0][0]}, on all "
+                        f"of its {len(ranks)} ranks alike: its work became dearer, no single device is to blame"
+                    ),
+                    evidence={"time_ratio": round(times, 4), "sigma": round(sigma, 4), "n": len(rows), "ranks": ranks},
+                    config=options.digest,
+                )
+            )
+        elif group in opened:
+            reason = f"the stage takes as long as predicted since iteration {rows[0][0]}"
+            closed = VerdictClosed(verdict=opened.pop(group), until_iteration=rows[0][0], at_iteration=now, reason=reason)
+            verdicts.append(closed)
+    sums = Sums(up, sums.up_zero, down, sums.down_zero)
+    return Stages(stages.digest, sums, level, recent, opened), tuple(verdicts)
+
+
+def suspected(stages: Stages | None, company: Company) -> set[int]:
+    """Ranks of stages that are dearer, or may be: what they show now is no habit."""
+    if stages is None or stages.digest != company.digest:
+        return set()
+    groups = {*stages.open, *np.flatnonzero(stages.sums.up > 0).tolist()}
+    return {company.ranks[row] for group in groups for row in company.peer_groups.members[group].tolist() if row >= 0}
+
+
+def ended(stages: Stages, now: int) -> tuple[VerdictClosed, ...]:
+    """The plan has changed: what was open against its stages is no longer about anything."""
+    return tuple(
+        VerdictClosed(verdict=number, until_iteration=now, at_iteration=now, reason="another plan: the stages are others")
+        for _, number in sorted(stages.open.items())
+    )
+
+
+def _excess(company: Company, own: Floats) -> Floats:
+    """[group], nan for a group of fewer than three ranks that speak, or without another group beside it."""
+    members = company.peer_groups.members
+    inside = np.where(members >= 0, own[members], np.nan)
+    enough = np.sum(~np.isnan(inside), axis=1) >= LEAST_RANKS
+    middle = np.full(len(members), np.nan)
+    middle[enough] = np.nanmedian(inside[enough], axis=1)
+    excess = np.full(len(members), np.nan)
+    for group in np.flatnonzero(enough).tolist():
+        others = np.delete(middle, group)
+        others = others[~np.isnan(others)]
+        if len(others):
+            excess[group] = min(middle[group], middle[group] - float(np.median(others)))
+    return excess

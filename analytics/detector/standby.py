@@ -1,0 +1,134 @@
+"""Ranks on standby: slow devices that the plan does better without. What their own measurements change in what is believed.
+
+The same for ranks that hold their layers as a spare copy and execute nothing.
+
+Such a rank executes nothing, so the log says nothing of it. It multiplies its matrix now and then, while the others train
+(docs/scheduler.md), and the time over the one when the run began is its slowdown. One measurement decides nothing:
+
+* healthy again, when the last few are all below what is named as slow; how many doubles with each time that the rank was slow,
+  so that one that goes to and fro comes back ever more rarely;
+* slower or less slow than was believed, when the last two agree on it: the believed speed is their middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.detector.detector import State, Verdicts
+from unskew.analytics.detector.options import DetectorOptions
+from unskew.analytics.detector.residuals import ALL
+from unskew.analytics.detector.suspicion import Change, Excess
+from unskew.analytics.detector.verdicts import slow_verdict
+from unskew.collector.events import VerdictClosed
+
+AGREE = 2
+_MOST_DOUBLINGS = 5
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """One measurement of a rank on standby: the iteration that the others were in, and its time over the healthy one."""
+
+    iteration: int
+    slowdown: float
+
+
+def concluded(readings: Sequence[Reading], believed: float, episodes: int, least: float) -> tuple[Reading, ...]:
+    """The last readings that agree on another slowdown than the `believed` one; () while they do not.
+
+    `episodes`: how often the rank has been slow; `least`: the slowdown from which a device is called slow.
+
+    >>> six, one = Reading(40, 6.0), Reading(50, 1.0)
+    >>> concluded([six, one], 6.0, 1, 1.15)
+    ()
+    >>> [reading.iteration for reading in concluded([six, one, Reading(60, 1.02)], 6.0, 1, 1.15)]
+    [50, 60]
+    """
+    last = tuple(readings[-AGREE:])
+    slowdowns = [reading.slowdown for reading in last]
+    if len(last) < AGREE:
+        return ()
+    if min(slowdowns) >= least:
+        return last if max(slowdowns) * least <= believed or min(slowdowns) >= believed * least else ()
+    patience = AGREE << min(max(episodes - 1, 0), _MOST_DOUBLINGS)
+    healthy = tuple(readings[-patience:])
+    agree = believed > 1.0 and len(healthy) == patience and all(reading.slowdown < least for reading in healthy)
+    return healthy if agree else ()
+
+
+def believe(
+    state: State, rank: int, readings: Sequence[Reading], iteration: int, options: DetectorOptions
+) -> tuple[State, Verdicts]:
+    """What the detector believes of `rank` after these readings, with the verdict that says so: revised, closed, or new.
+
+    As before and no verdict while the readings conclude nothing. `iteration`: the last one judged.
+    """
+    believed = 1.0 / min(state.speeds.get(rank, {}).values(), default=1.0)
+    agreed = concluded(readings, believed, state.episodes.get(rank, 0), options.least_slowdown)
+    if not agreed or rank not in state.tracks.ranks:
+        return state, ()
+    slowdown = median(reading.slowdown for reading in agreed)
+    if slowdown < options.least_slowdown:
+        return _healthy(state, rank, agreed[0].iteration, iteration)
+    change = _change(state, rank, Reading(agreed[0].iteration, slowdown), options)
+    return _slow(state, rank, change, iteration, options)
+
+
+def _healthy(state: State, rank: int, since: int, iteration: int) -> tuple[State, Verdicts]:
+    tracks = state.tracks
+    reason = f"rank {rank}, measured on standby, is back at its healthy speed since iteration {since}"
+    closed = [
+        VerdictClosed(verdict=number, until_iteration=since, at_iteration=iteration, reason=reason)
+        for accused, number in state.open.items()
+        if accused == rank
+    ]
+    return msgspec.structs.replace(
+        state,
+        tracks=tracks.believing(tracks.ranks.index(rank), np.zeros(len(tracks.kinds)), iteration),
+        open={accused: number for accused, number in state.open.items() if accused != rank},
+        acquitted={**state.acquitted, rank: iteration},
+    ), tuple(closed)
+
+
+def _change(state: State, rank: int, found: Reading, options: DetectorOptions) -> Change:
+    """All kinds of its work are as slow as its product: nothing tells them apart."""
+    level = log(found.slowdown)
+    kinds = (*state.tracks.kinds_of(rank), ALL)
+    return Change(
+        since=found.iteration,
+        iterations=AGREE,
+        test="probe",
+        cusum=level,
+        threshold=options.least_level(),
+        levels=dict.fromkeys(kinds, level),
+        excess=dict.fromkeys(kinds, Excess(level)),
+    )
+
+
+def _slow(state: State, rank: int, change: Change, iteration: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+    tracks = state.tracks
+    number = state.open.get(rank, state.next_verdict)
+    episodes = state.episodes.get(rank, 0) + (rank not in state.open)
+    verdict = slow_verdict(
+        number,
+        rank,
+        change,
+        kinds=len(change.levels) - 1,
+        victims=(),
+        at=iteration,
+        sigma=max(state.noise.get(ALL, 0.0), options.sigma_floor),
+        episodes=episodes,
+        options=options,
+    )
+    levels = np.array([change.levels.get(kind, 0.0) for kind in tracks.kinds])
+    return msgspec.structs.replace(
+        state,
+        tracks=tracks.believing(tracks.ranks.index(rank), levels, iteration),
+        open={**state.open, rank: number},
+        episodes={**state.episodes, rank: episodes},
+        next_verdict=max(state.next_verdict, number + 1),
+    ), (verdict,)

@@ -1,0 +1,105 @@
+"""From the sequential tests of one rank to what should now be believed of it."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.detector.options import DetectorOptions
+from unskew.analytics.detector.residuals import ALL, Floats
+from unskew.analytics.detector.tracks import Tracks
+
+
+class Excess(msgspec.Struct, frozen=True, gc=False):
+    """Median excess over some iterations against each reference that exists; None = there is no such reference."""
+
+    own: float
+    peers: float | None = None
+    mates: float | None = None
+
+    @property
+    def least(self) -> float:
+        """What remains of a slowness after every excuse."""
+        return min(self._values())
+
+    @property
+    def most(self) -> float:
+        """What remains of a recovery after every excuse (residuals fall when a device recovers)."""
+        return max(self._values())
+
+    def _values(self) -> list[float]:
+        return [value for value in (self.own, self.peers, self.mates) if value is not None]
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A test has fired. `levels` (kind -> -log speed, `ALL` included) is empty when the rank is as healthy as the rest.
+
+    `test`, `cusum`, `threshold`: the kind whose sum is highest over its threshold; `excess`: typical excess per kind over
+    `iterations` iterations since `since`. `creep`: by how much the habits (log, per kind) had already risen when the test
+    fired, where that is as much as half of what is named; `levels` includes it.
+    """
+
+    since: int
+    iterations: int
+    test: str
+    cusum: float
+    threshold: float
+    levels: dict[str, float]
+    excess: dict[str, Excess]
+    creep: dict[str, float] = {}
+
+
+def decide(tracks: Tracks, row: int, thresholds: Floats, *, accused: bool, options: DetectorOptions) -> Change | None:
+    """What the tests of the rank at `row` say; None when nothing has changed or too few iterations speak.
+
+    The level of a kind is the least of its typical excesses when it rose, the most when it fell. A kind is slow from
+    `least_slowdown` on; once one is, or all together are, the other kinds are from half of it on.
+    """
+    up = tracks.sums.up[row] / thresholds
+    down = tracks.sums.down[row] / thresholds if accused else np.zeros_like(up)
+    rising = bool(up.max() >= down.max())
+    column = int(np.argmax(up if rising else down))
+    zero_at = int((tracks.sums.up_zero if rising else tracks.sums.down_zero)[row, column])
+    rows = [seen for seen in tracks.recent if seen.iteration > zero_at and not np.isnan(seen.excess[0, row, column])]
+    if max(up.max(), down.max()) <= 1 or len(rows) < options.least_iterations:
+        return None
+    excess = {}
+    for at, kind in enumerate(tracks.kinds):
+        values = np.array([seen.excess[:, row, at] for seen in rows])
+        values = values[~np.isnan(values[:, 0])]
+        if len(values):
+            excess[kind] = _typical(values)
+    creep = _creep(tracks, row, column, options) if rising else {}
+    levels = {kind: (found.least if rising else found.most) + creep.get(kind, 0.0) for kind, found in excess.items()}
+    least = options.least_level(
+        young=bool((tracks.age[row, [tracks.kinds.index(kind) for kind in excess]] < options.own_past).any())
+    )
+    slow = {kind: level for kind, level in levels.items() if level >= least / 2} if max(levels.values()) >= least else {}
+    if not slow.keys() - {ALL}:
+        slow = {}
+    sums = tracks.sums.up if rising else tracks.sums.down
+    return Change(
+        since=rows[0].iteration,
+        iterations=len(rows),
+        test=tracks.kinds[column],
+        cusum=float(sums[row, column]),
+        threshold=float(thresholds[column]),
+        levels=slow,
+        excess=excess,
+        creep=creep,
+    )
+
+
+def _creep(tracks: Tracks, row: int, column: int, options: DetectorOptions) -> dict[str, float]:
+    """kind -> by how much the rank's habit has risen since its own past became known; empty when that is little."""
+    risen = tracks.baseline[row] - tracks.anchor[row]
+    if tracks.level[row].any() or not risen[column] >= options.least_level() / 2:
+        return {}
+    return {kind: max(float(risen[at]), 0.0) for at, kind in enumerate(tracks.kinds) if not np.isnan(risen[at])}
+
+
+def _typical(values: Floats) -> Excess:
+    """Medians over iterations of [iteration, reading]: robust against just under half of them."""
+    middles = [float(np.median(known)) if len(known := column[~np.isnan(column)]) else None for column in values.T]
+    assert middles[0] is not None
+    return Excess(middles[0], middles[1], middles[2])

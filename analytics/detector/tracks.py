@@ -1,0 +1,152 @@
+"""All that the detector remembers of each (rank, kind of work), as arrays [rank, kind]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from unskew.analytics.detector.cusum import Limits, Sums
+from unskew.analytics.detector.residuals import ALL, Flags, Floats, Ints, Loads
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """The excess of one iteration over the healthy baseline, [reading, rank, kind]; nan = not judged. What is believed of the
+    rank itself is not subtracted."""
+
+    iteration: int
+    excess: Floats
+
+
+class Tracks(msgspec.Struct, frozen=True):
+    """`ranks` (ascending) and `kinds` (`ALL` last) name the rows and columns.
+
+    `role` is what its role costs over the prediction (the model's misfit), learned from all who play it while its own past is
+    not known; `baseline` is what the healthy device shows by itself, learned slowly and never above a bound; `anchor` is the
+    baseline when its own past became known; `level` is ``-log(believed speed)``; `age` the iterations seen on its present
+    layers; `recent` the last iterations, oldest first.
+    """
+
+    ranks: tuple[int, ...]
+    kinds: tuple[str, ...]
+    sums: Sums
+    role: Floats
+    baseline: Floats
+    anchor: Floats
+    level: Floats
+    age: Ints
+    recent: tuple[Seen, ...]
+
+    @staticmethod
+    def none() -> Tracks:
+        empty = np.zeros((0, 0))
+        return Tracks((), (), Sums.fresh((0, 0), 0), empty, empty, empty, empty, np.zeros((0, 0), np.int64), ())
+
+    def kinds_of(self, rank: int) -> tuple[str, ...]:
+        """Kinds of work (without `ALL`) that the rank has executed on its present layers."""
+        row = self.ranks.index(rank)
+        return tuple(kind for column, kind in enumerate(self.kinds) if kind != ALL and self.age[row, column] > 0)
+
+    def covering(self, ranks: tuple[int, ...], kinds: tuple[str, ...], now: int) -> Tracks:
+        """With rows and columns for these as well."""
+        if set(ranks) <= set(self.ranks) and set(kinds) <= set(self.kinds):
+            return self
+        all_ranks = tuple(sorted({*self.ranks, *ranks}))
+        all_kinds = (*sorted({*self.kinds, *kinds} - {ALL}), ALL)
+        return self._onto(all_ranks, all_kinds, now)
+
+    def without(self, rank: int) -> Tracks:
+        return self._onto(tuple(r for r in self.ranks if r != rank), self.kinds, 0)
+
+    def _onto(self, ranks: tuple[int, ...], kinds: tuple[str, ...], now: int) -> Tracks:
+        """Old cells at their new places; new ones as if begun at `now`."""
+        rows = [i for i, rank in enumerate(self.ranks) if rank in ranks]
+        columns = list(range(len(self.kinds)))
+        to = np.ix_([ranks.index(self.ranks[i]) for i in rows], [kinds.index(kind) for kind in self.kinds])
+        source = np.ix_(rows, columns)
+
+        def moved(old: NDArray[Any], empty: float) -> NDArray[Any]:
+            new = np.full((len(ranks), len(kinds)), empty, dtype=old.dtype)
+            new[to] = old[source]
+            return new
+
+        sums = Sums(
+            moved(self.sums.up, 0), moved(self.sums.up_zero, now), moved(self.sums.down, 0), moved(self.sums.down_zero, now)
+        )
+        recent = tuple(
+            Seen(seen.iteration, np.stack([moved(reading, np.nan) for reading in seen.excess])) for seen in self.recent
+        )
+        return Tracks(
+            ranks,
+            kinds,
+            sums,
+            moved(self.role, 0),
+            moved(self.baseline, 0),
+            moved(self.anchor, np.nan),
+            moved(self.level, 0),
+            moved(self.age, 0),
+            recent,
+        )
+
+    def spread_out(self, load: Loads) -> Floats:
+        """The residuals of a load at the places of these tracks, nan elsewhere."""
+        if load.ranks == self.ranks and load.kinds == self.kinds:
+            return load.residual
+        row_of = {rank: row for row, rank in enumerate(self.ranks)}
+        rows, columns = [row_of[rank] for rank in load.ranks], [self.kinds.index(kind) for kind in load.kinds]
+        values = np.full((len(self.ranks), len(self.kinds)), np.nan)
+        values[np.ix_(rows, columns)] = load.residual
+        return values
+
+    def restarted(self, where: Flags, now: int, *, forget: bool = False) -> Tracks:
+        """Tests begin anew where said; with `forget` (new layers) also what they saw and how long."""
+        if not where.any():
+            return self
+        sums = Sums(
+            np.where(where, 0.0, self.sums.up),
+            np.where(where, now, self.sums.up_zero),
+            np.where(where, 0.0, self.sums.down),
+            np.where(where, now, self.sums.down_zero),
+        )
+        if not forget:
+            return msgspec.structs.replace(self, sums=sums)
+        recent = tuple(Seen(seen.iteration, np.where(where, np.nan, seen.excess)) for seen in self.recent)
+        return msgspec.structs.replace(self, sums=sums, recent=recent, age=np.where(where, 0, self.age))
+
+    def advanced(self, now: int, excess: Floats, judged: Flags, limits: Limits, window: int) -> Tracks:
+        excess = np.where(judged, excess, np.nan)
+        least, most = np.fmin.reduce(excess), np.fmax.reduce(excess)
+        return msgspec.structs.replace(
+            self,
+            sums=self.sums.advance(now, least - self.level, most - self.level, limits),
+            recent=(*self.recent[1 - window :], Seen(now, excess)),
+        )
+
+    def believing(self, row: int, levels: Floats, now: int, *, from_anchor: bool = False) -> Tracks:
+        """The rank's levels are these from now on, over its habit or, where that crept, over what it was; tests begin anew."""
+        where = np.zeros(self.level.shape, dtype=bool)
+        where[row] = True
+        level = self.level.copy()
+        level[row] = levels
+        crept = where & from_anchor & ~np.isnan(self.anchor)
+        baseline = np.where(crept, self.anchor, self.baseline)
+        return msgspec.structs.replace(self.restarted(where, now), level=level, baseline=baseline)
+
+    def rebased(self, before: Floats, after: Floats) -> Tracks:
+        """Roles against a new predictor, from one iteration's residuals against the old one and the new one.
+
+        What a rank shows over its role and habit stays, unless the new predictor explains it better than that (all ranks had
+        become slower than the old one said); a believed slowness always stays.
+        """
+        shifted = self.role + after - before
+        closer = np.abs(after - shifted - self.baseline) <= np.abs(after - self.role - self.baseline)
+        use = ~np.isnan(after) & ~np.isnan(before) & (closer | (self.level != 0))
+        return msgspec.structs.replace(self, role=np.where(use, shifted, self.role))
+
+    def grown(self, baseline: Floats, seen: Flags, own_past: int) -> Tracks:
+        """One iteration older, with these baselines; the anchor is dropped when the own past becomes known."""
+        age = self.age + seen
+        anchor = np.where((age == own_past) & seen & np.isnan(self.anchor), baseline, self.anchor)
+        return msgspec.structs.replace(self, baseline=baseline, age=age, anchor=anchor)

@@ -1,0 +1,142 @@
+"""Verdicts as events: the sentence for people and the numbers that decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import exp, sqrt
+from typing import Any
+
+from scipy.stats import t as student
+
+from unskew.analytics.detector import links
+from unskew.analytics.detector.options import DetectorOptions
+from unskew.analytics.detector.residuals import ALL
+from unskew.analytics.detector.suspicion import Change, Excess
+from unskew.analytics.health.liveness import Suspect
+from unskew.collector.events import Cause, Party, Verdict, VerdictClosed
+
+WORK = {"F": "its forward pass", "B": "its backward pass", "W": "its weight gradients"}
+MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal noise
+
+
+def devices(ranks: Iterable[int]) -> tuple[Party, ...]:
+    return tuple(Party(kind="device", rank=rank) for rank in sorted(ranks))
+
+
+def slow_verdict(
+    number: int,
+    rank: int,
+    change: Change,
+    *,
+    kinds: int,
+    victims: Iterable[int],
+    at: int,
+    sigma: float,
+    episodes: int,
+    options: DetectorOptions,
+) -> Verdict:
+    """`rank` is slow as `change` says; `kinds` is how many kinds of work it executes, `sigma` the noise of the test that fired,
+    `episodes` how often the rank has been slow, this time included.
+
+    Confidence: that the level is more than the test's slack.
+    """
+    speed = {kind: round(exp(-level), 4) for kind, level in sorted(change.levels.items()) if kind != ALL}
+    excess = max(change.levels.values()) - options.slack_of(sigma)
+    again = f", for the {_ordinal(episodes)} time" if episodes > 1 else ""
+    since = f"since iteration {change.since}" if not change.creep else f"and has crept there before iteration {change.since}"
+    return Verdict(
+        verdict=number,
+        cause="slow_device",
+        culprits=devices([rank]),
+        victims=devices(victims),
+        speed=speed,
+        since_iteration=change.since,
+        at_iteration=at,
+        confidence=confidence_of(excess, sigma, change.iterations),
+        sentence=f"rank {rank} {_pace(speed, kinds)} {since}{again}",
+        evidence={
+            "test": change.test,
+            "cusum": round(change.cusum, 3),
+            "threshold": round(change.threshold, 3),
+            "sigma": round(sigma, 4),
+            "n": change.iterations,
+            "pattern": "creep" if change.creep else "step",
+            "episode": episodes,
+            "time_ratio": {kind: _ratios(found) for kind, found in sorted(change.excess.items())},
+        },
+        config=options.digest,
+    )
+
+
+def confidence_of(excess: float, sigma: float, n: int) -> float:
+    """How sure it is that the median of `n` values of noise `sigma` is above 0, when it is `excess`: Student's t, n - 1
+    degrees (of one value: 1)."""
+    error = MEDIAN_ERROR * sigma / sqrt(n)
+    return round(float(student.cdf(excess / error, max(n - 1, 1))), 3)
+
+
+def link_verdict(number: int, change: links.Change, at: int, config: str) -> Verdict:
+    """A link is slow as `change` says; the receiver's waiting is its only trace, so both ends are its victims."""
+    sender, receiver = change.link
+    return Verdict(
+        verdict=number,
+        cause="slow_link",
+        culprits=(Party(kind="link", link=change.link),),
+        victims=devices(change.link),
+        since_iteration=change.since,
+        at_iteration=at,
+        confidence=1.0,
+        sentence=(
+            f"messages from rank {sender} to rank {receiver} take {change.ratio:.1f} times as long as usual since iteration "
+            f"{change.since}"
+        ),
+        evidence={"time_ratio": round(change.ratio, 3), "lost_share": round(change.lost_share, 4), "n": change.n},
+        config=config,
+    )
+
+
+def closed_link(number: int, change: links.Change, at: int) -> VerdictClosed:
+    sender, receiver = change.link
+    reason = f"messages from rank {sender} to rank {receiver} take as long as usual since iteration {change.since}"
+    return VerdictClosed(verdict=number, until_iteration=change.since, at_iteration=at, reason=reason)
+
+
+def closed_verdict(number: int, rank: int, change: Change, at: int) -> VerdictClosed:
+    reason = f"rank {rank} is back at its healthy speed since iteration {change.since}"
+    return VerdictClosed(verdict=number, until_iteration=change.since, at_iteration=at, reason=reason)
+
+
+def lost_verdict(number: int, suspect: Suspect, at: int, config: str) -> Verdict:
+    """A frozen rank hangs: its process exists and does nothing; `evidence["how"]` tells the three apart."""
+    cause: Cause = "dead" if suspect.how == "exit" else "hung"
+    state = {"exit": "died", "hung": "hangs", "frozen": "is frozen"}[suspect.how]
+    return Verdict(
+        verdict=number,
+        cause=cause,
+        culprits=devices([suspect.rank]),
+        victims=devices(suspect.victims),
+        since_iteration=at,
+        at_iteration=at,
+        confidence=1.0,
+        sentence=f"rank {suspect.rank} {state} in iteration {at}: {suspect.detail}",
+        evidence={"how": suspect.how, "detail": suspect.detail},
+        config=config,
+    )
+
+
+def _pace(speed: dict[str, float], kinds: int) -> str:
+    if len(speed) == kinds:
+        return f"computes at {sum(speed.values()) / len(speed):.2f} of its healthy speed"
+    parts = [f"{WORK.get(kind, kind)} at {value:.2f}" for kind, value in speed.items()]
+    return f"runs {' and '.join(parts)} of its healthy speed"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def _ratios(found: Excess) -> dict[str, Any]:
+    """Time ratios: against the rank's own prediction, its peers, its mates."""
+    pairs = (("predicted", found.own), ("peers", found.peers), ("mates", found.mates))
+    return {name: round(exp(value), 3) for name, value in pairs if value is not None}

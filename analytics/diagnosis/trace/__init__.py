@@ -1,0 +1,1 @@
+"""Operations of a trace as a graph, replayed with other durations."""

@@ -1,0 +1,193 @@
+"""A trace in NDTimeline's form (ByteDance, OSDI'25) -> what waits for what, and when it ran.
+
+One row is one operation of one worker in one step: `dp_rank`, `stage`, `rank`, `step`, `optype`, `start_ts` and `duration` in
+seconds, `seq_id` (order among the operations of one type), `mc`, `mb_id`, `gmc`. All steps and replicas are taken to wait
+alike, as in the first step of replica 0 that has as many operations as most of its steps (a trace may begin within a step):
+
+* compute, gradient and parameter collectives, and the four kinds of messages: each a stream in which one follows the other;
+* receive -> compute -> send; a receive is launched after the compute before that one; the first backward message after the
+  last but one forward before the first backward;
+* the last gather of parameters before the first forward; behind the last compute: collection of garbage, layer norms,
+  embeddings, gradients, clipping, optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from itertools import pairwise
+
+import msgspec
+import polars as pl
+
+from unskew.analytics.diagnosis.trace.graph import Array, Graph, GraphError, Operation
+from unskew.analytics.diagnosis.trace.replay import Recording
+
+FORWARD, BACKWARD = "forward-compute", "backward-compute"
+MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv")
+GATHER, SCATTER = "params-all-gather", "grads-reduce-scatter"
+EMBEDDING, LAYER_NORM, CLIP = "embedding-grads-all-reduce", "layernorm-grads-all-reduce", "optimizer-clip-main-grad"
+GARBAGE, OPTIMIZER = "gc", "optimizer"
+WAITS = frozenset({*MESSAGES, GATHER, SCATTER, EMBEDDING, LAYER_NORM, CLIP})
+KNOWN = frozenset({FORWARD, BACKWARD, GARBAGE, OPTIMIZER}) | WAITS
+
+_Name = tuple[str, int, int]
+"""(optype, seq_id, stage): an operation of every step and replica."""
+
+
+class _Pattern(msgspec.Struct, frozen=True):
+    """What one replica does in one step: its operations, what each needs, and which groups end together."""
+
+    needs: dict[_Name, list[_Name]]
+    groups: list[tuple[_Name, ...]]
+    across: frozenset[_Name]
+    """Operations in which all replicas take part."""
+
+
+def read_operations(frame: pl.DataFrame) -> Recording:
+    """The recording of a trace; steps that lack an operation are left out and named. Raises `GraphError`."""
+    _check(frame)
+    pattern = _pattern(_model_step(frame))
+    replicas = frame["dp_rank"].unique().sort().to_list()
+    names = list(pattern.needs)
+    number = {(replica, name): i for i, (replica, name) in enumerate((r, n) for r in replicas for n in names)}
+    keys = pl.DataFrame(
+        [(r, optype, seq, stage, i) for (r, (optype, seq, stage)), i in number.items()],
+        schema={"dp_rank": pl.Int64, "optype": pl.String, "seq_id": pl.Int64, "stage": pl.Int64, "operation": pl.Int64},
+        orient="row",
+    )
+    rows = frame.with_columns(pl.col("dp_rank", "seq_id", "stage", "step").cast(pl.Int64)).join(
+        keys, on=["dp_rank", "optype", "seq_id", "stage"], how="inner"
+    )
+    counts = rows.group_by("step").agg(pl.col("operation").n_unique().alias("n")).sort("step")
+    steps = counts.filter(pl.col("n") == len(number))["step"].to_list()
+    if not steps:
+        raise GraphError("no step of the trace has the same operations on every worker")
+    rows = rows.filter(pl.col("step").is_in(steps)).sort("operation", "step")
+    start, wall = (1e6 * rows[c].cast(pl.Float64).to_numpy().reshape(len(number), len(steps)) for c in ("start_ts", "duration"))
+    begin, end = _extent_us(frame.filter(pl.col("step").is_in(steps)))
+    about = rows.unique("operation", keep="first").sort("operation")
+    operations = tuple(
+        Operation(kind, rank, replica, stage, micro_batch if micro_batch >= 0 and kind in {FORWARD, BACKWARD} else None)
+        for kind, rank, replica, stage, micro_batch in about.select("optype", "rank", "dp_rank", "stage", "mb_id").iter_rows()
+    )
+    return Recording(
+        graph=_graph(pattern, replicas, number, operations),
+        iterations=tuple(steps),
+        start_us=start - begin,
+        wall_us=wall,
+        iteration_us=end - begin,
+        waits=WAITS,
+        left_out=tuple(counts.filter(pl.col("n") != len(number))["step"].to_list()),
+    )
+
+
+def _check(frame: pl.DataFrame) -> None:
+    unknown = sorted(set(frame["optype"].unique()) - KNOWN)
+    if unknown:
+        raise GraphError(f"operation type {unknown[0]} is not known, allowed: {', '.join(sorted(KNOWN))}")
+    if frame["mc"].max() != 0:
+        raise GraphError("the trace interleaves model chunks (mc above 0), which is not replayed: only one chunk per stage is")
+
+
+def _model_step(frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows of the step, of the first replica, that all others are taken to be like."""
+    mine = frame.filter(pl.col("dp_rank") == frame["dp_rank"].min())
+    sizes = mine.group_by("step").len()
+    usual = sizes["len"].mode().max()
+    return mine.filter(pl.col("step") == sizes.filter(pl.col("len") == usual)["step"].min())
+
+
+def _extent_us(frame: pl.DataFrame) -> tuple[Array, Array]:
+    """Begin and end of each step, of all its rows, also of those that not every step has: [step], ascending."""
+    start, wall = (1e6 * pl.col(name).cast(pl.Float64) for name in ("start_ts", "duration"))
+    extent = frame.group_by("step").agg(start.min().alias("begin"), (start + wall).max().alias("end")).sort("step")
+    return extent["begin"].to_numpy(), extent["end"].to_numpy()
+
+
+def _pattern(frame: pl.DataFrame) -> _Pattern:
+    """From one replica's one step."""
+    names = [(optype, seq, stage) for optype, seq, stage in frame.select("optype", "seq_id", "stage").iter_rows()]
+    needs: dict[_Name, list[_Name]] = {name: [] for name in names}
+    stages = frame["stage"].unique().sort().to_list()
+    _check_step(needs, stages)
+    groups: list[tuple[_Name, ...]] = []
+    for stage in stages:
+        mine = frame.filter(pl.col("stage") == stage).sort("start_ts", "seq_id", "optype")
+        work = _named(mine, FORWARD, BACKWARD)
+        for stream in (work, _named(mine, GATHER, SCATTER), *(_named(mine, message) for message in MESSAGES)):
+            _chain(needs, stream)
+        for kind, message in ((FORWARD, "forward"), (BACKWARD, "backward")):
+            for _, seq, _ in _named(mine, f"{message}-recv"):
+                needs[kind, seq, stage].append((f"{message}-recv", seq, stage))
+                if (kind, seq - 1, stage) in needs:
+                    needs[f"{message}-recv", seq, stage].append((kind, seq - 1, stage))
+            for _, seq, _ in _named(mine, f"{message}-send"):
+                needs[f"{message}-send", seq, stage].append((kind, seq, stage))
+        turn = next(i for i, name in enumerate(work) if name[0] == BACKWARD)
+        for message in ("backward-send", "backward-recv"):
+            if turn >= 2 and (message, 0, stage) in needs:
+                needs[message, 0, stage].append(work[turn - 2])
+        if gathers := _named(mine, GATHER):
+            needs[next(name for name in work if name[0] == FORWARD)].append(gathers[-1])
+        after = [name for kind in (GARBAGE, LAYER_NORM, EMBEDDING, SCATTER, CLIP, OPTIMIZER) for name in _named(mine, kind)]
+        last = mine.filter(pl.col("optype").is_in([FORWARD, BACKWARD])).with_columns(
+            end=pl.col("start_ts") + pl.col("duration")
+        )
+        optype, seq, end_stage = last.sort("end").select("optype", "seq_id", "stage").row(-1)
+        _chain(needs, [(optype, seq, end_stage), *after])
+    groups += [(name, _other_side(name)) for name in names if name[0].endswith("-send")]
+    groups += [(name,) for name in names if name[0] in {GATHER, SCATTER}]
+    groups += [tuple(name for name in names if name[0] == kind) for kind in (EMBEDDING, CLIP)]
+    across = frozenset(name for name in names if name[0] in {GATHER, SCATTER, CLIP})
+    return _Pattern(needs, [group for group in groups if group], across)
+
+
+def _check_step(names: Collection[_Name], stages: Iterable[int]) -> None:
+    """Raise `GraphError` when work or one side of a message is missing."""
+    for stage in stages:
+        for kind in (FORWARD, BACKWARD):
+            if not any(name[0] == kind and name[2] == stage for name in names):
+                raise GraphError(f"stage {stage} has no {kind}, of which every stage needs one per micro-batch")
+    messages = [name for name in names if name[0] in MESSAGES]
+    if not messages and len({stage for _, _, stage in names}) > 1:
+        raise GraphError("the trace has several stages and no messages between them, so nobody knows what waits for what")
+    for optype, seq, stage in messages:
+        other = _other_side((optype, seq, stage))
+        if other not in names:
+            raise GraphError(f"{optype} {seq} of stage {stage} has no {other[0]} on stage {other[2]}")
+        kind = FORWARD if optype.startswith("forward") else BACKWARD
+        if (kind, seq, stage) not in names:
+            raise GraphError(f"{optype} {seq} of stage {stage} has no {kind}")
+
+
+def _other_side(name: _Name) -> _Name:
+    """The receive of a send, the send of a receive: forwards to the next stage, backwards to the one before."""
+    optype, seq, stage = name
+    sends, forward = optype.endswith("-send"), optype.startswith("forward")
+    other = optype.replace("send", "recv") if sends else optype.replace("recv", "send")
+    return other, seq, stage + (1 if forward == sends else -1)
+
+
+def _named(frame: pl.DataFrame, *optypes: str) -> list[_Name]:
+    rows = frame.filter(pl.col("optype").is_in(optypes)).select("optype", "seq_id", "stage")
+    return [(optype, seq, stage) for optype, seq, stage in rows.iter_rows()]
+
+
+def _chain(needs: dict[_Name, list[_Name]], stream: Iterable[_Name]) -> None:
+    for before, after in pairwise(stream):
+        if before not in needs[after]:
+            needs[after].append(before)
+
+
+def _graph(
+    pattern: _Pattern, replicas: list[int], number: dict[tuple[int, _Name], int], operations: tuple[Operation, ...]
+) -> Graph:
+    """The pattern in every replica; those operations in which all take part end together."""
+    groups: list[tuple[int, ...]] = []
+    for members in pattern.groups:
+        apart = [tuple(number[replica, name] for name in members) for replica in replicas]
+        groups += [tuple(i for part in apart for i in part)] if members[0] in pattern.across else apart
+    grouped = {i for members in groups for i in members}
+    groups += [(i,) for i in range(len(operations)) if i not in grouped]
+    needs = tuple(tuple(number[replica, need] for need in pattern.needs[name]) for replica, name in number)
+    return Graph(operations, needs, tuple(groups))

@@ -1,0 +1,90 @@
+"""A stretch of a run under one plan, ready to be asked what if: a recording, and what its chunks should have taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from unskew.analytics.diagnosis.trace.graph import Array
+from unskew.analytics.diagnosis.trace.inference import infer
+from unskew.analytics.diagnosis.trace.replay import Parts, Recording, take_apart
+
+KIND = {"forward-compute": "F", "backward-compute": "B", "F": "F", "B": "B", "W": "W"}
+"""Kinds of operations that are chunks of work -> the kind of work."""
+Indices = NDArray[np.intp]
+
+
+class Section(msgspec.Struct, frozen=True, dict=True):
+    """`expected_us` [operation, iteration]: what a healthy device of the stage takes for the chunk's workload; NaN for other
+    operations. `lengths_logged` False: inferred from peers. `correlation`: of forward with backward times over micro-batches.
+    `epoch`: of the plan (0 in an imported run). `pauses_us`: cause -> how much of each operation's launch delay it was,
+    [operation, iteration]."""
+
+    recording: Recording
+    expected_us: Array
+    lengths_logged: bool
+    correlation: float | None = None
+    epoch: int = 0
+    pauses_us: dict[str, Array] = {}
+
+    @cached_property
+    def parts(self) -> Parts:
+        return take_apart(self.recording)
+
+    @cached_property
+    def cells(self) -> dict[tuple[str, int], Indices]:
+        """(kind of work, stage) -> the operations that are its chunks."""
+        found: dict[tuple[str, int], list[int]] = {}
+        for i, operation in enumerate(self.recording.graph.operations):
+            if operation.micro_batch is not None:
+                found.setdefault((KIND[operation.kind], operation.stage), []).append(i)
+        return {cell: np.array(members) for cell, members in sorted(found.items())}
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(sorted({kind for kind, _ in self.cells}))
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        return tuple(sorted({stage for _, stage in self.cells}))
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({operation.rank for operation in self.recording.graph.operations}))
+
+    def pick(self, iterations: Sequence[int]) -> Section:
+        """The same with these of its iterations (positions) only."""
+        at = list(iterations)
+        recording = msgspec.structs.replace(
+            self.recording,
+            iterations=tuple(self.recording.iterations[i] for i in at),
+            start_us=self.recording.start_us[:, at],
+            wall_us=self.recording.wall_us[:, at],
+            iteration_us=self.recording.iteration_us[at],
+        )
+        pauses = {cause: us[:, at] for cause, us in self.pauses_us.items()}
+        return msgspec.structs.replace(self, recording=recording, expected_us=self.expected_us[:, at], pauses_us=pauses)
+
+
+def without_lengths(recording: Recording) -> Section:
+    """A section whose workload is inferred from peers (inference.py). Raises `ValueError` when that cannot be done."""
+    bare = Section(recording, np.full_like(recording.wall_us, np.nan), lengths_logged=False)
+    operations = recording.graph.operations
+    batches = sorted({(o.replica, o.micro_batch) for o in operations if o.micro_batch is not None})
+    column = {batch: i for i, batch in enumerate(batches)}
+    index = np.full((len(bare.kinds), len(bare.stages), len(batches)), -1)
+    for (kind, stage), members in bare.cells.items():
+        for i in members:
+            at = column[operations[i].replica, operations[i].micro_batch]
+            index[bare.kinds.index(kind), bare.stages.index(stage), at] = i
+    if (index < 0).any():
+        raise ValueError("not every micro-batch ran on every stage, so its workload cannot be inferred from peers")
+    times = bare.parts.work_us[index].reshape(*index.shape[:2], -1)
+    found = infer(times, bare.kinds, "stage" if len(bare.stages) > 1 else "kind")
+    expected = bare.expected_us.copy()
+    expected[index] = found.expected_us.reshape(*index.shape, -1)
+    return msgspec.structs.replace(bare, expected_us=expected, correlation=found.correlation)

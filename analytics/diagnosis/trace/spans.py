@@ -1,0 +1,233 @@
+"""Spans of one of our own runs under one plan -> what waited for what, and when it ran.
+
+A chunk needs the chunk before it on its rank and its input: forwards along the layers, backwards against them. Where the input
+comes from another rank a message lies between, a group of its send and its receive: it runs once the sender has posted it and
+the receiver waits for it. Behind a rank's last chunk its gradient collectives in order, each a group of its members; then the
+vote, a group of all; then the optimiser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.diagnosis.trace.graph import Array, Graph, GraphError, Operation
+from unskew.analytics.diagnosis.trace.replay import Recording
+
+CHUNKS = ("F", "B", "W")
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
+PAUSES = {"gc": "gc_pause", "data_wait": "input_bound"}
+"""Kinds of spans in which a rank could have worked -> the cause that they are evidence of."""
+
+_Row = dict[str, Any]
+_Key = tuple[Any, ...]
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """A recording, the layers of each chunk ((first, number), None for other operations), and pauses (see `Section`)."""
+
+    recording: Recording
+    layers: tuple[tuple[int, int] | None, ...]
+    pauses_us: dict[str, Array]
+
+
+class _Node(msgspec.Struct, frozen=True):
+    """An operation of one iteration, with its times (us)."""
+
+    key: _Key
+    operation: Operation
+    needs: tuple[_Key, ...]
+    group: _Key
+    start_us: float
+    wall_us: float
+    layers: tuple[int, int] | None = None
+
+
+def read_spans(spans: pl.DataFrame, commits: pl.DataFrame, plan: Plan) -> Recorded:
+    """The recording of the committed iterations that `commits` names (iteration, rank, start_us, wall_us), all under `plan`.
+
+    `spans` are theirs, of the attempt that counted. Iterations that lack an operation are left out. Raises `GraphError`.
+    """
+    begun = {int(i): float(us) for i, us in commits.group_by("iteration").agg(pl.col("start_us").min()).iter_rows()}
+    ended = {
+        int(i): float(us)
+        for i, us in commits.group_by("iteration").agg((pl.col("start_us") + pl.col("wall_us")).max()).iter_rows()
+    }
+    nodes = {
+        int(iteration): _nodes(rows.to_dicts(), plan)
+        for (iteration,), rows in spans.filter(pl.col("iteration").is_in(list(begun))).group_by(
+            "iteration", maintain_order=True
+        )
+    }
+    if not nodes:
+        raise GraphError(f"no iteration under plan {plan.epoch} has its chunks in the log")
+    shapes: dict[tuple[_Key, ...], list[int]] = {}
+    for iteration in sorted(nodes):
+        shapes.setdefault(tuple(nodes[iteration]), []).append(iteration)
+    keys, iterations = max(shapes.items(), key=lambda item: (len(item[1]), len(item[0])))
+    template = nodes[iterations[0]]
+    number = {key: i for i, key in enumerate(keys)}
+    missing = [need for key in keys for need in template[key].needs if need not in number]
+    if missing:
+        raise GraphError(f"the log lacks {missing[0][0]} of rank {missing[0][1]}, which others needed, in every iteration")
+    members: dict[_Key, list[int]] = {}
+    for key in keys:
+        members.setdefault(template[key].group, []).append(number[key])
+    graph = Graph(
+        tuple(template[key].operation for key in keys),
+        tuple(tuple(number[need] for need in template[key].needs) for key in keys),
+        tuple(tuple(group) for group in members.values()),
+    )
+    start = np.array([[nodes[i][key].start_us - begun[i] for i in iterations] for key in keys], dtype=float)
+    wall = np.array([[nodes[i][key].wall_us for i in iterations] for key in keys], dtype=float)
+    recording = Recording(
+        graph=graph,
+        iterations=tuple(iterations),
+        start_us=start,
+        wall_us=wall,
+        iteration_us=np.array([ended[i] - begun[i] for i in iterations]),
+        waits=frozenset({f"{side} {kind}" for side in ("send", "recv") for kind in "FB"} | {*COLLECTIVES, "vote"}),
+        left_out=tuple(sorted(set(begun) - set(iterations))),
+    )
+    pauses = _pauses(spans, recording, begun)
+    return Recorded(recording, tuple(template[key].layers for key in keys), pauses)
+
+
+def _nodes(rows: list[_Row], plan: Plan) -> dict[_Key, _Node]:
+    """All operations of one iteration, rank by rank in order of time."""
+    messages = _Messages(rows, plan.n_layers)
+    nodes: dict[_Key, _Node] = {}
+    for role in sorted(plan.roles, key=lambda role: role.rank):
+        place = {"rank": role.rank, "replica": role.replica, "stage": role.stage}
+        mine = sorted((row for row in rows if row["rank"] == role.rank), key=lambda row: row["start_us"])
+        for node in _of_rank(mine, place, messages):
+            nodes[node.key] = node
+    return nodes
+
+
+def _of_rank(mine: list[_Row], place: Mapping[str, int], messages: _Messages) -> Iterator[_Node]:
+    """One rank's operations in order of time, each with the messages that it took."""
+    before: tuple[_Key, ...] = ()
+    rank, ended_us, collectives = place["rank"], 0.0, 0
+    for row in mine:
+        kind = row["kind"]
+        if kind in CHUNKS:
+            key = _chunk_key(row)
+            given = messages.source_of(row)
+            received = messages.received(given, row, place, before) if given is not None and given["rank"] != rank else None
+            if received is not None:
+                yield received
+                needs = (*before, received.key)
+            else:
+                needs = before if given is None or _chunk_key(given) in before else (*before, _chunk_key(given))
+            operation = Operation(kind, micro_batch=row["micro_batch"], **place)
+            yield _Node(key, operation, needs, key, row["start_us"], row["wall_us"], (row["first_layer"], row["n_layers"]))
+            if (sent := messages.sent(row, place)) is not None:
+                yield sent
+        elif kind in COLLECTIVES:
+            key, group = (kind, rank, collectives), (kind, row["group"], _turn(mine, row))
+            collectives += 1
+            yield _Node(key, Operation(kind, **place), before, group, row["start_us"], row["wall_us"])
+        elif kind == "optimizer":
+            vote: _Key = ("vote", rank)
+            yield _Node(vote, Operation("vote", **place), before, ("vote",), ended_us, max(row["start_us"] - ended_us, 0.0))
+            key = (kind, rank)
+            yield _Node(key, Operation(kind, **place), (vote,), key, row["start_us"], row["wall_us"])
+        else:
+            continue
+        before, ended_us = (key,), float(row["start_us"] + row["wall_us"])
+
+
+def _chunk_key(row: _Row) -> _Key:
+    return (row["kind"], row["rank"], row["micro_batch"], row["first_layer"])
+
+
+def _start_us(row: _Row) -> int:
+    return int(row["start_us"])
+
+
+def _by_way(rows: list[_Row], kind: str, sender: str, receiver: str) -> dict[_Key, list[_Row]]:
+    """(sender, receiver, micro-batch) -> the spans of a kind, in order of time."""
+    found: dict[_Key, list[_Row]] = {}
+    for row in sorted((row for row in rows if row["kind"] == kind), key=_start_us):
+        found.setdefault((row[sender], row[receiver], row["micro_batch"]), []).append(row)
+    return found
+
+
+class _Messages:
+    """Who gives whom its input in one iteration, and the messages in between."""
+
+    def __init__(self, rows: list[_Row], n_layers: int) -> None:
+        self._n_layers = n_layers
+        chunks = [row for row in rows if row["kind"] in CHUNKS]
+        self._first = {(row["kind"], row["micro_batch"], row["first_layer"]): row for row in chunks}
+        self._end = {(row["kind"], row["micro_batch"], row["first_layer"] + row["n_layers"]): row for row in chunks}
+        # (kind, micro-batch, first layer of the receiving chunk) -> its chunk, the send, the receive
+        self._sides: dict[_Key, tuple[_Row, _Row, _Row]] = {}
+        self._by_sender: dict[_Key, _Key] = {}
+        # Of a micro-batch's messages from one rank to another the n-th sent is the n-th taken: its way is a chain.
+        ways: dict[_Key, list[tuple[_Row, _Row]]] = {}
+        for row in sorted(chunks, key=_start_us):
+            given = self.source_of(row)
+            if given is not None and given["rank"] != row["rank"]:
+                ways.setdefault((given["rank"], row["rank"], row["micro_batch"]), []).append((given, row))
+        sends, receives = _by_way(rows, "send", "rank", "peer"), _by_way(rows, "recv", "peer", "rank")
+        for way, links in ways.items():
+            sent, taken = sends.get(way, []), receives.get(way, [])
+            if len(sent) == len(taken) == len(links):
+                for (given, row), send, receive in zip(links, sent, taken, strict=True):
+                    self._sides[_chunk_key(row)] = given, send, receive
+                    self._by_sender[_chunk_key(given)] = _chunk_key(row)
+
+    def source_of(self, row: _Row) -> _Row | None:
+        """The chunk whose result this one takes; None for the first of a micro-batch."""
+        micro_batch, first, end = row["micro_batch"], row["first_layer"], row["first_layer"] + row["n_layers"]
+        if row["kind"] == "F":
+            return self._end.get(("F", micro_batch, first))
+        if row["kind"] == "W":
+            return self._first.get(("B", micro_batch, first))
+        return self._first.get(("B", micro_batch, end) if end < self._n_layers else ("F", micro_batch, first))
+
+    def received(self, given: _Row, row: _Row, place: Mapping[str, int], before: tuple[_Key, ...]) -> _Node | None:
+        """The receiving side of the message from `given` to `row`; None where the log lacks a side."""
+        if _chunk_key(row) not in self._sides:
+            return None
+        receive = self._sides[_chunk_key(row)][2]
+        operation = Operation(f"recv {row['kind']}", peer=given["rank"], **place)
+        group = ("message", *_chunk_key(row))
+        return _Node(("recv", *_chunk_key(row)), operation, before, group, receive["start_us"], receive["wall_us"])
+
+    def sent(self, row: _Row, place: Mapping[str, int]) -> _Node | None:
+        """The sending side of the message with the result of `row`, which ends when the receiver has it."""
+        target = self._by_sender.get(_chunk_key(row))
+        if target is None:
+            return None
+        _, send, receive = self._sides[target]
+        wall_us = max(float(receive["start_us"] + receive["wall_us"] - send["start_us"]), 0.0)
+        operation = Operation(f"send {target[0]}", peer=receive["rank"], **place)
+        return _Node(("send", *target), operation, (_chunk_key(row),), ("message", *target), send["start_us"], wall_us)
+
+
+def _turn(mine: Iterable[_Row], row: _Row) -> int:
+    """How many collectives of this rank and group came before this one."""
+    return sum(r["kind"] == row["kind"] and r["group"] == row["group"] and r["start_us"] < row["start_us"] for r in mine)
+
+
+def _pauses(spans: pl.DataFrame, recording: Recording, begun: Mapping[int, float]) -> dict[str, Array]:
+    """cause -> how much of each operation's launch delay was such a pause: it goes to the operation that began next."""
+    at = {iteration: i for i, iteration in enumerate(recording.iterations)}
+    ranks = np.array([operation.rank for operation in recording.graph.operations])
+    found: dict[str, Array] = {}
+    for row in spans.filter(pl.col("kind").is_in(list(PAUSES)) & pl.col("iteration").is_in(list(at))).iter_rows(named=True):
+        column = at[row["iteration"]]
+        end = row["start_us"] + row["wall_us"] - begun[row["iteration"]]
+        after = np.flatnonzero((ranks == row["rank"]) & (recording.start_us[:, column] >= end - 1))
+        if after.size:
+            us = found.setdefault(PAUSES[row["kind"]], np.zeros_like(recording.wall_us))
+            us[after[np.argmin(recording.start_us[after, column])], column] += row["wall_us"]
+    return found

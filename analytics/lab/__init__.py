@@ -1,0 +1,1 @@
+"""Research: the simulator, published baselines, the studies. Nothing outside imports it."""

@@ -1,0 +1,61 @@
+"""ResiHP's Detector as published (arXiv 2605.06374, section 4): Greyhound's, with a filter that knows sequence lengths.
+
+At a change point, and only there, the iteration's time is predicted from its own batches (micro-batch predictor, eq. 1, and the
+pipeline's critical path, eq. 2). Observed above 1.25 times that: the validation phase, unchanged. Else the change is benign: no
+validation, and the iteration is deleted from the series, so that it does not disturb the next decision.
+
+It cannot find what makes no change point, nor what is less than 1.25 times slower. Refitting is not described; predictions
+use the speeds that it has validated itself, so that a known fail-slow does not alarm again.
+"""
+
+from __future__ import annotations
+
+from unskew.analytics.detector.detector import Verdicts
+from unskew.analytics.lab.baselines.change_point import Change, ChangePointOptions, Series
+from unskew.analytics.lab.baselines.greyhound import Greyhound
+from unskew.analytics.lab.baselines.method import Observed, Outcome, Probe
+from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.collector.events import Verdict, VerdictClosed
+
+FILTER = 1.25
+
+
+class ResiHP(Greyhound):
+    """Published settings: Greyhound's, and 1.25 times the prediction. It begins when there is a predictor."""
+
+    name = "resihp"
+
+    def __init__(self, options: ChangePointOptions | None = None) -> None:
+        super().__init__(options)
+        self._before: Series = self.series
+        self._speeds: dict[int, dict[str, float]] = {}
+        self._rank_of: dict[int, int] = {}
+
+    def observe(self, observed: Observed, probe: Probe | None = None) -> Outcome:
+        if observed.cost is None:
+            return Outcome()
+        self._before = self.series
+        outcome = super().observe(observed, probe)
+        self._believe(outcome.verdicts)
+        return outcome
+
+    def dismisses(self, change: Change, observed: Observed) -> bool:
+        if observed.cost is None or not change.slower:
+            return observed.cost is None
+        committed = observed.committed
+        predicted = predict_iteration(observed.plan, committed.works, observed.cost, self._speeds)
+        if committed.measured_us > FILTER * predicted.iteration_us:
+            return False
+        self.series = self._before
+        self.iterations.pop()
+        return True
+
+    def _believe(self, verdicts: Verdicts) -> None:
+        for verdict in verdicts:
+            if isinstance(verdict, Verdict):
+                rank = verdict.culprits[0].rank
+                if rank is not None:
+                    self._speeds[rank] = verdict.speed
+                    self._rank_of[verdict.verdict] = rank
+            elif isinstance(verdict, VerdictClosed):
+                self._speeds.pop(self._rank_of.pop(verdict.verdict, -1), None)

@@ -1,0 +1,111 @@
+"""A real run's plans played by the simulator's evaluator: predicted against measured, plan by plan.
+
+Each committed iteration is predicted from the plan in force, the document lengths of its micro-batches, the run's own cost
+model (the last predictor fitted by then, else the first) and the speeds of the verdicts open at that iteration; it is compared
+with what the iteration took. One that was begun again after a loss also took what was thrown away of it: it is counted,
+not compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.workload import Work
+from unskew.analytics.pipeline.prediction import predict_iteration
+
+
+class CheckError(ValueError):
+    """A run that cannot be checked; one sentence."""
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """One plan: `error_percent` = mean over its `n` iterations of |predicted - measured| / measured; `redone`: iterations under
+    it that were begun again, which are none of them. None = no iteration was compared."""
+
+    epoch: int
+    from_iteration: int
+    n: int
+    redone: int
+    predicted_s: float | None
+    measured_s: float | None
+    error_percent: float | None
+
+
+Query = Callable[[str, list[str]], pl.DataFrame]
+
+
+def check_run(sql: Query, run: str) -> list[Checked]:
+    """Every plan of the run that committed iterations. `sql` asks the store. Raises `CheckError`."""
+    predictors = sql("select watermark, model from predictors where run = ? order by watermark", [run])
+    if predictors.is_empty():
+        raise CheckError(f"run {run} has no fitted predictor: there is nothing to predict with")
+    models = [(int(mark), msgspec.convert(_data(model), CostModel)) for mark, model in predictors.iter_rows()]
+    plans = {
+        int(epoch): (int(first), Plan.from_data(_data(plan)))
+        for epoch, first, plan in sql("select epoch, from_iteration, plan from plans where run = ?", [run]).iter_rows()
+    }
+    verdicts = sql("select culprits, speed, since_iteration, until_iteration from verdicts where run = ?", [run]).rows()
+    works = _works(sql, run)
+    rows = sql("select iteration, epoch, attempt, iteration_us from iterations where run = ? order by iteration", [run]).rows()
+    gathered: dict[int, list[tuple[float, float]]] = {}
+    redone: Counter[int] = Counter()
+    for iteration, epoch, attempt, measured_us in rows:
+        plan = plans[int(epoch)][1]
+        lengths = works.get(int(iteration), {})
+        if len(lengths) != len(plan.routes):
+            continue
+        compared = gathered.setdefault(int(epoch), [])
+        if attempt > 0:
+            redone[int(epoch)] += 1
+            continue
+        cost = next((model for mark, model in reversed(models) if mark <= iteration), models[0][1])
+        predicted = predict_iteration(plan, [lengths[m] for m in range(len(lengths))], cost, _speeds(verdicts, int(iteration)))
+        compared.append((predicted.iteration_us, float(measured_us)))
+    if not gathered:
+        raise CheckError(f"run {run} has no committed iteration whose micro-batches are in the log")
+    return [_summary(epoch, plans[epoch][0], pairs, redone[epoch]) for epoch, pairs in sorted(gathered.items())]
+
+
+def _summary(epoch: int, first: int, pairs: list[tuple[float, float]], redone: int) -> Checked:
+    if not pairs:
+        return Checked(
+            epoch=epoch, from_iteration=first, n=0, redone=redone, predicted_s=None, measured_s=None, error_percent=None
+        )
+    predicted, measured = np.array(pairs).T
+    return Checked(
+        epoch=epoch, from_iteration=first, n=len(pairs), redone=redone, predicted_s=float(predicted.mean() / 1e6),
+        measured_s=float(measured.mean() / 1e6), error_percent=float(100.0 * np.abs(predicted / measured - 1.0).mean()),
+    )  # fmt: skip
+
+
+def _works(sql: Query, run: str) -> dict[int, dict[int, Work]]:
+    frame = sql(
+        "select iteration, micro_batch, arg_max(tokens, attempt), arg_max(sum_sq, attempt) from micro_batches "
+        "where run = ? group by all",
+        [run],
+    )
+    works: dict[int, dict[int, Work]] = {}
+    for iteration, micro_batch, tokens, sum_sq in frame.iter_rows():
+        works.setdefault(int(iteration), {})[int(micro_batch)] = Work(int(tokens), int(sum_sq))
+    return works
+
+
+def _speeds(verdicts: list[tuple[Any, ...]], iteration: int) -> Mapping[int, Mapping[str, float]]:
+    speeds: dict[int, Mapping[str, float]] = {}
+    for culprits, speed, since, until in verdicts:
+        if since <= iteration and (until is None or iteration < until):
+            speeds |= {party["rank"]: _data(speed) for party in _data(culprits) if party.get("rank") is not None}
+    return {rank: speed for rank, speed in speeds.items() if speed}
+
+
+def _data(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value

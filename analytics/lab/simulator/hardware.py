@@ -1,0 +1,77 @@
+"""The devices and links of a simulated job: how they are, and what the policy believes of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.job import Job
+from unskew.analytics.cluster.layout import Layout
+from unskew.analytics.cluster.timing import Links, Speeds
+
+FATAL = frozenset({"failed", "maintenance"})
+
+
+class Hardware:
+    """`truth`, `belief` [device slot]: speeds, 0.0 = dead. `spares`: whole nodes. `slow_since`: slot -> second it turned slow.
+
+    A slot that a spare serves keeps its number; when the broken node is repaired, it is a spare itself.
+    """
+
+    def __init__(self, job: Job, spares: int) -> None:
+        self.job, self.spares = job, spares
+        self.truth: Speeds = np.ones(job.devices)
+        self.belief: Speeds = np.ones(job.devices)
+        self.links: Links = {}
+        self.slow_since: dict[int, float] = {}
+        self._on_spares: set[int] = set()
+
+    def strike(self, event: Happening) -> bool:
+        """The truth changes; False when only the number of spares does."""
+        devices = list(event.devices)
+        if event.kind in FATAL:
+            self.truth[devices] = 0.0
+        elif event.kind == "slowed":
+            self.truth[devices] = np.where(self.truth[devices] > 0, event.speed or 0.0, 0.0)
+        elif event.kind == "recovered":
+            self.truth[devices] = np.where(self.truth[devices] > 0, 1.0, 0.0)
+        elif event.kind == "joined":
+            if self._on_spares.issuperset(devices) and (self.truth[devices] > 0).all():
+                self.spares += len({self.job.node(device) for device in devices})
+                self._on_spares -= set(devices)
+                return False
+            self.truth[devices] = 1.0
+        elif event.link is not None:
+            links = {link: delay for link, delay in self.links.items() if link != event.link}
+            self.links = links | ({event.link: event.delay_s or 0.0} if event.kind == "link_slowed" else {})
+        return True
+
+    def believe(self, event: Happening, measured: float) -> None:
+        """What the policy takes from the event: a speed that was measured, not given; `measured` times the true one."""
+        devices = list(event.devices)
+        if event.kind in FATAL:
+            self.belief[devices] = 0.0
+        elif event.kind == "slowed":
+            self.belief[devices] = np.clip(self.truth[devices] * measured, 0.02, 1.0) * (self.truth[devices] > 0)
+            self.slow_since |= dict.fromkeys(devices, event.at_s)
+        elif event.kind in {"recovered", "joined"}:
+            self.belief[devices] = self.truth[devices]
+            for device in devices:
+                self.slow_since.pop(device, None)
+
+    def replace(self, devices: tuple[int, ...], nodes: int) -> None:
+        """`nodes` spares serve these slots from now on."""
+        slots = list(devices)
+        self.spares -= nodes
+        self.truth[slots] = self.belief[slots] = 1.0
+        self._on_spares |= set(slots)
+
+    def missing(self, layout: Layout) -> Literal["nobody", "known", "unknown"]:
+        """Is a device dead that the layout needs, and is it known to be?"""
+        needed = layout.members[0]
+        gone = needed[self.truth[needed] == 0]
+        if not len(gone):
+            return "nobody"
+        return "unknown" if (self.belief[gone] > 0).any() else "known"

@@ -1,0 +1,240 @@
+"""A job, a policy and what happens to the cluster -> what came of it. Pure: no clock, no files; a seed gives the same outcome.
+
+Between two happenings an iteration's time is constant up to noise, so a segment of them is drawn in one array operation. A
+failure stops the job until it is detected; the policy answers with a layout and pauses; a failure during the pauses starts
+detection anew. A slow phase changes the iteration's time at once and is answered after the detector's delay, with the speed
+that the detector believes. A node that a spare has replaced becomes a spare itself when it is repaired.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from unskew.analytics.cluster.accounting import Account, Lost
+from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.job import Job
+from unskew.analytics.cluster.timing import capacity, iteration_s
+from unskew.analytics.core.constants import constant
+from unskew.analytics.lab.simulator.hardware import FATAL, Hardware
+from unskew.analytics.lab.simulator.outcome import Answer, Outcome
+from unskew.analytics.lab.simulator.progress import Progress
+from unskew.analytics.lab.simulator.randomness import Luck
+from unskew.analytics.policies.base import Cluster, Policy, Reaction
+
+__all__ = ["Options", "Outcome", "simulate"]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """`noise_cv`: of one iteration; `spares`: whole nodes; `belief_error`: speeds, delays and costs as the policy believes them
+    are wrong by up to this share, without its knowing; `checkpoint_s`: time between checkpoints, None = the policy's own
+    (a policy that writes none writes none either way)."""
+
+    hours: float
+    seed: int = 0
+    spares: int = 0
+    noise_cv: float = constant("iteration_cv")
+    belief_error: float = 0.0
+    checkpoint_s: float | None = None
+
+
+_State = Literal["running", "detecting", "pausing", "waiting", "stopped"]
+
+
+class _Simulation:
+    def __init__(self, job: Job, policy: Policy, options: Options) -> None:
+        self.job, self.policy, self.options = job, policy, options
+        self.luck = Luck(options.seed, options.belief_error)
+        self.end_s = options.hours * 3600.0
+        self.checkpoint_s = policy.checkpoint_s and (options.checkpoint_s or policy.checkpoint_s)
+        self.hardware = Hardware(job, options.spares)
+        self.account = Account()
+        self.progress = Progress(job, self.account, self.luck.noise, options.noise_cv)
+        self.layout, self.epoch = policy.start(job), 0
+        self.now = 0.0
+        self.state: _State = "running"
+        self.pauses: list[tuple[Lost, float]] = []
+        self.queue: list[tuple[float, int, str, Happening, int]] = []
+        self.counter = itertools.count()
+        self.turn = 0  # a resumption of an earlier turn is void
+        self.answers: list[Answer] = []
+        self.failures = 0
+        self.aborted_s: float | None = None
+        self.capacity_s = 0.0
+
+    # --- the queue
+
+    def push(self, at_s: float, what: str, event: Happening, turn: int = 0) -> None:
+        if at_s < self.end_s:
+            heapq.heappush(self.queue, (at_s, next(self.counter), what, event, turn))
+
+    def run(self, happenings: Iterable[Happening]) -> Outcome:
+        for event in happenings:
+            self.push(event.at_s, "truth", event)
+        if self.checkpoint_s:
+            self.push(self.checkpoint_s, "save", Happening(kind="review", at_s=0.0))
+        while self.queue:
+            at_s, _, what, event, turn = heapq.heappop(self.queue)
+            self.advance(at_s)
+            if what == "truth":
+                self.happen(event)
+            elif self.state == "stopped":
+                continue
+            elif what == "save":
+                self.save(event)
+            elif what == "react":
+                self.react(event)
+            elif what == "resume" and turn == self.turn:
+                self.state = self.able()
+        self.advance(self.end_s)
+        self.account.save()
+        return self.outcome()
+
+    # --- time passes
+
+    def advance(self, until_s: float) -> None:
+        """Book the time from now to `until_s`."""
+        span = until_s - self.now
+        if span <= 0:
+            return
+        self.capacity_s += span * capacity(self.job, self.hardware.truth)
+        if self.state == "running":
+            self.train(span)
+        elif self.state == "detecting":
+            self.account.lose("detection", span)
+        elif self.state == "pausing":
+            self.pause(span)
+        elif self.state == "waiting":
+            self.account.lose("stall", span)
+        else:
+            self.account.lose("stopped", span)
+        self.now = until_s
+
+    def train(self, span: float) -> None:
+        expected = iteration_s(self.job, self.layout, self.hardware.truth, self.hardware.links)
+        if math.isinf(expected):
+            self.account.lose("stall", span)
+        else:
+            left = capacity(self.job, self.hardware.truth)
+            self.progress.train(self.now, span, self.layout, epoch=self.epoch, expected_s=expected, capacity=left)
+
+    def pause(self, span: float) -> None:
+        """The pauses of the last reaction, in their order."""
+        for position, (cause, seconds) in enumerate(self.pauses):
+            part = min(span, seconds)
+            self.account.lose(cause, part)
+            self.pauses[position] = (cause, seconds - part)
+            span -= part
+
+    def begin_pauses(self, pauses: list[tuple[Lost, float]], event: Happening) -> None:
+        self.turn += 1
+        self.pauses = pauses
+        total = sum(seconds for _, seconds in pauses)
+        self.state = "pausing" if total > 0 else self.able()
+        if total > 0:
+            self.push(self.now + total, "resume", event, self.turn)
+
+    # --- what happens
+
+    def happen(self, event: Happening) -> None:
+        """The truth changes; the policy hears of it after its delay."""
+        hit = event.kind in FATAL and not self.layout.devices.isdisjoint(event.devices)
+        self.failures += event.kind == "failed"
+        if not self.hardware.strike(event):
+            if self.state == "waiting":
+                self.push(self.now, "react", Happening(kind="review", at_s=self.now))
+            return
+        if self.state == "stopped":
+            return
+        if event.kind == "slowed" and not self.luck.found(event, self.policy.slow_recall):
+            return
+        if event.kind not in self.policy.sees and not hit:
+            return
+        delay = self.policy.delay_s(event, self.progress.ideal_s) * self.luck.delay(event)
+        if hit:
+            self.state = "detecting"
+            self.turn += 1
+        self.push(self.now + delay, "react", event)
+
+    def react(self, event: Happening) -> None:
+        if self.state in {"detecting", "pausing"} and event.kind not in FATAL:
+            self.push(self.now + max(1.0, sum(seconds for _, seconds in self.pauses)), "react", event)
+            return
+        known = self.hardware
+        known.believe(event, self.luck.measured(event))
+        before = iteration_s(self.job, self.layout, known.belief, known.links)
+        cluster = Cluster(
+            self.job, self.now, known.belief.copy(), known.links, self.layout, known.spares, dict(known.slow_since)
+        )
+        self.apply(event, self.policy.react(cluster, event), before)
+
+    def apply(self, event: Happening, reaction: Reaction, before_s: float) -> None:
+        if reaction.layout is None:
+            self.state, self.aborted_s = "stopped", self.now
+            self.note(event, reaction, before_s, math.inf, acts=True)
+            return
+        if event.kind == "failed" and not self.layout.devices.isdisjoint(event.devices):
+            if reaction.redo == "checkpoint":
+                self.progress.fall_back()
+            elif reaction.redo == "iteration":
+                self.progress.redo(self.layout)
+        self.hardware.replace(reaction.replaced, reaction.spares)
+        for later in reaction.later:
+            self.push(later.at_s, "react" if later.kind == "review" else "truth", later)
+        changed = reaction.layout != self.layout
+        self.layout = reaction.layout
+        self.epoch += changed
+        predicted = iteration_s(self.job, self.layout, self.hardware.belief, self.hardware.links)
+        longer = self.luck.pauses(event, len(reaction.pauses))
+        pauses = [(cause, seconds * by) for (cause, seconds), by in zip(reaction.pauses, longer, strict=True) if seconds > 0]
+        self.begin_pauses(pauses, event)
+        self.note(event, reaction, before_s, predicted, acts=changed or bool(reaction.pauses))
+
+    def able(self) -> _State:
+        """Running; or waiting for devices that the layout needs and that are known to be dead, detecting if it is not known."""
+        states: dict[str, _State] = {"nobody": "running", "known": "waiting", "unknown": "detecting"}
+        return states[self.hardware.missing(self.layout)]
+
+    def save(self, event: Happening) -> None:
+        """A checkpoint: a short stall."""
+        assert self.checkpoint_s is not None
+        if self.state == "running":
+            self.progress.save(self.layout)
+            self.begin_pauses([("checkpoint", constant("checkpoint_stall_s"))], event)
+        self.push(self.now + self.checkpoint_s, "save", event)
+
+    def note(self, event: Happening, reaction: Reaction, before_s: float, predicted_s: float, *, acts: bool) -> None:
+        resumed = self.now + sum(seconds for _, seconds in self.pauses) if reaction.layout is not None else self.end_s
+        self.answers.append(
+            Answer(
+                at_s=self.now, resumed_s=resumed, epoch=self.epoch, iteration=self.progress.iteration, event=event,
+                reaction=reaction, acts=acts, predicted_s=predicted_s, before_s=before_s,
+            )
+        )  # fmt: skip
+
+    def outcome(self) -> Outcome:
+        alarms = self.policy.false_alarms_per_hour * self.policy.false_alarm_s * self.end_s / 3600.0
+        lost = dict(self.account.lost_s)
+        useful = self.account.useful_s
+        running = 1.0 - lost["stopped"] / self.end_s
+        wasted = alarms * running * useful / self.end_s  # false alarms stop a job that would have worked
+        lost["detection"] += wasted
+        useful -= wasted
+        return Outcome(
+            job=self.job, policy=self.policy.name, whole_s=self.end_s, useful_s=useful, lost_s=lost,
+            unexplained_s=self.end_s - useful - sum(lost.values()),
+            tokens=self.progress.tokens * (1 - wasted / max(useful + wasted, 1e-9)),
+            iterations=self.progress.iteration, failures=self.failures, aborted_s=self.aborted_s,
+            fault_free_s=self.progress.ideal_s, capacity=self.capacity_s / self.end_s, checkpoint_s=self.checkpoint_s,
+            segments=self.progress.segments, answers=self.answers,
+        )  # fmt: skip
+
+
+def simulate(job: Job, policy: Policy, happenings: Iterable[Happening], options: Options) -> Outcome:
+    """Play `happenings` (any order) against `policy` for `options.hours`."""
+    return _Simulation(job, policy, options).run(sorted(happenings, key=lambda event: event.at_s))

@@ -1,0 +1,104 @@
+"""What `unskew simulate` is told, as text: `--cluster` and `--faults`.
+
+--cluster llama2-7b            a preset (analytics/cluster/job.py), or
+--cluster llama2-7b,dp=8       a preset with some of tp, dp, pp, micro_batches, n_layers changed
+--faults llama3                failures at a published rate (llama3, rsc1, rsc2, ft-hsdp), or
+--faults mtbf_s=3600,law=weibull,repair_s=1800,slow_per_100_hours=7.8     the fields of FaultLaw, or
+--faults trace:FILE            a recorded trace (analytics/lab/simulator/traces.py); "healthy" = none
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from unskew.analytics.cluster.job import JOBS, Job
+from unskew.analytics.core.constants import constant
+from unskew.analytics.lab.simulator.arrivals import FaultLaw
+
+
+class SpecError(ValueError):
+    """A text that says nothing possible; one sentence: what is wrong, what is allowed."""
+
+
+PUBLISHED = {
+    "llama3": "failures_per_node_day_llama3",
+    "rsc1": "failures_per_node_day_rsc1",
+    "rsc2": "failures_per_node_day_rsc2",
+    "ft-hsdp": "failures_per_node_day_fthsdp",
+}
+_LEAST_S = 1.0
+_MOST_DEVICES = 1_000_000
+_MOST_OFTEN = {
+    "failures_per_node_day": 100, "slow_per_100_hours": 10_000, "links_per_100_hours": 10_000,
+    "maintenance_per_100_hours": 10_000,
+}  # fmt: skip
+_CHANGEABLE = ("tp", "dp", "pp", "micro_batches", "n_layers")
+
+
+def parse_cluster(text: str) -> Job:
+    """The job of `--cluster`. Raises `SpecError`."""
+    name, _, rest = text.partition(",")
+    if name not in JOBS:
+        raise SpecError(f"--cluster {text}: {name!r} is not known, allowed: {', '.join(JOBS)}")
+    job = JOBS[name]
+    changes = _pairs("--cluster", text, rest, _CHANGEABLE)
+    if not changes:
+        return job
+    numbers = {key: _positive("--cluster", text, key, value) for key, value in changes.items()}
+    if "dp" in numbers and "micro_batches" not in numbers:
+        numbers["micro_batches"] = job.micro_batches // job.dp * numbers["dp"]
+    changed = msgspec.structs.replace(job, name=text, **numbers)
+    if changed.n_layers < changed.pp or changed.micro_batches < changed.dp:
+        raise SpecError(f"--cluster {text}: at least one layer per stage and one micro-batch per replica are needed")
+    if changed.devices > _MOST_DEVICES:
+        raise SpecError(f"--cluster {text}: {changed.devices:,} GPUs are more than the {_MOST_DEVICES:,} that are simulated")
+    return changed
+
+
+def parse_faults(text: str) -> FaultLaw:
+    """The law of `--faults`, when it is none of a trace. Raises `SpecError`."""
+    name, _, rest = text.partition(",")
+    base: dict[str, object] = {}
+    if name in PUBLISHED:
+        base = {"failures_per_node_day": constant(PUBLISHED[name]), "repair_s": constant("repair_median_s")}
+    elif name != "healthy":
+        rest = text
+    fields = msgspec.structs.fields(FaultLaw)
+    if unknown := [name] if name and "=" not in name and name not in PUBLISHED and name != "healthy" else []:
+        raise SpecError(f"--faults {text}: {unknown[0]!r} is not known, allowed: healthy, {', '.join(PUBLISHED)}, trace:FILE "
+                        f"and {', '.join(field.name + '=' for field in fields)}")  # fmt: skip
+    given = _pairs("--faults", text, rest, tuple(field.name for field in fields))
+    try:
+        law = msgspec.convert({**base, **given}, FaultLaw, strict=False)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"--faults {text}: {error}") from None
+    numbers = [value for value in msgspec.structs.asdict(law).values() if isinstance(value, float)]
+    if not all(0 <= value < math.inf for value in numbers) or (law.mtbf_s is not None and law.mtbf_s < _LEAST_S):
+        raise SpecError(f"--faults {text}: rates and times must be positive and finite, mtbf_s at least {_LEAST_S:g}")
+    for name, most in _MOST_OFTEN.items():
+        if getattr(law, name) > most:
+            raise SpecError(f"--faults {text}: {name} is at most {most:,}")
+    if max(law.correlated_share, law.lemon_share) > 1:
+        raise SpecError(f"--faults {text}: a share is at most 1")
+    if law.repair_s == 0:
+        raise SpecError(f"--faults {text}: repair_s must be greater than 0; leave it out if nothing is repaired")
+    return law
+
+
+def _pairs(option: str, text: str, rest: str, allowed: tuple[str, ...]) -> Mapping[str, str]:
+    pairs = {}
+    for pair in filter(None, rest.split(",")):
+        key, equals, value = pair.partition("=")
+        if key not in allowed or not equals:
+            raise SpecError(f"{option} {text}: {pair!r} is not a setting, allowed: {', '.join(f'{k}=' for k in allowed)}")
+        pairs[key] = value
+    return pairs
+
+
+def _positive(option: str, text: str, key: str, value: str) -> int:
+    if not (value.isascii() and value.isdecimal() and int(value) > 0):
+        raise SpecError(f"{option} {text}: {key}={value} must be a whole number of at least 1")
+    return int(value)

@@ -1,0 +1,1 @@
+"""ResiHP's tables and figures beside ours."""

@@ -1,0 +1,55 @@
+"""The sessions of faults that ResiHP's table 6 and figures 10 and 11 share: models x intervals, and how a policy plays one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.job import JOBS, Job
+from unskew.analytics.lab.simulator.simulation import Options, Outcome, simulate
+from unskew.analytics.lab.studies.frame import Cell
+from unskew.analytics.lab.studies.resihp import paper
+from unskew.analytics.policies.base import Policy
+
+Make = Callable[[], Policy]
+
+
+def kills(job: Job, interval_s: float, hours: float, seed: int, *, slow: float | None = None) -> list[Happening]:
+    """One living GPU dies at the end of every interval; with `slow`, every other event slows a healthy one to that speed."""
+    random = np.random.default_rng(seed)
+    order = random.permutation(job.devices).tolist()
+    events = []
+    for number, device in enumerate(order[: int(hours * 3600.0 / interval_s)]):
+        at_s = (number + 1) * interval_s
+        if slow is not None and number % 2:
+            events.append(Happening(kind="slowed", at_s=at_s, devices=(device,), speed=slow))
+        else:
+            events.append(Happening(kind="failed", at_s=at_s, devices=(device,)))
+    return events
+
+
+def cells(study: str) -> Callable[[int], list[Cell]]:
+    """A cell per model, interval and seed."""
+
+    def of_seeds(seeds: int) -> list[Cell]:
+        return [
+            Cell(study=study, name=f"{model} {interval}", seed=seed, params={"model": model, "interval": interval})
+            for model in paper.MODELS
+            for interval in paper.INTERVAL_HOURS
+            for seed in range(seeds)
+        ]
+
+    return of_seeds
+
+
+def scene(cell: Cell) -> tuple[Job, float, float]:
+    """The job, the interval in seconds and the session in hours."""
+    job = JOBS[paper.MODELS[cell.params["model"]]]
+    return job, paper.INTERVAL_HOURS[cell.params["interval"]] * 3600.0, paper.SESSION_HOURS[job.devices]
+
+
+def play(job: Job, make: Make, happenings: list[Happening], hours: float, seed: int) -> Outcome:
+    """What a fresh policy makes of the session."""
+    return simulate(job, make(), happenings, Options(hours=hours, seed=seed))

@@ -1,0 +1,193 @@
+"""Log entries in any order of arrival -> whole committed iterations, in order.
+
+The watermark is `IterationCommitted`: before it is written every rank has handed its events of the iteration to the kernel.
+Entries of different writers are read one after the other, so an iteration is released one poll after its first watermark was
+seen: by then every writer has been read past it. What may still be missing is waited for, up to a second: chunks, where the
+vote said that some rank was late (``log_complete`` false), and the other ranks' watermarks, whose times count. If chunks do not
+come the iteration is released as incomplete, and nobody is judged by it; an iteration without any watermark is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.workload import Work, work_of
+from unskew.analytics.detector.detector import Committed
+from unskew.analytics.detector.links import Transfer
+from unskew.analytics.pipeline.schedule import splits_backward
+from unskew.analytics.predictor.fit import Chunk
+from unskew.collector.events import Event, GpuState, IterationCommitted, MicroBatchPacked, Span
+
+_CHUNKS = ("F", "B", "W")
+_PATIENCE_POLLS = 20
+
+
+class Released(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole committed iteration, the times of its messages and gradient collectives, what was probed before it, and what
+    GPUs said of themselves in it, by rank."""
+
+    committed: Committed
+    transfers_us: tuple[float, ...]
+    probes: tuple[Span, ...] = ()
+    collectives_us: tuple[float, ...] = ()
+    gpus: tuple[GpuState, ...] = ()
+
+
+class _Open(msgspec.Struct):
+    spans: list[Span]
+    packed: dict[int, tuple[int, ...]]
+    marks: list[IterationCommitted]
+    gpus: list[GpuState]
+    marked_at_poll: int = 0
+
+    @property
+    def mark(self) -> IterationCommitted:
+        """What was committed: the last attempt, where one that died had stepped an earlier one that nobody else knew of."""
+        return max(self.marks, key=lambda mark: (mark.epoch, mark.attempt, mark.rank))
+
+    def counted(self) -> list[Span]:
+        """The spans of the attempt that was committed, in an order that does not depend on who was read first."""
+        mark = self.mark
+        counted = [span for span in self.spans if span.epoch == mark.epoch and span.attempt == mark.attempt]
+        return sorted(counted, key=lambda span: span.rank)
+
+    def is_complete(self, plan: Plan) -> bool:
+        """Whether every chunk and every micro-batch of the plan has arrived."""
+        kinds = 3 if splits_backward(plan.schedule) else 2
+        expected = kinds * sum(len(route.hops) for route in plan.routes)
+        chunks = sum(span.kind in _CHUNKS for span in self.counted())
+        return chunks >= expected and len(self.packed) == len(plan.routes)
+
+    def is_whole(self, plan: Plan) -> bool:
+        """Whether nothing more is to come; a rank that died before its step leaves no watermark."""
+        return sum(mark.epoch == plan.epoch for mark in self.marks) == len(plan.ranks) and self.is_complete(plan)
+
+
+class Intake:
+    """Feed it every poll of the tail, also an empty one."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Open] = {}
+        self._next = 0
+        self._polls = 0
+
+    def take(self, events: Iterable[Event | None], plan_of: dict[int, Plan]) -> list[Released]:
+        """The iterations that this poll completes; `plan_of[epoch]` tells which chunks included the output head."""
+        self._polls += 1
+        for event in events:
+            if not isinstance(event, (Span, MicroBatchPacked, IterationCommitted, GpuState)) or event.iteration is None:
+                continue
+            if event.iteration >= self._next:
+                of = self._open.setdefault(event.iteration, _Open([], {}, [], []))
+                if isinstance(event, Span):
+                    of.spans.append(event)
+                elif isinstance(event, GpuState):
+                    of.gpus.append(event)
+                elif isinstance(event, MicroBatchPacked):
+                    of.packed[event.micro_batch] = event.lengths
+                else:
+                    of.marked_at_poll = of.marked_at_poll or self._polls
+                    of.marks.append(event)
+        self._skip_gap()
+        released = []
+        while (opened := self._open.get(self._next)) and opened.marks and opened.mark.epoch in plan_of:
+            plan, waited = plan_of[opened.mark.epoch], self._polls - opened.marked_at_poll
+            if waited < 1 or (waited < _PATIENCE_POLLS and not opened.is_whole(plan)):
+                break
+            released.append(_release(opened, plan))
+            del self._open[self._next]
+            self._next += 1
+        return released
+
+    def _skip_gap(self) -> None:
+        """Go on behind iterations that no rank's log tells of (every disk was full) when a later one has waited long enough."""
+        later = [number for number, opened in self._open.items() if opened.marks and number > self._next]
+        if not later or (self._next in self._open and self._open[self._next].marks):
+            return
+        following = min(later)
+        if self._polls - self._open[following].marked_at_poll >= _PATIENCE_POLLS:
+            for number in range(self._next, following):
+                self._open.pop(number, None)
+            self._next = following
+
+
+def _release(opened: _Open, plan: Plan) -> Released:
+    mark = opened.mark
+    counted = opened.counted()
+    works = {micro_batch: work_of(lengths) for micro_batch, lengths in opened.packed.items()}
+    chunks = [span for span in counted if span.kind in _CHUNKS]
+    transfers = _transfers(counted)
+    return Released(
+        committed=Committed(
+            iteration=mark.iteration,
+            epoch=mark.epoch,
+            chunks=tuple(_chunk(span, works, plan) for span in chunks if span.micro_batch in works),
+            works=tuple(works.get(number, Work(0, 0)) for number in range(len(plan.routes))),
+            measured_us=float(max(seen.wall_us for seen in opened.marks if seen.epoch == mark.epoch)),
+            log_complete=opened.is_complete(plan),
+            transfers=transfers,
+        ),
+        transfers_us=tuple(transfer.us for transfer in transfers),
+        collectives_us=_collectives_us(counted),
+        # Ranks that execute nothing measure themselves beside the iterations; what they find comes by a control event.
+        probes=tuple(span for span in counted if span.kind == "probe" and span.rank in plan.executors),
+        gpus=tuple(sorted(opened.gpus, key=lambda state: state.rank)),
+    )
+
+
+def _chunk(span: Span, works: dict[int, Work], plan: Plan) -> Chunk:
+    first, n_layers = span.first_layer or 0, span.n_layers or 0
+    return Chunk(
+        rank=span.rank,
+        kind=span.kind,
+        n_layers=n_layers,
+        has_head=first + n_layers == plan.n_layers,
+        work=works[span.micro_batch or 0],
+        us=float(span.compute_us if span.compute_us is not None else span.wall_us),
+        tp=len(plan.teams.get((span.micro_batch or 0, first), (span.rank,))),
+    )
+
+
+def _transfers(spans: list[Span]) -> tuple[Transfer, ...]:
+    """Messages, timed from the moment both sides were ready: the receiver waited, and the sender had posted.
+
+    A micro-batch's way is a chain, so of its messages from one rank to another (several, where it passes ranks more than once)
+    the n-th sent is the n-th taken; where the log lacks one of them, none is timed.
+    """
+    sent: dict[tuple[int | None, ...], list[Span]] = {}
+    taken: dict[tuple[int | None, ...], list[Span]] = {}
+    for span in spans:
+        if span.kind == "send":
+            sent.setdefault((span.rank, span.peer, span.micro_batch), []).append(span)
+        elif span.kind == "recv":
+            taken.setdefault((span.peer, span.rank, span.micro_batch), []).append(span)
+    times = []
+    for way, receives in taken.items():
+        sends = sent.get(way, [])
+        if len(sends) != len(receives):
+            continue
+        for send, receive in zip(sorted(sends, key=_start_us), sorted(receives, key=_start_us), strict=True):
+            if receive.wall_us > 0:
+                us = float(max(receive.start_us + receive.wall_us - max(send.start_us, receive.start_us), 0))
+                times.append(Transfer(send.rank, receive.rank, us))
+    return tuple(times)
+
+
+def _start_us(span: Span) -> int:
+    return span.start_us
+
+
+def _collectives_us(spans: list[Span]) -> tuple[float, ...]:
+    """Times of gradient collectives from the moment their last member had come; a group's members stand in its name."""
+    members: dict[str, list[Span]] = {}
+    for span in spans:
+        if span.kind == "all_reduce" and span.group:
+            members.setdefault(span.group, []).append(span)
+    return tuple(
+        float(max(max(s.start_us + s.wall_us for s in of) - max(s.start_us for s in of), 0))
+        for group, of in sorted(members.items())
+        if len(of) == group.count("-") + 1
+    )

@@ -1,0 +1,1 @@
+"""Schedules, their timelines, bubbles, memory, and the predicted iteration."""

@@ -1,0 +1,106 @@
+"""The one evaluator of pipelines: a schedule and the durations of its chunks -> a timeline (chunks.py has the pass itself).
+
+Predictor, what-if, scheduler and simulator all use this. Two ways in:
+
+* `evaluate(schedule, durations)` for a plan: every chunk of every rank, with its messages;
+* `pipeline_of(name, ...)` for planners and simulators: one pipeline of a schedule as arrays, cached, without a plan. Replicas,
+  candidates or iterations of the same form are a further axis of the durations: one pass for all of them.
+
+>>> from unskew.analytics.pipeline.evaluator import pipeline_of
+>>> pipeline = pipeline_of("1f1b", ranks=4, micro_batches=8)
+>>> float(pipeline.makespan_us(per_hop(pipeline, np.array([[1.0] * 4, [2.0] * 4]))))
+33.0
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.core.plan import plan_from_partition, way_of
+from unskew.analytics.pipeline.chunks import Array, Chunks, Ints
+from unskew.analytics.pipeline.schedule import Schedule, build_schedule
+
+__all__ = ["Array", "Messages", "Timeline", "evaluate", "per_hop", "pipeline_of"]
+
+
+class Messages(msgspec.Struct, frozen=True):
+    """Every message between ranks: positions of the chunks that send and take it [message]; its times [message, ...axes]."""
+
+    source: Ints
+    target: Ints
+    start_us: Array
+    end_us: Array
+
+
+class Timeline(msgspec.Struct, frozen=True, dict=True):
+    """When each action of `schedule.order` runs, in us from the iteration's start: arrays [action, ...further axes]."""
+
+    schedule: Schedule
+    start_us: Array
+    end_us: Array
+    messages: Messages
+
+    @cached_property
+    def makespan_us(self) -> Array:
+        """End of the last action: [...further axes]."""
+        return np.asarray(self.end_us.max(axis=0))
+
+    @cached_property
+    def finish_us(self) -> dict[int, Array]:
+        """End of each rank's last action; ranks without actions are absent."""
+        return {rank: self.end_us[positions[-1]] for rank, positions in self.schedule.chunks.rank_positions()}
+
+    @cached_property
+    def busy_us(self) -> dict[int, Array]:
+        """Time each rank spends in chunks; the rest of the makespan it waits. Ranks without actions are absent."""
+        spent = self.end_us - self.start_us
+        return {rank: spent[positions].sum(axis=0) for rank, positions in self.schedule.chunks.rank_positions()}
+
+
+def evaluate(
+    schedule: Schedule, durations_us: Array, message_us: float | Array = 0.0, *, serial_links: bool = False
+) -> Timeline:
+    """The timeline when action i of `schedule.order` takes `durations_us[i]`: [action, ...further axes].
+
+    `message_us`: time of a message, or per action of the one that brings its input [action]. `serial_links`: messages from one
+    rank to another follow each other instead of overlapping.
+    """
+    chunks = schedule.chunks
+    target = np.flatnonzero(chunks.crosses)
+    source = chunks.given[target]
+    taken = np.broadcast_to(np.asarray(message_us, dtype=np.float64), len(chunks))[target]
+    taken = taken.reshape(-1, *[1] * (durations_us.ndim - 1))
+    if not serial_links:
+        start, end = chunks.run(durations_us, message_us)
+        return Timeline(schedule, start, end, Messages(source, target, end[source], end[source] + taken))
+    extended, at, messages = schedule.chunks_and_messages
+    spent = np.zeros((len(extended), *durations_us.shape[1:]))
+    spent[at], spent[messages] = durations_us, taken
+    start, end = extended.run(spent)
+    return Timeline(schedule, start[at], end[at], Messages(source, target, start[messages], end[messages]))
+
+
+@lru_cache(maxsize=512)
+def pipeline_of(schedule: str, *, ranks: int, micro_batches: int) -> Chunks:
+    """One pipeline as arrays: ranks 0..ranks-1, passed as the schedule does. Raises `PlanError` for an unknown schedule."""
+    way = way_of(schedule, range(ranks))
+    plan = plan_from_partition(
+        epoch=0,
+        n_layers=len(way),
+        schedule=schedule,
+        members=[way],
+        layers=[[1] * len(way)],
+        micro_batches=[micro_batches],
+    )
+    return build_schedule(plan).chunks
+
+
+def per_hop(pipeline: Chunks, costs_us: Array) -> Array:
+    """Durations of a pipeline's chunks from costs per kind and hop: [kind, hop, ...axes] -> [chunk, ...axes].
+
+    Kinds are those of the schedule: F, B (whole) or F, B, W. A hop is one range of layers, in the order of the way.
+    """
+    return np.asarray(costs_us[pipeline.kind, pipeline.hop])

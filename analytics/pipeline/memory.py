@@ -1,0 +1,63 @@
+"""What a rank must keep in memory, over time: its parameters' state, and the activations of micro-batches in flight.
+
+A parameter takes 18 bytes while it is trained in mixed precision: weight in BF16 (2), gradient in FP32 (4), master weight and
+two moments in FP32 (12). Activations of a chunk are kept from the start of its forward to the end of its backward; where the
+backward pass is split, to the end of its weights' gradient. Not counted: buffers of messages, the logits, the allocator's
+waste.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.pipeline.chunks import KINDS, Array, Chunks
+
+BYTES_PER_PARAMETER = 18
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """One rank's memory as steps: from `at_us[i]` on it holds `bytes[i]`. `peak_bytes` is the largest."""
+
+    at_us: Array
+    bytes: Array
+
+    @property
+    def peak_bytes(self) -> float:
+        return float(self.bytes.max())
+
+
+def memory_over_time(
+    chunks: Chunks, start_us: Array, end_us: Array, activation_bytes: Array, parameters: Mapping[int, int]
+) -> dict[int, Usage]:
+    """rank -> usage. `start_us`, `end_us` [chunk]; `activation_bytes` [hop] of one micro-batch, or [hop, micro-batch];
+    `parameters`: how many each rank trains."""
+    kept = _kept(chunks, activation_bytes)
+    releases = KINDS.index("W" if (chunks.kind == KINDS.index("W")).any() else "B")
+    found = {}
+    for rank, positions in chunks.rank_positions():
+        held = float(parameters.get(rank, 0) * BYTES_PER_PARAMETER)
+        takes = positions[chunks.kind[positions] == KINDS.index("F")]
+        gives = positions[chunks.kind[positions] == releases]
+        times = np.concatenate([[0.0], start_us[takes], end_us[gives]])
+        steps = np.concatenate([[held], kept[takes], -kept[gives]])
+        # What is released at the moment when something else begins is released first.
+        order = np.lexsort((steps > 0, times))
+        found[rank] = Usage(times[order], np.cumsum(steps[order]))
+    return found
+
+
+def peak_activations(chunks: Chunks, activation_bytes: Array) -> dict[int, float]:
+    """rank -> most bytes of activations kept at once. A rank works on one chunk at a time, so the order alone tells."""
+    kept = _kept(chunks, activation_bytes)
+    releases = KINDS.index("W" if (chunks.kind == KINDS.index("W")).any() else "B")
+    sign = np.where(chunks.kind == KINDS.index("F"), 1.0, np.where(chunks.kind == releases, -1.0, 0.0))
+    return {rank: float(np.cumsum((sign * kept)[positions]).max()) for rank, positions in chunks.rank_positions()}
+
+
+def _kept(chunks: Chunks, activation_bytes: Array) -> Array:
+    if activation_bytes.ndim == 1:
+        return np.asarray(activation_bytes[chunks.hop], dtype=np.float64)
+    return np.asarray(activation_bytes[chunks.hop, chunks.micro_batch], dtype=np.float64)

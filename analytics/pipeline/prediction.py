@@ -1,0 +1,137 @@
+"""Plan + batches + cost model + speeds -> predicted iteration time.
+
+A chunk takes ``(n_layers x layer + head) / speed`` (core/cost.py); the pipeline model lays the chunks out; an iteration
+lasts until the last rank is done, plus the constant end of an iteration (gradients, vote, optimiser). For models whose layers
+differ (embedding, head, MoE, Mamba), `unit_durations_us` takes the costs from a model profile instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.core.cost import HEALTHY, CostModel, Place, Speeds, speed_of
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.workload import Work
+from unskew.analytics.pipeline.evaluator import Array, Timeline, evaluate
+from unskew.analytics.pipeline.model_profiles import TOKENS, ModelProfile
+from unskew.analytics.pipeline.schedule import Action, Schedule, build_schedule, splits_backward
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """`iteration_us` = makespan of `timeline` + the iteration's end."""
+
+    iteration_us: float
+    timeline: Timeline
+
+
+class LayerCosts(msgspec.Struct, frozen=True, dict=True):
+    """Microseconds of one layer and of the head on a healthy device: per place (cost.py) and kind of work, [micro-batch,
+    iteration].
+
+    `tokens`, `sum_sq`: the work, [micro-batch, iteration].
+    """
+
+    cost: CostModel
+    tokens: Array
+    sum_sq: Array
+
+    @cached_property
+    def _found(self) -> dict[Place, tuple[dict[str, Array], dict[str, Array]]]:
+        return {}
+
+    def at(self, place: Place) -> tuple[dict[str, Array], dict[str, Array]]:
+        """(of a layer, of the head) per kind of work."""
+        if place not in self._found:
+            costs = self.cost.costs_at(place)
+            self._found[place] = (
+                {kind: c.layer_us + c.token_us * self.tokens + c.token2_us * self.sum_sq for kind, c in costs.items()},
+                {kind: c.head_us_per_token * self.tokens for kind, c in costs.items()},
+            )
+        return self._found[place]
+
+
+def predict_iteration(plan: Plan, works: Sequence[Work], cost: CostModel, speeds: Speeds = HEALTHY) -> Prediction:
+    """The predicted iteration in which micro-batch m carries `works[m]`; ranks and kinds not in `speeds` are healthy."""
+    schedule = build_schedule(plan)
+    durations = durations_us(schedule, layer_costs([works], model_for(cost, plan.schedule)), speeds)[:, 0]
+    timeline = evaluate(schedule, durations, cost.message_us)
+    return Prediction(float(timeline.makespan_us) + cost.end_us(plan), timeline)
+
+
+def predict_iterations(plan: Plan, batches: Sequence[Sequence[Work]], cost: CostModel, speeds: Speeds = HEALTHY) -> Array:
+    """The predicted times (us) of many iterations at once: [iteration]. `batches[k][m]` is micro-batch m of iteration k."""
+    schedule = build_schedule(plan)
+    timeline = evaluate(
+        schedule, durations_us(schedule, layer_costs(batches, model_for(cost, plan.schedule)), speeds), cost.message_us
+    )
+    return timeline.makespan_us + cost.end_us(plan)
+
+
+def model_for(cost: CostModel, schedule: str) -> CostModel:
+    """The cost model with B as a schedule of this name executes it: whole, or split into B and W."""
+    return cost.split if splits_backward(schedule) else cost.joined
+
+
+def layer_costs(batches: Sequence[Sequence[Work]], cost: CostModel) -> LayerCosts:
+    """What the batches cost whatever the plan: computed once, used for every candidate plan of a schedule (`model_for`)."""
+    tokens = np.array([[work.tokens for work in works] for works in batches], dtype=np.float64).T
+    sum_sq = np.array([[work.sum_sq for work in works] for works in batches], dtype=np.float64).T
+    return LayerCosts(cost, tokens, sum_sq)
+
+
+def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds) -> Array:
+    """Durations of the actions of `schedule.order`: [action, iteration]. The costs must know the kinds that the schedule has
+    (`model_for`). A TP group is as fast as its slowest member."""
+    teams = schedule.plan.teams
+    if not teams:
+        return _spent_us(schedule, [(action, action.rank, 1) for action in schedule.order], costs, speeds)
+    together = [teams.get((action.micro_batch, action.first_layer), (action.rank,)) for action in schedule.order]
+    each = [(a, rank, len(team)) for a, team in zip(schedule.order, together, strict=True) for rank in team]
+    first = np.cumsum([0, *map(len, together)])[:-1]
+    return np.asarray(np.maximum.reduceat(_spent_us(schedule, each, costs, speeds), first, axis=0))
+
+
+def _spent_us(schedule: Schedule, done: Sequence[tuple[Action, int, int]], costs: LayerCosts, speeds: Speeds) -> Array:
+    """What each (action, one of those who execute it, how many they are) takes: [n, iteration]."""
+    cost, n_layers = costs.cost, schedule.plan.n_layers
+    layers = np.array([action.n_layers for action, _, _ in done], dtype=np.float64)[:, None]
+    head = np.array([a.first_layer + a.n_layers == n_layers for a, _, _ in done], dtype=np.float64)[:, None]
+    speed = np.array([speed_of(speeds, rank, action.kind) for action, rank, _ in done])[:, None]
+    kinds = list(cost.chunks)
+    kind, micro_batch = np.array([(kinds.index(action.kind), action.micro_batch) for action, _, _ in done]).T
+    number: dict[Place, int] = {}
+    place = np.array([number.setdefault(cost.place_of(rank, tp), len(number)) for _, rank, tp in done])
+    layer_us, head_us = (
+        np.stack([[costs.at(one)[part][name] for name in kinds] for one in number])[place, kind, micro_batch] for part in (0, 1)
+    )
+    return np.asarray((layers * layer_us + head * head_us) / speed)
+
+
+def unit_durations_us(
+    schedule: Schedule, profile: ModelProfile, batches: Sequence[Sequence[Work]], speeds: Speeds = HEALTHY
+) -> Array:
+    """Durations when the plan's layers are the units of a model profile, unequal as they are: [action, iteration].
+
+    A chunk takes the sum over its units of ``linear x tokens / TOKENS + quadratic x sum of squares / TOKENS^2`` (W has no
+    quadratic part); B is whole where the schedule does not split it. Raises `ValueError` when the counts do not fit.
+    """
+    order = schedule.order
+    if schedule.plan.n_layers != len(profile.units):
+        raise ValueError(f"a plan of {schedule.plan.n_layers} layers for {profile.name}, which has {len(profile.units)} units")
+    quadratic = np.array([(unit.f_quadratic_us, unit.b_quadratic_us, 0.0) for unit in profile.units]).T
+    linear = profile.costs_us() - quadratic
+    if not splits_backward(schedule.plan.schedule):
+        linear[1] += linear[2]
+    sums = [np.concatenate([np.zeros((3, 1)), np.cumsum(part, axis=1)], axis=1) for part in (linear, quadratic)]
+    kind, micro_batch = schedule.chunks.kind, schedule.chunks.micro_batch
+    first = np.array([action.first_layer for action in order])
+    end = first + np.array([action.n_layers for action in order])
+    per_linear, per_quadratic = ((part[kind, end] - part[kind, first])[:, None] for part in sums)
+    tokens = np.array([[work.tokens for work in works] for works in batches], dtype=np.float64).T / TOKENS
+    squares = np.array([[work.sum_sq for work in works] for works in batches], dtype=np.float64).T / TOKENS**2
+    speed = np.array([speed_of(speeds, action.rank, action.kind) for action in order])[:, None]
+    return np.asarray((per_linear * tokens[micro_batch] + per_quadratic * squares[micro_batch]) / speed)

@@ -1,0 +1,1 @@
+"""Partition, placement and schedule of one pipeline tuned together (AdaPtis)."""

@@ -1,0 +1,124 @@
+"""AdaPtis' question and answer: a pipeline to tune, and what was found."""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.core.plan import Plan, plan_from_partition
+from unskew.analytics.pipeline.chunks import Array
+from unskew.analytics.pipeline.evaluator import evaluate, per_hop
+from unskew.analytics.pipeline.memory import peak_activations
+from unskew.analytics.pipeline.notation import with_orders
+from unskew.analytics.pipeline.schedule import action_of, build_schedule
+from unskew.analytics.planners.adaptis.dispatch import Step
+from unskew.analytics.planners.adaptis.layouts import Layout
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """`costs_us` [kind F B W, unit] on a healthy device, `speeds` per device, `kept` activations per unit (bytes, or any unit);
+    `limit`: most activations a device may keep (None = as the baselines)."""
+
+    costs_us: Array
+    speeds: tuple[float, ...]
+    micro_batches: int
+    kept: Array
+    message_us: float = 0.0
+    limit: float | None = None
+
+    @property
+    def n_units(self) -> int:
+        return int(self.costs_us.shape[1])
+
+
+class Round(msgspec.Struct, frozen=True):
+    """One step of the search: what the rule asked for, what was moved, and the makespan after it."""
+
+    rule: str
+    move: str
+    makespan_us: float
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer. `baselines_us`: schedule -> makespan (those that fit the task). `bound_us`: no plan of the task is faster."""
+
+    name: str
+    layout: Layout
+    lists: tuple[tuple[Step, ...], ...]
+    makespan_us: float
+    kept_peak: float
+    baselines_us: dict[str, float]
+    bound_us: float
+    trail: tuple[Round, ...]
+    evaluations: int
+
+    def plan(self, *, replicas: int = 1, epoch: int = 0) -> Plan:
+        """The answer for equal replicas: device i of replica d is rank ``d * devices + i``, units are the plan's layers."""
+        devices = len(self.lists)
+        count = sum(kind == "F" and stage == 0 for steps in self.lists for kind, stage, _ in steps)
+        plan = plan_from_partition(
+            epoch=epoch,
+            n_layers=sum(self.layout.sizes),
+            schedule="searched",
+            members=[[d * devices + device for device in self.layout.device] for d in range(replicas)],
+            layers=[self.layout.sizes] * replicas,
+            micro_batches=[count] * replicas,
+        )
+        routes = [[route for route in plan.routes if route.replica == d] for d in range(replicas)]
+        return with_orders(
+            plan,
+            {
+                d * devices + device: [action_of(routes[d][m], kind, stage) for kind, stage, m in steps]
+                for d in range(replicas)
+                for device, steps in enumerate(self.lists)
+                if steps
+            },
+        )
+
+
+def answer_of(
+    task: Task, name: str, layout: Layout, lists: tuple[tuple[Step, ...], ...], trail: tuple[Round, ...] = ()
+) -> Found:
+    """The orders as an answer, timed by the evaluator."""
+    blank = untimed(name, layout, lists, trail)
+    schedule = build_schedule(blank.plan())
+    durations = per_hop(schedule.chunks, stage_costs(task, layout))
+    return msgspec.structs.replace(
+        blank,
+        makespan_us=float(evaluate(schedule, durations, task.message_us).makespan_us),
+        kept_peak=max(peak_activations(schedule.chunks, stage_kept(task, layout)).values()),
+    )
+
+
+def untimed(name: str, layout: Layout, lists: tuple[tuple[Step, ...], ...], trail: tuple[Round, ...] = ()) -> Found:
+    """The orders as an answer of which no time is known yet."""
+    return Found(
+        name=name,
+        layout=layout,
+        lists=lists,
+        makespan_us=inf,
+        kept_peak=inf,
+        baselines_us={},
+        bound_us=0.0,
+        trail=trail,
+        evaluations=0,
+    )
+
+
+def stage_kept(task: Task, layout: Layout) -> Array:
+    """Activations of one micro-batch: [stage]."""
+    return np.array([task.kept[first:end].sum() for first, end in layout.spans])
+
+
+def stage_costs(task: Task, layout: Layout) -> Array:
+    """Microseconds at the devices' speeds: [kind, stage]."""
+    sums = np.add.reduceat(task.costs_us, [first for first, _ in layout.spans], axis=1)
+    return np.asarray(sums / np.array([task.speeds[device] for device in layout.device]))
+
+
+def gains(found: Found) -> dict[str, float]:
+    """How many times faster the answer is than each baseline, and "bound": its time over the lower bound."""
+    over = {name: us / found.makespan_us for name, us in found.baselines_us.items()}
+    return {**over, "bound": found.makespan_us / found.bound_us}

@@ -1,0 +1,1 @@
+"""Degrees, layers and micro-batches together, with bounds that prove the gap."""

@@ -1,0 +1,107 @@
+"""What each group could do: its fastest members in order, and its speed for every degree that memory may ask for.
+
+`tables[..., k]` is the best speed of a group that must have at least k members, ``max over k' >= k of rate(k') x slowest of the
+k' fastest``; column 0 is the best without any need, the last column (tp + 1 members) is 0. With a memory limit, the layers and
+the micro-batches in flight say how many members a stage needs; so degree, layers and micro-batches are chosen together.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.planners.problem import Assignment, Borrowed, Cluster, Floats, Ints, Job
+from unskew.analytics.planners.resihp.tp import EPSILON, Groups, degrees_allowed, exclude
+
+
+class Capability(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """`order` [dp, pp, tp]: device numbers, fastest first, -1 = none; `scores` [dp, pp, tp]; `tables` [dp, pp, tp + 2]."""
+
+    order: Ints
+    scores: Floats
+    tables: Floats
+
+
+def capability(cluster: Cluster, groups: Groups, *, powers_of_two: bool = False) -> Capability:
+    """From the groups of the TP level: who was lent is counted where it serves."""
+    dp, pp, tp = cluster.speeds.shape
+    flat = cluster.speeds.ravel().copy()
+    flat[[entry.device for entry in groups.borrowed]] = 0.0
+    own = flat.reshape(dp, pp, tp)
+    order = np.argsort(-own, axis=2, kind="stable") + np.arange(dp * pp).reshape(dp, pp, 1) * tp
+    for replica, stage in {(entry.replica, entry.stage) for entry in groups.borrowed}:
+        guests = [entry.device for entry in groups.borrowed if (entry.replica, entry.stage) == (replica, stage)]
+        first = (replica * pp + stage) * tp
+        crew = guests + [first + int(shard) for shard in np.flatnonzero(groups.active[replica, stage])]
+        crew.sort(key=lambda device: (-float(cluster.speeds.ravel()[device]), device))
+        order[replica, stage] = [*crew, *[-1] * (tp - len(crew))]
+    speeds = np.where(order >= 0, cluster.speeds.ravel()[order], 0.0)
+    lent = np.isin(order, [entry.device for entry in groups.borrowed]) & (order // tp == np.arange(dp * pp).reshape(dp, pp, 1))
+    speeds = np.where(lent, 0.0, speeds)
+    allowed = np.isin(np.arange(1, tp + 1), degrees_allowed(tp, powers_of_two=powers_of_two))
+    scores = np.where(allowed, cluster.rates[1:] * speeds, 0.0)
+    at_least = np.maximum.accumulate(scores[:, :, ::-1], axis=2)[:, :, ::-1]
+    tables = np.concatenate([at_least[:, :, :1], at_least, np.zeros((dp, pp, 1))], axis=2)
+    return Capability(order=order.astype(np.int64), scores=scores, tables=tables)
+
+
+def ways_to_lend(cluster: Cluster) -> tuple[Groups, ...]:
+    """The groups when any degree may be chosen; and, where it differs, when only powers of two may: more members are left out
+    then, whom other groups of the node can use."""
+    any_degree = exclude(cluster, powers_of_two=False)
+    if cluster.nodes is None:
+        return (any_degree,)
+    powers = exclude(cluster, powers_of_two=True)
+    return (any_degree, powers) if powers.borrowed and powers.borrowed != any_degree.borrowed else (any_degree,)
+
+
+def best_speeds(cluster: Cluster) -> Floats:
+    """[dp, pp]: the most that each group reaches in any of these ways."""
+    speeds = [capability(cluster, groups).tables[:, :, 0] for groups in ways_to_lend(cluster)]
+    return np.asarray(np.maximum.reduce(speeds))
+
+
+def members_needed(job: Job, layers: Ints, micro_batches: Ints) -> Ints | None:
+    """[..., stages]: members that the memory of each stage asks for under 1F1B; None without a memory limit."""
+    if job.capacity_bytes is None:
+        return None
+    order = np.cumsum(layers > 0, axis=-1)
+    in_flight = np.minimum(order[..., -1:] - order + 1, np.maximum(np.asarray(micro_batches)[..., None], 1))
+    needed = layers * (job.layer_bytes + in_flight * job.activation_bytes) / job.capacity_bytes
+    return np.asarray(np.maximum(np.ceil(needed - 1e-9), 0)).astype(np.int64)
+
+
+def speeds_at(job: Job, tables: Floats, layers: Ints, micro_batches: Ints) -> Floats:
+    """[..., stages]: each stage's speed at the degree that its memory allows; 0 where none does."""
+    needed = members_needed(job, layers, micro_batches)
+    if needed is None:
+        return np.broadcast_to(tables[..., 0], layers.shape)
+    column = np.minimum(needed, tables.shape[-1] - 1)[..., None]
+    wide = np.broadcast_to(tables, (*layers.shape, tables.shape[-1]))
+    return np.asarray(np.take_along_axis(wide, column, axis=-1)[..., 0])
+
+
+def settle(cluster: Cluster, able: Capability, layers: Ints, micro_batches: Ints) -> Assignment:
+    """The assignment with the degrees that go with these layers and micro-batches; of equal scores the larger degree."""
+    dp, pp, tp = cluster.speeds.shape
+    needed = members_needed(cluster.job, layers, micro_batches)
+    degree = np.arange(1, tp + 1)
+    allowed = degree >= (np.zeros((dp, pp, 1)) if needed is None else needed[:, :, None])
+    scores = np.where(allowed, able.scores, 0.0)
+    best = scores.max(axis=2)
+    chosen = tp - np.argmax(scores[:, :, ::-1] >= best[:, :, None] - EPSILON, axis=2)
+    chosen = np.where(best > 0, chosen, 0)
+    serves = (np.arange(tp) < chosen[:, :, None]) & (able.order >= 0)
+    home = np.arange(dp * pp).reshape(dp, pp, 1)
+    own = able.order // tp == home
+    active = np.zeros(dp * pp * tp, dtype=np.bool_)
+    active[able.order[serves & own]] = True
+    guests = np.argwhere(serves & ~own).tolist()
+    return Assignment(
+        active=active.reshape(dp, pp, tp),
+        borrowed=tuple(Borrowed(d, s, int(able.order[d, s, shard])) for d, s, shard in guests),
+        speeds=best,
+        degrees=chosen.astype(np.int64),
+        layers=layers,
+        micro_batches=micro_batches,
+    )

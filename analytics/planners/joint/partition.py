@@ -1,0 +1,187 @@
+"""The best layers per stage for many pipelines at once, each with its own speeds and micro-batches (ours).
+
+Local search in closed form: from a few starts, again and again the best of all "one layer from stage a to stage b", until none
+helps; a stage may end up with no layer, which takes it out of the pipeline (and shortens the fill), or come back. Steps are
+judged by `pipeline_bound_us`, which nearly always is the makespan itself, for all pipelines in one array; `polish` then judges
+the neighbours of the result by the makespan.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from unskew.analytics.core.plan import PlanError
+from unskew.analytics.planners.costing import chunk_times, pipeline_bound_us, replica_us
+from unskew.analytics.planners.joint.capability import speeds_at
+from unskew.analytics.planners.problem import Floats, Ints, Job, extra_layers, layer_limits
+from unskew.analytics.planners.resihp.pp import share_out
+
+DROPS = 4
+STEPS = 60
+POLISHED = 24
+ROWS_AT_ONCE = 2_000_000
+
+
+class Search:
+    """Descents of one job's pipelines; one that was made before is remembered."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._known: dict[bytes, Ints] = {}
+
+    def best_layers(self, tables: Floats, micro_batches: Ints) -> Ints:
+        """Layers [n, stages] for pipelines whose stages can do `tables` [n, stages, tp + 2]; none for one that cannot hold the
+        model."""
+        none = np.zeros(tables.shape[1], dtype=np.int64)
+        return np.array([found[0] if len(found) else none for found in self.descents(tables, micro_batches)])
+
+    def descents(self, tables: Floats, micro_batches: Ints) -> list[Ints]:
+        """Per pipeline the distinct ends [k, stages] of the descents from all its starts, the most promising first."""
+        keys = [table.tobytes() + int(m).to_bytes(8) for table, m in zip(tables, micro_batches, strict=True)]
+        new = {key: row for row, key in enumerate(keys) if key not in self._known}
+        owner, starts = list[int](), list[Ints]()
+        for row in new.values():
+            found = _starts(self._job, tables[row], int(micro_batches[row]))
+            owner += [row] * len(found)
+            starts += found
+        for key in new:
+            self._known[key] = np.zeros((0, tables.shape[1]), dtype=np.int64)
+        if starts:
+            of = np.array(owner)
+            ends, layers, bound = _descend(self._job, np.array(starts), tables[of], micro_batches[of], of)
+            for key, row in new.items():
+                own = np.flatnonzero(of[ends] == row)
+                self._known[key] = layers[own[np.argsort(bound[own], kind="stable")]]
+        return [self._known[key] for key in keys]
+
+
+def polish(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
+    """(layers, makespan) after steps to the neighbour with the least makespan, among those that promise most in closed form."""
+    layers = layers.copy()
+    times = replica_us(job, layers, speeds_at(job, tables, layers, micro_batches), micro_batches)
+    open_rows = np.flatnonzero(np.isfinite(times) & (micro_batches > 0))
+    while len(open_rows) and layers.shape[1] > 1:
+        near = neighbours(layers[open_rows])
+        stages = near.shape[2]
+        promise = bound_us(job, near, tables[open_rows][:, None], micro_batches[open_rows][:, None])
+        kept = np.argsort(promise, axis=1, kind="stable")[:, :POLISHED]
+        flat = np.take_along_axis(near, kept[:, :, None], axis=1).reshape(-1, stages)
+        owner = np.repeat(open_rows, kept.shape[1])
+        promised = np.take_along_axis(promise, kept, axis=1)
+        worth = (promised < times[open_rows][:, None] * (1 - 1e-9)).ravel()
+        exact = np.full(len(flat), np.inf)
+        counts = micro_batches[owner[worth]]
+        exact[worth] = replica_us(job, flat[worth], speeds_at(job, tables[owner[worth]], flat[worth], counts), counts)
+        table = exact.reshape(kept.shape)
+        best = table.argmin(axis=1)
+        gain = table[np.arange(len(open_rows)), best] < times[open_rows] * (1 - 1e-9)
+        winners = open_rows[gain]
+        layers[winners] = flat.reshape(len(open_rows), -1, stages)[gain, best[gain]]
+        times[winners] = table[gain, best[gain]]
+        open_rows = winners
+    return layers, times
+
+
+def neighbours(layers: Ints) -> Ints:
+    """[n, stages * (stages - 1), stages]: one layer from one stage to another; impossible ones have a negative count."""
+    return np.asarray(layers[:, None, :] + _steps(layers.shape[-1])[None])
+
+
+@lru_cache(maxsize=64)
+def _steps(stages: int) -> Ints:
+    step = np.eye(stages, dtype=np.int64)
+    steps = [step[b] - step[a] for a in range(stages) for b in range(stages) if a != b]
+    return np.array(steps, dtype=np.int64).reshape(-1, stages)
+
+
+def _descend(job: Job, layers: Ints, tables: Floats, micro_batches: Ints, owner: Ints) -> tuple[Ints, Ints, Floats]:
+    """Steepest descent of all rows side by side: (rows that ended [k], their layers [k, stages], their bounds [k]).
+
+    A row that comes to layers where another of its owner has been would only follow it, and is dropped.
+    """
+    layers = layers.copy()
+    bound = bound_us(job, layers, tables, micro_batches)
+    visited: set[tuple[int, bytes]] = set()
+
+    def first_there(rows: Ints) -> Ints:
+        for row in rows.tolist():
+            place = int(owner[row]), layers[row].tobytes()
+            ended[row] = place not in visited
+            visited.add(place)
+        return rows[ended[rows]]
+
+    ended = np.ones(len(layers), dtype=np.bool_)
+    rows = first_there(np.arange(len(layers)))
+    chunk = max(1, ROWS_AT_ONCE // max(1, layers.shape[1] ** 3))
+    for _ in range(STEPS):
+        improved = []
+        for part in (rows[at : at + chunk] for at in range(0, len(rows), chunk)):
+            near = neighbours(layers[part])
+            if not near.shape[1]:
+                continue
+            judged = bound_us(job, near, tables[part][:, None], micro_batches[part][:, None])
+            best = judged.argmin(axis=1)
+            value = judged[np.arange(len(part)), best]
+            better = value < bound[part] * (1 - 1e-9)
+            layers[part[better]] = near[better, best[better]]
+            bound[part[better]] = value[better]
+            improved.append(part[better])
+        rows = first_there(np.concatenate(improved)) if improved else rows[:0]
+        if not len(rows):
+            break
+    rows = np.flatnonzero(ended)
+    return rows, layers[rows], bound[rows]
+
+
+def bound_us(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> Floats:
+    """The bound of the makespan, inf where a partition is not possible: negative, on a dead stage, or beyond the memory."""
+    full = bool(layers.size) and layers.min() > 0
+    speeds = speeds_at(job, tables, layers if full else np.maximum(layers, 0), micro_batches)
+    if full and (tables[..., 0] if job.capacity_bytes is None else speeds).min() > 0:  # the usual case: nothing to rule out
+        times = (layers + extra_layers(job, layers.shape[-1])) / speeds
+        return pipeline_bound_us(times * job.forward_us, times * job.backward_us, micro_batches, job.message_us)
+    used = layers > 0
+    possible = (layers >= 0).all(axis=-1) & ~(used & (speeds <= 0)).any(axis=-1)
+    forward, backward = chunk_times(job, layers, np.where(speeds > 0, speeds, 1.0))
+    bound = pipeline_bound_us(forward, backward, micro_batches, job.message_us, used)
+    return np.where(possible, bound, np.inf)
+
+
+def _starts(job: Job, tables: Floats, micro_batches: int) -> list[Ints]:
+    """Layers by speed over all living stages, and without the 1, 2, ... slowest while that may pay or must be;
+    and without each slow stage alone."""
+    speeds = tables[:, 0]
+    alive = np.flatnonzero(speeds > 0)
+    slowest = alive[np.argsort(speeds[alive], kind="stable")]
+    starts: list[Ints] = []
+    for dropped in range(min(DROPS, len(slowest))):
+        shallow = micro_batches < 2 * len(alive)  # filling the pipeline counts: fewer stages may be faster though all are sound
+        if dropped and speeds[slowest[dropped - 1]] > 0.6 * speeds[alive].max() and starts and not shallow:
+            break
+        kept = np.sort(slowest[dropped:])
+        if (start := _by_speed(job, tables, kept, micro_batches)) is not None:
+            starts.append(start)
+    if len(alive) > 1:
+        for stage in slowest[1:][speeds[slowest[1:]] < 0.9 * speeds[alive].max()].tolist():
+            if (start := _by_speed(job, tables, alive[alive != stage], micro_batches)) is not None:
+                starts.append(start)
+    return starts
+
+
+def _by_speed(job: Job, tables: Floats, kept: Ints, micro_batches: int) -> Ints | None:
+    """Layers in proportion to speed, at most what the largest degree of each stage can hold."""
+    in_flight = np.minimum(len(kept) - np.arange(len(kept)), max(micro_batches, 1))
+    limits = layer_limits(job, (tables[kept, 1:] > 0).sum(axis=1), in_flight)
+    extra = np.zeros(len(kept))
+    extra[0] += job.embedding_layers
+    extra[-1] += job.head_layers
+    parts = [(float(more / tables[s, 0]), float(1.0 / tables[s, 0])) for more, s in zip(extra, kept, strict=True)]
+    try:
+        shares = share_out(job.n_layers, parts, limits.tolist())
+    except PlanError:
+        return None
+    layers = np.zeros(len(tables), dtype=np.int64)
+    layers[kept] = shares
+    return layers

@@ -1,0 +1,1 @@
+"""ResiHP's three levels: TP, PP, DP."""

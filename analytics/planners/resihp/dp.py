@@ -1,0 +1,188 @@
+"""DP level: progress-aware migration between replicas, stage by stage (ResiHP, section 6.3, Algorithm 1).
+
+While the pipelines are played (planners/simulation.py), after every step and for each stage i:
+
+1. ``P[d]`` = micro-batches of replica d that have passed stage i, wherever they ran; d_min = the least advanced that has one
+   waiting at i, dead groups first; d_max = the most advanced of those that have memory for one more;
+2. if d_min's group is dead, or ``P[d_max] - P[d_min] > delta``: d_max executes stage i of d_min's lowest waiting micro-batch,
+   forward and backward;
+3. both progresses are updated at once: P[d_min] + 1, as if it had passed, and P[d_max] - 1 until it has.
+
+At most one micro-batch per stage and step moves. Ties for d_max: the one with fewer activations held, then the lowest number;
+ties for d_min: dead before living, then the lowest number. The paper leaves both open, and the value of delta: its example has
+0; here it is 1, because with 0 every fluctuation moves work to and fro.
+
+Large jobs are cut into cells, each with its share of the weak replicas and of the strong ones; equal cells are played once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.planners.problem import Cluster, Floats, Ints, Move, extra_layers
+from unskew.analytics.planners.resihp.simulation import INFINITE, Chunk, Simulation
+
+
+class Migration(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision of Algorithm 1: at `step_us` stage `stage` of `micro_batch` of `source` went to `target`."""
+
+    step_us: float
+    stage: int
+    micro_batch: int
+    source: int
+    target: int
+    progress_least: int
+    progress_most: int
+    delta: int
+
+
+class _Rule:
+    """Algorithm 1 as the watcher of a simulation. `room` [replica, stage]: sets of activations that a group can hold."""
+
+    def __init__(self, counts: Sequence[int], delta: int, room: Ints) -> None:
+        self.delta = delta
+        self.room: list[list[int]] = room.tolist()
+        self.decided: list[Migration] = []
+        self.on_the_way: list[list[Chunk]] = [[] for _ in range(room.shape[1])]
+        self.counts = counts
+
+    def __call__(self, simulation: Simulation) -> None:
+        for stage in range(simulation.stages):
+            self._balance(simulation, stage)
+
+    def _balance(self, simulation: Simulation, stage: int) -> None:
+        pending = {d: j for d in range(len(self.counts)) if (j := simulation.waiting(d, stage)) is not None}
+        if not pending:
+            return
+        dead = [lasts[stage] == INFINITE for lasts in simulation.lasts[0]]
+        progress = self._progress(simulation, stage)
+        d_min = min(pending, key=lambda d: (not dead[d], progress[d], d))
+        others = (d for d in range(len(self.counts)) if d != d_min and not dead[d])
+        receivers = [d for d in others if self._memory_feasible(simulation, d, stage)]
+        if not receivers:
+            return
+        d_max = min(receivers, key=lambda d: (-progress[d], simulation.held[d][stage], d))
+        if dead[d_min] or progress[d_max] - progress[d_min] > self.delta:
+            chunk = (pending[d_min], d_min, stage)
+            simulation.move(chunk, d_max)
+            self.on_the_way[stage].append(chunk)
+            self.decided.append(
+                Migration(
+                    step_us=simulation.now_us,
+                    stage=stage,
+                    micro_batch=chunk[0],
+                    source=d_min,
+                    target=d_max,
+                    progress_least=progress[d_min],
+                    progress_most=progress[d_max],
+                    delta=self.delta,
+                )
+            )
+
+    def _progress(self, simulation: Simulation, stage: int) -> list[int]:
+        """P of every replica: passed, and what was moved counted as passed at home and as owed where it went."""
+        self.on_the_way[stage] = [chunk for chunk in self.on_the_way[stage] if chunk not in simulation.forwarded]
+        progress = [passed[stage] for passed in simulation.passed]
+        for chunk in self.on_the_way[stage]:
+            progress[chunk[1]] += 1
+            progress[simulation.place(chunk)[0]] -= 1
+        return progress
+
+    def _memory_feasible(self, simulation: Simulation, target: int, stage: int) -> bool:
+        """Room for one more set of activations beside the target's own and those received that have not begun."""
+        waiting = sum(
+            simulation.place(chunk)[0] == target and chunk not in simulation.begun for chunk in self.on_the_way[stage]
+        )
+        own = min(simulation.stages - stage, self.counts[target])
+        return max(simulation.held[target][stage], own) + waiting + 1 <= self.room[target][stage]
+
+
+def migrate(
+    cluster: Cluster,
+    speeds: Floats,
+    degrees: Ints,
+    layers: Ints,
+    micro_batches: Ints,
+    *,
+    delta: int = 1,
+    cell_replicas: int = 16,
+) -> tuple[Migration, ...]:
+    """Algorithm 1 for groups of these speeds and degrees [dp, pp], layers [dp, pp] equal in all replicas."""
+    forward, backward = stage_times(cluster, layers, speeds)
+    room = activation_room(cluster, degrees, layers)
+    found: list[Migration] = []
+    known: dict[bytes, tuple[Migration, ...]] = {}
+    for cell in cells(forward + backward, cell_replicas):
+        key = forward[cell].tobytes() + room[cell].tobytes() + micro_batches[cell].tobytes()
+        if key not in known:
+            counts = micro_batches[cell].tolist()
+            rule = _Rule(counts, delta, room[cell])
+            Simulation(forward[cell], backward[cell], counts, (), cluster.job.message_us).run(rule)
+            known[key] = tuple(rule.decided)
+        for entry in known[key]:
+            numbers = {"source": int(cell[entry.source]), "target": int(cell[entry.target])}
+            found.append(msgspec.structs.replace(entry, **numbers))
+    return tuple(found)
+
+
+def cells(stage_us: Floats, size: int) -> list[Ints]:
+    """The replicas in cells of at most `size` that hold like shares of weak and strong ones; one cell when they are few.
+
+    [replica, stage] times, inf for dead. Cells are made larger while one has a stage that nobody in it can do. A cell of
+    replicas that are all as good as the best has nothing to move and is left out.
+    """
+    dead = np.isinf(stage_us)
+    weight = np.where(dead, 1e18, stage_us)
+    weakness = weight.max(axis=1)
+    order = np.lexsort((np.arange(len(weakness)), *weight.T, -weakness))
+    n_cells = -(-len(order) // size)
+    dealt = [order]
+    while n_cells > 1:
+        dealt = [order[cell::n_cells] for cell in range(n_cells)]
+        if not any(dead[cell].all(axis=0).any() for cell in dealt):
+            break
+        n_cells, dealt = n_cells // 2, [order]
+    best = weakness.min()
+    idle = [not dead[cell].any() and bool((weakness[cell] <= best * (1 + 1e-9)).all()) for cell in dealt]
+    return [np.sort(cell).astype(np.int64) for cell, rests in zip(dealt, idle, strict=True) if not rests]
+
+
+def moves_of(migrations: Sequence[Migration]) -> tuple[Move, ...]:
+    """Migrations as an assignment holds them."""
+    gathered: dict[tuple[int, int, int], list[int]] = {}
+    for entry in migrations:
+        gathered.setdefault((entry.stage, entry.source, entry.target), []).append(entry.micro_batch)
+    return tuple(Move(*key, tuple(sorted(numbers))) for key, numbers in sorted(gathered.items()))
+
+
+def reroute_evenly(speeds: Floats, micro_batches: Ints) -> tuple[Move, ...]:
+    """ReCycle's rule: the work of a dead group goes micro-batch by micro-batch to its living peers in turn."""
+    gathered: dict[tuple[int, int, int], list[int]] = {}
+    turn = 0
+    for stage, home in sorted((s, d) for d, s in np.argwhere(speeds <= 0).tolist()):
+        peers = np.flatnonzero(speeds[:, stage] > 0).tolist()
+        for j in range(int(micro_batches[home])):
+            if peers:
+                gathered.setdefault((stage, home, peers[turn % len(peers)]), []).append(j)
+                turn += 1
+    return tuple(Move(*key, tuple(numbers)) for key, numbers in sorted(gathered.items()))
+
+
+def activation_room(cluster: Cluster, degrees: Ints, layers: Ints) -> Ints:
+    """[dp, pp]: how many micro-batches' activations a group can hold beside its layers."""
+    job = cluster.job
+    if job.capacity_bytes is None or job.activation_bytes <= 0:
+        return np.full(degrees.shape, 1_000_000, dtype=np.int64)
+    free = job.capacity_bytes * degrees - layers * job.layer_bytes
+    return np.maximum(0, np.floor(free / (np.maximum(layers, 1) * job.activation_bytes) + 1e-9)).astype(np.int64)
+
+
+def stage_times(cluster: Cluster, layers: Ints, speeds: Floats) -> tuple[Floats, Floats]:
+    """F and B [dp, pp] of groups that keep their place in the pipeline; a stage without layers passes messages on."""
+    work = np.where(layers > 0, layers + extra_layers(cluster.job, cluster.pp), 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = np.where(work > 0, np.where(speeds > 0, work / speeds, INFINITE), 0.0)
+    return times * cluster.job.forward_us, times * cluster.job.backward_us

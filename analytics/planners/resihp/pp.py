@@ -1,0 +1,76 @@
+"""PP level: how many layers each stage holds (ResiHP, section 6.2).
+
+The paper gives an example, (4, 4, 4) -> (5, 2, 5) for a middle stage 2.5 times slower, and no rule; layers in proportion to
+speed is the reading that fits it. Here: minimise the busiest stage, ``max (layers + extra) / speed``, over whole layers, which
+`share_out` solves exactly. A stage's speed is that of its slowest living group over the replicas, because ResiHP forces one
+partition on all of them. The present partition stays unless the busiest stage gets less busy.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.core.plan import PlanError
+from unskew.analytics.planners.problem import Cluster, Floats, Ints, extra_layers, layer_limits
+
+
+class PpDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers per stage before and after, and the stage speeds that they were shared out by."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    speeds: tuple[float, ...]
+
+
+def share_out(total: int, parts: Sequence[tuple[float, float]], limits: Sequence[int] = ()) -> list[int]:
+    """`total` units in shares of at least 1 such that the largest of ``fixed + each * share`` is as small as it can be.
+
+    `parts` are (fixed, each), `limits` the largest share of each part. Greedy and exact: every unit goes to the part that it
+    makes least large (Malleus' first program, for equal layers). Raises `PlanError` when the limits leave no room.
+
+    >>> share_out(12, [(0, 1 / 1.0), (0, 1 / 0.4), (0, 1 / 1.0)])
+    [5, 2, 5]
+    """
+    room = list(limits) or [total] * len(parts)
+    if total < len(parts) or min(room) < 1 or sum(room) < total:
+        raise PlanError(f"{total} units do not fit {len(parts)} parts that take at least 1 and at most {room}")
+    shares = [1] * len(parts)
+    heap = [(fixed + 2 * each, number) for number, (fixed, each) in enumerate(parts) if room[number] > 1]
+    heapq.heapify(heap)
+    for _ in range(total - len(parts)):
+        number = heap[0][1]
+        shares[number] += 1
+        fixed, each = parts[number]
+        if shares[number] < room[number]:
+            heapq.heapreplace(heap, (fixed + each * (shares[number] + 1), number))
+        else:
+            heapq.heappop(heap)
+    return shares
+
+
+def repartition(cluster: Cluster, speeds: Floats, degrees: Ints, before: Sequence[int]) -> PpDecision:
+    """One partition for all replicas, by the slowest living group of each stage ([dp, pp] speeds, degrees)."""
+    job = cluster.job
+    stage_speeds = np.where(speeds > 0, speeds, np.inf).min(axis=0)
+    if np.isinf(stage_speeds).any():
+        raise PlanError(
+            f"stage {int(np.argmax(np.isinf(stage_speeds)))} has no group left in any replica: a checkpoint is needed"
+        )
+    extra = extra_layers(job, cluster.pp)
+    in_flight = cluster.pp - np.arange(cluster.pp)
+    smallest = np.where(degrees > 0, degrees, cluster.tp).min(axis=0)
+    limits = layer_limits(job, smallest, in_flight)
+    parts = [(float(more / speed), float(1.0 / speed)) for more, speed in zip(extra, stage_speeds, strict=True)]
+    after = share_out(job.n_layers, parts, limits.tolist())
+
+    def busiest(layers: Sequence[int]) -> float:
+        return max(fixed + each * size for (fixed, each), size in zip(parts, layers, strict=True))
+
+    fits = all(size <= limit for size, limit in zip(before, limits.tolist(), strict=True))
+    if fits and busiest(before) <= busiest(after) * (1 + 1e-12):
+        after = list(before)
+    return PpDecision(before=tuple(before), after=tuple(after), speeds=tuple(stage_speeds.tolist()))

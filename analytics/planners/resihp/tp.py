@@ -1,0 +1,174 @@
+"""TP level: which members of a tensor-parallel group work, which stand by (ResiHP, section 6.1, eq. 3-4).
+
+For the living members of a group, sorted by speed: ``score(k) = rate(k) x slowest of the k fastest``; the k with the largest
+score wins, where k runs over the powers of two (ResiHP) or over all degrees (ours), from the smallest whose shard fits the
+memory up to the nominal degree. ``rate(k)`` is k / tp in the paper, what was measured where a cluster says so.
+
+Tie rule (the paper has none): of equal scores the larger degree, because it moves nothing; of equal speeds the lower shard.
+Members left out stand by for their node: groups of the node that fell short choose once more among their members and the
+standby, the weakest group first.
+
+>>> choose((1.0, 1.0, 1.0, 0.4), (0.0, 0.25, 0.5, 0.75, 1.0), powers_of_two=True)[0]
+2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.planners.problem import Bools, Borrowed, Cluster, Floats, Ints
+
+EPSILON = 1e-12
+
+
+class TpDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """How one group was cut: scores of all degrees, members (device numbers) chosen and left on standby, was it a tie?"""
+
+    replica: int
+    stage: int
+    scores: tuple[tuple[int, float], ...]
+    degree: int
+    members: tuple[int, ...]
+    standby: tuple[int, ...]
+    tie: bool
+
+
+class Groups(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The groups after the TP level: arrays [dp, pp, tp] and [dp, pp]; a decision per group that is not whole and healthy."""
+
+    active: Bools
+    borrowed: tuple[Borrowed, ...]
+    speeds: Floats
+    degrees: Ints
+    decisions: tuple[TpDecision, ...]
+
+
+def degrees_allowed(tp: int, *, powers_of_two: bool) -> list[int]:
+    """The degrees that may be chosen, ascending."""
+    return [k for k in range(1, tp + 1) if not powers_of_two or k & (k - 1) == 0]
+
+
+def choose(
+    speeds: Sequence[float], rates: Sequence[float], *, powers_of_two: bool, least: int = 1
+) -> tuple[int, dict[int, float], bool]:
+    """(degree, score of each degree, tie?) for members of these speeds, fastest first; degree 0 when none is possible."""
+    living = [speed for speed in speeds if speed > 0]
+    allowed = degrees_allowed(len(rates) - 1, powers_of_two=powers_of_two)
+    scores = {k: rates[k] * living[k - 1] for k in allowed if least <= k <= len(living)}
+    if not scores:
+        return 0, {}, False
+    best = max(scores.values())
+    winners = [k for k, score in scores.items() if score >= best - EPSILON]
+    return max(winners), scores, len(winners) > 1
+
+
+def exclude(cluster: Cluster, *, powers_of_two: bool, least: Ints | int = 1) -> Groups:
+    """The TP level for all groups at once. `least` [pp]: the smallest degree that fits the memory of each stage."""
+    dp, pp, tp = cluster.speeds.shape
+    rates = cluster.rates
+    least_of = np.broadcast_to(np.asarray(least), (pp,))
+    order = np.argsort(-cluster.speeds, axis=2, kind="stable")
+    fastest = np.take_along_axis(cluster.speeds, order, axis=2)
+    degrees = np.arange(1, tp + 1)
+    allowed = np.isin(degrees, degrees_allowed(tp, powers_of_two=powers_of_two)) & (degrees >= least_of[:, None])
+    scores = np.where(allowed[None] & (fastest > 0), rates[1:] * fastest, 0.0)
+    best = scores.max(axis=2)
+    chosen = tp - np.argmax(scores[:, :, ::-1] >= best[:, :, None] - EPSILON, axis=2)
+    chosen = np.where(best > 0, chosen, 0)
+    active = np.zeros((dp, pp, tp), dtype=np.bool_)
+    np.put_along_axis(active, order, np.arange(tp) < chosen[:, :, None], axis=2)
+    groups = Groups(active=active, borrowed=(), speeds=best, degrees=chosen.astype(np.int64), decisions=())
+    members = _borrow(cluster, groups, powers_of_two, least_of)
+    return _finish(cluster, groups, members, powers_of_two, least_of)
+
+
+def _borrow(
+    cluster: Cluster, groups: Groups, powers_of_two: bool, least: Ints
+) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
+    """Groups that choose again among members and standby of their node: (replica, stage) -> (chosen, candidates)."""
+    if cluster.nodes is None:
+        return {}
+    speed = cluster.speeds.ravel()
+    node_of = cluster.nodes.ravel()
+    pp, tp = cluster.pp, cluster.tp
+    idle = np.flatnonzero(~groups.active.ravel() & (speed > 0))
+    short = np.argwhere(groups.speeds < cluster.rates[-1] - EPSILON)
+    pools: dict[int, list[int]] = {}
+    for device in idle.tolist():
+        pools.setdefault(int(node_of[device]), []).append(device)
+    result: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    for replica, stage in sorted(map(tuple, short.tolist()), key=lambda group: (groups.speeds[group], group)):
+        first = (replica * pp + stage) * tp
+        node = int(node_of[first])
+        own = [device for device in range(first, first + tp) if speed[device] > 0 and groups.active.ravel()[device]]
+        pool = pools.get(node, [])
+        if not any(device not in range(first, first + tp) for device in pool):
+            continue
+        candidates = sorted({*own, *pool}, key=lambda device: (-speed[device], device not in own, device))
+        degree, scores, _ = choose(
+            [float(speed[device]) for device in candidates],
+            cluster.rates.tolist(),
+            powers_of_two=powers_of_two,
+            least=int(least[stage]),
+        )
+        if degree and scores[degree] > groups.speeds[replica, stage] + EPSILON:
+            result[replica, stage] = (candidates[:degree], candidates)
+            pools[node] = candidates[degree:]
+    return result
+
+
+def _finish(
+    cluster: Cluster,
+    groups: Groups,
+    members: dict[tuple[int, int], tuple[list[int], list[int]]],
+    powers_of_two: bool,
+    least: Ints,
+) -> Groups:
+    """The groups with what was borrowed, and the decisions."""
+    pp, tp = cluster.pp, cluster.tp
+    active, speeds, degrees = groups.active.ravel().copy(), groups.speeds.copy(), groups.degrees.copy()
+    flat = cluster.speeds.ravel()
+    borrowed = []
+    for (replica, stage), (chosen, candidates) in members.items():
+        first = (replica * pp + stage) * tp
+        active[first : first + tp] = False
+        for device in chosen:
+            if first <= device < first + tp:
+                active[device] = True
+            else:
+                borrowed.append(Borrowed(replica, stage, device))
+        degrees[replica, stage] = len(chosen)
+        speeds[replica, stage] = cluster.rates[len(chosen)] * flat[candidates[len(chosen) - 1]]
+    decisions = []
+    lent = {entry.device for entry in borrowed}
+    for replica, stage in np.argwhere((cluster.speeds < 1.0).any(axis=2)).tolist():
+        first = (replica * pp + stage) * tp
+        own = sorted(range(first, first + tp), key=lambda device: (-flat[device], device))
+        candidates = members.get((replica, stage), ([], own))[1]
+        _, scores, tie = choose(
+            [float(flat[device]) for device in candidates],
+            cluster.rates.tolist(),
+            powers_of_two=powers_of_two,
+            least=int(least[stage]),
+        )
+        decisions.append(
+            TpDecision(
+                replica=replica,
+                stage=stage,
+                scores=tuple(scores.items()),
+                degree=int(degrees[replica, stage]),
+                members=tuple(candidates[: int(degrees[replica, stage])]),
+                standby=tuple(device for device in own if flat[device] > 0 and not active[device] and device not in lent),
+                tie=tie,
+            )
+        )
+    return Groups(
+        active=active.reshape(cluster.speeds.shape),
+        borrowed=tuple(borrowed),
+        speeds=speeds,
+        degrees=degrees,
+        decisions=tuple(decisions),
+    )

@@ -1,0 +1,211 @@
+"""Chunk times -> cost model: ``t = n_layers * (a + b * tokens + c * sum_sq) + head * h * tokens`` per kind of work, device
+class and TP degree.
+
+Source: ResiHP (section 4.2, eq. 1: linear in tokens and in the sum of squared document lengths), fitted per layer so that the
+model survives a repartition. The steps:
+
+1. the caller gives times at healthy speed (`at_healthy_speed`), so that a device believed slow does not bend the model;
+2. chunks of one kind, device class and TP degree are fitted together and by themselves, robustly (regression.py); terms that
+   the data cannot tell apart are named in `Fit.unidentified` (all micro-batches of one size: a is not separable from b, so the
+   whole is counted per token), ranks that the others contradict in `Fit.left_out`;
+3. what a class has not executed yet (the head) is borrowed from the others, in proportion;
+4. error bars by split conformal prediction (Lei et al. 2018): of n absolute log errors on micro-batches that were held out, the
+   ``ceil(0.9 (n + 1))``-th covers a further one in nine of ten cases, whatever their distribution.
+
+It cannot see a device that was slow from the start and is the only one of its class, or the only one to execute the head: that
+looks like a slow class, or a costly head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil, inf, log
+from statistics import median
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from unskew.analytics.core.cost import ChunkCost, CostModel, Place, PlaceCost, Speeds, speed_of
+from unskew.analytics.core.workload import Work
+from unskew.analytics.predictor.regression import Data, Floats, ratios_on, solve
+
+TERMS = ("token_us", "head_us_per_token", "token2_us", "layer_us")  # in this order a term gives way to those before it
+HELD_OUT = 4  # every fourth
+COVERAGE = 0.9  # of the error bars
+
+
+class NotIdentifiable(ValueError):  # noqa: N818  # a state of the data, not a mistake
+    """Nothing can be fitted: no chunk with a positive time."""
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False):
+    """One executed chunk: kind F, B or W, its layers, whether with the output head, its work, its own time (us); `tp` ranks
+    executed it together, of which this is one."""
+
+    rank: int
+    kind: str
+    n_layers: int
+    has_head: bool
+    work: Work
+    us: float
+    tp: int = 1
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """A fitted model and what is known of its quality.
+
+    `error_percent`: per kind, mean absolute relative error on held-out micro-batches (the model itself is fitted on all).
+    `unidentified`: per kind, the terms that the data could not tell from the others; of several places the key is "kind, class
+    at TP degree". `left_out`: per kind, ranks that the others contradict. Chunks without a positive time measure nothing and
+    are not counted in `n_chunks`.
+    """
+
+    model: CostModel
+    error_percent: dict[str, float]
+    n_chunks: int
+    unidentified: dict[str, tuple[str, ...]]
+    left_out: dict[str, tuple[int, ...]]
+
+
+def at_healthy_speed(chunks: Iterable[Chunk], speeds: Speeds) -> list[Chunk]:
+    """The chunks as if their devices were not as slow as `speeds` says of the time when they ran."""
+    return [msgspec.structs.replace(chunk, us=chunk.us * speed_of(speeds, chunk.rank, chunk.kind)) for chunk in chunks]
+
+
+def expected_us(model: CostModel, chunk: Chunk) -> float:
+    """What the chunk takes on a healthy device by the model, which must know its kind."""
+    place = model.place_of(chunk.rank, chunk.tp)
+    return model.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head, place=place)
+
+
+def median_error(model: CostModel, chunks: Iterable[Chunk]) -> float:
+    """Median absolute relative error of the model on chunks of the kinds that it knows; infinite when there is none."""
+    known = [chunk for chunk in chunks if chunk.us > 0 and chunk.kind in model.chunks]
+    return median([abs(expected_us(model, chunk) / chunk.us - 1) for chunk in known] or [inf])
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of work at one place: what was fitted to `chunks`, and predicted over measured of those that were held out."""
+
+    chunks: Sequence[Chunk]
+    cost: ChunkCost
+    unidentified: tuple[str, ...]
+    left_out: tuple[int, ...]
+    ratios: Floats
+
+    @property
+    def knows_head(self) -> bool:
+        return "head_us_per_token" not in self.unidentified
+
+
+_Parts = Mapping[Place, Mapping[str, _Part]]
+
+
+def fit(chunks: Sequence[Chunk], classes: Mapping[str, tuple[int, ...]] | None = None) -> Fit:
+    """Fit the chunk costs of healthy devices to chunks at their speed (`at_healthy_speed`), each device class at each TP degree
+    by itself. `classes`: name -> its ranks. The reference is the place with the most chunks.
+
+    Raises `NotIdentifiable` when no chunk has a positive time.
+    """
+    usable = [chunk for chunk in chunks if chunk.us > 0 and chunk.work.tokens > 0]
+    if not usable:
+        raise NotIdentifiable(f"no predictor from {len(chunks)} chunks: at least one with tokens and a positive time is needed")
+    model = CostModel(chunks={}, classes=dict(classes or {}))
+    found: dict[Place, dict[str, list[Chunk]]] = {}
+    for chunk in usable:
+        found.setdefault(model.place_of(chunk.rank, chunk.tp), {}).setdefault(chunk.kind, []).append(chunk)
+    kinds = sorted({chunk.kind for chunk in usable})
+    by_size = sorted(found, key=lambda place: (-sum(map(len, found[place].values())), place))
+    parts = {place: {kind: _fit_part(mine) for kind, mine in found[place].items()} for place in by_size}
+    of_kind = {kind: [of[kind] for of in parts.values() if kind in of] for kind in kinds}
+    ratios = {kind: np.concatenate([part.ratios for part in of]) for kind, of in of_kind.items()}
+    bars = {kind: error_bar(of.tolist()) for kind, of in ratios.items()}
+    first, *others = [
+        PlaceCost(device_class=name, tp=tp, chunks={kind: _cost_at(kind, (name, tp), parts) for kind in kinds})
+        for name, tp in by_size
+    ]
+    return Fit(
+        model=msgspec.structs.replace(
+            model,
+            chunks=first.chunks,
+            bars={kind: bar for kind, bar in bars.items() if bar is not None},
+            device_class=first.device_class,
+            tp=first.tp,
+            others=tuple(others),
+        ),
+        error_percent={kind: float(100 * np.mean(np.abs(of - 1))) for kind, of in ratios.items()},
+        n_chunks=len(usable),
+        unidentified={
+            _words(kind, place, alone=len(parts) == 1): part.unidentified
+            for kind in kinds
+            for place, of in parts.items()
+            if (part := of.get(kind)) is not None
+        },
+        left_out={kind: tuple(sorted({rank for part in of for rank in part.left_out})) for kind, of in of_kind.items()},
+    )
+
+
+def error_bar(ratios: Sequence[float]) -> float | None:
+    """Half-width of the error bar from predicted over measured on data not fitted, as a log; None when they are too few."""
+    rank = ceil(COVERAGE * (len(ratios) + 1))
+    if rank > len(ratios):
+        return None
+    return sorted(abs(log(max(ratio, 1e-9))) for ratio in ratios)[rank - 1]
+
+
+def _words(kind: str, place: Place, *, alone: bool) -> str:
+    name, tp = place
+    return kind if alone else " ".join([f"{kind},", *([name] if name else []), f"at TP {tp}"])
+
+
+def _fit_part(chunks: Sequence[Chunk]) -> _Part:
+    rows = [(c.n_layers * c.work.tokens, c.has_head * c.work.tokens, c.n_layers * c.work.sum_sq, c.n_layers) for c in chunks]
+    data = Data(np.array(rows, float), np.array([c.us for c in chunks], float), np.array([c.rank for c in chunks]))
+    solution = solve(data)
+    return _Part(
+        chunks=chunks,
+        cost=ChunkCost(**dict(zip(TERMS, solution.coefficients.tolist(), strict=True))),
+        unidentified=tuple(name for i, name in enumerate(TERMS) if i not in solution.terms),
+        left_out=solution.left_out,
+        ratios=ratios_on(_held_out(chunks), data, solution),
+    )
+
+
+def _held_out(chunks: Sequence[Chunk]) -> NDArray[np.bool_]:
+    """Every fourth micro-batch, or every fourth chunk of fewer than four micro-batches."""
+    works = sorted({(c.work.tokens, c.work.sum_sq) for c in chunks})
+    turn = np.arange(len(chunks))
+    if len(works) >= HELD_OUT:
+        number = {work: i for i, work in enumerate(works)}
+        turn = np.array([number[c.work.tokens, c.work.sum_sq] for c in chunks])
+    return np.asarray(turn % HELD_OUT == HELD_OUT - 1)
+
+
+def _cost_at(kind: str, place: Place, parts: _Parts) -> ChunkCost:
+    """What was fitted there. What was never executed there (the head, a kind of work) is as elsewhere, in the proportion in
+    which the two places need time for the layers that both have executed; a head that came with every chunk, so that it cannot
+    be told from the layers, has the share that it has elsewhere."""
+    elsewhere = [donor for donor in parts if donor != place and kind in parts[donor]]
+    heads = [donor for donor in elsewhere if parts[donor][kind].knows_head]
+    if kind not in parts[place]:
+        donor = (*heads, *elsewhere)[0]
+        return parts[donor][kind].cost.times(_proportion(parts[place], parts[donor]))
+    part = parts[place][kind]
+    if part.knows_head or not heads:
+        return part.cost
+    known = parts[heads[0]][kind].cost
+    if not any(chunk.has_head for chunk in part.chunks):
+        head_us = known.head_us_per_token * _proportion(parts[place], parts[heads[0]])
+        return msgspec.structs.replace(part.cost, head_us_per_token=head_us)
+    share = known.head_us_per_token / known.token_us if known.token_us > 0 else 0.0
+    token_us = part.cost.token_us / (1 + share / part.chunks[0].n_layers)
+    return msgspec.structs.replace(part.cost, token_us=token_us, head_us_per_token=share * token_us)
+
+
+def _proportion(here: Mapping[str, _Part], there: Mapping[str, _Part]) -> float:
+    """How many times as long the layers of the chunks executed here take as they would there."""
+    shared = [(part, there[kind].cost) for kind, part in here.items() if kind in there]
+    ours = sum(part.cost.us(chunk.work, chunk.n_layers, False) for part, _ in shared for chunk in part.chunks)
+    theirs = sum(cost.us(chunk.work, chunk.n_layers, False) for part, cost in shared for chunk in part.chunks)
+    return ours / theirs if theirs > 0 else 1.0

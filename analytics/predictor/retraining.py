@@ -1,0 +1,257 @@
+"""When the predictor is fitted again, and when a new one replaces the old: live and offline alike.
+
+The steps, per committed iteration (pure: the same iterations give the same predictors):
+
+1. warm-up: the first iterations fit the first predictor, which nothing precedes;
+2. a new one is fitted when one is due: `refit_every` iterations after the last, some way into a new plan, or on drift: in each
+   of the last `backtest` iterations the median chunk of all ranks, or the iteration itself, was more than `drift` off to the
+   same side (the first iterations, on which the first predictor is fitted, often take longer than the rest of the run).
+   Believed speeds of the time are divided out first, so a device believed slow is fitted as slow and does not bend the healthy
+   reference;
+3. back-test: both predictors predict the next `backtest` iterations, which neither has seen; the new one replaces the old iff
+   its chunks are no worse and the sum of its two median errors (chunks, iterations) is smaller.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import msgspec
+
+from unskew.analytics.core.cost import CostModel, Speeds
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.workload import Work
+from unskew.analytics.detector.detector import Committed, Verdicts
+from unskew.analytics.loop.intake import Released
+from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.analytics.predictor.fit import Chunk, Fit, NotIdentifiable, at_healthy_speed, expected_us, fit, median_error
+from unskew.analytics.predictor.offsets import Measured, fit_terms
+from unskew.collector.events import IterationJudged, PredictorFitted, Verdict
+
+NO_WORSE = 0.002
+"""Two median errors of chunks nearer than this are alike. More is not excused by better iterations: an end that is learned from
+disturbed iterations fits disturbed iterations."""
+
+
+class RetrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts are iterations; `drift` is a ratio less one, `doubt` a score of the Detector (above 1 it accuses)."""
+
+    warm_up: int = 8
+    refit_every: int = 40
+    backtest: int = 8
+    drift: float = 0.03
+    doubt: float = 0.25
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A committed iteration, the plan it ran under, the speeds believed when it ran, and its time as it was predicted then.
+    `suspicion`: the highest score of a rank in it."""
+
+    released: Released
+    plan: Plan
+    speeds: dict[int, dict[str, float]]
+    predicted_us: float | None = None
+    suspicion: float = 0.0
+
+    @property
+    def committed(self) -> Committed:
+        return self.released.committed
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """At healthy speed."""
+        return at_healthy_speed(self.committed.chunks, self.speeds)
+
+
+class Backtest(msgspec.Struct, frozen=True, kw_only=True):
+    """Median absolute relative errors on `n` iterations that were not fitted: of chunks, of iterations."""
+
+    n: int
+    chunks: float
+    iterations: float
+
+    @property
+    def total(self) -> float:
+        return self.chunks + self.iterations
+
+    def beats(self, old: Backtest) -> bool:
+        """Whether the predictor of these errors replaces that of the `old` ones: chunks no worse, the sum smaller."""
+        return self.chunks <= old.chunks + NO_WORSE and self.total < old.total
+
+
+class _Candidate(msgspec.Struct, frozen=True):
+    fitted: Fit
+    trigger: str
+    later: tuple[Seen, ...] = ()
+
+
+class Retraining:
+    """The predictor of one run, and what it is learned from; `classes`: device class -> its ranks."""
+
+    def __init__(self, options: RetrainingOptions | None = None, classes: Mapping[str, tuple[int, ...]] | None = None) -> None:
+        self.options = options or RetrainingOptions()
+        self._classes = classes or {}
+        self.fitted: Fit | None = None
+        self.number = 0
+        self._seen: deque[Seen] = deque(maxlen=self.options.refit_every)
+        self._candidate: _Candidate | None = None
+        self._due_at = 0
+        self._why = ""
+
+    def recent(self, n: int) -> list[tuple[Work, ...]]:
+        """The work of the last `n` iterations' micro-batches, oldest first."""
+        return [seen.committed.works for seen in self._seen][-n:]
+
+    def plan_changed(self, iteration: int) -> None:
+        """A new plan is in force from `iteration` on: fit again some way into it."""
+        self._candidate = None
+        self._due_at, self._why = iteration + self.options.refit_every // 2, "plan change"
+
+    def believed(self, rank: int, since: int, speeds: Mapping[str, float]) -> None:
+        """`rank` has had these speeds (kind -> speed) since iteration `since`, as is known only now."""
+
+        def known(seen: Seen) -> Seen:
+            if seen.committed.iteration < since:
+                return seen
+            others = {other: kinds for other, kinds in seen.speeds.items() if other != rank}
+            return msgspec.structs.replace(seen, speeds={**others, rank: dict(speeds)} if speeds else others)
+
+        self._seen = deque(map(known, self._seen), maxlen=self._seen.maxlen)
+        if self._candidate is not None:
+            later = tuple(map(known, self._candidate.later))
+            self._candidate = msgspec.structs.replace(self._candidate, later=later)
+
+    def observe(self, seen: Seen) -> PredictorFitted | None:
+        """Take the next complete iteration; the event when a predictor came into force with it."""
+        self._seen.append(seen)
+        now, doubtful = seen.committed.iteration, seen.suspicion >= self.options.doubt
+        if self.fitted is None:
+            enough = len(self._seen) >= self.options.warm_up
+            found = fit_seen(list(self._seen), self._classes) if enough else None
+            return self._adopt(found, "warm-up", now) if found is not None else None
+        if self._candidate is None:
+            if not doubtful:
+                self._look_for_reason(now)
+            return None
+        candidate = self._candidate = msgspec.structs.replace(self._candidate, later=(*self._candidate.later, seen))
+        if len(candidate.later) < self.options.backtest:
+            return None
+        self._candidate = None
+        return None if doubtful else self._tested(candidate, self.fitted, now)
+
+    def _tested(self, candidate: _Candidate, old: Fit, now: int) -> PredictorFitted | None:
+        """Back-test: the candidate replaces the `old` one or is dropped until the next is due."""
+        self._due_at, self._why = now + self.options.refit_every, ""
+        new, before = backtest(candidate.fitted.model, candidate.later), backtest(old.model, candidate.later)
+        if not new.beats(before):
+            return None
+        tested = {"chunks, later": 100 * new.chunks, "chunks, later, before": 100 * before.chunks,
+                  "iteration, later": 100 * new.iterations, "iteration, later, before": 100 * before.iterations}  # fmt: skip
+        errors = {**candidate.fitted.error_percent, **{name: round(error, 3) for name, error in tested.items()}}
+        return self._adopt(msgspec.structs.replace(candidate.fitted, error_percent=errors), candidate.trigger, now)
+
+    def _look_for_reason(self, now: int) -> None:
+        """Fit a candidate when one is due."""
+        trigger = (self._why or "again from the log") if now >= self._due_at else self._drift(now)
+        if trigger and (found := fit_seen(list(self._seen), self._classes)) is not None:
+            self._candidate = _Candidate(found, trigger)
+
+    def _drift(self, now: int) -> str:
+        """Why to fit early: the ranks' median chunk, or the iteration, has been off for some time; "" when neither has."""
+        n = self.options.backtest
+        last = list(self._seen)[-n:]
+        if self.fitted is None or now < self._due_at - self.options.refit_every + 2 * n or len(last) < n:
+            return ""
+        of_chunks = [off for seen in last if (off := median_ratio(self.fitted.model, seen.chunks)) is not None]
+        of_iterations = [seen.committed.measured_us / seen.predicted_us for seen in last if seen.predicted_us]
+        for what, offs in (("", of_chunks), (" of the iteration", of_iterations)):
+            apart = [off - 1 for off in offs]
+            if len(apart) == n and (min(apart) > self.options.drift or max(apart) < -self.options.drift):
+                return f"drift{what} of {100 * median(apart):+.1f} %"
+        return ""
+
+    def _adopt(self, found: Fit, trigger: str, now: int) -> PredictorFitted:
+        self.fitted = found
+        self.number += 1
+        self._due_at = now + self.options.refit_every
+        return fitted_event(found, number=self.number, watermark=now, trigger=trigger)
+
+
+def fitted_event(found: Fit, *, number: int, watermark: int, trigger: str) -> PredictorFitted:
+    """The fit as an event."""
+    return PredictorFitted(
+        predictor=number,
+        watermark=watermark,
+        model=msgspec.to_builtins(found.model),
+        n_chunks=found.n_chunks,
+        error_percent=found.error_percent,
+        trigger=trigger,
+    )
+
+
+def fit_seen(seen: Sequence[Seen], classes: Mapping[str, tuple[int, ...]] | None = None) -> Fit | None:
+    """The predictor of these iterations; None when they do not tell. `classes`: device class -> its ranks."""
+    plan, speeds = seen[-1].plan, seen[-1].speeds
+    chunks = [chunk for one in seen for chunk in one.chunks]
+    # The first iteration pays for start-up once; it says nothing about the end of the others.
+    measured = [
+        Measured(one.plan, one.committed.works, one.committed.measured_us)
+        for one in seen
+        if one.plan.epoch == plan.epoch and one.speeds == speeds and one.committed.iteration > 0
+    ]
+    transfers = [us for one in seen for us in one.released.transfers_us]
+    collectives = [us for one in seen for us in one.released.collectives_us]
+
+    def makespan_us(plan: Plan, works: Sequence[Work], cost: CostModel) -> float:
+        return predict_iteration(plan, works, cost, speeds).iteration_us
+
+    try:
+        return fit_terms(fit(chunks, classes), measured, makespan_us, transfers, collectives)
+    except NotIdentifiable:
+        return None
+
+
+def backtest(model: CostModel, later: Sequence[Seen]) -> Backtest:
+    """The errors of a model on iterations that it has not seen."""
+    chunks = [chunk for seen in later for chunk in seen.chunks]
+    errors = [
+        abs(
+            predict_iteration(seen.plan, seen.committed.works, model, seen.speeds).iteration_us / seen.committed.measured_us - 1
+        )
+        for seen in later
+        if seen.committed.measured_us > 0
+    ]
+    return Backtest(n=len(later), chunks=median_error(model, chunks), iterations=median(errors) if errors else 0.0)
+
+
+def median_ratio(model: CostModel, chunks: Sequence[Chunk]) -> float | None:
+    """Median over the ranks of their median measured over predicted; None without a chunk that the model knows."""
+    of_rank: dict[int, list[float]] = {}
+    for chunk in chunks:
+        if chunk.us > 0 and chunk.kind in model.chunks:
+            predicted = expected_us(model, chunk)
+            if predicted > 0:
+                of_rank.setdefault(chunk.rank, []).append(chunk.us / predicted)
+    return median(median(ratios) for ratios in of_rank.values()) if of_rank else None
+
+
+def suspicion(judged: IterationJudged) -> float:
+    """The highest score of a rank; 0.0 when nobody was judged."""
+    return max((ratio.score for ratio in judged.ranks), default=0.0)
+
+
+def turned(found: Verdicts, opened: Mapping[int, Verdict]) -> dict[int, int]:
+    """rank -> the iteration since which its speed is another, as these verdicts say; `opened`: all so far, by number."""
+    since: dict[int, int] = {}
+    for said in found:
+        of = opened.get(said.verdict)
+        if of is not None and of.cause == "slow_device" and (rank := of.culprits[0].rank) is not None:
+            since[rank] = said.since_iteration if isinstance(said, Verdict) else said.until_iteration
+    return since
+
+
+def speeds_then(speeds: Speeds) -> dict[int, dict[str, float]]:
+    """A copy that later beliefs do not change."""
+    return {rank: dict(kinds) for rank, kinds in speeds.items()}

@@ -1,0 +1,207 @@
+"""Another detector over the log of a run that was: what it would have said beside what was said, and which of both was right.
+
+The run is rehearsed (rehearsal.py), so at each iteration the other detector is given what the live one was given: the same
+chunks, plan and predictor of that moment, and the iteration's time as predicted at the speeds believed live. It sees the run as
+it went: a plan that came because of a live verdict stays. Only verdicts on slowness are compared; a loss is seen, not detected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Literal
+
+import msgspec
+
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.lab.baselines.method import Method, Observed
+from unskew.analytics.loop.adaptation import Step
+from unskew.analytics.loop.intake import Released
+from unskew.analytics.loop.scoring import score_verdict
+from unskew.analytics.replay.recorded_run import RecordedRun
+from unskew.analytics.replay.rehearsal import Rehearsal
+from unskew.collector.events import Control, FaultInjected, Verdict, VerdictScored
+
+Change = Literal["same", "earlier", "later", "fewer", "more"]
+"""Of the other detector against the live one, per verdict: `fewer` = only the live one said it, `more` = only the other."""
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """One detector's verdict: first revision, with the speeds of the newest. `correct` None = there is no truth to tell by."""
+
+    verdict: int
+    at_iteration: int
+    since_iteration: int
+    speed: dict[str, float]
+    sentence: str
+    correct: bool | None
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """What both said about the same culprits and cause, at the same time round; None = said nothing."""
+
+    cause: str
+    culprits: str
+    live: Said | None
+    other: Said | None
+    change: Change
+    iterations: int = 0
+    """How much earlier or later."""
+
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """A detector against the injected slowdowns: how many of them it named, how many verdicts were false, how long it took."""
+
+    verdicts: int
+    injected: int
+    found: int
+    false: int
+    delay_iterations: float | None
+
+
+class Backtest(msgspec.Struct, frozen=True, kw_only=True):
+    """`alarms`: moments at which the other took the run for failing, before validation (rivals/method.py)."""
+
+    run: str
+    iterations: int
+    pairs: tuple[Pair, ...]
+    live: Tally
+    other: Tally
+    alarms: tuple[tuple[int, str], ...]
+
+
+def backtest(recorded: RecordedRun, method: Method) -> Backtest:
+    """Run `method`, a fresh one, over a recorded run. Raises `ReplayError` when the log cannot be rehearsed."""
+    watched = _Watched(recorded, method)
+    watched.run(watched.last)
+    faults = [noted.event for noted in recorded.control if isinstance(noted.event, FaultInjected)]
+    truth_known = watched.adaptation.site.truth_known
+    live_verdicts = _first([noted.event for noted in recorded.control])
+    other_verdicts = _first(watched.verdicts)
+    live = [_said(verdict, faults, truth_known=truth_known) for verdict in live_verdicts]
+    other = [_said(verdict, faults, truth_known=truth_known) for verdict in other_verdicts]
+    return Backtest(
+        run=recorded.run,
+        iterations=watched.observed,
+        pairs=_pairs(live, other),
+        live=_tally(live, faults),
+        other=_tally(other, faults),
+        alarms=tuple(watched.alarms),
+    )
+
+
+class _Watched(Rehearsal):
+    """A rehearsal that shows each iteration to another detector as well."""
+
+    def __init__(self, recorded: RecordedRun, method: Method) -> None:
+        super().__init__(recorded)
+        self._method = method
+        self.observed = 0
+        self.verdicts: list[Control] = []
+        self.alarms: list[tuple[int, str]] = []
+
+    def observe(self, released: Released, plan: Plan) -> Step:
+        fitted = self.adaptation.fitted
+        step = super().observe(released, plan)
+        outcome = self._method.observe(
+            Observed(
+                committed=released.committed,
+                plan=plan,
+                cost=None if fitted is None else fitted.model,
+                predicted_us=step.judged.predicted_us,
+            )
+        )
+        self.observed += 1
+        self.verdicts += outcome.verdicts
+        if outcome.alarm:
+            self.alarms.append((released.committed.iteration, outcome.alarm))
+        return step
+
+
+class _One(msgspec.Struct, frozen=True):
+    verdict: Verdict
+    said: Said
+    scored: VerdictScored | None
+
+    @property
+    def about(self) -> tuple[str, str]:
+        return self.verdict.cause, culprits_of(self.verdict)
+
+
+def culprits_of(verdict: Verdict) -> str:
+    """Who is meant, in words."""
+    words = []
+    for party in verdict.culprits:
+        if party.kind == "device":
+            words.append(f"rank {party.rank}")
+        elif party.kind == "link" and party.link is not None:
+            words.append(f"link {party.link[0]}-{party.link[1]}")
+        else:
+            words.append(f"stage {party.stage}")
+    return ", ".join(words) or "the job"
+
+
+def _first(events: Iterable[Control]) -> list[tuple[Verdict, Verdict]]:
+    """First and newest revision of each verdict on slowness."""
+    found: dict[int, tuple[Verdict, Verdict]] = {}
+    for event in events:
+        if isinstance(event, Verdict) and event.cause not in ("dead", "hung"):
+            found[event.verdict] = (found.get(event.verdict, (event, event))[0], event)
+    return list(found.values())
+
+
+def _said(revisions: tuple[Verdict, Verdict], faults: Sequence[FaultInjected], *, truth_known: bool) -> _One:
+    first, newest = revisions
+    scored = score_verdict(first, faults, truth_known=truth_known)
+    said = Said(
+        verdict=first.verdict,
+        at_iteration=first.at_iteration,
+        since_iteration=first.since_iteration,
+        speed=newest.speed,
+        sentence=newest.sentence,
+        correct=None if scored is None else scored.correct,
+    )
+    return _One(first, said, scored)
+
+
+def _pairs(live: Sequence[_One], other: Sequence[_One]) -> tuple[Pair, ...]:
+    """Each live verdict with the other's nearest on the same cause and culprits, then what is left; by iteration."""
+    left, pairs = list(other), []
+    for one in live:
+        same = [candidate for candidate in left if candidate.about == one.about]
+        found = min(same, key=lambda candidate: abs(candidate.said.at_iteration - one.said.at_iteration), default=None)
+        if found is not None:
+            left.remove(found)
+        pairs.append(_pair(one, found))
+    pairs += [_pair(None, one) for one in left]
+    return tuple(sorted(pairs, key=lambda pair: min(said.at_iteration for said in (pair.live, pair.other) if said)))
+
+
+def _pair(live: _One | None, other: _One | None) -> Pair:
+    known = live or other
+    assert known is not None
+    change: Change = "fewer" if other is None else "more"
+    moved = 0
+    if live is not None and other is not None:
+        moved = other.said.at_iteration - live.said.at_iteration
+        change = "same" if moved == 0 else "later" if moved > 0 else "earlier"
+    return Pair(
+        cause=known.about[0],
+        culprits=known.about[1],
+        live=live.said if live else None,
+        other=other.said if other else None,
+        change=change,
+        iterations=abs(moved),
+    )
+
+
+def _tally(verdicts: Sequence[_One], faults: Sequence[FaultInjected]) -> Tally:
+    right = [one for one in verdicts if one.scored is not None and one.scored.correct]
+    delays = [one.scored.delay_iterations for one in right if one.scored and one.scored.delay_iterations is not None]
+    return Tally(
+        verdicts=len(verdicts),
+        injected=sum(fault.kind == "slow" for fault in faults),
+        found=len({one.scored.truth for one in right if one.scored}),
+        false=sum(one.said.correct is False for one in verdicts),
+        delay_iterations=median(delays) if delays else None,
+    )

@@ -1,0 +1,115 @@
+"""A recorded run as its log tells it: control events in the order of their stream, telemetry in each writer's order.
+
+The order in which files were read, sealed or collected leaves no trace here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.loop.intake import Intake, Released
+from unskew.collector.events import (
+    Control,
+    Event,
+    GpuState,
+    IterationCommitted,
+    IterationJudged,
+    MicroBatchPacked,
+    PlanApplied,
+    PlanIssued,
+    RunStarted,
+    Span,
+    tag_of,
+)
+from unskew.collector.files.tail import decode_event
+from unskew.collector.read.reader import Reader
+
+_PATIENCE_POLLS = 32
+
+
+class Noted(msgspec.Struct, frozen=True):
+    """A control event; those of one append share `at_us` (wall clock)."""
+
+    at_us: int
+    event: Control
+
+
+class RecordedRun(msgspec.Struct, frozen=True):
+    """`judged_us`: when each iteration was judged, by the clock of `Noted.at_us`."""
+
+    run: str
+    control: tuple[Noted, ...]
+    telemetry: tuple[Event, ...]
+    judged: dict[int, IterationJudged]
+    judged_us: dict[int, int]
+
+    @property
+    def plans(self) -> dict[int, Plan]:
+        """Every plan that was issued, by its epoch."""
+        return {
+            noted.event.epoch: Plan.from_data(noted.event.plan)
+            for noted in self.control
+            if isinstance(noted.event, (PlanIssued, PlanApplied))
+        }
+
+    @property
+    def started(self) -> RunStarted | None:
+        return next((noted.event for noted in self.control if isinstance(noted.event, RunStarted)), None)
+
+    def iterations(self) -> list[Released]:
+        """The committed iterations as the live run judged them, in order.
+
+        The live run waited for late lines only so long: an iteration that it gave up as incomplete is so here, and the time it
+        measured is the one that it knew.
+        """
+        intake, plans = Intake(), self.plans
+        released = intake.take(self.telemetry, plans)
+        for _ in range(_PATIENCE_POLLS):
+            released += intake.take((), plans)
+        return [_as_judged(one, self.judged.get(one.committed.iteration)) for one in released]
+
+
+def _as_judged(released: Released, judged: IterationJudged | None) -> Released:
+    if judged is None:
+        return released
+    committed = msgspec.structs.replace(
+        released.committed,
+        log_complete=released.committed.log_complete and judged.log_complete,
+        measured_us=float(judged.measured_us),
+    )
+    return msgspec.structs.replace(released, committed=committed)
+
+
+def run_of_lines(run: str, lines: Iterable[tuple[str, int, int, str | None, bytes]]) -> RecordedRun:
+    """From lines in any order: (writer, seq, at_us, stream, line as written). Only the run's own control stream is taken."""
+    control: list[tuple[int, Noted]] = []
+    telemetry: list[tuple[str, int, Event]] = []
+    judged: dict[int, IterationJudged] = {}
+    judged_us: dict[int, int] = {}
+    for writer, seq, at_us, stream, line in lines:
+        event = decode_event(line)
+        if isinstance(event, IterationJudged):
+            judged[event.iteration], judged_us[event.iteration] = event, at_us
+        elif isinstance(event, Control) and stream == f"run/{run}":
+            control.append((seq, Noted(at_us, event)))
+        elif isinstance(event, (Span, MicroBatchPacked, IterationCommitted, GpuState)):
+            telemetry.append((writer, seq, event))
+    control.sort(key=lambda one: one[0])
+    telemetry.sort(key=lambda one: one[:2])
+    return RecordedRun(run, tuple(noted for _, noted in control), tuple(event for *_, event in telemetry), judged, judged_us)
+
+
+def recorded_run(reader: Reader, run: str) -> RecordedRun:
+    """A run of the store."""
+    telemetry = tuple(
+        tag_of(event).partition("@")[0] for event in (Span, MicroBatchPacked, IterationCommitted, GpuState, IterationJudged)
+    )
+    rows = reader.sql(
+        "select writer, seq, at_us, stream, payload::varchar as line from events "
+        f"where run = ? and (stream is not null or split_part(type, '@', 1) in {telemetry})",
+        [run],
+    )
+    return run_of_lines(run, ((*rest, line.encode()) for *rest, line in rows.iter_rows()))

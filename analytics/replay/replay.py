@@ -1,0 +1,150 @@
+"""Replaying a run's decisions from its log alone, up to any iteration, and comparing them with what the live run recorded.
+
+1. bring telemetry into whole iterations, by the same intake (recorded_run.py);
+2. give them to an `Adaptation`, with everything else that the live one was given, where it was given (rehearsal.py);
+3. compare each judgement, predictor, verdict, score and proposal with the recorded one (differences.py).
+
+What people and modes decided (approvals, expiries) is not replayed: it is in the log and taken from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from unskew.analytics.core.code_hash import code_hash
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.replay.differences import IDENTITY, Difference, differences
+from unskew.analytics.replay.recorded_run import Noted, RecordedRun
+from unskew.analytics.replay.rehearsal import Rehearsal, ReplayError, moment_of
+from unskew.collector.events import (
+    Control,
+    Event,
+    IterationJudged,
+    PlanApplied,
+    PlanApproved,
+    PlanExpired,
+    PlanFailed,
+    PlanProposed,
+    PlanRejected,
+    PredictorFitted,
+    RunFinished,
+    Verdict,
+    VerdictClosed,
+)
+
+
+class OpenProposal(msgspec.Struct, frozen=True, kw_only=True):
+    """A proposal as it stood; `status` is open or approved."""
+
+    proposal: str
+    status: str
+    optional: bool
+    change: str
+    gain_percent: float | None
+    reason: str
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """The state before the iteration after `until` was judged: `plan` in force, believed `speeds` (rank -> kind,
+    where not healthy).
+
+    `same_code`: the run was decided by this very version of analytics, so that any difference is an error.
+    """
+
+    run: str
+    until: int
+    plan: Plan
+    alive: tuple[int, ...]
+    speeds: dict[int, dict[str, float]]
+    verdicts: tuple[Verdict, ...]
+    predictor: PredictorFitted | None
+    proposals: tuple[OpenProposal, ...]
+    compared: int
+    differences: tuple[Difference, ...]
+    same_code: bool
+
+
+def replay(recorded: RecordedRun, until: int | None = None) -> Replay:
+    """Decide again up to iteration `until` (default: all of it). Raises `ReplayError`."""
+    rehearsal = Rehearsal(recorded)
+    last = rehearsal.last if until is None else until
+    if until is not None and not rehearsal.first <= until <= rehearsal.last:
+        raise ReplayError(
+            f"run {recorded.run} has the iterations {rehearsal.first} to {rehearsal.last}, {until} is not among them"
+        )
+    rehearsal.run(last)
+    past = _until(recorded, last, whole=last == rehearsal.last)
+    decided = [noted.event for noted in past if type(noted.event) in IDENTITY]
+    judged = [event for iteration, event in recorded.judged.items() if iteration <= last]
+    return Replay(
+        run=recorded.run,
+        until=last,
+        plan=rehearsal.in_force,
+        alive=tuple(sorted(rehearsal.alive)),
+        speeds=rehearsal.adaptation.detector.speeds,
+        verdicts=_open_verdicts(rehearsal.made),
+        predictor=next((event for event in reversed(rehearsal.made) if isinstance(event, PredictorFitted)), None),
+        proposals=_open_proposals([noted.event for noted in past]),
+        compared=len(decided) + len(judged),
+        differences=differences([*judged, *decided], _as_far_as_recorded(recorded, rehearsal.made)),
+        same_code=recorded.started is not None and recorded.started.code == code_hash(),
+    )
+
+
+def _as_far_as_recorded(recorded: RecordedRun, made: Sequence[Event]) -> list[Event]:
+    """Without the newest judgements whose line is missing: a run that goes on or was killed had not handed them over yet."""
+    last = max(recorded.judged, default=-1)
+    over = any(isinstance(noted.event, RunFinished) for noted in recorded.control)
+    return [event for event in made if over or not isinstance(event, IterationJudged) or event.iteration <= last]
+
+
+def _until(recorded: RecordedRun, until: int, *, whole: bool) -> list[Noted]:
+    """The control events up to the moment before the iteration after `until` was judged. What was appended at once stays
+    together; what tells no iteration (what people and modes decide, looking back) is placed by the clock of the controller,
+    which wrote both."""
+    if whole:
+        return list(recorded.control)
+    next_us = min((at_us for iteration, at_us in recorded.judged_us.items() if iteration > until), default=None)
+    latest: dict[int, int] = {}
+    for noted in recorded.control:
+        latest[noted.at_us] = max(latest.get(noted.at_us, -1), moment_of(noted.event))
+    past: list[Noted] = []
+    for noted in recorded.control:
+        if latest[noted.at_us] > until:
+            break
+        if latest[noted.at_us] >= 0 or next_us is None or noted.at_us < next_us:
+            past.append(noted)
+    return past
+
+
+def _open_verdicts(made: Sequence[Event]) -> tuple[Verdict, ...]:
+    """The newest revision of each verdict that has no end."""
+    newest: dict[int, Verdict] = {}
+    for event in made:
+        if isinstance(event, Verdict):
+            newest[event.verdict] = event
+        elif isinstance(event, VerdictClosed):
+            newest.pop(event.verdict, None)
+    return tuple(newest.values())
+
+
+def _open_proposals(past: Sequence[Control]) -> tuple[OpenProposal, ...]:
+    lying: dict[str, OpenProposal] = {}
+    for event in past:
+        match event:
+            case PlanProposed():
+                lying[event.proposal] = OpenProposal(
+                    proposal=event.proposal,
+                    status="open",
+                    optional=event.optional,
+                    change=event.change,
+                    gain_percent=event.gain_percent,
+                    reason=event.reason,
+                )
+            case PlanApproved() if event.proposal in lying:
+                lying[event.proposal] = msgspec.structs.replace(lying[event.proposal], status="approved")
+            case PlanRejected() | PlanExpired() | PlanFailed() | PlanApplied():
+                lying.pop(event.proposal, None)
+    return tuple(lying.values())

@@ -1,0 +1,198 @@
+"""Candidate plans for a set of living ranks: each replica a pipeline of its own, ranks in the order of the run's first plan.
+
+The layer counts of a replica and the micro-batch counts of all replicas both come from `share_out` (planners/pp.py), exact for
+its own question (the busiest part least busy); the pipeline's fill and drain are left to the evaluator and local search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.core.plan import PASSES, Plan, PlanError, Route, plan_from_partition, split_evenly, way_of
+from unskew.analytics.planners.joint.joint import plan_joint
+from unskew.analytics.planners.problem import Cluster, Job
+from unskew.analytics.planners.resihp.pp import share_out
+
+Members = tuple[tuple[int, ...], ...]
+"""Per replica the ranks that a micro-batch passes, in order: under a looped schedule a rank comes up more than once (`way_of`).
+
+() for a replica that has none left.
+"""
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """A plan of separate pipelines: per replica its ranks in stage order, their layer counts, its micro-batches."""
+
+    members: Members
+    layers: tuple[tuple[int, ...], ...]
+    micro_batches: tuple[int, ...]
+
+    def plan(self, like: Plan, epoch: int) -> Plan:
+        """The shape as a plan for the model and schedule of `like`."""
+        return plan_from_partition(
+            epoch=epoch,
+            n_layers=like.n_layers,
+            schedule=like.schedule,
+            members=self.members,
+            layers=self.layers,
+            micro_batches=self.micro_batches,
+        )
+
+
+class RankTime(msgspec.Struct, frozen=True):
+    """Mean microseconds of F + B of one micro-batch on a rank at its believed speed: per layer, and for the output head."""
+
+    layer_us: float
+    head_us: float
+
+
+def members_of(origin: Plan, alive: frozenset[int]) -> Members:
+    """The living ranks of each replica in the stage order of the run's first plan, in the way of its schedule."""
+    roles = sorted(origin.roles, key=lambda role: role.stage)
+    replicas = range(1 + max(role.replica for role in roles))
+    return tuple(
+        _way(origin, [role.rank for role in roles if role.replica == replica and role.rank in alive]) for replica in replicas
+    )
+
+
+def _way(plan: Plan, ranks: Sequence[int]) -> tuple[int, ...]:
+    """As the plan's schedule passes these ranks; once each where the replica has too few layers for more."""
+    way = way_of(plan.schedule, ranks) if plan.schedule in PASSES else list(ranks)
+    return tuple(way if len(way) <= plan.n_layers else ranks)
+
+
+def named_shapes(
+    plan: Plan, origin: Plan, members: Members, times: Mapping[int, RankTime], leavers: Sequence[int]
+) -> Iterator[tuple[str, Shape]]:
+    """The candidates with a name. `leavers` are slow ranks, the slowest first: doing without the first 1, 2, ... is tried."""
+    if len(times) == len(origin.roles):
+        counts = tuple(sum(route.replica == replica for route in origin.routes) for replica in range(len(members)))
+        sizes_then = tuple(_layers_held(origin, ranks) for ranks in members)
+        if all(sizes_then):
+            yield "as at the start of the run", Shape(members, sizes_then, counts)
+    on_duty = tuple(tuple(rank for rank in ranks if rank in plan.role_of) for ranks in members)
+    held = tuple(_layers_held(plan, ranks) for ranks in on_duty)
+    # Not by `Route.replica`: after a death the replica of a rerouted micro-batch may have nobody on duty.
+    counts = tuple(sum(_passes(route, ranks) for route in plan.routes) for ranks in on_duty)
+    if (
+        on_duty != members
+        and all(sizes for ranks, sizes in zip(on_duty, held, strict=True) if ranks)
+        and sum(counts) == len(plan.routes)
+    ):
+        yield "as it is", Shape(on_duty, held, counts)
+    by_speed = tuple(_layers_by_speed(plan, ranks, times) for ranks in members)
+    yield "layers and micro-batches by speed", shape_from(plan, members, by_speed, times)
+    kept = tuple(_layers_held(plan, ranks) or fresh for ranks, fresh in zip(members, by_speed, strict=True))
+    yield "micro-batches by speed, layers where they are", shape_from(plan, members, kept, times)
+    if len({len(ranks) for ranks in members}) == 1:
+        stages = [max((times[rank] for rank in stage), key=lambda time: time.layer_us) for stage in zip(*members, strict=True)]
+        sizes = tuple(share_out(plan.n_layers, _layer_parts(stages)))
+        even = tuple(split_evenly(len(plan.routes), len(members)))
+        yield "one partition for all replicas (ResiHP)", Shape(members, (sizes,) * len(members), even)
+    for count in range(1, len(leavers) + 1):
+        without = tuple(tuple(rank for rank in ranks if rank not in leavers[:count]) for ranks in members)
+        if _enough(without, members):
+            layers = tuple(_layers_by_speed(plan, ranks, times) for ranks in without)
+            yield f"without {', '.join(f'rank {rank}' for rank in leavers[:count])}", shape_from(plan, without, layers, times)
+
+
+def joint_shape(
+    plan: Plan, members: Members, times: Mapping[int, RankTime], job: Job, *, may_leave: bool
+) -> Iterator[tuple[str, Shape]]:
+    """The joint planner's shape, when it has one of this form: every living rank takes part unless it may be left out.
+
+    Not for schedules that pass ranks more than once, whose pipelines the planner does not know.
+    """
+    if any(len(set(ranks)) < len(ranks) for ranks in members) or job.micro_batches < len(members):
+        return
+    speeds = np.zeros((len(members), max(map(len, members)), 1))
+    for replica, ranks in enumerate(members):
+        for stage, rank in enumerate(ranks):
+            speeds[replica, stage] = job.layer_us / times[rank].layer_us
+    try:
+        found = plan_joint(Cluster(job=job, speeds=speeds), compare=False).assignment
+    except PlanError:
+        return
+    kept = [[stage for stage in range(len(ranks)) if found.layers[d, stage] > 0] for d, ranks in enumerate(members)]
+    leave = any(len(stages) < len(ranks) for stages, ranks in zip(kept, members, strict=True))
+    if leave and not (may_leave and _enough(kept, members)):
+        return
+    shape = Shape(
+        members=tuple(tuple(ranks[stage] for stage in stages) for stages, ranks in zip(kept, members, strict=True)),
+        layers=tuple(tuple(int(found.layers[d, stage]) for stage in stages) for d, stages in enumerate(kept)),
+        micro_batches=tuple(int(count) if stages else 0 for count, stages in zip(found.micro_batches, kept, strict=True)),
+    )
+    if sum(shape.micro_batches) == len(plan.routes):
+        yield "joint planner", shape
+
+
+def _enough(left: Sequence[Sequence[int]], members: Sequence[Sequence[int]]) -> bool:
+    """Whether two replicas keep ranks, where two have some: with a single one the next death would take layers with it."""
+    return sum(map(bool, left)) >= min(2, sum(map(bool, members)))
+
+
+def _layers_by_speed(plan: Plan, ranks: Sequence[int], times: Mapping[int, RankTime]) -> tuple[int, ...]:
+    return tuple(share_out(plan.n_layers, _layer_parts([times[rank] for rank in ranks]))) if ranks else ()
+
+
+def _layer_parts(stages: Sequence[RankTime]) -> list[tuple[float, float]]:
+    """What `share_out` needs: the last stage also has the output head."""
+    return [(0.0, time.layer_us) for time in stages[:-1]] + [(stages[-1].head_us, stages[-1].layer_us)]
+
+
+def _passes(route: Route, ranks: Sequence[int]) -> bool:
+    """Whether the micro-batch passes just these ranks in this order; one that comes up twice in a row has one leg."""
+    return [hop.ranks for hop in route.hops] == [(rank,) for rank, _ in groupby(ranks)]
+
+
+def _layers_held(plan: Plan, ranks: Sequence[int]) -> tuple[int, ...]:
+    """The layer counts under `plan` if a micro-batch passes just these ranks in this order, else ().
+
+    Where a rank comes up twice in a row, its one leg counts as two.
+    """
+    runs = [(rank, len(list(group))) for rank, group in groupby(ranks)]
+    for route in plan.routes:
+        if _passes(route, ranks):
+            sizes = [
+                size for hop, (_, times) in zip(route.hops, runs, strict=True) for size in split_evenly(hop.n_layers, times)
+            ]
+            return tuple(sizes) if all(sizes) else ()
+    return ()
+
+
+def shape_from(plan: Plan, members: Members, layers: tuple[tuple[int, ...], ...], times: Mapping[int, RankTime]) -> Shape:
+    """The shape whose micro-batch counts let the replicas finish together, by ``fill + (m - 1) * busiest stage``."""
+    parts = []
+    for ranks, sizes in zip(members, layers, strict=True):
+        if ranks:
+            costs = _layer_parts([times[rank] for rank in ranks])
+            stages = [fixed + each * size for (fixed, each), size in zip(costs, sizes, strict=True)]
+            busiest = max(sum(us for at, us in zip(ranks, stages, strict=True) if at == rank) for rank in ranks)
+            parts.append((sum(stages) - busiest, busiest))
+    counts = iter(share_out(len(plan.routes), parts))
+    return Shape(members, layers, tuple(next(counts) if ranks else 0 for ranks in members))
+
+
+def neighbours(shape: Shape, busiest: int) -> Iterator[tuple[str, Shape]]:
+    """One step from `shape`: a layer between two ranks of replica `busiest`, or a micro-batch from it to another replica."""
+    sizes, ranks = shape.layers[busiest], shape.members[busiest]
+    for giver in range(len(sizes)):
+        for taker in range(len(sizes)):
+            if giver != taker and sizes[giver] > 1:
+                moved = tuple(size - (s == giver) + (s == taker) for s, size in enumerate(sizes))
+                layers = tuple(moved if replica == busiest else other for replica, other in enumerate(shape.layers))
+                yield (
+                    f"refined: a layer from rank {ranks[giver]} to rank {ranks[taker]}",
+                    msgspec.structs.replace(shape, layers=layers),
+                )
+    for taker, count in enumerate(shape.micro_batches):
+        if taker != busiest and count > 0 and shape.micro_batches[busiest] > 1:
+            counts = tuple(c - (r == busiest) + (r == taker) for r, c in enumerate(shape.micro_batches))
+            yield (
+                f"refined: a micro-batch from replica {busiest} to {taker}",
+                msgspec.structs.replace(shape, micro_batches=counts),
+            )

@@ -1,0 +1,56 @@
+"""What a change of plan moves, and how to say it in a sentence."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from unskew.analytics.core.plan import Plan, Role
+
+
+def moved_layers(old: Plan, new: Plan) -> tuple[int, ...]:
+    """The layers that a rank must receive before `new` can run, one entry per (rank, layer) it does not hold under `old`."""
+    return tuple(
+        layer
+        for role in new.roles
+        for layer in role.layers
+        if role.rank not in old.role_of or not old.role_of[role.rank].holds(layer, 1)
+    )
+
+
+def describe(old: Plan, new: Plan) -> str:
+    """The change in a sentence for people: "rank 3: 4 -> 2 layers; replica 0: 8 -> 7 micro-batches"."""
+    parts = []
+    for rank in sorted({*old.ranks, *new.ranks}):
+        before, after = old.role_of.get(rank), new.role_of.get(rank)
+        if after is None:
+            parts.append(f"rank {rank}: leaves")
+        elif before is None:
+            parts.append(f"rank {rank}: joins with {len(after.layers)} layers")
+        elif len(before.layers) != len(after.layers):
+            parts.append(f"rank {rank}: {len(before.layers)} -> {len(after.layers)} layers")
+        elif before.layers != after.layers:
+            parts.append(f"rank {rank}: layers {_range(before)} -> {_range(after)}")
+    before_counts, after_counts = _homes(old), _homes(new)
+    for replica in sorted(before_counts.keys() | after_counts.keys()):
+        if before_counts[replica] != after_counts[replica]:
+            parts.append(f"replica {replica}: {before_counts[replica]} -> {after_counts[replica]} micro-batches")
+    before_guests, after_guests = _guests(old), _guests(new)
+    for rank in new.ranks:
+        if before_guests[rank] != after_guests[rank]:
+            parts.append(f"rank {rank}: {before_guests[rank]} -> {after_guests[rank]} rerouted micro-batches")
+    return "; ".join(parts) or "no change"
+
+
+def _range(role: Role) -> str:
+    return " and ".join(f"{first}..{first + count - 1}" for first, count in role.ranges)
+
+
+def _homes(plan: Plan) -> Counter[int]:
+    """Micro-batches per replica."""
+    return Counter(route.replica for route in plan.routes)
+
+
+def _guests(plan: Plan) -> Counter[int]:
+    """Micro-batches of other replicas that each rank executes."""
+    hops = ((route, hop) for route in plan.routes for hop in route.hops)
+    return Counter(hop.rank for route, hop in hops if plan.role_of[hop.rank].replica != route.replica)

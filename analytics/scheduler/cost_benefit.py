@@ -1,0 +1,89 @@
+"""Is a better plan worth its change? Gain against cost over the expected life of the fault (ours; no paper has this).
+
+A plan for a slow device earns only while the device is slow. The time that slow phases last is heavy-tailed: the longer one has
+lasted, the longer it will. `Life` is a log-normal law of that time; its defaults are the field's figures (mean 72 min over 16
+slow phases of jobs of at least 512 GPUs, up to nearly ten hours: Greyhound, ATC'25; sigma 1.3 fits both). With t = how long the
+fault has lasted, T = its duration, r = what is left of the run:
+
+1. expected life ``E[min(T - t, r) | T > t]``, numerically; what is dead stays dead: r;
+2. cost = cost of the change + P(T - t < r) x the same once more, for the way back: hysteresis against faults that come and go;
+3. worth it iff gain per second x expected life >= margin x cost;
+4. payback = cost of the change / gain per second; risk = P(T - t < payback | T > t), the probability that the fault ends
+   before the change is repaid.
+
+>>> Life().remaining_s(0.0, 1e9) / 60  # doctest: +ELLIPSIS
+72.1...
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.core.constants import constant
+
+
+class Life(msgspec.Struct, frozen=True, kw_only=True):
+    """A log-normal law of how long slow phases last."""
+
+    median_s: float = constant("slow_median_s")
+    sigma: float = constant("slow_sigma")
+
+    def survives(self, age_s: float, further_s: float) -> float:
+        """P(T > age + further | T > age)."""
+        return self._tail(age_s + further_s) / self._tail(age_s)
+
+    def remaining_s(self, age_s: float, at_most_s: float) -> float:
+        """``E[min(T - age, at_most) | T > age]`` in seconds: the integral of the survival, by quadrature in log time."""
+        if at_most_s <= 0:
+            return 0.0
+        horizon = min(at_most_s, self.median_s * math.exp(8 * self.sigma) + age_s)
+        edges = np.concatenate([[0.0], np.geomspace(horizon * 1e-6, horizon, 400)])
+        survival = np.array([self.survives(age_s, float(edge)) for edge in edges])
+        return float(np.trapezoid(survival, edges))
+
+    def _tail(self, t_s: float) -> float:
+        if t_s <= 0:
+            return 1.0
+        return max(0.5 * math.erfc(math.log(t_s / self.median_s) / (self.sigma * math.sqrt(2.0))), 1e-300)
+
+
+class Worth(msgspec.Struct, frozen=True, kw_only=True):
+    """`life_s`: how long the gain is expected to last; `cost_s` with the way back; `payback_s` None when nothing is gained."""
+
+    worth: bool
+    life_s: float
+    benefit_s: float
+    cost_s: float
+    payback_s: float | None
+    risk: float
+
+
+def weigh(
+    *,
+    gain_per_s: float,
+    cost_s: float,
+    remaining_s: float,
+    slow_for_s: float | None,
+    margin: float = 1.5,
+    life: Life | None = None,
+) -> Worth:
+    """`gain_per_s`: seconds saved per second of work; `slow_for_s`: age of the fault, None = it will not heal."""
+    law = life or Life()
+    lasts_s = remaining_s if slow_for_s is None else law.remaining_s(slow_for_s, remaining_s)
+    heals = 0.0 if slow_for_s is None else 1.0 - law.survives(slow_for_s, remaining_s)
+    benefit_s, total_s = gain_per_s * lasts_s, cost_s * (1.0 + heals)
+    payback_s = cost_s / gain_per_s if gain_per_s > 0 else None
+    risk = 1.0
+    if payback_s is not None and payback_s <= remaining_s:
+        risk = 0.0 if slow_for_s is None else 1.0 - law.survives(slow_for_s, payback_s)
+    return Worth(
+        worth=gain_per_s > 0 and benefit_s >= margin * total_s,
+        life_s=lasts_s,
+        benefit_s=benefit_s,
+        cost_s=total_s,
+        payback_s=payback_s,
+        risk=risk,
+    )

@@ -1,0 +1,63 @@
+"""Minimal recovery after a death: reroute only, no layer moves (ReCycle's rerouting, as ResiHP section 6.3 uses it).
+
+The dead ranks' roles vanish; each hop they had goes to peers that hold its layers, so training can go on at once in the same
+processes. Where the holders' ranges differ the hop is split. Steps, per micro-batch in order: keep the legs of living ranks;
+from the first uncovered layer on take the least loaded holder (then the one that reaches furthest, then the lowest rank) as far
+as it reaches; join neighbouring legs of one rank. Load is layers x micro-batches, counted over the whole plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from unskew.analytics.core.plan import Hop, Plan, PlanError, Role, Route, validate
+
+
+def recover(plan: Plan, dead: set[int], epoch: int) -> Plan:
+    """The plan without the `dead` ranks, numbered `epoch`. Raises `PlanError` naming the layers that nobody holds any more."""
+    roles = tuple(role for role in plan.roles if role.rank not in dead)
+    _require_holders(plan, roles, dead)
+    load = Counter({role.rank: 0 for role in roles})
+    for route in plan.routes:
+        load.update({hop.rank: hop.n_layers for hop in route.hops if hop.rank not in dead})
+    routes = []
+    for route in plan.routes:
+        hops: list[Hop] = []
+        for hop in route.hops:
+            for leg in [hop] if hop.rank not in dead else _replacement(hop, roles, load):
+                _append(hops, leg)
+        routes.append(Route(micro_batch=route.micro_batch, replica=route.replica, hops=tuple(hops)))
+    recovered = Plan(epoch=epoch, n_layers=plan.n_layers, schedule=plan.schedule, roles=roles, routes=tuple(routes))
+    validate(recovered)
+    return recovered
+
+
+def _require_holders(plan: Plan, roles: tuple[Role, ...], dead: set[int]) -> None:
+    lost = [layer for layer in range(plan.n_layers) if not any(role.holds(layer, 1) for role in roles)]
+    if lost:
+        names = f"layer {lost[0]}" if len(lost) == 1 else f"layers {', '.join(map(str, lost))}"
+        raise PlanError(
+            f"no living rank holds {names} after the loss of {', '.join(f'rank {rank}' for rank in sorted(dead))}: "
+            "a checkpoint is needed to go on"
+        )
+
+
+def _replacement(hop: Hop, roles: tuple[Role, ...], load: Counter[int]) -> list[Hop]:
+    """The hop's layers on living holders; adds what they take on to `load`."""
+    legs = []
+    first, end = hop.first_layer, hop.first_layer + hop.n_layers
+    while first < end:
+        holders = [role for role in roles if role.holds(first, 1)]
+        role = min(holders, key=lambda holder: (load[holder.rank], -holder.reach(first), holder.rank))
+        taken = min(role.reach(first), end) - first
+        legs.append(Hop(first_layer=first, n_layers=taken, ranks=(role.rank,)))
+        load[role.rank] += taken
+        first += taken
+    return legs
+
+
+def _append(hops: list[Hop], leg: Hop) -> None:
+    if hops and hops[-1].ranks == leg.ranks:
+        last = hops.pop()
+        leg = Hop(first_layer=last.first_layer, n_layers=last.n_layers + leg.n_layers, ranks=leg.ranks)
+    hops.append(leg)

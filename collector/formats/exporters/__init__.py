@@ -1,0 +1,1 @@
+"""A run in another tool's format; a module per format."""

@@ -1,0 +1,1 @@
+"""Other tools' files -> events; a module per format, pure readers."""

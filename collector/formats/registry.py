@@ -1,0 +1,93 @@
+"""Other tools' files, in and out: one module per format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from unskew.collector.formats.imported import (
+    FormatError,
+    Imported,
+    Source,
+    Stored,
+    fingerprint,
+    run_name,
+    store_runs,
+    stored_already,
+)
+from unskew.collector.paths import Store
+from unskew.collector.read.reader import Reader
+
+__all__ = ["EXPORTERS", "IMPORTERS", "FormatError", "Stored", "bring_in", "take_out"]
+
+IMPORTERS = ("straggler-analysis", "kineto", "torchtitan", "iteration-times", "megatron", "mlperf", "flight-recorder")
+"""Each has its module in importers/, with `read(path) -> Sequence[Imported]`, a pure reader."""
+
+EXPORTERS = ("straggler-analysis", "perfetto", "parquet", "prometheus")
+"""Each has its module in exporters/, with `write(reader, run, path) -> str`, which says what it wrote."""
+
+
+def _module(side: str, format: str) -> ModuleType:
+    return import_module(f"unskew.collector.formats.{side}.{format.replace('-', '_')}")
+
+
+def bring_in(store: Store, format: str, path: Path, run: str | None = None) -> list[Stored]:
+    """Import `path` as runs of the store (most sources are one run): all of it or nothing.
+
+    The same content under the same name again changes nothing. Raises `FormatError` (a bad path or file) or `StoreError`.
+    """
+    if format not in IMPORTERS:
+        raise FormatError(f"format {format!r} is not known; known are {', '.join(IMPORTERS)}")
+    if not path.exists():
+        raise FormatError(f"{path}: there is no such file or folder")
+    if not path.is_file() and not path.is_dir():
+        raise FormatError(f"{path}: a file or a folder is needed here, not a pipe or a device")
+    if not str(path).isprintable():
+        raise FormatError(f"{str(path)!r}: the log cannot hold this name, rename the file")
+    read: Callable[[Path], Sequence[Imported]] = _module("importers", format).read
+    sha256 = fingerprint(path)
+    runs = [
+        (Source(run=run_name(path, sha256, run, imported.name), format=format, path=path, sha256=sha256), imported)
+        for imported in read(path)
+    ]
+    names = [source.run for source, _ in runs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FormatError(f"{path}: two of its runs would both be named {twice}")
+    already = stored_already(store, [source for source, _ in runs])
+    fresh = [one for one in runs if one[0].run not in already]
+    counts = dict(zip((source.run for source, _ in fresh), store_runs(store, fresh), strict=True))
+    return [
+        Stored(
+            run=source.run,
+            format=format,
+            source=str(path),
+            ranks=imported.ranks,
+            iterations=imported.iterations,
+            events=counts.get(source.run, 0),
+            already=source.run in already,
+        )
+        for source, imported in runs
+    ]
+
+
+def take_out(store: Store, format: str, run: str, path: Path) -> str:
+    """Write a run of the store to `path`; says what is in it. Raises `FormatError` when the run has no such form.
+
+    A file is swapped in whole: what was there stays when the export fails or is killed.
+    """
+    write: Callable[[Reader, str, Path], str] = _module("exporters", format).write
+    with Reader(store) as reader:
+        if format == "parquet" or (path.exists() and not path.is_file()):  # a folder; a pipe or a device is no file to replace
+            return write(reader, run, path)
+        place = path.resolve()
+        aside = place.with_name(f".{place.name}.{os.getpid()}.new")
+        try:
+            what = write(reader, run, aside)
+            aside.replace(place)
+        finally:
+            aside.unlink(missing_ok=True)
+        return what

@@ -1,0 +1,1 @@
+"""What reads the log: the store as SQL views, for programs and for people."""

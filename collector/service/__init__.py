@@ -1,0 +1,1 @@
+"""The collector process, and what keeps a store whole: check, rebuild, compaction, retention."""

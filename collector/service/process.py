@@ -1,0 +1,150 @@
+"""The collector process: one per store, started on demand, gone when idle.
+
+    python -m unskew.collector.service.process --store DIR
+
+The holder of the lock ``collector`` is the collector. It may be killed at any moment: the next one goes on where the manifest
+ends. SIGTERM and Ctrl-C end it between two steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from unskew.collector.background import stand_back, start_in_background
+from unskew.collector.locks import hold, is_held
+from unskew.collector.paths import Store, StoreError, make_folder
+
+if TYPE_CHECKING:
+    from unskew.collector.service.collecting import Collecting
+
+STEP_S = 2.0
+"""How often it is looked what is due, or whether somebody asks the collector to leave. Readers do not wait for it."""
+IDLE_S = 5.0
+BUSY_RETRY_S = 5.0
+ALERTS_S = 5.0
+"""How often it is looked whether the alerts' process is wanted: there are rules, and none is at it."""
+ENDING = {signal.SIGTERM, signal.SIGINT}
+
+_started: set[int] = set()
+
+
+def ensure_collector(store: Store) -> int | None:
+    """Start the store's collector unless one is alive or on its way; its pid when this call started one. Takes milliseconds.
+
+    Its output goes to ``collector.log`` in the store. Raises `StoreError` when the store cannot be written.
+    """
+    if _any_lives(_started) or is_held(store.lock("collector")):
+        return None
+    make_folder(store.root)
+    pid = start_in_background(store, "unskew.collector.service.process", "collector.log")
+    _started.add(pid)
+    return pid
+
+
+def _any_lives(started: set[int]) -> bool:
+    """Reap those of our children in `started` that ended; whether one lives."""
+    for pid in tuple(started):
+        try:
+            ended = os.waitpid(pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:  # the caller reaps its children itself
+            ended = True
+        if ended:
+            started.discard(pid)
+    return bool(started)
+
+
+def trouble(store: Store) -> str | None:
+    """What keeps the store's collector from going on, in one sentence; None when nothing does, or none lives."""
+    try:
+        sentence = store.trouble.read_text().strip()
+    except OSError:
+        return None
+    return sentence if is_held(store.lock("collector")) else None
+
+
+def _tell_trouble(store: Store, sentence: str | None) -> None:
+    with contextlib.suppress(OSError):  # of a full disk it may be that only the log tells
+        if sentence is None:
+            store.trouble.unlink(missing_ok=True)
+        else:
+            store.trouble.write_text(sentence + "\n")
+
+
+def serve(store: Store, idle_s: float) -> None:
+    """Collect until idle for `idle_s`, asked to end, or asked to leave for maintenance; with the collector's lock held."""
+    # Imported here, because the losers of the election need not pay for a database.
+    from unskew.collector.alerts.process import start_alerts  # noqa: PLC0415
+    from unskew.collector.service.collecting import Collecting  # noqa: PLC0415
+
+    _tell_trouble(store, None)
+    collecting = Collecting(store)
+    busy_s, wait_s, said = time.monotonic(), 0.0, ""
+    alerts, next_alerts_s = set[int](), time.monotonic()
+    try:
+        while True:
+            asked_to_end = signal.sigtimedwait(ENDING, wait_s) is not None or is_held(store.maintenance)
+            busy, wait_s, said = _step(store, collecting, said)
+            if not _any_lives(alerts) and time.monotonic() >= next_alerts_s:
+                next_alerts_s = time.monotonic() + ALERTS_S
+                if (pid := start_alerts(store)) is not None:
+                    alerts.add(pid)
+            if busy:
+                busy_s = time.monotonic()
+            left_s = busy_s + idle_s - time.monotonic()
+            if asked_to_end or (not busy and left_s <= 0):
+                return
+            if collecting.behind:
+                wait_s = 0.0
+            elif not busy:
+                wait_s = min(wait_s, left_s)
+    finally:
+        collecting.close()
+
+
+def _step(store: Store, collecting: Collecting, said: str) -> tuple[bool, float, str]:
+    """One step: whether it was busy, how long to wait, and what keeps it from going on, told unless it was `said` before."""
+    try:
+        busy = collecting.step()
+    except StoreError as error:  # the disk refuses, or is full; the spool keeps everything meanwhile
+        if str(error) != said:
+            print(f"collector: {error}", file=sys.stderr, flush=True)
+        _tell_trouble(store, str(error))
+        return False, BUSY_RETRY_S, str(error)
+    if said:
+        _tell_trouble(store, None)
+    return busy, STEP_S, ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m unskew.collector.service.process", description="The collector of one store."
+    )
+    parser.add_argument("--store", help="folder of the store (default: $UNSKEW_STORE, else ./data/store)")
+    parser.add_argument("--idle-s", type=float, default=IDLE_S, help="end after so many seconds without news or controller")
+    options = parser.parse_args(arguments)
+    try:
+        store = Store.locate(options.store)
+        make_folder(store.root)
+        # Taken by `serve` between steps alone: whoever sees the lock held may ask for an end, and no step is cut.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        lock = hold(store.lock("collector"), wait_s=0.0)
+        if lock is None:
+            return 0
+        stand_back()
+        with lock:
+            serve(store, options.idle_s)
+    except StoreError as error:
+        print(f"collector: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

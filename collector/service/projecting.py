@@ -1,0 +1,56 @@
+"""Keeping the projections up beside the log: called by the collector, and never in the way of ingest.
+
+A projection that fails is told in collector.log and left as it was; the log goes on, and readers aggregate what it lacks.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import duckdb
+import msgspec
+
+from unskew.collector import projections
+from unskew.collector.files import manifest
+from unskew.collector.paths import Store
+from unskew.collector.service.snapshot import files_read
+
+PUBLISH_S = 5.0
+"""At most this often while there is news; once more when the collector becomes idle."""
+
+
+class Projector:
+    """Calls the projections of one database."""
+
+    def __init__(self, store: Store, database: duckdb.DuckDBPyConnection) -> None:
+        self._store, self._database = store, database
+        self._next_publish_s = 0.0
+        self._published = -1
+        self._said = ""
+
+    def publish(self, *, at_once: bool = False) -> None:
+        """Put what is sealed into published files, when there is news and it is time; then swap the manifest."""
+        now_s, current = time.monotonic(), manifest.load(self._store)
+        if current.number == self._published or (now_s < self._next_publish_s and not at_once):
+            return
+        self._next_publish_s = now_s + PUBLISH_S
+        try:
+            published = projections.publish(self._database, self._store, current)
+        except (duckdb.Error, ValueError, OSError) as error:
+            self._say(f"projections were not published: {error}")
+            return
+        if published != current.published:
+            keep = {one.file for one in (*published, *current.published)}  # a reader may be on its way to the files of before
+            read = files_read(self._store)
+            current = msgspec.structs.replace(current, number=current.number + 1, published=published)
+            manifest.publish(self._store, current)
+            for path in (self._store.root / "published").glob("*"):
+                if read is not None and str(path.relative_to(self._store.root)) not in keep | read:
+                    path.unlink()
+        self._published = current.number
+
+    def _say(self, sentence: str) -> None:
+        if sentence != self._said:
+            print(f"collector: {sentence}", file=sys.stderr, flush=True)
+        self._said = sentence

@@ -1,0 +1,1 @@
+"""What writes the log: spools of telemetry, control streams, commands of people."""

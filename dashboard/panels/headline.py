@@ -1,0 +1,133 @@
+"""The verdict in a sentence: what is wrong, who did it, who only suffers, since when, and what was done about it."""
+
+from __future__ import annotations
+
+import msgspec
+import polars as pl
+import streamlit as st
+
+from unskew.collector.events import Diagnosed, Verdict
+from unskew.dashboard.data import Snapshot
+from unskew.dashboard.panels import diagnosis
+from unskew.dashboard.run_state import NO_NEWS_S, imported
+from unskew.dashboard.story import Judged, Story
+from unskew.dashboard.theme import Tone, chip, escape
+from unskew.dashboard.wording import CAUSES, ago, count, parties, speeds
+
+RECENT = 20
+
+
+class Headline(msgspec.Struct, frozen=True):
+    """`notes` are further sentences, `chips` short facts with their tone."""
+
+    tone: Tone
+    sentence: str
+    chips: tuple[tuple[str, Tone], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def decide(snapshot: Snapshot) -> Headline:
+    """What stands on top of the page.
+
+    In this order: a run that says nothing (never began, lost its controller, fell silent), the newest open verdict, all well.
+    """
+    story = snapshot.story
+    silent = f"The last event came {ago(snapshot.age_s)}."
+    if story.started is None:
+        return Headline("quiet", "The run has not started yet: 0 events matched.")
+    if story.finished is None and not snapshot.controlled:
+        return Headline(
+            "bad", "The controller is gone; the run ended without saying so.", notes=(silent, *_verdict_notes(story))
+        )
+    if story.finished is not None and story.finished.status == "failed":
+        return Headline("bad", f"The run failed: {story.finished.reason or 'no reason given'}", notes=_verdict_notes(story))
+    if story.finished is None and snapshot.age_s > NO_NEWS_S:
+        return Headline("warn", f"Nothing has been heard of this run for {snapshot.age_s:.0f} s.", notes=_verdict_notes(story))
+    if story.open_verdicts:
+        return _of_verdict(story.open_verdicts[-1], story)
+    return _all_well(snapshot)
+
+
+def _of_verdict(judged: Judged, story: Story) -> Headline:
+    verdict = judged.verdict
+    facts: list[tuple[str, Tone]] = [(CAUSES[verdict.cause], "bad" if verdict.cause in ("dead", "hung") else "warn")]
+    if verdict.speed:
+        facts.append((speeds(verdict.speed), "warn"))
+    facts.append((f"since iteration {verdict.since_iteration}", "quiet"))
+    facts.append((f"confidence {verdict.confidence:.0%}".replace("%", " %"), "quiet"))
+    notes = []
+    if verdict.victims:
+        verb = "waits" if len(verdict.victims) == 1 and verdict.victims[0].kind == "device" else "wait"
+        if story.finished is not None or judged.answer is not None:
+            verb = "waited"
+        who = parties(verdict.victims)
+        notes.append(f"{who[0].upper()}{who[1:]} only {verb} for it: victims, not at fault.")
+    tone: Tone = "bad" if verdict.cause in ("dead", "hung") else "warn"
+    if judged.answer is not None:
+        tone = "info"
+        facts.append((f"answered by plan {judged.answer}", "info"))
+    elif any(change.proposed.verdict == verdict.verdict for change in story.open_changes):
+        facts.append(("a proposal waits for you", "info"))
+    return Headline(tone, sentence(verdict), tuple(facts), (*notes, *_verdict_notes(story, but=judged)))
+
+
+def sentence(verdict: Verdict) -> str:
+    """The detector's own sentence, as one that stands alone."""
+    return verdict.sentence[:1].upper() + verdict.sentence[1:].removesuffix(".") + "."
+
+
+def _all_well(snapshot: Snapshot) -> Headline:
+    ranks = snapshot.story.started.ranks if snapshot.story.started else 0
+    latest = snapshot.latest
+    if snapshot.story.finished is not None:
+        done = count(snapshot.story.finished.iterations, "iteration")
+        if imported(snapshot.story):
+            return _imported(done, diagnosis.newest(snapshot.story))
+        how = "was stopped" if snapshot.story.finished.status == "stopped" else "is done"
+        return Headline(
+            "ok", f"The run {how} after {done}; nothing was wrong at its end.", notes=_verdict_notes(snapshot.story)
+        )
+    if latest is None:
+        return Headline("quiet", f"{count(ranks, 'rank')} started; no iteration is committed yet.")
+    if latest.predicted_us is None:
+        return Headline("quiet", f"Warm-up: {count(ranks, 'rank')} run, the predictor is not fitted yet.")
+    facts: tuple[tuple[str, Tone], ...] = () if snapshot.judged.is_empty() else ((furthest(snapshot.judged), "quiet"),)
+    return Headline(
+        "ok", f"All {ranks - len(snapshot.story.lost)} ranks run as predicted.", facts, _verdict_notes(snapshot.story)
+    )
+
+
+def _imported(done: str, found: Diagnosed | None) -> Headline:
+    if found is None:
+        return Headline("quiet", f"An imported run of {done}; nobody has judged it yet.")
+    note = f"An imported run of {done}, diagnosed afterwards."
+    if not found.verdicts:
+        return Headline("ok", "Nothing is wrong in it, as far as the data tells.", notes=(note,))
+    first, *others = (diagnosis.sentence(verdict) for verdict in found.verdicts)
+    return Headline("warn", first, notes=(*others[:2], note))
+
+
+def furthest(judged: pl.DataFrame) -> str:
+    """The rank furthest from its prediction, in the mean of the last iterations."""
+    recent = judged.filter(pl.col("iteration") > pl.col("iteration").max() - RECENT, pl.col("predicted_us") > 0)
+    ratios = recent.group_by("rank").agg((pl.col("measured_us").sum() / pl.col("predicted_us").sum()).alias("ratio"))
+    rank, ratio = ratios.sort((pl.col("ratio") - 1).abs(), "rank").row(-1)
+    return f"furthest off: rank {rank} at {ratio:.2f} of its predicted time"
+
+
+def _verdict_notes(story: Story, but: Judged | None = None) -> tuple[str, ...]:
+    """The other open verdicts, newest first."""
+    others = [sentence(j.verdict) for j in reversed(story.open_verdicts) if j is not but]
+    return tuple(f"Open verdict: {sentence}" for sentence in others[:2])
+
+
+def show(snapshot: Snapshot) -> None:
+    """Draw the headline."""
+    headline = decide(snapshot)
+    chips = "".join(chip(text, tone) for text, tone in headline.chips)
+    notes = "".join(f'<div class="u-note">{escape(note)}</div>' for note in headline.notes)
+    st.html(
+        f'<div class="u-verdict u-edge-{headline.tone}" role="status" data-testid="headline"><div>'
+        f'<p class="u-sentence">{escape(headline.sentence)}</p>'
+        f'<div class="u-chips">{chips}</div>{notes}</div></div>'
+    )

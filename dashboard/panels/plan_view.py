@@ -1,0 +1,176 @@
+"""Who holds what: one bar per replica, as wide as the model is deep, cut where a rank's layers end.
+
+A block names the rank, its layers and how many micro-batches it executes; slow, dead and changed are said in words. The same
+bars show the plan in force and a proposed one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import streamlit as st
+
+from unskew.analytics.core.plan import Plan, Role
+from unskew.collector.events import PlanApplied
+from unskew.dashboard.data import Snapshot
+from unskew.dashboard.story import Story
+from unskew.dashboard.theme import card, empty, escape, title
+from unskew.dashboard.wording import count
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One block: a role, what it executes now and before, and how its rank is."""
+
+    role: Role
+    micro_batches: int
+    rerouted_in: int
+    speed: float | None = None
+    dead: bool = False
+    was: str = ""
+
+
+def places(plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Mapping[int, Role]) -> dict[int, list[Place]]:
+    """replica -> its places by layer; a lost rank keeps its place, marked dead, until others of its replica hold its layers."""
+    load, foreign = _load(plan)
+    old_load = _load(before)[0] if before else Counter()
+    roles = [*plan.roles, *(role for rank, role in lost.items() if rank not in plan.role_of and not _covered(role, plan))]
+    found: dict[int, list[Place]] = {}
+    for role in sorted(roles, key=lambda role: (role.replica, role.first_layer, role.shard)):
+        dead = role.rank in lost
+        place = Place(
+            role=role,
+            micro_batches=0 if dead and role.rank not in plan.role_of else load[role.rank],
+            rerouted_in=foreign[role.rank],
+            speed=speeds.get(role.rank),
+            dead=dead,
+            was=""
+            if dead or before is None
+            else _was(role, load[role.rank], before.role_of.get(role.rank), old_load[role.rank]),
+        )
+        found.setdefault(role.replica, []).append(place)
+    return found
+
+
+def _covered(gone: Role, plan: Plan) -> bool:
+    """Whether ranks of its own replica hold layers that a lost rank held."""
+    return any(role.replica == gone.replica and not set(role.layers).isdisjoint(gone.layers) for role in plan.roles)
+
+
+def _load(plan: Plan) -> tuple[Counter[int], Counter[int]]:
+    """rank -> micro-batches it executes a hop of; rank -> those of them whose home is another replica."""
+    load: Counter[int] = Counter()
+    foreign: Counter[int] = Counter()
+    for route in plan.routes:
+        for rank in {rank for hop in route.hops for rank in hop.ranks}:
+            load[rank] += 1
+            foreign[rank] += plan.role_of[rank].replica != route.replica
+    return load, foreign
+
+
+def _was(role: Role, load: int, old: Role | None, old_load: int) -> str:
+    if old is None:
+        return "new"
+    was = [count(len(old.layers), "layer")] if old.ranges != role.ranges else []
+    was += [f"{old_load} mb"] if load != old_load else []
+    return ", ".join(was)
+
+
+def draw(
+    plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Mapping[int, Role], standby: Sequence[int] = ()
+) -> str:
+    """The bars as HTML, and the ranks that live without a part in the plan."""
+    rows = []
+    homes = Counter(route.replica for route in plan.routes)
+    for replica, row in places(plan, before, speeds, lost).items():
+        ranges = sorted(((held, place) for place in row for held in place.role.ranges), key=lambda part: part[0])
+        blocks = "".join(_block(place, n_layers) for (_, n_layers), place in ranges)
+        without = [f"without rank {rank}" for rank, role in lost.items() if role.replica == replica and _covered(role, plan)]
+        facts = "<br>".join([f"{homes[replica]} mb", *without])
+        name = f'replica {replica}<br><span class="u-muted">{facts}</span>'
+        rows.append(f'<div class="u-replica">{name}</div><div class="u-bar">{blocks}</div>')
+    if standby:
+        ranks = "".join(
+            f'<div class="u-block u-slow"><b>rank {rank}{_slow(speeds.get(rank))}</b>'
+            '<span class="u-sub">0 layers · no vote · measured</span></div>'
+            for rank in standby
+        )
+        rows.append(f'<div class="u-replica">on standby</div><div class="u-bar">{ranks}</div>')
+    step = max(1, -(-plan.n_layers // 32))
+    ruler = "".join(f"<span>{layer if layer % step == 0 else ''}</span>" for layer in range(plan.n_layers))
+    head = f'<div class="u-replica u-muted">layer</div><div class="u-ruler">{ruler}</div>'
+    return f'<div class="u-scroll"><div class="u-plan">{head}{"".join(rows)}</div></div>'
+
+
+def _block(place: Place, n_layers: int) -> str:
+    """One range of layers of a rank; a rank that a micro-batch passes more than once has several."""
+    role = place.role
+    layers = ", ".join(f"{first}–{first + held - 1}" if held > 1 else str(first) for first, held in role.ranges)
+    state = "dead" if place.dead else _slow(place.speed).removeprefix(" · ")
+    look = "u-dead" if place.dead else ("u-slow" if state else "")
+    look += " u-changed" if place.was else ""
+    work = "its micro-batches go elsewhere" if place.dead else f"{place.micro_batches} mb"
+    if place.rerouted_in:
+        work += f", {place.rerouted_in} rerouted in"
+    was = f'<span class="u-sub u-was">was {escape(place.was)}</span>' if place.was else ""
+    full = (
+        f"rank {role.rank}: layers {layers}, {work}{', ' + state if state else ''}{', was ' + place.was if place.was else ''}"
+    )
+    return (
+        f'<div class="u-block {look}" style="flex: {n_layers} 1 0" title="{escape(full)}">'
+        f"<b>rank {role.rank}{' · ' + state if state else ''}</b>"
+        f'<span class="u-sub">{count(n_layers, "layer")} · {escape(work)}</span>{was}</div>'
+    )
+
+
+def _slow(speed: float | None) -> str:
+    return f" · speed {speed:.2f}" if speed is not None and speed < 0.995 else ""
+
+
+def standby_of(story: Story, plan: Plan, lost: Mapping[int, Role]) -> list[int]:
+    """Living ranks that had a part in some plan of the run and have none in this one."""
+    ranks = {role.rank for applied in story.plans for role in Plan.from_data(applied.plan).roles}
+    return sorted(ranks - plan.role_of.keys() - lost.keys())
+
+
+def speeds_of(story: Story) -> dict[int, float]:
+    """rank -> its slowest kind of work, from the open verdicts."""
+    return {
+        party.rank: min(judged.verdict.speed.values())
+        for judged in story.open_verdicts
+        if judged.verdict.speed
+        for party in judged.verdict.culprits
+        if party.rank is not None
+    }
+
+
+def lost_of(story: Story) -> dict[int, Role]:
+    """rank -> the last role it had, for ranks that are lost."""
+    roles = {role.rank: role for applied in story.plans for role in Plan.from_data(applied.plan).roles}
+    return {loss.rank: roles[loss.rank] for loss in story.lost if loss.rank in roles}
+
+
+def previous(story: Story, epoch: int) -> Plan | None:
+    """The plan that was in force before plan `epoch`."""
+    older = [applied for applied in story.plans if applied.epoch < epoch]
+    return Plan.from_data(older[-1].plan) if older else None
+
+
+def show(snapshot: Snapshot) -> None:
+    """The plan in force, against the one before it."""
+    story = snapshot.story
+    with card("plan"):
+        applied: PlanApplied | None = story.plan
+        if applied is None:
+            title("Plan")
+            empty("0 plans applied." if story.finished is not None else "0 plans applied yet.")
+            return
+        reason = f": {applied.reason}" if applied.reason else ""
+        title(f"Plan {applied.epoch}: who holds what", f"since iteration {applied.iteration}{reason} · mb = micro-batches")
+        plan, speeds, lost = Plan.from_data(applied.plan), speeds_of(story), lost_of(story)
+        st.html(draw(plan, previous(story, applied.epoch), speeds, lost, standby_of(story, plan, lost)))
+        for change in story.open_changes:
+            title(f"Plan {change.proposed.epoch} as proposed", f"by {change.proposed.proposal}, against plan {applied.epoch}")
+            proposed = Plan.from_data(change.proposed.plan)
+            st.html(draw(proposed, plan, speeds, lost, standby_of(story, proposed, lost)))

@@ -1,0 +1,141 @@
+"""Proposals: what would change, what it gains and costs, and what became of it once somebody decided."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from unskew.collector.events import PlanExpired, PlanRejected, PlanScored
+from unskew.dashboard.data import Snapshot
+from unskew.dashboard.panels import dialogs
+from unskew.dashboard.story import Change
+from unskew.dashboard.theme import card, chip, empty, escape, title
+from unskew.dashboard.wording import count, duration, signed_percent
+
+LEAST_RISK = 0.005
+"""A risk below this is left out: it would be shown as 0 %."""
+
+
+def show(snapshot: Snapshot) -> None:
+    """Every open proposal with its buttons, else the newest decided one with its way so far."""
+    story = snapshot.story
+    with card("proposals"):
+        if not story.changes:
+            title("Proposals")
+            empty(_none_yet(snapshot))
+            return
+        for change in story.open_changes or story.changes[-1:]:
+            _card(snapshot, change)
+
+
+def _none_yet(snapshot: Snapshot) -> str:
+    if snapshot.story.finished is not None:
+        return "0 proposals were made in this run."
+    return "0 proposals yet. One appears here when a change of plan would repay its cost."
+
+
+def _card(snapshot: Snapshot, change: Change) -> None:
+    proposed = change.proposed
+    kind = "optional" if proposed.optional else "recovery"
+    title(f"Proposal {proposed.proposal}", f"plan {proposed.epoch} · {kind} · iteration {proposed.at_iteration}")
+    words = f'<div class="u-text"><p>{escape(proposed.reason)}</p>{_what(change)}</div>'
+    st.html(f'<div data-testid="proposal" data-state="{change.state}">{words}{facts(change)}</div>')
+    if change.state == "open":
+        _buttons(snapshot, change)
+    else:
+        _steps(change)
+
+
+def _what(change: Change) -> str:
+    """The changes, a line each; folded up once somebody decided."""
+    if not change.proposed.change:
+        return ""
+    items = "".join(f"<li>{escape(one)}</li>" for one in change.proposed.change.replace("->", "→").split("; "))
+    unfolded = " open" if change.state == "open" else ""
+    return f'<details class="u-more"{unfolded}><summary>What changes</summary><ul>{items}</ul></details>'
+
+
+def facts(change: Change) -> str:
+    """Iteration time now and then, cost, payback, as HTML."""
+    proposed = change.proposed
+    pairs = [("time with it", duration(proposed.predicted_us))]
+    if proposed.baseline_us is not None:
+        pairs.insert(0, ("time without it", duration(proposed.baseline_us)))
+    if proposed.gain_percent is not None:
+        pairs.append(("change", signed_percent(-proposed.gain_percent / 100)))
+    pairs.append(("cost, once", duration(proposed.cost_us)))
+    if proposed.payback_iterations is not None:
+        pairs.append(("repaid after", count(proposed.payback_iterations, "iteration")))
+    life, risk = proposed.evidence.get("life_iterations"), proposed.evidence.get("risk")
+    if life is not None:
+        pairs.append(("gain lasts about", count(round(life), "iteration")))
+    if risk is not None and risk >= LEAST_RISK:
+        pairs.append(("risk not repaid", f"{100 * risk:.0f} %"))
+    return (
+        '<div class="u-facts">' + "".join(f"<div><span>{name}</span><b>{value}</b></div>" for name, value in pairs) + "</div>"
+    )
+
+
+def _steps(change: Change) -> None:
+    """proposed, approved, applied, scored: as far as it came, and where it stopped."""
+    html = "".join(
+        f'<div class="{look}"><i></i><span>{escape(name)} <em>{escape(detail)}</em></span></div>'
+        for look, name, detail in steps(change)
+    )
+    st.html(f'<div class="u-steps">{html}</div>')
+
+
+def steps(change: Change) -> list[tuple[str, str, str]]:
+    """(look, step, what is known of it) from the proposal to its score."""
+    proposed, decision, applied = change.proposed, change.decision, change.applied
+    found = [("u-done", "proposed", f"at iteration {proposed.at_iteration}")]
+    if isinstance(decision, PlanRejected | PlanExpired):
+        by = f"by {decision.by}: " if isinstance(decision, PlanRejected) else ""
+        return [*found, ("u-stop", change.state, f"{by}{decision.reason}")]
+    if decision is not None:
+        found.append(("u-done", "approved", f"by {decision.by}: {decision.reason}"))
+    elif proposed.optional:
+        found.append(("", "approved", ""))
+    if change.failed is not None:
+        return [*found, ("u-stop", "failed", change.failed.reason)]
+    found.append(("u-done", "applied", f"at iteration {applied.iteration}") if applied is not None else ("", "applied", ""))
+    found.append(("u-done", "scored", scored_words(change.scored)) if change.scored is not None else ("", "scored", ""))
+    return found
+
+
+def scored_words(scored: PlanScored | None) -> str:
+    """ "−0.41 s per iteration (−0.44 to −0.38)": what the change did, negative = faster."""
+    if scored is None:
+        return "scored"
+    if scored.void is not None:
+        return f"no score: {scored.void}"
+    if scored.effect_s is None:
+        return "scored: no effect measured"
+    gain = f"{_seconds(-scored.effect_s)} per iteration"
+    if scored.interval_s is not None:
+        low, high = sorted(-value for value in scored.interval_s)
+        gain += f" ({_seconds(low).removesuffix(' s')} to {_seconds(high)})"
+    return gain
+
+
+def _seconds(value: float) -> str:
+    return f"{'−' if value < 0 else '+'}{abs(value):.2f} s"
+
+
+def _buttons(snapshot: Snapshot, change: Change) -> None:
+    proposal = change.proposed.proposal
+    sent = {"approve": "approval", "reject": "rejection"}.get(
+        st.session_state.get("sent", {}).get((snapshot.run, proposal), "")
+    )
+    if change.refused is not None:
+        st.html(chip(f"the controller refused: {change.refused.reason}", "bad"))
+    elif sent:
+        st.html(chip(f"{sent} sent, waiting for the controller", "info"))
+    why_not = dialogs.why_disabled(snapshot)
+    with st.container(horizontal=True, gap="small"):
+        off = why_not is not None or sent is not None
+        if st.button("Approve", key=f"approve-{proposal}", type="primary", disabled=off, help=why_not):
+            dialogs.approve(snapshot.run, change)
+        if st.button("Reject", key=f"reject-{proposal}", disabled=off, help=why_not):
+            dialogs.reject(snapshot.run, change)
+    if why_not is not None:
+        st.html(f'<p class="u-empty">{escape(why_not)}</p>')

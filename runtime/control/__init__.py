@@ -1,0 +1,1 @@
+"""The controller: a run from its options to its summary."""

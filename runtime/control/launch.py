@@ -1,0 +1,251 @@
+"""One run from options to summary: opens the log, starts the agent, lets the controller work, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+from torch._C._distributed_c10d import TCPStore
+
+from unskew.analytics.core.code_hash import code_hash
+from unskew.analytics.detector.options import EMULATED, SHARED_MACHINE, DetectorOptions
+from unskew.analytics.health.liveness import LivenessOptions
+from unskew.analytics.health.timeouts import too_early
+from unskew.analytics.loop.adaptation import Adaptation, Site
+from unskew.collector.events import RunFinished, RunStarted
+from unskew.collector.files.tail import Entry, Tail
+from unskew.collector.paths import Store, StoreError
+from unskew.collector.read.reader import open_store
+from unskew.collector.write.commands import Inbox, hold_controller_lock
+from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.control.control_log import Ledger
+from unskew.runtime.control.controller import Controller, RunFailed
+from unskew.runtime.control.interrupts import Interrupts
+from unskew.runtime.control.membership import AgentLost, Membership
+from unskew.runtime.control.summary import Gathering, Summary, Verification
+from unskew.runtime.control.timeouts import ladder
+from unskew.runtime.model.model import Layer, ModelSize
+from unskew.runtime.options import Placement, RunOptions, check, cores, place
+from unskew.runtime.protocol import Prepare, Ready, Seat, Stop
+
+_PREPARE_S = 120.0
+# What a change of plan costs on loopback, until the run has measured its own: standing still, and bytes per microsecond.
+_REGROUP_US = 300_000.0
+_BYTES_PER_US = 200.0
+
+
+def run(
+    options: RunOptions,
+    *,
+    on_event: Callable[[Entry], None] = lambda _: None,
+    on_tick: Callable[[], None] = lambda: None,
+) -> Summary:
+    """Train as `options` say and return what it came to; `on_event` sees every log entry, `on_tick` is called often.
+
+    With `options.verify` the same seed is also run without faults, on the virtual device, and the losses are compared.
+    Raises `ValueError` for bad options before anything starts; `KeyboardInterrupt` leaves a finished log.
+    """
+    check(options)
+    session = Session(options, on_event, on_tick)
+    session.perform()
+    verification = None
+    if options.verify:
+        undisturbed = msgspec.structs.replace(options, faults=(), device="virtual", mode="observe", verify=False)
+        reference = Session(undisturbed, lambda _: None, on_tick)
+        reference.perform()
+        verification = _compare(session.gathering, reference.gathering)
+    return session.summary(verification)
+
+
+class Session:
+    """One run in one store."""
+
+    def __init__(self, options: RunOptions, on_event: Callable[[Entry], None], on_tick: Callable[[], None]) -> None:
+        self._options, self._on_event, self._on_tick = options, on_event, on_tick
+        self._store = Store.locate(options.store)
+        self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        self.gathering = Gathering()
+        self._device = ""
+
+    def perform(self) -> None:
+        """The whole run. What happens, also a failure, is in the log when it returns or raises."""
+        if wrong := too_early(ladder(LivenessOptions())):
+            raise ValueError(f"the timeouts do not climb: {'; '.join(wrong)}")
+        with Interrupts() as interrupts, hold_controller_lock(self._store, self.run_id):
+            ledger, tail = Ledger(self._store, self.run_id), Tail(self._store, self.run_id)
+            telemetry = SpoolWriter(self._store, self.run_id, "controller")
+            membership = Membership(self._store.root / "logs" / f"{self.run_id}.log")
+            status, reason = "done", ""
+            try:
+                self._train(ledger, telemetry, tail, membership, interrupts.check)
+            except (RunFailed, AgentLost) as failure:
+                status, reason = "failed", str(failure)
+            except KeyboardInterrupt:
+                status, reason = "stopped", "Ctrl-C or SIGTERM"
+                raise
+            except BaseException as error:
+                status, reason = "failed", f"the controller failed: {type(error).__name__}: {error}"
+                raise
+            finally:
+                membership.stop(Stop())
+                telemetry.close()
+                self._read_all(tail)
+                # A log that cannot be written any more must not hide why the run ended.
+                with suppress(StoreError):
+                    ledger.append(_finished(status, len(self.gathering.losses), reason))
+                ledger.close()
+                self._read_all(tail)
+
+    def summary(self, verification: Verification | None) -> Summary:
+        """What the run came to; asks the store what it holds."""
+        with open_store(self._store) as reader:
+            stored = reader.sql("select count(*) as n from events where run = ?", [self.run_id])["n"][0]
+        return self.gathering.summary(self.run_id, self._device, int(stored), verification)
+
+    def _train(
+        self, ledger: Ledger, telemetry: SpoolWriter, tail: Tail, membership: Membership, check_interrupt: Callable[[], None]
+    ) -> None:
+        options = self._options
+        node = membership.connect(check_interrupt)
+        ready = self._prepare(membership, check_interrupt)
+        placement = place(options, ready.gpus, ready.gpu_models)
+        self._device = placement.device
+        rendezvous, port = _rendezvous()
+        ledger.append(_started(self.run_id, options, placement))
+        self._entries(tail.poll())
+        controller = Controller(
+            options,
+            ledger=ledger,
+            telemetry=telemetry,
+            tail=tail,
+            inbox=Inbox(self._store, self.run_id),
+            membership=membership,
+            adaptation=Adaptation(_site(options, placement)),
+            seats=[self._seat(rank, node, placement, port, membership.folder) for rank in range(options.ranks)],
+            node=node,
+            on_entries=self._entries,
+            check_interrupt=check_interrupt,
+        )
+        controller.run()
+        del rendezvous
+
+    def _prepare(self, membership: Membership, check_interrupt: Callable[[], None]) -> Ready:
+        prepare = Prepare(run=self.run_id, store=str(self._store.root), options=self._options, ahead_us=membership.ahead_us)
+        membership.send(msgspec.structs.replace(prepare, at_us=time.time_ns() // 1000))
+        until = time.monotonic() + _PREPARE_S
+        while time.monotonic() < until:
+            for message in membership.poll(0.1):
+                if isinstance(message, Ready):
+                    if message.problem:
+                        raise RunFailed(message.problem)
+                    return message
+            check_interrupt()
+            self._on_tick()
+        raise RunFailed(f"the node was not ready within {_PREPARE_S:.0f} s")
+
+    def _seat(self, rank: int, node: str, placement: Placement, port: int, folder: Path) -> Seat:
+        return Seat(
+            rank=rank,
+            device_id=f"{node}:{rank}",
+            device_class=placement.classes[rank],
+            run=self.run_id,
+            writer=f"rank-{rank:04d}.1",
+            store=str(self._store.root),
+            options=self._options,
+            device=placement.device,
+            gpu=rank if placement.on_gpus else None,
+            rendezvous_host="127.0.0.1",
+            rendezvous_port=port,
+            agent_folder=str(folder),
+        )
+
+    def _read_all(self, tail: Tail) -> None:
+        """Everything that the spools hold by now, however much it is."""
+        self._entries(tail.poll())
+        while tail.behind:
+            self._entries(tail.poll())
+
+    def _entries(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self.gathering.take(entry)
+            self._on_event(entry)
+        self._on_tick()
+
+
+def _rendezvous() -> tuple[TCPStore, int]:
+    """The store through which ranks find each other; on IPv4, because a look-up of names may stall for seconds."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=listener.detach(),
+    )
+    return store, port
+
+
+def _started(run_id: str, options: RunOptions, placement: Placement) -> RunStarted:
+    return RunStarted(
+        run=run_id,
+        device=placement.why,
+        clock="virtual" if placement.device == "virtual" else "monotonic",
+        mode=options.mode,
+        ranks=options.ranks,
+        options=msgspec.to_builtins(options),
+        code=code_hash(),
+        version=version("unskew"),
+    )
+
+
+def _finished(status: str, iterations: int, reason: str) -> RunFinished:
+    return msgspec.convert(
+        {"type": "run_finished@1", "status": status, "iterations": iterations, "reason": reason}, RunFinished
+    )
+
+
+def _site(options: RunOptions, placement: Placement) -> Site:
+    size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
+    per_element = 3 * (8 if options.dtype == "float64" else 4)
+    elements = [sum(p.numel() for p in Layer(size, layer).parameters()) for layer in range(options.layers)]
+    return Site(
+        origin=options.first_plan(),
+        iterations=options.iterations,
+        layer_bytes=tuple(per_element * count for count in elements),
+        bytes_per_us=_BYTES_PER_US,
+        regroup_us=_REGROUP_US,
+        shared_cores=cores() if placement.device == "real" and not placement.on_gpus and options.ranks > cores() else None,
+        truth_known=placement.device != "real",
+        detector=_thresholds(placement),
+        classes={
+            name: tuple(rank for rank, own in enumerate(placement.classes) if own == name)
+            for name in sorted({*placement.classes})
+        },
+    )
+
+
+def _thresholds(placement: Placement) -> DetectorOptions:
+    """For the class of device: emulated, on shared cores, or a GPU to each rank."""
+    if placement.device != "real":
+        return EMULATED
+    return DetectorOptions() if placement.on_gpus else SHARED_MACHINE
+
+
+def _compare(one: Gathering, other: Gathering) -> Verification:
+    """The largest difference over all iterations; not a number when one run lacks an iteration or a loss is not a number."""
+    if one.losses.keys() != other.losses.keys():
+        return Verification(max_abs_loss_difference=math.nan)
+    differences = [abs(loss - other.losses[iteration]) for iteration, loss in one.losses.items()]
+    return Verification(
+        max_abs_loss_difference=math.nan if any(map(math.isnan, differences)) else max(differences, default=0.0)
+    )

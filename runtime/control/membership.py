@@ -1,0 +1,163 @@
+"""The controller's side of the agents: who is connected, who is alive, and what they say."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from unskew.analytics.health.liveness import Pulse
+from unskew.runtime.protocol import MOST_BYTES, AnyMessage, Channel, Exited, Forked, Hello, Injected, Message, Pulses
+
+_CONNECT_S = 60.0
+_ACCEPT_S = 0.2
+_HELLO_S = 2.0
+_STOP_S = 5.0
+
+
+class AgentLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
+    """The agent is gone, and with it every rank of its node."""
+
+
+class Membership:
+    """Starts the node's agent, keeps the pulse of every rank, and passes messages on."""
+
+    def __init__(self, log: Path) -> None:
+        self._secret = secrets.token_hex(16)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(_ACCEPT_S)
+        self.folder = Path(tempfile.mkdtemp(prefix="unskew-agent-"))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        port = str(self._listener.getsockname()[1])
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "unskew.runtime.node.agent", "127.0.0.1", port, "node-0", str(self.folder)],
+                env={
+                    **os.environ,
+                    "UNSKEW_SECRET": self._secret,
+                    "GLOO_SOCKET_IFNAME": "lo",
+                    # A lost reverse look-up of an address would stall a rank's start by five seconds.
+                    "RES_OPTIONS": "timeout:1 attempts:1",
+                    "OMP_NUM_THREADS": "1",
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # A Ctrl-C in the terminal is the controller's to handle.
+                start_new_session=True,
+            )
+        self._agent: Channel | None = None
+        self.ahead_us = 0
+        """The node's wall clock minus ours, not more than it is: the way of the greeting is in it."""
+        self.pids: dict[int, int] = {}
+        self.pulses: dict[int, Pulse] = {}
+        self._iterations: dict[int, int] = {}
+        self.longest_work_s = 0.0
+        """The longest recent stretch of work of any rank that then moved on."""
+
+    def connect(self, check_interrupt: Callable[[], None]) -> str:
+        """Wait for the agent and check its secret; its node's name. Raises `AgentLost`."""
+        until = time.monotonic() + _CONNECT_S
+        while time.monotonic() < until and self._process.poll() is None:
+            check_interrupt()
+            with suppress(TimeoutError):
+                if (node := self._greet(self._listener.accept()[0])) is not None:
+                    self._listener.close()
+                    return node
+        raise AgentLost(f"the agent did not connect within {_CONNECT_S:.0f} s, or ended, see {self._log}")
+
+    def _greet(self, sock: socket.socket) -> str | None:
+        """The node's name if it is our agent that connected; a stranger is sent away."""
+        sock.settimeout(_HELLO_S)
+        channel = Channel(sock, most_bytes=4096)
+        with suppress(OSError, msgspec.DecodeError):
+            hello = channel.receive()
+            if isinstance(hello, Hello) and secrets.compare_digest(hello.secret, self._secret):
+                sock.settimeout(None)
+                channel.most_bytes = MOST_BYTES
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._agent = channel
+                self.ahead_us = hello.at_us - time.time_ns() // 1000
+                return hello.node
+        channel.close()
+        return None
+
+    def send(self, message: Message) -> None:
+        """To the agent. Raises `AgentLost`."""
+        try:
+            self._connected().send(message)
+        except OSError as error:
+            raise AgentLost(f"the agent is gone, see {self._log}") from error
+
+    def poll(self, wait_s: float) -> list[AnyMessage]:
+        """What arrives within `wait_s`, at once when something does. Raises `AgentLost`."""
+        if not select.select([self._connected()], [], [], wait_s)[0]:
+            return []
+        messages, still_open = self._connected().available()
+        for message in messages:
+            self._note(message)
+        if not still_open:
+            raise AgentLost(f"the agent is gone, see {self._log}")
+        return messages
+
+    def stop(self, farewell: Message) -> None:
+        """Let the agent end its ranks and itself; by force when it takes longer than 5 s."""
+        if self._agent is not None:
+            with suppress(OSError):
+                self._agent.send(farewell)
+            self._agent.close()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def iteration_of(self, rank: int) -> int:
+        """The iteration that a rank, living or dead, was last known to work on."""
+        return self._iterations.get(rank, 0)
+
+    def _note(self, message: AnyMessage) -> None:
+        if isinstance(message, Forked):
+            self.pids[message.rank] = message.pid
+        elif isinstance(message, Injected):
+            self._iterations[message.fault.rank] = message.iteration
+        elif isinstance(message, Exited):
+            self.pids.pop(message.rank, None)
+            self.pulses.pop(message.rank, None)
+        elif isinstance(message, Pulses):
+            now = time.monotonic()
+            self.longest_work_s = max((pulse.longest_work_s for pulse in message.pulses), default=0.0)
+            for pulse in message.pulses:
+                if pulse.rank in self.pids:
+                    self._iterations[pulse.rank] = pulse.iteration
+                    self.pulses[pulse.rank] = Pulse(
+                        rank=pulse.rank,
+                        at_s=now,
+                        alive=True,
+                        heartbeat_age_s=pulse.heartbeat_age_s,
+                        stalled_s=pulse.stalled_s,
+                        activity=pulse.activity,
+                        waits_for=pulse.waits_for,
+                        process_state=pulse.state,
+                        starved_s=pulse.starved_s,
+                        beat_starved_s=pulse.beat_starved_s,
+                        promised_s=pulse.promised_s,
+                    )
+
+    def _connected(self) -> Channel:
+        if self._agent is None:
+            raise AgentLost("the agent is not connected yet")
+        return self._agent

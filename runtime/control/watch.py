@@ -1,0 +1,66 @@
+"""Who is stuck: ranks that hang or are frozen, communication that broke although nobody died, a run in which nothing moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unskew.analytics.health.liveness import LivenessOptions, Pulse, Suspect, decide
+
+_BROKEN_S = 1.0
+STANDSTILL_S = 60.0
+_BREAKS_IN_A_ROW = 5
+
+
+class Watch:
+    """State of the controller's watch; times are its monotonic clock.
+
+    A rank whose communication broke waits for an epoch record that aborts. When a death explains the break, that record is on
+    its way; when none does within a second, the same plan is issued again under a new number, at most five times without a
+    commit.
+    """
+
+    def __init__(self) -> None:
+        self._condemned: dict[int, Suspect] = {}
+        self._broken_since_s: float | None = None
+        self._newest_abort = 0
+        self._in_a_row = 0
+
+    def suspects(self, now_s: float, pulses: Mapping[int, Pulse], longest_work_s: float | None) -> tuple[Suspect, ...]:
+        """Ranks to be killed because they hang or are frozen, each named once.
+
+        `longest_work_s`: the longest stretch of work that came to an end, None before the first iteration is committed.
+        """
+        table = {rank: pulse for rank, pulse in pulses.items() if rank not in self._condemned}
+        options = LivenessOptions() if longest_work_s is None else LivenessOptions().learned(longest_work_s)
+        found = decide(now_s, table, options)[0]
+        self._condemned.update({suspect.rank: suspect for suspect in found})
+        return found
+
+    def condemned(self, rank: int) -> Suspect | None:
+        """Why a rank that has now ended was killed; None when it ended by itself."""
+        return self._condemned.pop(rank, None)
+
+    def broken(self, epoch: int, now_s: float) -> None:
+        """A rank reports that its communication of `epoch` broke; older reports are answered already."""
+        if epoch >= self._newest_abort and self._broken_since_s is None:
+            self._broken_since_s = now_s
+
+    def aborted(self, epoch: int) -> None:
+        """An epoch record that aborts has been issued: it answers what was broken before."""
+        self._newest_abort, self._broken_since_s = epoch, None
+
+    def progressed(self) -> None:
+        """An iteration was committed."""
+        self._in_a_row = 0
+
+    def regroup_reason(self, now_s: float, pulses: Mapping[int, Pulse]) -> tuple[str, bool] | None:
+        """(why the same plan should be issued again, whether that was tried too often); None when all is well."""
+        reason = ""
+        if self._broken_since_s is not None and now_s - self._broken_since_s >= _BROKEN_S:
+            reason = "communication broke although no rank died"
+        elif pulses and all(pulse.stalled_s >= STANDSTILL_S for pulse in pulses.values()):
+            reason = f"nothing has moved for {STANDSTILL_S:g} s and nobody can be named"
+        if not reason:
+            return None
+        self._in_a_row += 1
+        return reason, self._in_a_row > _BREAKS_IN_A_ROW

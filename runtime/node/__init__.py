@@ -1,0 +1,1 @@
+"""A node: the agent, the zygote that forks ranks, heartbeats."""

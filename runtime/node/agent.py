@@ -1,0 +1,256 @@
+"""The agent: one per node. It owns the node's ranks (through the zygote), hears their heartbeats, and keeps the collector
+alive.
+
+One thread, one loop. When the controller is gone it stops its ranks: nothing of a run outlives its controller.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from unskew.collector.events import Heartbeat, HostClock
+from unskew.collector.paths import Store, StoreError
+from unskew.collector.service.process import ensure_collector
+from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.node.heartbeats import PULSE_S, PulseTable
+from unskew.runtime.priority import answer_at_once
+from unskew.runtime.protocol import (
+    AGENT_SOCKET,
+    BEAT_SOCKET,
+    AnyMessage,
+    Channel,
+    EpochRecord,
+    Exited,
+    Forked,
+    Hello,
+    Kill,
+    Measure,
+    Message,
+    Prepare,
+    Pulses,
+    Start,
+    Stop,
+    decode_beat,
+)
+
+_HOUSEKEEPING_S = 1.0
+_GOODBYE_S = 1.5
+_SEND_S = 1.0
+_SEND_BUFFER = 8 << 20
+_MOST_WAIT_S = 60.0
+
+
+class Agent:
+    """`controller` is the connection to the controller, `node` names this node in the run, `folder` is for its sockets."""
+
+    def __init__(self, controller: Channel, node: str, folder: Path) -> None:
+        self._controller, self._node, self._folder = controller, node, folder
+        self._zygote_process, self._zygote = _start_zygote()
+        self._ranks = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._ranks.bind(str(folder / AGENT_SOCKET))
+        self._ranks.listen(1024)
+        self._beats = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._beats.bind(str(folder / BEAT_SOCKET))
+        self._beats.setblocking(False)
+        self._channels: list[Channel] = []
+        self._records: list[EpochRecord] = []
+        self._table = PulseTable()
+        self._store: Store | None = None
+        self._spool: SpoolWriter | None = None
+        self._running = True
+        self._next_collector, self._collector_wait_s = 0.0, _HOUSEKEEPING_S
+
+    def serve(self) -> None:
+        """Until Stop, or until the controller or the zygote is gone."""
+        handlers: dict[int, Callable[[], None]] = {
+            self._controller.fileno(): lambda: self._read(self._controller, self._from_controller),
+            self._zygote.fileno(): lambda: self._read(self._zygote, self._from_zygote),
+            self._ranks.fileno(): self._accept,
+            self._beats.fileno(): self._hear,
+        }
+        next_pulse = next_housekeeping = time.monotonic()
+        try:
+            while self._running:
+                of_ranks = {channel.fileno(): channel for channel in self._channels}
+                wait_s = max(min(next_pulse, next_housekeeping) - time.monotonic(), 0.0)
+                # Ranks first: what one said before it died must be passed on before its death is.
+                for descriptor in select.select([*of_ranks, *handlers], [], [], wait_s)[0]:
+                    if descriptor in handlers:
+                        handlers[descriptor]()
+                    else:
+                        self._from_rank(of_ranks[descriptor])
+                now = time.monotonic()
+                if now >= next_pulse:
+                    next_pulse = now + PULSE_S
+                    self._table.look(now)
+                    self._tell(Pulses(pulses=self._table.pulses(now)))
+                if now >= next_housekeeping:
+                    next_housekeeping = now + _HOUSEKEEPING_S
+                    self._keep_house(now)
+        finally:
+            self._stop()
+
+    def _read(self, channel: Channel, handle: Callable[[AnyMessage], None]) -> None:
+        messages, still_open = channel.available()
+        for message in messages:
+            handle(message)
+        self._running = self._running and still_open
+
+    def _from_controller(self, message: AnyMessage) -> None:
+        if isinstance(message, Prepare):
+            self._store = Store(Path(message.store))
+            self._spool = SpoolWriter(self._store, message.run, f"agent-{self._node}")
+            self._spool.append(_compared(self._node, message.ahead_us, time.time_ns() // 1000 - message.at_us))
+            self._zygote.send(message)
+        elif isinstance(message, Start):
+            self._zygote.send(message)
+        elif isinstance(message, EpochRecord):
+            self._records = [message] if message.abort else [*self._records, message]
+            self._pass_on_to_all(message)
+        elif isinstance(message, Measure):
+            self._pass_on_to_all(message)
+        elif isinstance(message, Kill):
+            self._zygote.send(message)
+        elif isinstance(message, Stop):
+            self._running = False
+
+    def _from_zygote(self, message: AnyMessage) -> None:
+        if isinstance(message, Forked):
+            self._table.born(message.rank, message.pid, time.monotonic())
+        elif isinstance(message, Exited):
+            self._table.gone(message.rank)
+        self._tell(message)
+
+    def _accept(self) -> None:
+        sock = self._ranks.accept()[0]
+        # A rank that does not read (it is stopped) must not stop the agent: plans fit the buffer, and a send gives up.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        sock.settimeout(_SEND_S)
+        channel = Channel(sock)
+        self._channels.append(channel)
+        # A rank that connects after a record was sent gets it now.
+        for record in self._records:
+            self._pass_on(channel, record)
+
+    def _pass_on_to_all(self, message: Message) -> None:
+        for channel in list(self._channels):
+            self._pass_on(channel, message)
+
+    def _pass_on(self, channel: Channel, message: Message) -> None:
+        """To a rank; one that cannot be told is cut off, and ends itself."""
+        try:
+            channel.send(message)
+        except OSError:
+            if channel in self._channels:
+                self._channels.remove(channel)
+            channel.close()
+
+    def _from_rank(self, channel: Channel) -> None:
+        messages, still_open = channel.available()
+        for message in messages:
+            self._tell(message)
+        if not still_open and channel in self._channels:
+            self._channels.remove(channel)
+            channel.close()
+
+    def _hear(self) -> None:
+        with suppress(BlockingIOError):
+            while True:
+                self._table.beat(decode_beat(self._beats.recv(64)), now_s=time.monotonic())
+
+    def _keep_house(self, now: float) -> None:
+        if self._store is None or self._spool is None:
+            return
+        if now >= self._next_collector:
+            try:
+                ensure_collector(self._store)
+                self._collector_wait_s = _HOUSEKEEPING_S
+            except (OSError, StoreError) as error:
+                # Training goes on without a collector: the spools keep everything.
+                print(f"the collector cannot be started: {error}", file=sys.stderr)
+                self._collector_wait_s = min(2 * self._collector_wait_s, _MOST_WAIT_S)
+            self._next_collector = now + self._collector_wait_s
+        for pulse in self._table.pulses(now):
+            self._spool.append(
+                Heartbeat(
+                    rank=pulse.rank,
+                    pid=self._table.pid(pulse.rank),
+                    iteration=pulse.iteration,
+                    progress=self._table.count(pulse.rank),
+                    activity=pulse.activity,
+                    age_us=int(pulse.heartbeat_age_s * 1e6),
+                    stalled_us=int(pulse.stalled_s * 1e6),
+                    waits_for=pulse.waits_for,
+                    longest_gap_us=int(self._table.take_longest_gap_s(pulse.rank) * 1e6),
+                )
+            )
+
+    def _tell(self, message: Message) -> None:
+        try:
+            self._controller.send(message)
+        except OSError:
+            self._running = False
+
+    def _stop(self) -> None:
+        """Let the ranks hand over their events, then end them and the zygote."""
+        for channel in self._channels:
+            _send(channel, Stop())
+        until = time.monotonic() + _GOODBYE_S
+        while self._channels and time.monotonic() < until:
+            for channel in select.select(self._channels, [], [], 0.1)[0]:
+                if not channel.available()[1]:
+                    self._channels.remove(channel)
+        _send(self._zygote, Stop())
+        self._zygote.close()
+        try:
+            self._zygote_process.wait(_GOODBYE_S)
+        except subprocess.TimeoutExpired:
+            # It is stopped or loading; the kernel ends its ranks with it.
+            self._zygote_process.kill()
+            self._zygote_process.wait()
+        if self._spool is not None:
+            self._spool.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _compared(node: str, least_us: int, most_us: int) -> HostClock:
+    """Our wall clock against the controller's: ahead by `least_us` to `most_us`; the ways of two messages lie between."""
+    return HostClock(node=node, offset_us=(least_us + most_us) // 2, within_us=(most_us - least_us + 1) // 2)
+
+
+def _start_zygote() -> tuple[subprocess.Popen[bytes], Channel]:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "unskew.runtime.node.zygote", str(theirs.fileno())]
+    # A session of its own: where the kernel shares cores among sessions, the ranks' load is not the agent's.
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+    theirs.close()
+    return process, Channel(ours)
+
+
+def _send(channel: Channel, message: Message) -> None:
+    with suppress(OSError):
+        channel.send(message)
+
+
+def main() -> None:
+    """``python -m unskew.runtime.node.agent HOST PORT NODE FOLDER``, the secret in $UNSKEW_SECRET."""
+    answer_at_once()
+    host, port, node, folder = sys.argv[1:]
+    sock = socket.create_connection((host, int(port)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    channel = Channel(sock)
+    channel.send(Hello(secret=os.environ.pop("UNSKEW_SECRET"), node=node, at_us=time.time_ns() // 1000))
+    Agent(channel, node, Path(folder)).serve()
+
+
+if __name__ == "__main__":
+    main()

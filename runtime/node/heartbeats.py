@@ -1,0 +1,154 @@
+"""What an agent knows of its ranks from their heartbeats, and from the kernel about their threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from unskew.analytics.health.liveness import Activity
+from unskew.runtime.node.processes import CoreTime, core_time, process_state, thread_state, threads_of
+from unskew.runtime.protocol import Beat, RankPulse
+
+PULSE_S = 0.1
+_FORGET = 0.99
+_STILL_S = 0.25
+
+
+class _Waits(msgspec.Struct, frozen=True):
+    """A thread's counts at one look, and since when it has been ready without running (None: it is not)."""
+
+    counted: CoreTime
+    since_s: float | None
+
+    def total_s(self, now_s: float) -> float:
+        return self.counted.waited_s + (now_s - self.since_s if self.since_s is not None else 0.0)
+
+
+class _Lack(msgspec.Struct):
+    """How long a thread could not go on since its last sign, because it, or a thread it may wait for, had no core.
+
+    Its siblings count too: one that was preempted may hold the interpreter's lock, or one of the communication library.
+    """
+
+    waits: dict[int, _Waits] = {}
+    looked_s: float = 0.0
+    since_sign_s: float | None = 0.0
+
+    def look(self, pid: int, threads: Sequence[int], now_s: float, passed_s: float, least_s: float) -> None:
+        """`passed_s` since the last look; for `least_s` of it the agent itself had no core, so nobody is blamed for that."""
+        before, then_s = self.waits, self.looked_s
+        found = {thread: self._waits(pid, thread, now_s) for thread in threads}
+        self.waits = {thread: waits for thread, waits in found.items() if waits is not None}
+        self.looked_s = now_s
+        if not self.waits:
+            self.since_sign_s = None
+        elif self.since_sign_s is not None:
+            grown = [waits.total_s(now_s) - before[one].total_s(then_s) for one, waits in self.waits.items() if one in before]
+            self.since_sign_s += max(least_s, min(max(grown, default=0.0), passed_s))
+
+    def _waits(self, pid: int, thread: int, now_s: float) -> _Waits | None:
+        counted = core_time(pid, thread)
+        if counted is None:
+            return None
+        before = self.waits.get(thread)
+        # It neither ran nor came to the end of a wait: asleep, or waiting for a core all the time.
+        if before is None or before.counted != counted or thread_state(pid, thread) != "R":
+            return _Waits(counted, None)
+        return _Waits(counted, before.since_s if before.since_s is not None else now_s)
+
+    def sign(self) -> None:
+        self.since_sign_s = 0.0
+
+
+class _Known(msgspec.Struct):
+    pid: int
+    beat_s: float
+    moved_s: float
+    main: _Lack
+    beating: _Lack
+    thread: int = 0
+    count: int = 0
+    iteration: int = 0
+    activity: Activity = "idle"
+    waits_for: int | None = None
+    promised_s: float = 0.0
+    longest_work_s: float = 0.0
+    longest_gap_s: float = 0.0
+
+
+class PulseTable:
+    """Last heartbeat and last progress of each living rank; times are the agent's monotonic clock."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+        self._looked_s: float | None = None
+
+    def born(self, rank: int, pid: int, now_s: float) -> None:
+        self._known[rank] = _Known(pid, now_s, now_s, _Lack(), _Lack())
+
+    def gone(self, rank: int) -> None:
+        self._known.pop(rank, None)
+
+    def beat(self, beat: Beat, *, now_s: float) -> None:
+        """Take a heartbeat; a late one of a rank that is gone is ignored."""
+        known = self._known.get(beat.rank)
+        if known is None:
+            return
+        if beat.count != known.count:
+            if known.activity == "compute":
+                took_s = known.beat_s - known.moved_s - (known.main.since_sign_s or 0.0)
+                known.longest_work_s = max(_FORGET * known.longest_work_s, took_s)
+            known.moved_s = now_s
+            known.main.sign()
+        known.beating.sign()
+        known.longest_gap_s = max(known.longest_gap_s, now_s - known.beat_s)
+        known.beat_s, known.count, known.iteration, known.thread = now_s, beat.count, beat.iteration, beat.thread
+        known.activity, known.waits_for, known.promised_s = beat.activity, beat.waits_for, beat.promised_s
+
+    def look(self, now_s: float) -> None:
+        """Ask the kernel which threads had no core since the last look; due every `PULSE_S`.
+
+        Of a rank that stands still all threads are asked, but for its progress not the one that beats: that one wakes many
+        times a second and is late a little each time, however stuck the others are.
+        """
+        passed_s = now_s - self._looked_s if self._looked_s is not None else 0.0
+        self._looked_s = now_s
+        late_s = max(passed_s - 2 * PULSE_S, 0.0)
+        for known in self._known.values():
+            still = now_s - min(known.moved_s, known.beat_s) > _STILL_S
+            siblings = threads_of(known.pid) if still else ()
+            others = (thread for thread in siblings if thread != known.thread)
+            known.main.look(known.pid, (known.pid, *others), now_s, passed_s, late_s)
+            if known.thread:
+                known.beating.look(known.pid, (known.thread, *siblings), now_s, passed_s, late_s)
+
+    def pulses(self, now_s: float) -> tuple[RankPulse, ...]:
+        return tuple(
+            RankPulse(
+                rank=rank,
+                longest_work_s=known.longest_work_s,
+                heartbeat_age_s=now_s - known.beat_s,
+                stalled_s=now_s - known.moved_s,
+                activity=known.activity,
+                waits_for=known.waits_for,
+                iteration=known.iteration,
+                state=process_state(known.pid),
+                starved_s=known.main.since_sign_s,
+                beat_starved_s=known.beating.since_sign_s,
+                promised_s=known.promised_s,
+            )
+            for rank, known in sorted(self._known.items())
+        )
+
+    def take_longest_gap_s(self, rank: int) -> float:
+        """The longest pause between two heartbeats of a rank since the last call."""
+        known = self._known[rank]
+        gap_s, known.longest_gap_s = known.longest_gap_s, 0.0
+        return gap_s
+
+    def pid(self, rank: int) -> int:
+        return self._known[rank].pid
+
+    def count(self, rank: int) -> int:
+        return self._known[rank].count

@@ -1,0 +1,118 @@
+"""The zygote: a process that has imported everything and loaded the corpus, and forks ranks in milliseconds.
+
+It never starts a thread and runs no tensor operation, so a fork of it is sound. It is the ranks' parent: it reaps them and
+reports how they ended. When the agent is gone it kills them and ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+
+import torch
+import torch._dynamo  # the first AdamW imports it: a second of work, better once here than in every rank
+
+from unskew.runtime.corpus import Corpus, CorpusError, load_corpus
+from unskew.runtime.node.processes import die_with_parent, exit_detail
+from unskew.runtime.priority import answer_at_once
+from unskew.runtime.protocol import AnyMessage, Channel, Exited, Forked, Kill, Prepare, Ready, Seat, Start, Stop
+from unskew.runtime.rank.nvml import gpu_models
+from unskew.runtime.rank.rank import run_rank
+
+
+class Zygote:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._corpus: Corpus | None = None
+        self._rank_of_pid: dict[int, int] = {}
+        self._child_ended, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup)
+
+    def serve(self) -> None:
+        """Until Stop, or until the agent is gone."""
+        still_open = True
+        while still_open:
+            ready, _, _ = select.select([self._channel.fileno(), self._child_ended], [], [])
+            if self._child_ended in ready:
+                os.read(self._child_ended, 4096)
+                self._reap()
+            if self._channel.fileno() in ready:
+                messages, still_open = self._channel.available()
+                for message in messages:
+                    still_open = self._handle(message) and still_open
+        for pid in self._rank_of_pid:
+            _kill(pid)
+
+    def _handle(self, message: AnyMessage) -> bool:
+        if isinstance(message, Prepare):
+            self._prepare(message)
+        elif isinstance(message, Start):
+            for seat in message.seats:
+                self._fork(seat)
+        elif isinstance(message, Kill):
+            for pid, rank in self._rank_of_pid.items():
+                if rank == message.rank:
+                    _kill(pid)
+        return not isinstance(message, Stop)
+
+    def _prepare(self, message: Prepare) -> None:
+        problem = ""
+        try:
+            self._corpus = load_corpus(message.options.corpus, message.options.tokens)
+        except CorpusError as error:
+            problem = str(error)
+        # Collected once here, never in a rank: a collection in the middle of a chunk would look like a slow device.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        answer_at_once()  # from now on it forks, reaps, and sleeps
+        gpus = torch.cuda.device_count()
+        self._channel.send(Ready(gpus=gpus, gpu_models=gpu_models(gpus), problem=problem))
+
+    def _fork(self, seat: Seat) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become(seat)
+        self._rank_of_pid[pid] = seat.rank
+        self._channel.send(Forked(rank=seat.rank, pid=pid))
+
+    def _become(self, seat: Seat) -> None:
+        """The child: a rank. Never returns."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._channel.close()
+            die_with_parent()
+            if self._corpus is not None:
+                run_rank(seat, self._corpus)
+                code = 0
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self._rank_of_pid:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            rank = self._rank_of_pid.pop(pid)
+            self._channel.send(Exited(rank=rank, pid=pid, detail=exit_detail(status), at_ns=time.monotonic_ns()))
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    with suppress(BrokenPipeError):
+        Zygote(Channel(socket.socket(fileno=int(sys.argv[1])))).serve()

@@ -1,0 +1,1 @@
+"""A rank: what it executes, commits, migrates and records."""

@@ -1,0 +1,128 @@
+"""The commit protocol: when an iteration counts, also when ranks die around that moment.
+
+After its gradients are reduced, a rank enters a barrier that says "I hold all gradients" and carries its vote. Whoever passes
+the barrier knows that every member holds the reduced gradients of the iteration. After an abort the survivors exchange their
+standing:
+
+* if anyone passed the barrier of iteration i, everyone who has not stepped i yet steps it now, from the gradients it still
+  holds;
+* else iteration i is redone, as the next attempt.
+
+Ranks can differ by one iteration at most: nobody passes barrier i + 1 before all have entered it, hence stepped i. A plan takes
+effect when the vote's minimum of "highest epoch held" reaches it. (ReCoVer and FT-HSDP commit per step in the same spirit.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from unskew.runtime.rank.comm import Comm
+
+
+class Vote(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank says at the barrier. `loss` is its share (nats per target token); `clock_us` its clock, for a logical one."""
+
+    loss: float
+    highest_epoch: int
+    log_complete: bool
+    clock_us: int
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What the barrier of one iteration said, the same on every rank that passed it."""
+
+    iteration: int
+    epoch: int
+    attempt: int
+    loss: float
+    next_epoch: int
+    log_complete: bool
+    clock_us: int
+
+
+def vote(comm: Comm, iteration: int, attempt: int, mine: Vote) -> Outcome:
+    """The barrier. Raises `PeerLost`; then nothing is known, and `settle` must find out."""
+    row = torch.tensor([mine.loss, mine.highest_epoch, mine.log_complete, mine.clock_us], dtype=torch.float64)
+    rows = comm.all_gather(row)
+    return Outcome(
+        iteration=iteration,
+        epoch=comm.epoch,
+        attempt=attempt,
+        loss=float(rows[:, 0].sum()),
+        next_epoch=int(rows[:, 1].min()),
+        log_complete=bool(rows[:, 2].min()),
+        clock_us=int(rows[:, 3].max()),
+    )
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank stands when its communication broke.
+
+    `stepped` iterations are done; `attempt` is the highest attempt at iteration `stepped` it knows of (-1 = none); `outcome` is
+    the last barrier it passed: of iteration `stepped` when it has not stepped yet, else of the one before, or None.
+    """
+
+    stepped: int
+    attempt: int
+    outcome: Outcome | None
+
+    @property
+    def passed(self) -> int:
+        """Iterations whose barrier this rank has passed."""
+        return self.stepped if self.outcome is None else max(self.stepped, self.outcome.iteration + 1)
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
+    """What the survivors agree on: `committed` iterations count; `outcome` is that of the last one (None before the first);
+    the next attempt of iteration `committed` is numbered `attempt`."""
+
+    committed: int
+    outcome: Outcome | None
+    attempt: int
+
+
+def settle(comm: Comm, mine: Standing) -> Settled:
+    """Exchange standings among the survivors and decide. Raises `PeerLost` when another one dies meanwhile."""
+    rows = comm.all_gather(torch.tensor(_row(mine), dtype=torch.float64))
+    return decide([_standing([float(value) for value in row]) for row in rows])
+
+
+def decide(standings: Sequence[Standing]) -> Settled:
+    """The rule itself: pure, the same on every survivor.
+
+    >>> half = Outcome(iteration=4, epoch=0, attempt=0, loss=2.0, next_epoch=0, log_complete=True, clock_us=0)
+    >>> decide([Standing(stepped=4, attempt=0, outcome=half), Standing(stepped=4, attempt=0, outcome=None)]).committed
+    5
+    """
+    committed = max(standing.passed for standing in standings)
+    outcomes = [s.outcome for s in standings if s.outcome is not None and s.outcome.iteration == committed - 1]
+    begun = [standing.attempt for standing in standings if standing.stepped == committed]
+    return Settled(committed=committed, outcome=outcomes[0] if outcomes else None, attempt=max(begun, default=-1) + 1)
+
+
+_NO_OUTCOME = (-1.0,) * 7
+
+
+def _row(standing: Standing) -> list[float]:
+    outcome = standing.outcome
+    fields = _NO_OUTCOME if outcome is None else tuple(float(value) for value in msgspec.structs.astuple(outcome))
+    return [float(standing.stepped), float(standing.attempt), *fields]
+
+
+def _standing(row: Sequence[float]) -> Standing:
+    iteration, epoch, attempt, loss, next_epoch, log_complete, clock_us = row[2:]
+    outcome = None
+    if iteration >= 0:
+        outcome = Outcome(
+            iteration=int(iteration),
+            epoch=int(epoch),
+            attempt=int(attempt),
+            loss=loss,
+            next_epoch=int(next_epoch),
+            log_complete=bool(log_complete),
+            clock_us=int(clock_us),
+        )
+    return Standing(stepped=int(row[0]), attempt=int(row[1]), outcome=outcome)

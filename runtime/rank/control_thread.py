@@ -1,0 +1,147 @@
+"""A rank's side threads: heartbeats to the agent, and epoch records from it.
+
+A record that aborts frees the main thread at once, wherever it is blocked. When the agent is gone the rank ends itself: nothing
+of a run outlives its agent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from unskew.runtime.protocol import (
+    AGENT_SOCKET,
+    BEAT_SOCKET,
+    Beat,
+    Channel,
+    EpochRecord,
+    Measure,
+    Message,
+    Seat,
+    Stop,
+    encode_beat,
+)
+from unskew.runtime.rank.comm import Comm
+from unskew.runtime.rank.progress import Progress
+
+BEAT_S = 0.05
+
+
+class Control:
+    """`last_words` hands over the rank's events before the process ends."""
+
+    def __init__(self, seat: Seat, progress: Progress, last_words: Callable[[], object]) -> None:
+        self._seat, self._progress, self._last_words = seat, progress, last_words
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(f"{seat.agent_folder}/{AGENT_SOCKET}")
+        self._channel = Channel(sock)
+        self._changed = threading.Condition()
+        self._records: dict[int, EpochRecord] = {}
+        self._measure: Measure | None = None
+        self._comm: Comm | None = None
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._listen, name="control", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Tell the agent; if it is gone, the listening thread is about to end the process."""
+        try:
+            self._channel.send(message)
+        except OSError:
+            time.sleep(60)
+
+    @property
+    def highest_boundary(self) -> int:
+        """The highest epoch held whose plan waits for a commit boundary; -1 when none."""
+        with self._changed:
+            return max((epoch for epoch, record in self._records.items() if not record.abort), default=-1)
+
+    def record(self, epoch: int) -> EpochRecord:
+        """The record of an epoch this rank holds."""
+        with self._changed:
+            return self._records[epoch]
+
+    def wait_for_abort(self, after: int) -> EpochRecord:
+        """Block until there is a record above `after` that takes effect at once, and return the newest such."""
+        with self._changed:
+            while True:
+                newest = max((epoch for epoch, record in self._records.items() if record.abort), default=-1)
+                if newest > after:
+                    return self._records[newest]
+                self._changed.wait()
+
+    def wait_on_standby(self, after: int) -> EpochRecord | Measure:
+        """Block until this rank is to be measured, or until the newest record is above `after` and gives it a part.
+
+        A record that a newer one has overtaken counts no more: its change was called off.
+        """
+        with self._changed:
+            while True:
+                newest = max(self._records, default=-1)
+                if newest > after and self._records[newest].names(self._seat.rank):
+                    self._measure = None
+                    return self._records[newest]
+                if self._measure is not None:
+                    order, self._measure = self._measure, None
+                    return order
+                self._changed.wait()
+
+    def order(self) -> Measure | None:
+        """What this rank was asked to measure and has not; without waiting."""
+        with self._changed:
+            order, self._measure = self._measure, None
+            return order
+
+    def superseded(self, epoch: int) -> bool:
+        """Whether a later record aborts what epoch `epoch` does."""
+        with self._changed:
+            return any(record.abort and later > epoch for later, record in self._records.items())
+
+    def use(self, comm: Comm) -> None:
+        """From now on a record that aborts stops `comm`; at once when a newer such record is already here."""
+        with self._changed:
+            self._comm = comm
+            if any(record.abort and epoch > comm.epoch for epoch, record in self._records.items()):
+                comm.stop()
+
+    def _take(self, record: EpochRecord) -> None:
+        with self._changed:
+            self._records[record.plan.epoch] = record
+            if record.abort and self._comm is not None and record.plan.epoch > self._comm.epoch:
+                self._comm.stop()
+            self._changed.notify_all()
+
+    def _take_order(self, order: Measure) -> None:
+        if self._seat.rank in order.ranks:
+            with self._changed:
+                self._measure = order
+                self._changed.notify_all()
+
+    def _listen(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            if isinstance(message, EpochRecord):
+                self._take(message)
+            elif isinstance(message, Measure):
+                self._take_order(message)
+            elif isinstance(message, Stop):
+                self._end(0)
+        self._end(3)
+
+    def _end(self, code: int) -> None:
+        self._last_words()
+        os._exit(code)
+
+    def _beat(self) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        sock.setblocking(False)
+        progress, rank, thread = self._progress, self._seat.rank, threading.get_native_id()
+        while True:
+            now = Beat(
+                rank, thread, progress.count, progress.iteration, progress.activity, progress.waits_for, progress.promised_s
+            )
+            with suppress(OSError):  # the agent is busy: the next beat says the same
+                sock.sendto(encode_beat(now), f"{self._seat.agent_folder}/{BEAT_SOCKET}")
+            time.sleep(BEAT_S)

@@ -1,0 +1,216 @@
+"""What executes a chunk and which clock times it.
+
+One executor runs on four devices; only this object differs:
+
+* `RealDevice`: the CPU core this rank has. Chunk time = wall clock minus the time the thread was runnable without a core
+  (nothing in a chunk blocks on a peer while tensor parallelism is 1).
+* `CudaDevice`: the GPU this rank has. Chunk time by CUDA events, read after the iteration so that nothing waits for them.
+* `SleepDevice`: real maths, then sleep until the profile's time is up, on a clock of the device's own: like a GPU whose work
+  was launched ahead, it begins a chunk when the last one's time was up and the input there, however late its process woke.
+  Chunk time = the profile's, or the wall clock without the time the thread was runnable without a core, if that is longer.
+* `VirtualDevice`: a logical clock that messages carry along: exact, and independent of load.
+
+A slow fault multiplies the chunk's time: by sleeping in proportion to the CPU time used (real), by a longer sleep, or on the
+clock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+
+from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.device_profiles import profile
+from unskew.analytics.core.faults import FaultSpec
+from unskew.analytics.core.workload import Work
+from unskew.runtime.protocol import Seat
+
+
+class Timing(msgspec.Struct, gc=False):
+    """When a chunk ran, in the run's clock, and its own time; `runq_us` None = not measured."""
+
+    start_us: int
+    wall_us: int
+    compute_us: int
+    runq_us: int | None = None
+
+
+class ChunkOf(msgspec.Struct, frozen=True, gc=False):
+    """What the device must know of a chunk to time it or to make it slow; its inputs had arrived at `ready_us`; `split`: B is
+    the gradient of activations alone."""
+
+    kind: str
+    iteration: int
+    n_layers: int
+    has_head: bool
+    work: Work
+    ready_us: int
+    split: bool = False
+
+
+class Device(ABC):
+    """Runs chunks and tells the time. `torch_device` is where the tensors live; `carries_time`: messages carry the clock."""
+
+    torch_device = torch.device("cpu")
+    carries_time = False
+
+    def __init__(self, slow: Sequence[FaultSpec]) -> None:
+        self._slow = slow
+
+    @abstractmethod
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
+        """Execute `body`; the timing is asked for after the iteration."""
+
+    def now_us(self) -> int:
+        """The run's clock."""
+        return time.monotonic_ns() // 1000
+
+    def advance_to(self, time_us: int) -> None:  # noqa: B027 - only a logical clock listens
+        """The iteration ended at `time_us` on the slowest rank."""
+
+    def _factor(self, chunk: ChunkOf) -> float:
+        factor = 1.0
+        for fault in self._slow:
+            factor *= fault.slowdown(chunk.kind, chunk.iteration)
+        return factor
+
+
+class _RunQueue:
+    """How long this thread was runnable without a core: the kernel's count, which tells nothing everywhere but on Linux."""
+
+    def __init__(self) -> None:
+        try:
+            self._schedstat: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        except OSError:
+            self._schedstat = None
+
+    def waited_ns(self) -> int | None:
+        """Since the thread began; None = not told."""
+        return None if self._schedstat is None else int(os.pread(self._schedstat, 64, 0).split()[1])
+
+    def waited_since_ns(self, before_ns: int | None) -> int | None:
+        """Since `waited_ns` gave `before_ns`; None = not told."""
+        now_ns = self.waited_ns()
+        return None if before_ns is None or now_ns is None else now_ns - before_ns
+
+
+class RealDevice(Device):
+    def __init__(self, slow: Sequence[FaultSpec]) -> None:
+        super().__init__(slow)
+        self._queue = _RunQueue()
+
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
+        start, runq, cpu = time.monotonic_ns(), self._queue.waited_ns(), time.thread_time_ns()
+        result = body()
+        factor = self._factor(chunk)
+        if factor > 1.0:
+            time.sleep((factor - 1.0) * (time.thread_time_ns() - cpu) / 1e9)
+        wall, waited = time.monotonic_ns() - start, self._queue.waited_since_ns(runq)
+        timing = Timing(
+            start_us=start // 1000,
+            wall_us=wall // 1000,
+            compute_us=max(wall - (waited or 0), 0) // 1000,
+            runq_us=None if waited is None else waited // 1000,
+        )
+        return result, lambda: timing
+
+
+class CudaDevice(Device):
+    def __init__(self, slow: Sequence[FaultSpec], index: int) -> None:
+        super().__init__(slow)
+        self.torch_device = torch.device("cuda", index)
+
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
+        start_us = self.now_us()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        result = body()
+        factor = self._factor(chunk)
+        if factor > 1.0:
+            end.record()
+            end.synchronize()
+            time.sleep((factor - 1.0) * begin.elapsed_time(end) / 1e3)
+        end.record()
+
+        def timing() -> Timing:
+            end.synchronize()
+            elapsed_us = int(begin.elapsed_time(end) * 1000)
+            return Timing(start_us, elapsed_us, elapsed_us)
+
+        return result, timing
+
+
+CATCH_UP_NS = 100_000_000
+"""The most by which a chunk begins before its process is there to execute it; an iteration that is redone begins anew."""
+
+
+class SleepDevice(Device):
+    def __init__(self, slow: Sequence[FaultSpec], cost: CostModel) -> None:
+        super().__init__(slow)
+        self._cost = cost
+        self._queue = _RunQueue()
+        self._free_ns, self._iteration = 0, -1
+
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
+        here, runq = time.monotonic_ns(), self._queue.waited_ns()
+        start = here
+        if chunk.iteration == self._iteration:
+            start = min(here, max(self._free_ns, 1000 * chunk.ready_us, here - CATCH_UP_NS))
+        length = int(1000 * _emulated_us(self._cost, chunk) * self._factor(chunk))
+        result = body()
+        time.sleep(max(start + length - time.monotonic_ns(), 0) / 1e9)
+        wall, waited = time.monotonic_ns() - here, self._queue.waited_since_ns(runq)
+        spent = max(length, wall - (waited or 0))
+        self._free_ns, self._iteration = start + spent, chunk.iteration
+        timing = Timing(
+            start_us=start // 1000,
+            wall_us=spent // 1000,
+            compute_us=spent // 1000,
+            runq_us=None if waited is None else waited // 1000,
+        )
+        return result, lambda: timing
+
+
+class VirtualDevice(Device):
+    carries_time = True
+
+    def __init__(self, slow: Sequence[FaultSpec], cost: CostModel) -> None:
+        super().__init__(slow)
+        self._cost = cost
+        self._now_us = 0
+
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
+        result = body()
+        start = max(self._now_us, chunk.ready_us)
+        length = round(_emulated_us(self._cost, chunk) * self._factor(chunk))
+        self._now_us = start + length
+        timing = Timing(start, length, length)
+        return result, lambda: timing
+
+    def now_us(self) -> int:
+        return self._now_us
+
+    def advance_to(self, time_us: int) -> None:
+        self._now_us = max(self._now_us, time_us)
+
+
+def _emulated_us(cost: CostModel, chunk: ChunkOf) -> float:
+    model = cost.split if chunk.split else cost.joined
+    return model.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
+
+
+def make_device(seat: Seat) -> Device:
+    """The device of a rank, with the slow faults that are meant for it; an emulated one is of the class that its profile
+    names."""
+    slow = [fault for fault in seat.options.faults if fault.kind == "slow" and fault.rank == seat.rank]
+    if seat.device == "sleep":
+        return SleepDevice(slow, profile(seat.device_class))
+    if seat.device == "virtual":
+        return VirtualDevice(slow, profile(seat.device_class))
+    return RealDevice(slow) if seat.gpu is None else CudaDevice(slow, seat.gpu)

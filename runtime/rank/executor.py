@@ -1,0 +1,216 @@
+"""Executes one rank's actions of one iteration: chunks, and the messages between them.
+
+The action list comes from the plan (pipeline/schedule.py); any rank may execute any hop whose layers it holds, for any
+replica. Where the schedule splits the backward pass, B computes the gradient of activations (and those of the few parameters
+that are no matrices: norms, embedding) and W the gradients of the weight matrices. Receives are posted two actions ahead,
+sends are waited for at the end, a hand-over within the rank costs nothing. Messages need no shapes: every rank knows each
+micro-batch's lengths. On a virtual device each message carries the sender's clock in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.workload import work_of
+from unskew.analytics.pipeline.schedule import Action, splits_backward
+from unskew.collector.events import Span
+from unskew.runtime.model.batch import Batch
+from unskew.runtime.model.layers import HeldLayer
+from unskew.runtime.model.model import Deferred, weight_gradients
+from unskew.runtime.rank.comm import Comm, Pending
+from unskew.runtime.rank.device import ChunkOf, Device, Timing
+from unskew.runtime.rank.progress import Progress
+
+_LOOK_AHEAD = 2
+_NOTHING = torch.empty(0)
+_Key = tuple[str, int, int]
+
+
+class Executed(msgspec.Struct, gc=False):
+    """A finished chunk: its action, when it ran, how long it had waited for its input, and the messages it sent and took."""
+
+    action: Action
+    timing: Callable[[], Timing]
+    wait_us: int
+    messages: list[Span]
+
+
+class Executor:
+    """One iteration on one rank. `run` returns the loss's share (nats, not divided) and leaves gradients in the layers."""
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        actions: Sequence[Action],
+        layers: Mapping[int, HeldLayer],
+        batch: Batch,
+        comm: Comm,
+        device: Device,
+        progress: Progress,
+        label: Callable[..., Span],
+        dtype: torch.dtype,
+        dim: int,
+        before: Callable[[int], None],
+    ) -> None:
+        self._plan, self._actions, self._layers, self._batch = plan, actions, layers, batch
+        self._comm, self._device, self._progress, self._label, self._before = comm, device, progress, label, before
+        self._dtype, self._dim = dtype, dim
+        # The clock in front of a message: one float64, or the room of one.
+        self._header = 8 // torch.empty((), dtype=dtype).element_size() if device.carries_time else 0
+        self._arriving: dict[_Key, tuple[Pending, int]] = {}
+        self._local: dict[_Key, Tensor] = {}
+        self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._split = splits_backward(plan.schedule)
+        self._deferred: dict[tuple[int, int], Deferred] = {}
+        self._sent: list[tuple[Pending, Span]] = []
+        self.executed: list[Executed] = []
+
+    def run(self) -> float:
+        """Execute all actions. Raises `PeerLost` when a peer is gone or this rank's groups are stopped."""
+        loss = 0.0
+        for index, action in enumerate(self._actions):
+            self._before(index)
+            for coming in self._actions[index : index + 1 + _LOOK_AHEAD]:
+                self._post(coming)
+            if action.kind == "F":
+                loss += self._forward(action)
+            elif action.kind == "B":
+                self._backward(action)
+            else:
+                self._weights(action)
+        with self._progress.waiting("send"):
+            for pending, span in self._sent:
+                pending.wait()
+                wall_us = self._device.now_us() - span.start_us
+                self.executed[-1].messages.append(msgspec.structs.replace(span, wall_us=wall_us))
+        return loss
+
+    def _forward(self, action: Action) -> float:
+        micro_batch, first = action.micro_batch, action.first_layer == 0
+        x, ready_us, wait_us, messages = self._inputs(action)
+        if x is None:
+            x = self._batch.inputs(micro_batch, self._device.torch_device)
+        if not first:
+            x.requires_grad_(True)
+        last = action.first_layer + action.n_layers == self._plan.n_layers
+        source = x
+        deferred: Deferred | None = [] if self._split else None
+
+        def body() -> Tensor:
+            y = source
+            for layer in range(action.first_layer, action.first_layer + action.n_layers):
+                y = self._layers[layer].module(y, self._batch.lengths[micro_batch], deferred)
+            if last:
+                targets = self._batch.targets(micro_batch, self._device.torch_device)
+                y = functional.cross_entropy(y, targets, reduction="sum") / self._batch.target_tokens
+            return y
+
+        y, timing = self._device.run(self._chunk(action, last, ready_us), body)
+        self._held[micro_batch, action.hop] = (source, y)
+        if deferred is not None:
+            self._deferred[micro_batch, action.hop] = deferred
+        self._done(action, timing, wait_us, messages)
+        if last:
+            return float(y.detach())
+        self._hand_on("F", action, action.hop + 1, y.detach())
+        return 0.0
+
+    def _backward(self, action: Action) -> None:
+        dy, ready_us, wait_us, messages = self._inputs(action)
+        x, y = self._held.pop((action.micro_batch, action.hop))
+        last = action.first_layer + action.n_layers == self._plan.n_layers
+
+        def body() -> Tensor:
+            torch.autograd.backward(y, dy)
+            return y
+
+        _, timing = self._device.run(self._chunk(action, last, ready_us), body)
+        self._done(action, timing, wait_us, messages)
+        if action.hop > 0 and x.grad is not None:
+            self._hand_on("B", action, action.hop - 1, x.grad)
+
+    def _weights(self, action: Action) -> None:
+        deferred = self._deferred.pop((action.micro_batch, action.hop))
+        last = action.first_layer + action.n_layers == self._plan.n_layers
+
+        def body() -> Tensor:
+            weight_gradients(deferred)
+            return _NOTHING
+
+        _, timing = self._device.run(self._chunk(action, last, 0), body)
+        self._done(action, timing, 0, [])
+
+    def _chunk(self, action: Action, has_head: bool, ready_us: int) -> ChunkOf:
+        work = work_of(self._batch.lengths[action.micro_batch])
+        return ChunkOf(action.kind, self._batch.iteration, action.n_layers, has_head, work, ready_us, self._split)
+
+    def _source(self, action: Action) -> int | None:
+        """The rank that has this action's input; None when it needs none."""
+        hops = self._plan.routes[action.micro_batch].hops
+        if action.kind == "W":
+            return None
+        if action.kind == "F":
+            return hops[action.hop - 1].rank if action.hop > 0 else None
+        return hops[action.hop + 1].rank if action.hop + 1 < len(hops) else None
+
+    def _post(self, action: Action) -> None:
+        key = (action.kind, action.micro_batch, action.hop)
+        source = self._source(action)
+        if source is None or source == action.rank or key in self._arriving:
+            return
+        size = self._batch.tokens(action.micro_batch) * self._dim + self._header
+        pending = self._comm.receive(torch.empty(size, dtype=self._dtype), source, _tag(*key))
+        self._arriving[key] = pending, self._device.now_us()
+
+    def _inputs(self, action: Action) -> tuple[Tensor | None, int, int, list[Span]]:
+        """(tensor [tokens, dim] or None, logical time it was ready, us waited, spans of the message)."""
+        key = (action.kind, action.micro_batch, action.hop)
+        if key not in self._arriving:
+            self._progress.working()
+            return self._local.pop(key, None), 0, 0, []
+        pending, posted_us = self._arriving.pop(key)
+        start_us = self._device.now_us()
+        with self._progress.waiting("recv", pending.peer):
+            flat = pending.wait()
+        ready_us = int(flat[: self._header].view(torch.float64)[0]) if self._header else self._device.now_us()
+        wait_us = max(ready_us - start_us, 0)
+        tensor = flat[self._header :].view(-1, self._dim).to(self._device.torch_device)
+        span = self._label(
+            kind="recv", start_us=start_us, wall_us=wait_us, micro_batch=action.micro_batch, peer=pending.peer,
+            first_layer=action.first_layer, bytes=flat.nbytes, posted_us=posted_us,
+        )  # fmt: skip
+        return tensor, ready_us, wait_us, [span]
+
+    def _hand_on(self, kind: str, action: Action, hop: int, tensor: Tensor) -> None:
+        """Give the result to whoever executes the neighbouring hop."""
+        key = (kind, action.micro_batch, hop)
+        peer = self._plan.routes[action.micro_batch].hops[hop].rank
+        if peer == action.rank:
+            self._local[key] = tensor
+            return
+        flat = tensor.to("cpu").reshape(-1)
+        if self._header:
+            clock = torch.tensor([float(self._device.now_us())], dtype=torch.float64).view(self._dtype)
+            flat = torch.cat((clock, flat))
+        posted_us = self._device.now_us()
+        pending = self._comm.send(flat, peer, _tag(*key))
+        span = self._label(
+            kind="send", start_us=posted_us, wall_us=0, micro_batch=action.micro_batch, peer=peer,
+            first_layer=action.first_layer, bytes=flat.nbytes, posted_us=posted_us,
+        )  # fmt: skip
+        self._sent.append((pending, span))
+
+    def _done(self, action: Action, timing: Callable[[], Timing], wait_us: int, messages: list[Span]) -> None:
+        self._progress.working()
+        self.executed.append(Executed(action, timing, wait_us, messages))
+
+
+def _tag(kind: str, micro_batch: int, hop: int) -> int:
+    return (hop * 65_536 + micro_batch) * 2 + (kind == "B")

@@ -1,0 +1,70 @@
+"""A probe on a rank: a matrix product by the device's own clock, and transfers between the ranks that are probed."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import torch
+
+from unskew.analytics.core.workload import Work
+from unskew.analytics.health.probing import Probe, passes
+from unskew.runtime.rank.comm import Comm
+from unskew.runtime.rank.device import ChunkOf, Device
+from unskew.runtime.rank.nvml import gpu_state
+from unskew.runtime.rank.recorder import Recorder
+
+SIZE = 256
+_WORK = Work(256, 256 * 256)
+"""What an emulated device takes the product for: a forward pass of one layer over 256 tokens."""
+_TAG = 1 << 20
+
+
+def run_probe(probe: Probe, rank: int, iteration: int, *, device: Device, comm: Comm, recorder: Recorder) -> None:
+    """This rank's part. Raises `PeerLost`."""
+    if rank not in probe.ranks:
+        return
+    product_us(probe.repeats, iteration, device, recorder)
+    if device.torch_device.type == "cuda" and (state := gpu_state(rank, device.torch_device.index, iteration)):
+        recorder.add(state)
+    if not device.carries_time:  # a logical clock does not know what a transfer takes
+        _transfers(probe, rank, device, comm, recorder)
+
+
+def product_us(repeats: int, iteration: int, device: Device, recorder: Recorder) -> int:
+    """The median time of the matrix product, each repetition recorded."""
+    matrix = torch.full((SIZE, SIZE), 0.5, device=device.torch_device)
+    times = []
+    for _ in range(repeats):
+        chunk = ChunkOf("F", iteration, 1, False, _WORK, device.now_us())
+        timing = device.run(chunk, lambda: matrix @ matrix)[1]()
+        recorder.add(
+            recorder.span(
+                kind="probe",
+                start_us=timing.start_us,
+                wall_us=timing.wall_us,
+                compute_us=timing.compute_us,
+                runq_us=timing.runq_us,
+            )
+        )
+        times.append(timing.compute_us)
+    return int(median(times))
+
+
+def _transfers(probe: Probe, rank: int, device: Device, comm: Comm, recorder: Recorder) -> None:
+    for number, pairs in enumerate(passes(probe.ranks)):
+        for sender, receiver in pairs:
+            if rank not in (sender, receiver):
+                continue
+            for size in probe.message_bytes:
+                buffer = torch.zeros(size, dtype=torch.uint8, device=device.torch_device)
+                # One byte the other way first: the transfer begins when both sides are there.
+                here = torch.zeros(1, dtype=torch.uint8, device=device.torch_device)
+                if rank == sender:
+                    comm.receive(here, receiver, _TAG + number).wait()
+                    comm.send(buffer, receiver, _TAG + number).wait()
+                    continue
+                comm.send(here, sender, _TAG + number).wait()
+                start_us = device.now_us()
+                comm.receive(buffer, sender, _TAG + number).wait()
+                wall_us = device.now_us() - start_us
+                recorder.add(recorder.span(kind="probe", start_us=start_us, wall_us=wall_us, peer=sender, bytes=size))

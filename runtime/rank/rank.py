@@ -1,0 +1,340 @@
+"""A rank: iterate, commit, change plan, recover, stand by.
+
+The main thread runs this; side threads (control.py) beat its heart and bring epoch records. Any broken communication leads to
+one place, `_recover`: stop the groups, wait for the record that names the survivors, regroup in the same process, settle, go
+on. A rank without a role is on standby: a living process outside the groups and the vote, measured when asked, until a plan
+gives it a role again.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from unskew.analytics.core.faults import FaultSpec
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.health.probing import Probe
+from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.collector.events import IterationCommitted, MicroBatchPacked
+from unskew.collector.paths import Store
+from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.corpus import Corpus
+from unskew.runtime.model.batch import Batch
+from unskew.runtime.model.layers import HeldLayer
+from unskew.runtime.model.model import ModelSize
+from unskew.runtime.protocol import Broken, Entered, EpochRecord, Failed, Finished, Injected, Measure, Measured, Seat
+from unskew.runtime.rank.comm import Comm, PeerLost, arrive
+from unskew.runtime.rank.commit import Outcome, Standing, Vote, settle, vote
+from unskew.runtime.rank.control_thread import Control
+from unskew.runtime.rank.device import make_device
+from unskew.runtime.rank.executor import Executor
+from unskew.runtime.rank.gradients import reduce_gradients
+from unskew.runtime.rank.injection import Injector
+from unskew.runtime.rank.migrate import LayersLost, exchange_holdings, execute_moves, plan_moves
+from unskew.runtime.rank.probe import product_us, run_probe
+from unskew.runtime.rank.progress import Progress
+from unskew.runtime.rank.recorder import Recorder
+
+
+def run_rank(seat: Seat, corpus: Corpus) -> None:
+    """The life of a rank process; returns when the run is done."""
+    torch.set_num_threads(1)
+    progress = Progress()
+    spool = SpoolWriter(Store(Path(seat.store)), seat.run, seat.writer)
+    control = Control(seat, progress, spool.close)
+    rank = Rank(seat, corpus, control, progress, spool)
+    try:
+        rank.run()
+    except Exception as error:
+        traceback.print_exc()
+        detail = f"{type(error).__name__}: {error}"
+        control.send(Failed(rank=seat.rank, epoch=rank.plan.epoch, detail=detail, fatal=isinstance(error, LayersLost)))
+        raise
+    finally:
+        spool.close()
+
+
+PROBE_S = 10.0
+"""For so long nobody is called hung in a probe."""
+
+
+class Rank:
+    """The state of one rank: its layers, its place in the plan, and how far it has come."""
+
+    def __init__(self, seat: Seat, corpus: Corpus, control: Control, progress: Progress, spool: SpoolWriter) -> None:
+        options = seat.options
+        self.seat, self.options, self.corpus = seat, options, corpus
+        self.control, self.progress, self.spool = control, progress, spool
+        self.store = TCPStore(seat.rendezvous_host, seat.rendezvous_port, is_master=False, timeout=timedelta(seconds=60))
+        self.device = make_device(seat)
+        self.injector = Injector(options.faults, seat.rank, options.seed, self._announce)
+        self.recorder = Recorder(spool, self.device, seat)
+        self.size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
+        self.dtype: torch.dtype = getattr(torch, options.dtype)
+        self.layers: dict[int, HeldLayer] = {}
+        self.plan = options.first_plan()
+        self.comm: Comm | None = None
+        # Iterations stepped; the highest attempt at the next one that anybody is known to have begun; the last barrier passed.
+        self.stepped, self.attempt = 0, -1
+        self.outcome: Outcome | None = None
+        self.batch: Batch | None = None
+        self.begun_us = self.voted_us = 0
+
+    def run(self) -> None:
+        self._recover(after=-1)
+        # What a later probe is compared with: this device's own product while it is taken for healthy.
+        self._probe(Probe(ranks=(self.seat.rank,)))
+        while True:
+            try:
+                if self.on_standby:
+                    self._stand_by()
+                elif self.stepped < self.options.iterations:
+                    self._iterate()
+                else:
+                    self.control.send(Finished(rank=self.seat.rank))
+                    self._recover(after=self.plan.epoch)
+            except PeerLost as lost:
+                epoch = self._connected().epoch
+                print(f"rank {self.seat.rank}: epoch {epoch} broke in iteration {self.stepped}: {lost}", file=sys.stderr)
+                self.control.send(Broken(rank=self.seat.rank, epoch=epoch, detail=str(lost)))
+                self._recover(after=epoch)
+
+    @property
+    def on_standby(self) -> bool:
+        """Whether the plan it acts on has no role for it."""
+        return self.seat.rank not in self.plan.role_of
+
+    def _stand_by(self) -> None:
+        """Wait to be measured, or for a change of plan that gives this rank a part."""
+        with self.progress.waiting("standby"):
+            order = self.control.wait_on_standby(self.plan.epoch)
+        if isinstance(order, EpochRecord):
+            self._change_plan(order)
+        else:
+            self._measure(order)
+
+    def _measure(self, order: Measure) -> None:
+        """This device's matrix product, of a rank that executes nothing: nobody waits for it."""
+        if self.on_standby:
+            # A plan without this rank has committed: nobody will ask for its copies any more.
+            self.layers = {}
+        self.progress.iteration = order.iteration
+        self.recorder.begin(self.plan, order.iteration, 0)
+        self.injector.on_standby(order.iteration)
+        with self.progress.promising(PROBE_S):
+            us = product_us(Probe(ranks=()).repeats, order.iteration, self.device, self.recorder)
+        self.control.send(Measured(rank=self.seat.rank, iteration=order.iteration, product_us=us))
+        self.spool.flush_soon()
+
+    def _iterate(self) -> None:
+        """One attempt at iteration `stepped`, its commit, and the change of plan when the vote calls for one."""
+        comm = self._connected()
+        iteration, self.attempt = self.stepped, self.attempt + 1
+        if self.seat.rank not in self.plan.executors and (order := self.control.order()) is not None:
+            self._measure(order)
+        self.progress.iteration = iteration
+        self.injector.begin(iteration)
+        self.recorder.begin(self.plan, iteration, self.attempt)
+        self.begun_us = self.device.now_us()
+        batch = self.batch = Batch(self.corpus, self.options, iteration)
+        actions = build_schedule(self.plan).by_rank[self.seat.rank]
+        for layer in self.layers.values():
+            layer.clear_gradients()
+        executor = Executor(
+            plan=self.plan,
+            actions=actions,
+            layers=self.layers,
+            batch=batch,
+            comm=comm,
+            device=self.device,
+            progress=self.progress,
+            label=self.recorder.span,
+            dtype=self.dtype,
+            dim=self.options.dim,
+            before=lambda index: self.injector.before_action(iteration, index, len(actions)),
+        )
+        try:
+            loss = executor.run()
+        finally:
+            self.recorder.chunks(executor.executed)
+        for micro_batch, route in enumerate(self.plan.routes):
+            if route.hops[0].rank == self.seat.rank:
+                lengths = batch.lengths[micro_batch]
+                self.recorder.add(
+                    MicroBatchPacked(iteration=iteration, micro_batch=micro_batch, attempt=self.attempt, lengths=lengths)
+                )
+        reduced = reduce_gradients(
+            self.plan, self.layers, comm, device=self.device, progress=self.progress, label=self.recorder.span
+        )
+        self.recorder.add(*reduced)
+        self.injector.at(iteration, "before_barrier")
+        complete = self.recorder.hand_over()
+        self.voted_us = self.device.now_us()
+        with self.progress.waiting("commit"):
+            self.outcome = vote(
+                comm,
+                iteration,
+                self.attempt,
+                Vote(
+                    loss=loss,
+                    highest_epoch=max(self.control.highest_boundary, self.plan.epoch),
+                    log_complete=complete,
+                    clock_us=self.device.now_us(),
+                ),
+            )
+        self.injector.at(iteration, "before_step")
+        self._step(self.outcome)
+        if self.outcome.next_epoch > self.plan.epoch and self.stepped < self.options.iterations:
+            self._change_plan(self.control.record(self.outcome.next_epoch))
+
+    def _step(self, outcome: Outcome, *, settled: bool = False) -> None:
+        """Commit iteration `outcome.iteration` on this rank and tell the log; `settled` = after an abort, later than it
+        ended."""
+        self.device.advance_to(outcome.clock_us)
+        start_us = self.device.now_us()
+        role = self.plan.role_of[self.seat.rank]
+        for number in role.layers:
+            self.layers[number].step()
+        self.recorder.optimizer(start_us)
+        # What the plan moved away is dropped only now: the first iteration without it is committed.
+        self.layers = {number: layer for number, layer in self.layers.items() if role.holds(number, 1)}
+        self.stepped, self.attempt = outcome.iteration + 1, -1
+        self.spool.append(
+            IterationCommitted(
+                iteration=outcome.iteration,
+                epoch=outcome.epoch,
+                attempt=outcome.attempt,
+                rank=self.seat.rank,
+                loss=outcome.loss,
+                tokens=self.batch.target_tokens if self.batch is not None else 0,
+                start_us=self.begun_us,
+                wall_us=(self.voted_us if settled else self.device.now_us()) - self.begun_us,
+                log_complete=outcome.log_complete,
+            )
+        )
+        self.spool.flush_soon()
+
+    def _change_plan(self, record: EpochRecord) -> None:
+        """A change that nobody's death asked for: new groups, layers move; then what is to be measured."""
+        with self.progress.waiting("regroup"):
+            self._enter(record)
+        if record.probe is not None:
+            self._probe(record.probe)
+
+    def _probe(self, probe: Probe) -> None:
+        with self.progress.promising(PROBE_S):
+            run_probe(probe, self.seat.rank, self.stepped, device=self.device, comm=self._connected(), recorder=self.recorder)
+
+    def _recover(self, after: int) -> None:
+        """Groups are broken (or not there yet): wait for the record that says who is left, and settle with them.
+
+        One that has no part for this rank ends its coming back: it stays on standby.
+        """
+        if self.comm is not None:
+            self.comm.stop()
+        with self.progress.waiting("regroup"):
+            while True:
+                record = self.control.wait_for_abort(after)
+                after = record.plan.epoch
+                if not record.names(self.seat.rank):
+                    self.plan = record.plan
+                    return
+                try:
+                    self._enter(record)
+                except PeerLost as lost:
+                    print(f"rank {self.seat.rank}: epoch {after} broke while regrouping: {lost}", file=sys.stderr)
+                    self._connected().stop()
+                    self.control.send(Broken(rank=self.seat.rank, epoch=after, detail=str(lost)))
+                else:
+                    return
+
+    def _enter(self, record: EpochRecord) -> None:
+        """Meet, settle, move layers, act on the plan: the one way into any plan. Raises `PeerLost`.
+
+        Where ranks leave, groups of all ranks of both plans come first. Who leaves then only says that it is through with
+        these: until all have, nobody closes them, for a closed socket would be taken for a loss.
+        """
+        plan, leaving = record.plan, record.leaving
+        start_us, began_ns = self.device.now_us(), time.monotonic_ns()
+        groups = [ranks for ranks, _ in plan.gradient_groups]
+        if leaving:
+            members = sorted({*plan.ranks, *leaving})
+            self._connect(Comm(self.store, plan.epoch, self.seat.rank, members, (), phase="/handover"))
+        else:
+            self._connect(Comm(self.store, plan.epoch, self.seat.rank, plan.ranks, groups))
+        self._settle()
+        self.recorder.regroup(plan, self.stepped, start_us)
+        started = time.monotonic()
+        received = self._migrate(plan)
+        migrate_s = time.monotonic() - started
+        if self.seat.rank in leaving:
+            arrive(self.store, plan.epoch, self.seat.rank)
+            return
+        if leaving:
+            start_us = self.device.now_us()
+            self._connect(Comm(self.store, plan.epoch, self.seat.rank, plan.ranks, groups, awaited=leaving))
+            self.recorder.regroup(plan, self.stepped, start_us)
+        self.control.send(
+            Entered(
+                rank=self.seat.rank,
+                epoch=plan.epoch,
+                iteration=self.stepped,
+                began_ns=began_ns,
+                at_ns=time.monotonic_ns(),
+                migrate_s=migrate_s,
+                moved_bytes=received,
+            )
+        )
+
+    def _connect(self, comm: Comm) -> None:
+        before, self.comm = self.comm, comm
+        self.control.use(comm)
+        comm.build(lambda: self.control.superseded(comm.epoch))
+        # Only now: a member that is still reading the old groups' last vote would take a closed socket for a loss.
+        if before is not None and before.built:
+            before.stop()
+
+    def _settle(self) -> None:
+        """Agree on what is committed; what others have committed without a rank on standby it takes as done."""
+        settled = settle(self._connected(), Standing(stepped=self.stepped, attempt=self.attempt, outcome=self.outcome))
+        if self.stepped < settled.committed and settled.outcome is not None:
+            self.outcome = settled.outcome
+            if self.on_standby:
+                self.stepped = settled.committed
+                self.device.advance_to(settled.outcome.clock_us)
+            else:
+                self._step(settled.outcome, settled=True)
+        self.attempt = settled.attempt - 1
+
+    def _migrate(self, plan: Plan) -> int:
+        """Bring what the plan asks this rank to hold, then act on the plan; the bytes that came.
+
+        A rank that leaves keeps its copies: a death before the plan is in force brings the old one back.
+        """
+        comm = self._connected()
+        start_us = self.device.now_us()
+        current = exchange_holdings(comm, plan.n_layers, self.layers, self.stepped)
+        moves = plan_moves(plan, current if self.stepped else dict.fromkeys(plan.ranks, range(plan.n_layers)))
+        for number in plan.role_of[self.seat.rank].layers if self.seat.rank in plan.role_of else ():
+            if number not in self.layers or self.layers[number].steps != self.stepped:
+                self.layers[number] = HeldLayer(
+                    self.size, number, seed=self.options.seed, dtype=self.dtype, device=self.device.torch_device
+                )
+        received = execute_moves(comm, moves, self.layers, self.stepped)
+        self.plan = plan
+        self.recorder.migrate(plan, self.stepped, start_us, received)
+        return received
+
+    def _announce(self, fault: FaultSpec, iteration: int) -> None:
+        self.control.send(Injected(fault=fault, iteration=iteration, at_us=time.time_ns() // 1000))
+
+    def _connected(self) -> Comm:
+        if self.comm is None:
+            raise PeerLost("no groups yet")
+        return self.comm

@@ -1,0 +1,102 @@
+"""Turns what a rank did into spans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from unskew.analytics.core.plan import Plan
+from unskew.collector.events import Span, SpanKind, Telemetry
+from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.protocol import Seat
+from unskew.runtime.rank.device import Device
+from unskew.runtime.rank.executor import Executed
+from unskew.runtime.rank.nvml import gpu_state
+
+PATIENCE_S = 0.05
+"""A vote waits so long for the log: the helper thread that writes it may find every core taken for some 10 ms."""
+SHORT_PATIENCE_S = 0.005
+"""And so long when the vote before waited in vain: a stalled disk costs the long wait once."""
+
+GPU_EVERY = 4
+"""Iterations. A verdict takes its evidence from what was said since the slowness began, and needs four iterations itself."""
+
+
+class Recorder:
+    """Spans of one rank on its device."""
+
+    def __init__(self, spool: SpoolWriter, device: Device, seat: Seat) -> None:
+        self._spool, self._device, self._seat = spool, device, seat
+        self._epoch = self._iteration = self._attempt = 0
+        self.on = True
+        self._was_in_time = True
+
+    def begin(self, plan: Plan, iteration: int, attempt: int) -> None:
+        """What follows belongs to this attempt."""
+        self._epoch, self._iteration, self._attempt = plan.epoch, iteration, attempt
+        turns = self._seat.options.instrument_turns
+        self.on = turns == 0 or iteration // turns % 2 == 0
+
+    def add(self, *events: Telemetry) -> None:
+        """To the log, unless it is the turn of iterations without."""
+        if self.on:
+            for event in events:
+                self._spool.append(event)
+
+    def hand_over(self) -> bool:
+        """Whether all that was recorded is with the kernel, within what a vote may wait for it."""
+        if not self.on:
+            return True
+        self._was_in_time = self._spool.hand_over(PATIENCE_S if self._was_in_time else SHORT_PATIENCE_S)
+        return self._was_in_time
+
+    def span(self, *, kind: SpanKind, start_us: int, wall_us: int, **fields: Any) -> Span:
+        """A span of the present attempt."""
+        return Span(
+            kind=kind,
+            device=self._seat.device_id,
+            rank=self._seat.rank,
+            epoch=self._epoch,
+            attempt=self._attempt,
+            iteration=self._iteration,
+            start_us=start_us,
+            wall_us=wall_us,
+            **fields,
+        )
+
+    def chunks(self, executed: Sequence[Executed]) -> None:
+        """The chunks of an attempt, finished or cut short, with their messages; now and then what the GPU says of itself."""
+        if not self.on:
+            return
+        where = self._device.torch_device
+        if where.type == "cuda" and self._iteration % GPU_EVERY == 0:
+            state = gpu_state(self._seat.rank, where.index, self._iteration)
+            self.add(*([state] if state else []))
+        for done in executed:
+            timing, action = done.timing(), done.action
+            self.add(
+                self.span(
+                    kind=action.kind,
+                    start_us=timing.start_us,
+                    wall_us=timing.wall_us,
+                    micro_batch=action.micro_batch,
+                    first_layer=action.first_layer,
+                    n_layers=action.n_layers,
+                    compute_us=timing.compute_us,
+                    wait_pp_us=done.wait_us,
+                    runq_us=timing.runq_us,
+                )
+            )
+            self.add(*done.messages)
+
+    def optimizer(self, start_us: int) -> None:
+        self.add(self.span(kind="optimizer", start_us=start_us, wall_us=self._device.now_us() - start_us))
+
+    def regroup(self, plan: Plan, iteration: int, start_us: int) -> None:
+        self.begin(plan, iteration, 0)
+        self.add(self.span(kind="regroup", start_us=start_us, wall_us=self._device.now_us() - start_us))
+
+    def migrate(self, plan: Plan, iteration: int, start_us: int, received: int) -> None:
+        self.begin(plan, iteration, 0)
+        wall_us = self._device.now_us() - start_us
+        self.add(self.span(kind="migrate", start_us=start_us, wall_us=wall_us, bytes=received))

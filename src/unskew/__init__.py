@@ -1,0 +1,47 @@
+"""Unskew keeps large hybrid-parallel training fast when its hardware is not.
+
+>>> import unskew
+>>> log = unskew.open("data/store")                    # doctest: +SKIP
+>>> log.sql("select * from verdicts")                  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import os
+
+    __version__: str
+    from unskew.collector.paths import Store
+    from unskew.collector.read.reader import Reader
+
+__all__ = ["Store", "__version__", "open"]
+
+
+def open(store: str | os.PathLike[str] | None = None) -> Reader:
+    """The log of the store at `store`, else $UNSKEW_STORE, else data/store; needs no lock and no running collector.
+
+    Its `sql`, `arrow` and `duckdb` answer a query, or a view by its name (docs/sql.md), as Polars frame, Arrow table and DuckDB
+    relation; `refresh` takes in what was written since. Raises `StoreError` for a bad path, or where there is no store.
+    """
+    from unskew.collector.paths import Store, StoreError
+    from unskew.collector.read import reader
+
+    found = Store.locate(store)
+    if not found.root.is_dir():  # an empty answer would be taken for one
+        raise StoreError(f"there is no store in {found.root}")
+    return reader.open_store(found)
+
+
+def __getattr__(name: str) -> Any:
+    # On demand, because every command imports this module first.
+    if name == "Store":
+        from unskew.collector.paths import Store
+
+        return Store
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("unskew")
+    raise AttributeError(f"module 'unskew' has no attribute {name!r}")

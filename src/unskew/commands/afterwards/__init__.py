@@ -1,0 +1,1 @@
+"""The commands that explain a finished run."""

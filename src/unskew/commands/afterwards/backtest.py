@@ -1,0 +1,141 @@
+"""`unskew backtest`."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unskew.commands.common import JsonOption, StoreOption, checking_input, known_run, locate, refuse, there, warn, write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from unskew.analytics.lab.baselines.method import Method
+    from unskew.analytics.replay.backtest import Backtest, Said, Tally
+    from unskew.analytics.replay.recorded_run import RecordedRun
+
+
+def backtest(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Which run.", show_default=False)],
+    detector: Annotated[
+        str,
+        typer.Option(
+            "--detector",
+            metavar="CONFIG",
+            help="A TOML file of thresholds (docs/replay.md), or one of unskew, resihp, greyhound, nvrx, traceml.",
+            show_default=False,
+        ),
+    ],
+    json: JsonOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Run another detector over the log of a run and show what would have changed."""
+    from rich.console import Console
+
+    from unskew.analytics.replay.backtest import backtest as compare
+    from unskew.analytics.replay.recorded_run import recorded_run
+    from unskew.collector.read.reader import open_store
+
+    place = there(locate(store))
+    known_run(place, run)
+    with checking_input():
+        with open_store(place) as reader:
+            warn(reader.problems)
+            recorded = recorded_run(reader, run)
+        method, settings = configured(detector, recorded)
+        result = compare(recorded, method)
+    write_json(json, facts(result, detector, settings))
+    print(f"run {run}, {result.iterations} iterations: the live detector beside {detector}")
+    for key, value in settings.items():
+        print(f"  {key} = {value}")
+    if result.pairs:
+        Console().print(table(result, detector))
+    else:
+        print("neither named anybody slow")
+    for name, tally in (("live", result.live), (detector, result.other)):
+        print(f"{name}: {score(tally)}")
+    if result.alarms:
+        print(f"alarms of {detector}: {len(result.alarms)}, the first at iteration {result.alarms[0][0]}")
+
+
+def configured(detector: str, recorded: RecordedRun) -> tuple[Method, dict[str, Any]]:
+    """The method that CONFIG names, and the thresholds that a file sets. Refuses what is neither."""
+    from unskew.analytics.lab.baselines.ours import Unskew
+    from unskew.analytics.lab.baselines.registry import METHODS
+
+    if detector in METHODS:
+        return METHODS[detector](), {}
+    path = Path(detector)
+    if not path.is_file():
+        refuse(f"--detector {detector} is neither a TOML file nor a method; methods: {', '.join(METHODS)}")
+    try:
+        settings = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        refuse(f"--detector {detector} is not TOML: {error}")
+    return Unskew(thresholds(detector, recorded, settings)), settings
+
+
+def thresholds(detector: str, recorded: RecordedRun, settings: dict[str, Any]) -> Any:
+    """The run's own thresholds with `settings` instead of some."""
+    import msgspec
+
+    from unskew.analytics.detector.options import DetectorOptions
+    from unskew.analytics.replay.rehearsal import started_of
+
+    known = {field.name for field in msgspec.structs.fields(DetectorOptions)}
+    unknown = sorted(settings.keys() - known)
+    if unknown:
+        refuse(f"--detector {detector}: {unknown[0]} is not a threshold; known are {', '.join(sorted(known))}")
+    own = started_of(recorded).site["detector"]
+    try:
+        return msgspec.convert({**own, **settings}, DetectorOptions)
+    except (msgspec.ValidationError, ValueError) as error:
+        refuse(f"--detector {detector}: {error}")
+
+
+def table(result: Backtest, name: str) -> Table:
+    """A row per verdict of either."""
+    from rich.table import Table
+
+    grid = Table(header_style="bold")
+    for title in ("cause", "culprit", "live", name, "change"):
+        grid.add_column(title)
+    for pair in result.pairs:
+        change = f"{pair.change} by {pair.iterations}" if pair.iterations else pair.change
+        grid.add_row(pair.cause, pair.culprits, _cell(pair.live), _cell(pair.other), change)
+    return grid
+
+
+def _cell(said: Said | None) -> str:
+    if said is None:
+        return "–"
+    speed = ", ".join(f"{kind} {value:.2f}" for kind, value in sorted(said.speed.items()))
+    truth = {True: ", right", False: ", wrong", None: ""}[said.correct]
+    return f"at {said.at_iteration}, since {said.since_iteration}" + (f", speed {speed}" if speed else "") + truth
+
+
+def score(tally: Tally) -> str:
+    """A detector's tally in a sentence."""
+    said = f"{tally.verdicts} verdict{'s' * (tally.verdicts != 1)} on slowness"
+    if not tally.injected:
+        return f"{said}, {tally.false} of them false; no slowdown was injected"
+    delay = "" if tally.delay_iterations is None else f", {tally.delay_iterations:g} iterations after it began (median)"
+    return f"{said}, {tally.false} of them false; {tally.found} of {tally.injected} injected slowdowns found{delay}"
+
+
+def facts(result: Backtest, detector: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """What the screen says, as plain data."""
+    import msgspec
+
+    data: dict[str, Any] = msgspec.to_builtins(result)
+    changes = [pair.change for pair in result.pairs]
+    return {
+        "run_id": data.pop("run"),
+        "detector": detector,
+        "settings": settings,
+        **data,
+        "changes": {change: changes.count(change) for change in ("same", "earlier", "later", "fewer", "more")},
+    }

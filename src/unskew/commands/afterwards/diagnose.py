@@ -1,0 +1,144 @@
+"""`unskew diagnose`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unskew.commands.common import (
+    JsonOption,
+    StoreOption,
+    checking_input,
+    known_run,
+    locate,
+    newest_run,
+    refuse,
+    warn,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from unskew.analytics.diagnosis.diagnose import Diagnosis
+    from unskew.collector.events import Diagnosed
+    from unskew.collector.paths import Store
+    from unskew.collector.read.reader import Reader
+
+STREAM = "analysis/diagnose"
+SEEN = {
+    "chunks": "chunk times",
+    "collectives": "collective times only, with the waiting inside",
+    "flight recorder": "flight recorders of a job that stood still",
+    "iterations": "iteration times only",
+    "nothing": "no iteration",
+}
+
+
+def diagnose(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", show_default="the newest run")] = None,
+    json: JsonOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Say what was wrong in a run, who did it, what it cost, and what cannot be said for want of data."""
+    from rich.console import Console
+
+    from unskew.analytics.diagnosis.diagnose import diagnose as decide
+    from unskew.analytics.diagnosis.load import load_run
+    from unskew.collector.read.reader import open_store
+
+    place = locate(store)
+    if runs:
+        names = [known_run(place, run) for run in runs]
+    elif (newest := newest_run(place)) is not None:
+        names = [newest]
+    else:
+        refuse(f"there is no run in {place.root}: run one or import one first")
+    with checking_input():
+        reader = open_store(place)
+    with reader:
+        warn(reader.problems)
+        found = [decide(load_run(reader, run)) for run in names]
+        before = [said_before(reader, run) for run in names]
+    for one, last in zip(found, before, strict=True):
+        record(place, one, last)
+    write_json(json, {"runs": [as_data(one) for one in found]})
+    for one in found:
+        Console().print(shown(one))
+
+
+def said_before(reader: Reader, run: str) -> Diagnosed | None:
+    """The last diagnosis in the run's log."""
+    from unskew.collector.events import Diagnosed
+    from unskew.collector.files.tail import decode_event
+
+    query = "select payload::varchar as line from events where run = ? and type like 'diagnosed@%' order by seq desc limit 1"
+    lines = reader.sql(query, [run])["line"].to_list()
+    event = decode_event(lines[0].encode()) if lines else None
+    return event if isinstance(event, Diagnosed) else None
+
+
+def record(place: Store, one: Diagnosis, before: Diagnosed | None) -> None:
+    """Write the diagnosis to the run's log when it is news; a store that cannot be written is no reason to keep the answer."""
+    import msgspec
+
+    from unskew.collector.events import Diagnosed
+    from unskew.collector.paths import StoreError
+    from unskew.collector.write.control_stream import ControlStream
+
+    event = Diagnosed(
+        observability=one.observability,
+        verdicts=tuple(as_data(one)["verdicts"]),
+        time_lost_s=one.time_lost_s,
+        abstained=one.abstained,
+    )
+    if before is not None and msgspec.json.encode(event) == msgspec.json.encode(before):
+        return
+    try:
+        stream = ControlStream(place, one.run_id, STREAM, "diagnose")
+        stream.append(stream.version, [event], actor="diagnose")
+        stream.close()
+    except (StoreError, OSError) as error:
+        warn([f"the diagnosis was not written to the log: {error}"])
+
+
+def as_data(one: Diagnosis) -> dict[str, Any]:
+    """The facts as they stand in --json; verdicts as everywhere."""
+    import msgspec
+
+    data: dict[str, Any] = msgspec.to_builtins(one)
+    for said, verdict in zip(data["verdicts"], one.verdicts, strict=True):
+        said.pop("type")
+        said["culprits"], said["victims"] = (msgspec.to_builtins(p) for p in (verdict.culprits, verdict.victims))
+        said["speed"], said["until_iteration"] = verdict.speed, verdict.until_iteration
+    return data
+
+
+def shown(one: Diagnosis) -> RenderableType:
+    """A diagnosis for people."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    count = f"{one.iterations} iteration{'' if one.iterations == 1 else 's'}"
+    parts: list[RenderableType] = [Text(f"{one.run_id}: {count}, {SEEN[one.observability]}", "bold")]
+    said = Table.grid(padding=(0, 2))
+    for verdict in one.verdicts:
+        until = f", until iteration {verdict.until_iteration}" if verdict.until_iteration is not None else ""
+        sure = (f"{until}  (confidence {verdict.confidence:.2f})", "dim")
+        said.add_row(Text(verdict.cause, "bold"), Text.assemble(verdict.sentence, sure))
+        said.add_row("", Text(f"next: {verdict.evidence['next_step']}", "dim"))
+    parts.append(said if one.verdicts else Text("nothing is wrong, as far as the data tells"))
+    if one.time_lost_s:
+        grid = Table(title="Time lost against ideal", title_justify="left", header_style="bold")
+        grid.add_column("cause")
+        grid.add_column("device-seconds", justify="right")
+        for cause, seconds in one.time_lost_s.items():
+            grid.add_row(cause, f"{seconds:,.1f}")
+        grid.add_row("all", f"{sum(one.time_lost_s.values()):,.1f}", style="bold")
+        parts.append(grid)
+    silent = Table.grid(padding=(0, 2))
+    for sentence in one.abstained:
+        silent.add_row(Text("cannot be said", "dim", no_wrap=True), Text(sentence, "dim"))
+    return Group(*parts, silent)

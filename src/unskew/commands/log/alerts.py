@@ -1,0 +1,107 @@
+"""`unskew alerts`: check, show, run."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unskew.commands.common import Commands, JsonOption, StoreOption, checking_input, fail, locate, refuse, there, write_json
+
+if TYPE_CHECKING:
+    from unskew.collector.alerts.evaluation import Change
+    from unskew.collector.paths import Store
+
+app = typer.Typer(
+    name="alerts", cls=Commands, help="Tell a command or a webhook what happens in the runs of a store.", no_args_is_help=True
+)
+RulesOption = Annotated[
+    Path | None, typer.Option("--rules", metavar="FILE", help="The rules.", show_default="alerts.toml in the store")
+]
+SHOWN = 20
+
+
+@app.command()
+def check(rules: RulesOption = None, json: JsonOption = None, store: StoreOption = None) -> None:
+    """Read the rules, ask each once, and show what holds now; nobody is told and nothing is logged."""
+    from unskew.collector.alerts.evaluation import Asking
+    from unskew.collector.alerts.rules import load_rules
+
+    place = locate(store)
+    with checking_input():
+        known = load_rules(_file(place, rules))
+        with closing(Asking(place)) as reader:
+            conditions = [reader.ask(rule, time.time_ns() // 1000) for rule in known]
+    answer: list[dict[str, Any]] = []
+    for rule, condition in zip(known, conditions, strict=True):
+        holds = [{"run": run, "subject": subject, "text": text} for (run, subject), text in condition.holds.items()]
+        answer.append({"rule": rule.name, "target": rule.target, "error": condition.error or None, "holds": holds})
+        state = f"cannot be asked: {condition.error}" if condition.error else f"holds {len(holds)} times"
+        print(f"{rule.name} -> {rule.target}: {state}")
+        for one in holds[:SHOWN]:
+            print(f"  {one['run']}: {one['text']}")
+    if not known:
+        print(f"{_file(place, rules)} has no rules: nothing can open")
+    write_json(json, answer)
+    if any(condition.error for condition in conditions):
+        refuse("a rule cannot be asked, see above; unskew sql tries a query out")
+
+
+@app.command()
+def show(json: JsonOption = None, store: StoreOption = None) -> None:
+    """The newest alerts of the store, open ones first, and deliveries that failed."""
+    from unskew.collector.read.reader import open_store
+
+    place = there(locate(store))
+    with checking_input(), open_store(place) as reader:
+        alerts = reader.sql("select * from alerts order by closed_us is not null, opened_us desc limit ?", [SHOWN]).to_dicts()
+        failed = reader.sql("select * from alert_deliveries where not ok order by at_us desc limit ?", [SHOWN]).to_dicts()
+    for one in alerts:
+        state = "open" if one["closed_us"] is None else f"closed ({one['closed_reason']})"
+        print(f"{_clock(one['opened_us'])} {one['run']} {one['rule']} {one['subject']}: {one['text']} [{state}]")
+    for one in failed:
+        print(f"{_clock(one['at_us'])} {one['run']}: {one['phase']} not delivered to {one['target']}: {one['detail']}")
+    if not alerts:
+        print(f"no alert was opened in {place.root}")
+    write_json(json, {"alerts": alerts, "failed_deliveries": failed})
+
+
+@app.command()
+def run(
+    rules: RulesOption = None,
+    once: Annotated[bool, typer.Option("--once", help="Evaluate once, tell, and end.")] = False,
+    period_s: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often the rules are asked.")] = 2.0,
+    store: StoreOption = None,
+) -> None:
+    """Evaluate the rules until Ctrl-C. The collector does so by itself for a store that has an alerts.toml."""
+    from unskew.collector.alerts.process import serve
+    from unskew.collector.alerts.rules import load_rules
+    from unskew.collector.paths import StoreError, make_folder
+
+    place = locate(store)
+    file = _file(place, rules)
+    with checking_input():
+        load_rules(file)
+        make_folder(place.root)
+    try:
+        serve(place, file, over=lambda: once, show=_print, period_s=period_s)
+    except StoreError as error:
+        fail(str(error))
+
+
+def _file(store: Store, rules: Path | None) -> Path:
+    from unskew.collector.alerts.rules import rules_file
+
+    return rules or rules_file(store)
+
+
+def _print(change: Change) -> None:
+    run_, rule, subject = change.key
+    print(f"{'closed' if change.closes else 'opened'}: {run_} {rule} {subject}: {change.text}", flush=True)
+
+
+def _clock(at_us: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_us / 1e6))

@@ -1,0 +1,120 @@
+"""`unskew store`: check, rebuild, compact, prune."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unskew.commands.common import Commands, JsonOption, StoreOption, fail, locate, refuse, there, write_json
+
+if TYPE_CHECKING:
+    from unskew.collector.paths import Store
+
+app = typer.Typer(
+    name="store",
+    cls=Commands,
+    help="Verify a store, make anew what is made of its log, merge its files, drop old telemetry. Runs may go on meanwhile.",
+    no_args_is_help=True,
+)
+_DAY_US = 86_400_000_000
+
+
+@app.command()
+def check(
+    mend: Annotated[bool, typer.Option(help="Mend what is made of the log: store.duckdb and projections.")] = True,
+    json: JsonOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Verify everything that could change an answer; mend what can be mended and name the rest (exit 1)."""
+    place = locate(store)
+    with _maintaining(place):
+        from unskew.collector.service.check import check as verify
+
+        checked = verify(place, mend=mend)
+    print(
+        f"{place.root}: {checked.events:,} events, {checked.sealed_files} sealed, {checked.spool_files} spool and "
+        f"{checked.published_files} published files"
+    )
+    if checked.unchecked_lines:
+        print(f"{checked.unchecked_lines:,} lines were written before flushes had checksums: damage in them may go unnoticed")
+    for finding in checked.findings:
+        print(f"{'mended' if finding.mended else 'found'}: {finding.sentence}")
+    write_json(json, {"store": str(place.root), "well": checked.well, **{name: getattr(checked, name) for name in _FACTS}})
+    if not checked.well:
+        fail("the store is not as it was written; what is named above cannot be mended from the store itself")
+    if not (checked.events or checked.sealed_files or checked.spool_files):
+        print("the store is empty: no run was ever written to it")
+    else:
+        print("every file and every event is as it was written")
+
+
+_FACTS = ("events", "sealed_files", "spool_files", "published_files", "unchecked_lines", "findings")
+
+
+@app.command()
+def rebuild(json: JsonOption = None, store: StoreOption = None) -> None:
+    """Make the database and the projections anew, and prove that every view answers as before."""
+    place = locate(store)
+    with _maintaining(place):
+        from unskew.collector.service.rebuild import rebuild as make_anew
+
+        rebuilt = make_anew(place)
+    write_json(json, {"store": str(place.root), "different": rebuilt.different, "views": rebuilt.after})
+    if rebuilt.different:
+        fail(f"these views do not answer as before: {', '.join(rebuilt.different)}")
+    rows = sum(count for count, _ in rebuilt.after.values())
+    print(f"{place.root}: database and projections made anew; {len(rebuilt.after)} views, {rows:,} rows, all as before")
+
+
+@app.command()
+def compact(json: JsonOption = None, store: StoreOption = None) -> None:
+    """Merge small sealed files of runs that are over."""
+    place = locate(store)
+    with _maintaining(place):
+        from unskew.collector.service.collecting import compact_all
+
+        before, after = compact_all(place)
+    write_json(json, {"store": str(place.root), "files_before": before, "files_after": after})
+    print(f"{place.root}: {before} sealed files before, {after} now")
+
+
+@app.command()
+def prune(
+    telemetry_days: Annotated[
+        float, typer.Option(min=0.0, help="Drop telemetry older than this; control events stay for ever.", show_default=False)
+    ],
+    json: JsonOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Drop old telemetry, whole sealed files at a time. What was published of it (rollups) stays."""
+    place = locate(store)
+    with _maintaining(place):
+        from unskew.collector.service.collecting import prune_older
+
+        pruned = prune_older(place, int(time.time() * 1e6 - telemetry_days * _DAY_US))
+    rows, size_bytes = sum(one.rows for one in pruned), sum(one.bytes for one in pruned)
+    write_json(json, {"store": str(place.root), "files": len(pruned), "events": rows, "bytes": size_bytes})
+    print(f"{place.root}: {len(pruned)} files with {rows:,} events dropped, {size_bytes / 1e6:,.1f} MB")
+
+
+@contextmanager
+def _maintaining(store: Store) -> Iterator[None]:
+    """Be the store's one writer; work that fails ends the command with one sentence."""
+    import duckdb
+
+    from unskew.collector.files.damage import damage
+    from unskew.collector.paths import StoreError
+    from unskew.collector.service.maintenance import maintaining
+
+    try:
+        with maintaining(there(store)):
+            yield
+    except (StoreError, OSError, duckdb.Error) as error:
+        if (damaged := damage(error)) is not None:
+            refuse(str(damaged))
+        said = str(error).partition("\n")[0]
+        fail(f"{store.root}: {error.strerror or said}" if isinstance(error, OSError) and not error.filename else said)

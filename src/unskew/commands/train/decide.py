@@ -1,0 +1,104 @@
+"""`unskew approve`, `reject` and `mode`: what people tell a run's controller, and what it answered."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unskew.collector.events import CommandRefused, Event, Mode, ModeChanged, PlanApproved, PlanRejected
+from unskew.commands.common import StoreOption, fail, known_run, locate, refuse
+
+if TYPE_CHECKING:
+    from unskew.collector.paths import Store
+    from unskew.collector.write.commands import Command
+
+ANSWER_WITHIN_S = 15.0
+
+Proposal = Annotated[str, typer.Argument(metavar="ID", help="The proposal, as `unskew watch` and the dashboard show it.")]
+By = Annotated[str, typer.Option("--by", metavar="NAME", help="Who decides; recorded in the log.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; recorded in the log.")]
+OptionalReason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; recorded in the log.", show_default=False)]
+RunOption = Annotated[
+    str | None, typer.Option("--run", metavar="RUN", help="Which run.", show_default="the one that is running")
+]
+
+
+def approve(proposal: Proposal, by: By, reason: Reason, run: RunOption = None, store: StoreOption = None) -> None:
+    """Let a proposed change of plan take effect."""
+    from unskew.collector.write.commands import Command
+
+    place = locate(store)
+    decide(place, Command(kind="approve", run=living_run(place, run), target=proposal, by=by, reason=reason))
+
+
+def reject(proposal: Proposal, by: By, reason: Reason, run: RunOption = None, store: StoreOption = None) -> None:
+    """Turn down a proposed change of plan."""
+    from unskew.collector.write.commands import Command
+
+    place = locate(store)
+    decide(place, Command(kind="reject", run=living_run(place, run), target=proposal, by=by, reason=reason))
+
+
+def mode(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Which run.")],
+    mode: Annotated[Mode, typer.Argument(help="Whether optional changes of plan are left, asked for, or applied.")],
+    by: By,
+    reason: OptionalReason = "",
+    store: StoreOption = None,
+) -> None:
+    """Choose who decides on optional changes of plan: nobody (observe), people (approve) or the controller (auto)."""
+    from unskew.collector.write.commands import Command
+
+    place = locate(store)
+    decide(place, Command(kind="mode", run=known_run(place, run), target=mode, by=by, reason=reason))
+
+
+def living_run(store: Store, run: str | None) -> str:
+    """`run`, or the only one with a living controller; refuses when there is none or more than one."""
+    from unskew.collector.write.commands import controller_alive
+
+    if run is not None:
+        return known_run(store, run)
+    living = [name for name in store.spooled_runs() if controller_alive(store, name)]
+    if not living:
+        refuse(f"no run is alive in {store.root}: nobody would act on this")
+    if len(living) > 1:
+        refuse(f"{len(living)} runs are alive in {store.root}, name one with --run: {', '.join(living)}")
+    return living[0]
+
+
+def decide(store: Store, command: Command) -> None:
+    """Send the command and wait for what the controller makes of it; prints that, exit 1 when it was refused."""
+    from unskew.collector.files.tail import Tail
+    from unskew.collector.write.commands import CommandError, send
+    from unskew.terminal.sentences import say
+
+    tail = Tail.of_decisions(store, command.run)
+    try:
+        send(store, command.run, command)
+    except CommandError as error:
+        fail(str(error))
+    deadline = time.monotonic() + ANSWER_WITHIN_S
+    while time.monotonic() < deadline:
+        for entry in tail.poll():
+            if answers(entry.event, command) and (sentence := say(entry.event)):
+                if isinstance(entry.event, CommandRefused):
+                    fail(f"refused: {sentence.text}")
+                print(sentence.text)
+                return
+        time.sleep(0.1)
+    fail(f"the controller of {command.run} has not answered within {ANSWER_WITHIN_S:g} s; the command waits in its inbox")
+
+
+def answers(event: Event | None, command: Command) -> bool:
+    """Whether the event is what the controller made of the command."""
+    match event:
+        case PlanApproved() | PlanRejected():
+            return event.proposal == command.target and isinstance(event, PlanApproved) == (command.kind == "approve")
+        case ModeChanged():
+            return command.kind == "mode" and event.mode == command.target
+        case CommandRefused():
+            return event.by == command.by and event.command in (command.id, command.target, f"{command.kind} {command.target}")
+    return False

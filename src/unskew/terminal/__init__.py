@@ -1,0 +1,1 @@
+"""What `unskew run` and `unskew watch` show in the terminal."""

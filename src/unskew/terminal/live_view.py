@@ -1,0 +1,211 @@
+"""Draws a run's state for a terminal; pure, so that a test can look at the text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import isfinite
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from unskew.terminal.live_state import Line, LiveState, Past, RankView
+from unskew.terminal.sentences import Tone
+
+CURVE_COLUMNS = 60
+WIDEST_GRID = 8
+"""More stages than this are drawn as a strip of blocks."""
+FIXED_ROWS = 15
+"""Rows of the view that are neither ranks nor sentences."""
+
+BARS = "▁▂▃▄▅▆▇█"
+TONES: dict[Tone, str] = {"plain": "", "good": "green", "bad": "red", "ask": "yellow", "quiet": "dim"}
+Facts = Sequence[tuple[str, str]]
+"""What the log does not say and the header shows: (label, value) such as ("store", "data/store")."""
+
+
+def render(state: LiveState, facts: Facts, width: int, height: int) -> RenderableType:
+    """The whole view in at most `width` columns; older sentences give way where `height` rows are too few."""
+    parts: list[RenderableType] = [_header(state, facts), Padding(_progress(state, width), (1, 0, 0, 0))]
+    if state.ranks:
+        ranks = _grid(state) if _fits(state, width) else _strip(state)
+        parts += [_heading("ranks: chunk time over prediction, then layers held · micro-batches executed"), ranks]
+    if state.mode == "approve" and state.waiting is not None:
+        command = f"unskew approve {state.waiting} --by NAME --reason TEXT"
+        parts.append(Text.assemble(("\n" + state.waiting + " waits for approval: ", "yellow"), (command, "bold yellow")))
+    if state.lines:
+        rank_rows = 1 + 2 * len(state.ranks) // _stages(state) if state.ranks else 0
+        lines = newest(state.lines, width - 18, height - FIXED_ROWS - rank_rows)
+        parts += [_heading("what happened after which iteration"), _lines(lines)]
+    return Padding(Group(*parts), (1, 1))
+
+
+def _heading(text: str) -> RenderableType:
+    return Padding(Rule(Text(text, "dim"), style="dim", align="left"), (1, 0, 0, 0))
+
+
+def _header(state: LiveState, facts: Facts) -> RenderableType:
+    title = Text.assemble(("unskew", "bold cyan"), "  ", (state.run or "starting", "bold"))
+    if state.device:
+        title.append(f"   {re.split('[:,]', state.device)[0]} device, mode {state.mode}{_left(state)}", "dim")
+    if state.finished is not None:
+        title.append(f"   {state.finished.status}", "bold green" if state.finished.status == "done" else "bold red")
+    about = Text("   ").join(Text.assemble((label, "dim"), " ", value) for label, value in facts)
+    return Group(title, about)
+
+
+def _progress(state: LiveState, width: int) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", min_width=10)
+    table.add_column(justify="right", min_width=14)
+    table.add_column()
+    room = max(10, min(CURVE_COLUMNS, width - 34))
+    bar = ProgressBar(
+        total=state.iterations or 1, completed=state.done, width=room, complete_style="cyan", finished_style="green"
+    )
+    table.add_row("done", Text(_count(state), "bold"), bar)
+    shown = state.shown
+    if shown is None:
+        return table
+    past = state.past[-room:]
+    rate = f"{shown.tokens_per_s:,.0f} tokens/s" if shown.tokens_per_s else ""
+    table.add_row("iteration", str(shown.iteration), Text(rate, "dim"))
+    table.add_row("loss", f"{shown.loss:.4f}", Text(sparkline([one.loss for one in past if one.loss is not None]), "cyan"))
+    if shown.measured_s is not None:
+        table.add_row("time", f"{shown.measured_s:.2f} s", _times(past))
+        table.add_row("predicted", *_prediction(shown.measured_s, shown.predicted_s))
+    return table
+
+
+def _count(state: LiveState) -> str:
+    return str(state.done) if state.iterations is None else f"{state.done} of {state.iterations}"
+
+
+def _left(state: LiveState) -> str:
+    """The time that the remaining iterations take at the mean of the last ten."""
+    recent = [one.measured_s for one in state.past if one.measured_s is not None][-10:]
+    if state.iterations is None or not recent or state.finished is not None:
+        return ""
+    seconds = round((state.iterations - state.done) * sum(recent) / len(recent))
+    return f"   about {seconds // 60}:{seconds % 60:02d} left"
+
+
+def _prediction(measured: float, predicted: float | None) -> tuple[str, Text]:
+    if predicted is None:
+        return "", Text("not fitted yet", "dim")
+    off = measured / predicted - 1
+    return f"{predicted:.2f} s", Text(f"measured {off:+.0%}".replace("%", " %"), _style(1 + off))
+
+
+def _times(past: Sequence[Past]) -> Text:
+    """The curve of the iteration times, each in the colour of its ratio to the prediction."""
+    timed = [(one.measured_s, one.predicted_s) for one in past if one.measured_s is not None]
+    curve = Text()
+    for block, (measured, predicted) in zip(sparkline([measured for measured, _ in timed]), timed, strict=True):
+        curve.append(block, "dim" if predicted is None else _style(measured / predicted))
+    return curve
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One block character per value, scaled between the least and the greatest; a gap for what is not finite.
+
+    >>> sparkline((1.0, 2.0, float("nan"), 3.0))
+    '▁▅ █'
+    """
+    finite = [value for value in values if isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    span = (high - low) or 1.0
+    return "".join(
+        BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] if isfinite(value) else " " for value in values
+    )
+
+
+def _style(ratio: float) -> str:
+    """The colour of a time over its prediction."""
+    for least, style in ((1.5, "bold red"), (1.25, "red"), (1.1, "yellow")):
+        if ratio >= least:
+            return style
+    return "green"
+
+
+def _stages(state: LiveState) -> int:
+    return 1 + max(view.stage for view in state.ranks.values())
+
+
+def _fits(state: LiveState, width: int) -> bool:
+    return _stages(state) <= WIDEST_GRID and 12 + 16 * _stages(state) <= width + 4
+
+
+def _grid(state: LiveState) -> Table:
+    """Replicas down, stages across; in a cell the rank's ratio, then what it holds and how much it executes."""
+    table = Table.grid(padding=(0, 2))
+    table.show_header = True
+    table.add_column(style="dim")
+    for stage in range(_stages(state)):
+        table.add_column(Text(f"stage {stage}", "dim"), min_width=12)
+    places: dict[tuple[int, int], list[RankView]] = {}
+    for view in state.ranks.values():
+        places.setdefault((view.replica, view.stage), []).append(view)
+    for replica in sorted({replica for replica, _ in places}):
+        cells = (places.get((replica, stage), []) for stage in range(_stages(state)))
+        table.add_row(f"replica {replica}", *(Text("\n").join(_cell(view) for view in cell) for cell in cells))
+    return table
+
+
+def _cell(view: RankView) -> Text:
+    text = Text.assemble((f"{view.rank} ", "bold"))
+    if view.lost is not None:
+        return text.append(view.lost, "bold red").append("\nholds nothing" if view.first_layer is None else "\n", "dim")
+    text.append("■ ", "dim" if view.ratio is None else _style(view.ratio))
+    text.append("–" if view.ratio is None else f"{view.ratio:.2f}", "dim" if view.ratio is None else _style(view.ratio))
+    if view.first_layer is None:
+        return text.append("\nholds nothing", "dim")
+    layers = f"{view.first_layer}–{view.first_layer + view.n_layers - 1}" if view.n_layers > 1 else f"{view.first_layer}"
+    return text.append(f"\n{layers} · {view.micro_batches}", "dim")
+
+
+def _strip(state: LiveState) -> Text:
+    """One block per rank, and the slowest by name: for layouts too wide for a grid."""
+    strip = Text()
+    for view in state.ranks.values():
+        strip.append("x" if view.lost else "■", "red" if view.lost else "dim" if view.ratio is None else _style(view.ratio))
+    slowest = max((view for view in state.ranks.values() if view.ratio is not None), key=lambda v: v.ratio or 0.0, default=None)
+    return strip if slowest is None else strip.append(f"\nslowest: rank {slowest.rank}, {slowest.ratio:.2f}", "dim")
+
+
+def newest(lines: tuple[Line, ...], columns: int, rows: int) -> tuple[Line, ...]:
+    """The last lines that fit into `rows` rows of `columns` columns; always at least one."""
+    used = 0
+    for kept, line in enumerate(reversed(lines)):
+        used += 1 + len(line.sentence.text) // max(columns, 1)
+        if used > rows:
+            return lines[len(lines) - max(kept, 1) :]
+    return lines
+
+
+def _lines(lines: tuple[Line, ...]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", style="dim", min_width=4)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for line in lines:
+        where = "" if line.iteration is None else str(line.iteration)
+        table.add_row(where, line.sentence.topic, Text(line.sentence.text, TONES[line.sentence.tone]))
+    return table
+
+
+def plain(state: LiveState) -> str:
+    """The state in one line, for logs; all figures are of the iteration that it names."""
+    parts = [f"{_count(state)} done"]
+    if (shown := state.shown) is not None:
+        parts.append(f"iteration {shown.iteration}: loss {shown.loss:.4f}")
+        if shown.tokens_per_s:
+            parts.append(f"{shown.tokens_per_s:,.0f} tokens/s")
+        if shown.measured_s is not None:
+            predicted = "" if shown.predicted_s is None else f", predicted {shown.predicted_s:.2f} s"
+            parts.append(f"{shown.measured_s:.2f} s{predicted}")
+    return "  ".join(parts)

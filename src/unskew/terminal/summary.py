@@ -1,0 +1,76 @@
+"""What a run came to, as people read it: the same facts as `unskew run --json`."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from unskew.runtime.control.summary import PlanSummary, Summary
+
+DONE = {"slow": "is slowed from", "kill": "is killed in", "hang": "is made to hang in", "freeze": "is frozen in"}
+SURE = {(True, False): "green", (False, True): "red", (False, False): ""}
+"""The colour of a saving, by whether its interval lies above and below zero."""
+
+
+def summary_view(summary: Summary) -> RenderableType:
+    """Facts first, then what was found, then what each plan was worth."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    for label, text in _facts(summary):
+        facts.add_row(label, text)
+    parts: list[RenderableType] = [Text(f"run {summary.run_id}", "bold"), facts]
+    if len(summary.plans) > 1:
+        parts += [Text(), _plans(summary.plans)]
+    return Padding(Group(*parts), (1, 1))
+
+
+def _facts(summary: Summary) -> list[tuple[str, str]]:
+    losses, times, events = summary.losses, summary.iteration_s, summary.events
+    facts = [("device", summary.device), ("iterations", str(summary.iterations))]
+    if losses:
+        facts.append(("loss", f"{losses[0]:.4f} to {losses[-1]:.4f}"))
+    if times:
+        facts.append(("iteration time", f"{median(times):.3f} s (median)"))
+    facts += [("fault", f"rank {f.rank} {DONE.get(f.kind, f.kind)} iteration {f.at_iteration}") for f in summary.faults]
+    facts += [("verdict", verdict.sentence) for verdict in summary.verdicts]
+    complete = "log complete" if events.log_complete else "log late: some votes came before every rank had flushed its events"
+    facts.append(("events", f"{events.written:,} written, {events.stored:,} stored, {events.dropped:,} dropped, {complete}"))
+    if summary.verify is not None:
+        difference = summary.verify.max_abs_loss_difference
+        facts.append(("verified", f"losses differ from those of the undisturbed run by at most {difference:.1e}"))
+    return facts
+
+
+def _plans(plans: tuple[PlanSummary, ...]) -> Table:
+    """Two lines a plan, which fit into any terminal: why it came, and what it was worth."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for plan in plans:
+        since = Text.assemble(f"from iteration {plan.at_iteration}", (f": {plan.reason}" if plan.reason else "", "dim"))
+        grid.add_row(f"plan {plan.epoch}", since)
+        if plan.predicted_s is not None or plan.measured_s is not None:
+            grid.add_row("", _worth(plan))
+    return grid
+
+
+def _worth(plan: PlanSummary) -> Text:
+    times = f"predicted {_seconds(plan.predicted_s)}, measured {_seconds(plan.measured_s)}"
+    if plan.baseline_s is None:
+        return Text(times)
+    text = Text(f"{times}, without it {_seconds(plan.baseline_s)}")
+    if plan.measured_s is not None and plan.interval_s is not None:
+        low, high = plan.interval_s
+        saved = f"{plan.baseline_s - plan.measured_s:+.2f} s saved an iteration"
+        text.append(f": {saved} (95 %: {low:+.2f} to {high:+.2f} s, n = {plan.n})", SURE[low > 0, high < 0])
+    return text
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f} s"

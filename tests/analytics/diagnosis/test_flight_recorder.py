@@ -1,0 +1,75 @@
+"""Who did not join: small standstills by hand, and NVIDIA's two injected ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.flight_recorder_dumps import published
+
+from unskew.analytics.diagnosis.flight_recorder import Standstill, explain
+from unskew.collector.events import CollectiveRecorded, GroupRecorded
+from unskew.collector.formats.importers import flight_recorder
+
+
+def entry(rank: int, group: str, seq: int, *, record: int = 0, op: str = "all_reduce", p2p: int | None = None):
+    return CollectiveRecorded(
+        rank=rank, record=record, group=group, group_description=group, group_seq=seq, op=op, state="started",
+        is_p2p=p2p is not None, p2p_seq=p2p,
+    )  # fmt: skip
+
+
+def group(name: str, *members: int, ranks: tuple[int, ...] | None = None) -> list[GroupRecorded]:
+    return [
+        GroupRecorded(rank=rank, group=name, group_description=name, members=members)
+        for rank in (members if ranks is None else ranks)
+    ]
+
+
+PAIRS = [*group("tp", 0, 1), *group("tq", 2, 3), *group("dp", 0, 2), *group("dq", 1, 3)]
+SCENARIOS = {
+    "one did not join": ([entry(0, "tp", 5)], (1,), (0,), "nothing under way"),
+    "a chain: 3 holds up 2, and 2 holds up 0": ([entry(0, "dp", 9), entry(2, "tq", 4)], (3,), (0, 2), "nothing under way"),
+    "the oldest operation counts, not the newest": (
+        [entry(0, "dp", 9, record=1), entry(0, "tp", 5, record=2), entry(1, "tp", 5, record=1)],
+        (2,),
+        (0,),
+        "nothing under way",
+    ),
+    "its device has stopped in what all have joined": (
+        [entry(2, "tq", 4), entry(3, "tq", 4), entry(0, "dp", 9)],
+        (2,),
+        (0,),
+        "which does not end",
+    ),
+    "no dump": ([entry(0, "tp", 5)], (1,), (0,), "no dump"),
+    "a message whose other side is not there": ([entry(0, "tp", 0, op="nccl:send 0->1", p2p=3)], (1,), (0,), "did not join"),
+    "all have joined": ([entry(0, "tp", 5), entry(1, "tp", 5)], (), (), ""),
+    "they wait for each other": ([entry(0, "tp", 5), entry(1, "dq", 5), entry(3, "tq", 5), entry(2, "dp", 5)], (), (), ""),
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_names_who_is_waited_for_and_waits_for_nobody(name: str) -> None:
+    entries, culprits, victims, because = SCENARIOS[name]
+    groups = group("tp", 0, 1, ranks=(0,)) if name == "no dump" else PAIRS
+    found = explain(entries, groups)
+    assert (found.culprits, found.victims) == (culprits, victims)
+    assert all(because in found.why[rank] for rank in culprits)
+    assert bool(found.abstained) == (not culprits)
+
+
+@pytest.mark.parametrize(("case", "injected"), [("lock_gil_1st", (9, 14)), ("gpu_error_1st", (12, 14))])
+def test_finds_the_ranks_into_which_nvidia_injected_a_fault(case: str, injected: tuple[int, ...], tmp_path: Path) -> None:
+    found = standstill(case, tmp_path)
+    assert found.culprits == injected
+    assert not set(found.victims) & set(injected)
+
+
+def standstill(case: str, folder: Path) -> Standstill:
+    published(case, folder)
+    (run,) = flight_recorder.read(folder / "dumps")
+    return explain(
+        [event for event in run.events if isinstance(event, CollectiveRecorded)],
+        [event for event in run.events if isinstance(event, GroupRecorded)],
+    )

@@ -1,0 +1,98 @@
+"""Each message is timed by its own two sides, also where a micro-batch passes a rank more than once."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from unskew.analytics.core.plan import Plan, uniform_plan
+from unskew.analytics.diagnosis.trace.replay import makespan_us, take_apart
+from unskew.analytics.diagnosis.trace.spans import read_spans
+from unskew.analytics.loop.intake import Intake
+from unskew.analytics.pipeline.evaluator import Timeline, evaluate
+from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.collector.events import Event, IterationCommitted, MicroBatchPacked, Span
+
+MESSAGE_US = 500
+
+
+def timeline_of(plan: Plan) -> Timeline:
+    """Chunks of 1,000 us a layer and kind, a message between ranks takes `MESSAGE_US`."""
+    schedule = build_schedule(plan)
+    return evaluate(schedule, np.array([1000.0 * action.n_layers for action in schedule.order]), MESSAGE_US)
+
+
+def logged(timeline: Timeline) -> list[Span]:
+    """What ranks would write of it: chunks, sends, and receives that begin when the rank has nothing else to do."""
+    order, chunks = timeline.schedule.order, timeline.schedule.chunks
+    spans = []
+
+    def write(kind: str, position: int, start_us: float, end_us: float, peer: int | None = None) -> None:
+        action = order[position]
+        spans.append(
+            Span(
+                kind=kind,
+                device=f"cpu-{action.rank}",
+                rank=action.rank,
+                epoch=0,
+                attempt=0,
+                iteration=0,
+                start_us=round(start_us),
+                wall_us=round(end_us - start_us),
+                micro_batch=action.micro_batch,
+                first_layer=action.first_layer,
+                n_layers=action.n_layers if peer is None else None,
+                peer=peer,
+            )
+        )
+
+    arrival = dict(zip(timeline.messages.target.tolist(), timeline.messages.end_us.tolist(), strict=True))
+    for position in range(len(order)):
+        if position in arrival:
+            before = chunks.before[position]
+            free = timeline.end_us[before] if before >= 0 else 0.0
+            write("recv", position, free, max(arrival[position], free), order[chunks.given[position]].rank)
+        write(order[position].kind, position, timeline.start_us[position], timeline.end_us[position])
+    for source, target in zip(timeline.messages.source.tolist(), timeline.messages.target.tolist(), strict=True):
+        write("send", source, timeline.end_us[source], timeline.end_us[source] + MESSAGE_US, order[target].rank)
+    return sorted(spans, key=lambda span: (span.rank, span.start_us + span.wall_us, span.start_us))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-v"])
+def test_a_replay_of_the_spans_takes_as_long_as_the_timeline(schedule: str) -> None:
+    plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=4, schedule=schedule)
+    timeline = timeline_of(plan)
+    frame = pl.DataFrame([{name: getattr(span, name) for name in Span.__struct_fields__} for span in logged(timeline)])
+    commits = pl.DataFrame({"iteration": [0, 0], "rank": [0, 1], "start_us": [0, 0]}).with_columns(
+        wall_us=pl.lit(round(float(timeline.makespan_us)))
+    )
+    recording = read_spans(frame, commits, plan).recording
+    messages = [i for i, operation in enumerate(recording.graph.operations) if operation.kind.startswith("recv")]
+    assert len(messages) == len(timeline.messages.target)
+    work = take_apart(recording).work_us
+    assert makespan_us(recording.graph, work)[0] == pytest.approx(float(timeline.makespan_us), abs=1)
+    assert work[messages].max() == pytest.approx(MESSAGE_US, abs=1)
+    assert work.min() >= 0
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-v"])
+def test_messages_are_timed_from_the_moment_both_sides_were_ready(schedule: str) -> None:
+    plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=4, schedule=schedule)
+    timeline = timeline_of(plan)
+    spans = logged(timeline)
+    events: list[Event | None] = [
+        *spans,
+        *(MicroBatchPacked(iteration=0, micro_batch=m, attempt=0, lengths=(8, 8)) for m in range(4)),
+        *(
+            IterationCommitted(
+                iteration=0, epoch=0, attempt=0, rank=rank, loss=1.0, tokens=64, start_us=0, wall_us=1, log_complete=True
+            )
+            for rank in (0, 1)
+        ),
+    ]
+    intake = Intake()
+    (released,) = [*intake.take(events, {0: plan}), *intake.take((), {0: plan})]
+    waited = sum(span.kind == "recv" and span.wall_us > 0 for span in spans)
+    assert len(released.transfers_us) == waited
+    assert 0 < min(released.transfers_us) <= max(released.transfers_us) == MESSAGE_US

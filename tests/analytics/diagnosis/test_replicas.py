@@ -1,0 +1,59 @@
+"""The trace of a data-parallel loop: one stage, no lengths. A rank that turns slow is named; uneven documents accuse nobody."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from unskew.analytics.detector.options import DetectorOptions
+from unskew.analytics.diagnosis.causes import named
+from unskew.analytics.diagnosis.failslow import follow_replicas
+from unskew.analytics.diagnosis.trace.lost import time_lost
+from unskew.analytics.diagnosis.trace.ndtimeline import read_operations
+from unskew.analytics.diagnosis.trace.section import Section, without_lengths
+
+NAMES = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc")
+SLOW, SINCE, STEPS = 2, 30, 60
+
+
+def section(seed: int, factor: float, *, spread: float) -> Section:
+    """Four replicas of eight micro-batches, of spread work (log); replica 2 takes `factor` times as long from step 30 on."""
+    random = np.random.default_rng(seed)
+    rows: list[tuple[object, ...]] = []
+    for step in range(STEPS):
+        ends = []
+        for replica in range(4):
+            now, slow = 100.0 * step, factor if replica == SLOW and step >= SINCE else 1.0
+            for batch in range(8):
+                work = 0.1 * float(np.exp(random.normal(0, spread))) * slow
+                for kind, times in (("forward", 1.0), ("backward", 2.0)):
+                    took = times * work * float(np.exp(random.normal(0, 0.02)))
+                    rows.append((replica, 0, replica, step, f"{kind}-compute", now, took, batch, 0, batch, 0))
+                    now += took
+            ends.append(now)
+        for replica, end in enumerate(ends):
+            reduced = max(ends) + 0.05
+            rows.append((replica, 0, replica, step, "grads-reduce-scatter", end, reduced - end, 0, 0, -1, 0))
+            rows.append((replica, 0, replica, step, "optimizer", reduced, 0.02, 0, 0, -1, 0))
+    return without_lengths(read_operations(pl.DataFrame(rows, schema=list(NAMES), orient="row")))
+
+
+@pytest.mark.parametrize("spread", [0.03, 0.3])
+def test_a_replica_that_turns_slow_is_named_and_what_it_costs_is_not_put_down_to_long_documents(spread: float) -> None:
+    found, verdicts = follow_replicas(section(1, 1.5, spread=spread), DetectorOptions())
+    (verdict,) = verdicts
+    assert [party.rank for party in verdict.culprits] == [SLOW]
+    assert [party.rank for party in verdict.victims] == [0, 1, 3]
+    assert abs(verdict.since_iteration - SINCE) <= 2
+    assert verdict.speed.keys() == {"F", "B"}
+    assert verdict.speed["B"] == pytest.approx(1 / 1.5, abs=0.08)
+    lost = time_lost(found, verdicts)
+    assert lost.causes["slow_device"].sum() > 0.5 * (lost.measured_us - lost.ideal_us).sum()
+    if spread < 0.1:
+        assert [one.cause for one in named([(found, lost)], 2, "")] == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_uneven_documents_accuse_no_replica(seed: int) -> None:
+    assert follow_replicas(section(seed, 1.0, spread=0.4), DetectorOptions())[1] == ()

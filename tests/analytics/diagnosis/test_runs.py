@@ -1,0 +1,211 @@
+"""A diagnosis of each observability: one run that trained here with a slow rank, looked at with more and more hidden."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import msgspec
+import polars as pl
+import pytest
+import typer
+from rich.console import Console
+from support.runtime_runs import SMALL, train
+
+from unskew.analytics.core.plan import plan_from_partition
+from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose, sections_of
+from unskew.analytics.diagnosis.load import load_run
+from unskew.analytics.diagnosis.runlog import RunLog
+from unskew.analytics.diagnosis.trace.lost import time_lost
+from unskew.analytics.diagnosis.trace.replay import makespan_us
+from unskew.analytics.diagnosis.trace.spans import COLLECTIVES
+from unskew.analytics.diagnosis.trace.whatif import ask, what_if
+from unskew.collector.events import CollectiveRecorded, DeviceLost, GroupRecorded, Verdict
+from unskew.collector.read.reader import open_store
+from unskew.commands.afterwards import whatif
+
+pytestmark = pytest.mark.limit(180)
+
+SLOW = 3
+AT = 14
+OPTIONS = msgspec.structs.replace(SMALL, iterations=34, tokens=256, layers=8, micro_batches=8, mode="observe")
+
+
+@pytest.fixture(scope="module")
+def slowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunLog, list[Verdict]]]:
+    """A run on the virtual device, PP2 x DP2, rank 3 of which takes 1.8 times as long from iteration 14 on; its verdicts."""
+    run = train(tmp_path_factory.mktemp("store"), f"slow:rank={SLOW},factor=1.8,at={AT}", base=OPTIONS)
+    with open_store(run.store) as reader:
+        yield load_run(reader, run.id), run.of(Verdict)
+
+
+def devices(found: Diagnosis) -> list[tuple[str, int | None]]:
+    return [(v.cause, party.rank) for v in found.verdicts for party in v.culprits if party.kind == "device"]
+
+
+def test_with_chunks_the_offline_verdict_is_the_live_one_and_its_cost_adds_up(slowed: tuple[RunLog, list[Verdict]]) -> None:
+    log, live = slowed
+    found = diagnose(log)
+    assert found.observability == "chunks"
+    assert devices(found) == [("slow_device", SLOW)]
+    (verdict,) = [one for one in found.verdicts if one.cause == "slow_device"]
+    assert (verdict.since_iteration, verdict.at_iteration) == (live[0].since_iteration, live[0].at_iteration)
+    assert verdict.speed == live[0].speed
+    assert verdict.evidence["next_step"]
+    sections, _, _ = sections_of(log)
+    (section,) = sections
+    parts = section.parts
+    replayed = makespan_us(section.recording.graph, parts.work_us, parts.delay_us)
+    assert replayed == pytest.approx(section.recording.iteration_us, rel=0.005)
+    ideal_us = time_lost(section, found.verdicts).ideal_us
+    assert float(ideal_us.mean()) < what_if(section.recording).ideal_us  # whose mean has the slow device in it
+    lost = len(section.ranks) * float((section.recording.iteration_us - ideal_us).sum()) / 1e6
+    assert sum(found.time_lost_s.values()) == pytest.approx(lost, abs=0.01)
+    assert abs(found.time_lost_s["unexplained"]) < 0.005 * lost  # on a logical clock there is neither noise nor delay
+    assert found.time_lost_s["slow_device"] > 0.4 * lost
+    assert set(found.time_lost_s) <= {"slow_device", "long_sequences", "stage_imbalance", "unexplained"}
+    assert any("input_bound" in sentence for sentence in found.abstained)
+    assert any("slow_link" in sentence and "emulated" in sentence for sentence in found.abstained)
+
+
+def test_what_if_without_the_slow_rank_gives_the_iterations_before_it_was_slow(
+    slowed: tuple[RunLog, list[Verdict]],
+) -> None:
+    (section,) = sections_of(slowed[0])[0]
+    ill = section.pick(range(AT, len(section.recording.iterations)))
+    (answer,) = ask(ill, ranks=[SLOW])
+    (nobody,) = ask(ill, ranks=[0])
+    assert answer.saves_percent > 20
+    assert abs(nobody.saves_percent) < 2
+    before = section.pick(range(1, AT))
+    assert answer.iteration_us == pytest.approx(what_if(before.recording).replayed_us, rel=0.1)
+    with pytest.raises(ValueError, match="--without-device 9 has no part in it, allowed: 0, 1, 2, 3"):
+        ask(ill, ranks=[9])
+
+
+def test_with_collectives_only_the_rank_that_waits_least_is_named(slowed: tuple[RunLog, list[Verdict]]) -> None:
+    log, _ = slowed
+    bare = msgspec.structs.replace(
+        log, released=(), plans={}, spans=log.spans.filter(pl.col("kind").is_in([*COLLECTIVES, "send", "recv", "optimizer"]))
+    )
+    found = diagnose(bare)
+    assert found.observability == "collectives"
+    assert devices(found) == [("slow_device", SLOW)]
+    assert abs(found.verdicts[0].since_iteration - AT) <= 2
+    assert found.time_lost_s == {}
+    assert any(sentence.startswith("long_sequences, stage_imbalance, time lost") for sentence in found.abstained)
+
+
+def test_with_iteration_times_only_the_job_is_slower_and_nobody_is_named(
+    slowed: tuple[RunLog, list[Verdict]],
+) -> None:
+    log, _ = slowed
+    times = log.iterations["iteration_us"].to_list()
+    longer = 10 * times[1:AT] + 5 * times[AT:]
+    onset = 10 * (AT - 1)
+    bare = msgspec.structs.replace(
+        log, released=(), plans={}, spans=log.spans.clear(), commits=log.commits.clear(),
+        iterations=pl.DataFrame({"iteration": range(len(longer)), "iteration_us": longer}),
+    )  # fmt: skip
+    found = diagnose(bare)
+    assert found.observability == "iterations"
+    assert [(verdict.cause, verdict.culprits) for verdict in found.verdicts] == [("unknown", ())]
+    assert abs(found.verdicts[0].since_iteration - onset) <= 2
+    assert any(sentence.startswith("slow_device, slow_link: neither chunk nor collective") for sentence in found.abstained)
+    few = diagnose(msgspec.structs.replace(bare, iterations=bare.iterations.head(5)))
+    assert "unknown: 5 iterations, at least 70 are needed to judge the whole job" in few.abstained
+    nothing = diagnose(msgspec.structs.replace(bare, iterations=log.iterations.clear()))
+    assert (nothing.observability, nothing.abstained) == ("nothing", ("everything: the log holds no iteration",))
+
+
+def test_pauses_that_were_recorded_are_named_and_cost_what_they_took(
+    slowed: tuple[RunLog, list[Verdict]],
+) -> None:
+    """Collections of 60 ms on rank 1 before its first chunk in every iteration, put into the real spans."""
+    log, _ = slowed
+    healthy = msgspec.structs.replace(
+        log, released=log.released[:AT], commits=log.commits.filter(pl.col("iteration") < AT),
+        iterations=log.iterations.filter(pl.col("iteration") < AT),
+    )  # fmt: skip
+    pause = 60_000
+    spans = log.spans.filter(pl.col("iteration") < AT)
+    first = spans.filter((pl.col("kind") == "F") & (pl.col("rank") == 1)).group_by("iteration").agg(pl.col("start_us").min())
+    collections = (
+        spans.filter((pl.col("kind") == "F") & (pl.col("rank") == 1))
+        .join(first, on=["iteration", "start_us"], how="semi")
+        .with_columns(kind=pl.lit("gc"), start_us=pl.col("start_us") - pause, wall_us=pl.lit(pause, dtype=pl.Int64))
+    )
+    found = diagnose(msgspec.structs.replace(healthy, spans=pl.concat([spans, collections.select(spans.columns)])))
+    per_iteration = found.time_lost_s["gc_pause"] / (4 * AT)
+    assert 0.2 * pause / 1e6 < per_iteration <= 1.05 * pause / 1e6
+    gc = [verdict for verdict in found.verdicts if verdict.cause == "gc_pause"]
+    assert [party.rank for verdict in gc for party in verdict.culprits] == [1]
+    assert not any("gc_pause" in sentence for sentence in found.abstained)
+
+
+def test_a_loss_costs_what_its_own_recovery_took(slowed: tuple[RunLog, list[Verdict]]) -> None:
+    """Plan 1 is a change that somebody chose, plan 2 the one without rank 3: only its regrouping was for the loss."""
+    log, _ = slowed
+    without = plan_from_partition(
+        epoch=2, n_layers=8, schedule="1f1b", members=[[0, 1], [2]], layers=[[4, 4], [8]], micro_batches=[4, 4]
+    )
+    lost = DeviceLost(
+        device="cpu-3", rank=3, how="exit", detail="signal SIGKILL", detected_us=0, watermark=33, iteration=34, victims=(2,)
+    )
+    found = diagnose(
+        msgspec.structs.replace(
+            log,
+            lost=(lost,),
+            plans={**log.plans, 1: log.plans[0].renumbered(1), 2: without},
+            regrouped_s={0: 0.5, 1: 0.25, 2: 5.0},
+        )
+    )
+    assert found.time_lost_s["dead"] == 3 * 5.0
+    (dead,) = [one for one in found.verdicts if one.cause == "dead"]
+    assert dead.at_iteration == 34
+    assert [party.rank for party in dead.victims] == [2]
+
+
+def test_a_job_that_stands_still_names_who_did_not_join(slowed: tuple[RunLog, list[Verdict]]) -> None:
+    """Three ranks in a barrier that rank 2 never launched; rank 2 has nothing under way."""
+    log, _ = slowed
+    members = (0, 1, 2, 3)
+    flights = tuple(
+        CollectiveRecorded(
+            rank=rank, record=7, group="0", group_description="default_pg", group_seq=8, op="nccl:all_reduce", state="started",
+        )
+        for rank in members if rank != 2
+    )  # fmt: skip
+    groups = tuple(
+        GroupRecorded(
+            rank=rank, group="0", group_description="default_pg", members=members, last_enqueued=7 if rank == 2 else 8
+        )
+        for rank in members
+    )
+    bare = msgspec.structs.replace(
+        log, released=(), plans={}, spans=log.spans.clear(), iterations=log.iterations.clear(), flights=flights,
+        flight_groups=groups,
+    )  # fmt: skip
+    found = diagnose(bare)
+    assert found.observability == "flight recorder"
+    assert devices(found) == [("hung", 2)]
+    assert sorted(party.rank or 0 for party in found.verdicts[0].victims) == [0, 1, 3]
+    assert found.verdicts[0].sentence.startswith("rank 2 did not join nccl:all_reduce #8")
+
+
+def test_whatif_says_which_plan_it_replayed_and_which_others_there_are(slowed: tuple[RunLog, list[Verdict]]) -> None:
+    (all_of_it,), _, _ = sections_of(slowed[0])
+    sections = [all_of_it.pick(range(10)), msgspec.structs.replace(all_of_it.pick(range(10, 34)), epoch=1)]
+    section = whatif.chosen(sections, None)
+    assert section.epoch == 1
+    assert whatif.chosen(sections, 0) is sections[0]
+    with pytest.raises(typer.Exit):
+        whatif.chosen(sections, 7)
+    plans = [whatif.stretch(one) for one in sections]
+    data = {"run_id": "r", "epoch": 1, "plans": plans, "not_replayed": ["plan 2: why"], "asked": []}
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(whatif.shown({**data, **msgspec.to_builtins(what_if(section.recording))}))
+    first, second, third, *_ = console.export_text().splitlines()
+    assert first == "r, plan 1: 24 iterations, 10 to 33"
+    assert second == "not in these figures: plan 0, 10 iterations, 0 to 9; see them with --plan N"
+    assert third == "not replayed: plan 2: why"

@@ -1,0 +1,187 @@
+"""ResiHP's three levels: the paper's worked cases, and that its costs are those of the one pipeline model."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unskew.analytics.core.plan import PlanError, validate
+from unskew.analytics.pipeline.evaluator import evaluate
+from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.planners.conversion import to_plan
+from unskew.analytics.planners.costing import pipeline_bound_us, pipeline_us
+from unskew.analytics.planners.joint.evaluation import cost
+from unskew.analytics.planners.joint.joint import plan_joint
+from unskew.analytics.planners.problem import Cluster, Job, healthy_cluster, start
+from unskew.analytics.planners.resihp.dp import cells
+from unskew.analytics.planners.resihp.pp import share_out
+from unskew.analytics.planners.resihp.progressive import plan_progressive
+from unskew.analytics.planners.resihp.tp import choose, exclude
+
+IDEAL = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def cluster_of(speeds, *, n_layers=None, micro_batches=None, **job):
+    dp, pp, _ = np.shape(speeds)
+    layers = n_layers if n_layers is not None else 3 * pp
+    batches = micro_batches if micro_batches is not None else 4 * dp
+    return Cluster(job=Job(n_layers=layers, micro_batches=batches, **job), speeds=np.array(speeds, dtype=float))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "degree", "standby", "score", "tie"),
+    [
+        ((1, 1, 1, 0), 2, 1, 2.0, False),
+        ((1, 1, 1, 0.5), 4, 0, 2.0, True),
+        ((1, 1, 1, 0.4), 2, 2, 2.0, False),
+        ((1, 1, 1, 0.8), 4, 0, 3.2, False),
+        ((1, 1, 0.5, 0.5), 4, 0, 2.0, True),
+        ((0, 0.6, 1, 1), 2, 1, 2.0, False),
+        ((0, 0, 0, 0), 0, 0, None, False),
+    ],
+)
+def test_the_papers_cases_of_exclusion(speeds, degree, standby, score, tie):
+    chosen, scores, tied = choose(sorted(speeds, reverse=True), IDEAL, powers_of_two=True)
+    assert (chosen, tied) == (degree, tie)
+    groups = exclude(cluster_of([[speeds]], n_layers=1, micro_batches=1), powers_of_two=True)
+    assert groups.degrees[0, 0] == degree
+    assert len(groups.decisions[0].standby) == standby
+    if score is not None:
+        assert 4 * scores[degree] == pytest.approx(score)
+        assert 4 * groups.speeds[0, 0] == pytest.approx(score)
+
+
+def test_any_degree_beats_powers_of_two_where_it_can():
+    assert choose((1, 1, 1), IDEAL, powers_of_two=False)[0] == 3
+    assert choose((1, 1, 1), (0.0, 0.25, 0.5, 0.4, 1.0), powers_of_two=False)[0] == 2  # as measured: three do less than two
+
+
+def test_resihp_decides_by_ideal_degrees_and_gets_the_measured_speed():
+    cluster = Cluster(
+        job=Job(n_layers=1, micro_batches=1), speeds=np.array([[[1.0, 1.0, 1.0, 0.4]]]), efficiency=(0.2, 0.35, 0.6, 1.0)
+    )
+    assignment = plan_progressive(cluster).assignment
+    assert assignment.degrees.tolist() == [[2]]
+    assert assignment.speeds[0, 0] == pytest.approx(0.35)
+    assert plan_joint(cluster).assignment.degrees.tolist() == [[3]]
+
+
+def test_standby_of_a_node_helps_its_other_group():
+    speeds = np.ones((1, 2, 4))
+    speeds[0, 0] = (1, 1, 1, 0)
+    speeds[0, 1] = (1, 0, 0, 0)
+    cluster = Cluster(job=Job(n_layers=2, micro_batches=1), speeds=speeds, nodes=np.zeros((1, 2, 4), dtype=np.int64))
+    groups = exclude(cluster, powers_of_two=True)
+    assert groups.degrees.tolist() == [[2, 2]]
+    assert [(entry.replica, entry.stage, entry.device) for entry in groups.borrowed] == [(0, 1, 2)]
+    apart = exclude(Cluster(job=cluster.job, speeds=speeds), powers_of_two=True)
+    assert apart.degrees.tolist() == [[2, 1]]
+
+
+def test_the_papers_repartition():
+    plan = plan_progressive(cluster_of([[[1.0], [0.4], [1.0]]] * 2, n_layers=12))
+    assert plan.pp is not None
+    assert plan.pp.after == (5, 2, 5)
+    assert share_out(12, [(0, 1), (0, 1), (0, 1)], [2, 9, 9]) == [2, 5, 5]
+    with pytest.raises(PlanError, match="12 units do not fit 2 parts"):
+        share_out(12, [(0, 1), (0, 1)], [2, 9])
+
+
+def test_a_partition_that_would_not_help_stays():
+    plan = plan_progressive(cluster_of([[[1.0], [0.9], [1.0], [1.0]]] * 2, n_layers=16))
+    assert plan.pp is not None
+    assert plan.pp.after == plan.pp.before == (4, 4, 4, 4)
+
+
+def test_a_dead_stage_is_served_by_its_peers_and_a_slow_one_relieved():
+    """The setting of the paper's Figure 6: stage 2 of replica 1 crashed, its stage 0 slow; 3 replicas x 4 stages x 4."""
+    speeds = np.ones((3, 4, 1))
+    speeds[1, 2], speeds[1, 0] = 0.0, 0.5
+    cluster = cluster_of(speeds, n_layers=4)
+    plan = plan_progressive(cluster, levels={"tp", "dp"})
+    assert sorted(m.micro_batch for m in plan.dp if (m.source, m.stage) == (1, 2)) == [0, 1, 2, 3]
+    assert any((m.source, m.stage) == (1, 0) for m in plan.dp)
+    assert all((m.target, m.stage) != (1, 2) for m in plan.dp)
+    validate(to_plan(cluster, plan.assignment, epoch=1))
+    recycle = plan_progressive(cluster, levels={"tp"})
+    assert cost(cluster, plan.assignment).iteration_us <= cost(cluster, recycle.assignment).iteration_us
+
+
+def test_replicas_that_have_each_lost_a_stage_help_each_other():
+    speeds = np.ones((2, 4, 1))
+    speeds[0, 1], speeds[1, 3] = 0.0, 0.0
+    cluster = cluster_of(speeds, n_layers=4)
+    for levels in ({"tp", "dp"}, {"tp", "pp", "dp"}, {"tp"}):
+        plan = plan_progressive(cluster, levels=levels)
+        assert np.isfinite(cost(cluster, plan.assignment).iteration_us)
+        assert {(move.source, move.target, move.stage) for move in plan.assignment.moves} >= {(0, 1, 1), (1, 0, 3)}
+
+
+def test_cells_have_somebody_for_every_stage():
+    stage_us = np.ones((64, 3))
+    stage_us[:60, 1] = np.inf
+    found = cells(stage_us, 8)
+    assert sorted(np.concatenate(found).tolist()) == list(range(64))
+    assert all(np.isfinite(stage_us[cell]).any(axis=0).all() for cell in found)
+    assert not cells(np.ones((64, 3)), 8)
+
+
+def test_memory_stops_migration():
+    speeds = np.ones((2, 2, 1))
+    speeds[1, 0] = 0.3
+    free = cluster_of(speeds, n_layers=2, micro_batches=16)
+    tight = cluster_of(speeds, n_layers=2, micro_batches=16, layer_bytes=10.0, activation_bytes=1.0, capacity_bytes=12.0)
+    assert plan_progressive(free, levels={"dp"}).dp
+    assert not [m for m in plan_progressive(tight, levels={"dp"}).dp if m.stage == 0]
+
+
+def test_a_stage_without_any_group_is_refused():
+    with pytest.raises(PlanError, match="stage 1 has no group left in any replica"):
+        plan_progressive(cluster_of([[[1.0], [0.0]]] * 2))
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.data())
+def test_the_level_by_level_makespan_is_the_pipelines_own(data):
+    """For uniform work it is what analytics/pipeline/evaluator.py says, and the formula; never below its own bound."""
+    stages, micro_batches = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
+    times = st.lists(st.floats(0.1, 3), min_size=stages, max_size=stages)
+    forward, backward = np.array(data.draw(times)), np.array(data.draw(times))
+    message = data.draw(st.sampled_from([0.0, 0.2]))
+    found = pipeline_us(forward[None], backward[None], micro_batches, message)[0]
+    assert found >= pipeline_bound_us(forward, backward, micro_batches, message) - 1e-9
+    assert found >= (micro_batches * (forward + backward)).max() - 1e-9
+    uniform = pipeline_us(np.full((1, stages), 1.0), np.full((1, stages), 2.0), micro_batches)[0]
+    assert uniform == pytest.approx((micro_batches + stages - 1) * 3)
+    cluster = healthy_cluster(Job(n_layers=stages, micro_batches=micro_batches, message_us=message), tp=1, pp=stages, dp=1)
+    schedule = build_schedule(to_plan(cluster, start(cluster), epoch=0))
+    durations = np.array([1.0 if action.kind == "F" else 2.0 for action in schedule.order])
+    assert cost(cluster, start(cluster)).iteration_us == pytest.approx(
+        float(evaluate(schedule, durations, message).makespan_us)
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_plan_for_any_cluster_is_legal_and_does_all_the_work(data):
+    dp, pp, tp = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4)), data.draw(st.sampled_from([1, 2, 4]))
+    speed = st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0, 1.0, 1.0])
+    speeds = np.array(data.draw(st.lists(speed, min_size=dp * pp * tp, max_size=dp * pp * tp))).reshape(dp, pp, tp)
+    cluster = cluster_of(speeds, message_us=data.draw(st.sampled_from([0.0, 0.1])))
+    levels = data.draw(st.sets(st.sampled_from(["tp", "pp", "dp"])))
+    try:
+        plan = plan_progressive(cluster, levels=levels)
+    except PlanError:
+        return
+    assignment = plan.assignment
+    assert np.isfinite(cost(cluster, assignment).iteration_us)
+    assert assignment.layers.sum(axis=1).tolist() == [cluster.job.n_layers] * dp
+    assert assignment.micro_batches.sum() == cluster.job.micro_batches
+    runtime_plan = to_plan(cluster, assignment, epoch=1)
+    working = [rank for role in runtime_plan.roles for rank in [role.rank]]
+    assert len(set(working)) == len(working)
+    assert (speeds.ravel()[working] > 0).all()
+    per_micro_batch = 3 * cluster.job.n_layers
+    assert (
+        cost(cluster, assignment).iteration_us >= cluster.job.micro_batches * per_micro_batch / assignment.speeds.sum() - 1e-6
+    )

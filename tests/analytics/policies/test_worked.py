@@ -1,0 +1,252 @@
+"""Each policy reproduces a published figure or worked case of its own before it is compared with others."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.job import JOBS, Job
+from unskew.analytics.cluster.layout import Layout, Pipeline, healthy, proportional
+from unskew.analytics.cluster.timing import Speeds, fault_free_s, iteration_s, stage_speeds
+from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
+from unskew.analytics.lab.simulator.simulation import Options, simulate
+from unskew.analytics.policies.adaptra import makespan_s, warm_ups
+from unskew.analytics.policies.base import Cluster, Policy, Reaction, survives
+from unskew.analytics.policies.ft_hsdp import FTHSDP, closed_form
+from unskew.analytics.policies.greyhound import Greyhound, gathered, shares
+from unskew.analytics.policies.malleus import Malleus, malleus_layout
+from unskew.analytics.policies.nothing import Nothing
+from unskew.analytics.policies.ntp import NTP, availability, loss_dropping, loss_ntp
+from unskew.analytics.policies.oobleck import Oobleck
+from unskew.analytics.policies.recover import ReCoVer, Shares, boundary, steady
+from unskew.analytics.policies.recycle import ReCycle
+from unskew.analytics.policies.registry import POLICIES, PolicyError, policy
+from unskew.analytics.policies.resihp import ResiHP
+from unskew.analytics.policies.restart import Restart, best_interval_s
+from unskew.analytics.policies.unskew import Unskew
+
+JOB = JOBS["llama2-13b"]
+POISSON = FaultLaw(mtbf_s=1080.0)
+
+
+def bare(**changes: object) -> Job:
+    """A job of equal stages without head, messages and all-reduce, so that formulas hold exactly."""
+    job = msgspec.structs.replace(JOB, given_iteration_s=10.0, **changes)
+    return msgspec.structs.replace(job, name=str(changes))
+
+
+def ask(
+    which: Policy, job: Job, speeds: Speeds, *, kind: str = "failed", layout: Layout | None = None, **known: object
+) -> Reaction:
+    devices = tuple(np.flatnonzero(speeds < 1.0).tolist())
+    cluster = Cluster(job, 0.0, speeds, {}, layout or healthy(job), **known)  # type: ignore[arg-type]
+    return which.react(cluster, Happening(kind=kind, at_s=0.0, devices=devices))  # type: ignore[arg-type]
+
+
+def speeds_of(job: Job, changed: dict[int, float]) -> Speeds:
+    speeds = np.ones(job.devices)
+    speeds[list(changed)] = list(changed.values())
+    return speeds
+
+
+def test_none_dies_with_the_first_device() -> None:
+    outcome = simulate(JOB, Nothing(), [Happening(kind="failed", at_s=3600.0, devices=(3,))], Options(hours=2.0, noise_cv=0.0))
+    assert outcome.aborted_s == pytest.approx(4200.0)  # torch's 10 minutes
+    assert outcome.effective == pytest.approx(0.5)
+    later = [Happening(kind="failed", at_s=at_s, devices=(at_s // 3600,)) for at_s in (3600, 5400)]
+    dead = simulate(JOB, Nothing(), later, Options(hours=2.0, noise_cv=0.0))
+    assert (dead.failures, dead.capacity) == (1 + 1, pytest.approx(1 - 0.5 / 32))  # devices go on dying after the job
+
+
+def test_synchronous_restart_has_the_published_efficiency() -> None:
+    """B.1.6: (18 - 10) / 18 = 44.4 % with fixed spacing; exp(-D / M) = 57.4 % with Poisson arrivals that restart recovery."""
+    job, sync = JOBS["ft-hsdp-98k"], Restart(None, 600.0, detect_s=0.0, loses_work=False)
+    kills = [Happening(kind="failed", at_s=at_s, devices=(0,)) for at_s in np.arange(0, 36000, 1080).tolist()[:-1]]
+    outcome = simulate(job, sync, kills, Options(hours=33 * 0.3, spares=10**6, noise_cv=0.0))
+    assert round(100 * outcome.effective, 1) == 44.4
+    small = bare()
+    poisson = arrivals(small, FaultLaw(mtbf_s=1080.0), hours=1000.0, seed=1)
+    effective = simulate(small, sync, poisson, Options(hours=1000.0, spares=10**6, noise_cv=0.0)).effective
+    assert effective == pytest.approx(math.exp(-600 / 1080), abs=0.015)
+
+
+def test_the_checkpoint_interval_is_the_one_that_costs_least() -> None:
+    """Meta's ETTR: dt* = sqrt(2 w / rate); the simulator agrees that shorter and longer ones lose more."""
+    small, mtbf_s = bare(), 7200.0
+    best_s = best_interval_s(0.45, mtbf_s)
+    assert best_s == pytest.approx(math.sqrt(2 * 0.45 * 7200))
+    kills = arrivals(small, FaultLaw(mtbf_s=mtbf_s), hours=30.0, seed=0)
+
+    def effective(interval_s: float) -> float:
+        return simulate(small, Restart(interval_s, 60.0), kills, Options(hours=30.0, spares=10**6, noise_cv=0.0)).effective
+
+    assert effective(best_s) > effective(best_s / 8)
+    assert effective(best_s) > effective(best_s * 16)
+
+
+def test_ft_hsdp_to_the_last_digit() -> None:
+    assert [round(100 * share, 1) for share in closed_form(1080, 600, 12, 180)] == [44.4, 80.1]
+    assert round(100 * closed_form(1080, 600, 12, 90)[1], 1) == 87.7
+    with_rejoin = closed_form(1080, 600, 12, 180)[1] - 100 / 1080
+    assert round(100 * with_rejoin, 1) == 70.8
+    job = bare(dp=12, micro_batches=12 * 8)
+    kills = [Happening(kind="failed", at_s=at_s, devices=(0,)) for at_s in np.arange(0, 108000, 1080).tolist()]
+    played = simulate(job, FTHSDP(), kills, Options(hours=30.0, noise_cv=0.0))
+    assert round(100 * played.effective, 1) == 80.1
+    poisson = [
+        simulate(
+            job, FTHSDP(), arrivals(job, FaultLaw(mtbf_s=1080.0), hours=200.0, seed=seed), Options(hours=200.0, noise_cv=0.0)
+        )
+        for seed in range(2)
+    ]
+    assert np.mean([outcome.effective for outcome in poisson]) == pytest.approx(0.818, abs=0.015)
+
+
+def test_nothing_is_paid_for_a_device_whose_group_is_out_already() -> None:
+    """A second death in a group or replica that was given up changes no plan: nobody pauses for it."""
+    job = bare(dp=3, micro_batches=48)
+    for which in (ReCycle(), FTHSDP(), Restart(), Oobleck()):
+        first = ask(which, job, speeds_of(job, {0: 0.0}))
+        assert first.pauses
+        both = Cluster(job, 60.0, speeds_of(job, {0: 0.0, 1: 0.0}), {}, first.layout or healthy(job))
+        second = which.react(both, Happening(kind="failed", at_s=60.0, devices=(1,)))
+        assert (second.layout, second.pauses) == (first.layout, ())
+
+
+def test_recover_to_the_last_digit() -> None:
+    """B.2.4: B = 8192, W = 64, G = 128."""
+    assert steady(8192, 63, 128) == Shares(131, 62, 70, 0)
+    assert [steady(8192, left, 128).each for left in (48, 33, 32)] == [171, 249, 256]
+    assert [round(100 * steady(8192, left, 128).excess(8192, left), 1) for left in (63, 48, 32)] == [0.7, 0.2, 0.0]
+    assert boundary(8192, 63, 8064) == (3, 61)
+    assert steady(12, 5, 1) == Shares(3, 4, 0, 1)
+    answer = ask(ReCoVer(), bare(dp=4, micro_batches=32), speeds_of(bare(dp=4), {0: 0.0}))
+    assert answer.layout is not None
+    assert [pipeline.micro_batches for pipeline in answer.layout.pipelines] == [11, 11, 10]
+
+
+def test_recycle_gives_the_lost_stage_to_its_peer_which_then_works_twice() -> None:
+    job = bare(dp=2, micro_batches=2 * 64)
+    answer = ask(ReCycle(), job, speeds_of(job, {0: 0.0}))
+    assert answer.layout is not None
+    assert {(move.home, move.stage, move.executor) for move in answer.layout.moves} == {(0, 0, 1)}
+    ratio = iteration_s(job, answer.layout, speeds_of(job, {0: 0.0})) / fault_free_s(job)
+    assert 2 * 64 / (64 + 3) <= ratio < 2.0  # the peer's busy time is the bound
+    assert ask(ReCycle(), job, speeds_of(job, {0: 0.0, 16: 0.0})).layout is None  # as ResiHP's dashes
+
+
+def test_oobleck_takes_the_smaller_template_and_stops_without_a_holder() -> None:
+    job = bare()
+    answer = ask(Oobleck(), job, speeds_of(job, {0: 0.0}))
+    assert answer.layout is not None
+    assert [pipeline.layers for pipeline in answer.layout.pipelines] == [(13, 14, 13), (10, 10, 10, 10)]
+    assert sum(pipeline.micro_batches for pipeline in answer.layout.pipelines) == job.micro_batches
+    alone = Layout((healthy(job).pipelines[0],))
+    assert ask(Oobleck(), job, speeds_of(job, {0: 0.0}), layout=alone).layout is None
+
+
+def test_greyhound_shares_micro_batches_and_moves_on_when_waiting_has_cost_as_much() -> None:
+    """S2: min max m_i t_i; with t = 2 : 1 over 12 micro-batches 4 : 8. S3 after the swap's minute has been lost."""
+    job = bare(micro_batches=12)
+    slow = speeds_of(job, {0: 0.5})
+    assert [pipeline.micro_batches for pipeline in shares(healthy(job), job, slow).pipelines] == [4, 8]
+    both = speeds_of(job, {0: 0.5, 20: 0.5})
+    assert min(stage_speeds(job, gathered(job, both), both)[1]) == 1.0  # the second replica is rid of its straggler
+    first = ask(Greyhound(), job, both, kind="slowed", slow_since_s={0: 0.0, 20: 0.0})
+    assert first.later
+    assert first.later[0].kind == "review"
+    gain = 1 - iteration_s(job, shares(gathered(job, both), job, both), both) / iteration_s(
+        job, first.layout or healthy(job), both
+    )
+    assert first.later[0].at_s * gain == pytest.approx(60.0)
+
+
+def test_strengthened_recycle_hands_work_to_a_slow_peer() -> None:
+    """The flaw that ResiHP argues with: rerouting does not know who is slow."""
+    job = bare(dp=3, micro_batches=48)
+    speeds = speeds_of(job, {0: 0.0, 16: 0.3})
+    layout = ask(policy("strengthened-recycle"), job, speeds).layout
+    assert layout is not None
+    assert {move.executor for move in layout.moves} == {1, 2}
+
+
+def test_adaptra_absorbs_a_link_delay_with_more_warm_up() -> None:
+    """w_last = 1, w_i = w_{i+1} + ceil(c / F) + 2; without delay the order is 1F1B's, whose makespan is (M + S - 1)(F + B)."""
+    chunks = [(1.0, 2.0)] * 4
+    assert warm_ups([0.0] * 3, [1.0] * 4, 16) == [4, 3, 2, 1]
+    assert makespan_s([0.0] * 3, chunks, [4, 3, 2, 1], 8) == pytest.approx(33.0)
+    delays = [0.0, 2.0, 0.0]
+    assert warm_ups(delays, [1.0] * 4, 32) == [7, 6, 2, 1]
+    fixed, adapted = (makespan_s(delays, chunks, warm, 32) for warm in ([4, 3, 2, 1], warm_ups(delays, [1.0] * 4, 32)))
+    undelayed = makespan_s([0.0] * 3, chunks, [4, 3, 2, 1], 32)
+    assert fixed > 1.15 * undelayed
+    assert adapted < undelayed + 2 * 2.0 + 1.0  # the delay is paid once each way, not in every round
+
+
+def test_ntp_keeps_what_dropping_replicas_loses() -> None:
+    """0.1 % failed at TP64 = 94 % availability; at 4e-3 and domains of 32 dropping loses 12 %, NTP at most 3 %."""
+    assert round(availability(0.001, 64), 2) == 0.94
+    assert round(loss_dropping(4e-3, 32), 2) == 0.12
+    assert loss_ntp(4e-3, 32) < 0.03
+    answer = ask(NTP(), bare(tp=8), speeds_of(bare(tp=8), {0: 0.0, 1: 0.0, 2: 0.0}))
+    assert answer.layout is not None
+    assert [len(pipeline.groups[0]) for pipeline in answer.layout.pipelines] == [5, 8]  # no power of two is needed
+
+
+def test_malleus_plans_a_straggler_away() -> None:
+    """Its objective's worked examples are in test_planners_malleus; here the plan runs and pays."""
+    job = bare(dp=2, micro_batches=32)
+    slow = speeds_of(job, {0: 1 / 3.8})
+    layout = malleus_layout(job, slow)
+    assert [sum(pipeline.layers) for pipeline in layout.pipelines] == [40, 40]
+    assert layout.micro_batches == 32
+    assert iteration_s(job, layout, slow) < 0.6 * iteration_s(job, healthy(job), slow)
+    assert ask(Malleus(), job, speeds_of(job, {0: 0.9}), kind="slowed").layout == healthy(job)  # no rate moved by 0.3
+
+
+def test_resihp_shrinks_the_group_and_shifts_layers() -> None:
+    """Equation 4 on one dead of four: TP2, one on standby; the stage of half speed gets fewer layers, in both replicas."""
+    job = bare(pp=2, n_layers=36)
+    answer = ask(ResiHP(), job, speeds_of(job, {0: 0.0}))
+    assert answer.layout is not None
+    assert [len(pipeline.groups[0]) for pipeline in answer.layout.pipelines] == [2, 4]
+    assert [pipeline.layers for pipeline in answer.layout.pipelines] == [(12, 24), (12, 24)]
+
+
+def test_unskew_partitions_per_replica_where_resihp_forces_one() -> None:
+    """A.6: a stage at half speed, uniform partition bounds the job; a partition of its own leaves the healthy replica alone."""
+    job = bare(pp=2, n_layers=32, micro_batches=16)
+    slow = speeds_of(job, dict.fromkeys(job.group(0, 0), 0.5))
+    unskew, resihp = (ask(which, job, slow, kind="slowed").layout for which in (Unskew(), ResiHP()))
+    assert unskew is not None
+    assert resihp is not None
+    assert unskew.pipelines[0].layers != unskew.pipelines[1].layers
+    assert iteration_s(job, unskew, slow) < iteration_s(job, resihp, slow) < iteration_s(job, healthy(job), slow)
+    keeps = ask(Unskew(), job, speeds_of(job, {0: 0.999}), kind="slowed")
+    assert keeps.layout == healthy(job)
+    assert keeps.reason.startswith("keeps what runs")
+
+
+@pytest.mark.parametrize("name", ["resihp", "unskew", "malleus"])
+def test_the_last_holder_of_a_layer_takes_the_job_back_to_the_checkpoint(name: str) -> None:
+    job = bare()
+    both = speeds_of(job, dict.fromkeys((*job.group(0, 0)[:2], *job.group(1, 0)[:2]), 0.0))
+    answer = ask(policy(name), job, both)
+    assert not survives(Cluster(job, 0.0, both, {}, healthy(job)))
+    assert (answer.redo, answer.pauses[0][0]) == ("checkpoint", "restart")
+
+
+def test_shares_are_the_best_whole_ones() -> None:
+    assert proportional(12, [1.0, 0.4, 1.0], least=1) == [5, 2, 5]
+    assert isinstance(healthy(JOB).pipelines[0], Pipeline)
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(PolicyError, match="checkpoint-restart"):
+        policy("pray")
+    assert {"none", "checkpoint-restart", "oobleck", "recycle", "greyhound", "adaptra", "malleus", "ntp", "recover", "ft-hsdp",
+            "resihp", "unskew", "strengthened-recycle", "strengthened-oobleck"} == set(POLICIES)  # fmt: skip

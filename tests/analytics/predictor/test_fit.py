@@ -1,0 +1,225 @@
+"""The predictor finds the coefficients behind noisy chunk times, and says what it cannot know."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.plan import plan_from_partition, uniform_plan
+from unskew.analytics.core.workload import Work, work_of
+from unskew.analytics.detector.detector import Committed
+from unskew.analytics.loop.intake import Released
+from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.analytics.predictor.fit import Chunk, NotIdentifiable, at_healthy_speed, fit
+from unskew.analytics.predictor.offsets import Measured, fit_terms
+from unskew.analytics.predictor.refit import coverage
+from unskew.analytics.predictor.retraining import Seen
+
+TRUTH = CostModel(
+    chunks={
+        "F": ChunkCost(layer_us=400.0, token_us=8.2, token2_us=0.006, head_us_per_token=12.0),
+        "B": ChunkCost(layer_us=800.0, token_us=16.4, token2_us=0.012, head_us_per_token=20.0),
+    }
+)
+
+
+def measure(
+    *, seed: int, ranks: int = 8, stages: int = 4, n: int = 32, cv: float = 0.03, spikes: float = 0.01, slow=None, tokens=None
+) -> list[Chunk]:
+    """`n` micro-batches on each rank, F and B; rank r is stage r % stages with 3 or 4 layers; `slow` = {rank: factor}."""
+    random = np.random.default_rng(seed)
+    chunks = []
+    for rank in range(ranks):
+        n_layers, has_head = 3 + rank % 2, rank % stages == stages - 1
+        habit = random.normal(0, 0.02)
+        for _ in range(n):
+            total = tokens or int(random.integers(200, 512))
+            work = work_of([int(part) for part in 1 + random.dirichlet(np.full(6, 0.5)) * total])
+            work = Work(tokens or work.tokens, work.sum_sq)
+            for kind in "FB":
+                us = TRUTH.chunk_us(kind, work, n_layers, has_head=has_head) * np.exp(random.normal(habit, cv))
+                us *= (slow or {}).get(rank, 1.0) * (random.uniform(2, 4) if random.random() < spikes else 1.0)
+                chunks.append(Chunk(rank, kind, n_layers, has_head, work, float(us)))
+    return chunks
+
+
+def worst(model: CostModel, works: tuple[Work, ...]) -> float:
+    """Largest relative error of the predictions of a healthy device, over layouts never measured as well."""
+    return max(
+        abs(model.chunk_us(kind, work, n, has_head=head) / TRUTH.chunk_us(kind, work, n, has_head=head) - 1)
+        for work in works
+        for kind in "FB"
+        for n in (2, 4, 6)
+        for head in (False, True)
+    )
+
+
+WORKS = (work_of([300]), work_of([100, 100, 100]), work_of([30] * 16), work_of([480]))
+
+
+def test_exact_times_give_back_the_coefficients() -> None:
+    fitted = fit(measure(seed=0, cv=0.0, spikes=0.0, ranks=4, n=6))
+    assert worst(fitted.model, WORKS) < 0.05  # the ranks' habits remain
+    assert all(terms == () for terms in fitted.unidentified.values())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.floats(0, 1000), st.floats(1, 50), st.floats(1e-3, 0.1), st.floats(0, 50),
+    st.lists(st.lists(st.integers(20, 500), min_size=1, max_size=5), min_size=6, max_size=12, unique_by=tuple),
+)  # fmt: skip
+def test_times_that_follow_the_formula_are_predicted_exactly(
+    layer: float, token: float, token2: float, head: float, lengths: list[list[int]]
+) -> None:
+    """Whatever the coefficients, and also where the data cannot tell the terms apart: on its own data the fit is exact."""
+    cost = ChunkCost(layer_us=layer, token_us=token, token2_us=token2, head_us_per_token=head)
+    chunks = [
+        Chunk(rank, "F", n, rank == 1, work_of(one), cost.us(work_of(one), n, rank == 1))
+        for one in lengths
+        for rank, n in ((0, 2), (1, 3))
+    ]
+    fitted = fit(chunks)
+    for chunk in chunks:
+        predicted = fitted.model.chunk_us("F", chunk.work, chunk.n_layers, has_head=chunk.has_head)
+        assert predicted == pytest.approx(chunk.us, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_spikes_and_one_unknown_slow_rank_do_not_bend_the_healthy_reference(seed: int) -> None:
+    """Each rank in turn, also one of the two that execute the head."""
+    slow = {(3 * seed + 1) % 8: 1.3 + 0.1 * seed}
+    fitted = fit(measure(seed=seed, slow=slow))
+    assert worst(fitted.model, WORKS) < 0.08
+    assert set(fitted.left_out["F"]) == set(fitted.left_out["B"]) == set(slow)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_healthy_rank_is_left_out(seed: int) -> None:
+    fitted = fit(measure(seed=seed, cv=0.08))
+    assert fitted.left_out == {"F": (), "B": ()}
+    assert worst(fitted.model, WORKS) < 0.1
+
+
+def test_a_device_believed_slow_is_fitted_as_slow() -> None:
+    slow = dict.fromkeys(range(4), 1.8)
+    chunks = measure(seed=3, slow=slow)
+    assert worst(fit(chunks).model, WORKS) > 0.2
+    speeds = {rank: {"F": 1 / 1.8, "B": 1 / 1.8} for rank in slow}
+    assert worst(fit(at_healthy_speed(chunks, speeds)).model, WORKS) < 0.06
+
+
+def test_held_out_error_is_the_noise() -> None:
+    quiet, noisy = fit(measure(seed=5, cv=0.02, spikes=0)), fit(measure(seed=5, cv=0.08, spikes=0))
+    for kind in "FB":
+        assert 1 < quiet.error_percent[kind] < 5
+        assert 4 < noisy.error_percent[kind] < 10
+
+
+def test_equal_token_counts_are_fitted_as_far_as_they_go() -> None:
+    fitted = fit(measure(seed=6, tokens=512))
+    assert fitted.unidentified == {"F": ("layer_us",), "B": ("layer_us",)}
+    assert worst(fitted.model, (Work(512, 60_000), Work(512, 512 * 512))) < 0.06
+
+
+def test_a_single_micro_batch_size_and_no_head_still_predict_themselves() -> None:
+    chunks = [Chunk(0, "F", 2, False, Work(100, 1000), 5000.0 + i) for i in range(5)]
+    fitted = fit(chunks)
+    assert fitted.unidentified == {"F": ("head_us_per_token", "token2_us", "layer_us")}
+    assert fitted.model.chunk_us("F", Work(100, 1000), 2, has_head=False) == pytest.approx(5002, rel=1e-3)
+
+
+@pytest.mark.parametrize("chunks", [[], [Chunk(0, "F", 2, False, Work(100, 1000), 0.0)]])
+def test_nothing_to_fit_is_refused(chunks: list[Chunk]) -> None:
+    with pytest.raises(NotIdentifiable, match="at least one with tokens and a positive time"):
+        fit(chunks)
+
+
+def test_the_iteration_end_is_what_chunks_and_messages_leave() -> None:
+    """Measured iterations carry 2 ms messages, a 15 ms end, 1 % noise, and two that took three times as long."""
+    plan = uniform_plan(tp=1, pp=4, dp=2, n_layers=14, micro_batches=8)
+    random = np.random.default_rng(7)
+    truth = CostModel(chunks=TRUTH.chunks, message_us=2000.0, iteration_end_us=15_000.0)
+    seen = []
+    for i in range(20):
+        works = tuple(work_of([int(x) for x in random.integers(20, 120, 5)]) for _ in plan.routes)
+        us = predict_iteration(plan, works, truth).iteration_us * random.normal(1, 0.01) * (3 if i in (4, 11) else 1)
+        seen.append(Measured(plan, works, us))
+    fitted = fit_terms(
+        fit(measure(seed=8, n=40)),
+        seen,
+        lambda p, works, cost: predict_iteration(p, works, cost).iteration_us,
+        [1900, 2000, 9000],
+    )
+    assert fitted.model.message_us == 2000
+    predicted = [predict_iteration(plan, one.works, fitted.model).iteration_us / one.us for one in seen]
+    assert np.median(predicted) == pytest.approx(1, abs=0.01)
+    assert fitted.error_percent["iteration"] < 10
+    with pytest.raises(NotIdentifiable):
+        fit_terms(fitted, [], lambda *_: 0.0)
+
+
+@pytest.mark.parametrize("cv", [0.01, 0.05])
+def test_error_bars_cover_nine_in_ten_of_what_was_not_fitted(cv: float) -> None:
+    """Chunks with heavy-tailed noise (1 % take two to four times as long); later micro-batches on the same ranks."""
+    chunks = measure(seed=11, n=180, cv=cv)
+    fitted = fit([chunk for i, chunk in enumerate(chunks) if i % 360 < 120])
+    later = [chunk for i, chunk in enumerate(chunks) if i % 360 >= 120]
+    for kind in "FB":
+        mine = [chunk for chunk in later if chunk.kind == kind]
+        inside = 0
+        for chunk in mine:
+            us = fitted.model.chunk_us(kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
+            low, high = fitted.model.interval_us(kind, us) or (0.0, 0.0)
+            inside += low <= chunk.us <= high
+        assert 0.84 <= inside / len(mine) <= 0.97
+
+
+def test_coverage_of_iterations_is_counted_as_that_of_chunks() -> None:
+    """Three iterations within their error bar of 10 %, one 50 % longer than predicted; its two micro-batches likewise."""
+    plan, works = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=2), (work_of([40]), work_of([60]))
+    cost = ChunkCost(layer_us=100.0, token_us=1.0, token2_us=0.0)
+    model = CostModel(chunks={"F": cost, "B": cost}, bars={"F": 0.1, "iteration": 0.1})
+    predicted = predict_iteration(plan, works, model).iteration_us
+
+    def seen(iteration: int, factor: float) -> Seen:
+        chunks = tuple(
+            Chunk(rank=0, kind="F", n_layers=2, has_head=False, work=work, us=factor * cost.us(work, 2, has_head=False))
+            for work in works
+        )
+        committed = Committed(
+            iteration=iteration, epoch=0, chunks=chunks, works=works, measured_us=factor * predicted, log_complete=True
+        )
+        return Seen(Released(committed=committed, transfers_us=()), plan, {})
+
+    later = [seen(i, factor) for i, factor in enumerate((1.0, 1.05, 0.95, 1.5))]
+    assert coverage(model, later) == {"F": 0.75, "iteration": 0.75}
+
+
+def test_no_error_bar_from_too_few() -> None:
+    fitted = fit(measure(seed=1, ranks=1, n=8))
+    assert fitted.model.bars == {}
+    assert fitted.model.interval_us("F", 100.0) is None
+
+
+def test_gradient_groups_that_share_ranks_follow_each_other() -> None:
+    """PP4 x DP2: equal partitions reduce side by side; shifted ones in a chain through all seven groups."""
+    cost = CostModel(chunks=TRUTH.chunks, iteration_end_us=10_000.0, collective_us=1500.0)
+    equal = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=8)
+    assert cost.end_us(equal) == 10_000
+    shifted = plan_from_partition(
+        epoch=1, n_layers=16, schedule="1f1b", members=[(0, 1, 2, 3), (4, 5, 6, 7)], layers=[(4, 4, 4, 4), (5, 4, 4, 3)],
+        micro_batches=[4, 4],
+    )  # fmt: skip
+    assert len(shifted.gradient_groups) == 7
+    assert cost.end_us(shifted) == 10_000 + 6 * 1500
+    one = plan_from_partition(
+        epoch=2, n_layers=16, schedule="1f1b", members=[(0, 1, 2, 3), (4, 5, 6, 7)], layers=[(4, 4, 4, 4), (4, 4, 5, 3)],
+        micro_batches=[4, 4],
+    )  # fmt: skip
+    assert cost.end_us(one) == 10_000 + 2 * 1500  # only stages 2 and 3 are tied together
+    works = [work_of([100, 100]) for _ in range(8)]
+    free = msgspec.structs.replace(cost, collective_us=0.0)
+    apart = predict_iteration(shifted, works, cost).iteration_us - predict_iteration(shifted, works, free).iteration_us
+    assert apart == pytest.approx(9000)

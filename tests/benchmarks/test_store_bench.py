@@ -1,0 +1,59 @@
+"""The log's benchmark measures what it says: every part of it once, small, with figures that a broken store would fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unskew.benchmarks import store_faults, store_ingest
+from unskew.collector.files.manifest import load
+from unskew.collector.paths import Store
+from unskew.collector.service import check
+
+
+@pytest.mark.limit(300)
+def test_every_figure_of_ingest_is_measured_beside_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_ingest, "SQLITE", 4000)
+    figures = store_ingest.figures(flat_out=8000, backlog=8000, fresh_s=1.0, loop=1000, sealed=64_000)
+    values = {figure.name.removeprefix("store: "): figure.value for figure in figures}
+    assert all(value is not None and value > 0 for value in values.values()), values
+    assert [figure.name for figure in figures if "SQLite json" in figure.note] == [
+        "store: 8 producers flat out, end to end",
+        "store: a span of the producers, sealed",
+    ]
+    assert 0 < (values["a sealed span"] or 0) <= 12
+    assert "10,000 seen of 10,000 events" in next(figure.note for figure in figures if "reader's view" in figure.name)
+
+
+@pytest.mark.limit(300)
+def test_kills_under_load_lose_no_event_and_no_decision(tmp_path: Path) -> None:
+    lost, doubled = store_faults.killed(Store(tmp_path / "store"), 2)
+    assert (lost.value, doubled.value) == (0, 0), lost.note
+    assert ", 0 of them decisions" not in lost.note
+
+
+@pytest.mark.limit(120)
+def test_damage_counts_as_noticed_only_when_it_is_named_or_truly_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "store")
+    store_faults._portions(store)
+    truth = {True: store_faults._database_answers(store), False: store_faults._answers(store)}
+
+    def noticed(file: Path) -> bool:
+        whole = file.read_bytes()
+        file.chmod(0o644)
+        file.write_bytes(whole[:3000] + b"damaged" + whole[3007:] if file == store.database else whole[:-9] + b"012345678")
+        found = store_faults._noticed(store, tmp_path / "kept", truth)
+        file.write_bytes(whole)
+        return found
+
+    now = load(store)
+    for name in (now.sealed[0].file, "store.duckdb", "manifest.json"):
+        assert noticed(store.root / name), name
+    monkeypatch.setattr(check, "publish", lambda *_: None)
+    monkeypatch.setattr(check, "write_snapshot", lambda *_: None)
+    assert not noticed(store.root / now.published[-1].file), "it was said to be mended, and was not"
+    monkeypatch.setattr(check, "_difference", lambda *_: None)
+    assert not noticed(store.database)

@@ -1,0 +1,250 @@
+"""The command line: exit codes, refusals, and decisions that reach a controller and bring its answer back."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+import unskew
+from unskew.cli import app
+from unskew.collector.events import CommandRefused, ModeChanged, Note, PlanApproved, RunStarted
+from unskew.collector.files.manifest import Manifest, publish
+from unskew.collector.paths import Store
+from unskew.collector.write.commands import Inbox, hold_controller_lock
+from unskew.collector.write.control_stream import ControlStream
+from unskew.commands.log import sql
+from unskew.commands.train.run import default_faults
+from unskew.runtime.options import RunOptions
+
+OPTIONS_OF_RUN = {
+    "--tp", "--pp", "--dp", "--layers", "--dim", "--heads", "--tokens", "--micro-batches", "--iterations", "--seed",
+    "--schedule", "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard",
+    "--no-dashboard", "--json", "--verify",
+}  # fmt: skip
+HELP = """
+import sys, unskew.cli
+try: unskew.cli.app(['run', '--help'])
+except SystemExit: pass
+assert not {'torch', 'duckdb', 'polars'} & set(sys.modules)
+"""
+SMALLEST_HELP = """
+import typer
+app = typer.Typer()
+@app.command()
+def run(one: int = 1): pass
+try: app(['--help'])
+except SystemExit: pass
+"""
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(unskew.__all__) == ["Store", "__version__", "open"]
+    assert all(hasattr(unskew, name) for name in unskew.__all__)
+
+
+def test_help_is_instant_and_without_torch() -> None:
+    def cpu_s(code: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    # Against the smallest program that has a help, at the same load of the same machine.
+    ratios = [cpu_s(HELP) / cpu_s(SMALLEST_HELP) for _ in range(3)]
+    assert median(ratios) < 4, ratios
+
+
+def test_the_options_of_run_are_these() -> None:
+    command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    assert options == OPTIONS_OF_RUN
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("run", "--device", "gpu"), "unskew run: invalid value for '--device': 'gpu' is not one of 'auto', 'real'"),
+        (("run", "--devise", "sleep"), "unskew run: no such option: --devise (Possible options: --device, --dim)"),
+        (("mode", "r"), "unskew mode: missing argument 'mode'. Choose from: observe, approve, auto"),
+        (("approve", "p1", "--by", "ann"), "unskew approve: missing option '--reason'"),
+        (("store", "chekc"), "there is no command unskew store chekc, allowed: check, rebuild, compact, prune"),
+        (("wach",), "there is no command unskew wach, allowed: run, watch, "),
+        (("--bogus",), "unskew: no such option: --bogus"),
+    ],
+)  # fmt: skip
+def test_bad_usage_ends_in_one_sentence_that_says_what_is_allowed(arguments: tuple[str, ...], sentence: str) -> None:
+    done = CliRunner().invoke(app, list(arguments), prog_name="unskew")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(sentence)
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_group_without_a_command_shows_its_help() -> None:
+    assert "Usage" in call("store").output
+
+
+@pytest.mark.parametrize("command", ["watch", "diagnose"])
+def test_the_newest_run_is_the_last_one_started_whatever_its_name(command: str, tmp_path: Path) -> None:
+    for run in ("zebra", "20260101-early"):
+        started = RunStarted(run=run, device="sleep", clock="monotonic", mode="auto", ranks=1, options={}, code="", version="0")
+        stream = ControlStream(Store(tmp_path), run, "control", "controller.1")
+        stream.append(0, [started], actor="controller")
+        stream.close()
+        time.sleep(0.01)
+    assert "20260101-early" in call(command, "--store", str(tmp_path)).output
+
+
+def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_dies() -> None:
+    assert default_faults(RunOptions(iterations=180)) == ["slow:rank=3,factor=1.8,at=30", "kill:rank=6,at=90"]
+    assert default_faults(RunOptions(dp=1, pp=2, iterations=12)) == ["slow:rank=0,factor=1.8,at=2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--fault", "melt:rank=1,at=2"], "allowed: slow, kill, hang, freeze"),
+        (["run", "--fault", "kill:rank=9,at=2"], "rank=9"),
+        (["run", "--fault", "kill:rank=1,at=2", "--no-faults"], "--no-faults"),
+        (["run", "--pp", "0"], "at least 1"),
+        (["run", "--layers", "3"], "--layers 3 cannot fill --pp 4"),
+        (["run", "--schedule", "zigzag"], "allowed: gpipe, 1f1b, interleaved, zb-h1, zb-v, searched"),
+        (["run", "--dim", "7"], "--dim 7"),
+        (["run", "--profile", "none"], "none"),
+        (["run", "--corpus", "nowhere"], "--corpus nowhere is not a folder"),
+        (["run", "--json", "/proc/none/f.json"], "--json /proc/none/f.json"),
+        (["watch"], "there is no run"),
+        (["watch", "r9"], "there is no run r9"),
+        (["mode", "r9", "auto", "--by", "ann"], "there is no run r9"),
+        (["approve", "p-1", "--by", "ann", "--reason", "ok"], "no run is alive"),
+        (["sql", "select 1"], "there is no store in"),
+        (["bench", "nothing"], "no benchmark 'nothing'"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence_before_anything_starts(arguments: list[str], words: str, tmp_path: Path) -> None:
+    result = call(*arguments, "--store", str(tmp_path / "store"))
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not result.stdout
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = call("watch", "--store", str(tmp_path / "file"))
+    assert (result.exit_code, "is a file" in result.stderr) == (2, True)
+
+
+def test_a_store_that_cannot_be_made_is_refused() -> None:
+    for command in ("run", "dashboard"):
+        result = call(command, "--store", "/proc/none")
+        assert (result.exit_code, "cannot create /proc/none" in result.stderr) == (2, True)
+
+
+@contextmanager
+def controller(store: Store, run: str) -> Iterator[None]:
+    """A controller that approves p-1, refuses every other proposal and obeys modes."""
+    stop = threading.Event()
+    stream = ControlStream(store, run, "control", "controller.1")
+    version = stream.append(
+        0,
+        [RunStarted(run=run, device="sleep", clock="monotonic", mode="approve", ranks=1, options={}, code="", version="0")],
+        actor="controller",
+    )
+
+    def obey() -> None:
+        nonlocal version
+        inbox = Inbox(store, run)
+        while not stop.wait(0.02):
+            for command in inbox.poll():
+                if command.kind == "mode":
+                    answer = ModeChanged(mode=command.target, by=command.by, reason=command.reason)
+                elif command.target == "p-1":
+                    answer = PlanApproved(proposal="p-1", by=command.by, reason=command.reason)
+                else:
+                    answer = CommandRefused(command=command.target, by=command.by, reason="there is no such proposal")
+                version = stream.append(version, [answer], actor=command.by)
+
+    thread = threading.Thread(target=obey)
+    with hold_controller_lock(store, run):
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            stream.close()
+
+
+@pytest.fixture
+def holed(tmp_path: Path) -> Store:
+    """A store in which the collector found a hole."""
+    store = Store.locate(tmp_path)
+    stream = ControlStream(store, "r1", "control", "controller.1")
+    stream.append(0, [Note(text="half a million", by="ann")], actor="c")
+    stream.close()
+    publish(store, Manifest(problems=("run r1: writer rank-0000.1 lacks 3 lines", "run r2: 1 lines could not be read")))
+    return store
+
+
+def test_what_is_wrong_with_the_log_is_said_beside_every_answer_from_it(holed: Store) -> None:
+    where = ("--store", str(holed.root))
+    asked = call("sql", "select 7 as seven", "--format", "csv", *where)
+    assert (asked.exit_code, asked.stdout) == (0, "seven\n7\n")
+    assert asked.stderr.splitlines() == [
+        "warning: run r1: writer rank-0000.1 lacks 3 lines", "warning: run r2: 1 lines could not be read",
+    ]  # fmt: skip
+    watched = call("watch", "r1", *where)
+    assert watched.exit_code == 0
+    assert watched.stderr.splitlines() == [
+        "warning: the controller of run r1 is gone: the run ended without saying so",
+        "warning: run r1: writer rank-0000.1 lacks 3 lines",
+    ]
+
+
+def test_a_cut_answer_says_so_and_a_file_gets_all_rows(holed: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sql, "COUNTED_ROWS", 300)
+    where = ("--store", str(holed.root))
+    assert "more than 300 rows, the first 200 shown" in call("sql", "select range from range(500)", *where).stdout
+    assert "\n300 rows, the first 200 shown" in call("sql", "select range from range(300)", *where).stdout
+    assert "\n1 row\n" in call("sql", "select 1 as one", *where).stdout
+    assert len(call("sql", "select range from range(500)", "--format", "csv", *where).stdout.splitlines()) == 501
+    call("sql", "select range from range(500)", "--json", str(tmp_path / "all.json"), *where)
+    assert len(msgspec.json.decode((tmp_path / "all.json").read_bytes())) == 500
+
+
+@pytest.mark.parametrize("query", ["select [1, 2] as list", "select date 'infinity' as late"])
+def test_what_a_format_cannot_hold_is_refused_in_one_sentence(holed: Store, query: str) -> None:
+    result = call("sql", query, "--format", "csv", "--store", str(holed.root))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--format csv cannot hold" in result.stderr.splitlines()[-1]
+
+
+def test_a_decision_comes_back_with_what_the_controller_made_of_it(tmp_path: Path) -> None:
+    store = Store.locate(tmp_path)
+    where = ("--store", str(tmp_path))
+    with controller(store, "r1"):
+        approved = call("approve", "p-1", "--by", "ann", "--reason", "looks right", *where)
+        refused = call("reject", "p-7", "--by", "ann", "--reason", "no", "--run", "r1", *where)
+        mode = call("mode", "r1", "observe", "--by", "bob", *where)
+    assert (approved.exit_code, approved.stdout) == (0, "ann approves p-1: looks right\n")
+    assert (refused.exit_code, "there is no such proposal" in refused.stderr) == (1, True)
+    assert (mode.exit_code, mode.stdout) == (0, "bob sets the mode to observe\n")
+    orphaned = call("mode", "r1", "auto", "--by", "bob", *where)
+    assert (orphaned.exit_code, "no living controller" in orphaned.stderr) == (1, True)

@@ -1,0 +1,314 @@
+"""The page in each state a run can be in, over a store written by the collector's own writers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+import streamlit as st
+from polars.testing import assert_frame_equal
+from streamlit.testing.v1 import AppTest
+from support import dashboard_runs as runs
+
+import unskew.dashboard
+from unskew.collector.events import Diagnosed, Dropped, Mode
+from unskew.collector.files.manifest import Manifest, publish
+from unskew.collector.formats.importers.straggler_analysis import COLUMNS
+from unskew.collector.formats.registry import bring_in
+from unskew.collector.paths import Store
+from unskew.collector.write.commands import Inbox, hold_controller_lock
+from unskew.collector.write.control_stream import ControlStream
+from unskew.dashboard import data
+from unskew.dashboard.window import around, newest
+
+FOLDER = Path(str(unskew.dashboard.__file__)).parent
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setenv("UNSKEW_STORE", str(tmp_path / "store"))
+    yield Store(tmp_path / "store")
+    st.cache_data.clear()
+    st.cache_resource.clear()
+
+
+def page(run: str | None = None) -> AppTest:
+    """The dashboard as a browser would get it, at ?run=`run`."""
+    app = AppTest.from_file(str(FOLDER / "streamlit_app.py"), default_timeout=30)
+    if run is not None:
+        app.query_params["run"] = run
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def text(app: AppTest) -> str:
+    """Everything written as HTML on the page."""
+    return "\n".join(str(part.proto.body) for part in app.get("html"))
+
+
+@pytest.mark.usefixtures("store")
+def test_empty_store_says_so() -> None:
+    assert "0 runs in this store" in text(page())
+
+
+def test_healthy_run_is_called_healthy_and_offers_no_decision(store: Store) -> None:
+    writer = runs.healthy(store, iterations=12)
+    with hold_controller_lock(store, "healthy"):
+        writer.close()
+        app = page("healthy")
+    assert "All 8 ranks run as predicted." in text(app)
+    assert "0 proposals yet" in text(app)
+    assert "0 verdicts so far" in text(app)
+    assert not [button for button in app.button if button.label == "Approve"]
+    assert {metric.label: metric.value for metric in app.metric}["Ranks"] == "8 of 8"
+
+
+def test_slow_rank_is_the_culprit_and_its_peers_are_victims(store: Store) -> None:
+    writer = runs.slow(store)
+    with hold_controller_lock(store, "slow"):
+        writer.close()
+        shown = text(page("slow"))
+    assert "Rank 3 runs at 0.55 of its healthy speed since iteration 30." in shown
+    assert "Ranks 0–2 only wait for it: victims, not at fault." in shown
+    assert "a proposal waits for you" in shown
+    assert "Plan 1 as proposed" in shown
+    assert "was 4 layers, 8 mb" in shown
+
+
+def ask_for_approval() -> None:
+    """A script that is nothing but the open dialog (AppTest closes a dialog at each click elsewhere)."""
+    from unskew.dashboard import data  # noqa: PLC0415 - AppTest runs the body alone
+    from unskew.dashboard.panels import dialogs  # noqa: PLC0415 - AppTest runs the body alone
+
+    dialogs.approve("slow", data.snapshot("slow").story.changes[0])
+
+
+def test_approval_needs_name_and_reason_and_reaches_the_controller(store: Store) -> None:
+    writer = runs.slow(store)
+    with hold_controller_lock(store, "slow"):
+        writer.close()
+        dialog = AppTest.from_function(ask_for_approval, default_timeout=30).run()
+        dialog.text_input(key="by-approve").set_value("mira")
+        dialog.button(key="send-approve").click().run()
+        assert "A name and a reason are both needed" in dialog.error[0].value
+        assert Inbox(store, "slow").poll() == []
+        dialog.text_area(key="reason-approve").set_value("hours to go")
+        dialog.button(key="send-approve").click().run()
+        assert not dialog.exception, dialog.exception
+        (command,) = Inbox(store, "slow").poll()
+        assert (command.kind, command.target, command.by, command.reason) == ("approve", "p1", "mira", "hours to go")
+
+
+def test_a_sent_approval_waits_for_the_controller_and_cannot_be_sent_twice(store: Store) -> None:
+    writer = runs.slow(store)
+    with hold_controller_lock(store, "slow"):
+        writer.close()
+        app = page("slow")
+        assert not app.button(key="approve-p1").disabled
+        app.session_state["sent"] = {("slow", "p1"): "approve"}
+        app.run()
+        assert "approval sent, waiting for the controller" in text(app)
+        assert app.button(key="approve-p1").disabled
+
+
+@pytest.mark.parametrize("mode", ["approve", "auto"])
+def test_without_a_controller_nothing_can_be_decided_and_the_page_says_why(store: Store, mode: Mode) -> None:
+    runs.slow(store, mode=mode).close()
+    app = page("slow")
+    assert "The controller is gone" in text(app)
+    assert app.button(key="approve-p1").disabled
+    assert app.button(key="mode").disabled
+    assert "no living controller" in text(app)
+
+
+def test_after_a_death_the_rank_is_absent_and_its_work_shown_elsewhere(store: Store) -> None:
+    runs.after_death(store).close()
+    app = page("death")
+    shown = text(app)
+    assert "rank 6 · dead" in shown
+    assert "9 rerouted in" in shown
+    assert "answered by plan 2" in shown
+    assert "Ranks 4, 5, 7 only waited for it: victims, not at fault." in shown
+    assert re.search(r"−\d\.\d\d s per iteration \(−\d\.\d\d to −\d\.\d\d s\)", shown)
+    assert {metric.label: metric.value for metric in app.metric}["Ranks"] == "7 of 8"
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_rank_that_came_back_is_not_shown_as_lost(store: Store, joins: bool) -> None:
+    writer = runs.rejoined(store, joins=joins)
+    with hold_controller_lock(store, "rejoined"):
+        writer.close()
+        app = page("rejoined")
+    assert "All 8 ranks run as predicted." in text(app)
+    assert "dead</b>" not in text(app)
+    metrics = {metric.label: (metric.value, metric.delta) for metric in app.metric}
+    assert metrics["Ranks"] == ("8 of 8", "all alive")
+
+
+def test_a_run_is_opened_from_its_address_and_an_unknown_one_falls_back_to_the_list(store: Store) -> None:
+    runs.healthy(store, iterations=3).close()
+    assert "controller is gone" in text(page("healthy"))
+    app = page("nobody")
+    assert app.selectbox(key="run").value is None
+    assert "There is no run nobody in this store." in text(app)
+    assert "Runs" in text(app)
+
+
+def test_no_module_shadows_an_installed_one() -> None:
+    """`streamlit run dashboard` puts the folder first on sys.path."""
+    ours = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
+    installed = set(importlib.metadata.packages_distributions()) | set(sys.stdlib_module_names)
+    assert not ours & installed
+
+
+def test_list_links_to_each_run_with_its_state(store: Store) -> None:
+    runs.healthy(store, iterations=3).close()
+    runs.after_death(store).close()
+    shown = text(page())
+    assert '<a href="?run=healthy"><b>healthy</b></a></td><td ><span class="u-chip u-bad">lost</span>' in shown
+    assert '<a href="?run=death"><b>death</b></a></td><td ><span class="u-chip u-quiet">done</span>' in shown
+
+
+def test_what_the_log_lacks_and_what_is_wrong_in_it_is_said_on_both_pages(store: Store) -> None:
+    writer = runs.healthy(store, iterations=12)
+    with hold_controller_lock(store, "healthy"):
+        writer.telemetry.append(Dropped(count=1234))
+        writer.close()
+        publish(store, Manifest(number=1, problems=("run healthy: writer rank-0003.1 lacks 7 lines", "run other: no matter")))
+        shown = text(page("healthy"))
+        listed = text(page())
+    assert "1,234 events dropped: a buffer or the disk was full" in shown
+    assert "1 problem in the log: run healthy: writer rank-0003.1 lacks 7 lines" in shown
+    assert "run other: no matter" in listed
+
+
+def test_devices_that_failed_in_several_runs_are_named_on_the_list(store: Store) -> None:
+    for name in ("one", "two"):
+        runs.slow(store, name).close()
+    listed = text(page())
+    assert "Devices with a history" in listed
+    assert "2 of 2" in listed
+    assert "slow device" in listed
+
+
+def test_a_long_window_is_shown_several_iterations_to_a_column_that_sum_up_exactly(store: Store) -> None:
+    runs.slow(store).close()
+    one = data.judged("slow", 0, 39, 1)
+    several = data.judged("slow", 0, 39, 7)
+    assert several["iteration"].unique(maintain_order=True).to_list() == [
+        first for first in range(0, 40, 7) if one.filter(pl.col("iteration").is_between(first, first + 6)).height
+    ]
+    expected = one.group_by((pl.col("iteration") // 7 * 7).alias("iteration"), "rank").agg(
+        pl.col("measured_us", "predicted_us", "iteration_us").sum()
+    )
+    assert several["x"].to_list() == (several["iteration"] // 7).to_list()
+    assert_frame_equal(several.drop("x"), expected.sort("iteration", "rank"), check_dtypes=False)
+
+
+def brought_in(store: Store, form: str, path: Path) -> AppTest:
+    """The page of a run that was imported, with an iteration chosen."""
+    (stored,) = bring_in(store, form, path)
+    app = AppTest.from_file(str(FOLDER / "streamlit_app.py"), default_timeout=30)
+    app.query_params["run"] = stored.run
+    app.query_params["iteration"] = "7"
+    app.query_params["record"] = "Events"
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def test_an_imported_trace_has_a_page_without_loss_tokens_and_plan(store: Store, tmp_path: Path) -> None:
+    rows = {
+        "dp_rank": [0] * 4,
+        "stage": [0, 0, 1, 1],
+        "rank": [0, 0, 4, 4],
+        "step": [7] * 4,
+        "optype": ["forward-compute", "forward-send", "forward-recv", "forward-compute"],
+        "start_ts": [0.0, 0.1, 0.05, 0.15],
+        "duration": [0.1, 0.05, 0.1, 0.2],
+        "seq_id": [0] * 4,
+        "mc": [0, -1, -1, 0],
+        "mb_id": [0, -1, -1, 0],
+        "gmc": [0, -1, -1, 1],
+    }
+    pl.DataFrame(rows, schema_overrides=COLUMNS).write_parquet(tmp_path / "trace.parquet")
+    app = brought_in(store, "straggler-analysis", tmp_path / "trace.parquet")
+    assert {metric.label: metric.value for metric in app.metric} == {
+        "Iterations": "1",
+        "Loss": "–",
+        "Tokens per second": "–",
+        "Iteration time": "300 ms",
+        "Ranks": "2",
+    }
+    assert "An imported run of 1 iteration" in text(app)
+    assert "chunks matched iteration" not in text(app)
+    assert not [chart for chart in app.get("echarts_chart") if chart.proto.alt == "Line chart of the loss"]
+    (asked,) = [code.value for code in app.code]
+    assert asked.startswith("unskew diagnose ")
+
+    told, beside = data.beside_peers(asked.split()[2], 7, 7, 1)
+    assert told == "compute"
+    assert beside.select("rank", "measured_us", "predicted_us").rows() == [(0, 100_000, 150_000), (4, 200_000, 150_000)]
+
+
+def test_a_diagnosis_made_afterwards_stands_on_the_page(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("step,rank,seconds\n7,0,1.5\n7,1,1.25\n")
+    (stored,) = bring_in(store, "iteration-times", tmp_path / "t.csv")
+    verdict = {
+        "cause": "stage_imbalance",
+        "sentence": "stage 3 takes 1.63 times as long",
+        "evidence": {"next_step": "move layers"},
+    }
+    found = Diagnosed(
+        observability="chunks",
+        verdicts=(verdict,),
+        time_lost_s={"stage_imbalance": 76.0, "unexplained": 0.001},
+        abstained=("dead",),
+    )
+    stream = ControlStream(store, stored.run, "analysis/diagnose", "diagnose")
+    stream.append(stream.version, [found], actor="diagnose")
+    stream.close()
+    shown = text(page(stored.run))
+    assert shown.count("Stage 3 takes 1.63 times as long.") == 2, "in the headline and in the card"
+    assert "Next: move layers" in shown
+    assert "76.0 s" in shown
+    assert "<span>unexplained</span>" not in shown
+
+
+def test_iterations_with_gaps_stand_side_by_side() -> None:
+    recorded = [1, *range(5, 1000, 5), 4000]
+    window = newest(recorded, 60)
+    assert 60 <= len(window.iterations) <= 66
+    assert window.first % 5 == 0
+    rows = window.placed(pl.DataFrame({"iteration": recorded, "loss": recorded}))
+    assert rows["x"].to_list() == list(range(len(window.iterations)))
+    assert rows["loss"][-1] == 4000
+    assert [window.position(number) for number in (window.first, 995, 996, 4000)] == [
+        0, len(rows) - 2, len(rows) - 1, len(rows) - 1
+    ]  # fmt: skip
+    assert around(recorded, 500, 3).iterations == (485, 490, 495, 500, 505, 510, 515)
+
+
+@pytest.mark.parametrize(
+    ("table", "loss", "ranks"),
+    [
+        ("step,seconds\n7,1.5\n8,1.25\n", "–", "–"),
+        ("step,seconds,loss\n7,1.5,3.25\n8,1.25,\n", "–", "–"),
+        (
+            "step,rank,seconds,loss,tokens\n7,0,1.5,3.25,100\n7,1,1.25,3.25,100\n8,0,1.25,3.5,100\n8,1,1.25,3.5,100\n",
+            "3.500",
+            "2",
+        ),
+    ],
+)
+def test_imported_iteration_times_have_a_page(store: Store, tmp_path: Path, table: str, loss: str, ranks: str) -> None:
+    (tmp_path / "t.csv").write_text(table)
+    app = brought_in(store, "iteration-times", tmp_path / "t.csv")
+    shown = {metric.label: metric.value for metric in app.metric}
+    assert (shown["Iterations"], shown["Loss"], shown["Iteration time"], shown["Ranks"]) == ("2", loss, "1.25 s", ranks)

@@ -1,0 +1,83 @@
+"""Ranks die, hang and freeze in real processes: training goes on in the survivors, with the losses of an undisturbed run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.runtime_runs import Run, train
+
+from unskew.collector.events import DeviceLost, IterationCommitted, PlanApplied, Regrouped, RunFinished, Verdict
+
+pytestmark = pytest.mark.limit(90)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return train(tmp_path_factory.mktemp("undisturbed")).losses
+
+
+def assert_exact(run: Run, undisturbed: list[float], survivors: set[int]) -> None:
+    """The run is the undisturbed one, executed once, by the processes it began with, and its log lacks nothing."""
+    assert run.of(RunFinished)[-1].status == "done"
+    assert run.losses == pytest.approx(undisturbed, rel=0, abs=1e-8)
+    assert run.same_process == survivors
+    assert run.sql("select * from executed($run) where times != 1") == []
+    (cells,) = run.sql("select count(*) as n from executed($run)")
+    assert cells["n"] == 2 * run.options.layers * run.options.micro_batches * run.options.iterations
+    commits = [(event.iteration, event.rank) for event in run.of(IterationCommitted)]
+    assert len(commits) == len(set(commits))
+    counts = run.summary.events
+    assert (counts.stored, counts.dropped) == (counts.written, 0)
+
+
+@pytest.mark.parametrize(
+    ("rank", "point"), [(0, "compute"), (3, "compute"), (1, "before_barrier"), (2, "before_barrier"), (3, "before_step")]
+)
+def test_a_kill_costs_no_iteration_and_no_digit(rank: int, point: str, tmp_path: Path, undisturbed: list[float]) -> None:
+    run = train(tmp_path, f"kill:rank={rank},at=5,point={point}")
+    assert_exact(run, undisturbed, {0, 1, 2, 3} - {rank})
+    (lost,) = run.of(DeviceLost)
+    assert (lost.rank, lost.how, lost.detail) == (rank, "exit", "signal SIGKILL")
+    (verdict,) = run.of(Verdict)
+    assert (verdict.cause, [party.rank for party in verdict.culprits]) == ("dead", [rank])
+    assert [plan.reason for plan in run.of(PlanApplied)][1:] == [f"rank {rank} was lost (exit)"]
+    assert run.of(Regrouped)[-1].seconds < 5
+    # Between the barrier and the step everybody held the gradients: the iteration counts as it was, else it is redone.
+    first_attempt = {event.attempt for event in run.of(IterationCommitted) if event.iteration == 5} == {0}
+    assert first_attempt == (point == "before_step")
+
+
+@pytest.mark.parametrize("at", [(5, 5), (5, 6), (0, 8)], ids=str)
+def test_two_ranks_die_nearly_at_once(at: tuple[int, int], tmp_path: Path, undisturbed: list[float]) -> None:
+    run = train(tmp_path, f"kill:rank=0,at={at[0]}", f"kill:rank=3,at={at[1]},point=before_step")
+    assert_exact(run, undisturbed, {1, 2})
+    assert {lost.rank for lost in run.of(DeviceLost)} == {0, 3}
+
+
+def test_without_a_holder_the_run_fails_and_names_the_layers(tmp_path: Path) -> None:
+    run = train(tmp_path, "kill:rank=1,at=4", "kill:rank=3,at=6")
+    finished = run.of(RunFinished)[-1]
+    assert finished.status == "failed"
+    assert "no living rank holds layers 2, 3 after the loss of" in finished.reason
+    assert finished.iterations >= 5
+
+
+@pytest.mark.parametrize("kind", ["hang", "freeze"])
+def test_hung_and_frozen_are_told_apart_and_survived(kind: str, tmp_path: Path, undisturbed: list[float]) -> None:
+    run = train(tmp_path, f"{kind}:rank=2,at=5")
+    assert_exact(run, undisturbed, {0, 1, 3})
+    (lost,) = run.of(DeviceLost)
+    assert (lost.rank, lost.how) == (2, {"hang": "hung", "freeze": "frozen"}[kind])
+    (verdict,) = run.of(Verdict)
+    assert (verdict.cause, [party.rank for party in verdict.culprits]) == ("hung", [2])
+    assert {party.rank for party in verdict.victims} <= {0, 1, 3}
+
+
+def test_mode_observe_stops_at_a_death_and_names_the_cause(tmp_path: Path) -> None:
+    run = train(tmp_path, "kill:rank=2,at=5", mode="observe")
+    finished = run.of(RunFinished)[-1]
+    assert finished.status == "failed"
+    assert finished.reason == "rank 2 was lost (signal SIGKILL) and mode observe changes nothing: the run stops"
+    assert [verdict.cause for verdict in run.of(Verdict)] == ["dead"]
+    assert len(run.of(PlanApplied)) == 1

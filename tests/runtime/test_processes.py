@@ -1,0 +1,128 @@
+"""Processes of a run end with it, whoever is killed; the collector's death costs neither events nor verdicts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.runtime_runs import LONG_CHUNKS, Run, train, wait_until
+
+from unskew.benchmarks.runs import collectors, send_signal
+from unskew.collector.events import IterationJudged, RunFinished, Verdict
+from unskew.collector.files.tail import Entry
+from unskew.collector.paths import Store
+from unskew.collector.read.reader import open_store
+from unskew.collector.write.commands import Command, CommandError, send
+from unskew.runtime.node.processes import process_state
+
+pytestmark = pytest.mark.limit(90)
+ENDLESS = [
+    "run", "--device", "virtual", "--pp", "2", "--dp", "2", "--layers", "2", "--dim", "16", "--heads", "1", "--tokens", "64",
+    "--micro-batches", "2", "--no-faults", "--no-dashboard", "--iterations", "1000000",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_controller_that_ends_takes_its_run_with_it(
+    how: signal.Signals, tmp_path: Path, processes: Callable[[], dict[int, str]]
+) -> None:
+    command = [sys.executable, "-c", "from unskew.cli import main; main()", *ENDLESS, "--store", str(tmp_path)]
+    controller = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert controller.stdout is not None
+    while "iteration" not in controller.stdout.readline():
+        pass
+
+    def left() -> dict[int, str]:
+        return {pid: line for pid, line in processes().items() if "collector.service" not in line}
+
+    assert len(left()) >= 7  # controller, agent, zygote, four ranks
+    controller.send_signal(how)
+    asked_s = time.monotonic()
+    controller.communicate(timeout=20)
+    wait_until(lambda: not left(), 10)
+    assert not left()
+    assert time.monotonic() - asked_s < 5
+    with open_store(Store(tmp_path)) as reader:
+        ((run, status, iterations),) = reader.sql("select run, status, iterations from runs").rows()
+        assert reader.sql(f"select * from executed('{run}') where times != 1").is_empty()
+    assert (status, iterations > 0) == ("stopped" if how == signal.SIGINT else "unfinished", True)
+    with pytest.raises(CommandError, match="no living controller"):
+        send(Store(tmp_path), run, Command(kind="note", run=run, by="mira", reason="anybody there?"))
+
+
+class Saboteur:
+    """Stops the collector before the fault begins, and kills it once the verdict is there, or at the run's end."""
+
+    def __init__(self) -> None:
+        self.stopped: list[int] = []
+        self.state_at_verdict: str | None = None
+
+    def __call__(self, run: Run, entry: Entry) -> None:
+        if isinstance(entry.event, IterationJudged) and entry.event.iteration >= 4 and not self.stopped:
+            assert wait_until(lambda: any(collectors(run.store)), 10)
+            self.stopped = list(collectors(run.store))
+            for pid in self.stopped:
+                send_signal(pid, signal.SIGSTOP)
+        elif isinstance(entry.event, Verdict) and self.stopped and self.state_at_verdict is None:
+            self.state_at_verdict = process_state(self.stopped[0])
+            for pid in self.stopped:
+                send_signal(pid, signal.SIGKILL)
+
+
+def test_with_the_collector_down_verdicts_come_and_afterwards_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    saboteur = Saboteur()
+    run = train(tmp_path, "slow:rank=2,factor=1.8,at=12", base=LONG_CHUNKS, on_event=saboteur, collector_stays=True)
+    assert run.of(RunFinished)[-1].status == "done"
+    verdict = run.of(Verdict)[0]
+    assert (verdict.cause, [party.rank for party in verdict.culprits], verdict.at_iteration <= 17) == ("slow_device", [2], True)
+    assert len(saboteur.stopped) == 1
+    assert saboteur.state_at_verdict == "T"
+    # The agent starts another one, which goes on where the last transaction ended, and ends when there is nothing left to do.
+    assert saboteur.stopped[0] not in collectors(run.store)
+    assert wait_until(lambda: not any(collectors(run.store)), 20)
+    counts = run.summary.events
+    assert (counts.stored, counts.dropped) == (counts.written, 0)
+    writers = run.sql("select writer, min(seq) as first, max(seq) as last, count(*) as n from events group by 1")
+    assert len(writers) == 7  # four ranks, the agent, the controller and its control stream
+    for writer in writers:
+        assert (writer["first"], writer["last"] - writer["first"] + 1) == ("@" in writer["writer"], writer["n"])
+    assert not list(run.store.spool(run.id).glob("*/*.jsonl"))
+
+
+def slices(call: str) -> list[tuple[int, str]]:
+    """(policy, slice) of a thread that made the call, and of its child."""
+    told = "print(os.sched_getscheduler(0), next((x.split()[-1] for x in open('/proc/self/sched') if 'se.slice' in x), ''))"
+    code = f"import os, sys; from unskew.runtime.priority import *; {call}; os.fork() and os.wait(); {told}; sys.stdout.flush()"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    # The child is waited for, so it speaks first.
+    child, parent = (line.partition(" ") for line in said.splitlines())
+    return [(int(policy), length) for policy, _, length in (parent, child)]
+
+
+def test_who_listens_runs_soon_and_what_it_starts_does_not_inherit_it() -> None:
+    (policy, length), child = slices("answer_soon()")
+    if not length or not kernel_has_slices():
+        pytest.skip("this kernel knows no slices of different length")
+    assert (policy & ~os.SCHED_RESET_ON_FORK, length) == (os.SCHED_OTHER, "100000")
+    assert child[0] == os.SCHED_OTHER
+    assert int(child[1]) > 100_000
+
+
+def test_who_reports_deaths_runs_at_once_where_it_may() -> None:
+    (policy, _), child = slices("answer_at_once()")
+    may = subprocess.run(
+        [sys.executable, "-c", "import os; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))"], check=False
+    )
+    assert policy & ~os.SCHED_RESET_ON_FORK == (os.SCHED_RR if may.returncode == 0 else os.SCHED_OTHER)
+    assert child[0] == os.SCHED_OTHER
+
+
+def kernel_has_slices() -> bool:
+    major, minor = (int(part) for part in os.uname().release.split(".")[:2])
+    return (major, minor) >= (6, 12)
