@@ -26,9 +26,9 @@ from unskew.collector.events import (
     tag_of,
 )
 from unskew.collector.files import manifest, rows
-from unskew.collector.files.manifest import Sealed
+from unskew.collector.files.manifest import SealedFile
 from unskew.collector.files.segment import telemetry_line
-from unskew.collector.files.tail import Lines
+from unskew.collector.files.tail import SpoolLines
 from unskew.collector.paths import Store, make_folder
 from unskew.collector.service.ingest import working_database
 from unskew.collector.service.sealing import extent, seal, write_sorted
@@ -103,7 +103,7 @@ def _announce(store: Store, iterations: int) -> None:
         leftover.unlink()  # a collector that finds no database makes one from the sealed files
 
 
-def _seal(connection: duckdb.DuckDBPyConnection, store: Store, number: int, first: int, last: int) -> Sealed:
+def _seal(connection: duckdb.DuckDBPyConnection, store: Store, number: int, first: int, last: int) -> SealedFile:
     connection.execute("delete from hot").fetchall()
     connection.execute(_SPANS, [first, last]).fetchall()
     rows.insert(connection, "hot", RUN, list(_others(first, last)))
@@ -114,11 +114,11 @@ def _seal(connection: duckdb.DuckDBPyConnection, store: Store, number: int, firs
     return msgspec.convert(
         {"run": RUN, "file": str(Path("sealed") / RUN / path.name), "sha256": digest, "replaces": (), "kind": "telemetry",
          "first": number, "last": number, **about},
-        Sealed,
+        SealedFile,
     )  # fmt: skip
 
 
-def _others(first: int, last: int) -> Iterator[Lines]:
+def _others(first: int, last: int) -> Iterator[SpoolLines]:
     """Commits and heartbeats of each rank, and the judgements."""
     for rank in range(RANKS):
         data = bytearray()
@@ -129,13 +129,13 @@ def _others(first: int, last: int) -> Iterator[Lines]:
                 wall_us=ITERATION_US - rank, log_complete=True,
             )  # fmt: skip
             data += telemetry_line(i * _LINES + SPANS_PER_RANK, at_us, commit)
-        yield Lines(f"rank-{rank:04d}.1", 0, bytes(data))
+        yield SpoolLines(f"rank-{rank:04d}.1", 0, bytes(data))
     for i in range(first, last):
         ratios = tuple(
             RankRatio(rank=rank, measured_us=160_000 * (2 if rank == 13 else 1), predicted_us=160_000, f=1.0, b=1.0)
             for rank in range(RANKS)
         )
         judged = IterationJudged(iteration=i, epoch=0, measured_us=ITERATION_US, predicted_us=ITERATION_US - 1000, ranks=ratios)
-        yield Lines("controller.1", 0, telemetry_line(i, START_US + (i + 1) * ITERATION_US, judged))
+        yield SpoolLines("controller.1", 0, telemetry_line(i, START_US + (i + 1) * ITERATION_US, judged))
     beat = Heartbeat(rank=0, pid=1, iteration=last, progress=last, activity="compute", age_us=900, stalled_us=0)
-    yield Lines("agent-0.1", 0, telemetry_line(first, START_US + last * ITERATION_US, beat))
+    yield SpoolLines("agent-0.1", 0, telemetry_line(first, START_US + last * ITERATION_US, beat))

@@ -13,7 +13,7 @@ import numpy as np
 
 from unskew.analytics.planners.costing import replica_us
 from unskew.analytics.planners.joint.capability import members_needed
-from unskew.analytics.planners.problem import Cluster, Job
+from unskew.analytics.planners.problem import PlannerCluster, PlannerJob
 from unskew.analytics.planners.resihp.tp import degrees_allowed
 
 
@@ -24,7 +24,7 @@ def compositions(total: int, parts: int) -> list[tuple[int, ...]]:
     return [(first, *rest) for first in range(total + 1) for rest in compositions(total - first, parts - 1)]
 
 
-def best_us(cluster: Cluster) -> float:
+def best_us(cluster: PlannerCluster) -> float:
     """The least iteration (us) of all these plans; inf when none fits the memory."""
     job = cluster.job
     tables = [_table(cluster, replica) for replica in range(cluster.dp)]
@@ -32,7 +32,7 @@ def best_us(cluster: Cluster) -> float:
     return float(ends) + job.iteration_end_us
 
 
-def _table(cluster: Cluster, replica: int) -> list[float]:
+def _table(cluster: PlannerCluster, replica: int) -> list[float]:
     """The least makespan of a replica with 0, 1, ... micro-batches."""
     job, rates = cluster.job, cluster.rates
     choices = []
@@ -57,14 +57,14 @@ def _table(cluster: Cluster, replica: int) -> list[float]:
     return best.tolist()
 
 
-def random_cluster(random: np.random.Generator, *, largest: int) -> Cluster:
+def random_cluster(random: np.random.Generator, *, largest: int) -> PlannerCluster:
     """A small job on devices of which a third are slow or dead: up to 3 replicas, 4 stages, 4 members, `largest` layers."""
     dp, pp, tp = int(random.integers(1, 4)), int(random.integers(1, 5)), int(random.choice([1, 2, 4]))
     n_layers, micro_batches = (int(random.integers(least, max(least, largest) + 1)) for least in (pp, dp))
     measured = {1: (), 2: (0.55, 1.0), 4: (0.28, 0.55, 0.8, 1.0)}[tp]
     extra = float(random.choice([0.0, 1.2]))
     limit = {} if random.random() < 0.6 else {"layer_bytes": 1.0, "activation_bytes": 0.1}
-    job = Job(
+    job = PlannerJob(
         n_layers=n_layers,
         micro_batches=micro_batches,
         embedding_layers=extra / 2,
@@ -74,4 +74,4 @@ def random_cluster(random: np.random.Generator, *, largest: int) -> Cluster:
         **limit,
     )
     speeds = random.choice([1.0, 1.0, 1.0, 1.0, 0.9, 0.7, 0.5, 0.3, 0.15, 0.0], size=(dp, pp, tp))
-    return Cluster(job=job, speeds=speeds, efficiency=measured if random.random() < 0.5 else ())
+    return PlannerCluster(job=job, speeds=speeds, efficiency=measured if random.random() < 0.5 else ())

@@ -18,7 +18,7 @@ from unskew.benchmarks.report import Figure, figure
 Array = NDArray[np.float64]
 
 
-class Layout(NamedTuple):
+class JobShape(NamedTuple):
     tp: int
     pp: int
     dp: int
@@ -28,7 +28,7 @@ class Layout(NamedTuple):
         return self.tp * self.pp * self.dp
 
 
-LAYOUTS = {256: Layout(8, 4, 8), 2048: Layout(8, 8, 32), 8192: Layout(8, 16, 64)}
+LAYOUTS = {256: JobShape(8, 4, 8), 2048: JobShape(8, 8, 32), 8192: JobShape(8, 16, 64)}
 PAST, RECENT = 20, 10
 MICRO_BATCHES = 8
 TRANSFER = 0.05
@@ -39,7 +39,7 @@ MILDEST, SLOWEST = 1.15, 2.0
 """Slowdowns are drawn uniformly."""
 
 
-class Watched(NamedTuple):
+class WatchedJob(NamedTuple):
     """`own_us`, `waits_us` [iteration, replica, stage, shard], `step_us` [iteration], `culprits` flat device indices."""
 
     own_us: Array
@@ -48,7 +48,7 @@ class Watched(NamedTuple):
     culprits: set[int]
 
 
-def job(layout: Layout, n_faults: int, noise: Noise, random: np.random.Generator) -> Watched:
+def job(layout: JobShape, n_faults: int, noise: Noise, random: np.random.Generator) -> WatchedJob:
     """One job: `PAST` healthy iterations, then `RECENT` with the slow devices."""
     tp, pp, dp = layout
     n = PAST + RECENT
@@ -74,7 +74,7 @@ def job(layout: Layout, n_faults: int, noise: Noise, random: np.random.Generator
         in_pp[iteration] = ends[iteration] - sum(times.sum(axis=2) for times in group.values())
         step[iteration] = ends[iteration].max() + _transfers(random, (1,))[0]
     in_dp = step[:, None, None] - ends
-    return Watched(own, in_tp + (in_pp + in_dp)[..., None], step, {int(device) for device in slow})
+    return WatchedJob(own, in_tp + (in_pp + in_dp)[..., None], step, {int(device) for device in slow})
 
 
 def pipeline_ends(forward_us: Array, backward_us: Array, random: np.random.Generator) -> Array:
@@ -109,7 +109,7 @@ def pipeline_ends(forward_us: Array, backward_us: Array, random: np.random.Gener
     return free
 
 
-def links(layout: Layout, noise: Noise, random: np.random.Generator) -> tuple[Array, int]:
+def links(layout: JobShape, noise: Noise, random: np.random.Generator) -> tuple[Array, int]:
     """Transfers without waiting [iteration, replica, boundary] of a job in which one link is slow, and its flat index.
 
     A slow link takes 1.2 to 4 times as long (congestion of 17 to 75 %); the mean of an iteration's messages is seen.
@@ -158,7 +158,7 @@ def figures(jobs: int = 400) -> list[Figure]:
     return found
 
 
-def _found(layout: Layout, n_faults: int, by: str, noise: Noise, seed: int) -> bool:
+def _found(layout: JobShape, n_faults: int, by: str, noise: Noise, seed: int) -> bool:
     watched = job(layout, n_faults, noise, np.random.default_rng(seed))
     own = watched.own_us if by == "chunks" else own_from_waits(watched.step_us, watched.waits_us)
     return rank_devices(own, RECENT).first(n_faults) == watched.culprits

@@ -17,6 +17,7 @@ import polars as pl
 import torch
 
 from unskew.analytics.core.device_profiles import profile
+from unskew.analytics.core.iteration import Chunk
 from unskew.analytics.core.plan import uniform_plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.options import DetectorOptions
@@ -25,10 +26,10 @@ from unskew.analytics.diagnosis.failslow import follow_section
 from unskew.analytics.diagnosis.trace.inference import fit_curve
 from unskew.analytics.diagnosis.trace.lost import time_lost
 from unskew.analytics.diagnosis.trace.ndtimeline import read_operations
-from unskew.analytics.diagnosis.trace.section import Section, without_lengths
+from unskew.analytics.diagnosis.trace.section import TraceSection, without_lengths
 from unskew.analytics.diagnosis.trace.whatif import what_if
 from unskew.analytics.pipeline.prediction import predict_iteration
-from unskew.analytics.predictor.fit import Chunk, fit
+from unskew.analytics.predictor.fit import fit
 from unskew.benchmarks import datasets
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import EIGHT_RANKS, Bench, perform
@@ -96,7 +97,7 @@ def published() -> list[Figure]:
     return found
 
 
-def predicted_from_peers(section: Section) -> list[Figure]:
+def predicted_from_peers(section: TraceSection) -> list[Figure]:
     """One stage from the other, backward from forward: learned on the even steps, tested on the odd ones."""
     work = section.parts.work_us
     pairs = {

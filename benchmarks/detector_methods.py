@@ -14,7 +14,7 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from unskew.analytics.lab.baselines.registry import METHODS
-from unskew.analytics.lab.studies.detection import SETTINGS, Outing, Setting, run, synthetic_job, wilson
+from unskew.analytics.lab.studies.detection import SETTINGS, DetectionOutcome, JobSetting, run, synthetic_job, wilson
 from unskew.analytics.lab.studies.noise import load_lengths, load_noise
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
@@ -26,12 +26,12 @@ CORPUS = "code"
 PUBLISHED = {"resihp": "published: 0 to 0.3 a job", "greyhound": "published: 3.7 to 8.7 a job"}
 
 
-def figures(bench: Bench, jobs: int = JOBS, settings: Sequence[Setting] = SETTINGS) -> list[Figure]:
+def figures(bench: Bench, jobs: int = JOBS, settings: Sequence[JobSetting] = SETTINGS) -> list[Figure]:
     """All methods, setting by setting."""
     found: list[Figure] = []
     for number, setting in enumerate(settings):
         first = load_noise().seeds.figures + number * JOBS
-        outings: list[Outing] = []
+        outings: list[DetectionOutcome] = []
         with Parallel(n_jobs=-1) as pool:
             for block in bench.steps(setting.name, range(0, jobs, BLOCK)):
                 numbers = range(block, min(block + BLOCK, jobs))
@@ -46,11 +46,11 @@ def _factor(job: int) -> float | None:
     return None if job % 2 == 0 else FACTORS[job // 2 % len(FACTORS)]
 
 
-def _outings(setting: Setting, seed: int, factor: float | None) -> list[Outing]:
+def _outings(setting: JobSetting, seed: int, factor: float | None) -> list[DetectionOutcome]:
     return run(synthetic_job(setting, seed, load_noise(), load_lengths(CORPUS), factor), list(METHODS.values()))
 
 
-def ours(setting: Setting, outings: Sequence[Outing]) -> list[Figure]:
+def ours(setting: JobSetting, outings: Sequence[DetectionOutcome]) -> list[Figure]:
     """What is asked of our Detector in one setting."""
     n = len(outings)
     found: list[Figure] = []
@@ -79,7 +79,7 @@ def ours(setting: Setting, outings: Sequence[Outing]) -> list[Figure]:
     return found
 
 
-def in_the_table(setting: Setting, method: str, outings: Sequence[Outing]) -> list[Figure]:
+def in_the_table(setting: JobSetting, method: str, outings: Sequence[DetectionOutcome]) -> list[Figure]:
     """One row of the table of all methods: recall with its curve, alarms and accusations of healthy ranks."""
     slow = [outing for outing in outings if outing.factor is not None and outing.factor >= 1.15]
     name = f"{setting.name}, {method}"
@@ -93,7 +93,7 @@ def in_the_table(setting: Setting, method: str, outings: Sequence[Outing]) -> li
     ]
 
 
-def curve(outings: Sequence[Outing]) -> str:
+def curve(outings: Sequence[DetectionOutcome]) -> str:
     """Recall with its interval, and median delay, against the slowdown."""
     points = []
     for factor in FACTORS:

@@ -16,7 +16,7 @@ from unskew.analytics.detector.job_wide import judge
 from unskew.analytics.detector.options import EMULATED
 from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.detector.workers import judge_workers
-from unskew.analytics.lab.studies.detection import Setting, cost_of, synthetic_job
+from unskew.analytics.lab.studies.detection import JobSetting, cost_of, synthetic_job
 from unskew.analytics.lab.studies.noise import load_lengths, load_noise
 from unskew.benchmarks import datasets
 from unskew.benchmarks.report import Figure, figure
@@ -25,8 +25,8 @@ from unskew.collector.events import Verdict
 
 INJECTED = 1.15
 ROOM = 60  # iterations that are left after an injected slowdown, at least
-LARGE = Setting(pp=8, tokens=8_192, micro_batches=8, hidden=4_096, dp=32, iterations=40)
-LONG = Setting(pp=4, tokens=8_192, micro_batches=4, hidden=4_096, iterations=400)
+LARGE = JobSetting(pp=8, tokens=8_192, micro_batches=8, hidden=4_096, dp=32, iterations=40)
+LONG = JobSetting(pp=4, tokens=8_192, micro_batches=4, hidden=4_096, iterations=400)
 
 
 def figures(bench: Bench) -> list[Figure]:  # noqa: ARG001 - keeps no run

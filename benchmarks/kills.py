@@ -13,7 +13,7 @@ from statistics import median
 import msgspec
 
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import EIGHT_RANKS, Bench, Ran, Watch, done, perform, send_signal
+from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, Watch, done, perform, send_signal
 from unskew.collector.events import DeviceJoined, Event, IterationCommitted, Regrouped
 from unskew.collector.paths import Store
 from unskew.runtime.options import RunOptions
@@ -69,7 +69,7 @@ def figures(
     ]  # fmt: skip
 
 
-def _killed(bench: Bench, options: RunOptions, rank: int, point: str) -> Ran:
+def _killed(bench: Bench, options: RunOptions, rank: int, point: str) -> FinishedRun:
     chance = random.Random(f"{rank}/{point}")
     at = chance.randint(5, options.iterations - 10)
     if point == "any moment":
@@ -90,7 +90,7 @@ def _killer(rank: int, at: int, delay_s: float) -> Watch:
     return watch
 
 
-def _difference(run: Ran, reference: Sequence[float]) -> float:
+def _difference(run: FinishedRun, reference: Sequence[float]) -> float:
     """The largest over all iterations; infinite when an iteration is missing."""
     if len(run.summary.losses) != len(reference):
         return inf

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import EIGHT_RANKS, Bench, Ran, collectors, done, perform, send_signal
+from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, collectors, done, perform, send_signal
 from unskew.collector.events import Event, IterationCommitted, Verdict
-from unskew.collector.locks import Held, hold
+from unskew.collector.locks import HeldLock, hold
 from unskew.collector.paths import Store
 
 OPTIONS = msgspec.structs.replace(EIGHT_RANKS, device="sleep", iterations=30)
@@ -57,7 +57,7 @@ class _Outage:
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s
         self._begun = False
-        self._lock: Held | None = None
+        self._lock: HeldLock | None = None
         self.held_until_verdict = False
 
     def watch(self, store: Store, event: Event) -> None:
@@ -75,7 +75,7 @@ class _Outage:
         self._lock = hold(store.lock("collector"), wait_s=1.0)
 
 
-def _delay(run: Ran, rank: int) -> int | None:
+def _delay(run: FinishedRun, rank: int) -> int | None:
     """Slowed iterations until the rank was named; None when it was not, or another was."""
     verdicts = run.of(Verdict)
     if not verdicts or [party.rank for party in verdicts[0].culprits] != [rank]:

@@ -13,7 +13,7 @@ import torch
 
 from unskew.analytics.core.workload import Work
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import TWO_RANKS, Bench, Ran, collectors, cpu_s, perform
+from unskew.benchmarks.runs import TWO_RANKS, Bench, FinishedRun, collectors, cpu_s, perform
 from unskew.collector.events import Event, IterationCommitted, Span
 from unskew.collector.paths import Store
 from unskew.collector.write.spool import SpoolWriter
@@ -78,7 +78,7 @@ def figures(bench: Bench, pairs: int = PAIRS, always: int = 200) -> list[Figure]
     ]  # fmt: skip
 
 
-def _paired(run: Ran) -> tuple[list[float], float]:
+def _paired(run: FinishedRun) -> tuple[list[float], float]:
     """Per pair of neighbours (with - without) / median without, and the median time without (us)."""
     if run.failure:
         raise RuntimeError(f"the run {run.failure}")

@@ -34,7 +34,7 @@ TWO_RANKS = RunOptions(device="real", pp=2, dp=1, layers=8, micro_batches=4, dim
 """PP2, each rank on a core of its own."""
 
 
-class Ran(msgspec.Struct, frozen=True, kw_only=True):
+class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A finished run. `same_process`: ranks that were, at the last change of plan and near the end, the very process they
     began as. `not_once`: (kind, layer, micro-batch) cells of committed iterations not executed exactly once. `lost`, `doubled`:
     events missing from the store, or in it twice."""
@@ -97,7 +97,7 @@ class Bench:
         """`of`, one by one, shown to people."""
         yield from shown(self._progress, what, of)
 
-    def run(self, options: RunOptions, *faults: str, watch: Watch | None = None, settle: bool = False) -> Ran:
+    def run(self, options: RunOptions, *faults: str, watch: Watch | None = None, settle: bool = False) -> FinishedRun:
         """One run; with `settle` the collector is left to end by itself before the store is looked at."""
         store = self._store
         parsed = parse_faults(faults, ranks=options.ranks, iterations=options.iterations, schedule=options.schedule)
@@ -112,7 +112,7 @@ class Bench:
                 "(select count(*) from executed($run) where times != 1) as not_once from events where run = $run",
                 {"run": summary.run_id},
             ).to_dicts()
-        return Ran(
+        return FinishedRun(
             options=chosen,
             summary=summary,
             events=witness.events,
@@ -123,7 +123,7 @@ class Bench:
         )
 
 
-def done(what: str, runs: Sequence[Ran], note: str = "") -> Figure:
+def done(what: str, runs: Sequence[FinishedRun], note: str = "") -> Figure:
     """How many of the runs came to their end, and why the others did not."""
     reasons = [run.failure for run in runs if run.failure]
     name, ended = f"{what}: runs that trained on to the end", len(runs) - len(reasons)

@@ -16,7 +16,7 @@ import numpy as np
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.joint.evaluation import as_it_is, cost, holds
 from unskew.analytics.planners.joint.joint import plan_joint
-from unskew.analytics.planners.problem import Assignment, Cluster, start
+from unskew.analytics.planners.problem import Assignment, PlannerCluster, start
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.benchmarks.brute_force import random_cluster
 from unskew.benchmarks.report import Figure, figure, publish
@@ -25,7 +25,7 @@ from unskew.collector.paths import Store
 
 ERROR = 0.1
 LARGE_SEEDS = 5
-Plan = Callable[[Cluster], Assignment]
+Plan = Callable[[PlannerCluster], Assignment]
 PLANNERS: dict[str, Plan] = {
     "joint planner": lambda cluster: plan_joint(cluster).assignment,
     "ResiHP's levels": lambda cluster: plan_progressive(cluster).assignment,
@@ -45,7 +45,7 @@ def figures() -> Iterator[Figure]:
         yield from _figures(f"{large[0].speeds.size:,} devices", large)
 
 
-def believed(cluster: Cluster, random: np.random.Generator, error: float) -> Cluster:
+def believed(cluster: PlannerCluster, random: np.random.Generator, error: float) -> PlannerCluster:
     """What a planner is told, each of these off by up to `error` on its own: the speeds of slow devices (who is healthy or dead
     is known), the efficiency of each TP degree below the nominal one, forward, backward, head, embedding, messages. Memory is
     known."""
@@ -57,7 +57,7 @@ def believed(cluster: Cluster, random: np.random.Generator, error: float) -> Clu
     costs = ("forward_us", "backward_us", "embedding_layers", "head_layers", "message_us")
     slow = (speeds > 0) & (speeds < 1)
     rates = np.append(cluster.rates[1:-1] * off((cluster.tp - 1,)), cluster.rates[-1])
-    return Cluster(
+    return PlannerCluster(
         job=msgspec.structs.replace(job, **{name: float(getattr(job, name) * off()) for name in costs}),
         speeds=np.where(slow, np.clip(speeds * off(speeds.shape), 0.01, 1.0), speeds),
         nodes=cluster.nodes,
@@ -65,7 +65,7 @@ def believed(cluster: Cluster, random: np.random.Generator, error: float) -> Clu
     )
 
 
-def _figures(what: str, clusters: list[Cluster]) -> Iterator[Figure]:
+def _figures(what: str, clusters: list[PlannerCluster]) -> Iterator[Figure]:
     for name, plan in PLANNERS.items():
         losses, worse, could_stay = [], 0, 0
         for number, cluster in enumerate(clusters):
@@ -88,5 +88,5 @@ def _figures(what: str, clusters: list[Cluster]) -> Iterator[Figure]:
         )  # fmt: skip
 
 
-def _iteration_us(cluster: Cluster, assignment: Assignment) -> float:
+def _iteration_us(cluster: PlannerCluster, assignment: Assignment) -> float:
     return cost(cluster, as_it_is(cluster, assignment)).iteration_us

@@ -16,7 +16,8 @@ from unskew.analytics.pipeline.bubbles import bubbles
 from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
 from unskew.analytics.pipeline.model_profiles import PROFILES, model_profile
 from unskew.analytics.pipeline.schedule import splits_backward
-from unskew.analytics.planners.adaptis.tune import BASELINES, Found, Task, gains, tune
+from unskew.analytics.planners.adaptis.task import AdaptisResult, AdaptisTask
+from unskew.analytics.planners.adaptis.tune import BASELINES, gains, tune
 from unskew.benchmarks.report import Figure, figure, publish
 from unskew.collector.paths import Store
 
@@ -101,7 +102,7 @@ def adaptis_figures() -> Iterator[Figure]:
             for slow in ((), ((devices // 2, 0.5),)) if devices == 4 else ((),):
                 begun = time.perf_counter()
                 found = tune(
-                    Task(
+                    AdaptisTask(
                         costs_us=profile.costs_us(),
                         speeds=_speeds(devices, slow),
                         micro_batches=micro_batches,
@@ -139,7 +140,7 @@ def _speeds(count: int, slow: Sequence[tuple[int, float]]) -> tuple[float, ...]:
     return tuple(dict(slow).get(device, 1.0) for device in range(count))
 
 
-def _told(found: Found) -> str:
+def _told(found: AdaptisResult) -> str:
     gained = gains(found)
     others = ", ".join(f"{name} {gained[name]:.3f}" for name in BASELINES if name != "interleaved")
     return f"over {others}; {gained['bound']:.3f} x the lower bound; {len(found.layout.sizes)} stages"

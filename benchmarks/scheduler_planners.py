@@ -20,7 +20,7 @@ from unskew.analytics.planners.joint.evaluation import cost, holds
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.joint.proof import proven_bound_us
 from unskew.analytics.planners.malleus import layers_of, micro_batches_of
-from unskew.analytics.planners.problem import Assignment, Cluster, Job, healthy_cluster, start
+from unskew.analytics.planners.problem import Assignment, PlannerCluster, PlannerJob, healthy_cluster, start
 from unskew.analytics.planners.resihp.pp import share_out
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.planners.resihp.tp import choose
@@ -85,7 +85,7 @@ def uniform_figures() -> Iterator[Figure]:
     """What one partition for all replicas costs: two stages, four micro-batches, one stage at half speed."""
 
     def makespan(layers: tuple[int, int], speeds: tuple[float, float]) -> float:
-        forward, backward = chunk_times(Job(n_layers=32, micro_batches=4), np.array([layers]), np.array([speeds]))
+        forward, backward = chunk_times(PlannerJob(n_layers=32, micro_batches=4), np.array([layers]), np.array([speeds]))
         return float(pipeline_us(forward, backward, 4)[0])
 
     healthy = makespan((16, 16), (1.0, 1.0))
@@ -98,7 +98,7 @@ def uniform_figures() -> Iterator[Figure]:
             f"half a stage's speed, {name}: rate off by", abs(round(rate, 3) - known), "", bar=0, better="lower",
             note=f"{rate:.4f} of the healthy rate",
         )  # fmt: skip
-    cluster = Cluster(job=Job(n_layers=32, micro_batches=8), speeds=np.array([[[0.5], [1.0]], [[1.0], [1.0]]]))
+    cluster = PlannerCluster(job=PlannerJob(n_layers=32, micro_batches=8), speeds=np.array([[[0.5], [1.0]], [[1.0], [1.0]]]))
     uniform = cost(cluster, plan_progressive(cluster, levels={"tp", "pp"}).assignment).iteration_us
     yield figure(
         "two such replicas, one healthy: own partitions over one for both", uniform / plan_joint(cluster).predicted_us, "x",
@@ -173,15 +173,15 @@ def order_figures() -> Iterator[Figure]:
                      better="higher", note=note)  # fmt: skip
 
 
-def _joint_only(cluster: Cluster) -> Assignment:
+def _joint_only(cluster: PlannerCluster) -> Assignment:
     return plan_joint(cluster, compare=False).assignment
 
 
-def _levels(cluster: Cluster) -> Assignment:
+def _levels(cluster: PlannerCluster) -> Assignment:
     return plan_progressive(cluster).assignment
 
 
-def _executed_us(cluster: Cluster, assignment: Assignment) -> float:
+def _executed_us(cluster: PlannerCluster, assignment: Assignment) -> float:
     """The iteration with the chunks in the order in which ranks execute them."""
     job, schedule = cluster.job, build_schedule(to_plan(cluster, assignment, epoch=1))
     groups = np.argwhere(assignment.speeds > 0).tolist()
@@ -197,7 +197,7 @@ def _executed_us(cluster: Cluster, assignment: Assignment) -> float:
     return float(evaluate(schedule, durations, job.message_us).makespan_us) + job.iteration_end_us
 
 
-def _levels_us(cluster: Cluster) -> float:
+def _levels_us(cluster: PlannerCluster) -> float:
     """The iteration (us) under ResiHP's plan; inf when it has none within the memory."""
     try:
         return cost(cluster, plan_progressive(cluster).assignment).iteration_us
@@ -205,10 +205,10 @@ def _levels_us(cluster: Cluster) -> float:
         return float("inf")
 
 
-def faulty_cluster(shape: tuple[int, int, int], micro_batches: int, seed: int) -> Cluster:
+def faulty_cluster(shape: tuple[int, int, int], micro_batches: int, seed: int) -> PlannerCluster:
     """80 layers; of the devices at least two and 0.5 % are dead or slow, drawn anywhere."""
     tp, pp, dp = shape
-    cluster = healthy_cluster(Job(n_layers=80, micro_batches=micro_batches), tp=tp, pp=pp, dp=dp, devices_per_node=8)
+    cluster = healthy_cluster(PlannerJob(n_layers=80, micro_batches=micro_batches), tp=tp, pp=pp, dp=dp, devices_per_node=8)
     random = np.random.default_rng(seed)
     speeds = cluster.speeds.ravel().copy()
     faults = max(2, round(len(speeds) * FAULTY_SHARE))
@@ -247,7 +247,7 @@ def proof_figures() -> Iterator[Figure]:
         )  # fmt: skip
 
 
-def _planned(cluster: Cluster) -> tuple[float, float, float]:
+def _planned(cluster: PlannerCluster) -> tuple[float, float, float]:
     """(CPU seconds of a full plan, of ResiHP's levels alone, bound of the gap)."""
     begun = time.process_time()
     found = plan_joint(cluster)

@@ -9,11 +9,11 @@ from pathlib import Path
 from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.cluster.timing import fault_free_s
 from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
-from unskew.analytics.lab.simulator.simulation import Options, simulate
-from unskew.analytics.lab.studies.frame import Result, Row, run_study
+from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
+from unskew.analytics.lab.studies.frame import StudyResult, StudyRow, run_study
 from unskew.analytics.lab.studies.registry import STUDIES
 from unskew.analytics.policies.ft_hsdp import closed_form
-from unskew.analytics.policies.recover import Shares, boundary, steady
+from unskew.analytics.policies.recover import MicroBatchShares, boundary, steady
 from unskew.analytics.policies.registry import POLICIES
 from unskew.benchmarks import datasets
 from unskew.benchmarks.report import Better, Figure, figure, publish
@@ -36,14 +36,14 @@ def _seconds() -> list[Figure]:
     hours = 10_000 * fault_free_s(job) / 3600.0
     law = FaultLaw(mtbf_s=6 * 3600.0, repair_s=7200.0, slow_per_100_hours=20.0)
     begun = time.perf_counter()
-    outcome = simulate(job, POLICIES["unskew"](), arrivals(job, law, hours=hours, seed=0), Options(hours=hours))
+    outcome = simulate(job, POLICIES["unskew"](), arrivals(job, law, hours=hours, seed=0), SimulationOptions(hours=hours))
     spent = time.perf_counter() - begun
     note = f"{outcome.iterations} iterations, {outcome.failures} failures, {len(outcome.changes)} changes, policy unskew"
     found = [figure("10,000 iterations of 256 GPUs with failures", spent, "s", bar=60, better="lower", note=note)]
     large = JOBS["ft-hsdp-98k"]
     day = arrivals(large, FaultLaw(mtbf_s=1080.0), hours=24.0, seed=0)
     begun = time.perf_counter()
-    outcome = simulate(large, POLICIES["ft-hsdp"](), day, Options(hours=24.0))
+    outcome = simulate(large, POLICIES["ft-hsdp"](), day, SimulationOptions(hours=24.0))
     spent = time.perf_counter() - begun
     note = f"{outcome.iterations} iterations, {outcome.failures} failures"
     return [*found, figure("a day of 98,304 GPUs in 12 replicas", spent, "s", bar=60, better="lower", note=note)]
@@ -53,10 +53,10 @@ def _worked() -> list[Figure]:
     """1.0 = every digit that the papers give."""
     sync, ft_hsdp = closed_form(1080, 600, 12, 180)
     recover = [
-        steady(8192, 63, 128) == Shares(131, 62, 70, 0),
+        steady(8192, 63, 128) == MicroBatchShares(131, 62, 70, 0),
         [steady(8192, left, 128).each for left in (48, 33, 32)] == [171, 249, 256],
         boundary(8192, 63, 8064) == (3, 61),
-        steady(12, 5, 1) == Shares(3, 4, 0, 1),
+        steady(12, 5, 1) == MicroBatchShares(3, 4, 0, 1),
     ]
     published = [round(100 * sync, 1) == 44.4, round(100 * ft_hsdp, 1) == 80.1]
     return [
@@ -83,7 +83,7 @@ _RECORDED: tuple[tuple[str, str, str, float | None, Better], ...] = (
 
 def _recorded() -> list[Figure]:
     """What public recordings say, where they are at hand."""
-    found, rows = [], dict[tuple[str, str], Row]()
+    found, rows = [], dict[tuple[str, str], StudyRow]()
     with tempfile.TemporaryDirectory(prefix="unskew-studies-") as folder:
         for name in dict.fromkeys(name for name, *_ in _RECORDED):
             if place := datasets.find(STUDIES[name].needs):
@@ -113,7 +113,7 @@ def _against_resihp(seeds: int) -> list[Figure]:
     return found
 
 
-def _gap(result: Result) -> float:
+def _gap(result: StudyResult) -> float:
     ours = {row.figure: row.ours for row in result.rows}
     gaps = [
         100.0 * (1.0 - value / bound)
@@ -130,7 +130,9 @@ def _wrong_beliefs(seeds: int) -> list[Figure]:
     for seed in range(seeds):
         happenings = arrivals(job, law, hours=12.0, seed=seed)
         right, wrong = (
-            simulate(job, POLICIES["unskew"](), happenings, Options(hours=12.0, seed=seed, belief_error=error)).effective
+            simulate(
+                job, POLICIES["unskew"](), happenings, SimulationOptions(hours=12.0, seed=seed, belief_error=error)
+            ).effective
             for error in (0.0, 0.1)
         )
         loss.append(100.0 * (right - wrong))

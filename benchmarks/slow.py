@@ -12,7 +12,7 @@ from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.pipeline.prediction import predict_iterations
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import EIGHT_RANKS, Bench, Ran, done, perform
+from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, done, perform
 from unskew.collector.events import IterationCommitted, MicroBatchPacked, PlanApplied, PlanScored, PredictorFitted, Verdict
 from unskew.collector.paths import Store
 
@@ -64,7 +64,7 @@ def figures_of_a_weak_fault(bench: Bench, seeds: Sequence[int] = SEEDS, iteratio
     return [done("slow x1.3", runs), *_detection(runs, 1.3, within=10, bar=len(runs) - 1)]
 
 
-def _runs(bench: Bench, seeds: Sequence[int], factor: float, iterations: int) -> list[Ran]:
+def _runs(bench: Bench, seeds: Sequence[int], factor: float, iterations: int) -> list[FinishedRun]:
     return [
         bench.run(
             msgspec.structs.replace(OPTIONS, seed=seed, iterations=iterations),
@@ -78,7 +78,7 @@ def _slow_rank(seed: int) -> int:
     return seed % OPTIONS.ranks
 
 
-def _detection(runs: Sequence[Ran], factor: float, *, within: int, bar: int) -> list[Figure]:
+def _detection(runs: Sequence[FinishedRun], factor: float, *, within: int, bar: int) -> list[Figure]:
     delays = [delay for run in runs if (delay := _delay(run)) is not None]
     named = sum(delay <= within for delay in delays)
     others = sum(not _is_right(run, verdict) for run in runs for verdict in run.of(Verdict))
@@ -92,17 +92,17 @@ def _detection(runs: Sequence[Ran], factor: float, *, within: int, bar: int) -> 
     ]  # fmt: skip
 
 
-def _is_right(run: Ran, verdict: Verdict) -> bool:
+def _is_right(run: FinishedRun, verdict: Verdict) -> bool:
     return verdict.cause == "slow_device" and [party.rank for party in verdict.culprits] == [_slow_rank(run.options.seed)]
 
 
-def _delay(run: Ran) -> int | None:
+def _delay(run: FinishedRun) -> int | None:
     """Slowed iterations up to and with the one whose judgement named the rank; None when it was not named."""
     right = [verdict for verdict in run.of(Verdict) if _is_right(run, verdict) and verdict.at_iteration >= AT]
     return right[0].at_iteration - AT + 1 if right else None
 
 
-def _share_of_the_possible(run: Ran, factor: float) -> float | None:
+def _share_of_the_possible(run: FinishedRun, factor: float) -> float | None:
     """Throughput under the last plan over that of eight devices whose speeds add up to 7 + 1/factor and lose nothing by it.
 
     The healthy iteration time on those batches is not before-mean: it is the first plan's prediction on them by the predictor
@@ -129,7 +129,7 @@ def _share_of_the_possible(run: Ran, factor: float) -> float | None:
     return float(possible_us / fmean(measured_us[i] for i in after))
 
 
-def _works(run: Ran) -> dict[int, tuple[Work, ...]]:
+def _works(run: FinishedRun) -> dict[int, tuple[Work, ...]]:
     """iteration -> work of its micro-batches."""
     lengths = {(event.iteration, event.micro_batch): event.lengths for event in run.of(MicroBatchPacked)}
     return {

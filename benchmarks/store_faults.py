@@ -28,7 +28,7 @@ from unskew.collector.read.reader import open_store
 from unskew.collector.read.views import VIEWS
 from unskew.collector.service import compaction
 from unskew.collector.service.check import check
-from unskew.collector.service.collecting import Collecting
+from unskew.collector.service.collecting import Collector
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 
@@ -202,7 +202,7 @@ def _portions(store: Store) -> None:
     try:
         for number in range(3):
             _write(store, "over", number)
-            collecting = Collecting(store)
+            collecting = Collector(store)
             while collecting.step():
                 pass
             collecting.close()

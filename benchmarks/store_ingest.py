@@ -18,7 +18,7 @@ from unskew.benchmarks.store_producer import FLUSH, spans
 from unskew.collector.files import rows
 from unskew.collector.files.manifest import load
 from unskew.collector.files.segment import telemetry_line
-from unskew.collector.files.tail import Lines
+from unskew.collector.files.tail import SpoolLines
 from unskew.collector.paths import Store
 from unskew.collector.projections.published import standing
 from unskew.collector.read.reader import open_store
@@ -197,7 +197,7 @@ def sealed_size(store: Store, count: int) -> list[Figure]:
                 lines.append(telemetry_line(seqs[rank], at_us, span))
                 seqs[rank] += 1
             files = [
-                Lines(f"rank-{rank:04d}.1", first + at, b"".join(lines[at : at + SPOOLED_AT_ONCE]))
+                SpoolLines(f"rank-{rank:04d}.1", first + at, b"".join(lines[at : at + SPOOLED_AT_ONCE]))
                 for at in range(0, len(lines), SPOOLED_AT_ONCE)
             ]
             rows.insert(database, "hot", RUN, files, done)

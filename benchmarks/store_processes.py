@@ -17,7 +17,7 @@ RUN = "bench"
 GIVE_UP_S = 900.0
 
 
-class Start:
+class StartGate:
     """Lets the producers go."""
 
     def __init__(self, children: Sequence[subprocess.Popen[str]]) -> None:
@@ -30,7 +30,7 @@ class Start:
             child.stdin.flush()
 
 
-class Peak:
+class PeakMemory:
     """The most memory a process has had, in MB; it is looked at until it ends."""
 
     def __init__(self, pid: int) -> None:
@@ -60,7 +60,7 @@ def two_cores() -> Iterator[None]:
 
 
 @contextmanager
-def producers(store: Store, each: int, per_second: int) -> Iterator[Start]:
+def producers(store: Store, each: int, per_second: int) -> Iterator[StartGate]:
     """PRODUCERS processes that wait for the start; at the end all have written everything."""
     module = "unskew.benchmarks.store_producer"
     children = [
@@ -76,7 +76,7 @@ def producers(store: Store, each: int, per_second: int) -> Iterator[Start]:
         for child in children:
             assert child.stdout is not None
             child.stdout.readline()
-        yield Start(children)
+        yield StartGate(children)
         for child in children:
             child.communicate(timeout=GIVE_UP_S)
         if any(child.returncode for child in children):
@@ -88,7 +88,7 @@ def producers(store: Store, each: int, per_second: int) -> Iterator[Start]:
 
 
 @contextmanager
-def collector(store: Store) -> Iterator[Peak]:
+def collector(store: Store) -> Iterator[PeakMemory]:
     """The collector as a process in a session of its own, as others start it, and its peak memory until it has ended."""
     store.root.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "unskew.collector.service.process", "--store", str(store.root), "--idle-s", "60"]
@@ -101,9 +101,9 @@ def collector(store: Store) -> Iterator[Peak]:
 
 
 @contextmanager
-def watched(pid: int) -> Iterator[Peak]:
+def watched(pid: int) -> Iterator[PeakMemory]:
     """The peak memory of a process, which may end meanwhile."""
-    peak, over = Peak(pid), threading.Event()
+    peak, over = PeakMemory(pid), threading.Event()
 
     def watch() -> None:
         while not over.wait(0.1):

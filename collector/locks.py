@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 
-class Held:
+class HeldLock:
     """A lock that this process holds until `release` (or its death); also a context manager."""
 
     def __init__(self, descriptor: int) -> None:
@@ -23,14 +23,14 @@ class Held:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> HeldLock:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
 
 
-def hold(path: Path, *, wait_s: float = 0.2) -> Held | None:
+def hold(path: Path, *, wait_s: float = 0.2) -> HeldLock | None:
     """Take the lock at `path`; None when another keeps it for `wait_s` (a probe by `is_held` takes microseconds)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -44,7 +44,7 @@ def hold(path: Path, *, wait_s: float = 0.2) -> Held | None:
                 return None
             time.sleep(0.01)
         else:
-            return Held(descriptor)
+            return HeldLock(descriptor)
 
 
 def is_held(path: Path) -> bool:

@@ -29,7 +29,7 @@ CONTROL_TAGS = [tag_of(kind) for kind in CONTROL]
 _DECODER: msgspec.json.Decoder[Control] = msgspec.json.Decoder(Union[CONTROL])  # noqa: UP007 - a union of a tuple of types
 
 
-class Iteration(msgspec.Struct, frozen=True):
+class IterationRow(msgspec.Struct, frozen=True):
     """A committed iteration; times in microseconds, `loss` in nats per token. An imported run has what its source measured."""
 
     iteration: int
@@ -43,7 +43,7 @@ class Iteration(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """What the page shows at one moment; a paused page keeps one.
 
-    `iterations` has the columns of `Iteration`; `judged` has iteration, rank, measured_us, predicted_us of the last ones.
+    `iterations` has the columns of `IterationRow`; `judged` has iteration, rank, measured_us, predicted_us of the last ones.
     `n_dropped` events were discarded by full buffers or a full disk; `problems`: what the collector found wrong in this log.
     `age_s` is the wall time since the last event, of a run that is over since its end; `controlled` says that a living
     controller holds the run.
@@ -59,10 +59,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
 
     @property
-    def latest(self) -> Iteration | None:
+    def latest(self) -> IterationRow | None:
         if self.iterations.is_empty():
             return None
-        return msgspec.convert(self.iterations.row(-1, named=True), Iteration)
+        return msgspec.convert(self.iterations.row(-1, named=True), IterationRow)
 
 
 def store() -> Store:

@@ -24,7 +24,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of all messages."""
 
 
-class Seat(msgspec.Struct, frozen=True, kw_only=True):
+class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that a rank needs to take its place in the run; `device_id` names its device for life, `device` is its kind,
     `device_class` what it has in common with devices that take the same time for the same work."""
 
@@ -76,15 +76,15 @@ class Ready(Message, frozen=True, kw_only=True):
 class Start(Message, frozen=True, kw_only=True):
     """To agent and zygote: fork these ranks."""
 
-    seats: tuple[Seat, ...]
+    seats: tuple[RankSpec, ...]
 
 
-class Forked(Message, frozen=True, kw_only=True):
+class RankForked(Message, frozen=True, kw_only=True):
     rank: int
     pid: int
 
 
-class Exited(Message, frozen=True, kw_only=True):
+class RankExited(Message, frozen=True, kw_only=True):
     """A rank's process has ended; `at_ns` is the monotonic clock of its node when the zygote noticed."""
 
     rank: int
@@ -93,7 +93,7 @@ class Exited(Message, frozen=True, kw_only=True):
     at_ns: int
 
 
-class EpochRecord(Message, frozen=True, kw_only=True):
+class PlanRecord(Message, frozen=True, kw_only=True):
     """A plan, and when it begins: `abort` = at once (a member is gone), else at the commit boundary that the vote finds.
 
     `probe`: what is measured at that boundary, before training goes on. `leaving`: ranks of the plan before that have no role
@@ -110,14 +110,14 @@ class EpochRecord(Message, frozen=True, kw_only=True):
         return rank in self.plan.role_of or rank in self.leaving
 
 
-class Measure(Message, frozen=True, kw_only=True):
+class MeasureStandby(Message, frozen=True, kw_only=True):
     """To ranks that execute nothing: measure yourselves, while the others train; `iteration` is the one they are in."""
 
     ranks: tuple[int, ...]
     iteration: int
 
 
-class Measured(Message, frozen=True, kw_only=True):
+class StandbyProduct(Message, frozen=True, kw_only=True):
     """From a rank that executes nothing: the time of its matrix product by its device's clock, when asked in `iteration`."""
 
     rank: int
@@ -125,7 +125,7 @@ class Measured(Message, frozen=True, kw_only=True):
     product_us: int
 
 
-class Entered(Message, frozen=True, kw_only=True):
+class PlanEntered(Message, frozen=True, kw_only=True):
     """From a rank: its groups of `epoch` stand and it holds the plan's layers; it goes on with `iteration`.
 
     `began_ns`, `at_ns`: the node's monotonic clock when it began to regroup, and now.
@@ -140,7 +140,7 @@ class Entered(Message, frozen=True, kw_only=True):
     moved_bytes: int
 
 
-class Injected(Message, frozen=True, kw_only=True):
+class FaultAnnounced(Message, frozen=True, kw_only=True):
     """From a rank: it is about to carry out a fault, in this iteration; `at_us` by the wall clock."""
 
     fault: FaultSpec
@@ -148,7 +148,7 @@ class Injected(Message, frozen=True, kw_only=True):
     at_us: int
 
 
-class Broken(Message, frozen=True, kw_only=True):
+class CommunicationBroken(Message, frozen=True, kw_only=True):
     """From a rank: its communication of `epoch` failed; it waits for an epoch record that aborts."""
 
     rank: int
@@ -156,7 +156,7 @@ class Broken(Message, frozen=True, kw_only=True):
     detail: str
 
 
-class Failed(Message, frozen=True, kw_only=True):
+class RankFailed(Message, frozen=True, kw_only=True):
     """From a rank: an error ends it, and which; `fatal` = no other rank could go on either."""
 
     rank: int
@@ -165,7 +165,7 @@ class Failed(Message, frozen=True, kw_only=True):
     fatal: bool
 
 
-class Finished(Message, frozen=True, kw_only=True):
+class RankFinished(Message, frozen=True, kw_only=True):
     """From a rank: all iterations are committed."""
 
     rank: int
@@ -181,7 +181,7 @@ class Kill(Message, frozen=True, kw_only=True):
     rank: int
 
 
-class RankPulse(msgspec.Struct, frozen=True, kw_only=True):
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent knows of a rank; `state` is the process state letter (T = stopped), None = no such process.
 
     `longest_work_s`: the longest recent stretch of work of its own after which it did move on. Without a core, of the
@@ -201,15 +201,16 @@ class RankPulse(msgspec.Struct, frozen=True, kw_only=True):
     promised_s: float
 
 
-class Pulses(Message, frozen=True, kw_only=True):
+class RankStatuses(Message, frozen=True, kw_only=True):
     """From agent to controller, ten times a second: all its ranks."""
 
-    pulses: tuple[RankPulse, ...]
+    pulses: tuple[RankStatus, ...]
 
 
 AnyMessage = (
-    Hello | Prepare | Ready | Start | Stop | Kill | Forked | Exited | EpochRecord
-    | Entered | Injected | Broken | Failed | Finished | Pulses | Measure | Measured
+    Hello | Prepare | Ready | Start | Stop | Kill | RankForked | RankExited | PlanRecord
+    | PlanEntered | FaultAnnounced | CommunicationBroken | RankFailed | RankFinished | RankStatuses | MeasureStandby
+    | StandbyProduct
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
@@ -279,13 +280,13 @@ class Channel:
 
 
 AGENT_SOCKET, BEAT_SOCKET = "agent", "beats"
-"""Names of the agent's sockets in `Seat.agent_folder`."""
+"""Names of the agent's sockets in `RankSpec.agent_folder`."""
 
 _ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 _BEAT = struct.Struct("!HIQIbhf")
 
 
-class Beat(msgspec.Struct, frozen=True, gc=False):
+class HeartbeatDatagram(msgspec.Struct, frozen=True, gc=False):
     """A heartbeat: the rank, the kernel's id of the thread that beats, and what the main thread is at (rank/progress.py)."""
 
     rank: int
@@ -297,15 +298,15 @@ class Beat(msgspec.Struct, frozen=True, gc=False):
     promised_s: float = 0.0
 
 
-def encode_beat(beat: Beat) -> bytes:
+def encode_beat(beat: HeartbeatDatagram) -> bytes:
     """The heartbeat datagram."""
     waits_for = -1 if beat.waits_for is None else beat.waits_for
     activity = _ACTIVITIES.index(beat.activity)
     return _BEAT.pack(beat.rank, beat.thread, beat.count, beat.iteration, activity, waits_for, beat.promised_s)
 
 
-def decode_beat(data: bytes) -> Beat:
+def decode_beat(data: bytes) -> HeartbeatDatagram:
     """The inverse of `encode_beat`."""
     rank, thread, count, iteration, activity, waits_for, promised_s = _BEAT.unpack(data)
     onto = None if waits_for < 0 else waits_for
-    return Beat(rank, thread, count, iteration, _ACTIVITIES[activity], onto, promised_s)
+    return HeartbeatDatagram(rank, thread, count, iteration, _ACTIVITIES[activity], onto, promised_s)

@@ -9,7 +9,7 @@ import msgspec
 Kind = Literal["failed", "slowed", "recovered", "joined", "link_slowed", "link_recovered", "maintenance", "review"]
 
 
-class Happening(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that begins at `at_s` (seconds since the start of the job).
 
     * failed: `devices` are dead until they have `joined` again;

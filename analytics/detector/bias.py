@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.detector.residuals import Company, Flags, Floats, agreement
+from unskew.analytics.detector.residuals import Flags, Floats, PeerGroups, agreement
 from unskew.analytics.detector.tracks import Tracks
 
 WILD = 5.0  # one iteration's spread counts as at most so many times what was learned
@@ -36,7 +36,7 @@ def learn_noise(noise: Floats, unexplained: Floats, options: DetectorOptions) ->
     return learned
 
 
-def learn_roles(tracks: Tracks, over: Floats, young: Flags, company: Company) -> Floats:
+def learn_roles(tracks: Tracks, over: Floats, young: Flags, company: PeerGroups) -> Floats:
     """[rank, kind]: what a role costs over the prediction and the habits of those who play it (`over`, nan = not seen), as a
     running mean over the time in which their own past on these layers is not known.
 

@@ -23,7 +23,7 @@ from unskew.analytics.detector.residuals import Floats, Ints
 OVERSHOOT = 1.166  # Siegmund's correction for the step over the threshold, in sigmas
 
 
-class Limits(msgspec.Struct, frozen=True):
+class CusumLimits(msgspec.Struct, frozen=True):
     """The test's constants per kind, each broadcastable to the units: `slack` and `threshold` in logs of time."""
 
     slack: Floats
@@ -36,7 +36,7 @@ class Limits(msgspec.Struct, frozen=True):
         return np.asarray(self.threshold / (self.least_iterations - 0.5))
 
 
-class Sums(msgspec.Struct, frozen=True):
+class CusumSums(msgspec.Struct, frozen=True):
     """Both sides of the tests of many units, and the iterations at which each sum was last zero."""
 
     up: Floats
@@ -45,16 +45,16 @@ class Sums(msgspec.Struct, frozen=True):
     down_zero: Ints
 
     @staticmethod
-    def fresh(shape: tuple[int, ...], iteration: int) -> Sums:
+    def fresh(shape: tuple[int, ...], iteration: int) -> CusumSums:
         zero, at = np.zeros(shape), np.full(shape, iteration, dtype=np.int64)
-        return Sums(zero, at, zero, at)
+        return CusumSums(zero, at, zero, at)
 
-    def advance(self, iteration: int, least: Floats, most: Floats, limits: Limits) -> Sums:
+    def advance(self, iteration: int, least: Floats, most: Floats, limits: CusumLimits) -> CusumSums:
         """One iteration further; `least` and `most` are what is left of the excess over the level believed, nan = not seen."""
         cap = limits.cap
         up, up_zero = _side(self.up, self.up_zero, iteration, np.minimum(least - limits.slack, cap))
         down, down_zero = _side(self.down, self.down_zero, iteration, np.minimum(-most - limits.slack, cap))
-        return Sums(up, up_zero, down, down_zero)
+        return CusumSums(up, up_zero, down, down_zero)
 
 
 def _side(total: Floats, zero_at: Ints, iteration: int, gain: Floats) -> tuple[Floats, Ints]:

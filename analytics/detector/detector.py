@@ -19,19 +19,19 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.iteration import CommittedIteration
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.core.workload import Work
 from unskew.analytics.detector.bias import learn_baselines, learn_noise, learn_roles
-from unskew.analytics.detector.cusum import Limits
-from unskew.analytics.detector.links import Link, Track, Transfer, watch
+from unskew.analytics.detector.cusum import CusumLimits
+from unskew.analytics.detector.links import Link, LinkTrack, watch
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import (
     ALL,
-    Chunks,
-    Company,
+    ChunkColumns,
     Flags,
     Floats,
-    Loads,
+    PeerGroups,
+    Residuals,
     columns,
     company_of,
     loads,
@@ -39,27 +39,13 @@ from unskew.analytics.detector.residuals import (
 )
 from unskew.analytics.detector.stages import Stages, ended, suspected
 from unskew.analytics.detector.stages import watch as watch_stages
-from unskew.analytics.detector.suspicion import Change, Excess, decide
+from unskew.analytics.detector.suspicion import Excess, SpeedChange, decide
 from unskew.analytics.detector.tracks import Tracks
 from unskew.analytics.detector.verdicts import closed_link, closed_verdict, link_verdict, lost_verdict, slow_verdict
 from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.predictor.fit import Chunk
 from unskew.collector.events import IterationJudged, RankRatio, Verdict, VerdictClosed
 
 Verdicts = tuple[Verdict | VerdictClosed, ...]
-
-
-class Committed(msgspec.Struct, frozen=True, kw_only=True):
-    """One whole committed iteration: the chunks of the attempt that counted, the micro-batches' work, its time (us), and its
-    messages with the waiting for either side removed."""
-
-    iteration: int
-    epoch: int
-    chunks: tuple[Chunk, ...]
-    works: tuple[Work, ...]
-    measured_us: float
-    log_complete: bool
-    transfers: tuple[Transfer, ...] = ()
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +53,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: Verdicts = ()
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
     """All that the detector remembers; never changed, only replaced.
 
     `episodes`: rank -> how often it has been slow; `acquitted`: rank -> iteration of its last acquittal; `noise`:
@@ -75,7 +61,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     iteration: int = -1
-    company: Company | None = None
+    company: PeerGroups | None = None
     cost: CostModel | None = None
     layers: dict[int, tuple[int, ...]] = {}
     tracks: Tracks = Tracks.none()
@@ -83,7 +69,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     open: dict[int, int] = {}
     episodes: dict[int, int] = {}
     acquitted: dict[int, int] = {}
-    links: dict[Link, Track] = {}
+    links: dict[Link, LinkTrack] = {}
     open_links: dict[Link, int] = {}
     stages: Stages | None = None
     next_verdict: int = 1
@@ -104,13 +90,15 @@ class Detector:
 
     def __init__(self, options: DetectorOptions | None = None) -> None:
         self.options = options or DetectorOptions()
-        self.state = State()
+        self.state = DetectorState()
 
     @property
     def speeds(self) -> dict[int, dict[str, float]]:
         return self.state.speeds
 
-    def observe(self, committed: Committed, plan: Plan, cost: CostModel, predicted_us: float | None = None) -> Judgement:
+    def observe(
+        self, committed: CommittedIteration, plan: Plan, cost: CostModel, predicted_us: float | None = None
+    ) -> Judgement:
         """Judge the next committed iteration. Raises `ValueError` when it is not later than the last."""
         self.state, judgement = step(self.state, committed, plan, cost, self.options, predicted_us=predicted_us)
         return judgement
@@ -131,14 +119,14 @@ class Detector:
 
 
 def step(
-    state: State,
-    committed: Committed,
+    state: DetectorState,
+    committed: CommittedIteration,
     plan: Plan,
     cost: CostModel,
     options: DetectorOptions,
     *,
     predicted_us: float | None = None,
-) -> tuple[State, Judgement]:
+) -> tuple[DetectorState, Judgement]:
     """One committed iteration with a complete log further; the others are for nobody to be judged by (adaptation.py)."""
     now = committed.iteration
     if now <= state.iteration:
@@ -167,7 +155,7 @@ def step(
     return state, Judgement(judged=msgspec.structs.replace(judged, ranks=ratios), verdicts=tuple(verdicts))
 
 
-def lose(state: State, suspect: Suspect, iteration: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+def lose(state: DetectorState, suspect: Suspect, iteration: int, options: DetectorOptions) -> tuple[DetectorState, Verdicts]:
     """Forget a lost rank and say so."""
     number = state.next_verdict
     found: list[Verdict | VerdictClosed] = [lost_verdict(number, suspect, iteration, options.digest)]
@@ -186,7 +174,7 @@ def lose(state: State, suspect: Suspect, iteration: int, options: DetectorOption
     ), tuple(found)
 
 
-def doubted(state: State, options: DetectorOptions, over: int = 8) -> dict[int, float]:
+def doubted(state: DetectorState, options: DetectorOptions, over: int = 8) -> dict[int, float]:
     """Ranks that are slower than their own past and prediction, and are not accused because peers or mates are as well: rank ->
     median own excess (log) over the last `over` iterations, where it is as much as is named. A probe can tell where
     `options.probes`, elsewhere nobody is doubted."""
@@ -200,7 +188,9 @@ def doubted(state: State, options: DetectorOptions, over: int = 8) -> dict[int, 
     return {rank: level for rank, level in middle.items() if level >= options.least_level() and rank not in known_slow}
 
 
-def confirm(state: State, rank: int, ratio: float, iteration: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+def confirm(
+    state: DetectorState, rank: int, ratio: float, iteration: int, options: DetectorOptions
+) -> tuple[DetectorState, Verdicts]:
     """A probe of `rank` took `ratio` times as long as on a healthy device: a verdict on all its kinds of work, if that is as
     much as is named and the rank does not stand accused already."""
     tracks = state.tracks
@@ -208,7 +198,7 @@ def confirm(state: State, rank: int, ratio: float, iteration: int, options: Dete
         return state, ()
     kinds = (*tracks.kinds_of(rank), ALL)
     excess = Excess(log(ratio))
-    change = Change(
+    change = SpeedChange(
         since=iteration,
         iterations=1,
         test="probe",
@@ -222,7 +212,9 @@ def confirm(state: State, rank: int, ratio: float, iteration: int, options: Dete
     return _accused(state, rank, change, iteration, options)
 
 
-def _prepared(state: State, chunks: Chunks, load: Loads, *, now: int, plan: Plan, cost: CostModel) -> State:
+def _prepared(
+    state: DetectorState, chunks: ChunkColumns, load: Residuals, *, now: int, plan: Plan, cost: CostModel
+) -> DetectorState:
     """Rows for ranks and kinds not seen before, the company under this plan, habits against this predictor."""
     tracks = state.tracks.covering(load.ranks, load.kinds, now)
     company = state.company
@@ -233,7 +225,7 @@ def _prepared(state: State, chunks: Chunks, load: Loads, *, now: int, plan: Plan
     return msgspec.structs.replace(state, iteration=now, tracks=tracks, company=company, cost=cost)
 
 
-def _watched(state: State, now: int, load: Loads, options: DetectorOptions) -> tuple[State, Floats]:
+def _watched(state: DetectorState, now: int, load: Residuals, options: DetectorOptions) -> tuple[DetectorState, Floats]:
     """The tests one iteration further, and what each (rank, kind) shows over its habit.
 
     A rank on new layers is not judged in its first iteration there; its tests begin anew.
@@ -262,7 +254,7 @@ def _watched(state: State, now: int, load: Loads, options: DetectorOptions) -> t
     ), own
 
 
-def _excess(own: Floats, unexplained: Floats, has_past: Flags, company: Company) -> Floats:
+def _excess(own: Floats, unexplained: Floats, has_past: Flags, company: PeerGroups) -> Floats:
     """[reading, rank, kind]: against the rank's own prediction and habit, its peers, its mates; nan = no such reference.
 
     A known slowness of the others is no excuse. A single peer is one only until the rank's own past is known: two ranks of one
@@ -274,21 +266,21 @@ def _excess(own: Floats, unexplained: Floats, has_past: Flags, company: Company)
     return np.stack([own, own - peers, own - mates])
 
 
-def _limits(noise: Floats, young: Flags, options: DetectorOptions) -> Limits:
+def _limits(noise: Floats, young: Flags, options: DetectorOptions) -> CusumLimits:
     sigma = [options.sigma_floor if np.isnan(value) else float(value) for value in noise]
     slack = np.array([options.slack_of(value) for value in sigma])
     slack_young = np.array([options.slack_of(value, young=True) for value in sigma])
     threshold = np.array([options.threshold_of(value, len(sigma)) for value in sigma])
-    return Limits(np.where(young, slack_young, slack), threshold, options.least_iterations)
+    return CusumLimits(np.where(young, slack_young, slack), threshold, options.least_iterations)
 
 
-def _thresholds(state: State, options: DetectorOptions) -> Floats:
+def _thresholds(state: DetectorState, options: DetectorOptions) -> Floats:
     """[kind]"""
     kinds = state.tracks.kinds
     return np.array([options.threshold_of(state.noise.get(kind, options.sigma_floor), len(kinds)) for kind in kinds])
 
 
-def _scores(state: State, options: DetectorOptions) -> Floats:
+def _scores(state: DetectorState, options: DetectorOptions) -> Floats:
     """[rank, kind]: the sums over their thresholds; a sum downwards counts for an accused rank only."""
     tracks = state.tracks
     accused = np.array([rank in state.open for rank in tracks.ranks])[:, None]
@@ -296,12 +288,12 @@ def _scores(state: State, options: DetectorOptions) -> Floats:
     return np.asarray(sums / _thresholds(state, options))
 
 
-def _fired(state: State, options: DetectorOptions) -> list[int]:
+def _fired(state: DetectorState, options: DetectorOptions) -> list[int]:
     """Ranks of which a test is over its threshold, ascending."""
     return [state.tracks.ranks[row] for row in np.flatnonzero((_scores(state, options) > 1).any(axis=1)).tolist()]
 
 
-def _decided(state: State, rank: int, now: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+def _decided(state: DetectorState, rank: int, now: int, options: DetectorOptions) -> tuple[DetectorState, Verdicts]:
     """What the rank's tests say now: nothing, a verdict (new or revised), or the end of one."""
     tracks = state.tracks
     row = tracks.ranks.index(rank)
@@ -324,7 +316,9 @@ def _decided(state: State, rank: int, now: int, options: DetectorOptions) -> tup
     return _accused(state, rank, change, now, options)
 
 
-def _accused(state: State, rank: int, change: Change, now: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+def _accused(
+    state: DetectorState, rank: int, change: SpeedChange, now: int, options: DetectorOptions
+) -> tuple[DetectorState, Verdicts]:
     assert state.company is not None
     known = rank in state.open
     number = state.open.get(rank, state.next_verdict)
@@ -349,7 +343,7 @@ def _accused(state: State, rank: int, change: Change, now: int, options: Detecto
     ), (verdict,)
 
 
-def _learned(state: State, own: Floats, options: DetectorOptions) -> State:
+def _learned(state: DetectorState, own: Floats, options: DetectorOptions) -> DetectorState:
     tracks = state.tracks
     assert state.company is not None
     suspects = {*state.open, *suspected(state.stages, state.company)}
@@ -359,7 +353,7 @@ def _learned(state: State, own: Floats, options: DetectorOptions) -> State:
     return msgspec.structs.replace(state, tracks=tracks.grown(baseline, ~np.isnan(own), options.own_past))
 
 
-def _watched_stages(state: State, own: Floats, now: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+def _watched_stages(state: DetectorState, own: Floats, now: int, options: DetectorOptions) -> tuple[DetectorState, Verdicts]:
     """Stages that became dearer on all of their ranks, or cost what they did again."""
     assert state.company is not None
     tracks, company, stages = state.tracks, state.company, state.stages
@@ -376,7 +370,9 @@ def _watched_stages(state: State, own: Floats, now: int, options: DetectorOption
     return msgspec.structs.replace(state, stages=stages, next_verdict=number), (*over, *found)
 
 
-def _watched_links(state: State, committed: Committed, options: DetectorOptions) -> tuple[State, Verdicts]:
+def _watched_links(
+    state: DetectorState, committed: CommittedIteration, options: DetectorOptions
+) -> tuple[DetectorState, Verdicts]:
     """Links that turned slow or are healthy again."""
     if not options.links or not committed.transfers:
         return state, ()
@@ -393,7 +389,7 @@ def _watched_links(state: State, committed: Committed, options: DetectorOptions)
     return msgspec.structs.replace(state, links=tracks, open_links=opened, next_verdict=number), tuple(verdicts)
 
 
-def _ratios(state: State, load: Loads, options: DetectorOptions) -> tuple[RankRatio, ...]:
+def _ratios(state: DetectorState, load: Residuals, options: DetectorOptions) -> tuple[RankRatio, ...]:
     """`score` is the highest sum of the rank's tests over the threshold: above 1.0 it decides."""
     tracks = state.tracks
     rows = [tracks.ranks.index(rank) for rank in load.ranks] if load.ranks != tracks.ranks else slice(None)

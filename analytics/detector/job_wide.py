@@ -17,7 +17,7 @@ from math import exp, log
 import msgspec
 import numpy as np
 
-from unskew.analytics.detector.cusum import Limits, Sums, threshold
+from unskew.analytics.detector.cusum import CusumLimits, CusumSums, threshold
 from unskew.analytics.detector.verdicts import confidence_of
 from unskew.collector.events import Verdict, VerdictClosed
 
@@ -42,13 +42,13 @@ class JobWideOptions(msgspec.Struct, frozen=True, kw_only=True):
     window: int = 100
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
     """`past`: the last quiet values of x, less what was believed, oldest first; `recent`: (iteration, x) since then."""
 
     iteration: int = -1
     past: tuple[float, ...] = ()
     recent: tuple[tuple[int, float], ...] = ()
-    sums: Sums = Sums.fresh((), -1)
+    sums: CusumSums = CusumSums.fresh((), -1)
     level: float = 0.0
     open: int | None = None
     next_verdict: int = 1
@@ -59,7 +59,7 @@ class JobWide:
 
     def __init__(self, options: JobWideOptions | None = None) -> None:
         self.options = options or JobWideOptions()
-        self.state = State()
+        self.state = JobWideState()
 
     def observe(self, iteration: int, measured_us: float, predicted_us: float | None = None) -> Verdicts:
         """Judge the next iteration's time. Raises `ValueError` when it is not later than the last."""
@@ -74,8 +74,8 @@ def judge(times: Iterable[tuple[int, float]], options: JobWideOptions | None = N
 
 
 def step(
-    state: State, iteration: int, measured_us: float, options: JobWideOptions, *, predicted_us: float | None = None
-) -> tuple[State, Verdicts]:
+    state: JobWideState, iteration: int, measured_us: float, options: JobWideOptions, *, predicted_us: float | None = None
+) -> tuple[JobWideState, Verdicts]:
     """One iteration further."""
     if iteration <= state.iteration:
         raise ValueError(f"iteration {iteration} after iteration {state.iteration}: iterations are judged once, in order")
@@ -83,7 +83,7 @@ def step(
         return msgspec.structs.replace(state, iteration=iteration), ()
     x = log(measured_us / (predicted_us or 1.0))
     if len(state.past) < options.least_past:
-        sums = Sums.fresh((), iteration)
+        sums = CusumSums.fresh((), iteration)
         return msgspec.structs.replace(state, iteration=iteration, past=(*state.past, x), sums=sums), ()
     past = np.array(state.past)
     reference = float(np.median(past))
@@ -107,22 +107,22 @@ def step(
     return _changed(state, rows, sigma, limits, options)
 
 
-def limits_of(sigma: float, options: JobWideOptions) -> Limits:
+def limits_of(sigma: float, options: JobWideOptions) -> CusumLimits:
     """The test's constants at this noise."""
     slack = max(options.slack * log(options.least_slowdown), options.slack_sigmas * sigma)
     limit = threshold(sigma, slack, options.iterations_per_day / options.false_alarms_per_day)
-    return Limits(np.asarray(slack), np.asarray(limit), options.least_iterations)
+    return CusumLimits(np.asarray(slack), np.asarray(limit), options.least_iterations)
 
 
 def _changed(
-    state: State, rows: list[tuple[int, float]], sigma: float, limits: Limits, options: JobWideOptions
-) -> tuple[State, Verdicts]:
+    state: JobWideState, rows: list[tuple[int, float]], sigma: float, limits: CusumLimits, options: JobWideOptions
+) -> tuple[JobWideState, Verdicts]:
     """The test has fired: what is believed now. A faster job than ever, or a change too small to name, is the new habit."""
     level = float(np.median([x for _, x in rows]) - np.median(state.past))
     slow = level >= log(options.least_slowdown)
     past = state.past if slow or state.open is not None else tuple(x for _, x in rows)
     after = msgspec.structs.replace(
-        state, sums=Sums.fresh((), state.iteration), recent=(), level=level if slow else 0.0, past=past
+        state, sums=CusumSums.fresh((), state.iteration), recent=(), level=level if slow else 0.0, past=past
     )
     since = rows[0][0]
     if slow:

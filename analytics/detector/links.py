@@ -20,15 +20,9 @@ from statistics import median
 
 import msgspec
 
+from unskew.analytics.core.iteration import Transfer
+
 Link = tuple[int, int]
-
-
-class Transfer(msgspec.Struct, frozen=True, gc=False):
-    """One message: `us` from the moment both sides had posted to its end."""
-
-    sender: int
-    receiver: int
-    us: float
 
 
 class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +38,7 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     window: int = 50
 
 
-class Track(msgspec.Struct, frozen=True):
+class LinkTrack(msgspec.Struct, frozen=True):
     """What is remembered of a link: its first times, then its usual one; the sum; the excesses since the sum's last zero;
     `level`: the excess believed while it is slow, 0 while it is healthy.
     """
@@ -61,7 +55,7 @@ class Track(msgspec.Struct, frozen=True):
         return self.level > 0.0
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class LinkChange(msgspec.Struct, frozen=True, kw_only=True):
     """A link turned slow (`slow`) or is healthy again; `ratio`: its time over its usual one, median of `n` iterations;
     `lost_share`: the time that its messages take longer, as a share of the iteration.
     """
@@ -74,12 +68,12 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     lost_share: float
 
 
-Tracks = dict[Link, Track]
+Tracks = dict[Link, LinkTrack]
 
 
 def watch(
     tracks: Tracks, iteration: int, iteration_us: float, transfers: Iterable[Transfer], options: LinkOptions | None = None
-) -> tuple[Tracks, tuple[Change, ...]]:
+) -> tuple[Tracks, tuple[LinkChange, ...]]:
     """One committed iteration further; `tracks` is not changed."""
     options = options or LinkOptions()
     seen: dict[Link, list[Transfer]] = {}
@@ -89,7 +83,7 @@ def watch(
     times = {link: max(median(one.us for one in of_link), 1.0) for link, of_link in seen.items()}
     logs = {}
     for link, us in times.items():
-        track = after.get(link, Track())
+        track = after.get(link, LinkTrack())
         if track.usual_us is None:
             first = (*track.first_us, us)
             usual_us = median(first) if len(first) >= options.learn else None
@@ -107,8 +101,8 @@ def watch(
 
 
 def _advance(
-    track: Track, iteration: int, excess: float, options: LinkOptions, *, link: Link, share: float
-) -> tuple[Track, Change | None]:
+    track: LinkTrack, iteration: int, excess: float, options: LinkOptions, *, link: Link, share: float
+) -> tuple[LinkTrack, LinkChange | None]:
     """The sum grows with what contradicts the present belief: lateness on a healthy link, punctuality on a slow one.
 
     `share`: what the link's messages usually take, as a share of the iteration.
@@ -126,7 +120,7 @@ def _advance(
         turned = level >= log(options.least_slowdown) and lost_share >= options.least_share
     if total < options.threshold or not turned:
         return msgspec.structs.replace(track, sum=total, excesses=recent), None
-    change = Change(
+    change = LinkChange(
         link=link, slow=not track.slow, since=track.since + 1, ratio=exp(level), n=len(recent), lost_share=max(lost_share, 0.0)
     )
     level = 0.0 if track.slow else level

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unskew.analytics.core.cost import CostModel, Costs
+from unskew.analytics.core.iteration import Chunk
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.predictor.fit import Chunk
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -28,7 +28,7 @@ Flags = NDArray[np.bool_]
 ALL = "all"  # every kind of work together, weighted by predicted time
 
 
-class Loads(msgspec.Struct, frozen=True):
+class Residuals(msgspec.Struct, frozen=True):
     """One iteration of all ranks seen: `residual` [rank, kind] (the last kind is `ALL`), and the sums behind it (us) [rank]."""
 
     ranks: tuple[int, ...]
@@ -38,7 +38,7 @@ class Loads(msgspec.Struct, frozen=True):
     predicted_us: Floats
 
 
-class Chunks(msgspec.Struct, frozen=True):
+class ChunkColumns(msgspec.Struct, frozen=True):
     """Chunks as columns, each (n,): `kind` is an index into `kinds`; `tp` how many ranks executed it together."""
 
     kinds: tuple[str, ...]
@@ -52,11 +52,11 @@ class Chunks(msgspec.Struct, frozen=True):
     us: Floats
 
 
-def columns(chunks: Sequence[Chunk]) -> Chunks:
+def columns(chunks: Sequence[Chunk]) -> ChunkColumns:
     kinds = tuple(sorted({chunk.kind for chunk in chunks}))
     number = {kind: i for i, kind in enumerate(kinds)}
     works = [chunk.work for chunk in chunks]
-    return Chunks(
+    return ChunkColumns(
         kinds,
         np.array([chunk.rank for chunk in chunks], dtype=np.int64),
         np.array([number[chunk.kind] for chunk in chunks], dtype=np.int64),
@@ -69,7 +69,7 @@ def columns(chunks: Sequence[Chunk]) -> Chunks:
     )
 
 
-def predicted_us(chunks: Chunks, cost: CostModel) -> Floats:
+def predicted_us(chunks: ChunkColumns, cost: CostModel) -> Floats:
     """(n,): what each chunk takes on a healthy device; nan for a kind that the model does not know."""
     if not len(chunks.rank):
         return np.zeros(0)
@@ -89,7 +89,7 @@ def predicted_us(chunks: Chunks, cost: CostModel) -> Floats:
     return np.asarray(chunks.n_layers * per_layer + chunks.head * terms[:, 3] * chunks.tokens)
 
 
-def loads(chunks: Chunks, cost: CostModel) -> Loads:
+def loads(chunks: ChunkColumns, cost: CostModel) -> Residuals:
     """Per rank and kind the median residual; chunks without a positive time or a prediction are not judged.
 
     The chunks are put in order first, so that the order in which they came is nothing, to the last digit.
@@ -117,10 +117,10 @@ def loads(chunks: Chunks, cost: CostModel) -> Loads:
     by_kind, weight, total = by_kind[seen], weight[seen], total[seen]
     together = np.nansum(by_kind * weight, axis=1) / total
     spent = np.bincount(cell // n_kinds, weights=measured, minlength=len(ranks))[seen]
-    return Loads(tuple(ranks[seen].tolist()), (*chunks.kinds, ALL), np.column_stack([by_kind, together]), spent, total)
+    return Residuals(tuple(ranks[seen].tolist()), (*chunks.kinds, ALL), np.column_stack([by_kind, together]), spent, total)
 
 
-class Groups(msgspec.Struct, frozen=True):
+class PeerSets(msgspec.Struct, frozen=True):
     """Sets of rows: `members` [set, size] (-1 = none); `of` [row]: the set that a row is compared with, itself in it (-1 =
     none)."""
 
@@ -128,7 +128,7 @@ class Groups(msgspec.Struct, frozen=True):
     of: Ints
 
 
-class Company(msgspec.Struct, frozen=True):
+class PeerGroups(msgspec.Struct, frozen=True):
     """Whom each rank is compared with under the plan of this digest; `ranks` are the rows of the arrays, `layers` what
     each holds."""
 
@@ -138,11 +138,11 @@ class Company(msgspec.Struct, frozen=True):
     stage_of: dict[int, int]
     peers: dict[int, tuple[int, ...]]
     mates: dict[int, tuple[int, ...]]
-    peer_groups: Groups
-    mate_groups: Groups
+    peer_groups: PeerSets
+    mate_groups: PeerSets
 
 
-def company_of(plan: Plan, ranks: tuple[int, ...]) -> Company:
+def company_of(plan: Plan, ranks: tuple[int, ...]) -> PeerGroups:
     """Peers and mates of every rank of the plan; `ranks` are the rows of the detector's arrays."""
     layers = {role.rank: role.layers for role in plan.roles}
     stage_of = {role.rank: role.stage for role in plan.roles}
@@ -159,10 +159,12 @@ def company_of(plan: Plan, ranks: tuple[int, ...]) -> Company:
             mates[rank].update(path)
     by_peers = {rank: tuple(sorted(peers[rank] - {rank})) for rank in plan.ranks}
     by_mates = {rank: tuple(sorted(mates[rank] - peers[rank] - {rank})) for rank in plan.ranks}
-    return Company(plan.digest, ranks, layers, stage_of, by_peers, by_mates, _groups(by_peers, ranks), _groups(by_mates, ranks))
+    return PeerGroups(
+        plan.digest, ranks, layers, stage_of, by_peers, by_mates, _groups(by_peers, ranks), _groups(by_mates, ranks)
+    )
 
 
-def _groups(others: Mapping[int, tuple[int, ...]], ranks: tuple[int, ...]) -> Groups:
+def _groups(others: Mapping[int, tuple[int, ...]], ranks: tuple[int, ...]) -> PeerSets:
     """Ranks that share one set with themselves in it (replicas, roles) share one row of `members`."""
     row_of = {rank: row for row, rank in enumerate(ranks)}
     sets: dict[tuple[int, ...], int] = {}
@@ -174,10 +176,10 @@ def _groups(others: Mapping[int, tuple[int, ...]], ranks: tuple[int, ...]) -> Gr
     members = np.full((len(sets), max(map(len, sets), default=0)), -1, dtype=np.int64)
     for rows, number in sets.items():
         members[number, : len(rows)] = rows
-    return Groups(members, of)
+    return PeerSets(members, of)
 
 
-def median_of_others(values: Floats, groups: Groups) -> tuple[Floats, Ints]:
+def median_of_others(values: Floats, groups: PeerSets) -> tuple[Floats, Ints]:
     """[row, kind]: the median over a row's group without the row itself, nan where there is nobody else; and how many they are.
 
     One sort per group; leaving one value out of a sorted list moves its middle by at most one place.
@@ -213,7 +215,7 @@ def median_of_others(values: Floats, groups: Groups) -> tuple[Floats, Ints]:
     return np.where(others > 0, middle, np.nan), others
 
 
-def agreement(values: Floats, groups: Groups) -> Floats:
+def agreement(values: Floats, groups: PeerSets) -> Floats:
     """[row, kind]: what a row's group agrees on: the median of three or more, of two the one nearer to zero, nan for one."""
     if groups.members.size == 0:
         return np.full(values.shape, np.nan)

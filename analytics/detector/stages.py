@@ -13,9 +13,9 @@ from math import exp
 import msgspec
 import numpy as np
 
-from unskew.analytics.detector.cusum import Limits, Sums
+from unskew.analytics.detector.cusum import CusumLimits, CusumSums
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.detector.residuals import Company, Floats
+from unskew.analytics.detector.residuals import Floats, PeerGroups
 from unskew.analytics.detector.verdicts import confidence_of
 from unskew.collector.events import Party, Verdict, VerdictClosed
 
@@ -26,25 +26,25 @@ class Stages(msgspec.Struct, frozen=True):
     """What is remembered of the groups of the plan of this digest: arrays [group]; `recent`: (iteration, excess)."""
 
     digest: str
-    sums: Sums
+    sums: CusumSums
     level: Floats
     recent: tuple[tuple[int, Floats], ...]
     open: dict[int, int]
 
     @staticmethod
-    def fresh(company: Company, iteration: int) -> Stages:
+    def fresh(company: PeerGroups, iteration: int) -> Stages:
         n = len(company.peer_groups.members)
-        return Stages(company.digest, Sums.fresh((n,), iteration), np.zeros(n), (), {})
+        return Stages(company.digest, CusumSums.fresh((n,), iteration), np.zeros(n), (), {})
 
 
 def watch(
-    stages: Stages, company: Company, own: Floats, *, now: int, sigma: float, number: int, options: DetectorOptions
+    stages: Stages, company: PeerGroups, own: Floats, *, now: int, sigma: float, number: int, options: DetectorOptions
 ) -> tuple[Stages, tuple[Verdict | VerdictClosed, ...]]:
     """One iteration further. `own` [rank]: over all kinds of work, nan = not seen or its past not known; `sigma` its noise;
     `number`: of the next verdict."""
     excess = _excess(company, own)
     slack, threshold = options.slack_of(sigma), options.threshold_of(sigma, 1)
-    limits = Limits(np.asarray(slack), np.asarray(threshold), options.least_iterations)
+    limits = CusumLimits(np.asarray(slack), np.asarray(threshold), options.least_iterations)
     over = excess - stages.level
     sums = stages.sums.advance(now, over, over, limits)
     recent = (*stages.recent[1 - options.window :], (now, excess))
@@ -87,11 +87,11 @@ def watch(
             reason = f"the stage takes as long as predicted since iteration {rows[0][0]}"
             closed = VerdictClosed(verdict=opened.pop(group), until_iteration=rows[0][0], at_iteration=now, reason=reason)
             verdicts.append(closed)
-    sums = Sums(up, sums.up_zero, down, sums.down_zero)
+    sums = CusumSums(up, sums.up_zero, down, sums.down_zero)
     return Stages(stages.digest, sums, level, recent, opened), tuple(verdicts)
 
 
-def suspected(stages: Stages | None, company: Company) -> set[int]:
+def suspected(stages: Stages | None, company: PeerGroups) -> set[int]:
     """Ranks of stages that are dearer, or may be: what they show now is no habit."""
     if stages is None or stages.digest != company.digest:
         return set()
@@ -107,7 +107,7 @@ def ended(stages: Stages, now: int) -> tuple[VerdictClosed, ...]:
     )
 
 
-def _excess(company: Company, own: Floats) -> Floats:
+def _excess(company: PeerGroups, own: Floats) -> Floats:
     """[group], nan for a group of fewer than three ranks that speak, or without another group beside it."""
     members = company.peer_groups.members
     inside = np.where(members >= 0, own[members], np.nan)

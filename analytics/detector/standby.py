@@ -19,10 +19,10 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from unskew.analytics.detector.detector import State, Verdicts
+from unskew.analytics.detector.detector import DetectorState, Verdicts
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import ALL
-from unskew.analytics.detector.suspicion import Change, Excess
+from unskew.analytics.detector.suspicion import Excess, SpeedChange
 from unskew.analytics.detector.verdicts import slow_verdict
 from unskew.collector.events import VerdictClosed
 
@@ -30,14 +30,14 @@ AGREE = 2
 _MOST_DOUBLINGS = 5
 
 
-class Reading(msgspec.Struct, frozen=True):
+class StandbyReading(msgspec.Struct, frozen=True):
     """One measurement of a rank on standby: the iteration that the others were in, and its time over the healthy one."""
 
     iteration: int
     slowdown: float
 
 
-def concluded(readings: Sequence[Reading], believed: float, episodes: int, least: float) -> tuple[Reading, ...]:
+def concluded(readings: Sequence[StandbyReading], believed: float, episodes: int, least: float) -> tuple[StandbyReading, ...]:
     """The last readings that agree on another slowdown than the `believed` one; () while they do not.
 
     `episodes`: how often the rank has been slow; `least`: the slowdown from which a device is called slow.
@@ -61,8 +61,8 @@ def concluded(readings: Sequence[Reading], believed: float, episodes: int, least
 
 
 def believe(
-    state: State, rank: int, readings: Sequence[Reading], iteration: int, options: DetectorOptions
-) -> tuple[State, Verdicts]:
+    state: DetectorState, rank: int, readings: Sequence[StandbyReading], iteration: int, options: DetectorOptions
+) -> tuple[DetectorState, Verdicts]:
     """What the detector believes of `rank` after these readings, with the verdict that says so: revised, closed, or new.
 
     As before and no verdict while the readings conclude nothing. `iteration`: the last one judged.
@@ -74,11 +74,11 @@ def believe(
     slowdown = median(reading.slowdown for reading in agreed)
     if slowdown < options.least_slowdown:
         return _healthy(state, rank, agreed[0].iteration, iteration)
-    change = _change(state, rank, Reading(agreed[0].iteration, slowdown), options)
+    change = _change(state, rank, StandbyReading(agreed[0].iteration, slowdown), options)
     return _slow(state, rank, change, iteration, options)
 
 
-def _healthy(state: State, rank: int, since: int, iteration: int) -> tuple[State, Verdicts]:
+def _healthy(state: DetectorState, rank: int, since: int, iteration: int) -> tuple[DetectorState, Verdicts]:
     tracks = state.tracks
     reason = f"rank {rank}, measured on standby, is back at its healthy speed since iteration {since}"
     closed = [
@@ -94,11 +94,11 @@ def _healthy(state: State, rank: int, since: int, iteration: int) -> tuple[State
     ), tuple(closed)
 
 
-def _change(state: State, rank: int, found: Reading, options: DetectorOptions) -> Change:
+def _change(state: DetectorState, rank: int, found: StandbyReading, options: DetectorOptions) -> SpeedChange:
     """All kinds of its work are as slow as its product: nothing tells them apart."""
     level = log(found.slowdown)
     kinds = (*state.tracks.kinds_of(rank), ALL)
-    return Change(
+    return SpeedChange(
         since=found.iteration,
         iterations=AGREE,
         test="probe",
@@ -109,7 +109,9 @@ def _change(state: State, rank: int, found: Reading, options: DetectorOptions) -
     )
 
 
-def _slow(state: State, rank: int, change: Change, iteration: int, options: DetectorOptions) -> tuple[State, Verdicts]:
+def _slow(
+    state: DetectorState, rank: int, change: SpeedChange, iteration: int, options: DetectorOptions
+) -> tuple[DetectorState, Verdicts]:
     tracks = state.tracks
     number = state.open.get(rank, state.next_verdict)
     episodes = state.episodes.get(rank, 0) + (rank not in state.open)

@@ -31,7 +31,7 @@ class Excess(msgspec.Struct, frozen=True, gc=False):
         return [value for value in (self.own, self.peers, self.mates) if value is not None]
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class SpeedChange(msgspec.Struct, frozen=True, kw_only=True):
     """A test has fired. `levels` (kind -> -log speed, `ALL` included) is empty when the rank is as healthy as the rest.
 
     `test`, `cusum`, `threshold`: the kind whose sum is highest over its threshold; `excess`: typical excess per kind over
@@ -49,7 +49,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     creep: dict[str, float] = {}
 
 
-def decide(tracks: Tracks, row: int, thresholds: Floats, *, accused: bool, options: DetectorOptions) -> Change | None:
+def decide(tracks: Tracks, row: int, thresholds: Floats, *, accused: bool, options: DetectorOptions) -> SpeedChange | None:
     """What the tests of the rank at `row` say; None when nothing has changed or too few iterations speak.
 
     The level of a kind is the least of its typical excesses when it rose, the most when it fell. A kind is slow from
@@ -78,7 +78,7 @@ def decide(tracks: Tracks, row: int, thresholds: Floats, *, accused: bool, optio
     if not slow.keys() - {ALL}:
         slow = {}
     sums = tracks.sums.up if rising else tracks.sums.down
-    return Change(
+    return SpeedChange(
         since=rows[0].iteration,
         iterations=len(rows),
         test=tracks.kinds[column],

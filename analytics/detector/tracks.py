@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from unskew.analytics.detector.cusum import Limits, Sums
-from unskew.analytics.detector.residuals import ALL, Flags, Floats, Ints, Loads
+from unskew.analytics.detector.cusum import CusumLimits, CusumSums
+from unskew.analytics.detector.residuals import ALL, Flags, Floats, Ints, Residuals
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ExcessSample(msgspec.Struct, frozen=True):
     """The excess of one iteration over the healthy baseline, [reading, rank, kind]; nan = not judged. What is believed of the
     rank itself is not subtracted."""
 
@@ -31,18 +31,18 @@ class Tracks(msgspec.Struct, frozen=True):
 
     ranks: tuple[int, ...]
     kinds: tuple[str, ...]
-    sums: Sums
+    sums: CusumSums
     role: Floats
     baseline: Floats
     anchor: Floats
     level: Floats
     age: Ints
-    recent: tuple[Seen, ...]
+    recent: tuple[ExcessSample, ...]
 
     @staticmethod
     def none() -> Tracks:
         empty = np.zeros((0, 0))
-        return Tracks((), (), Sums.fresh((0, 0), 0), empty, empty, empty, empty, np.zeros((0, 0), np.int64), ())
+        return Tracks((), (), CusumSums.fresh((0, 0), 0), empty, empty, empty, empty, np.zeros((0, 0), np.int64), ())
 
     def kinds_of(self, rank: int) -> tuple[str, ...]:
         """Kinds of work (without `ALL`) that the rank has executed on its present layers."""
@@ -72,11 +72,11 @@ class Tracks(msgspec.Struct, frozen=True):
             new[to] = old[source]
             return new
 
-        sums = Sums(
+        sums = CusumSums(
             moved(self.sums.up, 0), moved(self.sums.up_zero, now), moved(self.sums.down, 0), moved(self.sums.down_zero, now)
         )
         recent = tuple(
-            Seen(seen.iteration, np.stack([moved(reading, np.nan) for reading in seen.excess])) for seen in self.recent
+            ExcessSample(seen.iteration, np.stack([moved(reading, np.nan) for reading in seen.excess])) for seen in self.recent
         )
         return Tracks(
             ranks,
@@ -90,7 +90,7 @@ class Tracks(msgspec.Struct, frozen=True):
             recent,
         )
 
-    def spread_out(self, load: Loads) -> Floats:
+    def spread_out(self, load: Residuals) -> Floats:
         """The residuals of a load at the places of these tracks, nan elsewhere."""
         if load.ranks == self.ranks and load.kinds == self.kinds:
             return load.residual
@@ -104,7 +104,7 @@ class Tracks(msgspec.Struct, frozen=True):
         """Tests begin anew where said; with `forget` (new layers) also what they saw and how long."""
         if not where.any():
             return self
-        sums = Sums(
+        sums = CusumSums(
             np.where(where, 0.0, self.sums.up),
             np.where(where, now, self.sums.up_zero),
             np.where(where, 0.0, self.sums.down),
@@ -112,16 +112,16 @@ class Tracks(msgspec.Struct, frozen=True):
         )
         if not forget:
             return msgspec.structs.replace(self, sums=sums)
-        recent = tuple(Seen(seen.iteration, np.where(where, np.nan, seen.excess)) for seen in self.recent)
+        recent = tuple(ExcessSample(seen.iteration, np.where(where, np.nan, seen.excess)) for seen in self.recent)
         return msgspec.structs.replace(self, sums=sums, recent=recent, age=np.where(where, 0, self.age))
 
-    def advanced(self, now: int, excess: Floats, judged: Flags, limits: Limits, window: int) -> Tracks:
+    def advanced(self, now: int, excess: Floats, judged: Flags, limits: CusumLimits, window: int) -> Tracks:
         excess = np.where(judged, excess, np.nan)
         least, most = np.fmin.reduce(excess), np.fmax.reduce(excess)
         return msgspec.structs.replace(
             self,
             sums=self.sums.advance(now, least - self.level, most - self.level, limits),
-            recent=(*self.recent[1 - window :], Seen(now, excess)),
+            recent=(*self.recent[1 - window :], ExcessSample(now, excess)),
         )
 
     def believing(self, row: int, levels: Floats, now: int, *, from_anchor: bool = False) -> Tracks:

@@ -11,7 +11,7 @@ from scipy.stats import t as student
 from unskew.analytics.detector import links
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import ALL
-from unskew.analytics.detector.suspicion import Change, Excess
+from unskew.analytics.detector.suspicion import Excess, SpeedChange
 from unskew.analytics.health.liveness import Suspect
 from unskew.collector.events import Cause, Party, Verdict, VerdictClosed
 
@@ -26,7 +26,7 @@ def devices(ranks: Iterable[int]) -> tuple[Party, ...]:
 def slow_verdict(
     number: int,
     rank: int,
-    change: Change,
+    change: SpeedChange,
     *,
     kinds: int,
     victims: Iterable[int],
@@ -75,7 +75,7 @@ def confidence_of(excess: float, sigma: float, n: int) -> float:
     return round(float(student.cdf(excess / error, max(n - 1, 1))), 3)
 
 
-def link_verdict(number: int, change: links.Change, at: int, config: str) -> Verdict:
+def link_verdict(number: int, change: links.LinkChange, at: int, config: str) -> Verdict:
     """A link is slow as `change` says; the receiver's waiting is its only trace, so both ends are its victims."""
     sender, receiver = change.link
     return Verdict(
@@ -95,13 +95,13 @@ def link_verdict(number: int, change: links.Change, at: int, config: str) -> Ver
     )
 
 
-def closed_link(number: int, change: links.Change, at: int) -> VerdictClosed:
+def closed_link(number: int, change: links.LinkChange, at: int) -> VerdictClosed:
     sender, receiver = change.link
     reason = f"messages from rank {sender} to rank {receiver} take as long as usual since iteration {change.since}"
     return VerdictClosed(verdict=number, until_iteration=change.since, at_iteration=at, reason=reason)
 
 
-def closed_verdict(number: int, rank: int, change: Change, at: int) -> VerdictClosed:
+def closed_verdict(number: int, rank: int, change: SpeedChange, at: int) -> VerdictClosed:
     reason = f"rank {rank} is back at its healthy speed since iteration {change.since}"
     return VerdictClosed(verdict=number, until_iteration=change.since, at_iteration=at, reason=reason)
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.iteration import Chunk, CommittedIteration
 from unskew.analytics.core.plan import uniform_plan
 from unskew.analytics.core.workload import Work
-from unskew.analytics.detector.detector import Committed, Detector
+from unskew.analytics.detector.detector import Detector
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import Floats
-from unskew.analytics.predictor.fit import Chunk
 from unskew.collector.events import Verdict, VerdictClosed
 
 KIND = "F"  # a worker's iteration is one chunk of one kind
@@ -37,7 +37,7 @@ def judge_workers(
     for row, number in enumerate(iterations if iterations is not None else range(n_rows)):
         relative = times[row] / own
         chunks = tuple(Chunk(w, KIND, 1, False, works[w], float(x)) for w, x in enumerate(relative) if x > 0)
-        committed = Committed(
+        committed = CommittedIteration(
             iteration=int(number),
             epoch=0,
             chunks=chunks,

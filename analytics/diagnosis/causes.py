@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from unskew.analytics.diagnosis.trace.lost import Lost
-from unskew.analytics.diagnosis.trace.section import Section
+from unskew.analytics.diagnosis.trace.lost import LostTime
+from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.collector.events import Cause, Party, Verdict
 
 LEAST_SHARE = 0.05
@@ -34,7 +34,7 @@ NEXT_STEP: dict[str, str] = {
 }
 
 
-def named(sections: Sequence[tuple[Section, Lost]], first_number: int, config: str) -> list[Verdict]:
+def named(sections: Sequence[tuple[TraceSection, LostTime]], first_number: int, config: str) -> list[Verdict]:
     """The verdicts on all sections together, the costliest cause first."""
     total = sum(float(lost.measured_us.sum()) for _, lost in sections)
     chosen = {
@@ -51,14 +51,14 @@ def named(sections: Sequence[tuple[Section, Lost]], first_number: int, config: s
     return found
 
 
-def _supported(cause: str, sections: Sequence[tuple[Section, Lost]]) -> bool:
+def _supported(cause: str, sections: Sequence[tuple[TraceSection, LostTime]]) -> bool:
     """Whether lengths, where they were inferred, are really what micro-batches differ in."""
     if cause != "long_sequences":
         return True
     return all(section.lengths_logged or (section.correlation or 0.0) >= LEAST_CORRELATION for section, _ in sections)
 
 
-def _verdict(cause: str, share: float, sections: Sequence[tuple[Section, Lost]], number: int, config: str) -> Verdict:
+def _verdict(cause: str, share: float, sections: Sequence[tuple[TraceSection, LostTime]], number: int, config: str) -> Verdict:
     iterations = [i for section, _ in sections for i in section.recording.iterations]
     shares = np.concatenate([lost.causes[cause] / lost.measured_us for _, lost in sections])
     evidence: dict[str, object] = {
@@ -105,7 +105,7 @@ def _verdict(cause: str, share: float, sections: Sequence[tuple[Section, Lost]],
     )
 
 
-def _spread(sections: Sequence[tuple[Section, Lost]]) -> Mapping[str, float]:
+def _spread(sections: Sequence[tuple[TraceSection, LostTime]]) -> Mapping[str, float]:
     """Kind of work -> coefficient of variation of what its chunks should take, within a stage, mean over stages."""
     found: dict[str, list[float]] = {}
     for section, _ in sections:
@@ -115,7 +115,7 @@ def _spread(sections: Sequence[tuple[Section, Lost]]) -> Mapping[str, float]:
     return {kind: float(np.mean(values)) for kind, values in found.items()}
 
 
-def _stage_means(sections: Sequence[tuple[Section, Lost]]) -> dict[int, float]:
+def _stage_means(sections: Sequence[tuple[TraceSection, LostTime]]) -> dict[int, float]:
     """Stage -> mean time of a micro-batch on it, all kinds of work together (us)."""
     found: dict[int, list[float]] = {}
     for section, _ in sections:
@@ -127,7 +127,7 @@ def _stage_means(sections: Sequence[tuple[Section, Lost]]) -> dict[int, float]:
     return {stage: float(np.mean(values)) for stage, values in sorted(found.items())}
 
 
-def _paused(cause: str, sections: Sequence[tuple[Section, Lost]]) -> dict[int, float]:
+def _paused(cause: str, sections: Sequence[tuple[TraceSection, LostTime]]) -> dict[int, float]:
     """Rank -> how long it paused for that cause (us); ranks that did not are left out."""
     found: dict[int, float] = {}
     for section, _ in sections:

@@ -25,12 +25,12 @@ from unskew.analytics.detector.job_wide import JobWideOptions, judge
 from unskew.analytics.detector.verdicts import devices
 from unskew.analytics.diagnosis.causes import NEXT_STEP, named
 from unskew.analytics.diagnosis.failslow import follow_replicas, follow_run, follow_section, settled, thresholds
-from unskew.analytics.diagnosis.flight_recorder import Standstill, explain
+from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.graph import GraphError
-from unskew.analytics.diagnosis.trace.lost import ORDER, Lost, time_lost
+from unskew.analytics.diagnosis.trace.lost import ORDER, LostTime, time_lost
 from unskew.analytics.diagnosis.trace.ndtimeline import read_operations
-from unskew.analytics.diagnosis.trace.section import Section, without_lengths
+from unskew.analytics.diagnosis.trace.section import TraceSection, without_lengths
 from unskew.analytics.diagnosis.trace.spans import COLLECTIVES, read_spans
 from unskew.analytics.diagnosis.waiting import follow_waits, read_waits
 from unskew.collector.events import Verdict
@@ -100,7 +100,7 @@ def diagnose(log: RunLog) -> Diagnosis:
     )
 
 
-def sections_of(log: RunLog) -> tuple[list[Section], tuple[Verdict, ...], list[str]]:
+def sections_of(log: RunLog) -> tuple[list[TraceSection], tuple[Verdict, ...], list[str]]:
     """The stretches of a run that has chunks, the Detector's verdicts on them, and what could not be used, a sentence each."""
     if log.operations is not None:
         try:
@@ -125,14 +125,16 @@ def sections_of(log: RunLog) -> tuple[list[Section], tuple[Verdict, ...], list[s
         if followed.cost is None:
             problems.append(f"time lost under plan {epoch}: too few complete iterations to learn what chunks should take")
             continue
-        bare = Section(recorded.recording, np.full_like(recorded.recording.wall_us, np.nan), lengths_logged=True, epoch=epoch)
+        bare = TraceSection(
+            recorded.recording, np.full_like(recorded.recording.wall_us, np.nan), lengths_logged=True, epoch=epoch
+        )
         expected = _expected(log, bare, recorded.layers, plan.n_layers, followed.cost)
         sections.append(msgspec.structs.replace(bare, expected_us=expected, pauses_us=recorded.pauses_us))
     return sections, followed.verdicts, problems
 
 
 def _expected(
-    log: RunLog, section: Section, layers: Sequence[tuple[int, int] | None], n_layers: int, cost: CostModel
+    log: RunLog, section: TraceSection, layers: Sequence[tuple[int, int] | None], n_layers: int, cost: CostModel
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """What each chunk should take by its lengths."""
     works = {released.committed.iteration: released.committed.works for released in log.released}
@@ -164,7 +166,7 @@ def _waited(log: RunLog) -> tuple[tuple[Verdict, ...], list[str]]:
     return tuple(said), problems
 
 
-def _hung(standstill: Standstill) -> tuple[Verdict, ...]:
+def _hung(standstill: HangDiagnosis) -> tuple[Verdict, ...]:
     """Who holds up a job that stands still; a dump knows no iterations."""
     if not standstill.culprits:
         return ()
@@ -183,7 +185,7 @@ def _hung(standstill: Standstill) -> tuple[Verdict, ...]:
     )
 
 
-def _device_seconds(log: RunLog, measured: Sequence[tuple[Section, Lost]]) -> dict[str, float]:
+def _device_seconds(log: RunLog, measured: Sequence[tuple[TraceSection, LostTime]]) -> dict[str, float]:
     """cause -> device-seconds over all sections, and what the groups of the dead cost until the survivors went on."""
     found = dict.fromkeys(("dead", "hung", *ORDER, "unexplained"), 0.0)
     for section, lost in measured:

@@ -8,31 +8,31 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.iteration import Chunk, CommittedIteration
 from unskew.analytics.core.plan import Hop, Plan, Role, Route
 from unskew.analytics.core.workload import Work
-from unskew.analytics.detector.detector import Committed, Detector, Verdicts
+from unskew.analytics.detector.detector import Detector, Verdicts
 from unskew.analytics.detector.options import EMULATED, SHARED_MACHINE, DetectorOptions
 from unskew.analytics.detector.verdicts import devices
 from unskew.analytics.detector.workers import judge_workers
 from unskew.analytics.diagnosis.runlog import RunLog
-from unskew.analytics.diagnosis.trace.section import KIND, Section
-from unskew.analytics.health.gpu_evidence import Known, remembered, with_gpu
+from unskew.analytics.diagnosis.trace.section import KIND, TraceSection
+from unskew.analytics.health.gpu_evidence import GpuHistory, remembered, with_gpu
 from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.predictor.fit import Chunk
-from unskew.analytics.predictor.retraining import Retraining, Seen, speeds_then, suspicion, turned
+from unskew.analytics.predictor.retraining import IterationSample, Retraining, speeds_then, suspicion, turned
 from unskew.collector.events import DeviceLost, Verdict, VerdictClosed
 
 AS_EXPECTED = CostModel(chunks={kind: ChunkCost(layer_us=0.0, token_us=1.0, token2_us=0.0) for kind in "FBW"})
 """For chunks whose work is told as the microseconds that it should take."""
 
 
-class Followed(msgspec.Struct, frozen=True):
+class FailSlowResult(msgspec.Struct, frozen=True):
     """Verdicts as they stand at the end, the last predictor (None when none could be fitted), and the complete iterations with
     what was believed of the devices in each."""
 
     verdicts: tuple[Verdict, ...]
     cost: CostModel | None
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[IterationSample, ...] = ()
 
 
 def thresholds(log: RunLog) -> DetectorOptions:
@@ -42,13 +42,13 @@ def thresholds(log: RunLog) -> DetectorOptions:
     return SHARED_MACHINE if log.on_cores else DetectorOptions()
 
 
-def follow_run(log: RunLog) -> Followed:
+def follow_run(log: RunLog) -> FailSlowResult:
     """One of our own runs again, iteration by iteration: predictors learned on the way, losses where the run saw them."""
     detector, retraining = Detector(thresholds(log)), Retraining(classes=log.classes)
     said: list[Verdict | VerdictClosed] = []
     opened: dict[int, Verdict] = {}
-    seen: list[Seen] = []
-    gpus: dict[int, Known] = {}
+    seen: list[IterationSample] = []
+    gpus: dict[int, GpuHistory] = {}
     losses = sorted(log.lost, key=lambda lost: lost.watermark or 0)
     epoch = 0
     for released in log.released:
@@ -68,14 +68,14 @@ def follow_run(log: RunLog) -> Followed:
             doubt, found = suspicion(judgement.judged), judgement.verdicts
             said += (with_gpu(one, gpus) if isinstance(one, Verdict) else one for one in found)
         opened |= {one.verdict: one for one in found if isinstance(one, Verdict)}
-        seen.append(Seen(released, plan, speeds, suspicion=doubt))
+        seen.append(IterationSample(released, plan, speeds, suspicion=doubt))
         retraining.observe(seen[-1])
         for rank, since in turned(found, opened).items():
             retraining.believed(rank, since, detector.speeds.get(rank, {}))
     last = log.released[-1].committed.iteration if log.released else 0
     for lost in losses:
         said += _lost(detector, log, lost, last)
-    return Followed(settled(said), retraining.fitted.model if retraining.fitted else None, tuple(seen))
+    return FailSlowResult(settled(said), retraining.fitted.model if retraining.fitted else None, tuple(seen))
 
 
 def _lost(detector: Detector, log: RunLog, lost: DeviceLost, iteration: int) -> Verdicts:
@@ -86,7 +86,7 @@ def _lost(detector: Detector, log: RunLog, lost: DeviceLost, iteration: int) -> 
     return detector.lost(suspect, iteration if lost.iteration is None else lost.iteration)
 
 
-def follow_section(section: Section, options: DetectorOptions) -> tuple[Verdict, ...]:
+def follow_section(section: TraceSection, options: DetectorOptions) -> tuple[Verdict, ...]:
     """A recording whose workload was inferred: every chunk against what its peers let expect."""
     recording, detector = section.recording, Detector(options)
     operations = recording.graph.operations
@@ -106,7 +106,7 @@ def follow_section(section: Section, options: DetectorOptions) -> tuple[Verdict,
             )
             for i in chunks
         )
-        committed = Committed(
+        committed = CommittedIteration(
             iteration=iteration, epoch=0, chunks=done, works=tuple(Work(1, 0) for _ in range(len(plan.routes))),
             measured_us=float(recording.iteration_us[column]), log_complete=bool(np.isfinite(recording.iteration_us[column])),
         )  # fmt: skip
@@ -114,7 +114,7 @@ def follow_section(section: Section, options: DetectorOptions) -> tuple[Verdict,
     return settled(said)
 
 
-def follow_replicas(section: Section, options: DetectorOptions) -> tuple[Section, tuple[Verdict, ...]]:
+def follow_replicas(section: TraceSection, options: DetectorOptions) -> tuple[TraceSection, tuple[Verdict, ...]]:
     """A recording of one stage without lengths: a rank's forward and backward explain each other, so each rank's whole time is
     compared with the other ranks' and with its own past (workers.py). In the section returned a rank that was named is expected
     to take what it would take at its healthy speed."""
@@ -141,7 +141,7 @@ def follow_replicas(section: Section, options: DetectorOptions) -> tuple[Section
     return msgspec.structs.replace(section, expected_us=expected), tuple(found)
 
 
-def _plan(section: Section) -> Plan:
+def _plan(section: TraceSection) -> Plan:
     """Who does what in a recording: a layer a stage, so that peers are the ranks of a stage, mates those of a replica."""
     operations = section.recording.graph.operations
     place = {(o.replica, o.stage): o.rank for o in operations}

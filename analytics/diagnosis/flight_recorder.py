@@ -23,7 +23,7 @@ from unskew.collector.events import CollectiveRecorded, GroupRecorded
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 
-class Wait(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveWait(msgspec.Struct, frozen=True, kw_only=True):
     """`rank` has launched `op`, number `group_seq` of `group`; `missing` members have not. Nobody missing = it does not end."""
 
     rank: int
@@ -34,17 +34,17 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[int, ...]
 
 
-class Standstill(msgspec.Struct, frozen=True, kw_only=True):
+class HangDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds everybody up. `why` has a sentence per culprit; `abstained` says why nobody is named."""
 
     culprits: tuple[int, ...]
     victims: tuple[int, ...]
     why: dict[int, str]
-    waits: tuple[Wait, ...]
+    waits: tuple[CollectiveWait, ...]
     abstained: str = ""
 
 
-def explain(entries: Iterable[CollectiveRecorded], groups: Iterable[GroupRecorded]) -> Standstill:
+def explain(entries: Iterable[CollectiveRecorded], groups: Iterable[GroupRecorded]) -> HangDiagnosis:
     """The standstill that the dumps show; ranks without a dump are those that only others' groups know."""
     group_events = list(groups)
     pending: dict[int, list[CollectiveRecorded]] = defaultdict(list)
@@ -69,7 +69,7 @@ def explain(entries: Iterable[CollectiveRecorded], groups: Iterable[GroupRecorde
         )
 
     waits = tuple(
-        Wait(
+        CollectiveWait(
             rank=rank, op=oldest.op, group=oldest.group, description=oldest.group_description,
             group_seq=_number(oldest), missing=missing(oldest),
         )
@@ -120,10 +120,10 @@ def _other_side(
     return () if met else (members[peer],)
 
 
-def _judge(waits: tuple[Wait, ...], dumped: set[int]) -> Standstill:
+def _judge(waits: tuple[CollectiveWait, ...], dumped: set[int]) -> HangDiagnosis:
     waits_for = {wait.rank: set(wait.missing) for wait in waits}
     own = {wait.rank: wait for wait in waits}
-    wanted: dict[int, list[Wait]] = defaultdict(list)
+    wanted: dict[int, list[CollectiveWait]] = defaultdict(list)
     for wait in waits:
         for rank in wait.missing:
             wanted[rank].append(wait)
@@ -137,7 +137,7 @@ def _judge(waits: tuple[Wait, ...], dumped: set[int]) -> Standstill:
             if standing
             else "no operation is under way in any dump"
         )
-    return Standstill(
+    return HangDiagnosis(
         culprits=tuple(sorted(culprits)),
         victims=tuple(sorted(_behind(waits_for, culprits) - culprits)),
         why={rank: _why(wanted[rank], own.get(rank), rank in dumped) for rank in sorted(culprits)},
@@ -146,7 +146,7 @@ def _judge(waits: tuple[Wait, ...], dumped: set[int]) -> Standstill:
     )
 
 
-def _why(wanted: list[Wait], own: Wait | None, has_dump: bool) -> str:
+def _why(wanted: list[CollectiveWait], own: CollectiveWait | None, has_dump: bool) -> str:
     first = min(wanted, key=lambda wait: wait.rank)
     names = ", ".join(str(wait.rank) for wait in wanted)
     if own is not None:

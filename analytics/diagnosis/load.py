@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import msgspec
 import polars as pl
 
+from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.runlog import RunLog
-from unskew.analytics.loop.intake import Intake, Released
+from unskew.analytics.loop.intake import Intake
 from unskew.collector.events import (
     CollectiveRecorded,
     DeviceJoined,
@@ -94,7 +95,7 @@ def _released(
     beside: list[MicroBatchPacked | GpuState],
     commits: list[IterationCommitted],
     plans: dict[int, Plan],
-) -> tuple[Released, ...]:
+) -> tuple[IterationTelemetry, ...]:
     """The committed iterations as the controller saw them."""
     if not commits:
         return ()

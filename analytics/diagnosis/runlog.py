@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.loop.intake import Released
 from unskew.collector.events import CollectiveRecorded, DeviceLost, FaultInjected, GroupRecorded
 
 
@@ -30,7 +30,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     spans: pl.DataFrame
     commits: pl.DataFrame
     plans: dict[int, Plan] = {}
-    released: tuple[Released, ...] = ()
+    released: tuple[IterationTelemetry, ...] = ()
     lost: tuple[DeviceLost, ...] = ()
     regrouped_s: dict[int, float] = {}
     faults: tuple[FaultInjected, ...] = ()

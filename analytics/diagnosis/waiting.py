@@ -21,21 +21,21 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from unskew.analytics.core.iteration import Chunk, CommittedIteration
 from unskew.analytics.core.plan import Hop, Plan, Role, Route
 from unskew.analytics.core.workload import Work
-from unskew.analytics.detector.detector import Committed, Detector
+from unskew.analytics.detector.detector import Detector
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.failslow import AS_EXPECTED, settled
 from unskew.analytics.diagnosis.trace.graph import Array
 from unskew.analytics.diagnosis.trace.spans import COLLECTIVES
-from unskew.analytics.predictor.fit import Chunk
 from unskew.collector.events import Verdict, VerdictClosed
 
 WAITING = (*COLLECTIVES, "recv")
 LEAST_ITERATIONS = 8
 
 
-class Waits(msgspec.Struct, frozen=True):
+class OwnTimes(msgspec.Struct, frozen=True):
     """`own_us` [iteration, position in `ranks`]: the iteration less the rank's communication; `role_of`: rank -> role."""
 
     iterations: tuple[int, ...]
@@ -45,7 +45,7 @@ class Waits(msgspec.Struct, frozen=True):
     role_of: dict[int, int]
 
 
-def read_waits(spans: pl.DataFrame, iterations: pl.DataFrame) -> Waits:
+def read_waits(spans: pl.DataFrame, iterations: pl.DataFrame) -> OwnTimes:
     """From spans and `iterations` (iteration, iteration_us). Raises `ValueError` when there is too little to compare."""
     seen = spans.filter(pl.col("kind").is_in(WAITING))
     ranks = tuple(seen["rank"].unique().sort().to_list())
@@ -60,7 +60,7 @@ def read_waits(spans: pl.DataFrame, iterations: pl.DataFrame) -> Waits:
     took = table["iteration_us"].cast(pl.Float64).to_numpy()
     waited = table.select([str(rank) for rank in ranks]).cast(pl.Float64).to_numpy()
     roles = _roles(seen, ranks, in_pipeline=bool(spans["kind"].is_in(["send", "recv"]).any()))
-    return Waits(tuple(table["iteration"].to_list()), ranks, np.maximum(took[:, None] - waited, 1.0), took, roles)
+    return OwnTimes(tuple(table["iteration"].to_list()), ranks, np.maximum(took[:, None] - waited, 1.0), took, roles)
 
 
 def _covered(spans: pl.DataFrame) -> pl.DataFrame:
@@ -77,7 +77,7 @@ def _covered(spans: pl.DataFrame) -> pl.DataFrame:
     return intervals.with_columns(covered_us=gained).group_by(group).agg(pl.col("covered_us").sum())
 
 
-def follow_waits(waits: Waits, options: DetectorOptions) -> tuple[Verdict, ...]:
+def follow_waits(waits: OwnTimes, options: DetectorOptions) -> tuple[Verdict, ...]:
     """The Detector over own times."""
     detector = Detector(options)
     plan = _plan(waits)
@@ -94,7 +94,7 @@ def follow_waits(waits: Waits, options: DetectorOptions) -> tuple[Verdict, ...]:
             )
             for i, rank in enumerate(waits.ranks)
         )  # fmt: skip
-        committed = Committed(
+        committed = CommittedIteration(
             iteration=iteration, epoch=0, chunks=chunks, works=(Work(1, 0),) * len(plan.routes),
             measured_us=float(waits.iteration_us[row]), log_complete=True,
         )  # fmt: skip
@@ -118,7 +118,7 @@ def _roles(seen: pl.DataFrame, ranks: Sequence[int], *, in_pipeline: bool) -> di
     return {rank: next((of[0] for of in groups if rank in of), rank) for rank in ranks}
 
 
-def _plan(waits: Waits) -> Plan:
+def _plan(waits: OwnTimes) -> Plan:
     """Roles as stages, their members as replicas: who is compared with whom."""
     stages = sorted(set(waits.role_of.values()))
     members: Mapping[int, list[int]] = {stage: [r for r in waits.ranks if waits.role_of[r] == stage] for stage in stages}

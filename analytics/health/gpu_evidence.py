@@ -14,22 +14,22 @@ import msgspec
 from unskew.collector.events import GpuState, Verdict
 
 
-class Known(msgspec.Struct, frozen=True):
+class GpuHistory(msgspec.Struct, frozen=True):
     """The first state that a rank's device told, and the newest."""
 
     first: GpuState
     newest: GpuState
 
 
-def remembered(known: Mapping[int, Known], states: Iterable[GpuState]) -> dict[int, Known]:
+def remembered(known: Mapping[int, GpuHistory], states: Iterable[GpuState]) -> dict[int, GpuHistory]:
     """With these states as well, oldest first."""
     after = dict(known)
     for state in states:
-        after[state.rank] = Known(after[state.rank].first if state.rank in after else state, state)
+        after[state.rank] = GpuHistory(after[state.rank].first if state.rank in after else state, state)
     return after
 
 
-def with_gpu(verdict: Verdict, known: Mapping[int, Known]) -> Verdict:
+def with_gpu(verdict: Verdict, known: Mapping[int, GpuHistory]) -> Verdict:
     """The verdict on a slow device with `evidence["gpu"]`, where its device has told something since the slowness began."""
     rank = verdict.culprits[0].rank if verdict.cause == "slow_device" and verdict.culprits else None
     told = None if rank is None else known.get(rank)

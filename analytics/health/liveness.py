@@ -22,7 +22,7 @@ WAITING = frozenset({"recv", "send", "collective", "commit", "regroup"})
 STOPPED = "T"
 
 
-class Pulse(msgspec.Struct, frozen=True, kw_only=True):
+class RankLiveness(msgspec.Struct, frozen=True, kw_only=True):
     """What its agent knows of a rank at the instant `at_s` (the decider's clock); ages are seconds, measured by the agent.
 
     `stalled_s` is the time since progress last moved, `process_state` the kernel's letter for the process ("T" stopped),
@@ -93,7 +93,7 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     victims: tuple[int, ...] = ()
 
 
-def decide(now_s: float, table: Mapping[int, Pulse], options: LivenessOptions) -> tuple[tuple[Suspect, ...], str]:
+def decide(now_s: float, table: Mapping[int, RankLiveness], options: LivenessOptions) -> tuple[tuple[Suspect, ...], str]:
     """The lost ranks, ascending, and the reason in one sentence; no suspects with a reason when nobody can be named.
 
     Abstains when all (two or more) are silent at once: then the listener is at fault, or the node was asleep.
@@ -123,7 +123,7 @@ def decide(now_s: float, table: Mapping[int, Pulse], options: LivenessOptions) -
     return (), "all ranks make progress or wait for one that does"
 
 
-def _accuse(pulse: Pulse, options: LivenessOptions) -> tuple[Literal["exit", "hung", "frozen"], str] | None:
+def _accuse(pulse: RankLiveness, options: LivenessOptions) -> tuple[Literal["exit", "hung", "frozen"], str] | None:
     if not pulse.alive:
         return "exit", pulse.exit_detail or "its process has ended"
     if pulse.process_state == STOPPED and pulse.heartbeat_age_s >= options.stopped_s:
@@ -145,11 +145,11 @@ def _accuse(pulse: Pulse, options: LivenessOptions) -> tuple[Literal["exit", "hu
     return None
 
 
-def _patience_s(pulse: Pulse, options: LivenessOptions) -> float:
+def _patience_s(pulse: RankLiveness, options: LivenessOptions) -> float:
     return max(_hung_s(pulse, options), options.start_s if pulse.activity == "idle" else 0.0)
 
 
-def _hung_s(pulse: Pulse, options: LivenessOptions) -> float:
+def _hung_s(pulse: RankLiveness, options: LivenessOptions) -> float:
     return _at_least_s(max(options.hung_s, pulse.promised_s), pulse.starved_s, options)
 
 
@@ -164,7 +164,7 @@ def _no_core(starved_s: float | None) -> str:
     return f" (without a core for {starved_s:.2f} s of it)" if starved_s and starved_s >= 0.01 else ""
 
 
-def _victims(culprit: int, table: Mapping[int, Pulse], suspects: Collection[int]) -> tuple[int, ...]:
+def _victims(culprit: int, table: Mapping[int, RankLiveness], suspects: Collection[int]) -> tuple[int, ...]:
     """Ranks whose chain of waiting ends at the culprit; who waits for a whole group waits for every suspect."""
     found = []
     for rank in table:
@@ -179,5 +179,5 @@ def _victims(culprit: int, table: Mapping[int, Pulse], suspects: Collection[int]
     return tuple(found)
 
 
-def _waits(pulse: Pulse) -> str:
+def _waits(pulse: RankLiveness) -> str:
     return f"waits for {pulse.waits_for}" if pulse.waits_for is not None else f"waits in {pulse.activity}"

@@ -77,7 +77,7 @@ def wanted(
     return Probe(ranks=ranks), f"ranks {names} are slower than they were for {options.over} iterations, and excuse each other"
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe found: `slowdowns`, rank -> its product's time over the one when the run began; `links` -> bytes per us;
     `cost_us`: the longest that a rank was kept from training.
     """
@@ -87,7 +87,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     cost_us: int
 
 
-def measured(spans: Iterable[Span], reference: Mapping[int, float]) -> Measured:
+def measured(spans: Iterable[Span], reference: Mapping[int, float]) -> ProbeResult:
     """Read the spans of one probe. `reference`: rank -> us of the product when the run began; others are left out."""
     products: dict[int, list[int]] = {}
     links: dict[Pair, list[float]] = {}
@@ -98,7 +98,7 @@ def measured(spans: Iterable[Span], reference: Mapping[int, float]) -> Measured:
             products.setdefault(span.rank, []).append(span.compute_us if span.compute_us is not None else span.wall_us)
         elif span.bytes and span.wall_us:
             links.setdefault((span.peer, span.rank), []).append(span.bytes / span.wall_us)
-    return Measured(
+    return ProbeResult(
         slowdowns={rank: median(us) / reference[rank] for rank, us in sorted(products.items()) if reference.get(rank)},
         links={link: median(rates) for link, rates in sorted(links.items())},
         cost_us=max(costs.values(), default=0),

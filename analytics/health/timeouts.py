@@ -16,7 +16,7 @@ from itertools import pairwise
 import msgspec
 
 
-class Rung(msgspec.Struct, frozen=True):
+class Timeout(msgspec.Struct, frozen=True):
     """A timeout (seconds) that must be at least `factor` times the rung before it."""
 
     name: str
@@ -24,7 +24,7 @@ class Rung(msgspec.Struct, frozen=True):
     factor: float = 1.0
 
 
-def too_early(ladder: Sequence[Rung]) -> tuple[str, ...]:
+def too_early(ladder: Sequence[Timeout]) -> tuple[str, ...]:
     """What is wrong, a sentence each: from the quickest rung to the slowest. Empty = every rung stands."""
     return tuple(
         f"{rung.name} is {rung.seconds:g} s and must be at least {_times(rung)}{below.name} ({below.seconds:g} s): "
@@ -34,5 +34,5 @@ def too_early(ladder: Sequence[Rung]) -> tuple[str, ...]:
     )
 
 
-def _times(rung: Rung) -> str:
+def _times(rung: Timeout) -> str:
     return "" if rung.factor == 1 else f"{rung.factor:g} x "

@@ -14,20 +14,20 @@ from __future__ import annotations
 import msgspec
 
 from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.iteration import CommittedIteration, IterationTelemetry
 from unskew.analytics.core.plan import Plan, PlanError
-from unskew.analytics.detector.detector import Committed, Detector, Verdicts
+from unskew.analytics.detector.detector import Detector, Verdicts
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.detector.standby import Reading, believe
-from unskew.analytics.health.gpu_evidence import Known, remembered, with_gpu
+from unskew.analytics.detector.standby import StandbyReading, believe
+from unskew.analytics.health.gpu_evidence import GpuHistory, remembered, with_gpu
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.health.probing import Probe, ProbeOptions, measured, references, wanted
 from unskew.analytics.loop.hindsight import Hindsight, seen_dead
-from unskew.analytics.loop.intake import Released
 from unskew.analytics.loop.scoring import PlanTrial, score_plan, score_verdict
 from unskew.analytics.pipeline.prediction import predict_iteration, predict_iterations
 from unskew.analytics.predictor.fit import Fit
-from unskew.analytics.predictor.retraining import Retraining, RetrainingOptions, Seen, speeds_then, suspicion, turned
-from unskew.analytics.scheduler.propose import Options, Proposal, State, propose
+from unskew.analytics.predictor.retraining import IterationSample, Retraining, RetrainingOptions, speeds_then, suspicion, turned
+from unskew.analytics.scheduler.propose import Proposal, SchedulerOptions, SchedulerState, propose
 from unskew.collector.events import (
     AdaptationStarted,
     Control,
@@ -50,7 +50,7 @@ class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
     settle: int = 2
     score_over: int = 20
     probing: ProbeOptions = ProbeOptions()
-    scheduler: Options = Options()
+    scheduler: SchedulerOptions = SchedulerOptions()
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     classes: dict[str, tuple[int, ...]] = {}
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class AdaptationStep(msgspec.Struct, frozen=True, kw_only=True):
     """What one iteration led to. `reason` says why there is no proposal, when the Scheduler was asked, or why `probe`."""
 
     judged: IterationJudged
@@ -97,11 +97,11 @@ class Adaptation:
         self._in_force: Plan | None = None
         self._references: dict[int, float] = {}
         self._probed_at: int | None = None
-        self._readings: dict[int, tuple[Reading, ...]] = {}
+        self._readings: dict[int, tuple[StandbyReading, ...]] = {}
         self._faults: list[FaultInjected] = []
         self._verdicts: dict[int, Verdict] = {}
         self._hindsight: dict[int, Hindsight] = {}
-        self._gpus: dict[int, Known] = {}
+        self._gpus: dict[int, GpuHistory] = {}
 
     @property
     def fitted(self) -> Fit | None:
@@ -117,28 +117,28 @@ class Adaptation:
         """One at its beginning, as the log says. Raises `msgspec.ValidationError` when this code knows other options."""
         return Adaptation(msgspec.convert(started.site, Site), msgspec.convert(started.options, AdaptationOptions))
 
-    def observe(self, released: Released, plan: Plan) -> Step:
+    def observe(self, released: IterationTelemetry, plan: Plan) -> AdaptationStep:
         """Take the next committed iteration, which ran under `plan`."""
         committed = released.committed
         self._gpus = remembered(self._gpus, released.gpus)
         found = self._take_probes(released)
         speeds_before = speeds_then(self.detector.speeds)
-        step = self._judge(committed, plan) if self.fitted is not None else Step(judged=_unjudged(committed))
+        step = self._judge(committed, plan) if self.fitted is not None else AdaptationStep(judged=_unjudged(committed))
         step = msgspec.structs.replace(step, events=(*found, *step.events))
         if not committed.log_complete:
             return step
         # Learnt from only after it was judged: no iteration is predicted by itself.
         # Where cores are shared the prediction is bounded by them, which no fit can mend.
         predicted_us = step.judged.predicted_us if self.site.shared_cores is None else None
-        fitted = self.retraining.observe(Seen(released, plan, speeds_before, predicted_us, suspicion(step.judged)))
+        fitted = self.retraining.observe(IterationSample(released, plan, speeds_before, predicted_us, suspicion(step.judged)))
         said = tuple(event for event in step.events if isinstance(event, Verdict | VerdictClosed))
         for rank, since in turned(said, self._verdicts).items():
             self.retraining.believed(rank, since, self.detector.speeds.get(rank, {}))
         return msgspec.structs.replace(step, events=(*step.events, *([fitted] if fitted else [])))
 
-    def _judge(self, committed: Committed, plan: Plan) -> Step:
+    def _judge(self, committed: CommittedIteration, plan: Plan) -> AdaptationStep:
         if self.fitted is None or not committed.log_complete:
-            return Step(judged=_unjudged(committed))
+            return AdaptationStep(judged=_unjudged(committed))
         cost = self.fitted.model
         prediction = predict_iteration(plan, committed.works, cost, self.detector.speeds)
         predicted_us = prediction.iteration_us
@@ -149,10 +149,12 @@ class Adaptation:
         events += self._take_verdicts(judgement.verdicts, committed.iteration)
         events += self._score(committed, predicted_us)
         proposal, reason = self._ask(committed.iteration, plan, cost)
-        step = Step(judged=judgement.judged, events=tuple(events), proposal=proposal, verdict=self._verdict, reason=reason)
+        step = AdaptationStep(
+            judged=judgement.judged, events=tuple(events), proposal=proposal, verdict=self._verdict, reason=reason
+        )
         return step if proposal is not None or reason else self._doubt(step, committed.iteration)
 
-    def _doubt(self, step: Step, iteration: int) -> Step:
+    def _doubt(self, step: AdaptationStep, iteration: int) -> AdaptationStep:
         """The step, with a probe where the evidence is not enough and more can be had."""
         options = self.options.probing
         if not self._references or self.site.shared_cores is not None:
@@ -163,7 +165,7 @@ class Adaptation:
         self._probed_at = iteration
         return msgspec.structs.replace(step, probe=probe, reason=reason)
 
-    def _take_probes(self, released: Released) -> list[Control]:
+    def _take_probes(self, released: IterationTelemetry) -> list[Control]:
         """What was probed before this iteration; the first one, when the run began, is what later ones are compared with."""
         if not released.probes:
             return []
@@ -203,7 +205,7 @@ class Adaptation:
         )
         if slowdown is None:
             return [told]
-        readings = (*self._readings.get(rank, ()), Reading(iteration, slowdown))
+        readings = (*self._readings.get(rank, ()), StandbyReading(iteration, slowdown))
         judged = watermark - 1
         self.detector.state, verdicts = believe(self.detector.state, rank, readings, judged, self.detector.options)
         self._readings[rank] = () if verdicts else readings
@@ -286,7 +288,7 @@ class Adaptation:
         scored = watched.score() if watched else None
         return [scored] if scored else []
 
-    def _score(self, committed: Committed, predicted_us: float) -> list[Control]:
+    def _score(self, committed: CommittedIteration, predicted_us: float) -> list[Control]:
         """Add the iteration to the trial under way; close it when it has lasted long enough."""
         trial = self._trial
         if trial is None or self.fitted is None or committed.epoch != trial.plan.epoch:
@@ -310,7 +312,7 @@ class Adaptation:
         self._ask_at = None
         if self.site.shared_cores is not None:
             return None, f"ranks share {self.site.shared_cores} cores, so no gain of another plan can be claimed"
-        state = State(
+        state = SchedulerState(
             origin=self.site.origin,
             alive=self._alive,
             speeds=speeds_then(self.detector.speeds),
@@ -336,7 +338,7 @@ class Adaptation:
         return proposal, reason
 
 
-def _unjudged(committed: Committed) -> IterationJudged:
+def _unjudged(committed: CommittedIteration) -> IterationJudged:
     return IterationJudged(
         iteration=committed.iteration,
         epoch=committed.epoch,

@@ -13,27 +13,14 @@ from collections.abc import Iterable
 
 import msgspec
 
+from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry, Transfer
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work, work_of
-from unskew.analytics.detector.detector import Committed
-from unskew.analytics.detector.links import Transfer
 from unskew.analytics.pipeline.schedule import splits_backward
-from unskew.analytics.predictor.fit import Chunk
 from unskew.collector.events import Event, GpuState, IterationCommitted, MicroBatchPacked, Span
 
 _CHUNKS = ("F", "B", "W")
 _PATIENCE_POLLS = 20
-
-
-class Released(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole committed iteration, the times of its messages and gradient collectives, what was probed before it, and what
-    GPUs said of themselves in it, by rank."""
-
-    committed: Committed
-    transfers_us: tuple[float, ...]
-    probes: tuple[Span, ...] = ()
-    collectives_us: tuple[float, ...] = ()
-    gpus: tuple[GpuState, ...] = ()
 
 
 class _Open(msgspec.Struct):
@@ -74,7 +61,7 @@ class Intake:
         self._next = 0
         self._polls = 0
 
-    def take(self, events: Iterable[Event | None], plan_of: dict[int, Plan]) -> list[Released]:
+    def take(self, events: Iterable[Event | None], plan_of: dict[int, Plan]) -> list[IterationTelemetry]:
         """The iterations that this poll completes; `plan_of[epoch]` tells which chunks included the output head."""
         self._polls += 1
         for event in events:
@@ -114,14 +101,14 @@ class Intake:
             self._next = following
 
 
-def _release(opened: _Open, plan: Plan) -> Released:
+def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
     mark = opened.mark
     counted = opened.counted()
     works = {micro_batch: work_of(lengths) for micro_batch, lengths in opened.packed.items()}
     chunks = [span for span in counted if span.kind in _CHUNKS]
     transfers = _transfers(counted)
-    return Released(
-        committed=Committed(
+    return IterationTelemetry(
+        committed=CommittedIteration(
             iteration=mark.iteration,
             epoch=mark.epoch,
             chunks=tuple(_chunk(span, works, plan) for span in chunks if span.micro_batch in works),

@@ -13,8 +13,8 @@ import msgspec
 
 from unskew.analytics.core.confidence import interval
 from unskew.analytics.core.cost import CostModel, Speeds
+from unskew.analytics.core.iteration import CommittedIteration
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.detector.detector import Committed
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.collector.events import FaultInjected, PlanScored, Verdict, VerdictScored
 
@@ -45,7 +45,7 @@ class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
         """Iterations that count: the first one of the plan paid for regrouping and moving layers and does not."""
         return len(self.rows)
 
-    def add(self, committed: Committed, cost: CostModel, speeds: Speeds, predicted_us: float) -> PlanTrial:
+    def add(self, committed: CommittedIteration, cost: CostModel, speeds: Speeds, predicted_us: float) -> PlanTrial:
         """The trial with one more iteration; `speeds` are those believed now, `predicted_us` is this plan's prediction."""
         if committed.epoch != self.plan.epoch or committed.iteration < self.from_iteration + SETTLING:
             return self

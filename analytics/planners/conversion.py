@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from unskew.analytics.core.plan import Hop, Plan, PlanError, Role, Route, validate
-from unskew.analytics.planners.problem import Assignment, Cluster, Ints
+from unskew.analytics.planners.problem import Assignment, Ints, PlannerCluster
 
 
-def members(cluster: Cluster, assignment: Assignment, replica: int, stage: int) -> tuple[int, ...]:
+def members(cluster: PlannerCluster, assignment: Assignment, replica: int, stage: int) -> tuple[int, ...]:
     """Device numbers of a group that work, ascending."""
     first = (replica * cluster.pp + stage) * cluster.tp
     own = [first + int(shard) for shard in np.flatnonzero(assignment.active[replica, stage])]
@@ -16,7 +16,7 @@ def members(cluster: Cluster, assignment: Assignment, replica: int, stage: int) 
     return tuple(sorted(own + lent))
 
 
-def to_plan(cluster: Cluster, assignment: Assignment, *, epoch: int, schedule: str = "1f1b") -> Plan:
+def to_plan(cluster: PlannerCluster, assignment: Assignment, *, epoch: int, schedule: str = "1f1b") -> Plan:
     """Ranks are device numbers; micro-batches are dealt to their homes in turn, in proportion. Raises `PlanError`."""
     n_layers = cluster.job.n_layers
     first_layer: Ints = np.cumsum(assignment.layers, axis=1) - assignment.layers

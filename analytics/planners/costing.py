@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
-from unskew.analytics.planners.problem import Bools, Floats, Ints, Job
+from unskew.analytics.planners.problem import Bools, Floats, Ints, PlannerJob
 
 
 def pipeline_us(forward_us: Floats, backward_us: Floats, micro_batches: int, message_us: float = 0.0) -> Floats:
@@ -60,7 +60,7 @@ def pipeline_bound_us(
     return np.where(m[..., 0] > 0, bound, 0.0)
 
 
-def chunk_times(job: Job, layers: Ints, speeds: Floats) -> tuple[Floats, Floats]:
+def chunk_times(job: PlannerJob, layers: Ints, speeds: Floats) -> tuple[Floats, Floats]:
     """F and B (us) of stages [..., stages]: 0 where a stage holds nothing, inf where it holds layers and has no speed.
 
     The embedding counts at the first stage that holds layers, the head at the last.
@@ -76,7 +76,7 @@ def chunk_times(job: Job, layers: Ints, speeds: Floats) -> tuple[Floats, Floats]
     return times * job.forward_us, times * job.backward_us
 
 
-def replica_us(job: Job, layers: Ints, speeds: Floats, micro_batches: Ints) -> Floats:
+def replica_us(job: PlannerJob, layers: Ints, speeds: Floats, micro_batches: Ints) -> Floats:
     """[n]: the makespans of n pipelines of their own, [n, stages] and [n]; equal ones are played once."""
     if not len(layers):
         return np.zeros(0)

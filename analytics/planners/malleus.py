@@ -28,7 +28,7 @@ from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, milp
 
 from unskew.analytics.core.plan import PlanError, split_evenly
 from unskew.analytics.planners.costing import pipeline_us
-from unskew.analytics.planners.problem import Cluster, Floats
+from unskew.analytics.planners.problem import Floats, PlannerCluster
 
 WHOLE_BELOW = 1.2
 REPLAN_AT = 0.3
@@ -42,7 +42,7 @@ class Group(msgspec.Struct, frozen=True):
     rate: float
 
 
-class Malleus(msgspec.Struct, frozen=True, kw_only=True):
+class MalleusPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Per pipeline its groups in stage order with their layers (0: the group idles) and its micro-batches.
 
     `objective` = max over pipelines of (slowest stage x micro-batches), in layers of a healthy group; `iteration_us` is what
@@ -193,7 +193,7 @@ def _even(ordered: Sequence[float], pipelines: int) -> tuple[int, ...]:
     return tuple(way)
 
 
-def plan_malleus(cluster: Cluster) -> Malleus:
+def plan_malleus(cluster: PlannerCluster) -> MalleusPlan:
     """Malleus' plan for the cluster as it is. Raises `PlanError` when the layers do not fit what is left."""
     job, tp = cluster.job, cluster.tp
     rate_of = rates(cluster.speeds).ravel()
@@ -227,7 +227,7 @@ def plan_malleus(cluster: Cluster) -> Malleus:
     objective, template, counts = best
     layers = [known[tuple(part)][0] for part in template]
     pipelines = fill(cluster, template, layers, slow, whole)
-    return Malleus(
+    return MalleusPlan(
         pipelines=pipelines,
         layers=tuple(tuple(part) for part in layers),
         micro_batches=tuple(counts),
@@ -237,7 +237,7 @@ def plan_malleus(cluster: Cluster) -> Malleus:
     )
 
 
-def _limits(cluster: Cluster, part: Sequence[float]) -> list[int]:
+def _limits(cluster: PlannerCluster, part: Sequence[float]) -> list[int]:
     """The most layers of each group; the size of a straggling one is taken from its rate: the template knows no more."""
     job = cluster.job
     if job.capacity_bytes is None:
@@ -252,7 +252,7 @@ def _limits(cluster: Cluster, part: Sequence[float]) -> list[int]:
 
 
 def fill(
-    cluster: Cluster,
+    cluster: PlannerCluster,
     template: Sequence[Sequence[float]],
     layers: Sequence[Sequence[int]],
     slow: Sequence[Group],
@@ -282,7 +282,7 @@ def fill(
 
 
 def _match(
-    cluster: Cluster,
+    cluster: PlannerCluster,
     places: Sequence[tuple[int, int]],
     groups: Sequence[Group],
     layers: Sequence[Sequence[int]],
@@ -302,19 +302,19 @@ def _match(
         chosen[places[row]] = groups[column]
 
 
-def _home(cluster: Cluster, group: Group) -> tuple[int, tuple[int, int]]:
+def _home(cluster: PlannerCluster, group: Group) -> tuple[int, tuple[int, int]]:
     """(replica, range of layers) that the group's first device held at the start."""
     replica, stage = divmod(group.devices[0] // cluster.tp, cluster.pp)
     ends = np.cumsum([0, *_start_layers(cluster)]).tolist()
     return replica, (ends[stage], ends[stage + 1])
 
 
-def _start_layers(cluster: Cluster) -> list[int]:
+def _start_layers(cluster: PlannerCluster) -> list[int]:
     return split_evenly(cluster.job.n_layers, cluster.pp)
 
 
 def _iteration_us(
-    cluster: Cluster, template: Sequence[Sequence[float]], layers: Sequence[Sequence[int]], counts: Sequence[int]
+    cluster: PlannerCluster, template: Sequence[Sequence[float]], layers: Sequence[Sequence[int]], counts: Sequence[int]
 ) -> float:
     job = cluster.job
     ends = []

@@ -1,9 +1,9 @@
 """The planners' view of a big job: replicas x stages x tensor-parallel members as arrays, and what is done with them.
 
 A `Plan` names every rank and every micro-batch, which is right for executing and too much for 98,304 devices. Here a device
-is a number in an array: device ``(replica * pp + stage) * tp + shard`` as ranks are numbered. A `Cluster` is what is given
-(job, speeds, nodes), an `Assignment` what is decided (who is active, layers per stage and replica, micro-batches per replica,
-work moved between replicas). `to_plan` (planners/conversion.py) makes the runtime's plan of it.
+is a number in an array: device ``(replica * pp + stage) * tp + shard`` as ranks are numbered. A `PlannerCluster` is what is
+given (job, speeds, nodes), an `Assignment` what is decided (who is active, layers per stage and replica, micro-batches per
+replica, work moved between replicas). `to_plan` (planners/conversion.py) makes the runtime's plan of it.
 
 Speed is 1.0 for a healthy device and 0.0 for a dead one. A stage's speed is relative to a healthy group of the nominal degree:
 ``efficiency[k - 1] x slowest member``, where ``efficiency[k - 1]`` is what k healthy devices reach (measured; k / tp if not
@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class PlannerJob(msgspec.Struct, frozen=True, kw_only=True):
     """What is trained, per layer and micro-batch on a healthy group of the nominal degree.
 
     `backward_us` is both halves of the backward. `embedding_layers`, `head_layers`: what the first and the last stage do beside
@@ -52,13 +52,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.forward_us + self.backward_us
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class PlannerCluster(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The devices of a job: `speeds` [dp, pp, tp]; `nodes` [dp, pp, tp] (None: every group is a node of its own).
 
     `efficiency[k - 1]`: throughput of k healthy devices over that of tp healthy devices, for k = 1..tp.
     """
 
-    job: Job
+    job: PlannerJob
     speeds: Floats
     nodes: Ints | None = None
     efficiency: tuple[float, ...] = ()
@@ -91,22 +91,22 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         measured = self.efficiency or tuple(k / self.tp for k in range(1, self.tp + 1))
         return np.array([0.0, *measured])
 
-    def with_speeds(self, speeds: Floats) -> Cluster:
+    def with_speeds(self, speeds: Floats) -> PlannerCluster:
         """The same job on devices of other speeds."""
         return msgspec.structs.replace(self, speeds=np.asarray(speeds, dtype=np.float64))
 
 
 def healthy_cluster(
-    job: Job, *, tp: int, pp: int, dp: int, devices_per_node: int | None = None, efficiency: Sequence[float] = ()
-) -> Cluster:
+    job: PlannerJob, *, tp: int, pp: int, dp: int, devices_per_node: int | None = None, efficiency: Sequence[float] = ()
+) -> PlannerCluster:
     """All devices at speed 1.0; nodes take `devices_per_node` devices in the order of their numbers."""
     nodes = None
     if devices_per_node is not None:
         nodes = (np.arange(dp * pp * tp, dtype=np.int64) // devices_per_node).reshape(dp, pp, tp)
-    return Cluster(job=job, speeds=np.ones((dp, pp, tp)), nodes=nodes, efficiency=tuple(efficiency))
+    return PlannerCluster(job=job, speeds=np.ones((dp, pp, tp)), nodes=nodes, efficiency=tuple(efficiency))
 
 
-class Borrowed(msgspec.Struct, frozen=True, gc=False):
+class BorrowedDevice(msgspec.Struct, frozen=True, gc=False):
     """A standby device (its number) that serves in the group of another (replica, stage) of its node."""
 
     replica: int
@@ -132,21 +132,21 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """
 
     active: Bools
-    borrowed: tuple[Borrowed, ...] = ()
+    borrowed: tuple[BorrowedDevice, ...] = ()
     speeds: Floats
     degrees: Ints
     layers: Ints
     micro_batches: Ints
     moves: tuple[Move, ...] = ()
 
-    def standby(self, cluster: Cluster) -> NDArray[np.int64]:
+    def standby(self, cluster: PlannerCluster) -> NDArray[np.int64]:
         """Numbers of the living devices that do nothing."""
         idle = ~self.active & (cluster.speeds > 0)
         lent = [entry.device for entry in self.borrowed]
         return np.setdiff1d(np.flatnonzero(idle.ravel()), lent).astype(np.int64)
 
 
-def start(cluster: Cluster) -> Assignment:
+def start(cluster: PlannerCluster) -> Assignment:
     """What a job starts with: everybody active, layers and micro-batches split evenly, at the devices' present speeds.
 
     A group with a dead member has speed 0: it cannot work as it stands.
@@ -161,7 +161,7 @@ def start(cluster: Cluster) -> Assignment:
     )
 
 
-def layer_limits(job: Job, degrees: Ints, in_flight: Ints | int) -> Ints:
+def layer_limits(job: PlannerJob, degrees: Ints, in_flight: Ints | int) -> Ints:
     """The most layers that groups of these degrees can hold with so many micro-batches in flight (any shape)."""
     if job.capacity_bytes is None:
         return np.full(np.shape(degrees), job.n_layers, dtype=np.int64)
@@ -170,7 +170,7 @@ def layer_limits(job: Job, degrees: Ints, in_flight: Ints | int) -> Ints:
     return np.minimum(room, job.n_layers).astype(np.int64)
 
 
-def extra_layers(job: Job, stages: int) -> Floats:
+def extra_layers(job: PlannerJob, stages: int) -> Floats:
     """[stages]: what each stage does beside its layers, in layers."""
     extra = np.zeros(stages)
     extra[0] += job.embedding_layers

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.core.constants import constant
-from unskew.analytics.policies.base import Cluster, Policy, Reaction
+from unskew.analytics.policies.base import ClusterView, Policy, Reaction
 
 
 def warm_ups(delays_s: Sequence[float], forward_s: Sequence[float], micro_batches: int) -> list[int]:
@@ -59,7 +59,7 @@ def makespan_s(delays_s: Sequence[float], chunks_s: Sequence[tuple[float, float]
     return max(free)
 
 
-class Adaptra(Policy):
+class AdaptraPolicy(Policy):
     """Fail-stop is not handled: the job stops. In the simulator it does nothing else: a layout has the order of the evaluator,
     into which `warm_ups` cannot be put, so slow links are borne as by any policy (`makespan_s` has what extra forwards bring);
     messages block no kernels here, so the CPU-side RDMA path brings nothing; slow compute is borne as it is.
@@ -69,7 +69,7 @@ class Adaptra(Policy):
     sees = frozenset({"failed", "maintenance", "slowed", "recovered", "link_slowed", "link_recovered"})
     slow_recall = constant("greyhound_slow_recall")
 
-    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+    def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         if cluster.dead() & cluster.layout.devices:
             return Reaction(layout=None, reason="a device is dead: Adaptra answers fail-slow only")
         return Reaction(layout=cluster.layout, redo="none", reason="order only")

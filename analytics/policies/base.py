@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.cluster.accounting import Lost
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, healthy
 from unskew.analytics.cluster.timing import Links, Speeds, iteration_s
 from unskew.analytics.core.constants import constant
 
 
-class Cluster(msgspec.Struct, frozen=True):
+class ClusterView(msgspec.Struct, frozen=True):
     """What a policy knows when it is asked: `speeds` are believed, `layout` is what runs, `spares` are whole nodes."""
 
     job: Job
@@ -53,7 +53,7 @@ class Reaction(msgspec.Struct, frozen=True, kw_only=True):
     redo: Literal["none", "iteration", "checkpoint"] = "iteration"
     spares: int = 0
     replaced: tuple[int, ...] = ()
-    later: tuple[Happening, ...] = ()
+    later: tuple[ClusterEvent, ...] = ()
     reason: str = ""
 
 
@@ -75,7 +75,7 @@ class Policy(ABC):
         """The layout that the job starts with."""
         return healthy(job)
 
-    def delay_s(self, event: Happening, iteration_s: float) -> float:
+    def delay_s(self, event: ClusterEvent, iteration_s: float) -> float:
         """From the event to the reaction: heartbeats for a death, change points and validation for a slow phase."""
         if event.kind in {"slowed", "link_slowed"}:
             return constant("slow_detect_iterations") * iteration_s + constant("slow_locate_s")
@@ -84,7 +84,7 @@ class Policy(ABC):
         return 0.0 if event.kind == "maintenance" else constant("heartbeat_s")
 
     @abstractmethod
-    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+    def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         """What to do; never looks at anything but its arguments."""
 
 
@@ -98,7 +98,7 @@ def regroup(job: Job, moved_layers: int) -> Pauses:
     return (("reconfigure", constant("regroup_s") + constant("planning_s") + copied),)
 
 
-def survives(cluster: Cluster) -> bool:
+def survives(cluster: ClusterView) -> bool:
     """Whether every layer is still held by a group of the present layout that lost nobody."""
     held: set[int] = set()
     dead = cluster.dead()

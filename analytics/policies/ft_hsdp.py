@@ -1,14 +1,14 @@
 """FT-HSDP (Meta, arXiv 2602.00277): a replica is the unit of failure; the others go on with a smaller batch until it is back.
 
-`closed_form` is the paper's efficiency model (B.1.6); `FTHSDP` plays it in time, so that failures may overlap.
+`closed_form` is the paper's efficiency model (B.1.6); `FtHsdpPolicy` plays it in time, so that failures may overlap.
 """
 
 from __future__ import annotations
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.layout import LayoutError, uniform
 from unskew.analytics.core.constants import constant
-from unskew.analytics.policies.base import Cluster, Pauses, Policy, Reaction
+from unskew.analytics.policies.base import ClusterView, Pauses, Policy, Reaction
 from unskew.analytics.policies.restart import whole_replicas
 
 
@@ -25,7 +25,7 @@ def closed_form(mtbf_s: float, down_s: float, replicas: int, stall_s: float) -> 
     return (mtbf_s - down_s) / mtbf_s, (full + degraded * (replicas - 1) / replicas) / mtbf_s
 
 
-class FTHSDP(Policy):
+class FtHsdpPolicy(Policy):
     """A failure stalls all replicas for S, then the rest trains without the dead one; it is back D after the failure.
 
     Simplified: quorum and commit cost nothing in steady state, as measured at 98K; the replacement is always there (the paper
@@ -40,13 +40,13 @@ class FTHSDP(Policy):
         self._down_s = constant("ft_hsdp_sync_down_s") if down_s is None else down_s
         self._rejoin_s = rejoin_s
 
-    def delay_s(self, event: Happening, iteration_s: float) -> float:
+    def delay_s(self, event: ClusterEvent, iteration_s: float) -> float:
         return 0.0  # S contains the collective's time-out
 
-    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+    def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job = cluster.job
         alive = whole_replicas(job, cluster.dead())
-        back = Happening(kind="joined", at_s=cluster.now_s + self._down_s, devices=event.devices, why="replaced")
+        back = ClusterEvent(kind="joined", at_s=cluster.now_s + self._down_s, devices=event.devices, why="replaced")
         if event.kind != "joined" and cluster.layout.devices.isdisjoint(event.devices):
             return Reaction(layout=cluster.layout, redo="none", later=(back,), reason="its replica was away already")
         try:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import msgspec
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, Pipeline, healthy, proportional
 from unskew.analytics.cluster.timing import Speeds, stage_speeds
 from unskew.analytics.core.constants import constant
-from unskew.analytics.policies.base import FAIL_SLOW, Cluster, Policy, Reaction, regroup
+from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, regroup
 
 
 def shares(layout: Layout, job: Job, speeds: Speeds) -> Layout:
@@ -57,7 +57,7 @@ def gathered(job: Job, speeds: Speeds) -> Layout:
     return Layout(tuple(pipelines))
 
 
-class Greyhound(Policy):
+class GreyhoundPolicy(Policy):
     """Simplified: S3 swaps TP groups, not single nodes; a slow link is answered as a slow replica; a death is S4 at once."""
 
     name = "greyhound"
@@ -67,7 +67,7 @@ class Greyhound(Policy):
     false_alarms_per_hour = constant("greyhound_false_alarms_per_job")
     slow_recall = constant("greyhound_slow_recall")
 
-    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+    def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job, dead = cluster.job, cluster.dead()
         if dead & cluster.layout.devices:
             nodes = {job.node(device) for device in dead}
@@ -87,15 +87,15 @@ class Greyhound(Policy):
         cost_s = constant("topology_swap_s")
         if third_s < now_s and lost_s >= cost_s and event.kind == "review":
             return Reaction(layout=third, pauses=(("reconfigure", cost_s),), redo="none", reason="S3: stragglers gathered")
-        later: tuple[Happening, ...] = ()
+        later: tuple[ClusterEvent, ...] = ()
         if third_s < now_s:
             wait_s = max(1.0, cost_s / (1.0 - third_s / now_s) - (cluster.now_s - since))
-            later = (Happening(kind="review", at_s=cluster.now_s + wait_s),)
+            later = (ClusterEvent(kind="review", at_s=cluster.now_s + wait_s),)
         layout = second if now_s < as_it_is else cluster.layout
         return Reaction(layout=layout, redo="none", later=later, reason="S2: micro-batches by speed")
 
 
-class Strengthened(Policy):
+class StrengthenedPolicy(Policy):
     """ResiHP's "strengthened" baselines: `inner` for deaths, Greyhound's detection and S2 for slow devices.
 
     Their known flaw stays: the inner policy reroutes work without knowing who is slow.
@@ -110,7 +110,7 @@ class Strengthened(Policy):
         self._inner = inner
         self.name = f"strengthened-{inner.name}"
 
-    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+    def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         if event.kind in {"failed", "joined", "maintenance"}:
             answer = self._inner.react(cluster, event)
             base, pauses = answer.layout, answer.pauses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, Pipeline, healthy
 from unskew.analytics.cluster.timing import Speeds
@@ -13,7 +13,7 @@ from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.malleus import must_replan, plan_malleus, rates
 from unskew.analytics.policies.base import (
     FAIL_SLOW,
-    Cluster,
+    ClusterView,
     Policy,
     Reaction,
     from_checkpoint,
@@ -35,7 +35,7 @@ def malleus_layout(job: Job, speeds: Speeds) -> Layout:
     return Layout(tuple(pipelines))
 
 
-class Malleus(Policy):
+class MalleusPolicy(Policy):
     """Simplified: planning beside training costs nothing but the pause of the switch; a death is a rate without end, which the
     paper's code does not treat. Re-plans only when a rate moved by 0.3.
     """
@@ -45,7 +45,7 @@ class Malleus(Policy):
     checkpoint_s = constant("checkpoint_interval_s")
     slow_recall = constant("greyhound_slow_recall")
 
-    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+    def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job = cluster.job
         working = np.zeros(job.devices, dtype=np.bool_)
         working[list(cluster.layout.devices)] = True

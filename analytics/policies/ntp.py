@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.layout import Layout, Pipeline, healthy, proportional
 from unskew.analytics.cluster.timing import stage_speeds
 from unskew.analytics.core.constants import constant
-from unskew.analytics.policies.base import Cluster, Policy, Reaction
+from unskew.analytics.policies.base import ClusterView, Policy, Reaction
 
 
 def availability(failed: float, domain: int) -> float:
@@ -32,7 +32,7 @@ def loss_ntp(failed: float, domain: int) -> float:
     return loss_dropping(failed, domain) / domain + failed
 
 
-class NTP(Policy):
+class NtpPolicy(Policy):
     """Simplified: gradient resharding is hidden (the paper: at most 4 % of backward, NVIDIA says under 1 %); no power boost
     (NTP-PW); dead slots are not re-packed into few replicas, slots are fixed here; a failure restarts the job, as there.
     """
@@ -40,7 +40,7 @@ class NTP(Policy):
     name = "ntp"
     checkpoint_s = constant("checkpoint_interval_s")
 
-    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+    def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job, dead = cluster.job, cluster.dead()
         pipelines = []
         for pipeline in healthy(job).pipelines:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, Pipeline, proportional
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.plan import split_evenly
-from unskew.analytics.policies.base import Cluster, Policy, Reaction, moved_layers, regroup, survives
+from unskew.analytics.policies.base import ClusterView, Policy, Reaction, moved_layers, regroup, survives
 
 Group = tuple[int, ...]
 
@@ -57,7 +57,7 @@ def from_templates(job: Job, pipelines: list[tuple[int, list[Group]]], weights: 
     )
 
 
-class Oobleck(Policy):
+class OobleckPolicy(Policy):
     """As ResiHP runs it the unit is the TP group of a dead device, not the node (its small jobs have two nodes).
 
     Simplified: a template's layers are split evenly (its divide and conquer does so for equal layers); a merged pipeline never
@@ -66,7 +66,7 @@ class Oobleck(Policy):
 
     name = "oobleck"
 
-    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+    def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job = cluster.job
         pipelines = pipelines_of(job, cluster.dead())
         if not pipelines:

@@ -10,8 +10,8 @@ from unskew.analytics.cluster.timing import Speeds, tp_slowdown
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.problem import Assignment
-from unskew.analytics.planners.problem import Cluster as Planned
-from unskew.analytics.planners.problem import Job as PlannedJob
+from unskew.analytics.planners.problem import PlannerCluster as Planned
+from unskew.analytics.planners.problem import PlannerJob as PlannedJob
 
 
 def planned(job: Job, speeds: Speeds, *, measured: bool) -> Planned:

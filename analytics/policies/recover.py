@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import msgspec
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.layout import Layout, Pipeline, healthy
 from unskew.analytics.core.constants import constant
-from unskew.analytics.policies.base import Cluster, Policy, Reaction
+from unskew.analytics.policies.base import ClusterView, Policy, Reaction
 from unskew.analytics.policies.restart import whole_replicas
 
 
-class Shares(msgspec.Struct, frozen=True):
+class MicroBatchShares(msgspec.Struct, frozen=True):
     """Who does how much: `majors` replicas with `each` micro-batches, one minor with `rest` (0 = none), `spares` with none."""
 
     each: int
@@ -31,7 +31,7 @@ class Shares(msgspec.Struct, frozen=True):
         return self.each * replicas / total - 1.0
 
 
-def steady(total: int, replicas: int, least: int) -> Shares:
+def steady(total: int, replicas: int, least: int) -> MicroBatchShares:
     """The policy after a commit: ``G' = smallest G >= least`` with ``replicas x G' >= total``, as many full majors as fit.
 
     >>> steady(8192, 63, 128)
@@ -39,7 +39,7 @@ def steady(total: int, replicas: int, least: int) -> Shares:
     """
     each = max(least, -(-total // replicas))
     majors, rest = divmod(total, each)
-    return Shares(each, majors, rest, replicas - majors - (rest > 0))
+    return MicroBatchShares(each, majors, rest, replicas - majors - (rest > 0))
 
 
 def boundary(total: int, replicas: int, held: int) -> tuple[int, int]:
@@ -52,7 +52,7 @@ def boundary(total: int, replicas: int, held: int) -> tuple[int, int]:
     return k, held + k * replicas - total
 
 
-class ReCoVer(Policy):
+class RecoverPolicy(Policy):
     """Simplified: a step fails at gradient synchronisation with all local micro-batches done (the paper's worst place); bucket
     snapshots are free; a replica does not come back (the paper has no re-join); spares exist only by rounding and stay idle.
     """
@@ -60,7 +60,7 @@ class ReCoVer(Policy):
     name = "recover"
     sees = frozenset({"failed", "maintenance"})
 
-    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+    def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job = cluster.job
         alive = whole_replicas(job, cluster.dead())
         running = [pipeline.replica for pipeline in cluster.layout.pipelines]

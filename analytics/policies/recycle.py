@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, LayoutError, Move, Pipeline, dealt, healthy
 from unskew.analytics.core.plan import split_evenly
-from unskew.analytics.policies.base import Cluster, Policy, Reaction, moved_layers, regroup
+from unskew.analytics.policies.base import ClusterView, Policy, Reaction, moved_layers, regroup
 
 
 def dead_groups(job: Job, dead: set[int]) -> set[tuple[int, int]]:
@@ -40,7 +40,7 @@ def rerouted(job: Job, lost: set[tuple[int, int]], *, micro_batches: list[int] |
     return Layout(pipelines, moves)
 
 
-class ReCycle(Policy):
+class RecyclePolicy(Policy):
     """As ResiHP runs it (section 8): the whole TP group of a dead device is dropped; no replica of a stage left = abort.
 
     Simplified: its MILP is replaced by an even split; weight gradients are not split off, so bubbles are filled by whole
@@ -49,7 +49,7 @@ class ReCycle(Policy):
 
     name = "recycle"
 
-    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+    def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         try:
             layout = rerouted(cluster.job, dead_groups(cluster.job, cluster.dead()))
         except LayoutError as error:

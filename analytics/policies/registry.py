@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from unskew.analytics.policies.adaptra import Adaptra
+from unskew.analytics.policies.adaptra import AdaptraPolicy
 from unskew.analytics.policies.base import Policy
-from unskew.analytics.policies.ft_hsdp import FTHSDP
-from unskew.analytics.policies.greyhound import Greyhound, Strengthened
-from unskew.analytics.policies.malleus import Malleus
-from unskew.analytics.policies.nothing import Nothing
-from unskew.analytics.policies.ntp import NTP
-from unskew.analytics.policies.oobleck import Oobleck
-from unskew.analytics.policies.recover import ReCoVer
-from unskew.analytics.policies.recycle import ReCycle
-from unskew.analytics.policies.resihp import ResiHP
-from unskew.analytics.policies.restart import Restart
-from unskew.analytics.policies.unskew import Unskew
+from unskew.analytics.policies.ft_hsdp import FtHsdpPolicy
+from unskew.analytics.policies.greyhound import GreyhoundPolicy, StrengthenedPolicy
+from unskew.analytics.policies.malleus import MalleusPolicy
+from unskew.analytics.policies.nothing import NothingPolicy
+from unskew.analytics.policies.ntp import NtpPolicy
+from unskew.analytics.policies.oobleck import OobleckPolicy
+from unskew.analytics.policies.recover import RecoverPolicy
+from unskew.analytics.policies.recycle import RecyclePolicy
+from unskew.analytics.policies.resihp import ResihpPolicy
+from unskew.analytics.policies.restart import RestartPolicy
+from unskew.analytics.policies.unskew import UnskewPolicy
 
 POLICIES: dict[str, Callable[[], Policy]] = {
-    "none": Nothing,
-    "checkpoint-restart": Restart,
-    "oobleck": Oobleck,
-    "recycle": ReCycle,
-    "strengthened-oobleck": lambda: Strengthened(Oobleck()),
-    "strengthened-recycle": lambda: Strengthened(ReCycle()),
-    "greyhound": Greyhound,
-    "adaptra": Adaptra,
-    "malleus": Malleus,
-    "ntp": NTP,
-    "recover": ReCoVer,
-    "ft-hsdp": FTHSDP,
-    "resihp": ResiHP,
-    "unskew": Unskew,
+    "none": NothingPolicy,
+    "checkpoint-restart": RestartPolicy,
+    "oobleck": OobleckPolicy,
+    "recycle": RecyclePolicy,
+    "strengthened-oobleck": lambda: StrengthenedPolicy(OobleckPolicy()),
+    "strengthened-recycle": lambda: StrengthenedPolicy(RecyclePolicy()),
+    "greyhound": GreyhoundPolicy,
+    "adaptra": AdaptraPolicy,
+    "malleus": MalleusPolicy,
+    "ntp": NtpPolicy,
+    "recover": RecoverPolicy,
+    "ft-hsdp": FtHsdpPolicy,
+    "resihp": ResihpPolicy,
+    "unskew": UnskewPolicy,
 }
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.problem import Level
 from unskew.analytics.planners.resihp.progressive import ALL_LEVELS, plan_progressive
 from unskew.analytics.policies.base import (
     FAIL_SLOW,
-    Cluster,
+    ClusterView,
     Policy,
     Reaction,
     from_checkpoint,
@@ -22,7 +22,7 @@ from unskew.analytics.policies.base import (
 from unskew.analytics.policies.planning import layout_of, planned
 
 
-class ResiHP(Policy):
+class ResihpPolicy(Policy):
     """The three levels are analytics/planners/resihp/progressive.py; `levels` switches some off, as its figure 11 does.
 
     Simplified: slow links are only timed, not planned for; validation costs its measured seconds; re-join undoes the shrink at
@@ -39,7 +39,7 @@ class ResiHP(Policy):
     def __init__(self, levels: Set[Level] = ALL_LEVELS):
         self._levels = levels
 
-    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+    def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job = cluster.job
         try:
             decided = plan_progressive(planned(job, cluster.speeds, measured=False), levels=self._levels)

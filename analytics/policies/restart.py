@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import LayoutError, uniform
 from unskew.analytics.core.constants import constant
-from unskew.analytics.policies.base import Cluster, Pauses, Policy, Reaction
+from unskew.analytics.policies.base import ClusterView, Pauses, Policy, Reaction
 
 
 def best_interval_s(stall_s: float, mtbf_s: float) -> float:
@@ -17,7 +17,7 @@ def best_interval_s(stall_s: float, mtbf_s: float) -> float:
     return math.sqrt(2.0 * stall_s * mtbf_s)
 
 
-class Restart(Policy):
+class RestartPolicy(Policy):
     """Source: Megatron-LM with a launcher; times of FT-HSDP (B.1.5, B.1.6).
 
     With spare nodes the same layout starts again, otherwise the replicas without a dead device carry the whole batch; a device
@@ -40,10 +40,10 @@ class Restart(Policy):
         self._restart_s = constant("restart_s") if restart_s is None else restart_s
         self._detect_s = constant("restart_detect_s") if detect_s is None else detect_s
 
-    def delay_s(self, event: Happening, iteration_s: float) -> float:
+    def delay_s(self, event: ClusterEvent, iteration_s: float) -> float:
         return 0.0 if event.kind == "maintenance" else self._detect_s
 
-    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+    def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job, dead = cluster.job, cluster.dead()
         pauses: Pauses = (("restart", self._restart_s),)
         if not cluster.layout.devices & dead:

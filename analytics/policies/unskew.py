@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.layout import Layout, LayoutError
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.plan import PlanError
@@ -13,7 +13,7 @@ from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.policies.base import (
     FAIL_SLOW,
-    Cluster,
+    ClusterView,
     Policy,
     Reaction,
     from_checkpoint,
@@ -25,7 +25,7 @@ from unskew.analytics.policies.planning import layout_of, planned
 from unskew.analytics.policies.recycle import dead_groups, rerouted
 
 
-class Unskew(Policy):
+class UnskewPolicy(Policy):
     """Candidates: what runs, the joint plan, ResiHP's levels with measured TP efficiency, ReCycle's rerouting; all timed by the
     one evaluator. The fastest is taken when its gain over the expected life of the fault pays for the pause.
 
@@ -45,7 +45,7 @@ class Unskew(Policy):
     def __init__(self, *, joint: bool = True, levels: bool = True, worth: bool = True):
         self._joint, self._levels, self._worth = joint, levels, worth
 
-    def candidates(self, cluster: Cluster) -> dict[str, Layout]:
+    def candidates(self, cluster: ClusterView) -> dict[str, Layout]:
         """Layouts by name that could run on what is left, the present one first."""
         job, found = cluster.job, {"what runs": cluster.layout}
         measured = planned(job, cluster.speeds, measured=True)
@@ -61,7 +61,7 @@ class Unskew(Policy):
             found["reroute"] = rerouted(job, dead_groups(job, cluster.dead()))
         return found
 
-    def react(self, cluster: Cluster, event: Happening) -> Reaction:
+    def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job = cluster.job
         layouts = self.candidates(cluster)
         seconds = {name: cluster.seconds(layout) for name, layout in layouts.items()}

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unskew.analytics.core.cost import ChunkCost, CostModel, Place, PlaceCost, Speeds, speed_of
-from unskew.analytics.core.workload import Work
-from unskew.analytics.predictor.regression import Data, Floats, ratios_on, solve
+from unskew.analytics.core.iteration import Chunk
+from unskew.analytics.predictor.regression import Floats, RegressionData, ratios_on, solve
 
 TERMS = ("token_us", "head_us_per_token", "token2_us", "layer_us")  # in this order a term gives way to those before it
 HELD_OUT = 4  # every fourth
@@ -37,19 +37,6 @@ COVERAGE = 0.9  # of the error bars
 
 class NotIdentifiable(ValueError):  # noqa: N818  # a state of the data, not a mistake
     """Nothing can be fitted: no chunk with a positive time."""
-
-
-class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """One executed chunk: kind F, B or W, its layers, whether with the output head, its work, its own time (us); `tp` ranks
-    executed it together, of which this is one."""
-
-    rank: int
-    kind: str
-    n_layers: int
-    has_head: bool
-    work: Work
-    us: float
-    tp: int = 1
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,7 +148,7 @@ def _words(kind: str, place: Place, *, alone: bool) -> str:
 
 def _fit_part(chunks: Sequence[Chunk]) -> _Part:
     rows = [(c.n_layers * c.work.tokens, c.has_head * c.work.tokens, c.n_layers * c.work.sum_sq, c.n_layers) for c in chunks]
-    data = Data(np.array(rows, float), np.array([c.us for c in chunks], float), np.array([c.rank for c in chunks]))
+    data = RegressionData(np.array(rows, float), np.array([c.us for c in chunks], float), np.array([c.rank for c in chunks]))
     solution = solve(data)
     return _Part(
         chunks=chunks,

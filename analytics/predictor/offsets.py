@@ -17,7 +17,7 @@ from unskew.analytics.core.workload import Work
 from unskew.analytics.predictor.fit import Fit, NotIdentifiable, error_bar
 
 
-class Measured(msgspec.Struct, frozen=True):
+class TimedIteration(msgspec.Struct, frozen=True):
     """One committed iteration: its plan, the work of its micro-batches in order, its time (us)."""
 
     plan: Plan
@@ -27,7 +27,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 def fit_terms(
     fitted: Fit,
-    iterations: Sequence[Measured],
+    iterations: Sequence[TimedIteration],
     predict_us: Callable[[Plan, Sequence[Work], CostModel], float],
     transfers_us: Sequence[float] = (),
     collectives_us: Sequence[float] = (),

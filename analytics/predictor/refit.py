@@ -15,20 +15,20 @@ import msgspec
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.predictor.fit import Fit, expected_us
-from unskew.analytics.predictor.retraining import Backtest, Seen, backtest, fit_seen
+from unskew.analytics.predictor.retraining import IterationSample, PredictorBacktest, backtest, fit_seen
 
 SHARE = 2 / 3
 LEAST = 12
 
 
-class Retrained(msgspec.Struct, frozen=True, kw_only=True):
+class RefitReport(msgspec.Struct, frozen=True, kw_only=True):
     """`coverage`: kind of work, "iteration" -> share of later measurements within the new model's 90 % error bars."""
 
     fitted: Fit
     fitted_on: tuple[int, int]
     tested_on: tuple[int, int]
-    new: Backtest
-    old: Backtest | None
+    new: PredictorBacktest
+    old: PredictorBacktest | None
     coverage: dict[str, float]
 
     @property
@@ -37,11 +37,11 @@ class Retrained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def retrain(
-    seen: Sequence[Seen],
+    seen: Sequence[IterationSample],
     before: CostModel | None,
     share: float = SHARE,
     classes: Mapping[str, tuple[int, ...]] | None = None,
-) -> Retrained:
+) -> RefitReport:
     """`classes`: device class -> its ranks. Raises `ValueError` when there is too little to fit and to test on."""
     if len(seen) < LEAST:
         raise ValueError(f"{len(seen)} complete iterations are too few to fit and to test a predictor, needed are {LEAST}")
@@ -50,7 +50,7 @@ def retrain(
     found = fit_seen(learned, classes)
     if found is None or not later:
         raise ValueError("its iterations do not tell what chunks should take: none is complete with lengths and times")
-    return Retrained(
+    return RefitReport(
         fitted=found,
         fitted_on=(learned[0].committed.iteration, learned[-1].committed.iteration),
         tested_on=(later[0].committed.iteration, later[-1].committed.iteration),
@@ -60,7 +60,7 @@ def retrain(
     )
 
 
-def coverage(model: CostModel, later: Sequence[Seen]) -> dict[str, float]:
+def coverage(model: CostModel, later: Sequence[IterationSample]) -> dict[str, float]:
     """How many later measurements lie within the error bars, where there are any."""
     inside: dict[str, list[bool]] = {}
 

@@ -21,18 +21,18 @@ HUBER_ROUNDS = 15
 LEAST_SLOW = 1.1  # a rank within 10 % of the others is spread, not contradiction
 
 
-class Data(msgspec.Struct, frozen=True):
+class RegressionData(msgspec.Struct, frozen=True):
     """Chunks as arrays: `design` (n, terms) us per unit coefficient, `us` (n,) healthy time, `rank` (n,)."""
 
     design: Floats
     us: Floats
     rank: Ints
 
-    def where(self, mask: NDArray[np.bool_]) -> Data:
-        return Data(self.design[mask], self.us[mask], self.rank[mask])
+    def where(self, mask: NDArray[np.bool_]) -> RegressionData:
+        return RegressionData(self.design[mask], self.us[mask], self.rank[mask])
 
 
-class Solution(msgspec.Struct, frozen=True):
+class RegressionSolution(msgspec.Struct, frozen=True):
     """`coefficients` (terms,), 0 for those not in `terms`, the indices of the terms that the data tell apart; ranks
     `left_out`."""
 
@@ -41,7 +41,7 @@ class Solution(msgspec.Struct, frozen=True):
     left_out: tuple[int, ...]
 
 
-def solve(data: Data) -> Solution:
+def solve(data: RegressionData) -> RegressionSolution:
     """Fit, and leave out ranks (at most a quarter, at least one allowed) whose absence halves the disagreement of the rest.
 
     A rank whose absence would lose a term stays: it is the only witness for it.
@@ -68,10 +68,10 @@ def solve(data: Data) -> Solution:
             break
         out.append(rank)
         coefficients = trial
-    return Solution(coefficients, terms, tuple(sorted(out)))
+    return RegressionSolution(coefficients, terms, tuple(sorted(out)))
 
 
-def ratios_on(held: NDArray[np.bool_], data: Data, solution: Solution) -> Floats:
+def ratios_on(held: NDArray[np.bool_], data: RegressionData, solution: RegressionSolution) -> Floats:
     """Predicted over measured of the chunks that are `held` out of a fit to the others (of all, when none is); ranks that were
     left out count in neither."""
     kept = ~np.isin(data.rank, solution.left_out)
@@ -84,7 +84,7 @@ def ratios_on(held: NDArray[np.bool_], data: Data, solution: Solution) -> Floats
     return np.asarray(tested.design @ coefficients / tested.us)
 
 
-def _identifiable(data: Data) -> list[int]:
+def _identifiable(data: RegressionData) -> list[int]:
     """Indices of the terms that are no mixture of the terms before them (Gram-Schmidt on the relative design)."""
     relative = data.design / data.us[:, None]
     basis: list[Floats] = []
@@ -101,7 +101,7 @@ def _identifiable(data: Data) -> list[int]:
     return found
 
 
-def _fit_robust(data: Data, terms: list[int]) -> Floats:
+def _fit_robust(data: RegressionData, terms: list[int]) -> Floats:
     """Huber regression of relative residuals by iterated reweighting; coefficients (terms,), 0 for those not asked for."""
     coefficients = np.zeros(data.design.shape[1])
     predicted, trust = data.us, np.ones(len(data.us))
@@ -121,7 +121,7 @@ def _fit_robust(data: Data, terms: list[int]) -> Floats:
     return coefficients
 
 
-def _factors(data: Data, coefficients: Floats) -> dict[int, float]:
+def _factors(data: RegressionData, coefficients: Floats) -> dict[int, float]:
     """rank -> median of log(measured / predicted)."""
     logs = np.log(data.us / np.maximum(data.design @ coefficients, 1e-9))
     order = np.argsort(data.rank, kind="stable")

@@ -21,14 +21,13 @@ from statistics import median
 import msgspec
 
 from unskew.analytics.core.cost import CostModel, Speeds
+from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
-from unskew.analytics.detector.detector import Committed, Verdicts
-from unskew.analytics.loop.intake import Released
 from unskew.analytics.pipeline.prediction import predict_iteration
-from unskew.analytics.predictor.fit import Chunk, Fit, NotIdentifiable, at_healthy_speed, expected_us, fit, median_error
-from unskew.analytics.predictor.offsets import Measured, fit_terms
-from unskew.collector.events import IterationJudged, PredictorFitted, Verdict
+from unskew.analytics.predictor.fit import Fit, NotIdentifiable, at_healthy_speed, expected_us, fit, median_error
+from unskew.analytics.predictor.offsets import TimedIteration, fit_terms
+from unskew.collector.events import IterationJudged, PredictorFitted, Verdict, VerdictClosed
 
 NO_WORSE = 0.002
 """Two median errors of chunks nearer than this are alike. More is not excused by better iterations: an end that is learned from
@@ -45,18 +44,18 @@ class RetrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
     doubt: float = 0.25
 
 
-class Seen(msgspec.Struct, frozen=True):
+class IterationSample(msgspec.Struct, frozen=True):
     """A committed iteration, the plan it ran under, the speeds believed when it ran, and its time as it was predicted then.
     `suspicion`: the highest score of a rank in it."""
 
-    released: Released
+    released: IterationTelemetry
     plan: Plan
     speeds: dict[int, dict[str, float]]
     predicted_us: float | None = None
     suspicion: float = 0.0
 
     @property
-    def committed(self) -> Committed:
+    def committed(self) -> CommittedIteration:
         return self.released.committed
 
     @property
@@ -65,7 +64,7 @@ class Seen(msgspec.Struct, frozen=True):
         return at_healthy_speed(self.committed.chunks, self.speeds)
 
 
-class Backtest(msgspec.Struct, frozen=True, kw_only=True):
+class PredictorBacktest(msgspec.Struct, frozen=True, kw_only=True):
     """Median absolute relative errors on `n` iterations that were not fitted: of chunks, of iterations."""
 
     n: int
@@ -76,7 +75,7 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
     def total(self) -> float:
         return self.chunks + self.iterations
 
-    def beats(self, old: Backtest) -> bool:
+    def beats(self, old: PredictorBacktest) -> bool:
         """Whether the predictor of these errors replaces that of the `old` ones: chunks no worse, the sum smaller."""
         return self.chunks <= old.chunks + NO_WORSE and self.total < old.total
 
@@ -84,7 +83,7 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
 class _Candidate(msgspec.Struct, frozen=True):
     fitted: Fit
     trigger: str
-    later: tuple[Seen, ...] = ()
+    later: tuple[IterationSample, ...] = ()
 
 
 class Retraining:
@@ -95,7 +94,7 @@ class Retraining:
         self._classes = classes or {}
         self.fitted: Fit | None = None
         self.number = 0
-        self._seen: deque[Seen] = deque(maxlen=self.options.refit_every)
+        self._seen: deque[IterationSample] = deque(maxlen=self.options.refit_every)
         self._candidate: _Candidate | None = None
         self._due_at = 0
         self._why = ""
@@ -112,7 +111,7 @@ class Retraining:
     def believed(self, rank: int, since: int, speeds: Mapping[str, float]) -> None:
         """`rank` has had these speeds (kind -> speed) since iteration `since`, as is known only now."""
 
-        def known(seen: Seen) -> Seen:
+        def known(seen: IterationSample) -> IterationSample:
             if seen.committed.iteration < since:
                 return seen
             others = {other: kinds for other, kinds in seen.speeds.items() if other != rank}
@@ -123,7 +122,7 @@ class Retraining:
             later = tuple(map(known, self._candidate.later))
             self._candidate = msgspec.structs.replace(self._candidate, later=later)
 
-    def observe(self, seen: Seen) -> PredictorFitted | None:
+    def observe(self, seen: IterationSample) -> PredictorFitted | None:
         """Take the next complete iteration; the event when a predictor came into force with it."""
         self._seen.append(seen)
         now, doubtful = seen.committed.iteration, seen.suspicion >= self.options.doubt
@@ -191,13 +190,13 @@ def fitted_event(found: Fit, *, number: int, watermark: int, trigger: str) -> Pr
     )
 
 
-def fit_seen(seen: Sequence[Seen], classes: Mapping[str, tuple[int, ...]] | None = None) -> Fit | None:
+def fit_seen(seen: Sequence[IterationSample], classes: Mapping[str, tuple[int, ...]] | None = None) -> Fit | None:
     """The predictor of these iterations; None when they do not tell. `classes`: device class -> its ranks."""
     plan, speeds = seen[-1].plan, seen[-1].speeds
     chunks = [chunk for one in seen for chunk in one.chunks]
     # The first iteration pays for start-up once; it says nothing about the end of the others.
     measured = [
-        Measured(one.plan, one.committed.works, one.committed.measured_us)
+        TimedIteration(one.plan, one.committed.works, one.committed.measured_us)
         for one in seen
         if one.plan.epoch == plan.epoch and one.speeds == speeds and one.committed.iteration > 0
     ]
@@ -213,7 +212,7 @@ def fit_seen(seen: Sequence[Seen], classes: Mapping[str, tuple[int, ...]] | None
         return None
 
 
-def backtest(model: CostModel, later: Sequence[Seen]) -> Backtest:
+def backtest(model: CostModel, later: Sequence[IterationSample]) -> PredictorBacktest:
     """The errors of a model on iterations that it has not seen."""
     chunks = [chunk for seen in later for chunk in seen.chunks]
     errors = [
@@ -223,7 +222,7 @@ def backtest(model: CostModel, later: Sequence[Seen]) -> Backtest:
         for seen in later
         if seen.committed.measured_us > 0
     ]
-    return Backtest(n=len(later), chunks=median_error(model, chunks), iterations=median(errors) if errors else 0.0)
+    return PredictorBacktest(n=len(later), chunks=median_error(model, chunks), iterations=median(errors) if errors else 0.0)
 
 
 def median_ratio(model: CostModel, chunks: Sequence[Chunk]) -> float | None:
@@ -242,7 +241,7 @@ def suspicion(judged: IterationJudged) -> float:
     return max((ratio.score for ratio in judged.ranks), default=0.0)
 
 
-def turned(found: Verdicts, opened: Mapping[int, Verdict]) -> dict[int, int]:
+def turned(found: Sequence[Verdict | VerdictClosed], opened: Mapping[int, Verdict]) -> dict[int, int]:
     """rank -> the iteration since which its speed is another, as these verdicts say; `opened`: all so far, by number."""
     since: dict[int, int] = {}
     for said in found:

@@ -13,10 +13,10 @@ from typing import Literal
 
 import msgspec
 
+from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.lab.baselines.method import Method, Observed
-from unskew.analytics.loop.adaptation import Step
-from unskew.analytics.loop.intake import Released
+from unskew.analytics.lab.baselines.method import Method, MethodInput
+from unskew.analytics.loop.adaptation import AdaptationStep
 from unskew.analytics.loop.scoring import score_verdict
 from unskew.analytics.replay.recorded_run import RecordedRun
 from unskew.analytics.replay.rehearsal import Rehearsal
@@ -26,7 +26,7 @@ Change = Literal["same", "earlier", "later", "fewer", "more"]
 """Of the other detector against the live one, per verdict: `fewer` = only the live one said it, `more` = only the other."""
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class DetectorVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """One detector's verdict: first revision, with the speeds of the newest. `correct` None = there is no truth to tell by."""
 
     verdict: int
@@ -37,19 +37,19 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     correct: bool | None
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
+class VerdictPair(msgspec.Struct, frozen=True, kw_only=True):
     """What both said about the same culprits and cause, at the same time round; None = said nothing."""
 
     cause: str
     culprits: str
-    live: Said | None
-    other: Said | None
+    live: DetectorVerdict | None
+    other: DetectorVerdict | None
     change: Change
     iterations: int = 0
     """How much earlier or later."""
 
 
-class Tally(msgspec.Struct, frozen=True, kw_only=True):
+class DetectorTally(msgspec.Struct, frozen=True, kw_only=True):
     """A detector against the injected slowdowns: how many of them it named, how many verdicts were false, how long it took."""
 
     verdicts: int
@@ -59,18 +59,18 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     delay_iterations: float | None
 
 
-class Backtest(msgspec.Struct, frozen=True, kw_only=True):
+class DetectorBacktest(msgspec.Struct, frozen=True, kw_only=True):
     """`alarms`: moments at which the other took the run for failing, before validation (rivals/method.py)."""
 
     run: str
     iterations: int
-    pairs: tuple[Pair, ...]
-    live: Tally
-    other: Tally
+    pairs: tuple[VerdictPair, ...]
+    live: DetectorTally
+    other: DetectorTally
     alarms: tuple[tuple[int, str], ...]
 
 
-def backtest(recorded: RecordedRun, method: Method) -> Backtest:
+def backtest(recorded: RecordedRun, method: Method) -> DetectorBacktest:
     """Run `method`, a fresh one, over a recorded run. Raises `ReplayError` when the log cannot be rehearsed."""
     watched = _Watched(recorded, method)
     watched.run(watched.last)
@@ -80,7 +80,7 @@ def backtest(recorded: RecordedRun, method: Method) -> Backtest:
     other_verdicts = _first(watched.verdicts)
     live = [_said(verdict, faults, truth_known=truth_known) for verdict in live_verdicts]
     other = [_said(verdict, faults, truth_known=truth_known) for verdict in other_verdicts]
-    return Backtest(
+    return DetectorBacktest(
         run=recorded.run,
         iterations=watched.observed,
         pairs=_pairs(live, other),
@@ -100,11 +100,11 @@ class _Watched(Rehearsal):
         self.verdicts: list[Control] = []
         self.alarms: list[tuple[int, str]] = []
 
-    def observe(self, released: Released, plan: Plan) -> Step:
+    def observe(self, released: IterationTelemetry, plan: Plan) -> AdaptationStep:
         fitted = self.adaptation.fitted
         step = super().observe(released, plan)
         outcome = self._method.observe(
-            Observed(
+            MethodInput(
                 committed=released.committed,
                 plan=plan,
                 cost=None if fitted is None else fitted.model,
@@ -120,7 +120,7 @@ class _Watched(Rehearsal):
 
 class _One(msgspec.Struct, frozen=True):
     verdict: Verdict
-    said: Said
+    said: DetectorVerdict
     scored: VerdictScored | None
 
     @property
@@ -153,7 +153,7 @@ def _first(events: Iterable[Control]) -> list[tuple[Verdict, Verdict]]:
 def _said(revisions: tuple[Verdict, Verdict], faults: Sequence[FaultInjected], *, truth_known: bool) -> _One:
     first, newest = revisions
     scored = score_verdict(first, faults, truth_known=truth_known)
-    said = Said(
+    said = DetectorVerdict(
         verdict=first.verdict,
         at_iteration=first.at_iteration,
         since_iteration=first.since_iteration,
@@ -164,7 +164,7 @@ def _said(revisions: tuple[Verdict, Verdict], faults: Sequence[FaultInjected], *
     return _One(first, said, scored)
 
 
-def _pairs(live: Sequence[_One], other: Sequence[_One]) -> tuple[Pair, ...]:
+def _pairs(live: Sequence[_One], other: Sequence[_One]) -> tuple[VerdictPair, ...]:
     """Each live verdict with the other's nearest on the same cause and culprits, then what is left; by iteration."""
     left, pairs = list(other), []
     for one in live:
@@ -177,7 +177,7 @@ def _pairs(live: Sequence[_One], other: Sequence[_One]) -> tuple[Pair, ...]:
     return tuple(sorted(pairs, key=lambda pair: min(said.at_iteration for said in (pair.live, pair.other) if said)))
 
 
-def _pair(live: _One | None, other: _One | None) -> Pair:
+def _pair(live: _One | None, other: _One | None) -> VerdictPair:
     known = live or other
     assert known is not None
     change: Change = "fewer" if other is None else "more"
@@ -185,7 +185,7 @@ def _pair(live: _One | None, other: _One | None) -> Pair:
     if live is not None and other is not None:
         moved = other.said.at_iteration - live.said.at_iteration
         change = "same" if moved == 0 else "later" if moved > 0 else "earlier"
-    return Pair(
+    return VerdictPair(
         cause=known.about[0],
         culprits=known.about[1],
         live=live.said if live else None,
@@ -195,10 +195,10 @@ def _pair(live: _One | None, other: _One | None) -> Pair:
     )
 
 
-def _tally(verdicts: Sequence[_One], faults: Sequence[FaultInjected]) -> Tally:
+def _tally(verdicts: Sequence[_One], faults: Sequence[FaultInjected]) -> DetectorTally:
     right = [one for one in verdicts if one.scored is not None and one.scored.correct]
     delays = [one.scored.delay_iterations for one in right if one.scored and one.scored.delay_iterations is not None]
-    return Tally(
+    return DetectorTally(
         verdicts=len(verdicts),
         injected=sum(fault.kind == "slow" for fault in faults),
         found=len({one.scored.truth for one in right if one.scored}),

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.loop.intake import Intake, Released
+from unskew.analytics.loop.intake import Intake
 from unskew.collector.events import (
     Control,
     Event,
@@ -30,7 +31,7 @@ from unskew.collector.read.reader import Reader
 _PATIENCE_POLLS = 32
 
 
-class Noted(msgspec.Struct, frozen=True):
+class LoggedControl(msgspec.Struct, frozen=True):
     """A control event; those of one append share `at_us` (wall clock)."""
 
     at_us: int
@@ -38,10 +39,10 @@ class Noted(msgspec.Struct, frozen=True):
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
-    """`judged_us`: when each iteration was judged, by the clock of `Noted.at_us`."""
+    """`judged_us`: when each iteration was judged, by the clock of `LoggedControl.at_us`."""
 
     run: str
-    control: tuple[Noted, ...]
+    control: tuple[LoggedControl, ...]
     telemetry: tuple[Event, ...]
     judged: dict[int, IterationJudged]
     judged_us: dict[int, int]
@@ -59,7 +60,7 @@ class RecordedRun(msgspec.Struct, frozen=True):
     def started(self) -> RunStarted | None:
         return next((noted.event for noted in self.control if isinstance(noted.event, RunStarted)), None)
 
-    def iterations(self) -> list[Released]:
+    def iterations(self) -> list[IterationTelemetry]:
         """The committed iterations as the live run judged them, in order.
 
         The live run waited for late lines only so long: an iteration that it gave up as incomplete is so here, and the time it
@@ -72,7 +73,7 @@ class RecordedRun(msgspec.Struct, frozen=True):
         return [_as_judged(one, self.judged.get(one.committed.iteration)) for one in released]
 
 
-def _as_judged(released: Released, judged: IterationJudged | None) -> Released:
+def _as_judged(released: IterationTelemetry, judged: IterationJudged | None) -> IterationTelemetry:
     if judged is None:
         return released
     committed = msgspec.structs.replace(
@@ -85,7 +86,7 @@ def _as_judged(released: Released, judged: IterationJudged | None) -> Released:
 
 def run_of_lines(run: str, lines: Iterable[tuple[str, int, int, str | None, bytes]]) -> RecordedRun:
     """From lines in any order: (writer, seq, at_us, stream, line as written). Only the run's own control stream is taken."""
-    control: list[tuple[int, Noted]] = []
+    control: list[tuple[int, LoggedControl]] = []
     telemetry: list[tuple[str, int, Event]] = []
     judged: dict[int, IterationJudged] = {}
     judged_us: dict[int, int] = {}
@@ -94,7 +95,7 @@ def run_of_lines(run: str, lines: Iterable[tuple[str, int, int, str | None, byte
         if isinstance(event, IterationJudged):
             judged[event.iteration], judged_us[event.iteration] = event, at_us
         elif isinstance(event, Control) and stream == f"run/{run}":
-            control.append((seq, Noted(at_us, event)))
+            control.append((seq, LoggedControl(at_us, event)))
         elif isinstance(event, (Span, MicroBatchPacked, IterationCommitted, GpuState)):
             telemetry.append((writer, seq, event))
     control.sort(key=lambda one: one[0])

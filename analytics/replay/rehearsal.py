@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import msgspec
 
+from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.loop.adaptation import Adaptation, Step
-from unskew.analytics.loop.intake import Released
+from unskew.analytics.loop.adaptation import Adaptation, AdaptationStep
 from unskew.analytics.replay.recorded_run import RecordedRun
 from unskew.analytics.scheduler.recovery import recover
 from unskew.collector.events import (
@@ -107,7 +107,7 @@ class Rehearsal:
         if until == self.last and any(isinstance(event, RunFinished) and event.status == "done" for event in self._control):
             self.made += self.adaptation.finish()
 
-    def observe(self, released: Released, plan: Plan) -> Step:
+    def observe(self, released: IterationTelemetry, plan: Plan) -> AdaptationStep:
         """What the adaptation says to one iteration; a subclass may look on."""
         return self.adaptation.observe(released, plan)
 
@@ -169,7 +169,7 @@ class Rehearsal:
         )
 
 
-def _answer(step: Step, iteration: int, plan: Plan) -> list[Event]:
+def _answer(step: AdaptationStep, iteration: int, plan: Plan) -> list[Event]:
     """What the controller makes of the Scheduler's answer (runtime/control/approval_queue.py), less the proposal's name.
 
     A probe is no answer: what it measures is in the log, and comes with a later iteration.

@@ -16,7 +16,7 @@ import msgspec
 from unskew.analytics.core.code_hash import code_hash
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.replay.differences import IDENTITY, Difference, differences
-from unskew.analytics.replay.recorded_run import Noted, RecordedRun
+from unskew.analytics.replay.recorded_run import LoggedControl, RecordedRun
 from unskew.analytics.replay.rehearsal import Rehearsal, ReplayError, moment_of
 from unskew.collector.events import (
     Control,
@@ -35,7 +35,7 @@ from unskew.collector.events import (
 )
 
 
-class OpenProposal(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayedProposal(msgspec.Struct, frozen=True, kw_only=True):
     """A proposal as it stood; `status` is open or approved."""
 
     proposal: str
@@ -60,7 +60,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     speeds: dict[int, dict[str, float]]
     verdicts: tuple[Verdict, ...]
     predictor: PredictorFitted | None
-    proposals: tuple[OpenProposal, ...]
+    proposals: tuple[ReplayedProposal, ...]
     compared: int
     differences: tuple[Difference, ...]
     same_code: bool
@@ -100,7 +100,7 @@ def _as_far_as_recorded(recorded: RecordedRun, made: Sequence[Event]) -> list[Ev
     return [event for event in made if over or not isinstance(event, IterationJudged) or event.iteration <= last]
 
 
-def _until(recorded: RecordedRun, until: int, *, whole: bool) -> list[Noted]:
+def _until(recorded: RecordedRun, until: int, *, whole: bool) -> list[LoggedControl]:
     """The control events up to the moment before the iteration after `until` was judged. What was appended at once stays
     together; what tells no iteration (what people and modes decide, looking back) is placed by the clock of the controller,
     which wrote both."""
@@ -110,7 +110,7 @@ def _until(recorded: RecordedRun, until: int, *, whole: bool) -> list[Noted]:
     latest: dict[int, int] = {}
     for noted in recorded.control:
         latest[noted.at_us] = max(latest.get(noted.at_us, -1), moment_of(noted.event))
-    past: list[Noted] = []
+    past: list[LoggedControl] = []
     for noted in recorded.control:
         if latest[noted.at_us] > until:
             break
@@ -130,12 +130,12 @@ def _open_verdicts(made: Sequence[Event]) -> tuple[Verdict, ...]:
     return tuple(newest.values())
 
 
-def _open_proposals(past: Sequence[Control]) -> tuple[OpenProposal, ...]:
-    lying: dict[str, OpenProposal] = {}
+def _open_proposals(past: Sequence[Control]) -> tuple[ReplayedProposal, ...]:
+    lying: dict[str, ReplayedProposal] = {}
     for event in past:
         match event:
             case PlanProposed():
-                lying[event.proposal] = OpenProposal(
+                lying[event.proposal] = ReplayedProposal(
                     proposal=event.proposal,
                     status="open",
                     optional=event.optional,

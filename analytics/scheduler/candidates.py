@@ -14,7 +14,7 @@ import numpy as np
 
 from unskew.analytics.core.plan import PASSES, Plan, PlanError, Route, plan_from_partition, split_evenly, way_of
 from unskew.analytics.planners.joint.joint import plan_joint
-from unskew.analytics.planners.problem import Cluster, Job
+from unskew.analytics.planners.problem import PlannerCluster, PlannerJob
 from unskew.analytics.planners.resihp.pp import share_out
 
 Members = tuple[tuple[int, ...], ...]
@@ -101,7 +101,7 @@ def named_shapes(
 
 
 def joint_shape(
-    plan: Plan, members: Members, times: Mapping[int, RankTime], job: Job, *, may_leave: bool
+    plan: Plan, members: Members, times: Mapping[int, RankTime], job: PlannerJob, *, may_leave: bool
 ) -> Iterator[tuple[str, Shape]]:
     """The joint planner's shape, when it has one of this form: every living rank takes part unless it may be left out.
 
@@ -114,7 +114,7 @@ def joint_shape(
         for stage, rank in enumerate(ranks):
             speeds[replica, stage] = job.layer_us / times[rank].layer_us
     try:
-        found = plan_joint(Cluster(job=job, speeds=speeds), compare=False).assignment
+        found = plan_joint(PlannerCluster(job=job, speeds=speeds), compare=False).assignment
     except PlanError:
         return
     kept = [[stage for stage in range(len(ranks)) if found.layers[d, stage] > 0] for d, ranks in enumerate(members)]

@@ -1,9 +1,9 @@
 """Is a better plan worth its change? Gain against cost over the expected life of the fault (ours; no paper has this).
 
-A plan for a slow device earns only while the device is slow. The time that slow phases last is heavy-tailed: the longer one has
-lasted, the longer it will. `Life` is a log-normal law of that time; its defaults are the field's figures (mean 72 min over 16
-slow phases of jobs of at least 512 GPUs, up to nearly ten hours: Greyhound, ATC'25; sigma 1.3 fits both). With t = how long the
-fault has lasted, T = its duration, r = what is left of the run:
+A plan for a slow device earns only while the device is slow. The time that slow phases last is heavy-tailed: the longer one
+has lasted, the longer it will. `FaultLife` is a log-normal law of that time; its defaults are the field's figures (mean 72
+min over 16 slow phases of jobs of at least 512 GPUs, up to nearly ten hours: Greyhound, ATC'25; sigma 1.3 fits both). With
+t = how long the fault has lasted, T = its duration, r = what is left of the run:
 
 1. expected life ``E[min(T - t, r) | T > t]``, numerically; what is dead stays dead: r;
 2. cost = cost of the change + P(T - t < r) x the same once more, for the way back: hysteresis against faults that come and go;
@@ -25,7 +25,7 @@ import numpy as np
 from unskew.analytics.core.constants import constant
 
 
-class Life(msgspec.Struct, frozen=True, kw_only=True):
+class FaultLife(msgspec.Struct, frozen=True, kw_only=True):
     """A log-normal law of how long slow phases last."""
 
     median_s: float = constant("slow_median_s")
@@ -50,7 +50,7 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
         return max(0.5 * math.erfc(math.log(t_s / self.median_s) / (self.sigma * math.sqrt(2.0))), 1e-300)
 
 
-class Worth(msgspec.Struct, frozen=True, kw_only=True):
+class CostBenefit(msgspec.Struct, frozen=True, kw_only=True):
     """`life_s`: how long the gain is expected to last; `cost_s` with the way back; `payback_s` None when nothing is gained."""
 
     worth: bool
@@ -68,10 +68,10 @@ def weigh(
     remaining_s: float,
     slow_for_s: float | None,
     margin: float = 1.5,
-    life: Life | None = None,
-) -> Worth:
+    life: FaultLife | None = None,
+) -> CostBenefit:
     """`gain_per_s`: seconds saved per second of work; `slow_for_s`: age of the fault, None = it will not heal."""
-    law = life or Life()
+    law = life or FaultLife()
     lasts_s = remaining_s if slow_for_s is None else law.remaining_s(slow_for_s, remaining_s)
     heals = 0.0 if slow_for_s is None else 1.0 - law.survives(slow_for_s, remaining_s)
     benefit_s, total_s = gain_per_s * lasts_s, cost_s * (1.0 + heals)
@@ -79,7 +79,7 @@ def weigh(
     risk = 1.0
     if payback_s is not None and payback_s <= remaining_s:
         risk = 0.0 if slow_for_s is None else 1.0 - law.survives(slow_for_s, payback_s)
-    return Worth(
+    return CostBenefit(
         worth=gain_per_s > 0 and benefit_s >= margin * total_s,
         life_s=lasts_s,
         benefit_s=benefit_s,

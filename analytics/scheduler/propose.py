@@ -27,17 +27,17 @@ from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.evaluator import Array, Timeline, evaluate
 from unskew.analytics.pipeline.prediction import durations_us, layer_costs, model_for
 from unskew.analytics.pipeline.schedule import build_schedule
-from unskew.analytics.planners.problem import Job
+from unskew.analytics.planners.problem import PlannerJob
 from unskew.analytics.scheduler.candidates import RankTime, Shape, joint_shape, members_of, named_shapes, neighbours
 from unskew.analytics.scheduler.changes import describe, moved_layers
-from unskew.analytics.scheduler.cost_benefit import Life, Worth, weigh
+from unskew.analytics.scheduler.cost_benefit import CostBenefit, FaultLife, weigh
 from unskew.analytics.scheduler.recovery import recover
 from unskew.collector.events import PlanProposed
 
-__all__ = ["Candidate", "Options", "Proposal", "State", "propose", "recover"]
+__all__ = ["Candidate", "Proposal", "SchedulerOptions", "SchedulerState", "propose", "recover"]
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
     """What is believed when a plan is sought. `origin` is the run's first plan: it gives each rank its replica and its place.
 
     `batches[k][m]`: work of micro-batch m in the k-th recent iteration (10 to 30 of them). `iterations` = length of the run.
@@ -57,7 +57,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     slow_since: dict[int, int] = {}
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Thresholds. `margin`: how many times the expected gain must repay the cost; `life`: how long slow phases last; a rank
     slower than `leave_below` may be left out; the search ends after `search_actions` scheduled actions: a count, so that its
     result does not depend on the load."""
@@ -67,7 +67,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tie_percent: float = 0.5
     leave_below: float = 0.5
     search_actions: int = 100_000
-    life: Life = Life()
+    life: FaultLife = FaultLife()
 
     @property
     def digest(self) -> str:
@@ -87,7 +87,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """A better plan with the numbers that speak for it; all times are per iteration, the mean over `State.batches`.
+    """A better plan with the numbers that speak for it; all times are per iteration, the mean over `SchedulerState.batches`.
 
     `gain_interval_us`: 95 % interval of the mean gain over the batches (interval.py); None with fewer than two batches.
     `life_iterations`: for how long the gain is expected to last; `risk`: probability that the fault ends before the change is
@@ -131,10 +131,12 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-_DEFAULTS = Options()
+_DEFAULTS = SchedulerOptions()
 
 
-def propose(now_iteration: int, plan: Plan, state: State, options: Options = _DEFAULTS) -> tuple[Proposal | None, str]:
+def propose(
+    now_iteration: int, plan: Plan, state: SchedulerState, options: SchedulerOptions = _DEFAULTS
+) -> tuple[Proposal | None, str]:
     """A plan worth changing to from iteration `now_iteration` on, or None; always with the reason."""
     remaining = state.iterations - now_iteration
     if gone := sorted(set(plan.ranks) - state.alive):
@@ -159,7 +161,7 @@ def propose(now_iteration: int, plan: Plan, state: State, options: Options = _DE
     )
 
 
-def _weigh(bench: _Bench, best: Candidate, options: Options) -> Proposal:
+def _weigh(bench: _Bench, best: Candidate, options: SchedulerOptions) -> Proposal:
     """The best candidate against the current plan, on the same batches."""
     chosen = bench.plan_of(best)
     baseline = bench.iteration_us(bench.current)[0]
@@ -195,7 +197,7 @@ def _weigh(bench: _Bench, best: Candidate, options: Options) -> Proposal:
     )
 
 
-def _objection(proposal: Proposal, worth: Worth, options: Options) -> str | None:
+def _objection(proposal: Proposal, worth: CostBenefit, options: SchedulerOptions) -> str | None:
     """Why the change is not worth it; None when it is."""
     gain_us = proposal.baseline_us - proposal.predicted_us
     if proposal.gain_percent < options.min_gain_percent:
@@ -213,7 +215,7 @@ def _objection(proposal: Proposal, worth: Worth, options: Options) -> str | None
 class _Bench:
     """Scores plans on the recent batches and remembers what it scored."""
 
-    def __init__(self, plan: Plan, state: State, now: int) -> None:
+    def __init__(self, plan: Plan, state: SchedulerState, now: int) -> None:
         self.current, self.state, self.now, self.remaining = plan, state, now, state.iterations - now
         self.costs = layer_costs(state.batches, model_for(state.cost, plan.schedule))
         self.scored: dict[Shape, Candidate] = {}
@@ -247,7 +249,7 @@ class _Bench:
         last = max(timeline.finish_us, key=lambda rank: float(timeline.finish_us[rank].mean()))
         return candidate, plan.role_of[last].replica
 
-    def worth(self, proposal: Proposal, options: Options) -> Worth:
+    def worth(self, proposal: Proposal, options: SchedulerOptions) -> CostBenefit:
         """Gain against cost over the life of the fault: of several the one that began last, which is expected to end first."""
         baseline_s = proposal.baseline_us / 1e6
         believed = {rank: min(kinds.values(), default=1.0) for rank, kinds in self.state.speeds.items()}
@@ -270,12 +272,12 @@ class _Bench:
         """Mean iteration time with the cost of the change spread over the rest of the run."""
         return candidate.predicted_us + candidate.cost_us / self.remaining
 
-    def job(self) -> Job:
+    def job(self) -> PlannerJob:
         """The mean micro-batch of the recent batches as the planners take it."""
         of_layers, of_head = self.costs.at((self.state.cost.device_class, 1))
         layer_us = {kind: float(us.mean()) for kind, us in of_layers.items()}
         head_us = sum(float(us.mean()) for us in of_head.values())
-        return Job(
+        return PlannerJob(
             n_layers=self.current.n_layers,
             micro_batches=len(self.current.routes),
             forward_us=layer_us["F"],
@@ -297,7 +299,7 @@ class _Bench:
         return found
 
 
-def _search(bench: _Bench, options: Options) -> Candidate:
+def _search(bench: _Bench, options: SchedulerOptions) -> Candidate:
     """The best candidate found; `bench.scored` then holds all of them."""
     members = members_of(bench.state.origin, bench.state.alive)
     slowest = {rank: min(bench.state.speeds.get(rank, {}).values(), default=1.0) for rank in bench.state.alive}

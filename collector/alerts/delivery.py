@@ -28,7 +28,7 @@ _DETAIL = 300
 """Characters kept of what a command said last: the log keeps it for ever."""
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class AlertMessage(msgspec.Struct, frozen=True, kw_only=True):
     """What is told. `alert` names the opening; its closing has the same."""
 
     alert: str
@@ -40,7 +40,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class DeliveryResult(msgspec.Struct, frozen=True):
     ok: bool
     tries: int
     detail: str = ""
@@ -50,7 +50,7 @@ class _DoubtError(Exception):
     """It may have arrived."""
 
 
-def deliver(rule: Rule, message: Message) -> Outcome:
+def deliver(rule: Rule, message: AlertMessage) -> DeliveryResult:
     """Tell it; what fails for certain is tried again, up to three times in all. Blocks meanwhile."""
     detail = ""
     for number, pause_s in enumerate((0.0, *PAUSES_S), start=1):
@@ -58,10 +58,10 @@ def deliver(rule: Rule, message: Message) -> Outcome:
         try:
             detail = _try(rule, msgspec.json.encode(message))
         except _DoubtError as doubt:
-            return Outcome(False, number, f"{doubt}, so it may have arrived and is not told again")
+            return DeliveryResult(False, number, f"{doubt}, so it may have arrived and is not told again")
         if not detail:
-            return Outcome(True, number)
-    return Outcome(False, 1 + len(PAUSES_S), detail)
+            return DeliveryResult(True, number)
+    return DeliveryResult(False, 1 + len(PAUSES_S), detail)
 
 
 def _try(rule: Rule, body: bytes) -> str:

@@ -18,10 +18,10 @@ from typing import Any, Literal
 import duckdb
 import msgspec
 
-from unskew.collector.alerts.delivery import Message, Outcome, deliver
+from unskew.collector.alerts.delivery import AlertMessage, DeliveryResult, deliver
 from unskew.collector.alerts.rules import Rule
 from unskew.collector.events import AlertClosed, AlertDelivered, AlertOpened, Control
-from unskew.collector.locks import Held, hold
+from unskew.collector.locks import HeldLock, hold
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.read.reader import Reader
 from unskew.collector.write.control_stream import ControlStream
@@ -45,7 +45,7 @@ class Condition(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class Change(msgspec.Struct, frozen=True):
+class AlertTransition(msgspec.Struct, frozen=True):
     """An opening (`text`) or a closing (`closes` = the alert's name, `text` = why)."""
 
     key: Key
@@ -53,21 +53,21 @@ class Change(msgspec.Struct, frozen=True):
     closes: str = ""
 
 
-def decide(open_alerts: Mapping[Key, str], conditions: Sequence[Condition]) -> list[Change]:
+def decide(open_alerts: Mapping[Key, str], conditions: Sequence[Condition]) -> list[AlertTransition]:
     """What opens and what closes. A condition that could not be asked changes nothing; alerts of rules that are gone close."""
     asked = {condition.rule: condition for condition in conditions}
     now = {(run, condition.rule, subject): text for condition in conditions for (run, subject), text in condition.holds.items()}
-    changes = [Change(key, text) for key, text in now.items() if key not in open_alerts]
+    changes = [AlertTransition(key, text) for key, text in now.items() if key not in open_alerts]
     for key, alert in open_alerts.items():
         condition = asked.get(key[1])
         if condition is None:
-            changes.append(Change(key, GONE, closes=alert))
+            changes.append(AlertTransition(key, GONE, closes=alert))
         elif not condition.error and key not in now:
-            changes.append(Change(key, ENDED, closes=alert))
+            changes.append(AlertTransition(key, ENDED, closes=alert))
     return changes
 
 
-class Asking(Reader):
+class RuleReader(Reader):
     """A reader that asks rules."""
 
     def ask(self, rule: Rule, now_us: int) -> Condition:
@@ -117,17 +117,17 @@ class Alerting:
         held = hold(store.lock("alerts"), wait_s=0.0)
         if held is None:
             raise StoreError(f"alerts of {store.root} are evaluated by another process already")
-        self._lock: Held = held
-        self._reader = Asking(store)
+        self._lock: HeldLock = held
+        self._reader = RuleReader(store)
         self._open: dict[Key, str] = {}
         self._said: dict[str, str] = {}
         # One thread for each who is told: what opened is told before it is told to have closed, and who is slow holds up
         # nobody else.
         self._tellers: dict[tuple[str, ...], ThreadPoolExecutor] = {}
-        self._pending: list[tuple[Message, Rule, Future[Outcome]]] = []
+        self._pending: list[tuple[AlertMessage, Rule, Future[DeliveryResult]]] = []
         self._recall()
 
-    def step(self, now_us: int) -> list[Change]:
+    def step(self, now_us: int) -> list[AlertTransition]:
         """Ask all rules once; log and tell what changed."""
         self._log_delivered(wait=False)
         self._reader.refresh()
@@ -151,7 +151,7 @@ class Alerting:
         self._reader.close()
         self._lock.release()
 
-    def _make(self, run: str, changes: Sequence[Change], now_us: int) -> None:
+    def _make(self, run: str, changes: Sequence[AlertTransition], now_us: int) -> None:
         """Log changes of a run in one batch, then tell each."""
         named = [(change, change.closes or uuid.uuid4().hex[:12]) for change in changes]
         self._append(run, *(_event(change, alert) for change, alert in named))
@@ -163,9 +163,9 @@ class Alerting:
             if (rule := self._rules.get(change.key[1])) is not None:
                 self._tell(rule, change, alert, now_us)
 
-    def _tell(self, rule: Rule, change: Change, alert: str, now_us: int) -> None:
+    def _tell(self, rule: Rule, change: AlertTransition, alert: str, now_us: int) -> None:
         run, name, subject = change.key
-        message = Message(
+        message = AlertMessage(
             alert=alert, phase="closed" if change.closes else "opened", run=run, rule=name, subject=subject, text=change.text,
             at_us=now_us,
         )  # fmt: skip
@@ -217,13 +217,13 @@ class Alerting:
         self._said[condition.rule] = condition.error
 
 
-def _event(change: Change, alert: str) -> Control:
+def _event(change: AlertTransition, alert: str) -> Control:
     if change.closes:
         return AlertClosed(alert=alert, reason=change.text)
     return AlertOpened(alert=alert, rule=change.key[1], subject=change.key[2], text=change.text)
 
 
-def _delivered(message: Message, rule: Rule, outcome: Outcome) -> AlertDelivered:
+def _delivered(message: AlertMessage, rule: Rule, outcome: DeliveryResult) -> AlertDelivered:
     return AlertDelivered(
         alert=message.alert, phase=message.phase, target=rule.target, ok=outcome.ok, tries=outcome.tries, detail=outcome.detail
     )

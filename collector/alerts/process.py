@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from unskew.collector.alerts.evaluation import Alerting, Change
+from unskew.collector.alerts.evaluation import Alerting, AlertTransition
 from unskew.collector.alerts.rules import load_rules, rules_file
 from unskew.collector.background import stand_back, start_in_background
 from unskew.collector.locks import is_held
@@ -33,7 +33,7 @@ def serve(
     rules: Path,
     *,
     over: Callable[[], bool],
-    show: Callable[[Change], None] = lambda _: None,
+    show: Callable[[AlertTransition], None] = lambda _: None,
     period_s: float = PERIOD_S,
 ) -> None:
     """Evaluate until SIGTERM, SIGINT, or until `over` says so after an evaluation; `show` is told of each change.

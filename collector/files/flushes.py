@@ -27,7 +27,7 @@ class _Header(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 _decode = msgspec.json.Decoder(_Header).decode
 
 
-class Unpacked(msgspec.Struct, frozen=True):
+class DecodedFlushes(msgspec.Struct, frozen=True):
     """What some bytes of a spool file hold: whole lines, how many bytes are dealt with, and the damage among these.
 
     `damaged`: (first byte, bytes) of each passage that is not what was written, counted from where reading began.
@@ -47,7 +47,7 @@ def flush(lines: bytes) -> bytes:
     return b'{"crc32":%d,"bytes":%d}\n%b' % (crc32(lines), len(lines), lines)
 
 
-def unpack(data: bytes) -> Unpacked:
+def unpack(data: bytes) -> DecodedFlushes:
     """The whole flushes and lines that `data`, which begins where one begins, holds."""
     taken: list[bytes] = []
     damaged: list[tuple[int, int]] = []
@@ -79,7 +79,7 @@ def unpack(data: bytes) -> Unpacked:
             after = _next_start(data, body)
         damaged.append((at, after - at))
         at = after
-    return Unpacked(b"".join(taken), at, tuple(damaged), missing, unchecked)
+    return DecodedFlushes(b"".join(taken), at, tuple(damaged), missing, unchecked)
 
 
 def is_torn(rest: bytes) -> bool:

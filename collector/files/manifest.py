@@ -17,7 +17,7 @@ import msgspec
 from unskew.collector.paths import Store, StoreError
 
 
-class Replaced(msgspec.Struct, frozen=True, kw_only=True):
+class SealedSpool(msgspec.Struct, frozen=True, kw_only=True):
     """A spool file that is final and whole in a sealed file."""
 
     writer: str
@@ -31,7 +31,7 @@ Kind = Literal["telemetry", "control", "all"]
 """Which class of events a sealed file holds: the unit of retention. "all" was written before the classes were kept apart."""
 
 
-class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+class SealedFile(msgspec.Struct, frozen=True, kw_only=True):
     """An immutable Parquet file; `file` is relative to the store, `last_pos` the highest ingest position in it.
 
     Each sealing of a run has a number, counted from 0; the file holds those from `first` to `last` (several when compacted) of
@@ -44,7 +44,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     sha256: str
     last_pos: int
-    replaces: tuple[Replaced, ...]
+    replaces: tuple[SealedSpool, ...]
     kind: Kind = "all"
     first: int = -1
     last: int = -1
@@ -54,7 +54,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     last_at_us: int | None = None
 
 
-class Published(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A projection as an immutable Parquet file, relative to the store.
 
     `code` hashes the code that made it; `covers`: run -> the highest sealing whose rows are in it (readers add what is newer).
@@ -68,7 +68,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     covers: dict[str, int]
 
 
-class Pruned(msgspec.Struct, frozen=True, kw_only=True):
+class PrunedRange(msgspec.Struct, frozen=True, kw_only=True):
     """Telemetry that retention dropped: the rows of sealings `first` to `last` of a run, none newer than `last_at_us`."""
 
     run: str
@@ -83,10 +83,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """`number` grows with every swap; `problems` are sentences about what the collector found wrong while sealing."""
 
     number: int = 0
-    sealed: tuple[Sealed, ...] = ()
+    sealed: tuple[SealedFile, ...] = ()
     problems: tuple[str, ...] = ()
-    published: tuple[Published, ...] = ()
-    pruned: tuple[Pruned, ...] = ()
+    published: tuple[PublishedFile, ...] = ()
+    pruned: tuple[PrunedRange, ...] = ()
 
     def next_sealing(self, run: str) -> int:
         """The number that the run's next sealing gets."""
@@ -99,7 +99,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         last = [one.last_pos for one in self.sealed] + [one.last_pos for one in self.pruned]
         return 1 + max(last, default=-1)
 
-    def replaced(self, run: str) -> Iterator[tuple[Sealed, Replaced]]:
+    def replaced(self, run: str) -> Iterator[tuple[SealedFile, SealedSpool]]:
         """Every spool file of `run` that readers must not read any more, with its sealed file."""
         for sealed in self.sealed:
             if sealed.run == run:
@@ -111,7 +111,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
         Of each control stream the last name stays: it tells the stream's version.
         """
-        last: dict[tuple[str, str], Replaced] = {}
+        last: dict[tuple[str, str], SealedSpool] = {}
         for sealed in self.sealed:
             for file in sealed.replaces:
                 stream = (sealed.run, file.writer.partition("@")[2])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from unskew.collector.events import Span, tag_of
-from unskew.collector.files.tail import Lines
+from unskew.collector.files.tail import SpoolLines
 
 _T = TypeVar("_T")
 
@@ -73,7 +73,7 @@ def insert(
     connection: duckdb.DuckDBPyConnection,
     table: str,
     run: str,
-    found: Sequence[Lines],
+    found: Sequence[SpoolLines],
     first_pos: int | None = None,
     *,
     compact: bool = True,
@@ -96,7 +96,7 @@ def insert(
 def from_lines(
     connection: duckdb.DuckDBPyConnection,
     run: str,
-    found: Sequence[Lines],
+    found: Sequence[SpoolLines],
     first_pos: int | None,
     use: Callable[[str], _T],
     *,
@@ -125,7 +125,7 @@ def _rows(run: str, valid: str, *, compact: bool) -> str:
     return f"select * replace ({line} as payload) from ({rows})"
 
 
-def _arrived(found: Sequence[Lines], first_pos: int | None) -> Any:
+def _arrived(found: Sequence[SpoolLines], first_pos: int | None) -> Any:
     """The lines as an Arrow table: pos, writer, segment, payload with its newline: to leave that out costs a copy."""
     import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types  # noqa: PLC0415 - 0.1 s that idle readers save
 
@@ -136,9 +136,9 @@ def _arrived(found: Sequence[Lines], first_pos: int | None) -> Any:
     return pa.Table.from_batches(batches)
 
 
-def _groups(found: Sequence[Lines]) -> Iterator[list[Lines]]:
+def _groups(found: Sequence[SpoolLines]) -> Iterator[list[SpoolLines]]:
     """`found` in pieces of about BATCH_BYTES."""
-    group, size = list[Lines](), 0
+    group, size = list[SpoolLines](), 0
     for lines in found:
         if group and size + len(lines.data) > BATCH_BYTES:
             yield group
@@ -148,7 +148,7 @@ def _groups(found: Sequence[Lines]) -> Iterator[list[Lines]]:
     yield group
 
 
-def _batch(found: Sequence[Lines], first_pos: int | None) -> Any:
+def _batch(found: Sequence[SpoolLines], first_pos: int | None) -> Any:
     """An Arrow record batch of these lines.
 
     Made of buffers: a Python object per line costs more than its JSON, and `pa.array` of a list loads pandas (0.2 s, 40 MB).

@@ -50,7 +50,7 @@ def control_line(at_us: int, stream: str, version: int, actor: str, event: Event
     return envelope % (version, at_us, _encode(stream), version, _encode(actor), _encode(event)[1:])
 
 
-class Segment:
+class SpoolSegment:
     """An open segment; `write` may be short when the disk is full, exactly like `os.write`."""
 
     def __init__(self, folder: Path, first_seq: int) -> None:

@@ -26,7 +26,7 @@ Place = tuple[str, int]
 """(writer, segment): a spool file of a run, the segment by its first seq."""
 
 
-class Lines(msgspec.Struct, frozen=True, gc=False):
+class SpoolLines(msgspec.Struct, frozen=True, gc=False):
     """New whole lines of one spool file, each with its newline."""
 
     writer: str
@@ -121,9 +121,9 @@ class Tail:
                     entries.append(_entry((lines.writer, lines.segment), envelope, line))
         return entries
 
-    def poll_lines(self) -> list[Lines]:
+    def poll_lines(self) -> list[SpoolLines]:
         """As `poll`, undecoded: a line may be no envelope."""
-        found: list[Lines] = []
+        found: list[SpoolLines] = []
         waiting, left = self._writers(), READ_BYTES
         while waiting and left > 0:
             # What a writer leaves of its share goes to those that have more.
@@ -141,7 +141,7 @@ class Tail:
             return []
         return sorted(name for name in names if self._only in name)
 
-    def _read_writer(self, writer: str, share: int, found: list[Lines]) -> int:
+    def _read_writer(self, writer: str, share: int, found: list[SpoolLines]) -> int:
         """Append a writer's new lines, up to `share` bytes and a flush's rest; less than `share` = there is no more now."""
         folder, size = self._folder / writer, 0
         # Listed before reading: when a next file is there, the one before it has all its lines.
@@ -161,7 +161,7 @@ class Tail:
             self._current[writer] = name
         return size
 
-    def _read_segment(self, place: Place, limit: int, found: list[Lines]) -> int:
+    def _read_segment(self, place: Place, limit: int, found: list[SpoolLines]) -> int:
         """Append the new lines of one file; returns how many bytes were read, less than `limit` when there is no more now."""
         path, offset = self._folder / place[0] / segment_name(place[1]), self.offsets.get(place, 0)
         data = _read(path, offset, limit)
@@ -180,7 +180,7 @@ class Tail:
         if unpacked.used:
             self.offsets[place] = offset + unpacked.used
         if unpacked.lines:
-            found.append(Lines(*place, unpacked.lines))
+            found.append(SpoolLines(*place, unpacked.lines))
         return unpacked.used if whole else max(len(data), limit)
 
 

@@ -16,7 +16,7 @@ import msgspec
 from unskew.collector.events import Event, tag_of
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class Upcast(msgspec.Struct, frozen=True, kw_only=True):
     """How a line of type `old` becomes one of type `new`: fields renamed, then removed, then added with a value."""
 
     old: str
@@ -40,7 +40,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         return f"json_merge_patch({payload}, json_object({members}))"
 
 
-STEPS: dict[str, Step] = {}
+STEPS: dict[str, Upcast] = {}
 """By the version that they start from. A step is never changed once a version that it reads was written."""
 
 
@@ -66,9 +66,9 @@ def rows_of(event: type[Event], source: str) -> str:
     return " union all by name ".join(parts)
 
 
-def _chains(tag: str) -> list[list[Step]]:
+def _chains(tag: str) -> list[list[Upcast]]:
     """For each old version of `tag`, the steps that lead to it."""
-    chains: list[list[Step]] = []
+    chains: list[list[Upcast]] = []
     for step in STEPS.values():
         if step.new == tag:
             chains += [[step], *([*before, step] for before in _chains(step.old))]

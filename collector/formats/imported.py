@@ -1,6 +1,6 @@
 """What every importer returns, how bad input is told, and how whole runs get into a store at once.
 
-An importer is a pure reader: a path in, `Imported` runs out, or a `FormatError` with one sentence: which file and line (or
+An importer is a pure reader: a path in, `ImportedRun` runs out, or a `FormatError` with one sentence: which file and line (or
 row), what is wrong, what is allowed. `store_runs` writes the events where nobody looks and moves a finished run into place by
 one rename, so that a reader sees all of it or nothing.
 """
@@ -36,7 +36,7 @@ class FormatError(ValueError):
     """A file that is not what it should be; the message is one sentence with file and line or row."""
 
 
-class Imported(msgspec.Struct, frozen=True, kw_only=True):
+class ImportedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run as its source tells it. `facts`: what is true of the whole run; `ranks` (0 = the source tells none apart) and
     `iterations`: how many the source has; `name`: what tells it from other runs of the same source."""
 
@@ -56,7 +56,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
+class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
     """`already`: the same content was in the store under this name, and nothing was written."""
 
     run: str
@@ -127,7 +127,7 @@ def stored_already(store: Store, sources: Sequence[Source]) -> set[str]:
     return {source.run for source in taken}
 
 
-def store_runs(store: Store, runs: Sequence[tuple[Source, Imported]]) -> list[int]:
+def store_runs(store: Store, runs: Sequence[tuple[Source, ImportedRun]]) -> list[int]:
     """Write runs whole, all of them or none; returns the number of events of each.
 
     Raises `StoreError` or, from the reading, `FormatError`. The clock of the runs is "imported": times are the source's own.
@@ -165,7 +165,7 @@ def _sweep(store: Store) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(aside: Store, source: Source, imported: Imported) -> int:
+def _write(aside: Store, source: Source, imported: ImportedRun) -> int:
     run, count, events = source.run, 0, iter(imported.events)
     telemetry = SpoolWriter(aside, run, "import")
     try:

@@ -10,9 +10,9 @@ from types import ModuleType
 
 from unskew.collector.formats.imported import (
     FormatError,
-    Imported,
+    ImportedRun,
+    ImportResult,
     Source,
-    Stored,
     fingerprint,
     run_name,
     store_runs,
@@ -21,7 +21,7 @@ from unskew.collector.formats.imported import (
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import Reader
 
-__all__ = ["EXPORTERS", "IMPORTERS", "FormatError", "Stored", "bring_in", "take_out"]
+__all__ = ["EXPORTERS", "IMPORTERS", "FormatError", "ImportResult", "bring_in", "take_out"]
 
 IMPORTERS = ("straggler-analysis", "kineto", "torchtitan", "iteration-times", "megatron", "mlperf", "flight-recorder")
 """Each has its module in importers/, with `read(path) -> Sequence[Imported]`, a pure reader."""
@@ -34,7 +34,7 @@ def _module(side: str, format: str) -> ModuleType:
     return import_module(f"unskew.collector.formats.{side}.{format.replace('-', '_')}")
 
 
-def bring_in(store: Store, format: str, path: Path, run: str | None = None) -> list[Stored]:
+def bring_in(store: Store, format: str, path: Path, run: str | None = None) -> list[ImportResult]:
     """Import `path` as runs of the store (most sources are one run): all of it or nothing.
 
     The same content under the same name again changes nothing. Raises `FormatError` (a bad path or file) or `StoreError`.
@@ -47,7 +47,7 @@ def bring_in(store: Store, format: str, path: Path, run: str | None = None) -> l
         raise FormatError(f"{path}: a file or a folder is needed here, not a pipe or a device")
     if not str(path).isprintable():
         raise FormatError(f"{str(path)!r}: the log cannot hold this name, rename the file")
-    read: Callable[[Path], Sequence[Imported]] = _module("importers", format).read
+    read: Callable[[Path], Sequence[ImportedRun]] = _module("importers", format).read
     sha256 = fingerprint(path)
     runs = [
         (Source(run=run_name(path, sha256, run, imported.name), format=format, path=path, sha256=sha256), imported)
@@ -61,7 +61,7 @@ def bring_in(store: Store, format: str, path: Path, run: str | None = None) -> l
     fresh = [one for one in runs if one[0].run not in already]
     counts = dict(zip((source.run for source, _ in fresh), store_runs(store, fresh), strict=True))
     return [
-        Stored(
+        ImportResult(
             run=source.run,
             format=format,
             source=str(path),

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import msgspec
 
-from unskew.collector.files.manifest import Manifest, Published, Sealed
+from unskew.collector.files.manifest import Manifest, PublishedFile, SealedFile
 from unskew.collector.files.rows import quoted
 from unskew.collector.paths import Store
 from unskew.collector.projections.definitions import CODE, PROJECTIONS
@@ -14,11 +14,11 @@ from unskew.collector.projections.definitions import CODE, PROJECTIONS
 FOLDER = "published"
 
 
-class Tier(msgspec.Struct, frozen=True):
+class ProjectionTier(msgspec.Struct, frozen=True):
     """One file per projection, all of the same sealings: what was folded in one go. Files are named ``<number>-<name>``."""
 
     number: int
-    entries: dict[str, Published]
+    entries: dict[str, PublishedFile]
 
     @property
     def rows(self) -> int:
@@ -29,19 +29,19 @@ class Tier(msgspec.Struct, frozen=True):
         return next(iter(self.entries.values())).covers
 
 
-class Standing(msgspec.Struct, frozen=True):
+class PublishedState(msgspec.Struct, frozen=True):
     """`tiers`: what holds; `covers`: run -> the highest sealing in them; `open`: the sealed files that are not in them."""
 
-    tiers: tuple[Tier, ...]
+    tiers: tuple[ProjectionTier, ...]
     covers: dict[str, int]
-    open: tuple[Sealed, ...]
+    open: tuple[SealedFile, ...]
 
     def relation(self, store: Store, name: str) -> str:
         """The published rows of a projection as a SELECT; only when there are tiers."""
         return f"select * from {parquet(store, [tier.entries[name].file for tier in self.tiers])}"
 
 
-def standing(manifest: Manifest) -> Standing:
+def standing(manifest: Manifest) -> PublishedState:
     """Files made by this code, whole tiers only. Anything else is as good as absent: then every sealed file is open."""
     tiers = tiers_of(manifest)
     covers = covers_of(tiers)
@@ -52,19 +52,19 @@ def standing(manifest: Manifest) -> Standing:
     )
     straddles = any(sealed.first <= covers.get(sealed.run, -1) < sealed.last for sealed in manifest.sealed)
     if not tiers or not whole or straddles:
-        return Standing((), {}, manifest.sealed)
-    return Standing(tiers, covers, tuple(one for one in manifest.sealed if one.first > covers.get(one.run, -1)))
+        return PublishedState((), {}, manifest.sealed)
+    return PublishedState(tiers, covers, tuple(one for one in manifest.sealed if one.first > covers.get(one.run, -1)))
 
 
-def tiers_of(manifest: Manifest) -> tuple[Tier, ...]:
+def tiers_of(manifest: Manifest) -> tuple[ProjectionTier, ...]:
     """All published files by tier, oldest first, whatever code made them."""
-    numbered: defaultdict[int, dict[str, Published]] = defaultdict(dict)
+    numbered: defaultdict[int, dict[str, PublishedFile]] = defaultdict(dict)
     for entry in manifest.published:
         numbered[number_of(entry)][entry.name] = entry
-    return tuple(Tier(number, numbered[number]) for number in sorted(numbered))
+    return tuple(ProjectionTier(number, numbered[number]) for number in sorted(numbered))
 
 
-def covers_of(tiers: tuple[Tier, ...]) -> dict[str, int]:
+def covers_of(tiers: tuple[ProjectionTier, ...]) -> dict[str, int]:
     """Run -> the highest sealing whose rows are in `tiers`."""
     covers: dict[str, int] = {}
     for tier in tiers:
@@ -74,7 +74,7 @@ def covers_of(tiers: tuple[Tier, ...]) -> dict[str, int]:
     return covers
 
 
-def number_of(entry: Published) -> int:
+def number_of(entry: PublishedFile) -> int:
     return int(entry.file.rpartition("/")[2].partition("-")[0])
 
 

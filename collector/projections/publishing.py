@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unskew.collector.files.manifest import Manifest, Published, Sealed
+from unskew.collector.files.manifest import Manifest, PublishedFile, SealedFile
 from unskew.collector.files.rows import quoted
 from unskew.collector.paths import Store, StoreError, make_folder
 from unskew.collector.projections.definitions import CODE, PROJECTIONS, Projection
-from unskew.collector.projections.published import FOLDER, Tier, covers_of, file_of, parquet, standing, tiers_of
+from unskew.collector.projections.published import FOLDER, ProjectionTier, covers_of, file_of, parquet, standing, tiers_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -25,7 +25,7 @@ ABSORB = 2
 ROW_GROUP_ROWS = 50_000
 
 
-def publish(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> tuple[Published, ...]:
+def publish(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> tuple[PublishedFile, ...]:
     """The published files for `manifest`: the old ones with what was sealed since, all anew when other code made them.
 
     Writes files that no manifest lists yet; the caller swaps it. A cut in between leaves files that nobody reads.
@@ -36,7 +36,7 @@ def publish(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manif
     return _fold(connection, store, now.tiers, now.open, {})
 
 
-def rebuild(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> tuple[Published, ...]:
+def rebuild(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> tuple[PublishedFile, ...]:
     """All projections made anew from the sealed files.
 
     Runs whose telemetry was pruned keep the rows that were published of them, as far as their columns are the same today:
@@ -95,13 +95,13 @@ def check(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manifes
 def _fold(
     connection: duckdb.DuckDBPyConnection,
     store: Store,
-    tiers: tuple[Tier, ...],
-    sealed: Iterable[Sealed],
+    tiers: tuple[ProjectionTier, ...],
+    sealed: Iterable[SealedFile],
     covers: dict[str, int],
     *,
     seeds: dict[str, str] | None = None,
     number: int = 0,
-) -> tuple[Published, ...]:
+) -> tuple[PublishedFile, ...]:
     """`tiers` and one more for the sealed files (and `seeds`), with as many of the last absorbed as are not much larger."""
     fresh = list(sealed)
     if not fresh and not seeds:
@@ -112,7 +112,7 @@ def _fold(
     new = {name: _collect(connection, store, one, fresh, (seeds or {}).get(name)) for name, one in PROJECTIONS.items()}
     try:
         rows = sum(connection.sql(f"select count(*) from {table}").fetchall()[0][0] for table in new.values())
-        kept, absorbed = list(tiers), list[Tier]()
+        kept, absorbed = list(tiers), list[ProjectionTier]()
         while kept and kept[-1].rows <= ABSORB * rows:
             absorbed.append(kept.pop())
             rows += absorbed[-1].rows
@@ -126,19 +126,19 @@ def _fold(
                 source += f" union all by name select * from {parquet(store, [tier.entries[name].file for tier in absorbed])}"
             file = file_of(number, name)
             count, digest = _write(connection, store.root / file, PROJECTIONS[name], f"({source})")
-            entries[name] = Published(name=name, file=file, rows=count, sha256=digest, code=CODE, covers=covers)
-        return _entries((*kept, Tier(number, entries)))
+            entries[name] = PublishedFile(name=name, file=file, rows=count, sha256=digest, code=CODE, covers=covers)
+        return _entries((*kept, ProjectionTier(number, entries)))
     finally:
         for table in new.values():
             connection.execute(f"drop table if exists {table}").fetchall()
 
 
-def _entries(tiers: Iterable[Tier]) -> tuple[Published, ...]:
+def _entries(tiers: Iterable[ProjectionTier]) -> tuple[PublishedFile, ...]:
     return tuple(entry for tier in tiers for entry in tier.entries.values())
 
 
 def _collect(
-    connection: duckdb.DuckDBPyConnection, store: Store, projection: Projection, sealed: list[Sealed], seed: str | None
+    connection: duckdb.DuckDBPyConnection, store: Store, projection: Projection, sealed: list[SealedFile], seed: str | None
 ) -> str:
     """A temporary table with the projection of these sealed files."""
     table = f"temp.new_{projection.name}"
@@ -149,7 +149,7 @@ def _collect(
 
 
 def _seed(
-    connection: duckdb.DuckDBPyConnection, store: Store, tiers: tuple[Tier, ...], name: str, runs: set[str]
+    connection: duckdb.DuckDBPyConnection, store: Store, tiers: tuple[ProjectionTier, ...], name: str, runs: set[str]
 ) -> str | None:
     """The published rows of `runs`, those columns that the projection still has."""
     files = [tier.entries[name].file for tier in tiers if name in tier.entries]

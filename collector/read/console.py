@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import polars
     import pyarrow  # type: ignore[import-untyped]
 
-    from unskew.collector.read.reader import Sources
+    from unskew.collector.read.reader import ReaderSources
 
 _MEMORY = "1 GB"
 _LOCKS = (
@@ -174,7 +174,7 @@ def _bound_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def _define(connection: duckdb.DuckDBPyConnection, sources: Sources) -> None:
+def _define(connection: duckdb.DuckDBPyConnection, sources: ReaderSources) -> None:
     """The views over objects: Arrow data sets, which need no folder to be allowed, out of the way in a schema of their own."""
     import pyarrow.dataset  # type: ignore[import-untyped]  # noqa: PLC0415
 

@@ -17,11 +17,11 @@ import msgspec
 from unskew.collector.events import CONTROL, tag_of
 from unskew.collector.files import rows
 from unskew.collector.files.damage import DamagedError, naming_damage
-from unskew.collector.files.manifest import Manifest, Sealed, load
+from unskew.collector.files.manifest import Manifest, SealedFile, load
 from unskew.collector.files.tail import Tail
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.projections.definitions import PROJECTIONS
-from unskew.collector.projections.published import Standing, parquet, standing
+from unskew.collector.projections.published import PublishedState, parquet, standing
 from unskew.collector.read.views import VIEWS, create_views, events_of, project
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ Relation = duckdb.DuckDBPyRelation
 Params = Sequence[Any] | Mapping[str, Any] | None
 
 
-class Sources(msgspec.Struct, frozen=True):
+class ReaderSources(msgspec.Struct, frozen=True):
     """`hot`: rows of the open spool files; paths of sealed files, in the projections already or not; of projections by name."""
 
     hot: pyarrow.Table
@@ -130,10 +130,10 @@ class Reader:
         passed_over = (one.sentence(run) for run, tail in self._tails.items() for one in tail.damage)
         return tuple(dict.fromkeys((*self._manifest.problems, *passed_over)))
 
-    def sources(self) -> Sources:
+    def sources(self) -> ReaderSources:
         """What the views stand on, for another connection."""
         now = standing(self._manifest)
-        return Sources(
+        return ReaderSources(
             hot=self._connection.sql("select * from hot").to_arrow_table(),
             sealed=[str(self._store.root / one.file) for one in self._manifest.sealed if one not in now.open],
             unprojected=[str(self._store.root / one.file) for one in now.open],
@@ -153,7 +153,7 @@ class Reader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _newest_in(self, one: Sealed, count: int, asked: dict[str, Any], since_us: int) -> polars.DataFrame:
+    def _newest_in(self, one: SealedFile, count: int, asked: dict[str, Any], since_us: int) -> polars.DataFrame:
         """The newest of a sealed file, not older than `since_us`: from a window at its end that grows until it holds enough."""
         source = parquet(self._store, [one.file])
         if one.first_at_us is None or one.last_at_us is None:
@@ -214,7 +214,7 @@ class Reader:
             if run in self._tails:
                 del self._tails[run].offsets[writer, segment]
 
-    def _define(self, now: Standing) -> None:
+    def _define(self, now: PublishedState) -> None:
         """The files that the views stand on. They are variables, because defining a view opens its files."""
         files = {_SEALED: [one.file for one in self._manifest.sealed], _UNPROJECTED: [one.file for one in now.open]}
         files |= {name: [tier.entries[name].file for tier in now.tiers] for name in PROJECTIONS}

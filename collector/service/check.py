@@ -24,7 +24,7 @@ from unskew.collector.files import rows
 from unskew.collector.files.flushes import is_torn, unpack
 from unskew.collector.files.manifest import Manifest, load, publish
 from unskew.collector.files.segment import final_size, first_seq, segment_name, segment_names
-from unskew.collector.files.tail import Damage, Lines, Tail
+from unskew.collector.files.tail import Damage, SpoolLines, Tail
 from unskew.collector.paths import Store
 from unskew.collector.service.ingest import working_database
 from unskew.collector.service.sealing import sweep, unlisted
@@ -41,7 +41,7 @@ class Finding(msgspec.Struct, frozen=True):
     mended: bool = False
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was looked at, and what was found. `unchecked_lines` lie in spool files from before flushes had checksums."""
 
     events: int
@@ -56,7 +56,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
         return all(finding.mended for finding in self.findings)
 
 
-def check(store: Store, *, mend: bool) -> Checked:
+def check(store: Store, *, mend: bool) -> CheckReport:
     """Verify `store`, which nobody else writes meanwhile but the runs. Raises `StoreError` when it has no readable manifest."""
     manifest = load(store)
     spool = list(_spool_files(store))
@@ -74,7 +74,7 @@ def check(store: Store, *, mend: bool) -> Checked:
     found += _database(store, manifest, mend=mend)
     if mend:
         sweep(store)
-    return Checked(
+    return CheckReport(
         events=count,
         sealed_files=len(manifest.sealed),
         spool_files=len(spool),
@@ -193,7 +193,7 @@ def _difference(store: Store, manifest: Manifest) -> str | None:
             for (run, writer, segment), (count, _) in held.items():
                 path = store.spool(run) / writer / segment_name(segment)
                 lines = unpack(path.read_bytes()).lines.splitlines(keepends=True) if path.exists() else []
-                rows.insert(truth, "hot", run, [Lines(writer, segment, b"".join(lines[:count]))])
+                rows.insert(truth, "hot", run, [SpoolLines(writer, segment, b"".join(lines[:count]))])
             due = {row[:3]: row[3:] for row in truth.sql(_DIGEST).fetchall()}
     except (duckdb.Error, UnicodeDecodeError) as error:
         return f"it cannot be read ({str(error).partition(chr(10))[0]})"

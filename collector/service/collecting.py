@@ -28,7 +28,7 @@ KEEP_REPLACED_S = 30.0
 CATCHING_UP_THREADS = 2
 
 
-class Collecting:
+class Collector:
     """One store's collecting, step by step. What it holds is made with the first step, and anew after one that failed."""
 
     def __init__(self, store: Store) -> None:
@@ -129,7 +129,7 @@ def compact_all(store: Store) -> tuple[int, int]:
     return before, len(load(store).sealed)
 
 
-class Dropped(msgspec.Struct, frozen=True):
+class DroppedFile(msgspec.Struct, frozen=True):
     """A sealed file that retention took away."""
 
     file: str
@@ -137,7 +137,7 @@ class Dropped(msgspec.Struct, frozen=True):
     bytes: int
 
 
-def prune_older(store: Store, older_than_us: int) -> list[Dropped]:
+def prune_older(store: Store, older_than_us: int) -> list[DroppedFile]:
     """Drop the telemetry that is older; for the one that maintains the store. Projections of it are published first."""
     sweep(store)
     with working_database(store) as connection:
@@ -146,7 +146,7 @@ def prune_older(store: Store, older_than_us: int) -> list[Dropped]:
     if manifest.sealed and not manifest.published:
         raise StoreError(f"nothing was dropped from {store.root}: what it comes to could not be published before")
     files = retention.due(manifest, older_than_us=older_than_us)
-    dropped = [Dropped(one.file, one.rows, (store.root / one.file).stat().st_size) for one in files]
+    dropped = [DroppedFile(one.file, one.rows, (store.root / one.file).stat().st_size) for one in files]
     if files:
         try:
             replaced = retention.prune(store, manifest, files)

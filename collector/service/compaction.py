@@ -13,7 +13,7 @@ from pathlib import Path
 import duckdb
 import msgspec
 
-from unskew.collector.files.manifest import Manifest, Sealed, load, publish
+from unskew.collector.files.manifest import Manifest, SealedFile, load, publish
 from unskew.collector.files.rows import quoted
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.service.sealing import extent, write_sorted
@@ -24,14 +24,14 @@ MANY = 16
 """While a run goes on, its small files are merged when they make a large one, or are so many; two are when it is over."""
 
 
-def due(manifest: Manifest, *, over: frozenset[str]) -> Iterator[tuple[Sealed, ...]]:
+def due(manifest: Manifest, *, over: frozenset[str]) -> Iterator[tuple[SealedFile, ...]]:
     """The groups of small neighbours to merge; `over`: the runs that write no more.
 
     A published projection says up to which sealing it goes: no file may reach across that.
     """
     covers = [entry.covers for entry in manifest.published]
 
-    def owner(one: Sealed) -> tuple[str, str]:
+    def owner(one: SealedFile) -> tuple[str, str]:
         return one.run, one.kind
 
     for (run, _), files in groupby(sorted(manifest.sealed, key=lambda one: (*owner(one), one.first)), key=owner):
@@ -43,7 +43,7 @@ def due(manifest: Manifest, *, over: frozenset[str]) -> Iterator[tuple[Sealed, .
                 yield group
 
 
-def merge(store: Store, database: duckdb.DuckDBPyConnection, group: Sequence[Sealed]) -> list[Path]:
+def merge(store: Store, database: duckdb.DuckDBPyConnection, group: Sequence[SealedFile]) -> list[Path]:
     """Merge the files of `group` (one run, one kind) and swap the manifest; the old files are returned, to be removed."""
     first, last = group[0].first, group[-1].last
     path = (store.root / group[0].file).with_name(f"{first:06d}-{last:06d}-{group[0].kind}.parquet")
@@ -61,7 +61,7 @@ def merge(store: Store, database: duckdb.DuckDBPyConnection, group: Sequence[Sea
             "last": last,
             **about,
         },
-        Sealed,
+        SealedFile,
     )
     manifest, old = load(store), {one.file for one in group}
     if not old <= {one.file for one in manifest.sealed}:
@@ -72,9 +72,9 @@ def merge(store: Store, database: duckdb.DuckDBPyConnection, group: Sequence[Sea
     return [store.root / file for file in old]
 
 
-def _neighbours(files: Sequence[Sealed]) -> Iterator[tuple[Sealed, ...]]:
+def _neighbours(files: Sequence[SealedFile]) -> Iterator[tuple[SealedFile, ...]]:
     """Runs of small files one behind the other, up to MOST_ROWS rows each."""
-    group: list[Sealed] = []
+    group: list[SealedFile] = []
     for one in files:
         if group and (one.rows >= SMALL_ROWS or sum(held.rows for held in group) + one.rows > MOST_ROWS):
             yield tuple(group)

@@ -15,9 +15,9 @@ import msgspec
 
 from unskew.collector.files import rows
 from unskew.collector.files.flushes import is_torn, unpack
-from unskew.collector.files.manifest import Replaced, load
+from unskew.collector.files.manifest import SealedSpool, load
 from unskew.collector.files.segment import final_size, first_seq, segment_names
-from unskew.collector.files.tail import Damage, Lines, Place
+from unskew.collector.files.tail import Damage, Place, SpoolLines
 from unskew.collector.paths import Store
 
 SETTINGS: dict[str, str | bool | int | float | list[str]] = {
@@ -28,7 +28,7 @@ SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 """Of every DuckDB that the collector works with; what needs more goes to the store's folder `spill`."""
 
 
-class Final(msgspec.Struct, frozen=True):
+class FinalSegment(msgspec.Struct, frozen=True):
     """A spool file that nobody writes any more and that is in no sealed file; `last` of its writer's. Not empty."""
 
     path: Path
@@ -38,22 +38,22 @@ class Final(msgspec.Struct, frozen=True):
     last: bool
 
 
-class Unsealed(msgspec.Struct, frozen=True):
+class UnsealedSpool(msgspec.Struct, frozen=True):
     """The spool files of a run that no sealed file replaces: those that are final, oldest first, and what else there is.
 
     `live`: whether lines may still come into any of the others. `bytes` are of all.
     """
 
-    final: tuple[Final, ...]
+    final: tuple[FinalSegment, ...]
     live: bool
     bytes: int
 
 
-class Taken(msgspec.Struct, frozen=True):
+class SpoolBatch(msgspec.Struct, frozen=True):
     """Spool files as they were read: the lines of each, as the manifest will name it, and what was passed over."""
 
-    lines: tuple[Lines, ...]
-    files: tuple[Replaced, ...]
+    lines: tuple[SpoolLines, ...]
+    files: tuple[SealedSpool, ...]
     damage: tuple[Damage, ...]
 
     @property
@@ -61,10 +61,10 @@ class Taken(msgspec.Struct, frozen=True):
         return sum(file.rows for file in self.files)
 
 
-def unsealed(store: Store, run: str) -> Unsealed:
+def unsealed(store: Store, run: str) -> UnsealedSpool:
     """What there is to take of `run`, now or later."""
     done = {(file.writer, file.segment) for _, file in load(store).replaced(run)}
-    final, live, size = list[Final](), False, 0
+    final, live, size = list[FinalSegment](), False, 0
     for folder in store.spool(run).iterdir():
         names = segment_names(folder)
         for name in names:
@@ -78,14 +78,14 @@ def unsealed(store: Store, run: str) -> Unsealed:
             size += status.st_size
             # An empty one may be in the hands of a writer that has not locked it yet.
             if whole:
-                final.append(Final(path, place, whole, status.st_mtime_ns, name == names[-1]))
+                final.append(FinalSegment(path, place, whole, status.st_mtime_ns, name == names[-1]))
     final.sort(key=lambda file: (file.written_ns, file.place))
-    return Unsealed(tuple(final), live, size)
+    return UnsealedSpool(tuple(final), live, size)
 
 
-def take(files: Sequence[Final]) -> Taken:
+def take(files: Sequence[FinalSegment]) -> SpoolBatch:
     """Read `files`; each line is an event's, unless `rows` finds otherwise."""
-    lines, taken, damage = list[Lines](), list[Replaced](), list[Damage]()
+    lines, taken, damage = list[SpoolLines](), list[SealedSpool](), list[Damage]()
     for file in files:
         data = file.path.read_bytes()
         unpacked = unpack(data)
@@ -96,10 +96,10 @@ def take(files: Sequence[Final]) -> Taken:
             damage.append(Damage(*file.place, unpacked.used, len(rest)))
         writer, segment = file.place
         count, last_seq = unpacked.lines.count(b"\n"), _last_seq(unpacked.lines)
-        taken.append(Replaced(writer=writer, segment=segment, bytes=unpacked.used, rows=count, last_seq=last_seq))
+        taken.append(SealedSpool(writer=writer, segment=segment, bytes=unpacked.used, rows=count, last_seq=last_seq))
         if count:
-            lines.append(Lines(writer, segment, unpacked.lines))
-    return Taken(tuple(lines), tuple(taken), tuple(damage))
+            lines.append(SpoolLines(writer, segment, unpacked.lines))
+    return SpoolBatch(tuple(lines), tuple(taken), tuple(damage))
 
 
 class _Seq(msgspec.Struct):

@@ -22,7 +22,7 @@ from unskew.collector.locks import hold, is_held
 from unskew.collector.paths import Store, StoreError, make_folder
 
 if TYPE_CHECKING:
-    from unskew.collector.service.collecting import Collecting
+    from unskew.collector.service.collecting import Collector
 
 STEP_S = 2.0
 """How often it is looked what is due, or whether somebody asks the collector to leave. Readers do not wait for it."""
@@ -81,10 +81,10 @@ def serve(store: Store, idle_s: float) -> None:
     """Collect until idle for `idle_s`, asked to end, or asked to leave for maintenance; with the collector's lock held."""
     # Imported here, because the losers of the election need not pay for a database.
     from unskew.collector.alerts.process import start_alerts  # noqa: PLC0415
-    from unskew.collector.service.collecting import Collecting  # noqa: PLC0415
+    from unskew.collector.service.collecting import Collector  # noqa: PLC0415
 
     _tell_trouble(store, None)
-    collecting = Collecting(store)
+    collecting = Collector(store)
     busy_s, wait_s, said = time.monotonic(), 0.0, ""
     alerts, next_alerts_s = set[int](), time.monotonic()
     try:
@@ -108,7 +108,7 @@ def serve(store: Store, idle_s: float) -> None:
         collecting.close()
 
 
-def _step(store: Store, collecting: Collecting, said: str) -> tuple[bool, float, str]:
+def _step(store: Store, collecting: Collector, said: str) -> tuple[bool, float, str]:
     """One step: whether it was busy, how long to wait, and what keeps it from going on, told unless it was `said` before."""
     try:
         busy = collecting.step()

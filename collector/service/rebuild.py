@@ -25,7 +25,7 @@ Digest = tuple[int, str]
 """Rows of a view, and the sum of their hashes."""
 
 
-class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
+class RebuildDigests(msgspec.Struct, frozen=True, kw_only=True):
     """Digests by view: of a reader before and after, of the database that was made."""
 
     before: dict[str, Digest]
@@ -38,7 +38,7 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(name for name, digest in self.before.items() if {self.after[name], self.database[name]} != {digest})
 
 
-def rebuild(store: Store) -> Rebuilt:
+def rebuild(store: Store) -> RebuildDigests:
     """Make anew what is made of the log; for the one process that maintains the store."""
     with Reader(store) as reader:
         before = {name: _digest(reader.duckdb(_query(name))) for name in VIEWS}
@@ -53,7 +53,7 @@ def rebuild(store: Store) -> Rebuilt:
         reader._turn(load(store))
         after = {name: _digest(reader.duckdb(_query(name))) for name in VIEWS}
     sweep(store)
-    return Rebuilt(before=before, after=after, database=database)
+    return RebuildDigests(before=before, after=after, database=database)
 
 
 def _query(view: str) -> str:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from unskew.collector.files.manifest import Manifest, Pruned, Sealed, publish, sync_folder
+from unskew.collector.files.manifest import Manifest, PrunedRange, SealedFile, publish, sync_folder
 from unskew.collector.files.segment import segment_name
 from unskew.collector.paths import Store
 
 
-def due(manifest: Manifest, *, older_than_us: int) -> tuple[Sealed, ...]:
+def due(manifest: Manifest, *, older_than_us: int) -> tuple[SealedFile, ...]:
     """The telemetry files in which every row was written before `older_than_us` (wall clock).
 
     Only up to what the published projections cover, when there are any: nobody else can tell of pruned rows what they tell.
@@ -27,7 +27,7 @@ def due(manifest: Manifest, *, older_than_us: int) -> tuple[Sealed, ...]:
     )
 
 
-def prune(store: Store, manifest: Manifest, files: tuple[Sealed, ...]) -> list[Path]:
+def prune(store: Store, manifest: Manifest, files: tuple[SealedFile, ...]) -> list[Path]:
     """Take `files` out of the manifest, which remembers what went; they are returned, to be removed.
 
     A run that goes on has the spool files still that were sealed in them. These go first: a manifest that names them no more
@@ -41,7 +41,9 @@ def prune(store: Store, manifest: Manifest, files: tuple[Sealed, ...]) -> list[P
         sync_folder(folder)
     gone = {one.file for one in files}
     pruned = tuple(
-        Pruned(run=one.run, first=one.first, last=one.last, rows=one.rows, last_pos=one.last_pos, last_at_us=one.last_at_us)
+        PrunedRange(
+            run=one.run, first=one.first, last=one.last, rows=one.rows, last_pos=one.last_pos, last_at_us=one.last_at_us
+        )
         for one in files
     )
     kept = tuple(one for one in manifest.sealed if one.file not in gone)

@@ -20,12 +20,12 @@ import msgspec
 
 from unskew.collector.files import rows
 from unskew.collector.files.flushes import unpack
-from unskew.collector.files.manifest import Kind, Manifest, Replaced, Sealed, begin, load, publish, sync_folder
+from unskew.collector.files.manifest import Kind, Manifest, SealedFile, SealedSpool, begin, load, publish, sync_folder
 from unskew.collector.files.rows import quoted
 from unskew.collector.files.segment import first_seq, held_final, segment_name, segment_names
 from unskew.collector.files.tail import Damage, Place
 from unskew.collector.paths import Store, StoreError, make_folder
-from unskew.collector.service.ingest import Final, Taken, take, unsealed
+from unskew.collector.service.ingest import FinalSegment, SpoolBatch, take, unsealed
 from unskew.collector.service.snapshot import files_read
 from unskew.collector.write.commands import controller_alive
 
@@ -41,7 +41,7 @@ _LAST = re.compile(r"(?:[0-9]+-)?([0-9]+)\b")
 _KINDS: tuple[Kind, ...] = ("telemetry", "control")
 
 
-class Sealing(msgspec.Struct, frozen=True):
+class SealResult(msgspec.Struct, frozen=True):
     """What a sealing did and left of a run: rows sealed, bytes of its spool that are due still, bytes that are not sealed."""
 
     rows: int
@@ -58,13 +58,13 @@ def seal(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> int:
     return sealed
 
 
-def seal_next(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> Sealing:
+def seal_next(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> SealResult:
     """Seal the oldest of what is due of `run`, SEAL_MOST_BYTES at most; a run that is over and sealed loses its spool."""
     found = unsealed(store, run)
     over = not found.live and not controller_alive(store, run)
     size, left = sum(file.bytes for file in found.final), list(found.final)
     if not over and size < SEAL_BYTES:
-        return Sealing(0, 0, found.bytes)
+        return SealResult(0, 0, found.bytes)
     sealed = 0
     while left and not sealed:  # files without a line that can be read give no rows
         portion = _portion(left)
@@ -75,7 +75,7 @@ def seal_next(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> Se
         _tell(store, _holes(store, database, run))
         _remove_spool(store, run)
         _drop_names(store)
-    return Sealing(sealed, left_bytes if over or left_bytes >= SEAL_BYTES else 0, found.bytes - size + left_bytes)
+    return SealResult(sealed, left_bytes if over or left_bytes >= SEAL_BYTES else 0, found.bytes - size + left_bytes)
 
 
 def sweep(store: Store) -> None:
@@ -143,7 +143,7 @@ def write_sorted(database: duckdb.DuckDBPyConnection, source: str, path: Path) -
 
 
 def extent(database: duckdb.DuckDBPyConnection, source: str) -> dict[str, int | None]:
-    """What a `Sealed` tells of the rows in the SQL relation `source`: rows, last_pos, and the least and greatest."""
+    """What a `SealedFile` tells of the rows in the SQL relation `source`: rows, last_pos, and the least and greatest."""
     answer = database.sql(
         "select count(*) as rows, max(pos) as last_pos, min(iteration) as first_iteration, max(iteration) as last_iteration, "
         f"min(at_us) as first_at_us, max(at_us) as last_at_us from {source}"
@@ -151,11 +151,11 @@ def extent(database: duckdb.DuckDBPyConnection, source: str) -> dict[str, int | 
     return dict(zip(answer.columns, answer.fetchall()[0], strict=True))
 
 
-def _seal_files(store: Store, database: duckdb.DuckDBPyConnection, run: str, due: Sequence[Final]) -> int:
+def _seal_files(store: Store, database: duckdb.DuckDBPyConnection, run: str, due: Sequence[FinalSegment]) -> int:
     """One sealing: a file per kind of event. Returns its rows."""
     manifest = load(store)
     number, first_pos = manifest.next_sealing(run), manifest.next_pos
-    files, problems = list[Sealed](), list[Damage]()
+    files, problems = list[SealedFile](), list[Damage]()
     for kind in _KINDS:
         taken = take([file for file in due if ("@" in file.place[0]) == (kind == "control")])
         problems += taken.damage
@@ -174,8 +174,8 @@ def _seal_files(store: Store, database: duckdb.DuckDBPyConnection, run: str, due
 
 
 def _write_sealed(
-    store: Store, database: duckdb.DuckDBPyConnection, run: str, taken: Taken, first_pos: int, *, number: int, kind: Kind
-) -> tuple[list[Sealed], list[Damage]]:
+    store: Store, database: duckdb.DuckDBPyConnection, run: str, taken: SpoolBatch, first_pos: int, *, number: int, kind: Kind
+) -> tuple[list[SealedFile], list[Damage]]:
     """The sealed file of what was taken, none when no line is an event's, and what of it is none."""
     begin(store)
     make_folder(store.sealed(run))
@@ -203,10 +203,12 @@ def _write_sealed(
         "last": number,
         **about,
     }
-    return [msgspec.convert(fields, Sealed)], lost
+    return [msgspec.convert(fields, SealedFile)], lost
 
 
-def _counted(database: duckdb.DuckDBPyConnection, written: str, taken: Taken) -> tuple[tuple[Replaced, ...], list[Damage]]:
+def _counted(
+    database: duckdb.DuckDBPyConnection, written: str, taken: SpoolBatch
+) -> tuple[tuple[SealedSpool, ...], list[Damage]]:
     """The files as they are in what was written, and how many lines of each are no events."""
     held = {
         (writer, segment): (count, last_seq)
@@ -214,7 +216,7 @@ def _counted(database: duckdb.DuckDBPyConnection, written: str, taken: Taken) ->
             f"select writer, segment, count(*), max(seq) from {written} group by all"
         ).fetchall()
     }
-    files, lost = list[Replaced](), list[Damage]()
+    files, lost = list[SealedSpool](), list[Damage]()
     for file in taken.files:
         place = (file.writer, file.segment)
         count, last_seq = held.get(place, (0, -1))
@@ -224,7 +226,7 @@ def _counted(database: duckdb.DuckDBPyConnection, written: str, taken: Taken) ->
     return tuple(files), lost
 
 
-def _portion(final: Sequence[Final]) -> Sequence[Final]:
+def _portion(final: Sequence[FinalSegment]) -> Sequence[FinalSegment]:
     """The first files, up to SEAL_MOST_BYTES, one at least."""
     size = 0
     for number, file in enumerate(final):

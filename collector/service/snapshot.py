@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import duckdb
 
 from unskew.collector.files import rows
-from unskew.collector.files.manifest import Manifest, Sealed, load
+from unskew.collector.files.manifest import Manifest, SealedFile, load
 from unskew.collector.files.tail import Tail
 from unskew.collector.paths import Store
 from unskew.collector.projections.definitions import PROJECTIONS
@@ -98,7 +98,7 @@ def _define_views(database: duckdb.DuckDBPyConnection, store: Store, manifest: M
     project(database, {name: now.relation(store, name) for name in PROJECTIONS if now.tiers}, "unprojected")
 
 
-def _with_hot(store: Store, sealed: Sequence[Sealed]) -> str:
+def _with_hot(store: Store, sealed: Sequence[SealedFile]) -> str:
     files = ", ".join(rows.quoted(str(store.root / one.file)) for one in sealed)
     more = f" union all by name select * from read_parquet([{files}], union_by_name = true)" if files else ""
     return f"select * from hot{more}"

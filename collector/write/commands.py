@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from unskew.collector.locks import Held, hold, is_held
+from unskew.collector.locks import HeldLock, hold, is_held
 from unskew.collector.paths import Store, StoreError, checked_name, make_folder
 
 _WAITING, _TAKEN, _REFUSED = ".json", ".taken", ".refused"
@@ -42,7 +42,7 @@ def _lock_name(run: str) -> str:
     return f"controller-{checked_name('run', run)}"
 
 
-def hold_controller_lock(store: Store, run: str) -> Held:
+def hold_controller_lock(store: Store, run: str) -> HeldLock:
     """Say "I am the controller of `run`" until release or death. Raises `CommandError` when another process is."""
     held = hold(store.lock(_lock_name(run)))
     if held is None:

@@ -12,7 +12,7 @@ import msgspec
 from unskew.collector.events import Control
 from unskew.collector.files.flushes import flush, is_torn, unpack
 from unskew.collector.files.manifest import load, sync_folder
-from unskew.collector.files.segment import Segment, control_line, segment_name, segment_names
+from unskew.collector.files.segment import SpoolSegment, control_line, segment_name, segment_names
 from unskew.collector.locks import hold
 from unskew.collector.paths import Store, StoreError, checked_name, make_folder
 
@@ -41,7 +41,7 @@ class ControlStream:
         if lock is None:
             raise StoreError(f"stream {stream} of run {run} has another writer: each control stream has one")
         self._lock = lock
-        self._segment: Segment | None = None
+        self._segment: SpoolSegment | None = None
         self._in_doubt = False
         self._version = _last_version(store, run, f"@{file_name}")
 
@@ -84,7 +84,7 @@ class ControlStream:
                 path = self._folder / segment_name(self._version + 1)
                 if path.exists() and not is_torn(path.read_bytes()):
                     raise StoreError(f"{path} is damaged, and {where} would go on in its place: move it away first")
-                self._segment = Segment(self._folder, self._version + 1)
+                self._segment = SpoolSegment(self._folder, self._version + 1)
             before = self._segment.size
             whole = self._segment.write(data) == len(data)
             self._in_doubt = True

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from unskew.collector.events import Dropped, Telemetry
 from unskew.collector.files.flushes import flush
-from unskew.collector.files.segment import Segment, segment_names, telemetry_line
+from unskew.collector.files.segment import SpoolSegment, segment_names, telemetry_line
 from unskew.collector.paths import Store, StoreError, checked_name, make_folder
 from unskew.collector.write.control_stream import ControlStream, VersionConflict
 
@@ -63,7 +63,7 @@ class SpoolWriter:
         self._wake = threading.Event()
         self._closing = False
         # What follows belongs to the helper thread alone.
-        self._segment: Segment | None = None
+        self._segment: SpoolSegment | None = None
         self._unwritten: deque[tuple[int, bytes]] = (
             deque()
         )  # flushes, each with the first seq in it; of the first perhaps a rest
@@ -134,7 +134,7 @@ class SpoolWriter:
             while self._unwritten:
                 first, data = self._unwritten[0]
                 if self._segment is None:
-                    self._segment = Segment(self._folder, first)
+                    self._segment = SpoolSegment(self._folder, first)
                 size = self._segment.write(data)
                 if size < len(data):
                     self._unwritten[0] = first, data[size:]

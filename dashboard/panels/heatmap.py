@@ -35,7 +35,7 @@ COLUMNS, CELLS = 400, 40_000
 LOWEST, HIGHEST, ROW = 192, 480, 24
 
 
-class Cells(msgspec.Struct, frozen=True):
+class HeatmapCells(msgspec.Struct, frozen=True):
     """What the chart draws. `told`: whose time a cell is ("compute", "iteration"; "" = nothing is known by rank); `rows`: the
     columns x, iteration, rank, measured_us, predicted_us, iteration_us; `against`: what predicted_us is; `ranks`: those with a
     row; `grain`: iterations to a column."""
@@ -47,7 +47,7 @@ class Cells(msgspec.Struct, frozen=True):
     grain: int
 
 
-def show(snapshot: Snapshot, window: Window, found: Cells) -> None:
+def show(snapshot: Snapshot, window: Window, found: HeatmapCells) -> None:
     """Draw the card; `window` are the iterations shown."""
     heading = "Iteration time by rank" if found.told == "iteration" else "Compute time by rank"
     with card("heatmap"):
@@ -72,16 +72,16 @@ def show(snapshot: Snapshot, window: Window, found: Cells) -> None:
         )
 
 
-def load(snapshot: Snapshot, window: Window) -> Cells:
+def load(snapshot: Snapshot, window: Window) -> HeatmapCells:
     """The times of the window, as many iterations to a column as the browser needs. All ranks that the run ever had get a row,
     so that a dead one keeps an empty one; an imported run has its own numbers."""
     every = range(snapshot.story.started.ranks if snapshot.story.started else 0)
     grain = grain_of(len(window.iterations), len(every))
     if imported(snapshot.story):
         told, rows = log.beside_peers(snapshot.run, window.first, window.last, grain)
-        return Cells(told, rows, "median of the ranks", rows["rank"].unique().sort().to_list(), grain)
+        return HeatmapCells(told, rows, "median of the ranks", rows["rank"].unique().sort().to_list(), grain)
     rows = log.judged(snapshot.run, window.first, window.last, grain)
-    return Cells("compute", rows, "prediction", sorted({*every, *rows["rank"].to_list()}), grain)
+    return HeatmapCells("compute", rows, "prediction", sorted({*every, *rows["rank"].to_list()}), grain)
 
 
 def _mark_rows(snapshot: Snapshot) -> list[str]:
@@ -108,7 +108,7 @@ def _nothing(snapshot: Snapshot) -> str:
     return "0 judged iterations in this window."
 
 
-def cells(found: Cells, window: Window, measure: str) -> pl.DataFrame:
+def cells(found: HeatmapCells, window: Window, measure: str) -> pl.DataFrame:
     """The cells of the window: positions x and y, value, and what the tooltip says of each."""
     lasts = pl.Series(window.iterations)[[min(at, len(window.iterations)) - 1 for at in _ends(window, found.grain)]]
     ratio = pl.col("measured_us") / pl.col("predicted_us")
@@ -139,7 +139,7 @@ def _ends(window: Window, grain: int) -> range:
     return range(grain, len(window.iterations) + grain, grain)
 
 
-def chart(snapshot: Snapshot, window: Window, found: Cells, data: pl.DataFrame, measure: str) -> dict[str, Any]:
+def chart(snapshot: Snapshot, window: Window, found: HeatmapCells, data: pl.DataFrame, measure: str) -> dict[str, Any]:
     """The ECharts option: heat map above, marks below, one axis."""
     grain, rows = found.grain, _mark_rows(snapshot)
     names = [str(number) for number in window.iterations[::grain]]

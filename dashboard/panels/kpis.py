@@ -7,7 +7,7 @@ from typing import Literal
 import polars as pl
 import streamlit as st
 
-from unskew.dashboard.data import Iteration, Snapshot
+from unskew.dashboard.data import IterationRow, Snapshot
 from unskew.dashboard.run_state import imported
 from unskew.dashboard.wording import count, duration, signed_percent
 
@@ -53,7 +53,7 @@ def _loss(loss: float | None, recent: pl.DataFrame) -> None:
         _tile("Loss", f"{loss:.3f}", _loss_trend(recent.drop_nulls("loss")))
 
 
-def _rate(latest: Iteration) -> None:
+def _rate(latest: IterationRow) -> None:
     if latest.tokens is None or not latest.measured_us:
         _tile("Tokens per second", "–", "not measured")
     else:

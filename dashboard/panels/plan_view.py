@@ -20,7 +20,7 @@ from unskew.dashboard.theme import card, empty, escape, title
 from unskew.dashboard.wording import count
 
 
-class Place(msgspec.Struct, frozen=True):
+class PlanBlock(msgspec.Struct, frozen=True):
     """One block: a role, what it executes now and before, and how its rank is."""
 
     role: Role
@@ -31,15 +31,17 @@ class Place(msgspec.Struct, frozen=True):
     was: str = ""
 
 
-def places(plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Mapping[int, Role]) -> dict[int, list[Place]]:
+def places(
+    plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Mapping[int, Role]
+) -> dict[int, list[PlanBlock]]:
     """replica -> its places by layer; a lost rank keeps its place, marked dead, until others of its replica hold its layers."""
     load, foreign = _load(plan)
     old_load = _load(before)[0] if before else Counter()
     roles = [*plan.roles, *(role for rank, role in lost.items() if rank not in plan.role_of and not _covered(role, plan))]
-    found: dict[int, list[Place]] = {}
+    found: dict[int, list[PlanBlock]] = {}
     for role in sorted(roles, key=lambda role: (role.replica, role.first_layer, role.shard)):
         dead = role.rank in lost
-        place = Place(
+        place = PlanBlock(
             role=role,
             micro_batches=0 if dead and role.rank not in plan.role_of else load[role.rank],
             rerouted_in=foreign[role.rank],
@@ -103,7 +105,7 @@ def draw(
     return f'<div class="u-scroll"><div class="u-plan">{head}{"".join(rows)}</div></div>'
 
 
-def _block(place: Place, n_layers: int) -> str:
+def _block(place: PlanBlock, n_layers: int) -> str:
     """One range of layers of a rank; a rank that a micro-batch passes more than once has several."""
     role = place.role
     layers = ", ".join(f"{first}–{first + held - 1}" if held > 1 else str(first) for first, held in role.ranges)

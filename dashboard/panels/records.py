@@ -35,7 +35,7 @@ WORDS = {
 }
 
 
-class Record(msgspec.Struct, frozen=True):
+class DecisionRow(msgspec.Struct, frozen=True):
     """One decision as a row."""
 
     at_us: int
@@ -66,24 +66,24 @@ def show_decisions(snapshot: Snapshot) -> None:
     st.html(table(["When", "What", "Decision", "By", "Why", "Effect measured after"], rows))
 
 
-def decision(entry: Logged, story: Story) -> Record | None:
+def decision(entry: Logged, story: Story) -> DecisionRow | None:
     """The row of an event that is a decision. A minimal recovery is one of the controller's own."""
     event, at_us = entry.event, entry.at_us
     match event:
         case PlanApproved() | PlanRejected() | PlanExpired() | PlanFailed() | PlanApplied():
             return _of_plan(entry, event, story)
         case ModeChanged():
-            return Record(at_us, "mode", event.mode, event.by, event.reason)
+            return DecisionRow(at_us, "mode", event.mode, event.by, event.reason)
         case Note():
-            return Record(at_us, "note", "note", event.by, event.text)
+            return DecisionRow(at_us, "note", "note", event.by, event.text)
         case CommandRefused():
-            return Record(at_us, f"command {event.command}", "refused", event.by, event.reason)
+            return DecisionRow(at_us, f"command {event.command}", "refused", event.by, event.reason)
     return None
 
 
 def _of_plan(
     entry: Logged, event: PlanApproved | PlanRejected | PlanExpired | PlanFailed | PlanApplied, story: Story
-) -> Record | None:
+) -> DecisionRow | None:
     change = next((change for change in story.changes if change.proposed.proposal == event.proposal), None)
     applied = isinstance(event, PlanApplied)
     if applied and (change is None or change.proposed.optional):
@@ -91,7 +91,7 @@ def _of_plan(
     what = f"proposal {event.proposal}" + (f", plan {change.proposed.epoch}" if change is not None else "")
     scored = change.scored if change is not None and isinstance(event, PlanApproved | PlanApplied) else None
     effect = scored_words(scored) if scored is not None else ""
-    return Record(entry.at_us, what, WORDS[type(event)], getattr(event, "by", entry.actor), event.reason, effect)
+    return DecisionRow(entry.at_us, what, WORDS[type(event)], getattr(event, "by", entry.actor), event.reason, effect)
 
 
 def show_verdicts(snapshot: Snapshot) -> None:

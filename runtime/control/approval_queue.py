@@ -37,7 +37,7 @@ class AutoLimits(msgspec.Struct, frozen=True, kw_only=True):
     least_gain_percent: float = 3.0
 
 
-class Lying(msgspec.Struct, kw_only=True):
+class OpenProposal(msgspec.Struct, kw_only=True):
     """The proposal on the desk; `approved_by` None = still open."""
 
     proposal: str
@@ -48,13 +48,13 @@ class Lying(msgspec.Struct, kw_only=True):
     approved_by: str | None = None
 
 
-class Desk:
+class ApprovalQueue:
     """One proposal lies on it at a time; a newer one replaces it."""
 
     def __init__(self, mode: Mode, iterations: int, limits: AutoLimits | None = None) -> None:
         self.mode: Mode = mode
         self._iterations, self._limits = iterations, limits or AutoLimits()
-        self._lying: Lying | None = None
+        self._lying: OpenProposal | None = None
         self._numbered = 0
         self._changes = 0
         self._last_change: int | None = None
@@ -65,7 +65,7 @@ class Desk:
             return []
         events = self.expire("a newer proposal came")
         name = self._name()
-        self._lying = Lying(
+        self._lying = OpenProposal(
             proposal=name,
             plan=found.plan,
             gain_us=found.baseline_us - found.predicted_us,
@@ -101,7 +101,7 @@ class Desk:
             PlanApproved(proposal=name, by="controller", reason=f"minimal recovery applies at once in mode {self.mode}"),
         ]
 
-    def take_approved(self, iteration: int) -> tuple[Lying | None, list[Control]]:
+    def take_approved(self, iteration: int) -> tuple[OpenProposal | None, list[Control]]:
         """The proposal to apply now, if it is approved (or auto approves it now); an open one that no longer pays expires."""
         lying = self._lying
         if lying is None:
@@ -157,7 +157,7 @@ class Desk:
                 return [ModeChanged(mode=mode, by=command.by, reason=command.reason)]
         return [self._refused(command, f"mode {command.target} is not known, allowed: {', '.join(_MODES)}")]
 
-    def _auto_refuses(self, lying: Lying, iteration: int) -> bool:
+    def _auto_refuses(self, lying: OpenProposal, iteration: int) -> bool:
         limits = self._limits
         return (
             self._changes >= limits.most_changes

@@ -7,7 +7,7 @@ from unskew.collector.paths import Store
 from unskew.collector.write.control_stream import ControlStream
 
 
-class Ledger:
+class ControlLog:
     """Every decision of the controller, on disk before it is acted upon."""
 
     def __init__(self, store: Store, run: str) -> None:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.health.probing import Probe
 from unskew.analytics.loop.adaptation import Adaptation
-from unskew.analytics.loop.intake import Intake, Released
+from unskew.analytics.loop.intake import Intake
 from unskew.analytics.scheduler.recovery import recover
 from unskew.collector.events import (
     Control,
@@ -32,27 +33,27 @@ from unskew.collector.events import (
 from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.write.commands import Inbox
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.control.approval_queue import Desk
-from unskew.runtime.control.control_log import Ledger
+from unskew.runtime.control.approval_queue import ApprovalQueue
+from unskew.runtime.control.control_log import ControlLog
 from unskew.runtime.control.membership import Membership
 from unskew.runtime.control.plans import Plans
-from unskew.runtime.control.watch import Watch
+from unskew.runtime.control.watch import LivenessWatch
 from unskew.runtime.options import RunOptions
 from unskew.runtime.priority import answer_soon
 from unskew.runtime.protocol import (
     AnyMessage,
-    Broken,
-    Entered,
-    EpochRecord,
-    Exited,
-    Failed,
-    Finished,
-    Forked,
-    Injected,
+    CommunicationBroken,
+    FaultAnnounced,
     Kill,
-    Measure,
-    Measured,
-    Seat,
+    MeasureStandby,
+    PlanEntered,
+    PlanRecord,
+    RankExited,
+    RankFailed,
+    RankFinished,
+    RankForked,
+    RankSpec,
+    StandbyProduct,
     Start,
 )
 
@@ -71,13 +72,13 @@ class Controller:
         self,
         options: RunOptions,
         *,
-        ledger: Ledger,
+        ledger: ControlLog,
         telemetry: SpoolWriter,
         tail: Tail,
         inbox: Inbox,
         membership: Membership,
         adaptation: Adaptation,
-        seats: Sequence[Seat],
+        seats: Sequence[RankSpec],
         node: str,
         on_entries: Callable[[Sequence[Entry]], None],
         check_interrupt: Callable[[], None],
@@ -87,9 +88,9 @@ class Controller:
         self.on_entries, self.check_interrupt = on_entries, check_interrupt
         self.intake = Intake()
         self.plans = Plans(options.first_plan(), time.monotonic_ns())
-        self.desk = Desk(options.mode, options.iterations)
-        self.watch = Watch()
-        self.failures: dict[int, Failed] = {}
+        self.desk = ApprovalQueue(options.mode, options.iterations)
+        self.watch = LivenessWatch()
+        self.failures: dict[int, RankFailed] = {}
         self.alive: set[int] = set()
         self.finished: set[int] = set()
         self.committed = 0
@@ -125,7 +126,7 @@ class Controller:
     # --- what the agent says -----------------------------------------------------------------------------------------
 
     def _take(self, message: AnyMessage) -> None:
-        if isinstance(message, Forked):
+        if isinstance(message, RankForked):
             self.alive.add(message.rank)
             self.ledger.append(
                 DeviceJoined(
@@ -136,24 +137,24 @@ class Controller:
                     device_class=self._seat(message.rank).device_class,
                 )
             )
-        elif isinstance(message, Exited):
+        elif isinstance(message, RankExited):
             self._lost(message)
-        elif isinstance(message, Entered):
+        elif isinstance(message, PlanEntered):
             self._entered(message)
-        elif isinstance(message, Injected):
+        elif isinstance(message, FaultAnnounced):
             event = msgspec.structs.replace(message.fault.event(), announced_us=message.at_us, watermark=self.committed)
             self.adaptation.injected(event)
             self.ledger.append(event)
-        elif isinstance(message, Broken):
+        elif isinstance(message, CommunicationBroken):
             self.watch.broken(message.epoch, time.monotonic())
-        elif isinstance(message, Finished):
+        elif isinstance(message, RankFinished):
             self.finished.add(message.rank)
-        elif isinstance(message, Failed):
+        elif isinstance(message, RankFailed):
             self._failed(message)
-        elif isinstance(message, Measured) and message.rank not in self.plans.in_force.executors:
+        elif isinstance(message, StandbyProduct) and message.rank not in self.plans.in_force.executors:
             self.ledger.append(*self.adaptation.measured(message.rank, message.iteration, message.product_us, self.committed))
 
-    def _failed(self, message: Failed) -> None:
+    def _failed(self, message: RankFailed) -> None:
         """A rank raised an error and is about to end. One alone is a device's death; two in one epoch share a cause."""
         same_epoch = [rank for rank, other in self.failures.items() if other.epoch == message.epoch]
         if message.fatal or same_epoch:
@@ -161,7 +162,7 @@ class Controller:
             raise RunFailed(f"rank {message.rank} cannot go on{also}: {message.detail}")
         self.failures[message.rank] = message
 
-    def _lost(self, message: Exited) -> None:
+    def _lost(self, message: RankExited) -> None:
         """A rank's process has ended: name it, then reroute its work; on standby it had none."""
         rank = message.rank
         self.alive.discard(rank)
@@ -215,7 +216,7 @@ class Controller:
         self.ledger.append(*recovery, self._issued())
         self._issue(abort=True)
 
-    def _seat(self, rank: int) -> Seat:
+    def _seat(self, rank: int) -> RankSpec:
         return next(seat for seat in self.seats if seat.rank == rank)
 
     def _give_up(self, reason: str) -> list[Control]:
@@ -245,9 +246,9 @@ class Controller:
             self.watch.aborted(plan.epoch)
         else:
             leaving = self.alive.intersection(self.plans.in_force.ranks) - {*plan.ranks}
-        self.membership.send(EpochRecord(plan=plan, abort=abort, probe=probe, leaving=tuple(sorted(leaving))))
+        self.membership.send(PlanRecord(plan=plan, abort=abort, probe=probe, leaving=tuple(sorted(leaving))))
 
-    def _entered(self, message: Entered) -> None:
+    def _entered(self, message: PlanEntered) -> None:
         done = self.plans.entered(message, self.alive, self.committed)
         if done is None:
             return
@@ -291,7 +292,7 @@ class Controller:
         if entries:
             self.on_entries(entries)
 
-    def _committed(self, released: Released) -> None:
+    def _committed(self, released: IterationTelemetry) -> None:
         """One whole committed iteration: judge it, and act on what follows."""
         iteration = released.committed.iteration
         self.committed = iteration + 1
@@ -316,7 +317,7 @@ class Controller:
         """Now and then the ranks that execute nothing measure themselves; it holds nobody up, so in every mode."""
         idle = self.alive - self.plans.in_force.executors
         if idle and self.plans.pending is None and self.committed % self.adaptation.options.probing.standby_every == 0:
-            self.membership.send(Measure(ranks=tuple(sorted(idle)), iteration=self.committed))
+            self.membership.send(MeasureStandby(ranks=tuple(sorted(idle)), iteration=self.committed))
 
     def _issue_probe(self, probe: Probe, reason: str) -> None:
         """Measure suspects at the next boundary, under the same plan; it holds training up, so not in mode observe."""

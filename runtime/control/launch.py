@@ -26,7 +26,7 @@ from unskew.collector.paths import Store, StoreError
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import Inbox, hold_controller_lock
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.control.control_log import Ledger
+from unskew.runtime.control.control_log import ControlLog
 from unskew.runtime.control.controller import Controller, RunFailed
 from unskew.runtime.control.interrupts import Interrupts
 from unskew.runtime.control.membership import AgentLost, Membership
@@ -34,7 +34,7 @@ from unskew.runtime.control.summary import Gathering, Summary, Verification
 from unskew.runtime.control.timeouts import ladder
 from unskew.runtime.model.model import Layer, ModelSize
 from unskew.runtime.options import Placement, RunOptions, check, cores, place
-from unskew.runtime.protocol import Prepare, Ready, Seat, Stop
+from unskew.runtime.protocol import Prepare, RankSpec, Ready, Stop
 
 _PREPARE_S = 120.0
 # What a change of plan costs on loopback, until the run has measured its own: standing still, and bytes per microsecond.
@@ -80,7 +80,7 @@ class Session:
         if wrong := too_early(ladder(LivenessOptions())):
             raise ValueError(f"the timeouts do not climb: {'; '.join(wrong)}")
         with Interrupts() as interrupts, hold_controller_lock(self._store, self.run_id):
-            ledger, tail = Ledger(self._store, self.run_id), Tail(self._store, self.run_id)
+            ledger, tail = ControlLog(self._store, self.run_id), Tail(self._store, self.run_id)
             telemetry = SpoolWriter(self._store, self.run_id, "controller")
             membership = Membership(self._store.root / "logs" / f"{self.run_id}.log")
             status, reason = "done", ""
@@ -111,7 +111,12 @@ class Session:
         return self.gathering.summary(self.run_id, self._device, int(stored), verification)
 
     def _train(
-        self, ledger: Ledger, telemetry: SpoolWriter, tail: Tail, membership: Membership, check_interrupt: Callable[[], None]
+        self,
+        ledger: ControlLog,
+        telemetry: SpoolWriter,
+        tail: Tail,
+        membership: Membership,
+        check_interrupt: Callable[[], None],
     ) -> None:
         options = self._options
         node = membership.connect(check_interrupt)
@@ -151,8 +156,8 @@ class Session:
             self._on_tick()
         raise RunFailed(f"the node was not ready within {_PREPARE_S:.0f} s")
 
-    def _seat(self, rank: int, node: str, placement: Placement, port: int, folder: Path) -> Seat:
-        return Seat(
+    def _seat(self, rank: int, node: str, placement: Placement, port: int, folder: Path) -> RankSpec:
+        return RankSpec(
             rank=rank,
             device_id=f"{node}:{rank}",
             device_class=placement.classes[rank],

@@ -17,8 +17,18 @@ from pathlib import Path
 
 import msgspec
 
-from unskew.analytics.health.liveness import Pulse
-from unskew.runtime.protocol import MOST_BYTES, AnyMessage, Channel, Exited, Forked, Hello, Injected, Message, Pulses
+from unskew.analytics.health.liveness import RankLiveness
+from unskew.runtime.protocol import (
+    MOST_BYTES,
+    AnyMessage,
+    Channel,
+    FaultAnnounced,
+    Hello,
+    Message,
+    RankExited,
+    RankForked,
+    RankStatuses,
+)
 
 _CONNECT_S = 60.0
 _ACCEPT_S = 0.2
@@ -62,7 +72,7 @@ class Membership:
         self.ahead_us = 0
         """The node's wall clock minus ours, not more than it is: the way of the greeting is in it."""
         self.pids: dict[int, int] = {}
-        self.pulses: dict[int, Pulse] = {}
+        self.pulses: dict[int, RankLiveness] = {}
         self._iterations: dict[int, int] = {}
         self.longest_work_s = 0.0
         """The longest recent stretch of work of any rank that then moved on."""
@@ -130,20 +140,20 @@ class Membership:
         return self._iterations.get(rank, 0)
 
     def _note(self, message: AnyMessage) -> None:
-        if isinstance(message, Forked):
+        if isinstance(message, RankForked):
             self.pids[message.rank] = message.pid
-        elif isinstance(message, Injected):
+        elif isinstance(message, FaultAnnounced):
             self._iterations[message.fault.rank] = message.iteration
-        elif isinstance(message, Exited):
+        elif isinstance(message, RankExited):
             self.pids.pop(message.rank, None)
             self.pulses.pop(message.rank, None)
-        elif isinstance(message, Pulses):
+        elif isinstance(message, RankStatuses):
             now = time.monotonic()
             self.longest_work_s = max((pulse.longest_work_s for pulse in message.pulses), default=0.0)
             for pulse in message.pulses:
                 if pulse.rank in self.pids:
                     self._iterations[pulse.rank] = pulse.iteration
-                    self.pulses[pulse.rank] = Pulse(
+                    self.pulses[pulse.rank] = RankLiveness(
                         rank=pulse.rank,
                         at_s=now,
                         alive=True,

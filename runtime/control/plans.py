@@ -6,10 +6,10 @@ import msgspec
 
 from unskew.analytics.core.plan import Plan
 from unskew.collector.events import PlanApplied
-from unskew.runtime.protocol import Entered
+from unskew.runtime.protocol import PlanEntered
 
 
-class Issued(msgspec.Struct, kw_only=True):
+class IssuedPlan(msgspec.Struct, kw_only=True):
     """A plan sent to the ranks and not yet entered by all. `asked_ns`: when the loss was noticed, None for a
     change at a boundary."""
 
@@ -19,10 +19,10 @@ class Issued(msgspec.Struct, kw_only=True):
     optional: bool
     asked_ns: int | None
     old: Plan | None
-    entered: dict[int, Entered]
+    entered: dict[int, PlanEntered]
 
 
-class InForce(msgspec.Struct, frozen=True, kw_only=True):
+class PlanInForce(msgspec.Struct, frozen=True, kw_only=True):
     """Every living member acts on the plan. `seconds` from the asking to the last of them; `old` = what it replaced by
     choice."""
 
@@ -43,7 +43,7 @@ class Plans:
         self.by_epoch: dict[int, Plan] = {}
         self.latest = first
         self._in_force = first
-        self.pending: Issued | None = None
+        self.pending: IssuedPlan | None = None
         self.issue(first, proposal="", reason="the run's first plan", optional=False, asked_ns=asked_ns, old=None)
 
     @property
@@ -74,11 +74,11 @@ class Plans:
         """Note a plan that is about to be sent."""
         self.by_epoch[plan.epoch] = plan
         self.latest = plan
-        self.pending = Issued(
+        self.pending = IssuedPlan(
             plan=plan, proposal=proposal, reason=reason, optional=optional, asked_ns=asked_ns, old=old, entered={}
         )
 
-    def entered(self, message: Entered, alive: set[int], watermark: int) -> InForce | None:
+    def entered(self, message: PlanEntered, alive: set[int], watermark: int) -> PlanInForce | None:
         """Note that a rank acts on a plan; the plan's particulars when it was the last one missing.
 
         `watermark`: iterations judged so far.
@@ -93,7 +93,7 @@ class Plans:
         members = pending.entered.values()
         iteration = max(member.iteration for member in members)
         began_ns = pending.asked_ns or min(member.began_ns for member in members)
-        return InForce(
+        return PlanInForce(
             plan=pending.plan,
             proposal=pending.proposal,
             old=pending.old,

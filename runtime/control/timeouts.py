@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from unskew.analytics.health.liveness import LivenessOptions
-from unskew.analytics.health.timeouts import Rung
+from unskew.analytics.health.timeouts import Timeout
 from unskew.runtime.control.watch import STANDSTILL_S
 from unskew.runtime.node.heartbeats import PULSE_S
 from unskew.runtime.rank.comm import WAIT
 from unskew.runtime.rank.control_thread import BEAT_S
 
 
-def ladder(options: LivenessOptions) -> tuple[Rung, ...]:
+def ladder(options: LivenessOptions) -> tuple[Timeout, ...]:
     """Every rung of a run."""
     return (
-        Rung("the heartbeats' period", BEAT_S),
-        Rung("the agent's pulse", PULSE_S),
-        Rung("stopped_s", options.stopped_s, factor=2),
-        Rung("frozen_s", options.frozen_s, factor=3),
-        Rung("hung_floor_s", options.hung_floor_s),
-        Rung("hung_s before chunk times are known", options.hung_s, factor=2),
-        Rung("start_s", options.start_s),
-        Rung("a standstill that nobody can be named for", STANDSTILL_S),
-        Rung("communication's own timeout", WAIT.total_seconds(), factor=10),
+        Timeout("the heartbeats' period", BEAT_S),
+        Timeout("the agent's pulse", PULSE_S),
+        Timeout("stopped_s", options.stopped_s, factor=2),
+        Timeout("frozen_s", options.frozen_s, factor=3),
+        Timeout("hung_floor_s", options.hung_floor_s),
+        Timeout("hung_s before chunk times are known", options.hung_s, factor=2),
+        Timeout("start_s", options.start_s),
+        Timeout("a standstill that nobody can be named for", STANDSTILL_S),
+        Timeout("communication's own timeout", WAIT.total_seconds(), factor=10),
     )

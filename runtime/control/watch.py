@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unskew.analytics.health.liveness import LivenessOptions, Pulse, Suspect, decide
+from unskew.analytics.health.liveness import LivenessOptions, RankLiveness, Suspect, decide
 
 _BROKEN_S = 1.0
 STANDSTILL_S = 60.0
 _BREAKS_IN_A_ROW = 5
 
 
-class Watch:
+class LivenessWatch:
     """State of the controller's watch; times are its monotonic clock.
 
     A rank whose communication broke waits for an epoch record that aborts. When a death explains the break, that record is on
@@ -25,7 +25,7 @@ class Watch:
         self._newest_abort = 0
         self._in_a_row = 0
 
-    def suspects(self, now_s: float, pulses: Mapping[int, Pulse], longest_work_s: float | None) -> tuple[Suspect, ...]:
+    def suspects(self, now_s: float, pulses: Mapping[int, RankLiveness], longest_work_s: float | None) -> tuple[Suspect, ...]:
         """Ranks to be killed because they hang or are frozen, each named once.
 
         `longest_work_s`: the longest stretch of work that came to an end, None before the first iteration is committed.
@@ -53,7 +53,7 @@ class Watch:
         """An iteration was committed."""
         self._in_a_row = 0
 
-    def regroup_reason(self, now_s: float, pulses: Mapping[int, Pulse]) -> tuple[str, bool] | None:
+    def regroup_reason(self, now_s: float, pulses: Mapping[int, RankLiveness]) -> tuple[str, bool] | None:
         """(why the same plan should be issued again, whether that was tried too often); None when all is well."""
         reason = ""
         if self._broken_since_s is not None and now_s - self._broken_since_s >= _BROKEN_S:

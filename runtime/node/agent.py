@@ -21,22 +21,22 @@ from unskew.collector.events import Heartbeat, HostClock
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.service.process import ensure_collector
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.node.heartbeats import PULSE_S, PulseTable
+from unskew.runtime.node.heartbeats import PULSE_S, HeartbeatTable
 from unskew.runtime.priority import answer_at_once
 from unskew.runtime.protocol import (
     AGENT_SOCKET,
     BEAT_SOCKET,
     AnyMessage,
     Channel,
-    EpochRecord,
-    Exited,
-    Forked,
     Hello,
     Kill,
-    Measure,
+    MeasureStandby,
     Message,
+    PlanRecord,
     Prepare,
-    Pulses,
+    RankExited,
+    RankForked,
+    RankStatuses,
     Start,
     Stop,
     decode_beat,
@@ -62,8 +62,8 @@ class Agent:
         self._beats.bind(str(folder / BEAT_SOCKET))
         self._beats.setblocking(False)
         self._channels: list[Channel] = []
-        self._records: list[EpochRecord] = []
-        self._table = PulseTable()
+        self._records: list[PlanRecord] = []
+        self._table = HeartbeatTable()
         self._store: Store | None = None
         self._spool: SpoolWriter | None = None
         self._running = True
@@ -92,7 +92,7 @@ class Agent:
                 if now >= next_pulse:
                     next_pulse = now + PULSE_S
                     self._table.look(now)
-                    self._tell(Pulses(pulses=self._table.pulses(now)))
+                    self._tell(RankStatuses(pulses=self._table.pulses(now)))
                 if now >= next_housekeeping:
                     next_housekeeping = now + _HOUSEKEEPING_S
                     self._keep_house(now)
@@ -113,10 +113,10 @@ class Agent:
             self._zygote.send(message)
         elif isinstance(message, Start):
             self._zygote.send(message)
-        elif isinstance(message, EpochRecord):
+        elif isinstance(message, PlanRecord):
             self._records = [message] if message.abort else [*self._records, message]
             self._pass_on_to_all(message)
-        elif isinstance(message, Measure):
+        elif isinstance(message, MeasureStandby):
             self._pass_on_to_all(message)
         elif isinstance(message, Kill):
             self._zygote.send(message)
@@ -124,9 +124,9 @@ class Agent:
             self._running = False
 
     def _from_zygote(self, message: AnyMessage) -> None:
-        if isinstance(message, Forked):
+        if isinstance(message, RankForked):
             self._table.born(message.rank, message.pid, time.monotonic())
-        elif isinstance(message, Exited):
+        elif isinstance(message, RankExited):
             self._table.gone(message.rank)
         self._tell(message)
 

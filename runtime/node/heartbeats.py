@@ -8,7 +8,7 @@ import msgspec
 
 from unskew.analytics.health.liveness import Activity
 from unskew.runtime.node.processes import CoreTime, core_time, process_state, thread_state, threads_of
-from unskew.runtime.protocol import Beat, RankPulse
+from unskew.runtime.protocol import HeartbeatDatagram, RankStatus
 
 PULSE_S = 0.1
 _FORGET = 0.99
@@ -77,7 +77,7 @@ class _Known(msgspec.Struct):
     longest_gap_s: float = 0.0
 
 
-class PulseTable:
+class HeartbeatTable:
     """Last heartbeat and last progress of each living rank; times are the agent's monotonic clock."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class PulseTable:
     def gone(self, rank: int) -> None:
         self._known.pop(rank, None)
 
-    def beat(self, beat: Beat, *, now_s: float) -> None:
+    def beat(self, beat: HeartbeatDatagram, *, now_s: float) -> None:
         """Take a heartbeat; a late one of a rank that is gone is ignored."""
         known = self._known.get(beat.rank)
         if known is None:
@@ -123,9 +123,9 @@ class PulseTable:
             if known.thread:
                 known.beating.look(known.pid, (known.thread, *siblings), now_s, passed_s, late_s)
 
-    def pulses(self, now_s: float) -> tuple[RankPulse, ...]:
+    def pulses(self, now_s: float) -> tuple[RankStatus, ...]:
         return tuple(
-            RankPulse(
+            RankStatus(
                 rank=rank,
                 longest_work_s=known.longest_work_s,
                 heartbeat_age_s=now_s - known.beat_s,

@@ -21,7 +21,7 @@ import torch._dynamo  # the first AdamW imports it: a second of work, better onc
 from unskew.runtime.corpus import Corpus, CorpusError, load_corpus
 from unskew.runtime.node.processes import die_with_parent, exit_detail
 from unskew.runtime.priority import answer_at_once
-from unskew.runtime.protocol import AnyMessage, Channel, Exited, Forked, Kill, Prepare, Ready, Seat, Start, Stop
+from unskew.runtime.protocol import AnyMessage, Channel, Kill, Prepare, RankExited, RankForked, RankSpec, Ready, Start, Stop
 from unskew.runtime.rank.nvml import gpu_models
 from unskew.runtime.rank.rank import run_rank
 
@@ -76,14 +76,14 @@ class Zygote:
         gpus = torch.cuda.device_count()
         self._channel.send(Ready(gpus=gpus, gpu_models=gpu_models(gpus), problem=problem))
 
-    def _fork(self, seat: Seat) -> None:
+    def _fork(self, seat: RankSpec) -> None:
         pid = os.fork()
         if pid == 0:
             self._become(seat)
         self._rank_of_pid[pid] = seat.rank
-        self._channel.send(Forked(rank=seat.rank, pid=pid))
+        self._channel.send(RankForked(rank=seat.rank, pid=pid))
 
-    def _become(self, seat: Seat) -> None:
+    def _become(self, seat: RankSpec) -> None:
         """The child: a rank. Never returns."""
         code = 1
         try:
@@ -104,7 +104,7 @@ class Zygote:
             if pid == 0:
                 return
             rank = self._rank_of_pid.pop(pid)
-            self._channel.send(Exited(rank=rank, pid=pid, detail=exit_detail(status), at_ns=time.monotonic_ns()))
+            self._channel.send(RankExited(rank=rank, pid=pid, detail=exit_detail(status), at_ns=time.monotonic_ns()))
 
 
 def _kill(pid: int) -> None:

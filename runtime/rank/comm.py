@@ -33,7 +33,7 @@ class PeerLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
     """A peer closed its connections (it died, or it aborts), or this rank's own `Comm` was aborted."""
 
 
-class Pending:
+class PendingMessage:
     """A message under way; `wait` blocks until it is through and returns its tensor."""
 
     def __init__(self, waiter: _Waiter, work: Any, tensor: Tensor, peer: int) -> None:
@@ -154,14 +154,14 @@ class Comm:
         group.set_timeout(WAIT)
         return group
 
-    def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def send(self, tensor: Tensor, peer: int, tag: int) -> PendingMessage:
         with _peer_lost():
-            return Pending(self._waiter, self._world.send([tensor], self._index[peer], tag), tensor, peer)
+            return PendingMessage(self._waiter, self._world.send([tensor], self._index[peer], tag), tensor, peer)
 
-    def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+    def receive(self, tensor: Tensor, peer: int, tag: int) -> PendingMessage:
         """Post a receive into `tensor`, which must have exactly the message's size: Gloo would not notice a short message."""
         with _peer_lost():
-            return Pending(self._waiter, self._world.recv([tensor], self._index[peer], tag), tensor, peer)
+            return PendingMessage(self._waiter, self._world.recv([tensor], self._index[peer], tag), tensor, peer)
 
     def all_reduce(self, tensor: Tensor, group: tuple[int, ...]) -> None:
         """Sum `tensor` in place over a gradient group of the plan; nothing to do for a group of one."""

@@ -31,7 +31,7 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True):
     clock_us: int
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class CommitOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What the barrier of one iteration said, the same on every rank that passed it."""
 
     iteration: int
@@ -43,11 +43,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     clock_us: int
 
 
-def vote(comm: Comm, iteration: int, attempt: int, mine: Vote) -> Outcome:
+def vote(comm: Comm, iteration: int, attempt: int, mine: Vote) -> CommitOutcome:
     """The barrier. Raises `PeerLost`; then nothing is known, and `settle` must find out."""
     row = torch.tensor([mine.loss, mine.highest_epoch, mine.log_complete, mine.clock_us], dtype=torch.float64)
     rows = comm.all_gather(row)
-    return Outcome(
+    return CommitOutcome(
         iteration=iteration,
         epoch=comm.epoch,
         attempt=attempt,
@@ -58,7 +58,7 @@ def vote(comm: Comm, iteration: int, attempt: int, mine: Vote) -> Outcome:
     )
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class CommitStanding(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rank stands when its communication broke.
 
     `stepped` iterations are done; `attempt` is the highest attempt at iteration `stepped` it knows of (-1 = none); `outcome` is
@@ -67,7 +67,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
     stepped: int
     attempt: int
-    outcome: Outcome | None
+    outcome: CommitOutcome | None
 
     @property
     def passed(self) -> int:
@@ -75,22 +75,22 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         return self.stepped if self.outcome is None else max(self.stepped, self.outcome.iteration + 1)
 
 
-class Settled(msgspec.Struct, frozen=True, kw_only=True):
+class AgreedCommit(msgspec.Struct, frozen=True, kw_only=True):
     """What the survivors agree on: `committed` iterations count; `outcome` is that of the last one (None before the first);
     the next attempt of iteration `committed` is numbered `attempt`."""
 
     committed: int
-    outcome: Outcome | None
+    outcome: CommitOutcome | None
     attempt: int
 
 
-def settle(comm: Comm, mine: Standing) -> Settled:
+def settle(comm: Comm, mine: CommitStanding) -> AgreedCommit:
     """Exchange standings among the survivors and decide. Raises `PeerLost` when another one dies meanwhile."""
     rows = comm.all_gather(torch.tensor(_row(mine), dtype=torch.float64))
     return decide([_standing([float(value) for value in row]) for row in rows])
 
 
-def decide(standings: Sequence[Standing]) -> Settled:
+def decide(standings: Sequence[CommitStanding]) -> AgreedCommit:
     """The rule itself: pure, the same on every survivor.
 
     >>> half = Outcome(iteration=4, epoch=0, attempt=0, loss=2.0, next_epoch=0, log_complete=True, clock_us=0)
@@ -100,23 +100,23 @@ def decide(standings: Sequence[Standing]) -> Settled:
     committed = max(standing.passed for standing in standings)
     outcomes = [s.outcome for s in standings if s.outcome is not None and s.outcome.iteration == committed - 1]
     begun = [standing.attempt for standing in standings if standing.stepped == committed]
-    return Settled(committed=committed, outcome=outcomes[0] if outcomes else None, attempt=max(begun, default=-1) + 1)
+    return AgreedCommit(committed=committed, outcome=outcomes[0] if outcomes else None, attempt=max(begun, default=-1) + 1)
 
 
 _NO_OUTCOME = (-1.0,) * 7
 
 
-def _row(standing: Standing) -> list[float]:
+def _row(standing: CommitStanding) -> list[float]:
     outcome = standing.outcome
     fields = _NO_OUTCOME if outcome is None else tuple(float(value) for value in msgspec.structs.astuple(outcome))
     return [float(standing.stepped), float(standing.attempt), *fields]
 
 
-def _standing(row: Sequence[float]) -> Standing:
+def _standing(row: Sequence[float]) -> CommitStanding:
     iteration, epoch, attempt, loss, next_epoch, log_complete, clock_us = row[2:]
     outcome = None
     if iteration >= 0:
-        outcome = Outcome(
+        outcome = CommitOutcome(
             iteration=int(iteration),
             epoch=int(epoch),
             attempt=int(attempt),
@@ -125,4 +125,4 @@ def _standing(row: Sequence[float]) -> Standing:
             log_complete=bool(log_complete),
             clock_us=int(clock_us),
         )
-    return Standing(stepped=int(row[0]), attempt=int(row[1]), outcome=outcome)
+    return CommitStanding(stepped=int(row[0]), attempt=int(row[1]), outcome=outcome)

@@ -16,32 +16,32 @@ from contextlib import suppress
 from unskew.runtime.protocol import (
     AGENT_SOCKET,
     BEAT_SOCKET,
-    Beat,
     Channel,
-    EpochRecord,
-    Measure,
+    HeartbeatDatagram,
+    MeasureStandby,
     Message,
-    Seat,
+    PlanRecord,
+    RankSpec,
     Stop,
     encode_beat,
 )
 from unskew.runtime.rank.comm import Comm
-from unskew.runtime.rank.progress import Progress
+from unskew.runtime.rank.progress import RankProgress
 
 BEAT_S = 0.05
 
 
-class Control:
+class ControlThread:
     """`last_words` hands over the rank's events before the process ends."""
 
-    def __init__(self, seat: Seat, progress: Progress, last_words: Callable[[], object]) -> None:
+    def __init__(self, seat: RankSpec, progress: RankProgress, last_words: Callable[[], object]) -> None:
         self._seat, self._progress, self._last_words = seat, progress, last_words
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(f"{seat.agent_folder}/{AGENT_SOCKET}")
         self._channel = Channel(sock)
         self._changed = threading.Condition()
-        self._records: dict[int, EpochRecord] = {}
-        self._measure: Measure | None = None
+        self._records: dict[int, PlanRecord] = {}
+        self._measure: MeasureStandby | None = None
         self._comm: Comm | None = None
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         threading.Thread(target=self._listen, name="control", daemon=True).start()
@@ -59,12 +59,12 @@ class Control:
         with self._changed:
             return max((epoch for epoch, record in self._records.items() if not record.abort), default=-1)
 
-    def record(self, epoch: int) -> EpochRecord:
+    def record(self, epoch: int) -> PlanRecord:
         """The record of an epoch this rank holds."""
         with self._changed:
             return self._records[epoch]
 
-    def wait_for_abort(self, after: int) -> EpochRecord:
+    def wait_for_abort(self, after: int) -> PlanRecord:
         """Block until there is a record above `after` that takes effect at once, and return the newest such."""
         with self._changed:
             while True:
@@ -73,7 +73,7 @@ class Control:
                     return self._records[newest]
                 self._changed.wait()
 
-    def wait_on_standby(self, after: int) -> EpochRecord | Measure:
+    def wait_on_standby(self, after: int) -> PlanRecord | MeasureStandby:
         """Block until this rank is to be measured, or until the newest record is above `after` and gives it a part.
 
         A record that a newer one has overtaken counts no more: its change was called off.
@@ -89,7 +89,7 @@ class Control:
                     return order
                 self._changed.wait()
 
-    def order(self) -> Measure | None:
+    def order(self) -> MeasureStandby | None:
         """What this rank was asked to measure and has not; without waiting."""
         with self._changed:
             order, self._measure = self._measure, None
@@ -107,14 +107,14 @@ class Control:
             if any(record.abort and epoch > comm.epoch for epoch, record in self._records.items()):
                 comm.stop()
 
-    def _take(self, record: EpochRecord) -> None:
+    def _take(self, record: PlanRecord) -> None:
         with self._changed:
             self._records[record.plan.epoch] = record
             if record.abort and self._comm is not None and record.plan.epoch > self._comm.epoch:
                 self._comm.stop()
             self._changed.notify_all()
 
-    def _take_order(self, order: Measure) -> None:
+    def _take_order(self, order: MeasureStandby) -> None:
         if self._seat.rank in order.ranks:
             with self._changed:
                 self._measure = order
@@ -122,9 +122,9 @@ class Control:
 
     def _listen(self) -> None:
         while (message := self._channel.receive()) is not None:
-            if isinstance(message, EpochRecord):
+            if isinstance(message, PlanRecord):
                 self._take(message)
-            elif isinstance(message, Measure):
+            elif isinstance(message, MeasureStandby):
                 self._take_order(message)
             elif isinstance(message, Stop):
                 self._end(0)
@@ -139,7 +139,7 @@ class Control:
         sock.setblocking(False)
         progress, rank, thread = self._progress, self._seat.rank, threading.get_native_id()
         while True:
-            now = Beat(
+            now = HeartbeatDatagram(
                 rank, thread, progress.count, progress.iteration, progress.activity, progress.waits_for, progress.promised_s
             )
             with suppress(OSError):  # the agent is busy: the next beat says the same

@@ -29,10 +29,10 @@ from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.workload import Work
-from unskew.runtime.protocol import Seat
+from unskew.runtime.protocol import RankSpec
 
 
-class Timing(msgspec.Struct, gc=False):
+class ChunkTiming(msgspec.Struct, gc=False):
     """When a chunk ran, in the run's clock, and its own time; `runq_us` None = not measured."""
 
     start_us: int
@@ -64,7 +64,7 @@ class Device(ABC):
         self._slow = slow
 
     @abstractmethod
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], ChunkTiming]]:
         """Execute `body`; the timing is asked for after the iteration."""
 
     def now_us(self) -> int:
@@ -105,14 +105,14 @@ class RealDevice(Device):
         super().__init__(slow)
         self._queue = _RunQueue()
 
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], ChunkTiming]]:
         start, runq, cpu = time.monotonic_ns(), self._queue.waited_ns(), time.thread_time_ns()
         result = body()
         factor = self._factor(chunk)
         if factor > 1.0:
             time.sleep((factor - 1.0) * (time.thread_time_ns() - cpu) / 1e9)
         wall, waited = time.monotonic_ns() - start, self._queue.waited_since_ns(runq)
-        timing = Timing(
+        timing = ChunkTiming(
             start_us=start // 1000,
             wall_us=wall // 1000,
             compute_us=max(wall - (waited or 0), 0) // 1000,
@@ -126,7 +126,7 @@ class CudaDevice(Device):
         super().__init__(slow)
         self.torch_device = torch.device("cuda", index)
 
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], ChunkTiming]]:
         start_us = self.now_us()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
@@ -138,10 +138,10 @@ class CudaDevice(Device):
             time.sleep((factor - 1.0) * begin.elapsed_time(end) / 1e3)
         end.record()
 
-        def timing() -> Timing:
+        def timing() -> ChunkTiming:
             end.synchronize()
             elapsed_us = int(begin.elapsed_time(end) * 1000)
-            return Timing(start_us, elapsed_us, elapsed_us)
+            return ChunkTiming(start_us, elapsed_us, elapsed_us)
 
         return result, timing
 
@@ -157,7 +157,7 @@ class SleepDevice(Device):
         self._queue = _RunQueue()
         self._free_ns, self._iteration = 0, -1
 
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], ChunkTiming]]:
         here, runq = time.monotonic_ns(), self._queue.waited_ns()
         start = here
         if chunk.iteration == self._iteration:
@@ -168,7 +168,7 @@ class SleepDevice(Device):
         wall, waited = time.monotonic_ns() - here, self._queue.waited_since_ns(runq)
         spent = max(length, wall - (waited or 0))
         self._free_ns, self._iteration = start + spent, chunk.iteration
-        timing = Timing(
+        timing = ChunkTiming(
             start_us=start // 1000,
             wall_us=spent // 1000,
             compute_us=spent // 1000,
@@ -185,12 +185,12 @@ class VirtualDevice(Device):
         self._cost = cost
         self._now_us = 0
 
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], Timing]]:
+    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], ChunkTiming]]:
         result = body()
         start = max(self._now_us, chunk.ready_us)
         length = round(_emulated_us(self._cost, chunk) * self._factor(chunk))
         self._now_us = start + length
-        timing = Timing(start, length, length)
+        timing = ChunkTiming(start, length, length)
         return result, lambda: timing
 
     def now_us(self) -> int:
@@ -205,7 +205,7 @@ def _emulated_us(cost: CostModel, chunk: ChunkOf) -> float:
     return model.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
 
 
-def make_device(seat: Seat) -> Device:
+def make_device(seat: RankSpec) -> Device:
     """The device of a rank, with the slow faults that are meant for it; an emulated one is of the class that its profile
     names."""
     slow = [fault for fault in seat.options.faults if fault.kind == "slow" and fault.rank == seat.rank]

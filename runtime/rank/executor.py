@@ -23,20 +23,20 @@ from unskew.collector.events import Span
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import Deferred, weight_gradients
-from unskew.runtime.rank.comm import Comm, Pending
-from unskew.runtime.rank.device import ChunkOf, Device, Timing
-from unskew.runtime.rank.progress import Progress
+from unskew.runtime.rank.comm import Comm, PendingMessage
+from unskew.runtime.rank.device import ChunkOf, ChunkTiming, Device
+from unskew.runtime.rank.progress import RankProgress
 
 _LOOK_AHEAD = 2
 _NOTHING = torch.empty(0)
 _Key = tuple[str, int, int]
 
 
-class Executed(msgspec.Struct, gc=False):
+class ExecutedChunk(msgspec.Struct, gc=False):
     """A finished chunk: its action, when it ran, how long it had waited for its input, and the messages it sent and took."""
 
     action: Action
-    timing: Callable[[], Timing]
+    timing: Callable[[], ChunkTiming]
     wait_us: int
     messages: list[Span]
 
@@ -53,7 +53,7 @@ class Executor:
         batch: Batch,
         comm: Comm,
         device: Device,
-        progress: Progress,
+        progress: RankProgress,
         label: Callable[..., Span],
         dtype: torch.dtype,
         dim: int,
@@ -64,13 +64,13 @@ class Executor:
         self._dtype, self._dim = dtype, dim
         # The clock in front of a message: one float64, or the room of one.
         self._header = 8 // torch.empty((), dtype=dtype).element_size() if device.carries_time else 0
-        self._arriving: dict[_Key, tuple[Pending, int]] = {}
+        self._arriving: dict[_Key, tuple[PendingMessage, int]] = {}
         self._local: dict[_Key, Tensor] = {}
         self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._split = splits_backward(plan.schedule)
         self._deferred: dict[tuple[int, int], Deferred] = {}
-        self._sent: list[tuple[Pending, Span]] = []
-        self.executed: list[Executed] = []
+        self._sent: list[tuple[PendingMessage, Span]] = []
+        self.executed: list[ExecutedChunk] = []
 
     def run(self) -> float:
         """Execute all actions. Raises `PeerLost` when a peer is gone or this rank's groups are stopped."""
@@ -207,9 +207,9 @@ class Executor:
         )  # fmt: skip
         self._sent.append((pending, span))
 
-    def _done(self, action: Action, timing: Callable[[], Timing], wait_us: int, messages: list[Span]) -> None:
+    def _done(self, action: Action, timing: Callable[[], ChunkTiming], wait_us: int, messages: list[Span]) -> None:
         self._progress.working()
-        self.executed.append(Executed(action, timing, wait_us, messages))
+        self.executed.append(ExecutedChunk(action, timing, wait_us, messages))
 
 
 def _tag(kind: str, micro_batch: int, hop: int) -> int:

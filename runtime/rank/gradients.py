@@ -16,7 +16,7 @@ from unskew.collector.events import Span
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.rank.comm import Comm
 from unskew.runtime.rank.device import Device
-from unskew.runtime.rank.progress import Progress
+from unskew.runtime.rank.progress import RankProgress
 
 
 def reduce_gradients(
@@ -25,7 +25,7 @@ def reduce_gradients(
     comm: Comm,
     *,
     device: Device,
-    progress: Progress,
+    progress: RankProgress,
     label: Callable[..., Span],
 ) -> list[Span]:
     """Leave the reduced gradients in the layers' parameters; one span per collective. Raises `PeerLost`."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from unskew.analytics.health.liveness import Activity
 
 
-class Progress:
+class RankProgress:
     """A counter that moves with every step of work, the present activity, and whom it waits for (None = nobody, or all)."""
 
     def __init__(self) -> None:

@@ -28,33 +28,43 @@ from unskew.runtime.corpus import Corpus
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import ModelSize
-from unskew.runtime.protocol import Broken, Entered, EpochRecord, Failed, Finished, Injected, Measure, Measured, Seat
+from unskew.runtime.protocol import (
+    CommunicationBroken,
+    FaultAnnounced,
+    MeasureStandby,
+    PlanEntered,
+    PlanRecord,
+    RankFailed,
+    RankFinished,
+    RankSpec,
+    StandbyProduct,
+)
 from unskew.runtime.rank.comm import Comm, PeerLost, arrive
-from unskew.runtime.rank.commit import Outcome, Standing, Vote, settle, vote
-from unskew.runtime.rank.control_thread import Control
+from unskew.runtime.rank.commit import CommitOutcome, CommitStanding, Vote, settle, vote
+from unskew.runtime.rank.control_thread import ControlThread
 from unskew.runtime.rank.device import make_device
 from unskew.runtime.rank.executor import Executor
 from unskew.runtime.rank.gradients import reduce_gradients
 from unskew.runtime.rank.injection import Injector
 from unskew.runtime.rank.migrate import LayersLost, exchange_holdings, execute_moves, plan_moves
 from unskew.runtime.rank.probe import product_us, run_probe
-from unskew.runtime.rank.progress import Progress
+from unskew.runtime.rank.progress import RankProgress
 from unskew.runtime.rank.recorder import Recorder
 
 
-def run_rank(seat: Seat, corpus: Corpus) -> None:
+def run_rank(seat: RankSpec, corpus: Corpus) -> None:
     """The life of a rank process; returns when the run is done."""
     torch.set_num_threads(1)
-    progress = Progress()
+    progress = RankProgress()
     spool = SpoolWriter(Store(Path(seat.store)), seat.run, seat.writer)
-    control = Control(seat, progress, spool.close)
+    control = ControlThread(seat, progress, spool.close)
     rank = Rank(seat, corpus, control, progress, spool)
     try:
         rank.run()
     except Exception as error:
         traceback.print_exc()
         detail = f"{type(error).__name__}: {error}"
-        control.send(Failed(rank=seat.rank, epoch=rank.plan.epoch, detail=detail, fatal=isinstance(error, LayersLost)))
+        control.send(RankFailed(rank=seat.rank, epoch=rank.plan.epoch, detail=detail, fatal=isinstance(error, LayersLost)))
         raise
     finally:
         spool.close()
@@ -67,7 +77,9 @@ PROBE_S = 10.0
 class Rank:
     """The state of one rank: its layers, its place in the plan, and how far it has come."""
 
-    def __init__(self, seat: Seat, corpus: Corpus, control: Control, progress: Progress, spool: SpoolWriter) -> None:
+    def __init__(
+        self, seat: RankSpec, corpus: Corpus, control: ControlThread, progress: RankProgress, spool: SpoolWriter
+    ) -> None:
         options = seat.options
         self.seat, self.options, self.corpus = seat, options, corpus
         self.control, self.progress, self.spool = control, progress, spool
@@ -82,7 +94,7 @@ class Rank:
         self.comm: Comm | None = None
         # Iterations stepped; the highest attempt at the next one that anybody is known to have begun; the last barrier passed.
         self.stepped, self.attempt = 0, -1
-        self.outcome: Outcome | None = None
+        self.outcome: CommitOutcome | None = None
         self.batch: Batch | None = None
         self.begun_us = self.voted_us = 0
 
@@ -97,12 +109,12 @@ class Rank:
                 elif self.stepped < self.options.iterations:
                     self._iterate()
                 else:
-                    self.control.send(Finished(rank=self.seat.rank))
+                    self.control.send(RankFinished(rank=self.seat.rank))
                     self._recover(after=self.plan.epoch)
             except PeerLost as lost:
                 epoch = self._connected().epoch
                 print(f"rank {self.seat.rank}: epoch {epoch} broke in iteration {self.stepped}: {lost}", file=sys.stderr)
-                self.control.send(Broken(rank=self.seat.rank, epoch=epoch, detail=str(lost)))
+                self.control.send(CommunicationBroken(rank=self.seat.rank, epoch=epoch, detail=str(lost)))
                 self._recover(after=epoch)
 
     @property
@@ -114,12 +126,12 @@ class Rank:
         """Wait to be measured, or for a change of plan that gives this rank a part."""
         with self.progress.waiting("standby"):
             order = self.control.wait_on_standby(self.plan.epoch)
-        if isinstance(order, EpochRecord):
+        if isinstance(order, PlanRecord):
             self._change_plan(order)
         else:
             self._measure(order)
 
-    def _measure(self, order: Measure) -> None:
+    def _measure(self, order: MeasureStandby) -> None:
         """This device's matrix product, of a rank that executes nothing: nobody waits for it."""
         if self.on_standby:
             # A plan without this rank has committed: nobody will ask for its copies any more.
@@ -129,7 +141,7 @@ class Rank:
         self.injector.on_standby(order.iteration)
         with self.progress.promising(PROBE_S):
             us = product_us(Probe(ranks=()).repeats, order.iteration, self.device, self.recorder)
-        self.control.send(Measured(rank=self.seat.rank, iteration=order.iteration, product_us=us))
+        self.control.send(StandbyProduct(rank=self.seat.rank, iteration=order.iteration, product_us=us))
         self.spool.flush_soon()
 
     def _iterate(self) -> None:
@@ -193,7 +205,7 @@ class Rank:
         if self.outcome.next_epoch > self.plan.epoch and self.stepped < self.options.iterations:
             self._change_plan(self.control.record(self.outcome.next_epoch))
 
-    def _step(self, outcome: Outcome, *, settled: bool = False) -> None:
+    def _step(self, outcome: CommitOutcome, *, settled: bool = False) -> None:
         """Commit iteration `outcome.iteration` on this rank and tell the log; `settled` = after an abort, later than it
         ended."""
         self.device.advance_to(outcome.clock_us)
@@ -220,7 +232,7 @@ class Rank:
         )
         self.spool.flush_soon()
 
-    def _change_plan(self, record: EpochRecord) -> None:
+    def _change_plan(self, record: PlanRecord) -> None:
         """A change that nobody's death asked for: new groups, layers move; then what is to be measured."""
         with self.progress.waiting("regroup"):
             self._enter(record)
@@ -250,11 +262,11 @@ class Rank:
                 except PeerLost as lost:
                     print(f"rank {self.seat.rank}: epoch {after} broke while regrouping: {lost}", file=sys.stderr)
                     self._connected().stop()
-                    self.control.send(Broken(rank=self.seat.rank, epoch=after, detail=str(lost)))
+                    self.control.send(CommunicationBroken(rank=self.seat.rank, epoch=after, detail=str(lost)))
                 else:
                     return
 
-    def _enter(self, record: EpochRecord) -> None:
+    def _enter(self, record: PlanRecord) -> None:
         """Meet, settle, move layers, act on the plan: the one way into any plan. Raises `PeerLost`.
 
         Where ranks leave, groups of all ranks of both plans come first. Who leaves then only says that it is through with
@@ -281,7 +293,7 @@ class Rank:
             self._connect(Comm(self.store, plan.epoch, self.seat.rank, plan.ranks, groups, awaited=leaving))
             self.recorder.regroup(plan, self.stepped, start_us)
         self.control.send(
-            Entered(
+            PlanEntered(
                 rank=self.seat.rank,
                 epoch=plan.epoch,
                 iteration=self.stepped,
@@ -302,7 +314,7 @@ class Rank:
 
     def _settle(self) -> None:
         """Agree on what is committed; what others have committed without a rank on standby it takes as done."""
-        settled = settle(self._connected(), Standing(stepped=self.stepped, attempt=self.attempt, outcome=self.outcome))
+        settled = settle(self._connected(), CommitStanding(stepped=self.stepped, attempt=self.attempt, outcome=self.outcome))
         if self.stepped < settled.committed and settled.outcome is not None:
             self.outcome = settled.outcome
             if self.on_standby:
@@ -332,7 +344,7 @@ class Rank:
         return received
 
     def _announce(self, fault: FaultSpec, iteration: int) -> None:
-        self.control.send(Injected(fault=fault, iteration=iteration, at_us=time.time_ns() // 1000))
+        self.control.send(FaultAnnounced(fault=fault, iteration=iteration, at_us=time.time_ns() // 1000))
 
     def _connected(self) -> Comm:
         if self.comm is None:

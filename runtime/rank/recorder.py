@@ -8,9 +8,9 @@ from typing import Any
 from unskew.analytics.core.plan import Plan
 from unskew.collector.events import Span, SpanKind, Telemetry
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.protocol import Seat
+from unskew.runtime.protocol import RankSpec
 from unskew.runtime.rank.device import Device
-from unskew.runtime.rank.executor import Executed
+from unskew.runtime.rank.executor import ExecutedChunk
 from unskew.runtime.rank.nvml import gpu_state
 
 PATIENCE_S = 0.05
@@ -25,7 +25,7 @@ GPU_EVERY = 4
 class Recorder:
     """Spans of one rank on its device."""
 
-    def __init__(self, spool: SpoolWriter, device: Device, seat: Seat) -> None:
+    def __init__(self, spool: SpoolWriter, device: Device, seat: RankSpec) -> None:
         self._spool, self._device, self._seat = spool, device, seat
         self._epoch = self._iteration = self._attempt = 0
         self.on = True
@@ -64,7 +64,7 @@ class Recorder:
             **fields,
         )
 
-    def chunks(self, executed: Sequence[Executed]) -> None:
+    def chunks(self, executed: Sequence[ExecutedChunk]) -> None:
         """The chunks of an attempt, finished or cut short, with their messages; now and then what the GPU says of itself."""
         if not self.on:
             return

@@ -11,7 +11,7 @@ from support.runtime_runs import SMALL
 
 from unskew.benchmarks import kills, overhead
 from unskew.benchmarks.report import Figure
-from unskew.benchmarks.runs import Bench, Ran, perform
+from unskew.benchmarks.runs import Bench, FinishedRun, perform
 from unskew.collector.events import Event, IterationCommitted, RunFinished
 from unskew.collector.paths import Store
 from unskew.runtime.control.summary import Gathering
@@ -52,7 +52,7 @@ def test_the_overhead_is_the_difference_within_pairs() -> None:
         events.append(committed(iteration, us * 3 if iteration == 91 else us))
     events.append(RunFinished(status="done", iterations=len(events)))
     summary = Gathering().summary("r", "real", 0, None)
-    run = Ran(
+    run = FinishedRun(
         options=RunOptions(), summary=summary, events=events, same_process=frozenset(), not_once=0, lost=0, doubled=0
     )  # fmt: skip
     differences, off_us = overhead._paired(run)

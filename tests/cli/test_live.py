@@ -14,7 +14,7 @@ from unskew.collector.files.segment import segment_name, telemetry_line
 from unskew.collector.files.tail import Entry
 from unskew.collector.paths import Store
 from unskew.terminal import live
-from unskew.terminal.follow import Follow
+from unskew.terminal.follow import LogFollower
 from unskew.terminal.live import Screen
 from unskew.terminal.live_state import LiveState, fold
 from unskew.terminal.live_view import newest, plain, render, sparkline
@@ -192,7 +192,7 @@ def test_following_loses_nothing_when_a_clock_steps_back_or_a_loss_diverges(tmp_
     other.parent.mkdir(parents=True)
     other.write_bytes(telemetry_line(0, 75_000_000, ev.Dropped(count=1)))
     seen: list[Entry] = []
-    with Follow(store, "r") as follow:
+    with LogFollower(store, "r") as follow:
         for part in (slice(0, 3), slice(3, 4)):
             with path.open("ab") as file:
                 for seq in range(4)[part]:

@@ -15,7 +15,7 @@ from unskew.collector.events import Control, Event, Span, Telemetry
 from unskew.collector.files.tail import decode_event
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.read.reader import open_store
-from unskew.collector.service.collecting import Collecting
+from unskew.collector.service.collecting import Collector
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 
@@ -49,7 +49,7 @@ class SpoolAndCollector:
         return self._read(f"select version, payload from events where stream = '{stream}' order by version")
 
     def _read(self, query: str) -> list[tuple[int, Event]]:
-        collecting = Collecting(self._store)
+        collecting = Collector(self._store)
         while collecting.step():
             pass
         collecting.close()

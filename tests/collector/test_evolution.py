@@ -12,8 +12,8 @@ from support.golden_lines import FOLDER, fields_in, golden
 from unskew.collector.events import CONTROL, TELEMETRY, Event, Note, tag_of
 from unskew.collector.files import rows, upcasters
 from unskew.collector.files.segment import control_line, segment_name, telemetry_line
-from unskew.collector.files.tail import Entry, Lines, Tail, decode_event
-from unskew.collector.files.upcasters import Step, rows_of
+from unskew.collector.files.tail import Entry, SpoolLines, Tail, decode_event
+from unskew.collector.files.upcasters import Upcast, rows_of
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 
@@ -56,8 +56,8 @@ def encoded(entry: Entry, event: Event) -> bytes:
 
 
 STEPS = (
-    Step(old="note@-1", new="note@0", renamed={"message": "words"}, removed=("colour",)),
-    Step(old="note@0", new="note@1", renamed={"words": "text"}, added={"by": "nobody"}),
+    Upcast(old="note@-1", new="note@0", renamed={"message": "words"}, removed=("colour",)),
+    Upcast(old="note@0", new="note@1", renamed={"words": "text"}, added={"by": "nobody"}),
 )
 OLD = {
     "note@-1": b'"message":"a \'quoted\' word","colour":"red"',
@@ -73,7 +73,7 @@ def test_old_versions_are_read_as_the_newest_by_code_and_by_sql(monkeypatch: pyt
     assert decode_event(line) == Note(text="a 'quoted' word", by="nobody")
     with duckdb.connect(":memory:") as connection:
         rows.create_table(connection, "log")
-        rows.insert(connection, "log", "r", [Lines("w", 0, line + b"\n")])
+        rows.insert(connection, "log", "r", [SpoolLines("w", 0, line + b"\n")])
         ((payload,),) = connection.sql(f"select payload from ({rows_of(Note, 'log')})").fetchall()
         assert decode_event(payload.encode()) == Note(text="a 'quoted' word", by="nobody")
         assert connection.sql("select payload from log").fetchall() == [(line.decode(),)], "what was written stays"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from unskew.collector import events as ev
 from unskew.collector import projections
 from unskew.collector.files import manifest, rows
-from unskew.collector.files.manifest import Manifest, Pruned
+from unskew.collector.files.manifest import Manifest, PrunedRange
 from unskew.collector.files.segment import control_line, telemetry_line
-from unskew.collector.files.tail import Lines
+from unskew.collector.files.tail import SpoolLines
 from unskew.collector.paths import Store
 from unskew.collector.projections import publishing
 from unskew.collector.projections.definitions import PROJECTIONS
@@ -74,12 +74,12 @@ def connection() -> Iterator[duckdb.DuckDBPyConnection]:
 def test_a_log_cut_anywhere_and_merged_in_two_steps_gives_the_projection_of_the_whole(
     connection: duckdb.DuckDBPyConnection, log: list[tuple[int, tuple[str, str, int, ev.Event]]]
 ) -> None:
-    seq, lines = count(1), defaultdict[str, list[Lines]](list)
+    seq, lines = count(1), defaultdict[str, list[SpoolLines]](list)
     for part, (run, writer, at_us, event) in log:
         number = next(seq)
         control = isinstance(event, ev.Control)
         line = control_line(at_us, "c", number, "me", event) if control else telemetry_line(number, at_us, event)
-        lines[run].append(Lines(writer, part, line))
+        lines[run].append(SpoolLines(writer, part, line))
     connection.execute("delete from whole").fetchall()
     for run, found in lines.items():
         rows.insert(connection, "whole", run, found)
@@ -200,7 +200,7 @@ def test_rollups_outlive_the_telemetry_that_retention_drops_also_when_the_code_c
     now = manifest.load(run.store)
     gone = [one for one in now.sealed if one.kind != "control"]
     pruned = tuple(
-        Pruned(run="r", first=one.first, last=one.last, rows=one.rows, last_pos=one.last_pos, last_at_us=one.last_at_us)
+        PrunedRange(run="r", first=one.first, last=one.last, rows=one.rows, last_pos=one.last_pos, last_at_us=one.last_at_us)
         for one in gone
     )
     run.swap(now, sealed=tuple(one for one in now.sealed if one not in gone), pruned=pruned)

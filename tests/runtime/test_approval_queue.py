@@ -11,7 +11,7 @@ from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.scheduler.propose import Proposal
 from unskew.collector.events import CommandRefused, Control, ModeChanged, PlanApproved, PlanExpired, PlanProposed, PlanRejected
 from unskew.collector.write.commands import Command
-from unskew.runtime.control.approval_queue import AutoLimits, Desk
+from unskew.runtime.control.approval_queue import ApprovalQueue, AutoLimits
 
 PLAN = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=4)
 ITERATIONS = 100
@@ -27,7 +27,7 @@ def found(gain_percent: float = 10.0, cost_us: float = 1000.0) -> Proposal:
     )  # fmt: skip
 
 
-def lay(desk: Desk, proposal: Proposal, iteration: int = 10) -> str:
+def lay(desk: ApprovalQueue, proposal: Proposal, iteration: int = 10) -> str:
     """Propose; the name it got."""
     *_, made = desk.propose(proposal, None, "slow", iteration, PLAN)
     assert isinstance(made, PlanProposed)
@@ -35,12 +35,12 @@ def lay(desk: Desk, proposal: Proposal, iteration: int = 10) -> str:
     return made.proposal
 
 
-def say(desk: Desk, kind: str, target: str) -> list[Control]:
+def say(desk: ApprovalQueue, kind: str, target: str) -> list[Control]:
     return desk.command(Command(kind=kind, run="r", by="mira", target=target, reason="because"))  # type: ignore[arg-type]
 
 
 def test_mode_approve_waits_for_a_person() -> None:
-    desk = Desk("approve", ITERATIONS)
+    desk = ApprovalQueue("approve", ITERATIONS)
     name = lay(desk, found())
     assert desk.take_approved(11) == (None, [])
     assert say(desk, "approve", name) == [PlanApproved(proposal=name, by="mira", reason="because")]
@@ -51,7 +51,7 @@ def test_mode_approve_waits_for_a_person() -> None:
 
 
 def test_a_rejected_proposal_is_gone() -> None:
-    desk = Desk("approve", ITERATIONS)
+    desk = ApprovalQueue("approve", ITERATIONS)
     name = lay(desk, found())
     assert say(desk, "reject", name) == [PlanRejected(proposal=name, by="mira", reason="because")]
     assert isinstance(say(desk, "approve", name)[0], CommandRefused)
@@ -59,7 +59,7 @@ def test_a_rejected_proposal_is_gone() -> None:
 
 
 def test_mode_observe_only_records() -> None:
-    desk = Desk("observe", ITERATIONS)
+    desk = ApprovalQueue("observe", ITERATIONS)
     name = lay(desk, found())
     (refused,) = say(desk, "approve", name)
     assert isinstance(refused, CommandRefused)
@@ -70,7 +70,7 @@ def test_mode_observe_only_records() -> None:
 
 
 def test_a_mode_nobody_knows_and_a_proposal_that_is_not_open_are_refused_in_a_sentence() -> None:
-    desk = Desk("approve", ITERATIONS)
+    desk = ApprovalQueue("approve", ITERATIONS)
     for kind, target, reason in [
         ("mode", "party", "mode party is not known, allowed: observe, approve, auto"),
         ("approve", "p7", "proposal p7 is not open"),
@@ -80,7 +80,7 @@ def test_a_mode_nobody_knows_and_a_proposal_that_is_not_open_are_refused_in_a_se
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_open_proposal_that_no_longer_pays_expires(mode: str) -> None:
-    desk = Desk(mode, ITERATIONS)  # type: ignore[arg-type]
+    desk = ApprovalQueue(mode, ITERATIONS)  # type: ignore[arg-type]
     lay(desk, found(gain_percent=10.0, cost_us=1000.0))
     lying, events = desk.take_approved(95)
     assert lying is None
@@ -89,7 +89,7 @@ def test_an_open_proposal_that_no_longer_pays_expires(mode: str) -> None:
 
 
 def test_auto_keeps_apart_from_a_recovery() -> None:
-    desk = Desk("auto", ITERATIONS, LIMITS)
+    desk = ApprovalQueue("auto", ITERATIONS, LIMITS)
     desk.recovery(PLAN, PLAN, Suspect(rank=1, how="exit", detail=""), verdict=None, iteration=20, expected_us=None)
     lay(desk, found(), 22)
     assert [desk.take_approved(iteration)[0] is not None for iteration in (22, 24, 25)] == [False, False, True]
@@ -106,7 +106,7 @@ _STEPS = st.one_of(
 @settings(max_examples=400, deadline=None)
 @given(first=st.sampled_from(MODES), steps=st.lists(_STEPS, max_size=40))
 def test_whatever_happens_each_proposal_ends_once_and_auto_keeps_its_limits(first: str, steps: list[tuple]) -> None:
-    desk, now = Desk(first, ITERATIONS, LIMITS), 10  # type: ignore[arg-type]
+    desk, now = ApprovalQueue(first, ITERATIONS, LIMITS), 10  # type: ignore[arg-type]
     events: list[Control] = []
     gain_of: dict[str, float] = {}
     taken: list[tuple[str, int]] = []

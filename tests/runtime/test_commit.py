@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from unskew.runtime.rank.commit import Outcome, Standing, decide
+from unskew.runtime.rank.commit import CommitOutcome, CommitStanding, decide
 
 
 @dataclass
@@ -17,7 +17,7 @@ class Member:
 
     stepped: int = 0
     attempt: int = -1
-    outcome: Outcome | None = None
+    outcome: CommitOutcome | None = None
     place: str = "idle"
     gradients_of: int | None = None
     steps: list[int] = field(default_factory=list)
@@ -70,8 +70,8 @@ class Protocol(RuleBasedStateMachine):
         order = ["idle", "computing", "at the barrier", "passed"]
         return (member.stepped, order.index(member.place)) >= (iteration, order.index(place))
 
-    def outcome(self, iteration: int, attempt: int) -> Outcome:
-        return Outcome(
+    def outcome(self, iteration: int, attempt: int) -> CommitOutcome:
+        return CommitOutcome(
             iteration=iteration, epoch=self.epoch, attempt=attempt, loss=1.0, next_epoch=0, log_complete=True, clock_us=0
         )
 
@@ -87,7 +87,7 @@ class Protocol(RuleBasedStateMachine):
     def recover(self, data: st.DataObject, whole: bool) -> None:
         """The survivors settle; when another dies meanwhile only some of them hear the result, and they settle again."""
         survivors = [member for member in self.members if member.alive]
-        settled = decide([Standing(stepped=m.stepped, attempt=m.attempt, outcome=m.outcome) for m in survivors])
+        settled = decide([CommitStanding(stepped=m.stepped, attempt=m.attempt, outcome=m.outcome) for m in survivors])
         # What one of them knows to count, counts; nothing else does.
         assert settled.committed == max(m.stepped + (m.place == "passed") for m in survivors)
         for member in survivors:

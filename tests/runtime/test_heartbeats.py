@@ -11,7 +11,7 @@ import pytest
 
 from unskew.runtime.node import heartbeats as pulse
 from unskew.runtime.node.processes import CoreTime, core_time
-from unskew.runtime.protocol import Beat, RankPulse, decode_beat, encode_beat
+from unskew.runtime.protocol import HeartbeatDatagram, RankStatus, decode_beat, encode_beat
 
 PID, BEATING, OTHER = 100, 101, 102
 
@@ -31,18 +31,18 @@ def lacks(monkeypatch: pytest.MonkeyPatch) -> dict[int, float | None]:
     return told
 
 
-def beat(table: pulse.PulseTable, count: int, at_s: float) -> None:
-    table.beat(Beat(0, BEATING, count, 3, "compute"), now_s=at_s)
+def beat(table: pulse.HeartbeatTable, count: int, at_s: float) -> None:
+    table.beat(HeartbeatDatagram(0, BEATING, count, 3, "compute"), now_s=at_s)
 
 
-def look(table: pulse.PulseTable, *at_s: float) -> RankPulse:
+def look(table: pulse.HeartbeatTable, *at_s: float) -> RankStatus:
     for now in at_s:
         table.look(now)
     return table.pulses(at_s[-1])[0]
 
 
 def test_time_without_a_core_counts_from_the_last_progress(lacks: dict[int, float | None]) -> None:
-    table = pulse.PulseTable()
+    table = pulse.HeartbeatTable()
     table.born(0, PID, 0.0)
     beat(table, 1, 0.0)
     look(table, 0.0)
@@ -55,7 +55,7 @@ def test_time_without_a_core_counts_from_the_last_progress(lacks: dict[int, floa
 def test_a_sibling_counts_once_the_rank_stands_still_and_the_beating_thread_only_for_silence(
     lacks: dict[int, float | None],
 ) -> None:
-    table = pulse.PulseTable()
+    table = pulse.HeartbeatTable()
     table.born(0, PID, 0.0)
     beat(table, 1, 0.0)
     lacks[OTHER] = 0.05
@@ -70,7 +70,7 @@ def test_a_wait_that_goes_on_counts_before_the_kernel_adds_it(
     lacks: dict[int, float | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pulse, "thread_state", lambda _pid, thread: "R" if thread == PID else "S")
-    table = pulse.PulseTable()
+    table = pulse.HeartbeatTable()
     table.born(0, PID, 0.0)
     beat(table, 1, 0.0)
     assert look(table, *(tenth / 10 for tenth in range(11))).starved_s == pytest.approx(0.9)
@@ -90,7 +90,7 @@ def test_the_kernel_adds_a_wait_when_it_ends() -> None:
             burners.append(burner)
             assert burner.stdout is not None
             burner.stdout.readline()
-        pid, table = burners[0].pid, pulse.PulseTable()
+        pid, table = burners[0].pid, pulse.HeartbeatTable()
         began_s = time.monotonic()
         table.born(0, pid, began_s)
         stood_still = 0
@@ -111,7 +111,7 @@ def test_the_kernel_adds_a_wait_when_it_ends() -> None:
 
 def test_nobody_is_blamed_for_the_time_the_agent_had_no_core(lacks: dict[int, float | None]) -> None:
     assert lacks
-    table = pulse.PulseTable()
+    table = pulse.HeartbeatTable()
     table.born(0, PID, 0.0)
     beat(table, 1, 0.0)
     found = look(table, 0.0, 1.2)
@@ -122,7 +122,7 @@ def test_nobody_is_blamed_for_the_time_the_agent_had_no_core(lacks: dict[int, fl
 
 def test_where_the_kernel_does_not_tell_it_is_not_measured(lacks: dict[int, float | None]) -> None:
     lacks.update(dict.fromkeys(lacks))
-    table = pulse.PulseTable()
+    table = pulse.HeartbeatTable()
     table.born(0, PID, 0.0)
     beat(table, 1, 0.0)
     assert look(table, 0.0, 0.1).starved_s is None
@@ -130,7 +130,7 @@ def test_where_the_kernel_does_not_tell_it_is_not_measured(lacks: dict[int, floa
 
 def test_the_longest_recent_work_is_forgotten_slowly(lacks: dict[int, float | None]) -> None:
     assert lacks
-    table = pulse.PulseTable()
+    table = pulse.HeartbeatTable()
     table.born(0, PID, 0.0)
     beat(table, 1, 0.0)
     beat(table, 1, 2.0)
@@ -142,6 +142,6 @@ def test_the_longest_recent_work_is_forgotten_slowly(lacks: dict[int, float | No
 
 
 def test_a_heartbeat_comes_through_its_datagram() -> None:
-    sent = Beat(7, 4242, 99, 12, "recv", 3, 60.0)
+    sent = HeartbeatDatagram(7, 4242, 99, 12, "recv", 3, 60.0)
     assert decode_beat(encode_beat(sent)) == sent
     assert decode_beat(encode_beat(msgspec.structs.replace(sent, waits_for=None))).waits_for is None

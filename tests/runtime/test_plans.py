@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from unskew.analytics.core.plan import Plan, uniform_plan
 from unskew.runtime.control.plans import Plans
-from unskew.runtime.protocol import Entered
+from unskew.runtime.protocol import PlanEntered
 
 FIRST = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=4)
 
 
-def entered(rank: int, epoch: int, iteration: int = 0, at_ns: int = 2_000_000_000) -> Entered:
-    return Entered(
+def entered(rank: int, epoch: int, iteration: int = 0, at_ns: int = 2_000_000_000) -> PlanEntered:
+    return PlanEntered(
         rank=rank, epoch=epoch, iteration=iteration, began_ns=1_000_000_000, at_ns=at_ns, migrate_s=0.25, moved_bytes=10
     )
 

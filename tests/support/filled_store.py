@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unskew.collector.events import Dropped, Note, Span
 from unskew.collector.paths import Store
-from unskew.collector.service.collecting import Collecting
+from unskew.collector.service.collecting import Collector
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 
@@ -27,7 +27,7 @@ def decide(store: Store, run: str, writer: str) -> None:
 
 
 def collect(store: Store) -> None:
-    collecting = Collecting(store)
+    collecting = Collector(store)
     while collecting.step():
         pass
     collecting.close()

@@ -33,7 +33,7 @@ class Operation(msgspec.Struct, frozen=True, gc=False):
     peer: int | None = None
 
 
-class Level(msgspec.Struct, frozen=True):
+class GraphLevel(msgspec.Struct, frozen=True):
     """Operations whose needs all lie in earlier levels. `operations` holds groups one behind the other, `first` their
     beginnings, `sizes` their lengths; `needs` [operation, k] is filled up with the number of no operation."""
 
@@ -73,7 +73,7 @@ class Graph(msgspec.Struct, frozen=True, dict=True):
         return found
 
     @cached_property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[GraphLevel, ...]:
         """All groups in an order in which each comes after everything that it needs. Raises `GraphError` for a circle."""
         group_of = self.group_of
         before: list[set[int]] = [{int(group_of[n]) for i in members for n in self.needs[i]} for members in self.groups]
@@ -99,7 +99,7 @@ class Graph(msgspec.Struct, frozen=True, dict=True):
             raise GraphError(f"operations wait for each other in a circle, among them {stuck.kind} of rank {stuck.rank}")
         return tuple(levels)
 
-    def _level(self, groups: list[int]) -> Level:
+    def _level(self, groups: list[int]) -> GraphLevel:
         members = [i for group in groups for i in self.groups[group]]
         sizes = np.array([len(self.groups[group]) for group in groups])
         width = max(1, *(len(self.needs[i]) for i in members)) if members else 1
@@ -108,4 +108,4 @@ class Graph(msgspec.Struct, frozen=True, dict=True):
         for row, i in enumerate(members):
             needs[row, : len(self.needs[i])] = self.needs[i]
         first = np.concatenate(([0], np.cumsum(sizes)[:-1]))
-        return Level(np.array(members), needs, first, sizes)
+        return GraphLevel(np.array(members), needs, first, sizes)

@@ -28,7 +28,7 @@ LEAST_CHUNKS = 8
 """With fewer micro-batches than this nothing is inferred: three coefficients would fit noise."""
 
 
-class Inferred(msgspec.Struct, frozen=True):
+class InferredWorkload(msgspec.Struct, frozen=True):
     """`expected_us` like the times given; `correlation`: of forward's with backward's z over all micro-batches, None without
     both."""
 
@@ -37,7 +37,7 @@ class Inferred(msgspec.Struct, frozen=True):
     correlation: float | None
 
 
-def infer(times_us: Array, kinds: tuple[str, ...], others: Literal["stage", "kind"]) -> Inferred:
+def infer(times_us: Array, kinds: tuple[str, ...], others: Literal["stage", "kind"]) -> InferredWorkload:
     """Expected chunk times from peers: `times_us` [kind, stage, micro-batch]. Raises `ValueError` for too few micro-batches."""
     n_kinds, n_stages, n = times_us.shape
     if n < LEAST_CHUNKS:
@@ -59,10 +59,10 @@ def infer(times_us: Array, kinds: tuple[str, ...], others: Literal["stage", "kin
     if {"F", "B"} <= set(kinds):
         forward, backward = (z[kinds.index(kind)].mean(axis=0) for kind in "FB")
         correlation = float(np.corrcoef(forward, backward)[0, 1]) if forward.std() and backward.std() else 0.0
-    return Inferred(np.maximum(expected, 1e-9), workload, correlation)
+    return InferredWorkload(np.maximum(expected, 1e-9), workload, correlation)
 
 
-class Curve(msgspec.Struct, frozen=True):
+class WorkloadCurve(msgspec.Struct, frozen=True):
     """Chunk time as a function of workload: ``c0 + c1 z + c2 z^2``."""
 
     coefficients: tuple[float, float, float]
@@ -72,7 +72,7 @@ class Curve(msgspec.Struct, frozen=True):
         return c0 + c1 * workload + c2 * workload**2
 
 
-def fit_curve(workload: Array, times_us: Array) -> Curve:
+def fit_curve(workload: Array, times_us: Array) -> WorkloadCurve:
     """Huber regression of relative residuals."""
     design = np.stack([workload, workload**2], axis=1)
     predicted, trust = times_us, np.ones(len(times_us))
@@ -84,4 +84,4 @@ def fit_curve(workload: Array, times_us: Array) -> Curve:
         residual = np.abs(times_us / predicted - 1)
         scale = max(1.4826 * float(np.median(residual)), 1e-9)
         trust = np.minimum(1.0, HUBER * scale / np.maximum(residual, 1e-12))
-    return Curve((float(model.intercept_), float(model.coef_[0]), float(model.coef_[1])))
+    return WorkloadCurve((float(model.intercept_), float(model.coef_[0]), float(model.coef_[1])))

@@ -19,14 +19,14 @@ import numpy as np
 from unskew.analytics.diagnosis.trace.graph import Array
 from unskew.analytics.diagnosis.trace.replay import ideal_us, makespan_us
 from unskew.analytics.diagnosis.trace.scenarios import balanced_lengths, equal_stages, even_links, healthy_device
-from unskew.analytics.diagnosis.trace.section import Section
+from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.collector.events import Verdict
 
 OF_MACHINES = ("slow_device", "slow_link", "gc_pause", "input_bound")
 ORDER = (*OF_MACHINES, "long_sequences", "stage_imbalance")
 
 
-class Lost(msgspec.Struct, frozen=True, kw_only=True):
+class LostTime(msgspec.Struct, frozen=True, kw_only=True):
     """One section's loss: [iteration] us of one device each; `causes` in the order of `ORDER`."""
 
     measured_us: Array
@@ -38,7 +38,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
         return np.asarray(self.measured_us - self.ideal_us - sum(self.causes.values(), np.zeros_like(self.measured_us)))
 
 
-def time_lost(section: Section, verdicts: Sequence[Verdict] = ()) -> Lost:
+def time_lost(section: TraceSection, verdicts: Sequence[Verdict] = ()) -> LostTime:
     """What each cause cost per iteration; devices and links are those that `verdicts` name, in their iterations."""
     recording, parts = section.recording, section.parts
     graph, work, pauses = recording.graph, parts.work_us, dict(section.pauses_us)
@@ -57,10 +57,10 @@ def time_lost(section: Section, verdicts: Sequence[Verdict] = ()) -> Lost:
         now = after
         healthy = work if cause in OF_MACHINES else healthy
     ideal = makespan_us(graph, ideal_us(recording, healthy))
-    return Lost(measured_us=recording.iteration_us, ideal_us=ideal, causes=causes)
+    return LostTime(measured_us=recording.iteration_us, ideal_us=ideal, causes=causes)
 
 
-def _without(cause: str, section: Section, work: Array, verdicts: Sequence[Verdict]) -> Array:
+def _without(cause: str, section: TraceSection, work: Array, verdicts: Sequence[Verdict]) -> Array:
     """Durations when the cause is taken out."""
     if cause == "long_sequences":
         return balanced_lengths(section, work)
@@ -74,7 +74,7 @@ def _without(cause: str, section: Section, work: Array, verdicts: Sequence[Verdi
     return work
 
 
-def _healed(section: Section, work: Array, verdict: Verdict) -> Array:
+def _healed(section: TraceSection, work: Array, verdict: Verdict) -> Array:
     """Work when the devices and links that the verdict names are like the others."""
     for party in verdict.culprits:
         if party.rank is not None and party.rank in section.ranks:
@@ -84,7 +84,7 @@ def _healed(section: Section, work: Array, verdict: Verdict) -> Array:
     return work
 
 
-def _iterations(section: Section, verdict: Verdict) -> Array:
+def _iterations(section: TraceSection, verdict: Verdict) -> Array:
     """Whether each iteration lies in the verdict's: [iteration] of bool."""
     numbers = np.array(section.recording.iterations)
     until = verdict.until_iteration

@@ -20,7 +20,7 @@ import msgspec
 import polars as pl
 
 from unskew.analytics.diagnosis.trace.graph import Array, Graph, GraphError, Operation
-from unskew.analytics.diagnosis.trace.replay import Recording
+from unskew.analytics.diagnosis.trace.replay import TraceRecording
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv")
@@ -43,7 +43,7 @@ class _Pattern(msgspec.Struct, frozen=True):
     """Operations in which all replicas take part."""
 
 
-def read_operations(frame: pl.DataFrame) -> Recording:
+def read_operations(frame: pl.DataFrame) -> TraceRecording:
     """The recording of a trace; steps that lack an operation are left out and named. Raises `GraphError`."""
     _check(frame)
     pattern = _pattern(_model_step(frame))
@@ -70,7 +70,7 @@ def read_operations(frame: pl.DataFrame) -> Recording:
         Operation(kind, rank, replica, stage, micro_batch if micro_batch >= 0 and kind in {FORWARD, BACKWARD} else None)
         for kind, rank, replica, stage, micro_batch in about.select("optype", "rank", "dp_rank", "stage", "mb_id").iter_rows()
     )
-    return Recording(
+    return TraceRecording(
         graph=_graph(pattern, replicas, number, operations),
         iterations=tuple(steps),
         start_us=start - begin,

@@ -19,7 +19,7 @@ TOLERANCE_US = 10_000.0
 """Clocks of hosts disagree: what is more negative than this is no measurement, and counts as 0."""
 
 
-class Recording(msgspec.Struct, frozen=True):
+class TraceRecording(msgspec.Struct, frozen=True):
     """Measured operations: [operation, iteration] us from the iteration's start, and the iterations' own times [iteration].
 
     `waits`: kinds whose duration includes waiting for others (communication), also where they are no group here.
@@ -35,14 +35,14 @@ class Recording(msgspec.Struct, frozen=True):
     left_out: tuple[int, ...] = ()
 
 
-class Parts(msgspec.Struct, frozen=True):
+class OperationDurations(msgspec.Struct, frozen=True):
     """Durations without waiting: [operation, iteration] us."""
 
     work_us: Array
     delay_us: Array
 
 
-def take_apart(recording: Recording) -> Parts:
+def take_apart(recording: TraceRecording) -> OperationDurations:
     """Launch delays, transfer times of groups, and the times of plain work."""
     graph, start = recording.graph, recording.start_us
     end = start + recording.wall_us
@@ -55,7 +55,7 @@ def take_apart(recording: Recording) -> Parts:
         work[level.operations[waited]] = (end[level.operations] - launched)[waited]
     work[work <= -TOLERANCE_US] = 0.0
     delay[delay <= -TOLERANCE_US] = 0.0
-    return Parts(work, delay)
+    return OperationDurations(work, delay)
 
 
 def replay(graph: Graph, work_us: Array, delay_us: Array | None = None) -> Array:
@@ -75,7 +75,7 @@ def makespan_us(graph: Graph, work_us: Array, delay_us: Array | None = None) -> 
     return np.asarray(replay(graph, work_us, delay_us).max(axis=0))
 
 
-def ideal_us(recording: Recording, work_us: Array) -> Array:
+def ideal_us(recording: TraceRecording, work_us: Array) -> Array:
     """Every kind at its mean over operations and iterations, communication at its median: [operation, iteration]."""
     ideal = work_us.copy()
     for kind in recording.graph.kinds:

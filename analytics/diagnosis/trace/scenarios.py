@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from unskew.analytics.diagnosis.trace.graph import Array
-from unskew.analytics.diagnosis.trace.section import Section
+from unskew.analytics.diagnosis.trace.section import TraceSection
 
 
-def balanced_lengths(section: Section, work_us: Array) -> Array:
+def balanced_lengths(section: TraceSection, work_us: Array) -> Array:
     """Every micro-batch carries the mean workload: what lengths explain is taken out, ``t x mean(expected) / expected``."""
     changed = work_us.copy()
     for members in section.cells.values():
@@ -19,7 +19,7 @@ def balanced_lengths(section: Section, work_us: Array) -> Array:
     return changed
 
 
-def equal_stages(section: Section, work_us: Array) -> Array:
+def equal_stages(section: TraceSection, work_us: Array) -> Array:
     """Every stage takes the mean of all chunks, per kind of work: ``t x mean(t) / mean(t of its stage)``; the work of all
     stages together stays what it was."""
     changed = work_us.copy()
@@ -31,7 +31,7 @@ def equal_stages(section: Section, work_us: Array) -> Array:
     return changed
 
 
-def healthy_device(section: Section, work_us: Array, rank: int) -> Array:
+def healthy_device(section: TraceSection, work_us: Array, rank: int) -> Array:
     """`rank` is as fast as its peers: its chunks take what their workload lets expect, times what the other ranks of its stage
     (where there are none: of all stages) took over that."""
     changed = work_us.copy()
@@ -50,7 +50,7 @@ def healthy_device(section: Section, work_us: Array, rank: int) -> Array:
     return changed
 
 
-def even_links(section: Section, work_us: Array, links: Iterable[tuple[int, int]]) -> Array:
+def even_links(section: TraceSection, work_us: Array, links: Iterable[tuple[int, int]]) -> Array:
     """Messages between these pairs of ranks take the median of all messages of their kind."""
     changed = work_us.copy()
     slow = {frozenset(link) for link in links}

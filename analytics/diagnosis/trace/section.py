@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 from unskew.analytics.diagnosis.trace.graph import Array
 from unskew.analytics.diagnosis.trace.inference import infer
-from unskew.analytics.diagnosis.trace.replay import Parts, Recording, take_apart
+from unskew.analytics.diagnosis.trace.replay import OperationDurations, TraceRecording, take_apart
 
 KIND = {"forward-compute": "F", "backward-compute": "B", "F": "F", "B": "B", "W": "W"}
 """Kinds of operations that are chunks of work -> the kind of work."""
 Indices = NDArray[np.intp]
 
 
-class Section(msgspec.Struct, frozen=True, dict=True):
+class TraceSection(msgspec.Struct, frozen=True, dict=True):
     """`expected_us` [operation, iteration]: what a healthy device of the stage takes for the chunk's workload; NaN for other
     operations. `lengths_logged` False: inferred from peers. `correlation`: of forward with backward times over micro-batches.
     `epoch`: of the plan (0 in an imported run). `pauses_us`: cause -> how much of each operation's launch delay it was,
     [operation, iteration]."""
 
-    recording: Recording
+    recording: TraceRecording
     expected_us: Array
     lengths_logged: bool
     correlation: float | None = None
@@ -32,7 +32,7 @@ class Section(msgspec.Struct, frozen=True, dict=True):
     pauses_us: dict[str, Array] = {}
 
     @cached_property
-    def parts(self) -> Parts:
+    def parts(self) -> OperationDurations:
         return take_apart(self.recording)
 
     @cached_property
@@ -56,7 +56,7 @@ class Section(msgspec.Struct, frozen=True, dict=True):
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted({operation.rank for operation in self.recording.graph.operations}))
 
-    def pick(self, iterations: Sequence[int]) -> Section:
+    def pick(self, iterations: Sequence[int]) -> TraceSection:
         """The same with these of its iterations (positions) only."""
         at = list(iterations)
         recording = msgspec.structs.replace(
@@ -70,9 +70,9 @@ class Section(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(self, recording=recording, expected_us=self.expected_us[:, at], pauses_us=pauses)
 
 
-def without_lengths(recording: Recording) -> Section:
+def without_lengths(recording: TraceRecording) -> TraceSection:
     """A section whose workload is inferred from peers (inference.py). Raises `ValueError` when that cannot be done."""
-    bare = Section(recording, np.full_like(recording.wall_us, np.nan), lengths_logged=False)
+    bare = TraceSection(recording, np.full_like(recording.wall_us, np.nan), lengths_logged=False)
     operations = recording.graph.operations
     batches = sorted({(o.replica, o.micro_batch) for o in operations if o.micro_batch is not None})
     column = {batch: i for i, batch in enumerate(batches)}

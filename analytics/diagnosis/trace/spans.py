@@ -17,7 +17,7 @@ import polars as pl
 
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.trace.graph import Array, Graph, GraphError, Operation
-from unskew.analytics.diagnosis.trace.replay import Recording
+from unskew.analytics.diagnosis.trace.replay import TraceRecording
 
 CHUNKS = ("F", "B", "W")
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
@@ -28,10 +28,10 @@ _Row = dict[str, Any]
 _Key = tuple[Any, ...]
 
 
-class Recorded(msgspec.Struct, frozen=True):
+class SpanRecording(msgspec.Struct, frozen=True):
     """A recording, the layers of each chunk ((first, number), None for other operations), and pauses (see `Section`)."""
 
-    recording: Recording
+    recording: TraceRecording
     layers: tuple[tuple[int, int] | None, ...]
     pauses_us: dict[str, Array]
 
@@ -48,7 +48,7 @@ class _Node(msgspec.Struct, frozen=True):
     layers: tuple[int, int] | None = None
 
 
-def read_spans(spans: pl.DataFrame, commits: pl.DataFrame, plan: Plan) -> Recorded:
+def read_spans(spans: pl.DataFrame, commits: pl.DataFrame, plan: Plan) -> SpanRecording:
     """The recording of the committed iterations that `commits` names (iteration, rank, start_us, wall_us), all under `plan`.
 
     `spans` are theirs, of the attempt that counted. Iterations that lack an operation are left out. Raises `GraphError`.
@@ -85,7 +85,7 @@ def read_spans(spans: pl.DataFrame, commits: pl.DataFrame, plan: Plan) -> Record
     )
     start = np.array([[nodes[i][key].start_us - begun[i] for i in iterations] for key in keys], dtype=float)
     wall = np.array([[nodes[i][key].wall_us for i in iterations] for key in keys], dtype=float)
-    recording = Recording(
+    recording = TraceRecording(
         graph=graph,
         iterations=tuple(iterations),
         start_us=start,
@@ -95,7 +95,7 @@ def read_spans(spans: pl.DataFrame, commits: pl.DataFrame, plan: Plan) -> Record
         left_out=tuple(sorted(set(begun) - set(iterations))),
     )
     pauses = _pauses(spans, recording, begun)
-    return Recorded(recording, tuple(template[key].layers for key in keys), pauses)
+    return SpanRecording(recording, tuple(template[key].layers for key in keys), pauses)
 
 
 def _nodes(rows: list[_Row], plan: Plan) -> dict[_Key, _Node]:
@@ -218,7 +218,7 @@ def _turn(mine: Iterable[_Row], row: _Row) -> int:
     return sum(r["kind"] == row["kind"] and r["group"] == row["group"] and r["start_us"] < row["start_us"] for r in mine)
 
 
-def _pauses(spans: pl.DataFrame, recording: Recording, begun: Mapping[int, float]) -> dict[str, Array]:
+def _pauses(spans: pl.DataFrame, recording: TraceRecording, begun: Mapping[int, float]) -> dict[str, Array]:
     """cause -> how much of each operation's launch delay was such a pause: it goes to the operation that began next."""
     at = {iteration: i for i, iteration in enumerate(recording.iterations)}
     ranks = np.array([operation.rank for operation in recording.graph.operations])

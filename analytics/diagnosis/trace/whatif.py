@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unskew.analytics.diagnosis.trace.graph import Array
-from unskew.analytics.diagnosis.trace.replay import Recording, ideal_us, makespan_us, take_apart
+from unskew.analytics.diagnosis.trace.replay import TraceRecording, ideal_us, makespan_us, take_apart
 from unskew.analytics.diagnosis.trace.scenarios import balanced_lengths, equal_stages, healthy_device
-from unskew.analytics.diagnosis.trace.section import Section
+from unskew.analytics.diagnosis.trace.section import TraceSection
 
 WORST_SHARE = 0.03
 LEAST_SLOWDOWN = 1.03
@@ -51,7 +51,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     m_s: float | None
 
 
-def what_if(recording: Recording) -> WhatIf:
+def what_if(recording: TraceRecording) -> WhatIf:
     """The analysis of a recording: two replays for the slowdown, one more with a scenario for each group to attribute to."""
     graph, work = recording.graph, take_apart(recording).work_us
     ideal = ideal_us(recording, work)
@@ -94,7 +94,7 @@ def what_if(recording: Recording) -> WhatIf:
     )
 
 
-def _means(recording: Recording, base: Array, other: Array, groups: list[Mask]) -> Array:
+def _means(recording: TraceRecording, base: Array, other: Array, groups: list[Mask]) -> Array:
     """Mean iteration times when each of the groups in turn has the durations of `other`, the rest those of `base`: [group]."""
     at_once = max(1, MOST_NUMBERS // max(base.size, 1))
     means = []
@@ -107,7 +107,7 @@ def _means(recording: Recording, base: Array, other: Array, groups: list[Mask]) 
     return np.concatenate(means)
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class WhatIfResult(msgspec.Struct, frozen=True, kw_only=True):
     """Mean iteration of the replay under a change (us), and what that saves of the replay without it, in percent."""
 
     what: str
@@ -115,7 +115,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     saves_percent: float
 
 
-def ask(section: Section, *, ranks: Sequence[int] = (), equal: bool = False, balanced: bool = False) -> list[Answer]:
+def ask(section: TraceSection, *, ranks: Sequence[int] = (), equal: bool = False, balanced: bool = False) -> list[WhatIfResult]:
     """What the iterations would have cost with each of the changes alone, and with all of them when there are several.
 
     Raises `ValueError` for a rank that the section does not have.
@@ -134,9 +134,9 @@ def ask(section: Section, *, ranks: Sequence[int] = (), equal: bool = False, bal
     work = section.parts.work_us
     before = float(makespan_us(section.recording.graph, work).mean())
 
-    def answer(what: str, changed: Array) -> Answer:
+    def answer(what: str, changed: Array) -> WhatIfResult:
         after = float(makespan_us(section.recording.graph, changed).mean())
-        return Answer(what=what, iteration_us=after, saves_percent=100 * (1 - after / before))
+        return WhatIfResult(what=what, iteration_us=after, saves_percent=100 * (1 - after / before))
 
     answers = [answer(what, change(work)) for what, change in changes]
     if len(changes) > 1:

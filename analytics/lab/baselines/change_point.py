@@ -76,7 +76,7 @@ class Posterior(msgspec.Struct, frozen=True):
         )
 
 
-class Change(msgspec.Struct, frozen=True):
+class ChangePoint(msgspec.Struct, frozen=True):
     """A probable change of the mean iteration time, from position `at` of the series on; before = since the last change."""
 
     at: int
@@ -106,7 +106,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
         posterior = (self.posterior or new).observe(us, new, options)
         return msgspec.structs.replace(self, times=(*self.times, us), posterior=posterior)
 
-    def change(self, options: ChangePointOptions) -> Change | None:
+    def change(self, options: ChangePointOptions) -> ChangePoint | None:
         """The change point that the last iteration reveals, if any."""
         if self.posterior is None or len(self.times) < self.last + options.apart:
             return None
@@ -117,8 +117,8 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
         if probability <= options.probability or length < options.recent or at - self.last < options.apart:
             return None
         before, after = float(np.mean(self.times[self.last : at])), float(np.mean(self.times[at:]))
-        return Change(at, probability, before, after)
+        return ChangePoint(at, probability, before, after)
 
-    def taken(self, change: Change) -> Series:
+    def taken(self, change: ChangePoint) -> Series:
         """What comes is compared with what came after this change, jitter or not."""
         return msgspec.structs.replace(self, last=change.at)

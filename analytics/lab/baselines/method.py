@@ -8,27 +8,28 @@ from typing import Protocol
 import msgspec
 
 from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.iteration import CommittedIteration
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.detector.detector import Committed, Verdicts
+from unskew.analytics.detector.detector import Verdicts
 
 Probe = Callable[[Sequence[int]], Mapping[int, float]]
 """Ranks -> measured over healthy time of the same matrix product on each of them, now, while training waits."""
 
 
-class Observed(msgspec.Struct, frozen=True, kw_only=True):
+class MethodInput(msgspec.Struct, frozen=True, kw_only=True):
     """One committed iteration, the plan under which it ran, and the predictor of that moment.
 
     `cost` None = no predictor yet, or no lengths known: methods that need one wait. `predicted_us` is the iteration's
     predicted time at the speeds that our Detector believes; a method with beliefs of its own predicts by itself from `cost`.
     """
 
-    committed: Committed
+    committed: CommittedIteration
     plan: Plan
     cost: CostModel | None = None
     predicted_us: float | None = None
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class MethodOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a method says after an iteration.
 
     `alarm` is a sentence when the method takes this moment for a failure before any validation: for a method that validates,
@@ -45,6 +46,6 @@ class Method(Protocol):
 
     name: str
 
-    def observe(self, observed: Observed, probe: Probe | None = None) -> Outcome:
+    def observe(self, observed: MethodInput, probe: Probe | None = None) -> MethodOutput:
         """Judge the next iteration. `probe` None = no validation can be run (a recorded log): the method decides without."""
         ...

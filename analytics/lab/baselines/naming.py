@@ -8,7 +8,7 @@ from unskew.analytics.detector.detector import Verdicts
 from unskew.collector.events import Party, Verdict, VerdictClosed
 
 
-class Names:
+class VerdictNames:
     """Who stands accused by one method, under which number."""
 
     def __init__(self, method: str) -> None:

@@ -16,8 +16,8 @@ from statistics import median
 
 import msgspec
 
-from unskew.analytics.lab.baselines.method import Observed, Outcome, Probe
-from unskew.analytics.lab.baselines.naming import Names
+from unskew.analytics.lab.baselines.method import MethodInput, MethodOutput, Probe
+from unskew.analytics.lab.baselines.naming import VerdictNames
 from unskew.collector.events import Verdict, VerdictClosed
 
 
@@ -27,7 +27,7 @@ class NvrxOptions(msgspec.Struct, frozen=True, kw_only=True):
     individual_threshold: float = 0.75
 
 
-class Scores(msgspec.Struct, frozen=True):
+class SectionScores(msgspec.Struct, frozen=True):
     """rank -> section -> score."""
 
     relative: dict[int, dict[str, float]]
@@ -35,7 +35,7 @@ class Scores(msgspec.Struct, frozen=True):
     lowest: dict[int, dict[str, float]]
 
 
-def scores(medians: dict[int, dict[str, float]], lowest: dict[int, dict[str, float]]) -> Scores:
+def scores(medians: dict[int, dict[str, float]], lowest: dict[int, dict[str, float]]) -> SectionScores:
     """Scores from each rank's median duration per section, and from the lowest medians of its earlier reports.
 
     >>> scores({0: {"F": 10.0}, 1: {"F": 20.0}}, {}).relative[1]
@@ -47,7 +47,7 @@ def scores(medians: dict[int, dict[str, float]], lowest: dict[int, dict[str, flo
         rank: {section: min(value, lowest.get(rank, {}).get(section, value)) for section, value in own.items()}
         for rank, own in medians.items()
     }
-    return Scores(
+    return SectionScores(
         {rank: {section: best[section] / own[section] for section in sorted(common)} for rank, own in medians.items()},
         {
             rank: {section: now_lowest[rank][section] / value for section, value in sorted(own.items())}
@@ -57,7 +57,7 @@ def scores(medians: dict[int, dict[str, float]], lowest: dict[int, dict[str, flo
     )
 
 
-class Nvrx:
+class NvrxDetector:
     """Published settings."""
 
     name = "nvrx"
@@ -66,23 +66,23 @@ class Nvrx:
         self.options = options or NvrxOptions()
         self._durations: dict[int, dict[str, list[float]]] = {}
         self._lowest: dict[int, dict[str, float]] = {}
-        self._names = Names(self.name)
+        self._names = VerdictNames(self.name)
         self._since: int | None = None
         self._n = 0
 
-    def observe(self, observed: Observed, probe: Probe | None = None) -> Outcome:  # noqa: ARG002  # it never validates
+    def observe(self, observed: MethodInput, probe: Probe | None = None) -> MethodOutput:  # noqa: ARG002  # it never validates
         committed = observed.committed
         self._since = committed.iteration if self._since is None else self._since
         for chunk in committed.chunks:
             self._durations.setdefault(chunk.rank, {}).setdefault(chunk.kind, []).append(chunk.us)
         self._n += 1
         if self._n < self.options.every:
-            return Outcome()
+            return MethodOutput()
         outcome = self._report(committed.iteration, self._since)
         self._durations, self._n, self._since = {}, 0, None
         return outcome
 
-    def _report(self, at: int, since: int) -> Outcome:
+    def _report(self, at: int, since: int) -> MethodOutput:
         medians = {
             rank: {section: median(values) for section, values in own.items()} for rank, own in sorted(self._durations.items())
         }
@@ -106,4 +106,4 @@ class Nvrx:
                 evidence={"relative": relative, "individual": individual},
             )
         alarm = "; ".join(verdict.sentence for verdict in verdicts if isinstance(verdict, Verdict))
-        return Outcome(verdicts=tuple(verdicts), alarm=alarm)
+        return MethodOutput(verdicts=tuple(verdicts), alarm=alarm)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from unskew.analytics.lab.baselines.greyhound import Greyhound
+from unskew.analytics.lab.baselines.greyhound import GreyhoundDetector
 from unskew.analytics.lab.baselines.method import Method
-from unskew.analytics.lab.baselines.nvrx import Nvrx
-from unskew.analytics.lab.baselines.ours import Unskew
-from unskew.analytics.lab.baselines.resihp import ResiHP
-from unskew.analytics.lab.baselines.traceml import Traceml
+from unskew.analytics.lab.baselines.nvrx import NvrxDetector
+from unskew.analytics.lab.baselines.ours import UnskewDetector
+from unskew.analytics.lab.baselines.resihp import ResihpDetector
+from unskew.analytics.lab.baselines.traceml import TracemlDetector
 
 METHODS: dict[str, Callable[[], Method]] = {
-    "unskew": Unskew,
-    "resihp": ResiHP,
-    "greyhound": Greyhound,
-    "nvrx": Nvrx,
-    "traceml": Traceml,
+    "unskew": UnskewDetector,
+    "resihp": ResihpDetector,
+    "greyhound": GreyhoundDetector,
+    "nvrx": NvrxDetector,
+    "traceml": TracemlDetector,
 }
 """name -> a fresh detector of that kind with its published settings"""

@@ -11,16 +11,16 @@ use the speeds that it has validated itself, so that a known fail-slow does not 
 from __future__ import annotations
 
 from unskew.analytics.detector.detector import Verdicts
-from unskew.analytics.lab.baselines.change_point import Change, ChangePointOptions, Series
-from unskew.analytics.lab.baselines.greyhound import Greyhound
-from unskew.analytics.lab.baselines.method import Observed, Outcome, Probe
+from unskew.analytics.lab.baselines.change_point import ChangePoint, ChangePointOptions, Series
+from unskew.analytics.lab.baselines.greyhound import GreyhoundDetector
+from unskew.analytics.lab.baselines.method import MethodInput, MethodOutput, Probe
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.collector.events import Verdict, VerdictClosed
 
 FILTER = 1.25
 
 
-class ResiHP(Greyhound):
+class ResihpDetector(GreyhoundDetector):
     """Published settings: Greyhound's, and 1.25 times the prediction. It begins when there is a predictor."""
 
     name = "resihp"
@@ -31,15 +31,15 @@ class ResiHP(Greyhound):
         self._speeds: dict[int, dict[str, float]] = {}
         self._rank_of: dict[int, int] = {}
 
-    def observe(self, observed: Observed, probe: Probe | None = None) -> Outcome:
+    def observe(self, observed: MethodInput, probe: Probe | None = None) -> MethodOutput:
         if observed.cost is None:
-            return Outcome()
+            return MethodOutput()
         self._before = self.series
         outcome = super().observe(observed, probe)
         self._believe(outcome.verdicts)
         return outcome
 
-    def dismisses(self, change: Change, observed: Observed) -> bool:
+    def dismisses(self, change: ChangePoint, observed: MethodInput) -> bool:
         if observed.cost is None or not change.slower:
             return observed.cost is None
         committed = observed.committed

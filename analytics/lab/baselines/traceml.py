@@ -13,8 +13,8 @@ from statistics import fmean, median
 
 import msgspec
 
-from unskew.analytics.lab.baselines.method import Observed, Outcome, Probe
-from unskew.analytics.lab.baselines.naming import Names
+from unskew.analytics.lab.baselines.method import MethodInput, MethodOutput, Probe
+from unskew.analytics.lab.baselines.naming import VerdictNames
 from unskew.collector.events import Verdict
 
 
@@ -47,7 +47,7 @@ def least_waiting(spent_us: dict[int, dict[str, float]], iteration_us: float, op
     return Straggler(rank, excess / iteration_us, tuple(kind for kind in kinds if over[kind] >= options.covers * excess))
 
 
-class Traceml:
+class TracemlDetector:
     """Published settings."""
 
     name = "traceml"
@@ -56,10 +56,10 @@ class Traceml:
         self.options = options or TracemlOptions()
         self._spent: deque[dict[int, dict[str, float]]] = deque(maxlen=self.options.window)
         self._iteration_us: deque[float] = deque(maxlen=self.options.window)
-        self._names = Names(self.name)
+        self._names = VerdictNames(self.name)
         self._epoch: int | None = None
 
-    def observe(self, observed: Observed, probe: Probe | None = None) -> Outcome:  # noqa: ARG002  # it never validates
+    def observe(self, observed: MethodInput, probe: Probe | None = None) -> MethodOutput:  # noqa: ARG002  # it never validates
         committed = observed.committed
         if committed.epoch != self._epoch:
             self._epoch = committed.epoch
@@ -72,7 +72,7 @@ class Traceml:
         self._spent.append(spent)
         self._iteration_us.append(committed.measured_us)
         if len(self._spent) < self.options.window or not spent:
-            return Outcome()
+            return MethodOutput()
         ranks = set.intersection(*(set(one) for one in self._spent))
         means = {r: {k: fmean(one[r].get(k, 0.0) for one in self._spent) for k in spent[r]} for r in sorted(ranks)}
         found = least_waiting(means, fmean(self._iteration_us), self.options) if ranks else None
@@ -81,7 +81,7 @@ class Traceml:
             v for r in self._names.ranks if not found or r != found.rank for v in self._names.acquit(r, at, "waits again")
         ]
         if found is None:
-            return Outcome(verdicts=tuple(verdicts))
+            return MethodOutput(verdicts=tuple(verdicts))
         grade = "critical" if found.impact >= self.options.critical else "warning"
         speed = {
             kind: round(median(own[kind] for own in means.values() if kind in own) / means[found.rank][kind], 4)
@@ -96,4 +96,4 @@ class Traceml:
             evidence={"impact": round(found.impact, 4), "grade": grade, "kinds": list(found.kinds)},
         )
         alarm = "; ".join(verdict.sentence for verdict in new if isinstance(verdict, Verdict))
-        return Outcome(verdicts=(*verdicts, *new), alarm=alarm)
+        return MethodOutput(verdicts=(*verdicts, *new), alarm=alarm)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from unskew.analytics.core.iteration import Chunk
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.lab.baselines.method import Probe
-from unskew.analytics.predictor.fit import Chunk
 
 ABOVE = 1.1
 

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.core.constants import constant
 
@@ -42,11 +42,11 @@ class FaultLaw(msgspec.Struct, frozen=True, kw_only=True):
     lemon_share: float = 0.0
 
 
-def arrivals(job: Job, law: FaultLaw, *, hours: float, seed: int) -> list[Happening]:
+def arrivals(job: Job, law: FaultLaw, *, hours: float, seed: int) -> list[ClusterEvent]:
     """Everything that happens within `hours`, in order of time."""
     random = np.random.default_rng(seed)
     end_s = hours * 3600.0
-    found: list[Happening] = []
+    found: list[ClusterEvent] = []
     mean_s = law.mtbf_s
     if mean_s is None and law.failures_per_node_day > 0:
         mean_s = 86400.0 / (law.failures_per_node_day * job.nodes)
@@ -80,7 +80,7 @@ def _times(law: Law, mean_s: float, end_s: float, random: np.random.Generator) -
     return times[times < end_s]
 
 
-def _failures(job: Job, law: FaultLaw, times: np.ndarray, random: np.random.Generator) -> list[Happening]:
+def _failures(job: Job, law: FaultLaw, times: np.ndarray, random: np.random.Generator) -> list[ClusterEvent]:
     weights = np.ones(job.nodes)
     weights[random.random(job.nodes) < law.lemon_share] = constant("lemon_factor")
     nodes = random.choice(job.nodes, len(times), p=weights / weights.sum())
@@ -95,10 +95,10 @@ def _failures(job: Job, law: FaultLaw, times: np.ndarray, random: np.random.Gene
         else:
             members = _nodes(job, [int(node)])
             devices = (members[int(random.integers(len(members)))],)
-        found.append(Happening(kind="failed", at_s=float(at_s), devices=devices))
+        found.append(ClusterEvent(kind="failed", at_s=float(at_s), devices=devices))
         if law.repair_s is not None:
             back = float(random.lognormal(math.log(law.repair_s), constant("repair_sigma")))
-            found.append(Happening(kind="joined", at_s=float(at_s) + back, devices=devices, why="repaired"))
+            found.append(ClusterEvent(kind="joined", at_s=float(at_s) + back, devices=devices, why="repaired"))
     return found
 
 
@@ -107,28 +107,28 @@ def _nodes(job: Job, nodes: range | list[int]) -> tuple[int, ...]:
     return tuple(device for node in nodes for device in range(node * width, min((node + 1) * width, job.devices)))
 
 
-def _slow(job: Job, law: FaultLaw, at_s: float, random: np.random.Generator) -> list[Happening]:
+def _slow(job: Job, law: FaultLaw, at_s: float, random: np.random.Generator) -> list[ClusterEvent]:
     devices = (int(random.integers(job.devices)),)
     speed = float(random.uniform(constant("slow_speed_low"), constant("slow_speed_high")))
-    begun = Happening(kind="slowed", at_s=at_s, devices=devices, speed=speed)
+    begun = ClusterEvent(kind="slowed", at_s=at_s, devices=devices, speed=speed)
     if law.slow_forever:
         return [begun]
-    return [begun, Happening(kind="recovered", at_s=at_s + _duration(random), devices=devices)]
+    return [begun, ClusterEvent(kind="recovered", at_s=at_s + _duration(random), devices=devices)]
 
 
-def _link(job: Job, law: FaultLaw, at_s: float, random: np.random.Generator) -> list[Happening]:
+def _link(job: Job, law: FaultLaw, at_s: float, random: np.random.Generator) -> list[ClusterEvent]:
     link = (int(random.integers(job.dp)), int(random.integers(max(1, job.pp - 1))))
     return [
-        Happening(kind="link_slowed", at_s=at_s, link=link, delay_s=law.link_delay_s),
-        Happening(kind="link_recovered", at_s=at_s + _duration(random), link=link),
+        ClusterEvent(kind="link_slowed", at_s=at_s, link=link, delay_s=law.link_delay_s),
+        ClusterEvent(kind="link_recovered", at_s=at_s + _duration(random), link=link),
     ]
 
 
-def _host(job: Job, _law: FaultLaw, at_s: float, random: np.random.Generator) -> list[Happening]:
+def _host(job: Job, _law: FaultLaw, at_s: float, random: np.random.Generator) -> list[ClusterEvent]:
     devices = _nodes(job, [int(random.integers(job.nodes))])
     return [
-        Happening(kind="maintenance", at_s=at_s, devices=devices),
-        Happening(kind="joined", at_s=at_s + constant("maintenance_s"), devices=devices, why="maintenance is over"),
+        ClusterEvent(kind="maintenance", at_s=at_s, devices=devices),
+        ClusterEvent(kind="joined", at_s=at_s + constant("maintenance_s"), devices=devices, why="maintenance is over"),
     ]
 
 

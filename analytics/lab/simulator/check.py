@@ -27,7 +27,7 @@ class CheckError(ValueError):
     """A run that cannot be checked; one sentence."""
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
+class PlanCheck(msgspec.Struct, frozen=True, kw_only=True):
     """One plan: `error_percent` = mean over its `n` iterations of |predicted - measured| / measured; `redone`: iterations under
     it that were begun again, which are none of them. None = no iteration was compared."""
 
@@ -43,7 +43,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 Query = Callable[[str, list[str]], pl.DataFrame]
 
 
-def check_run(sql: Query, run: str) -> list[Checked]:
+def check_run(sql: Query, run: str) -> list[PlanCheck]:
     """Every plan of the run that committed iterations. `sql` asks the store. Raises `CheckError`."""
     predictors = sql("select watermark, model from predictors where run = ? order by watermark", [run])
     if predictors.is_empty():
@@ -75,13 +75,13 @@ def check_run(sql: Query, run: str) -> list[Checked]:
     return [_summary(epoch, plans[epoch][0], pairs, redone[epoch]) for epoch, pairs in sorted(gathered.items())]
 
 
-def _summary(epoch: int, first: int, pairs: list[tuple[float, float]], redone: int) -> Checked:
+def _summary(epoch: int, first: int, pairs: list[tuple[float, float]], redone: int) -> PlanCheck:
     if not pairs:
-        return Checked(
+        return PlanCheck(
             epoch=epoch, from_iteration=first, n=0, redone=redone, predicted_s=None, measured_s=None, error_percent=None
         )
     predicted, measured = np.array(pairs).T
-    return Checked(
+    return PlanCheck(
         epoch=epoch, from_iteration=first, n=len(pairs), redone=redone, predicted_s=float(predicted.mean() / 1e6),
         measured_s=float(measured.mean() / 1e6), error_percent=float(100.0 * np.abs(predicted / measured - 1.0).mean()),
     )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout
 from unskew.analytics.cluster.timing import Links, Speeds
@@ -28,7 +28,7 @@ class Hardware:
         self.slow_since: dict[int, float] = {}
         self._on_spares: set[int] = set()
 
-    def strike(self, event: Happening) -> bool:
+    def strike(self, event: ClusterEvent) -> bool:
         """The truth changes; False when only the number of spares does."""
         devices = list(event.devices)
         if event.kind in FATAL:
@@ -48,7 +48,7 @@ class Hardware:
             self.links = links | ({event.link: event.delay_s or 0.0} if event.kind == "link_slowed" else {})
         return True
 
-    def believe(self, event: Happening, measured: float) -> None:
+    def believe(self, event: ClusterEvent, measured: float) -> None:
         """What the policy takes from the event: a speed that was measured, not given; `measured` times the true one."""
         devices = list(event.devices)
         if event.kind in FATAL:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.core.constants import constant
 from unskew.analytics.policies.base import Reaction
 
 
-class Segment(msgspec.Struct, frozen=True):
+class IterationSegment(msgspec.Struct, frozen=True):
     """Iterations in a row under one layout: `start_s` and `seconds` are arrays [iteration]; `epoch` counts layouts from 0.
 
     `micro_batches` of each; a policy that leaves replicas out may train fewer than the job's.
@@ -25,7 +25,7 @@ class Segment(msgspec.Struct, frozen=True):
     predicted_s: float
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What the policy answered when it heard of `event`: `epoch` is in force from `iteration` on, after the pauses.
 
     `acts` False: neither the layout changes nor does the job pause for it.
@@ -35,14 +35,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     resumed_s: float
     epoch: int
     iteration: int
-    event: Happening
+    event: ClusterEvent
     reaction: Reaction
     acts: bool
     predicted_s: float
     before_s: float
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class SimulationOutcome(msgspec.Struct, kw_only=True):
     """`lost_s` + `useful_s` + `unexplained_s` = `whole_s`. `unexplained_s` is the noise of the iterations: above 0 they took
     longer than the model has them take, below 0 less. `checkpoint_s`: seconds between checkpoints, None = none are written."""
 
@@ -59,11 +59,11 @@ class Outcome(msgspec.Struct, kw_only=True):
     fault_free_s: float
     capacity: float
     checkpoint_s: float | None
-    segments: list[Segment]
-    answers: list[Answer]
+    segments: list[IterationSegment]
+    answers: list[PolicyAnswer]
 
     @property
-    def changes(self) -> list[Answer]:
+    def changes(self) -> list[PolicyAnswer]:
         """The answers that changed the layout or made the job pause."""
         return [answer for answer in self.answers if answer.acts]
 

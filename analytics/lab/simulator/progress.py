@@ -11,17 +11,17 @@ from unskew.analytics.cluster.accounting import Account
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout
 from unskew.analytics.cluster.timing import fault_free_s
-from unskew.analytics.lab.simulator.outcome import Segment
+from unskew.analytics.lab.simulator.outcome import IterationSegment
 
 
-class Progress:
+class TrainingProgress:
     """`iteration`, `tokens`: reached so far; `begun`: the share of the next iteration that is done; `segments`: what counts."""
 
     def __init__(self, job: Job, account: Account, noise: np.random.Generator, noise_cv: float) -> None:
         self.job, self.account = job, account
         self.ideal_s = fault_free_s(job)
         self.iteration, self.tokens, self.begun = 0, 0.0, 0.0
-        self.segments: list[Segment] = []
+        self.segments: list[IterationSegment] = []
         self._noise, self._noise_cv = noise, noise_cv
         self._saved_iteration, self._saved_tokens = 0, 0.0
 
@@ -39,7 +39,9 @@ class Progress:
         done = int(np.searchsorted(ends, span_s, side="right"))
         if done:
             starts = now_s + np.concatenate([[ends[0] - seconds[0]], ends[: done - 1]])
-            self.segments.append(Segment(epoch, layout.micro_batches, self.iteration, starts, seconds[:done], expected_s))
+            self.segments.append(
+                IterationSegment(epoch, layout.micro_batches, self.iteration, starts, seconds[:done], expected_s)
+            )
         begun = float((span_s - ends[done - 1]) / seconds[done] if done else self.begun + span_s / seconds[0])
         share = layout.micro_batches / self.job.micro_batches
         self.account.work((done + begun - self.begun) * expected_s, share * self.ideal_s / expected_s, capacity)
@@ -70,7 +72,7 @@ class Progress:
         return self.ideal_s * layout.micro_batches / self.job.micro_batches * self.begun
 
 
-def _until(segments: Sequence[Segment], iteration: int) -> list[Segment]:
+def _until(segments: Sequence[IterationSegment], iteration: int) -> list[IterationSegment]:
     """The segments without iterations from `iteration` on."""
     kept = []
     for part in segments:

@@ -8,38 +8,38 @@ from __future__ import annotations
 
 import numpy as np
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.core.constants import constant
 
 _NOISE, _FOUND, _MEASURED, _DELAY, _PAUSES = range(5)
 
 
-class Luck:
+class SeededRandomness:
     """`belief_error`: the largest share by which something that the policy believes is off, without its knowing."""
 
     def __init__(self, seed: int, belief_error: float) -> None:
         self._seed, self._belief_error = seed, belief_error
         self.noise = np.random.default_rng([seed, _NOISE])
 
-    def found(self, event: Happening, recall: float) -> bool:
+    def found(self, event: ClusterEvent, recall: float) -> bool:
         """Does a detector with this recall find the slow phase?"""
         return bool(self._stream(_FOUND, event).random() <= recall)
 
-    def measured(self, event: Happening) -> float:
+    def measured(self, event: ClusterEvent) -> float:
         """A measured speed over the true one."""
         stream = self._stream(_MEASURED, event)
         return (1.0 + constant("speed_error") * float(stream.standard_normal())) * self._wrong(stream)
 
-    def delay(self, event: Happening) -> float:
+    def delay(self, event: ClusterEvent) -> float:
         """The detector's delay over the one that is believed."""
         return self._wrong(self._stream(_DELAY, event))
 
-    def pauses(self, event: Happening, count: int) -> list[float]:
+    def pauses(self, event: ClusterEvent, count: int) -> list[float]:
         """Each pause over the one that is believed."""
         stream = self._stream(_PAUSES, event)
         return [self._wrong(stream) for _ in range(count)]
 
-    def _stream(self, use: int, event: Happening) -> np.random.Generator:
+    def _stream(self, use: int, event: ClusterEvent) -> np.random.Generator:
         return np.random.default_rng([self._seed, use, int(event.at_s * 1e6)])
 
     def _wrong(self, stream: np.random.Generator) -> float:

@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, healthy, to_plan
 from unskew.analytics.core.code_hash import code_hash
 from unskew.analytics.lab.simulator.hardware import FATAL
-from unskew.analytics.lab.simulator.outcome import Answer, Outcome
+from unskew.analytics.lab.simulator.outcome import PolicyAnswer, SimulationOutcome
 from unskew.collector.events import (
     Control,
     DeviceJoined,
@@ -46,7 +46,9 @@ _BATCH = 5000
 _FAULTS = {"failed": "kill", "maintenance": "kill", "slowed": "slow"}
 
 
-def record(store: Store, run: str, outcome: Outcome, happenings: Iterable[Happening], options: dict[str, Any]) -> None:
+def record(
+    store: Store, run: str, outcome: SimulationOutcome, happenings: Iterable[ClusterEvent], options: dict[str, Any]
+) -> None:
     """Write the outcome as run `run`. Raises `StoreError` when the store refuses."""
     job = outcome.job
     control = ControlStream(store, run, f"run/{run}", "simulator")
@@ -77,7 +79,9 @@ def chinchilla_loss(parameters: float, tokens: float) -> float:
     return float(1.69 + 406.4 / parameters**0.34 + 410.7 / max(tokens, 1.0) ** 0.28)
 
 
-def _control(run: str, outcome: Outcome, happenings: list[Happening], options: dict[str, Any]) -> Iterable[Control]:
+def _control(
+    run: str, outcome: SimulationOutcome, happenings: list[ClusterEvent], options: dict[str, Any]
+) -> Iterable[Control]:
     job = outcome.job
     layouts = [answer.reaction.layout for answer in outcome.answers if answer.reaction.layout is not None]
     width = max([job.pp, *(len(pipeline.layers) for layout in layouts for pipeline in layout.pipelines)])
@@ -106,7 +110,7 @@ def _control(run: str, outcome: Outcome, happenings: list[Happening], options: d
 
 
 def _closings(
-    outcome: Outcome, happenings: list[Happening], at: Callable[[float], int]
+    outcome: SimulationOutcome, happenings: list[ClusterEvent], at: Callable[[float], int]
 ) -> Iterable[tuple[float, list[Control]]]:
     """A slow phase's verdict ends when one of its devices is healthy again, or dead."""
     begun = [(answer.at_s, number, set(answer.event.devices)) for number, answer in enumerate(outcome.answers)
@@ -127,7 +131,7 @@ def _closings(
             )
 
 
-def _truth(job: Job, width: int, event: Happening, iteration: int) -> list[Control]:
+def _truth(job: Job, width: int, event: ClusterEvent, iteration: int) -> list[Control]:
     if event.kind not in _FAULTS:
         return []
     ranks = _ranks(job, event.devices, width)
@@ -136,7 +140,7 @@ def _truth(job: Job, width: int, event: Happening, iteration: int) -> list[Contr
     return [FaultInjected(kind=kind, rank=rank, at_iteration=iteration, factor=factor) for rank in ranks]
 
 
-def _verdict(job: Job, width: int, number: int, answer: Answer) -> Iterator[Control]:
+def _verdict(job: Job, width: int, number: int, answer: PolicyAnswer) -> Iterator[Control]:
     event, ranks = answer.event, _ranks(job, answer.event.devices, width)
     if event.kind not in _FAULTS or not ranks:
         return
@@ -157,7 +161,7 @@ class _Crew:
         self._job, self._width = job, width
         self._absent: defaultdict[int, set[int]] = defaultdict(set)
 
-    def lost_and_joined(self, answer: Answer) -> Iterator[Control]:
+    def lost_and_joined(self, answer: PolicyAnswer) -> Iterator[Control]:
         """Every group that loses devices now; every group that has got the last of its own back."""
         event = answer.event
         if event.kind in FATAL:
@@ -181,7 +185,7 @@ class _Crew:
         return sorted(found.items())
 
 
-def _plan(job: Job, width: int, number: int, answer: Answer) -> Iterator[Control]:
+def _plan(job: Job, width: int, number: int, answer: PolicyAnswer) -> Iterator[Control]:
     """Proposal and plan, as the controller would log them."""
     layout = answer.reaction.layout
     if layout is None or not answer.acts:
@@ -226,7 +230,7 @@ def _ranks(job: Job, devices: Iterable[int], width: int) -> list[int]:
     return sorted({_rank(job, device, width) for device in devices})
 
 
-def _iterations(job: Job, outcome: Outcome) -> Iterable[IterationCommitted | IterationJudged]:
+def _iterations(job: Job, outcome: SimulationOutcome) -> Iterable[IterationCommitted | IterationJudged]:
     tokens = 0.0
     for part in outcome.segments:
         share = part.micro_batches / job.micro_batches
@@ -242,7 +246,7 @@ def _iterations(job: Job, outcome: Outcome) -> Iterable[IterationCommitted | Ite
             )
 
 
-def _iteration_at(outcome: Outcome) -> Callable[[float], int]:
+def _iteration_at(outcome: SimulationOutcome) -> Callable[[float], int]:
     """When (s) -> the iteration that runs then."""
     starts = [float(part.start_s[0]) for part in outcome.segments]
 

@@ -17,20 +17,20 @@ from typing import Literal
 import msgspec
 
 from unskew.analytics.cluster.accounting import Account, Lost
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.timing import capacity, iteration_s
 from unskew.analytics.core.constants import constant
 from unskew.analytics.lab.simulator.hardware import FATAL, Hardware
-from unskew.analytics.lab.simulator.outcome import Answer, Outcome
-from unskew.analytics.lab.simulator.progress import Progress
-from unskew.analytics.lab.simulator.randomness import Luck
-from unskew.analytics.policies.base import Cluster, Policy, Reaction
+from unskew.analytics.lab.simulator.outcome import PolicyAnswer, SimulationOutcome
+from unskew.analytics.lab.simulator.progress import TrainingProgress
+from unskew.analytics.lab.simulator.randomness import SeededRandomness
+from unskew.analytics.policies.base import ClusterView, Policy, Reaction
 
-__all__ = ["Options", "Outcome", "simulate"]
+__all__ = ["SimulationOptions", "simulate"]
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`noise_cv`: of one iteration; `spares`: whole nodes; `belief_error`: speeds, delays and costs as the policy believes them
     are wrong by up to this share, without its knowing; `checkpoint_s`: time between checkpoints, None = the policy's own
     (a policy that writes none writes none either way)."""
@@ -47,37 +47,37 @@ _State = Literal["running", "detecting", "pausing", "waiting", "stopped"]
 
 
 class _Simulation:
-    def __init__(self, job: Job, policy: Policy, options: Options) -> None:
+    def __init__(self, job: Job, policy: Policy, options: SimulationOptions) -> None:
         self.job, self.policy, self.options = job, policy, options
-        self.luck = Luck(options.seed, options.belief_error)
+        self.luck = SeededRandomness(options.seed, options.belief_error)
         self.end_s = options.hours * 3600.0
         self.checkpoint_s = policy.checkpoint_s and (options.checkpoint_s or policy.checkpoint_s)
         self.hardware = Hardware(job, options.spares)
         self.account = Account()
-        self.progress = Progress(job, self.account, self.luck.noise, options.noise_cv)
+        self.progress = TrainingProgress(job, self.account, self.luck.noise, options.noise_cv)
         self.layout, self.epoch = policy.start(job), 0
         self.now = 0.0
         self.state: _State = "running"
         self.pauses: list[tuple[Lost, float]] = []
-        self.queue: list[tuple[float, int, str, Happening, int]] = []
+        self.queue: list[tuple[float, int, str, ClusterEvent, int]] = []
         self.counter = itertools.count()
         self.turn = 0  # a resumption of an earlier turn is void
-        self.answers: list[Answer] = []
+        self.answers: list[PolicyAnswer] = []
         self.failures = 0
         self.aborted_s: float | None = None
         self.capacity_s = 0.0
 
     # --- the queue
 
-    def push(self, at_s: float, what: str, event: Happening, turn: int = 0) -> None:
+    def push(self, at_s: float, what: str, event: ClusterEvent, turn: int = 0) -> None:
         if at_s < self.end_s:
             heapq.heappush(self.queue, (at_s, next(self.counter), what, event, turn))
 
-    def run(self, happenings: Iterable[Happening]) -> Outcome:
+    def run(self, happenings: Iterable[ClusterEvent]) -> SimulationOutcome:
         for event in happenings:
             self.push(event.at_s, "truth", event)
         if self.checkpoint_s:
-            self.push(self.checkpoint_s, "save", Happening(kind="review", at_s=0.0))
+            self.push(self.checkpoint_s, "save", ClusterEvent(kind="review", at_s=0.0))
         while self.queue:
             at_s, _, what, event, turn = heapq.heappop(self.queue)
             self.advance(at_s)
@@ -131,7 +131,7 @@ class _Simulation:
             self.pauses[position] = (cause, seconds - part)
             span -= part
 
-    def begin_pauses(self, pauses: list[tuple[Lost, float]], event: Happening) -> None:
+    def begin_pauses(self, pauses: list[tuple[Lost, float]], event: ClusterEvent) -> None:
         self.turn += 1
         self.pauses = pauses
         total = sum(seconds for _, seconds in pauses)
@@ -141,13 +141,13 @@ class _Simulation:
 
     # --- what happens
 
-    def happen(self, event: Happening) -> None:
+    def happen(self, event: ClusterEvent) -> None:
         """The truth changes; the policy hears of it after its delay."""
         hit = event.kind in FATAL and not self.layout.devices.isdisjoint(event.devices)
         self.failures += event.kind == "failed"
         if not self.hardware.strike(event):
             if self.state == "waiting":
-                self.push(self.now, "react", Happening(kind="review", at_s=self.now))
+                self.push(self.now, "react", ClusterEvent(kind="review", at_s=self.now))
             return
         if self.state == "stopped":
             return
@@ -161,19 +161,19 @@ class _Simulation:
             self.turn += 1
         self.push(self.now + delay, "react", event)
 
-    def react(self, event: Happening) -> None:
+    def react(self, event: ClusterEvent) -> None:
         if self.state in {"detecting", "pausing"} and event.kind not in FATAL:
             self.push(self.now + max(1.0, sum(seconds for _, seconds in self.pauses)), "react", event)
             return
         known = self.hardware
         known.believe(event, self.luck.measured(event))
         before = iteration_s(self.job, self.layout, known.belief, known.links)
-        cluster = Cluster(
+        cluster = ClusterView(
             self.job, self.now, known.belief.copy(), known.links, self.layout, known.spares, dict(known.slow_since)
         )
         self.apply(event, self.policy.react(cluster, event), before)
 
-    def apply(self, event: Happening, reaction: Reaction, before_s: float) -> None:
+    def apply(self, event: ClusterEvent, reaction: Reaction, before_s: float) -> None:
         if reaction.layout is None:
             self.state, self.aborted_s = "stopped", self.now
             self.note(event, reaction, before_s, math.inf, acts=True)
@@ -200,7 +200,7 @@ class _Simulation:
         states: dict[str, _State] = {"nobody": "running", "known": "waiting", "unknown": "detecting"}
         return states[self.hardware.missing(self.layout)]
 
-    def save(self, event: Happening) -> None:
+    def save(self, event: ClusterEvent) -> None:
         """A checkpoint: a short stall."""
         assert self.checkpoint_s is not None
         if self.state == "running":
@@ -208,16 +208,16 @@ class _Simulation:
             self.begin_pauses([("checkpoint", constant("checkpoint_stall_s"))], event)
         self.push(self.now + self.checkpoint_s, "save", event)
 
-    def note(self, event: Happening, reaction: Reaction, before_s: float, predicted_s: float, *, acts: bool) -> None:
+    def note(self, event: ClusterEvent, reaction: Reaction, before_s: float, predicted_s: float, *, acts: bool) -> None:
         resumed = self.now + sum(seconds for _, seconds in self.pauses) if reaction.layout is not None else self.end_s
         self.answers.append(
-            Answer(
+            PolicyAnswer(
                 at_s=self.now, resumed_s=resumed, epoch=self.epoch, iteration=self.progress.iteration, event=event,
                 reaction=reaction, acts=acts, predicted_s=predicted_s, before_s=before_s,
             )
         )  # fmt: skip
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SimulationOutcome:
         alarms = self.policy.false_alarms_per_hour * self.policy.false_alarm_s * self.end_s / 3600.0
         lost = dict(self.account.lost_s)
         useful = self.account.useful_s
@@ -225,7 +225,7 @@ class _Simulation:
         wasted = alarms * running * useful / self.end_s  # false alarms stop a job that would have worked
         lost["detection"] += wasted
         useful -= wasted
-        return Outcome(
+        return SimulationOutcome(
             job=self.job, policy=self.policy.name, whole_s=self.end_s, useful_s=useful, lost_s=lost,
             unexplained_s=self.end_s - useful - sum(lost.values()),
             tokens=self.progress.tokens * (1 - wasted / max(useful + wasted, 1e-9)),
@@ -235,6 +235,6 @@ class _Simulation:
         )  # fmt: skip
 
 
-def simulate(job: Job, policy: Policy, happenings: Iterable[Happening], options: Options) -> Outcome:
+def simulate(job: Job, policy: Policy, happenings: Iterable[ClusterEvent], options: SimulationOptions) -> SimulationOutcome:
     """Play `happenings` (any order) against `policy` for `options.hours`."""
     return _Simulation(job, policy, options).run(sorted(happenings, key=lambda event: event.at_s))

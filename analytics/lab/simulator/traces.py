@@ -11,7 +11,7 @@ from pathlib import Path
 
 import polars as pl
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.lab.simulator.specs import SpecError
 
@@ -19,7 +19,7 @@ _SPOT = {"t_ms", "event", "node"}
 _LANL = {"nodenumz", "started", "fixed", "system"}
 
 
-def load_trace(path: Path, job: Job, *, hours: float) -> list[Happening]:
+def load_trace(path: Path, job: Job, *, hours: float) -> list[ClusterEvent]:
     """The first `hours` of a trace. Raises `SpecError` when the file is none."""
     if not path.is_file():
         raise SpecError(f"--faults trace:{path}: there is no such file")
@@ -52,7 +52,7 @@ def _lanl(frame: pl.DataFrame) -> list[tuple[float, str, str]]:
     return sorted(found)
 
 
-def _happenings(job: Job, rows: Iterable[tuple[float, str, str]], hours: float) -> list[Happening]:
+def _happenings(job: Job, rows: Iterable[tuple[float, str, str]], hours: float) -> list[ClusterEvent]:
     slot: dict[str, int] = {}
     down: set[int] = set()
     found = []
@@ -65,5 +65,5 @@ def _happenings(job: Job, rows: Iterable[tuple[float, str, str]], hours: float) 
         down ^= {number}
         first = number * job.gpus_per_node
         devices = tuple(range(first, min(first + job.gpus_per_node, job.devices)))
-        found.append(Happening(kind="failed" if what == "failed" else "joined", at_s=at_s, devices=devices, why="trace"))
+        found.append(ClusterEvent(kind="failed" if what == "failed" else "joined", at_s=at_s, devices=devices, why="trace"))
     return found

@@ -16,17 +16,17 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.iteration import Chunk, CommittedIteration
 from unskew.analytics.core.plan import Plan, uniform_plan
 from unskew.analytics.core.workload import Work, work_of
-from unskew.analytics.detector.detector import Committed
 from unskew.analytics.detector.residuals import Floats
-from unskew.analytics.lab.baselines.method import Method, Observed, Probe
+from unskew.analytics.lab.baselines.method import Method, MethodInput, Probe
 from unskew.analytics.lab.studies.noise import Noise, chunk_factors, device_factors
 from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.prediction import durations_us, layer_costs, predict_iteration
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
-from unskew.analytics.predictor.fit import Chunk, fit
-from unskew.analytics.predictor.offsets import Measured, fit_terms
+from unskew.analytics.predictor.fit import fit
+from unskew.analytics.predictor.offsets import TimedIteration, fit_terms
 from unskew.collector.events import Verdict, VerdictClosed
 
 PROTECTED = 50  # no fault begins in the first or the last so many iterations
@@ -34,7 +34,7 @@ WARM_UP = 10  # iterations that fit the predictor
 PROBE_SD = 0.02  # log; of a matrix product that is repeated (the noise of one healthy device between repeats)
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
+class JobSetting(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of job. `micro_batches` per replica; `tokens` is the context length; `hidden` the model's width."""
 
     pp: int
@@ -51,9 +51,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SETTINGS = (
-    Setting(pp=4, tokens=8_192, micro_batches=4, hidden=4_096),
-    Setting(pp=4, tokens=16_384, micro_batches=8, hidden=5_120),
-    Setting(pp=8, tokens=32_768, micro_batches=8, hidden=5_120),
+    JobSetting(pp=4, tokens=8_192, micro_batches=4, hidden=4_096),
+    JobSetting(pp=4, tokens=16_384, micro_batches=8, hidden=5_120),
+    JobSetting(pp=8, tokens=32_768, micro_batches=8, hidden=5_120),
 )
 """ResiHP's table 4 for micro-batches per context length; widths of the 7B and 13B models."""
 
@@ -61,7 +61,7 @@ FLOPS = 4 * 312e12 * 0.5  # of a tensor-parallel group of four A100 at half of t
 VOCABULARY = 32_000
 
 
-def cost_of(setting: Setting) -> CostModel:
+def cost_of(setting: JobSetting) -> CostModel:
     """Chunk costs from stated FLOPs: per layer 24 h^2 for a token and, causal, 2 h l^2 for a document of l tokens; 2 h V for a
     token in the head; backward twice the forward. A message of 300 us, an iteration's end of 40 ms."""
     hidden, us = setting.hidden, 1e6 / FLOPS
@@ -80,7 +80,7 @@ def cost_of(setting: Setting) -> CostModel:
     return CostModel(chunks={"F": forward, "B": backward}, message_us=300.0, iteration_end_us=40_000.0)
 
 
-class Fault(msgspec.Struct, frozen=True):
+class SlowFault(msgspec.Struct, frozen=True):
     """Chunks of `rank` take `factor` times as long from iteration `at` to the end."""
 
     rank: int
@@ -88,14 +88,14 @@ class Fault(msgspec.Struct, frozen=True):
     at: int
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class SyntheticJob(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One synthetic run: `works[k][m]`, chunk times [action of the schedule, iteration], iteration times [iteration] (us)."""
 
     plan: Plan
     works: tuple[tuple[Work, ...], ...]
     chunk_us: Floats
     measured_us: Floats
-    fault: Fault | None
+    fault: SlowFault | None
     probe_factors: Floats
 
     @property
@@ -106,7 +106,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def _schedule(self) -> Schedule:
         return build_schedule(self.plan)
 
-    def committed(self, iteration: int) -> Committed:
+    def committed(self, iteration: int) -> CommittedIteration:
         """The iteration as the log would give it."""
         works, times = self.works[iteration], self.chunk_us[:, iteration].tolist()
         n_layers = self.plan.n_layers
@@ -114,7 +114,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             Chunk(a.rank, a.kind, a.n_layers, a.first_layer + a.n_layers == n_layers, works[a.micro_batch], us)
             for a, us in zip(self._schedule.order, times, strict=True)
         )
-        return Committed(
+        return CommittedIteration(
             iteration=iteration,
             epoch=self.plan.epoch,
             chunks=chunks,
@@ -133,7 +133,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return measure
 
 
-def synthetic_job(setting: Setting, seed: int, noise: Noise, lengths: Floats, factor: float | None) -> Job:
+def synthetic_job(setting: JobSetting, seed: int, noise: Noise, lengths: Floats, factor: float | None) -> SyntheticJob:
     """The job of this seed; `lengths` are quantiles of document lengths (tokens), `factor` None = no fault."""
     random = np.random.default_rng(seed)
     n = setting.iterations
@@ -154,14 +154,16 @@ def synthetic_job(setting: Setting, seed: int, noise: Noise, lengths: Floats, fa
     fault = None
     if factor is not None:
         at = int(random.integers(PROTECTED, n - PROTECTED))
-        fault = Fault(int(random.integers(len(plan.ranks))), factor, at)
+        fault = SlowFault(int(random.integers(len(plan.ranks))), factor, at)
         chunk_us[rank == fault.rank, at:] *= factor
     measured_us = evaluate(schedule, chunk_us, cost.message_us).makespan_us + cost.iteration_end_us
     probes = devices * np.exp(random.normal(0, PROBE_SD, devices.shape))
-    return Job(plan=plan, works=works, chunk_us=chunk_us, measured_us=measured_us, fault=fault, probe_factors=probes)
+    return SyntheticJob(plan=plan, works=works, chunk_us=chunk_us, measured_us=measured_us, fault=fault, probe_factors=probes)
 
 
-def _packed(setting: Setting, lengths: Floats, random: np.random.Generator, micro_batches: int) -> tuple[tuple[Work, ...], ...]:
+def _packed(
+    setting: JobSetting, lengths: Floats, random: np.random.Generator, micro_batches: int
+) -> tuple[tuple[Work, ...], ...]:
     """Next fit of documents as they come, a longer one cut into pieces of the context length: [iteration][micro-batch]."""
     probabilities = np.linspace(0, 1, len(lengths))
     stream = (int(x) for _ in count() for x in np.exp(np.interp(random.random(4096), probabilities, np.log(lengths))))
@@ -183,10 +185,10 @@ def _packed(setting: Setting, lengths: Floats, random: np.random.Generator, micr
     )
 
 
-def warm_up(job: Job) -> CostModel:
+def warm_up(job: SyntheticJob) -> CostModel:
     """The predictor as training has it after the first iterations."""
     seen = [job.committed(iteration) for iteration in range(WARM_UP)]
-    measured = [Measured(job.plan, one.works, one.measured_us) for one in seen[1:]]
+    measured = [TimedIteration(job.plan, one.works, one.measured_us) for one in seen[1:]]
 
     def makespan_us(plan: Plan, works: Sequence[Work], cost: CostModel) -> float:
         return predict_iteration(plan, works, cost).iteration_us
@@ -194,7 +196,7 @@ def warm_up(job: Job) -> CostModel:
     return fit_terms(fit([chunk for one in seen for chunk in one.chunks]), measured, makespan_us, [300.0]).model
 
 
-class Outing(msgspec.Struct, frozen=True, kw_only=True):
+class DetectionOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What one detector said of one job. Delay and onset error in iterations after the fault began, None = never named.
 
     `false_alarms`: alarms while nothing was wrong, or after the culprit was named, or that ended in naming somebody else;
@@ -211,13 +213,13 @@ class Outing(msgspec.Struct, frozen=True, kw_only=True):
     accused: int
 
 
-def run(job: Job, methods: Sequence[Callable[[], Method]]) -> list[Outing]:
+def run(job: SyntheticJob, methods: Sequence[Callable[[], Method]]) -> list[DetectionOutcome]:
     """Show the job to fresh detectors, from the end of the warm-up on."""
     cost = warm_up(job)
     detectors = [method() for method in methods]
     notes = [_Notes(detector.name, job.fault) for detector in detectors]
     for iteration in range(WARM_UP, job.iterations):
-        observed = Observed(committed=job.committed(iteration), plan=job.plan, cost=cost)
+        observed = MethodInput(committed=job.committed(iteration), plan=job.plan, cost=cost)
         probe = job.probe(iteration)
         for detector, note in zip(detectors, notes, strict=True):
             outcome = detector.observe(observed, probe)
@@ -239,7 +241,7 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
 class _Notes:
     """Counts for one detector and one job."""
 
-    def __init__(self, method: str, fault: Fault | None) -> None:
+    def __init__(self, method: str, fault: SlowFault | None) -> None:
         self._method, self._fault = method, fault
         self._first: Verdict | None = None
         self._known: set[int] = set()
@@ -264,11 +266,11 @@ class _Notes:
         if alarmed and (wrong or not (hits or (true and not named_before))):
             self._false_alarms += 1
 
-    def outing(self) -> Outing:
+    def outing(self) -> DetectionOutcome:
         fault, first = self._fault, self._first
         found = fault is not None and first is not None
         speed = sum(first.speed.values()) / len(first.speed) if first and first.speed else None
-        return Outing(
+        return DetectionOutcome(
             method=self._method,
             factor=fault.factor if fault else None,
             named=found,

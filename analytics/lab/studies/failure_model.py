@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.core.constants import constant
 from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
-from unskew.analytics.lab.simulator.simulation import Options, simulate
+from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.policies.base import Policy
-from unskew.analytics.policies.ft_hsdp import FTHSDP, closed_form
-from unskew.analytics.policies.recover import ReCoVer, boundary, steady
-from unskew.analytics.policies.restart import Restart
+from unskew.analytics.policies.ft_hsdp import FtHsdpPolicy, closed_form
+from unskew.analytics.policies.recover import RecoverPolicy, boundary, steady
+from unskew.analytics.policies.restart import RestartPolicy
 
 _HOURS = 24.0
 _CONVENTIONS = ("fixed spacing", "Poisson")
@@ -37,13 +37,13 @@ def _ft_measure(cell: Cell) -> Figures:
     law = FaultLaw(law="fixed" if fixed else "exponential", mtbf_s=mtbf_s)
     happenings = arrivals(job, law, hours=_HOURS, seed=cell.seed)
     if fixed:  # every cycle begins with its failure
-        happenings = [Happening(kind="failed", at_s=0.0, devices=happenings[0].devices), *happenings]
-    sync = Restart(None, constant("ft_hsdp_sync_down_s"), detect_s=0.0, loses_work=False)
+        happenings = [ClusterEvent(kind="failed", at_s=0.0, devices=happenings[0].devices), *happenings]
+    sync = RestartPolicy(None, constant("ft_hsdp_sync_down_s"), detect_s=0.0, loses_work=False)
     policies: dict[str, Policy] = {"synchronous": sync}
-    policies |= {f"FT-HSDP, {name}": FTHSDP(**options) for name, options in _FT_HSDP.items()}
+    policies |= {f"FT-HSDP, {name}": FtHsdpPolicy(**options) for name, options in _FT_HSDP.items()}
     found: Figures = {}
     for name, policy in policies.items():
-        outcome = simulate(job, policy, happenings, Options(hours=_HOURS, seed=cell.seed, spares=10**6, noise_cv=0.0))
+        outcome = simulate(job, policy, happenings, SimulationOptions(hours=_HOURS, seed=cell.seed, spares=10**6, noise_cv=0.0))
         found[f"{cell.name}: {name}"] = 100.0 * outcome.effective
     if fixed:
         stall_s, down_s = constant("ft_hsdp_stall_s"), constant("ft_hsdp_sync_down_s")
@@ -107,14 +107,16 @@ def _recover_run() -> Figures:
     """One replica dies every 5 iterations until half of 64 are gone; tokens per hour and living GPU against restarting."""
     job = JOBS["recover-7b"]
     first_s = 5 * 128 * 3.0 * job.n_layers / job.pp * job.cost.chunks["F"].layer_us / 1e6
-    kills = [Happening(kind="failed", at_s=first_s * (number + 1), devices=job.group(63 - number, 0)) for number in range(32)]
+    kills = [
+        ClusterEvent(kind="failed", at_s=first_s * (number + 1), devices=job.group(63 - number, 0)) for number in range(32)
+    ]
     hours = first_s * 34 / 3600.0
-    options = Options(hours=hours, noise_cv=0.0)
-    ours = simulate(job, ReCoVer(), kills, options)
+    options = SimulationOptions(hours=hours, noise_cv=0.0)
+    ours = simulate(job, RecoverPolicy(), kills, options)
     low, high = 0.0, first_s  # with restarts as long as the time between failures nothing is done
     for _ in range(10):
         restart_s = (low + high) / 2
-        rival = simulate(job, Restart(2 * first_s / 5, restart_s, detect_s=constant("heartbeat_s")), kills, options)
+        rival = simulate(job, RestartPolicy(2 * first_s / 5, restart_s, detect_s=constant("heartbeat_s")), kills, options)
         low, high = (restart_s, high) if ours.tokens < _MORE_TOKENS * rival.tokens else (low, restart_s)
     first = next(iter(ours.segments))
     last = ours.segments[-1]

@@ -59,10 +59,10 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = ""
     notes: tuple[str, ...] = ()
     needs: str = ""
-    draw: Callable[[Sequence[Row]], Figure] | None = None
+    draw: Callable[[Sequence[StudyRow]], Figure] | None = None
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class StudyRow(msgspec.Struct, frozen=True, kw_only=True):
     """One figure: mean and 95 % interval over seeds (None with one seed or when it does not vary), `ratio` = ours / paper."""
 
     figure: str
@@ -75,13 +75,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class StudyResult(msgspec.Struct, frozen=True, kw_only=True):
     """A study's rows, its remarks, and where its files lie."""
 
     study: str
     about: str
     unit: str
-    rows: tuple[Row, ...]
+    rows: tuple[StudyRow, ...]
     notes: tuple[str, ...]
     files: tuple[str, ...]
 
@@ -94,7 +94,7 @@ def run_study(
     jobs: int = 1,
     data: Path | None = None,
     on_cell: Callable[[int, int], None] = lambda _done, _all: None,
-) -> Result:
+) -> StudyResult:
     """Measure what is missing, gather, write Parquet and a plot. `on_cell` hears (done, all).
 
     `data` is the folder of data sets; raises `StudyError` when the one that the study needs is not there.
@@ -128,7 +128,7 @@ def run_study(
     points = [(cells[number], figure, value) for number in sorted(done) for figure, value in done[number].items()]
     rows = tuple(_rows(study, points))
     files = _write(folder, study, points, rows)
-    return Result(study=study.name, about=study.about, unit=study.unit, rows=rows, notes=study.notes, files=files)
+    return StudyResult(study=study.name, about=study.about, unit=study.unit, rows=rows, notes=study.notes, files=files)
 
 
 def _measure(measure: Callable[[Cell], Figures], number: int, cell: Cell) -> tuple[int, Figures]:
@@ -144,7 +144,7 @@ def interval_of(values: Sequence[float]) -> tuple[float, float] | None:
     return mean - reach, mean + reach
 
 
-def _rows(study: Study, points: Iterable[tuple[Cell, str, float | None]]) -> Iterable[Row]:
+def _rows(study: Study, points: Iterable[tuple[Cell, str, float | None]]) -> Iterable[StudyRow]:
     values: dict[str, list[float | None]] = {}
     for _, figure, value in points:
         values.setdefault(figure, []).append(value)
@@ -153,7 +153,7 @@ def _rows(study: Study, points: Iterable[tuple[Cell, str, float | None]]) -> Ite
         ours = float(np.mean(have)) if have else None
         reach = interval_of(have)
         paper = study.paper.get(figure)
-        yield Row(
+        yield StudyRow(
             figure=figure, paper=paper, ours=ours, n=len(have),
             low=reach[0] if reach else None, high=reach[1] if reach else None,
             ratio=ours / paper if ours is not None and paper else None, why=study.why(figure, paper, ours),
@@ -161,7 +161,7 @@ def _rows(study: Study, points: Iterable[tuple[Cell, str, float | None]]) -> Ite
 
 
 def _write(
-    folder: Path, study: Study, points: Sequence[tuple[Cell, str, float | None]], rows: Sequence[Row]
+    folder: Path, study: Study, points: Sequence[tuple[Cell, str, float | None]], rows: Sequence[StudyRow]
 ) -> tuple[str, ...]:
     from unskew.analytics.lab.studies.plots import write_plot  # noqa: PLC0415  # half a second that only a finished study pays
 

@@ -15,7 +15,7 @@ from unskew.analytics.diagnosis.trace.ndtimeline import read_operations
 from unskew.analytics.diagnosis.trace.whatif import what_if
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.pipeline.model_profiles import PROFILES, model_profile
-from unskew.analytics.planners.adaptis.task import Task, gains
+from unskew.analytics.planners.adaptis.task import AdaptisTask, gains
 from unskew.analytics.planners.adaptis.tune import BASELINES, tune
 from unskew.analytics.planners.malleus import layers_of, micro_batches_of
 from unskew.analytics.policies.malleus import malleus_layout
@@ -83,7 +83,7 @@ def _adaptis(cell: Cell) -> Figures:
     over: list[float] = []
     for devices, micro_batches in _SHAPES:
         kept = np.array([unit.kept_bytes for unit in profile.units])
-        task = Task(costs_us=profile.costs_us(), speeds=(1.0,) * devices, micro_batches=micro_batches, kept=kept)
+        task = AdaptisTask(costs_us=profile.costs_us(), speeds=(1.0,) * devices, micro_batches=micro_batches, kept=kept)
         gained = gains(tune(task))
         where = f"{cell.name}, PP{devices} x {micro_batches}"
         found[f"{where}: over interleaved 1F1B"] = gained["interleaved"]

@@ -10,12 +10,12 @@ from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
 if TYPE_CHECKING:
-    from unskew.analytics.lab.studies.frame import Row, Study
+    from unskew.analytics.lab.studies.frame import Study, StudyRow
 
 _LIBRARY = "plotly.min.js"
 
 
-def write_plot(path: Path, study: Study, rows: Sequence[Row]) -> None:
+def write_plot(path: Path, study: Study, rows: Sequence[StudyRow]) -> None:
     """Write the plot as a page; plotly's own code lies once beside the studies' folders."""
     library = path.parent.parent / _LIBRARY
     if not library.exists():
@@ -25,7 +25,7 @@ def write_plot(path: Path, study: Study, rows: Sequence[Row]) -> None:
     figure.write_html(path, include_plotlyjs=f"../{_LIBRARY}")
 
 
-def bars(study: Study, rows: Sequence[Row]) -> Figure:
+def bars(study: Study, rows: Sequence[StudyRow]) -> Figure:
     """Ours with intervals as bars, the paper's as points."""
     shown = [row for row in rows if row.ours is not None]
     error = [row.high - row.ours if row.high is not None and row.ours is not None else 0.0 for row in shown]

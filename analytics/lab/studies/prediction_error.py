@@ -12,6 +12,7 @@ import numpy as np
 
 from unskew.analytics.cluster.job import JOBS, Job
 from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.iteration import Chunk
 from unskew.analytics.core.plan import uniform_plan
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
@@ -19,7 +20,7 @@ from unskew.analytics.lab.studies.noise import chunk_factors, device_factors, lo
 from unskew.analytics.pipeline.evaluator import Array, evaluate
 from unskew.analytics.pipeline.prediction import durations_us, layer_costs, model_for
 from unskew.analytics.pipeline.schedule import build_schedule
-from unskew.analytics.predictor.fit import Chunk, fit
+from unskew.analytics.predictor.fit import fit
 
 _ROWS = {
     "Qwen2.5-7B 8K": ("qwen2.5-7b", 8192, 4, "1f1b"),

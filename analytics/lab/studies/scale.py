@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS, Job
 from unskew.analytics.core.constants import constant
 from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
-from unskew.analytics.lab.simulator.simulation import Options, simulate
-from unskew.analytics.lab.studies.frame import Cell, Figures, Row, Study
-from unskew.analytics.policies.base import Cluster, Policy, Reaction
+from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
+from unskew.analytics.lab.studies.frame import Cell, Figures, Study, StudyRow
+from unskew.analytics.policies.base import ClusterView, Policy, Reaction
 from unskew.analytics.policies.registry import POLICIES
 from unskew.analytics.policies.restart import best_interval_s
 
@@ -48,7 +48,9 @@ def _scale(cell: Cell) -> Figures:
         if name == "checkpoint-restart":
             policy.checkpoint_s, spares = interval_s, 10**6
         plans = _Stopwatch(policy)
-        outcome = simulate(job, policy, happenings, Options(hours=_HOURS, seed=cell.seed, spares=spares, noise_cv=0.0))
+        outcome = simulate(
+            job, policy, happenings, SimulationOptions(hours=_HOURS, seed=cell.seed, spares=spares, noise_cv=0.0)
+        )
         found[f"{size:,} GPUs: {name}"] = 100.0 * outcome.effective
         if name == "unskew" and plans.seconds:
             found[f"{size:,} GPUs: {_PLAN}, slowest"] = max(plans.seconds)
@@ -63,14 +65,14 @@ class _Stopwatch:
         self._react = policy.react
         policy.react = self._timed  # type: ignore[method-assign]  # the policy's other attributes are read by the simulator
 
-    def _timed(self, cluster: Cluster, event: Happening) -> Reaction:
+    def _timed(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         begun = time.process_time()
         answer = self._react(cluster, event)
         self.seconds.append(time.process_time() - begun)
         return answer
 
 
-def _growth(rows: Sequence[Row]) -> Figure:
+def _growth(rows: Sequence[StudyRow]) -> Figure:
     """Effective time of each policy and the seconds of a plan, over the number of GPUs."""
     from plotly.subplots import make_subplots  # noqa: PLC0415  # half a second that only a finished study pays
 

@@ -8,13 +8,13 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from unskew.analytics.pipeline.chunks import Array
-from unskew.analytics.planners.adaptis.task import Task
+from unskew.analytics.planners.adaptis.task import AdaptisTask
 
 MOST_INTEGERS = 256  # kinds of units x devices up to which the integer program is tried
 MOST_NODES = 200  # of its search: a count, not a time, so that the bound does not depend on the machine's load
 
 
-def lower_bound_us(task: Task) -> float:
+def lower_bound_us(task: AdaptisTask) -> float:
     """No partition, placement or order of the task ends earlier. The largest of
 
     * the way of one micro-batch: every F and B once and the first unit's W, on the fastest device;

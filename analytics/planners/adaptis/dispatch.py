@@ -29,7 +29,7 @@ Step = tuple[Kind, int, int]
 """(kind, stage, micro-batch)."""
 
 
-class Pipeline(msgspec.Struct, frozen=True):
+class PipelineTask(msgspec.Struct, frozen=True):
     """One pipeline's stages: microseconds of F, B, W at their device's speed, activations kept (any unit), and the device."""
 
     f_us: Sequence[float]
@@ -42,7 +42,7 @@ class Pipeline(msgspec.Struct, frozen=True):
     message_us: float = 0.0
 
 
-class Knobs(msgspec.Struct, frozen=True):
+class DispatchOptions(msgspec.Struct, frozen=True):
     """What the schedule step tunes. `limit`: most activations kept per device; `patience`: in units of the pending W's time;
     `turn`: which of several ready forwards goes first: of the latest stage, in groups of as many micro-batches as devices
     stage by stage, or of the lowest micro-batch."""
@@ -53,20 +53,20 @@ class Knobs(msgspec.Struct, frozen=True):
     turn: Literal["latest", "groups", "lowest"] = "latest"
 
 
-class Dispatched(msgspec.Struct, frozen=True):
+class DispatchResult(msgspec.Struct, frozen=True):
     """Makespan (infinite when the limit leaves no room) and each device's steps in order."""
 
     makespan_us: float
     lists: tuple[tuple[Step, ...], ...]
 
 
-def dispatch(pipe: Pipeline, knobs: Knobs) -> Dispatched:
+def dispatch(pipe: PipelineTask, knobs: DispatchOptions) -> DispatchResult:
     """The order that the rule gives, with its makespan as the evaluator also finds it."""
     return _Dispatch(pipe, knobs).run()
 
 
 class _Dispatch:
-    def __init__(self, pipe: Pipeline, knobs: Knobs) -> None:
+    def __init__(self, pipe: PipelineTask, knobs: DispatchOptions) -> None:
         self.pipe, self.knobs = pipe, knobs
         n_stages = len(pipe.device)
         self.last = n_stages - 1
@@ -90,7 +90,7 @@ class _Dispatch:
         self.lists: list[list[Step]] = [[] for _ in range(pipe.n_devices)]
         self.events = [(0.0, device) for device in range(pipe.n_devices)]
 
-    def run(self) -> Dispatched:
+    def run(self) -> DispatchResult:
         left = 3 * len(self.pipe.device) * self.pipe.micro_batches
         while self.events:
             now, device = heapq.heappop(self.events)
@@ -102,7 +102,7 @@ class _Dispatch:
                 left -= 1
             elif at < inf:
                 heapq.heappush(self.events, (at, device))
-        return Dispatched(inf if left else max(self.free_at), tuple(map(tuple, self.lists)))
+        return DispatchResult(inf if left else max(self.free_at), tuple(map(tuple, self.lists)))
 
     def _choose(self, device: int, now: float) -> tuple[tuple[Kind, int] | None, float]:
         """(what to start now, -) or (None, when to look again: infinite = when something becomes known)."""

@@ -16,7 +16,7 @@ PASS_SHARES = ((1,), (1, 1), (1, 2), (2, 1), (1, 1, 1), (1, 2, 2), (1, 3, 2), (1
 """How the work of a device is shared among its ranges at the start of a search: short first ranges fill the pipeline sooner."""
 
 
-class Layout(msgspec.Struct, frozen=True, dict=True):
+class PipelineLayout(msgspec.Struct, frozen=True, dict=True):
     """`sizes[k]` units in stage k, executed by `device[k]`; a micro-batch passes the stages in order."""
 
     sizes: tuple[int, ...]
@@ -43,7 +43,7 @@ def usual(n_units: int, stages: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def start_layouts(units_us: Array, speeds: Sequence[float]) -> Iterator[Layout]:
+def start_layouts(units_us: Array, speeds: Sequence[float]) -> Iterator[PipelineLayout]:
     """1 to 4 ranges per device, in a loop and there and back, over all devices, and over all but the last, which then has one
     range at the end: a large output head leaves no room for more. Loads are balanced; `units_us` [unit]."""
     every = list(range(len(speeds)))
@@ -58,7 +58,7 @@ def start_layouts(units_us: Array, speeds: Sequence[float]) -> Iterator[Layout]:
                     yield balanced(way, units_us, speeds, weights)
 
 
-def balanced(way: Sequence[int], units_us: Array, speeds: Sequence[float], weights: Sequence[float]) -> Layout:
+def balanced(way: Sequence[int], units_us: Array, speeds: Sequence[float], weights: Sequence[float]) -> PipelineLayout:
     """Stages on the devices of `way`, with units moved over their boundaries until no single move lowers the largest load of a
     device (then the sum of squared loads). Starts from stages in proportion to their weight and their device's speed."""
     share = np.array([speeds[device] * weight for device, weight in zip(way, weights, strict=True)])
@@ -86,20 +86,20 @@ def balanced(way: Sequence[int], units_us: Array, speeds: Sequence[float], weigh
                 bounds = [0, *trial, total]
                 if bounds[stage] < bounds[stage + 1] < bounds[stage + 2] and (tried := score(trial)) < best:
                     ends, best, improved = trial, tried, True
-    return Layout(tuple(np.diff([0, *ends, total]).tolist()), tuple(way))
+    return PipelineLayout(tuple(np.diff([0, *ends, total]).tolist()), tuple(way))
 
 
-def shifted_boundaries(layout: Layout) -> Iterator[tuple[str, Layout]]:
+def shifted_boundaries(layout: PipelineLayout) -> Iterator[tuple[str, PipelineLayout]]:
     """A unit from one stage to another, all stages between them handing one on."""
     for giver, size in enumerate(layout.sizes):
         if size > 1:
             for taker in range(len(layout.sizes)):
                 if taker != giver and (abs(taker - giver) == 1 or layout.device[taker] != layout.device[giver]):
                     sizes = [n - (k == giver) + (k == taker) for k, n in enumerate(layout.sizes)]
-                    yield f"a unit from stage {giver} to stage {taker}", Layout(tuple(sizes), layout.device)
+                    yield f"a unit from stage {giver} to stage {taker}", PipelineLayout(tuple(sizes), layout.device)
 
 
-def moved_stages(layout: Layout, busiest: int, idlest: int) -> Iterator[tuple[str, Layout]]:
+def moved_stages(layout: PipelineLayout, busiest: int, idlest: int) -> Iterator[tuple[str, PipelineLayout]]:
     """Stages to other devices: neighbours exchanged, the busiest device's stages given to the idlest, exchanged with its
     stages, or split with it; neighbours of one device joined."""
     device = list(layout.device)
@@ -111,7 +111,7 @@ def moved_stages(layout: Layout, busiest: int, idlest: int) -> Iterator[tuple[st
             )
         else:
             sizes = (*layout.sizes[:stage], sum(layout.sizes[stage : stage + 2]), *layout.sizes[stage + 2 :])
-            yield f"stages {stage} and {stage + 1} joined", Layout(sizes, (*device[:stage], *device[stage + 1 :]))
+            yield f"stages {stage} and {stage + 1} joined", PipelineLayout(sizes, (*device[:stage], *device[stage + 1 :]))
     for stage in (k for k, owner in enumerate(device) if owner == busiest):
         if device.count(busiest) > 1:
             yield f"stage {stage} to device {idlest}", _placed(layout, {stage: idlest})
@@ -123,9 +123,9 @@ def moved_stages(layout: Layout, busiest: int, idlest: int) -> Iterator[tuple[st
                 for pair in ((busiest, idlest), (idlest, busiest)):
                     yield (
                         f"stage {stage} split with device {idlest}",
-                        Layout(sizes, (*device[:stage], *pair, *device[stage + 1 :])),
+                        PipelineLayout(sizes, (*device[:stage], *pair, *device[stage + 1 :])),
                     )
 
 
-def _placed(layout: Layout, changes: dict[int, int]) -> Layout:
-    return Layout(layout.sizes, tuple(changes.get(stage, owner) for stage, owner in enumerate(layout.device)))
+def _placed(layout: PipelineLayout, changes: dict[int, int]) -> PipelineLayout:
+    return PipelineLayout(layout.sizes, tuple(changes.get(stage, owner) for stage, owner in enumerate(layout.device)))

@@ -13,41 +13,41 @@ from unskew.analytics.pipeline.bubbles import bubbles
 from unskew.analytics.pipeline.chunks import Array
 from unskew.analytics.pipeline.evaluator import evaluate, per_hop
 from unskew.analytics.pipeline.schedule import build_schedule
-from unskew.analytics.planners.adaptis.dispatch import Dispatched, Knobs, Pipeline, dispatch
-from unskew.analytics.planners.adaptis.layouts import Layout, moved_stages, shifted_boundaries
-from unskew.analytics.planners.adaptis.task import Round, Task, stage_costs, stage_kept, untimed
+from unskew.analytics.planners.adaptis.dispatch import DispatchOptions, DispatchResult, PipelineTask, dispatch
+from unskew.analytics.planners.adaptis.layouts import PipelineLayout, moved_stages, shifted_boundaries
+from unskew.analytics.planners.adaptis.task import AdaptisTask, TuningRound, stage_costs, stage_kept, untimed
 
 MOST_TRIED = 40  # moves of one kind tried per round: with many stages there are a thousand
 
 
-class State(msgspec.Struct, frozen=True):
+class SearchState(msgspec.Struct, frozen=True):
     """A layout under knobs, its order, and how the search came to it."""
 
-    layout: Layout
-    knobs: Knobs
-    found: Dispatched
-    trail: tuple[Round, ...] = ()
+    layout: PipelineLayout
+    knobs: DispatchOptions
+    found: DispatchResult
+    trail: tuple[TuningRound, ...] = ()
 
     @property
     def us(self) -> float:
         return self.found.makespan_us
 
 
-class Search:
+class AdaptisSearch:
     """Dispatches layouts, remembers what it has seen, and counts."""
 
-    def __init__(self, task: Task, limit: float) -> None:
+    def __init__(self, task: AdaptisTask, limit: float) -> None:
         self.task, self.limit, self.used = task, limit, 0
-        self.seen: dict[tuple[Layout, Knobs], Dispatched] = {}
+        self.seen: dict[tuple[PipelineLayout, DispatchOptions], DispatchResult] = {}
         self.random = np.random.default_rng(0)
         self._moves = {"partition": self._partitions, "placement": self._placements, "schedule": self._schedules}
 
-    def seed(self, layout: Layout) -> State:
+    def seed(self, layout: PipelineLayout) -> SearchState:
         """The layout under the better of two sets of knobs."""
-        states = [self._state(layout, Knobs(self.limit, turn=turn)) for turn in ("latest", "groups")]
+        states = [self._state(layout, DispatchOptions(self.limit, turn=turn)) for turn in ("latest", "groups")]
         return min(states, key=lambda state: state.us)
 
-    def climb(self, state: State, until: int) -> State:
+    def climb(self, state: SearchState, until: int) -> SearchState:
         """Step 3 of the module's list, until `until` dispatches have been used in all."""
         best = state
         while self.used < until and state.us < inf:
@@ -56,7 +56,7 @@ class Search:
                 found = self._improved(state, kind, until)
                 if found is not None:
                     move, better = found
-                    trail = (*state.trail, Round(rule, f"{kind}: {move}", better.us))
+                    trail = (*state.trail, TuningRound(rule, f"{kind}: {move}", better.us))
                     state = msgspec.structs.replace(better, trail=trail)
                     break
             else:
@@ -64,7 +64,7 @@ class Search:
                 state = self._kicked(best)
         return min(best, state, key=lambda tried: tried.us)
 
-    def _improved(self, state: State, kind: str, until: int) -> tuple[str, State] | None:
+    def _improved(self, state: SearchState, kind: str, until: int) -> tuple[str, SearchState] | None:
         """The first of some moves of a kind that ends earlier than `state`."""
         moves = list(self._moves[kind](state))
         for number in self.random.permutation(len(moves))[:MOST_TRIED].tolist():
@@ -76,7 +76,7 @@ class Search:
                 return name, tried
         return None
 
-    def _kicked(self, state: State) -> State:
+    def _kicked(self, state: SearchState) -> SearchState:
         """Two random moves on; the state itself when they lead nowhere. It counts as a dispatch where it found nothing new, so
         that the search of a small task ends when it has seen everything."""
         moved, before = state, self.used
@@ -87,17 +87,17 @@ class Search:
                 name, layout, knobs = moves[int(self.random.integers(len(moves)))]
                 tried = self._state(layout, knobs)
                 if tried.us < inf:
-                    trail = (*moved.trail, Round("try elsewhere", f"{kind}: {name}", tried.us))
+                    trail = (*moved.trail, TuningRound("try elsewhere", f"{kind}: {name}", tried.us))
                     moved = msgspec.structs.replace(tried, trail=trail)
         self.used += self.used == before
         return moved
 
-    def _state(self, layout: Layout, knobs: Knobs) -> State:
+    def _state(self, layout: PipelineLayout, knobs: DispatchOptions) -> SearchState:
         key = (layout, knobs)
         if key not in self.seen:
             self.used += 1
             stages = stage_costs(self.task, layout)
-            pipe = Pipeline(
+            pipe = PipelineTask(
                 f_us=stages[0].tolist(),
                 b_us=stages[1].tolist(),
                 w_us=stages[2].tolist(),
@@ -108,16 +108,16 @@ class Search:
                 message_us=self.task.message_us,
             )
             self.seen[key] = dispatch(pipe, knobs)
-        return State(layout, knobs, self.seen[key])
+        return SearchState(layout, knobs, self.seen[key])
 
-    def _rule(self, state: State) -> str:
+    def _rule(self, state: SearchState) -> str:
         idle, boundary, residual = self._bubbles(state)
         smallest = self.task.micro_batches * float(self.task.costs_us.sum(axis=0).min())
         if idle.max() - idle.min() > smallest:
             return "partition"
         return "placement" if boundary.sum() > residual.sum() else "schedule"
 
-    def _bubbles(self, state: State) -> tuple[Array, Array, Array]:
+    def _bubbles(self, state: SearchState) -> tuple[Array, Array, Array]:
         """Idle, boundary and residual time per device; a device without a stage is idle throughout."""
         schedule = build_schedule(untimed("", state.layout, state.found.lists).plan())
         durations = per_hop(schedule.chunks, stage_costs(self.task, state.layout))
@@ -129,26 +129,28 @@ class Search:
         idle[ranks], boundary[ranks], residual[ranks] = classed.idle_us, classed.boundary_us, classed.residual_us
         return idle, boundary, residual
 
-    def _loads(self, layout: Layout) -> Array:
+    def _loads(self, layout: PipelineLayout) -> Array:
         loads = np.zeros(len(self.task.speeds))
         np.add.at(loads, list(layout.device), stage_costs(self.task, layout).sum(axis=0))
         return loads
 
-    def _worth(self, state: State, layouts: Iterator[tuple[str, Layout]]) -> Iterator[tuple[str, Layout, Knobs]]:
+    def _worth(
+        self, state: SearchState, layouts: Iterator[tuple[str, PipelineLayout]]
+    ) -> Iterator[tuple[str, PipelineLayout, DispatchOptions]]:
         """Those whose busiest device alone does not need much longer than the present plan."""
         for name, layout in layouts:
             if self._loads(layout).max() * self.task.micro_batches < 1.05 * state.us:
                 yield name, layout, state.knobs
 
-    def _partitions(self, state: State) -> Iterator[tuple[str, Layout, Knobs]]:
+    def _partitions(self, state: SearchState) -> Iterator[tuple[str, PipelineLayout, DispatchOptions]]:
         return self._worth(state, shifted_boundaries(state.layout))
 
-    def _placements(self, state: State) -> Iterator[tuple[str, Layout, Knobs]]:
+    def _placements(self, state: SearchState) -> Iterator[tuple[str, PipelineLayout, DispatchOptions]]:
         loads = self._loads(state.layout)
         return self._worth(state, moved_stages(state.layout, int(loads.argmax()), int(loads.argmin())))
 
-    def _schedules(self, state: State) -> Iterator[tuple[str, Layout, Knobs]]:
-        def knobs(**changes: object) -> tuple[str, Layout, Knobs]:
+    def _schedules(self, state: SearchState) -> Iterator[tuple[str, PipelineLayout, DispatchOptions]]:
+        def knobs(**changes: object) -> tuple[str, PipelineLayout, DispatchOptions]:
             changed = msgspec.structs.replace(state.knobs, **changes)
             return ", ".join(f"{name} {value}" for name, value in changes.items()), state.layout, changed
 

@@ -9,7 +9,8 @@ import numpy as np
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.workload import Work
-from unskew.analytics.planners.adaptis.tune import Found, Task, tune
+from unskew.analytics.planners.adaptis.task import AdaptisResult, AdaptisTask
+from unskew.analytics.planners.adaptis.tune import tune
 
 EVALUATIONS = 100  # each process of a run searches for itself: some tenths of a second
 
@@ -31,8 +32,10 @@ def searched_plan(*, pp: int, dp: int, n_layers: int, micro_batches: int, cost: 
 
 
 @lru_cache(maxsize=8)
-def _search(pp: int, n_layers: int, micro_batches: int, costs: tuple[float, ...], message_us: float) -> Found:
+def _search(pp: int, n_layers: int, micro_batches: int, costs: tuple[float, ...], message_us: float) -> AdaptisResult:
     units = np.tile(np.array(costs[:3])[:, None], n_layers)
     units[:, -1] += costs[3:]
-    task = Task(costs_us=units, speeds=(1.0,) * pp, micro_batches=micro_batches, kept=np.ones(n_layers), message_us=message_us)
+    task = AdaptisTask(
+        costs_us=units, speeds=(1.0,) * pp, micro_batches=micro_batches, kept=np.ones(n_layers), message_us=message_us
+    )
     return tune(task, evaluations=EVALUATIONS)

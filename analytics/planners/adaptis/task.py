@@ -14,10 +14,10 @@ from unskew.analytics.pipeline.memory import peak_activations
 from unskew.analytics.pipeline.notation import with_orders
 from unskew.analytics.pipeline.schedule import action_of, build_schedule
 from unskew.analytics.planners.adaptis.dispatch import Step
-from unskew.analytics.planners.adaptis.layouts import Layout
+from unskew.analytics.planners.adaptis.layouts import PipelineLayout
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class AdaptisTask(msgspec.Struct, frozen=True, kw_only=True):
     """`costs_us` [kind F B W, unit] on a healthy device, `speeds` per device, `kept` activations per unit (bytes, or any unit);
     `limit`: most activations a device may keep (None = as the baselines)."""
 
@@ -33,7 +33,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.costs_us.shape[1])
 
 
-class Round(msgspec.Struct, frozen=True):
+class TuningRound(msgspec.Struct, frozen=True):
     """One step of the search: what the rule asked for, what was moved, and the makespan after it."""
 
     rule: str
@@ -41,17 +41,17 @@ class Round(msgspec.Struct, frozen=True):
     makespan_us: float
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class AdaptisResult(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. `baselines_us`: schedule -> makespan (those that fit the task). `bound_us`: no plan of the task is faster."""
 
     name: str
-    layout: Layout
+    layout: PipelineLayout
     lists: tuple[tuple[Step, ...], ...]
     makespan_us: float
     kept_peak: float
     baselines_us: dict[str, float]
     bound_us: float
-    trail: tuple[Round, ...]
+    trail: tuple[TuningRound, ...]
     evaluations: int
 
     def plan(self, *, replicas: int = 1, epoch: int = 0) -> Plan:
@@ -79,8 +79,12 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answer_of(
-    task: Task, name: str, layout: Layout, lists: tuple[tuple[Step, ...], ...], trail: tuple[Round, ...] = ()
-) -> Found:
+    task: AdaptisTask,
+    name: str,
+    layout: PipelineLayout,
+    lists: tuple[tuple[Step, ...], ...],
+    trail: tuple[TuningRound, ...] = (),
+) -> AdaptisResult:
     """The orders as an answer, timed by the evaluator."""
     blank = untimed(name, layout, lists, trail)
     schedule = build_schedule(blank.plan())
@@ -92,9 +96,11 @@ def answer_of(
     )
 
 
-def untimed(name: str, layout: Layout, lists: tuple[tuple[Step, ...], ...], trail: tuple[Round, ...] = ()) -> Found:
+def untimed(
+    name: str, layout: PipelineLayout, lists: tuple[tuple[Step, ...], ...], trail: tuple[TuningRound, ...] = ()
+) -> AdaptisResult:
     """The orders as an answer of which no time is known yet."""
-    return Found(
+    return AdaptisResult(
         name=name,
         layout=layout,
         lists=lists,
@@ -107,18 +113,18 @@ def untimed(name: str, layout: Layout, lists: tuple[tuple[Step, ...], ...], trai
     )
 
 
-def stage_kept(task: Task, layout: Layout) -> Array:
+def stage_kept(task: AdaptisTask, layout: PipelineLayout) -> Array:
     """Activations of one micro-batch: [stage]."""
     return np.array([task.kept[first:end].sum() for first, end in layout.spans])
 
 
-def stage_costs(task: Task, layout: Layout) -> Array:
+def stage_costs(task: AdaptisTask, layout: PipelineLayout) -> Array:
     """Microseconds at the devices' speeds: [kind, stage]."""
     sums = np.add.reduceat(task.costs_us, [first for first, _ in layout.spans], axis=1)
     return np.asarray(sums / np.array([task.speeds[device] for device in layout.device]))
 
 
-def gains(found: Found) -> dict[str, float]:
+def gains(found: AdaptisResult) -> dict[str, float]:
     """How many times faster the answer is than each baseline, and "bound": its time over the lower bound."""
     over = {name: us / found.makespan_us for name, us in found.baselines_us.items()}
     return {**over, "bound": found.makespan_us / found.bound_us}

@@ -16,8 +16,8 @@ them. Steps of `tune`:
 
    takes the first improving move of that kind that it meets in random order (seeded), tries the other kinds when there is
    none, and when nothing improves goes on from the best so far with two random moves, until the evaluations are used up;
-4. the answer is the best of tuned and baselines, as orders (split backward) that the runtime can execute (`Found.plan`); its
-   time is the evaluator's, not the search's.
+4. the answer is the best of tuned and baselines, as orders (split backward) that the runtime can execute
+   (`AdaptisResult.plan`); its time is the evaluator's, not the search's.
 """
 
 from __future__ import annotations
@@ -33,24 +33,32 @@ from unskew.analytics.pipeline.memory import peak_activations
 from unskew.analytics.pipeline.schedule import Kind, splits_backward
 from unskew.analytics.planners.adaptis.bound import lower_bound_us
 from unskew.analytics.planners.adaptis.dispatch import Step
-from unskew.analytics.planners.adaptis.layouts import Layout, start_layouts, usual
-from unskew.analytics.planners.adaptis.search import Search
-from unskew.analytics.planners.adaptis.task import Found, Round, Task, answer_of, gains, stage_costs, stage_kept, untimed
+from unskew.analytics.planners.adaptis.layouts import PipelineLayout, start_layouts, usual
+from unskew.analytics.planners.adaptis.search import AdaptisSearch
+from unskew.analytics.planners.adaptis.task import (
+    AdaptisResult,
+    AdaptisTask,
+    answer_of,
+    gains,
+    stage_costs,
+    stage_kept,
+    untimed,
+)
 
-__all__ = ["BASELINES", "Found", "Round", "Task", "gains", "tune"]
+__all__ = ["BASELINES", "gains", "tune"]
 
 BASELINES = ("1f1b", "interleaved", "zb-h1")
 """What the answer is never worse than, and whose activations it may keep."""
 
 
-def tune(task: Task, *, evaluations: int = 600, starts: int = 3) -> Found:
+def tune(task: AdaptisTask, *, evaluations: int = 600, starts: int = 3) -> AdaptisResult:
     """The best pipeline found with at most about `evaluations` dispatches. Raises `PlanError` when there are fewer units than
     devices, or when no order stays within the task's limit."""
     if task.n_units < len(task.speeds):
         raise PlanError(f"{task.n_units} units cannot fill {len(task.speeds)} devices: at least one unit per device is needed")
     baselines = {name: found for name in BASELINES if (found := _baseline(task, name)) is not None}
     limit = max(found.kept_peak for found in baselines.values()) if task.limit is None else task.limit
-    search = Search(task, limit)
+    search = AdaptisSearch(task, limit)
     seeds = sorted(
         (search.seed(layout) for layout in start_layouts(task.costs_us.sum(axis=0), task.speeds)), key=lambda s: s.us
     )
@@ -74,13 +82,13 @@ def tune(task: Task, *, evaluations: int = 600, starts: int = 3) -> Found:
     )
 
 
-def _baseline(task: Task, name: str) -> Found | None:
+def _baseline(task: AdaptisTask, name: str) -> AdaptisResult | None:
     """A schedule on the usual partition; None when the units or the micro-batches do not allow it."""
     devices = len(task.speeds)
     way = tuple(way_of(name, range(devices)))
     if task.n_units < len(way) or (name == "interleaved" and task.micro_batches % devices):
         return None
-    layout = Layout(usual(task.n_units, len(way)), way)
+    layout = PipelineLayout(usual(task.n_units, len(way)), way)
     chunks = pipeline_of(name, ranks=devices, micro_batches=task.micro_batches)
     stages = stage_costs(task, layout)
     whole = stages if splits_backward(name) else np.stack([stages[0], stages[1] + stages[2]])

@@ -30,32 +30,32 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.planners.joint.capability import best_speeds
-from unskew.analytics.planners.problem import Cluster, Floats, Ints, Job
+from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, PlannerJob
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class IterationBounds(msgspec.Struct, frozen=True, kw_only=True):
     """Lower bounds (us) of the iteration: for plans of separate pipelines, and for all that also move work between them."""
 
     pipelines_us: float
     capacity_us: float
 
 
-def bounds(cluster: Cluster) -> Bounds:
+def bounds(cluster: PlannerCluster) -> IterationBounds:
     """Both bounds for the cluster as it is; inf when nothing lives."""
     speeds = best_speeds(cluster)
     end_us = cluster.job.iteration_end_us
-    return Bounds(
+    return IterationBounds(
         pipelines_us=end_us + pipelines_bound_us(cluster.job, speeds),
         capacity_us=end_us + capacity_bound_us(cluster.job, speeds),
     )
 
 
-def gap(cluster: Cluster, predicted_us: float) -> float:
+def gap(cluster: PlannerCluster, predicted_us: float) -> float:
     """How much slower than the best plan of separate pipelines a plan is at most: 0.02 = 2 %."""
     return predicted_us / bounds(cluster).pipelines_us - 1.0
 
 
-def capacity_bound_us(job: Job, speeds: Floats) -> float:
+def capacity_bound_us(job: PlannerJob, speeds: Floats) -> float:
     """All work at all groups' speeds together; at least one micro-batch's way at the highest speed."""
     total = float(speeds.sum())
     if total <= 0:
@@ -64,13 +64,13 @@ def capacity_bound_us(job: Job, speeds: Floats) -> float:
     return max(job.micro_batches * work / total, work / float(speeds.max()))
 
 
-def pipelines_bound_us(job: Job, speeds: Floats) -> float:
+def pipelines_bound_us(job: PlannerJob, speeds: Floats) -> float:
     """See the module's text; `speeds` [dp, pp] are the best that the groups can reach."""
     _, sizes, table = kinds(job, speeds)
     return least_time_us(job, table, sizes)
 
 
-def kinds(job: Job, speeds: Floats) -> tuple[Floats, Ints, Floats]:
+def kinds(job: PlannerJob, speeds: Floats) -> tuple[Floats, Ints, Floats]:
     """Distinct replicas with a living group: (speeds [n, pp], how many of each [n], bound [n, 0, 1, ... micro-batches])."""
     distinct, sizes = np.unique(speeds[(speeds > 0).any(axis=1)], axis=0, return_counts=True)
     usual = -(-job.micro_batches // len(speeds))
@@ -80,7 +80,7 @@ def kinds(job: Job, speeds: Floats) -> tuple[Floats, Ints, Floats]:
     return distinct, sizes.astype(np.int64), table
 
 
-def least_time_us(job: Job, table: Floats, sizes: Ints) -> float:
+def least_time_us(job: PlannerJob, table: Floats, sizes: Ints) -> float:
     """The least T at which the replicas together may have finished the job's micro-batches.
 
     A table that ends too early counts as finished at its end, which keeps the bound valid.
@@ -100,7 +100,7 @@ def least_time_us(job: Job, table: Floats, sizes: Ints) -> float:
     return float(values[low])
 
 
-def _replica_bounds(job: Job, speeds: Floats, most: int, usual: int) -> Floats:
+def _replica_bounds(job: PlannerJob, speeds: Floats, most: int, usual: int) -> Floats:
     """[most + 1]: the bound for 0, 1, ... micro-batches on stages of these speeds, all above 0."""
     bound = np.zeros(most + 1)
     stages = len(speeds)
@@ -137,7 +137,7 @@ def _weights(speeds: Floats, micro_batches: int) -> Floats:
     return np.asarray(weights / weights.sum())
 
 
-def least_busiest(job: Job, speeds: Floats) -> float:
+def least_busiest(job: PlannerJob, speeds: Floats) -> float:
     """The least possible time (us) of the busiest stage for one micro-batch over whole layers, 0 included."""
     heap = [(1.0 / speed, speed, 1) for speed in speeds.tolist()]
     heapq.heapify(heap)
@@ -148,5 +148,5 @@ def least_busiest(job: Job, speeds: Floats) -> float:
     return time * job.layer_us
 
 
-def _work_us(job: Job) -> float:
+def _work_us(job: PlannerJob) -> float:
     return (job.n_layers + job.embedding_layers + job.head_layers) * job.layer_us

@@ -10,8 +10,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from unskew.analytics.planners.problem import Assignment, Borrowed, Cluster, Floats, Ints, Job
-from unskew.analytics.planners.resihp.tp import EPSILON, Groups, degrees_allowed, exclude
+from unskew.analytics.planners.problem import Assignment, BorrowedDevice, Floats, Ints, PlannerCluster, PlannerJob
+from unskew.analytics.planners.resihp.tp import EPSILON, TpGroups, degrees_allowed, exclude
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -22,7 +22,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     tables: Floats
 
 
-def capability(cluster: Cluster, groups: Groups, *, powers_of_two: bool = False) -> Capability:
+def capability(cluster: PlannerCluster, groups: TpGroups, *, powers_of_two: bool = False) -> Capability:
     """From the groups of the TP level: who was lent is counted where it serves."""
     dp, pp, tp = cluster.speeds.shape
     flat = cluster.speeds.ravel().copy()
@@ -45,7 +45,7 @@ def capability(cluster: Cluster, groups: Groups, *, powers_of_two: bool = False)
     return Capability(order=order.astype(np.int64), scores=scores, tables=tables)
 
 
-def ways_to_lend(cluster: Cluster) -> tuple[Groups, ...]:
+def ways_to_lend(cluster: PlannerCluster) -> tuple[TpGroups, ...]:
     """The groups when any degree may be chosen; and, where it differs, when only powers of two may: more members are left out
     then, whom other groups of the node can use."""
     any_degree = exclude(cluster, powers_of_two=False)
@@ -55,13 +55,13 @@ def ways_to_lend(cluster: Cluster) -> tuple[Groups, ...]:
     return (any_degree, powers) if powers.borrowed and powers.borrowed != any_degree.borrowed else (any_degree,)
 
 
-def best_speeds(cluster: Cluster) -> Floats:
+def best_speeds(cluster: PlannerCluster) -> Floats:
     """[dp, pp]: the most that each group reaches in any of these ways."""
     speeds = [capability(cluster, groups).tables[:, :, 0] for groups in ways_to_lend(cluster)]
     return np.asarray(np.maximum.reduce(speeds))
 
 
-def members_needed(job: Job, layers: Ints, micro_batches: Ints) -> Ints | None:
+def members_needed(job: PlannerJob, layers: Ints, micro_batches: Ints) -> Ints | None:
     """[..., stages]: members that the memory of each stage asks for under 1F1B; None without a memory limit."""
     if job.capacity_bytes is None:
         return None
@@ -71,7 +71,7 @@ def members_needed(job: Job, layers: Ints, micro_batches: Ints) -> Ints | None:
     return np.asarray(np.maximum(np.ceil(needed - 1e-9), 0)).astype(np.int64)
 
 
-def speeds_at(job: Job, tables: Floats, layers: Ints, micro_batches: Ints) -> Floats:
+def speeds_at(job: PlannerJob, tables: Floats, layers: Ints, micro_batches: Ints) -> Floats:
     """[..., stages]: each stage's speed at the degree that its memory allows; 0 where none does."""
     needed = members_needed(job, layers, micro_batches)
     if needed is None:
@@ -81,7 +81,7 @@ def speeds_at(job: Job, tables: Floats, layers: Ints, micro_batches: Ints) -> Fl
     return np.asarray(np.take_along_axis(wide, column, axis=-1)[..., 0])
 
 
-def settle(cluster: Cluster, able: Capability, layers: Ints, micro_batches: Ints) -> Assignment:
+def settle(cluster: PlannerCluster, able: Capability, layers: Ints, micro_batches: Ints) -> Assignment:
     """The assignment with the degrees that go with these layers and micro-batches; of equal scores the larger degree."""
     dp, pp, tp = cluster.speeds.shape
     needed = members_needed(cluster.job, layers, micro_batches)
@@ -99,7 +99,7 @@ def settle(cluster: Cluster, able: Capability, layers: Ints, micro_batches: Ints
     guests = np.argwhere(serves & ~own).tolist()
     return Assignment(
         active=active.reshape(dp, pp, tp),
-        borrowed=tuple(Borrowed(d, s, int(able.order[d, s, shard])) for d, s, shard in guests),
+        borrowed=tuple(BorrowedDevice(d, s, int(able.order[d, s, shard])) for d, s, shard in guests),
         speeds=best,
         degrees=chosen.astype(np.int64),
         layers=layers,

@@ -7,19 +7,19 @@ import numpy as np
 
 from unskew.analytics.planners.costing import replica_us
 from unskew.analytics.planners.joint.capability import members_needed
-from unskew.analytics.planners.problem import Assignment, Cluster, Floats, Job, Move
+from unskew.analytics.planners.problem import Assignment, Floats, Move, PlannerCluster, PlannerJob
 from unskew.analytics.planners.resihp.dp import stage_times
-from unskew.analytics.planners.resihp.simulation import Simulation
+from unskew.analytics.planners.resihp.simulation import ReplicaSimulation
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class AssignmentCost(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """`iteration_us` = slowest replica + the iteration's end; `replica_us` [dp]: inf where work cannot be done by anybody."""
 
     iteration_us: float
     replica_us: Floats
 
 
-def cost(cluster: Cluster, assignment: Assignment) -> Cost:
+def cost(cluster: PlannerCluster, assignment: Assignment) -> AssignmentCost:
     """The iteration under `assignment`, at the cluster's present speeds."""
     job = cluster.job
     times = np.zeros(cluster.dp)
@@ -28,10 +28,10 @@ def cost(cluster: Cluster, assignment: Assignment) -> Cost:
         alone[component] = False
         times[component] = _shared_us(cluster, assignment, component, moves)
     times[alone] = replica_us(job, assignment.layers[alone], assignment.speeds[alone], assignment.micro_batches[alone])
-    return Cost(iteration_us=float(times.max()) + job.iteration_end_us, replica_us=times)
+    return AssignmentCost(iteration_us=float(times.max()) + job.iteration_end_us, replica_us=times)
 
 
-def as_it_is(cluster: Cluster, assignment: Assignment) -> Assignment:
+def as_it_is(cluster: PlannerCluster, assignment: Assignment) -> Assignment:
     """The same decision with its groups' speeds as the cluster has them: what a plan made on other beliefs really is."""
     members = np.where(assignment.active, cluster.speeds, np.inf).min(axis=2)
     for entry in assignment.borrowed:
@@ -42,20 +42,20 @@ def as_it_is(cluster: Cluster, assignment: Assignment) -> Assignment:
     return msgspec.structs.replace(assignment, speeds=speeds)
 
 
-def holds(job: Job, assignment: Assignment) -> bool:
+def holds(job: PlannerJob, assignment: Assignment) -> bool:
     """Has every group the memory for its layers and 1F1B's activations, those lent by other replicas left out?"""
     needed = members_needed(job, assignment.layers, assignment.micro_batches)
     busy = assignment.micro_batches > 0
     return needed is None or bool((needed <= assignment.degrees)[busy].all())
 
 
-def _shared_us(cluster: Cluster, assignment: Assignment, component: list[int], moves: list[Move]) -> list[float]:
+def _shared_us(cluster: PlannerCluster, assignment: Assignment, component: list[int], moves: list[Move]) -> list[float]:
     """The ends of replicas that execute work of each other."""
     place = {replica: number for number, replica in enumerate(component)}
     local = [Move(move.stage, place[move.source], place[move.target], move.micro_batches) for move in moves]
     forward, backward = stage_times(cluster, assignment.layers[component], assignment.speeds[component])
     counts = assignment.micro_batches[component].tolist()
-    return Simulation(forward, backward, counts, local, cluster.job.message_us).run()
+    return ReplicaSimulation(forward, backward, counts, local, cluster.job.message_us).run()
 
 
 def _components(moves: tuple[Move, ...]) -> list[tuple[list[int], list[Move]]]:

@@ -24,10 +24,10 @@ from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.costing import distinct, replica_us
 from unskew.analytics.planners.joint.capability import Capability, capability, settle, speeds_at, ways_to_lend
 from unskew.analytics.planners.joint.evaluation import cost, holds
-from unskew.analytics.planners.joint.partition import Search, bound_us, polish
-from unskew.analytics.planners.problem import Assignment, Cluster, Floats, Ints, Job, start
+from unskew.analytics.planners.joint.partition import PartitionSearch, bound_us, polish
+from unskew.analytics.planners.problem import Assignment, Floats, Ints, PlannerCluster, PlannerJob, start
 from unskew.analytics.planners.resihp.progressive import plan_progressive
-from unskew.analytics.planners.resihp.tp import Groups, TpDecision, exclude
+from unskew.analytics.planners.resihp.tp import TpDecision, TpGroups, exclude
 
 ROUNDS = 4
 SEARCHED = 32
@@ -37,7 +37,7 @@ KEPT = 2
 TABLE_CELLS = 4_000_000
 
 
-class Joint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class JointPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The assignment, its predicted iteration and where it comes from ("joint", "nothing" or "progressive")."""
 
     assignment: Assignment
@@ -46,7 +46,7 @@ class Joint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     tp: tuple[TpDecision, ...]
 
 
-class Classes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class ReplicaClasses(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Distinct replicas: what their stages can do [classes, pp, tp + 2], how many there are, the class of each replica [dp]."""
 
     tables: Floats
@@ -54,7 +54,7 @@ class Classes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     of_replica: Ints
 
 
-def plan_joint(cluster: Cluster, *, compare: bool = True, powers_of_two: bool = False) -> Joint:
+def plan_joint(cluster: PlannerCluster, *, compare: bool = True, powers_of_two: bool = False) -> JointPlan:
     """The plan for the cluster as it is. Raises `PlanError` when no replica can hold the model, alone or with its peers' help.
 
     `compare=False` leaves out step 6's comparison with ResiHP's levels, which takes most of the time of very large jobs;
@@ -70,12 +70,14 @@ def plan_joint(cluster: Cluster, *, compare: bool = True, powers_of_two: bool = 
     ]
     present = start(cluster)
     if (present.speeds > 0).all() and holds(cluster.job, present):
-        rivals.append(Joint(assignment=present, predicted_us=cost(cluster, present).iteration_us, source="nothing", tp=()))
+        rivals.append(JointPlan(assignment=present, predicted_us=cost(cluster, present).iteration_us, source="nothing", tp=()))
     if compare:
         try:
             levels = plan_progressive(cluster)
             predicted_us = cost(cluster, levels.assignment).iteration_us
-            rivals.append(Joint(assignment=levels.assignment, predicted_us=predicted_us, source="progressive", tp=levels.tp))
+            rivals.append(
+                JointPlan(assignment=levels.assignment, predicted_us=predicted_us, source="progressive", tp=levels.tp)
+            )
         except PlanError:
             pass
     best = min(rivals, key=lambda plan: (plan.predicted_us * (1 - 1e-9 * (plan.source == "nothing")), plan.source))
@@ -84,9 +86,9 @@ def plan_joint(cluster: Cluster, *, compare: bool = True, powers_of_two: bool = 
     return best
 
 
-def _own_pipelines(cluster: Cluster, groups: Groups, able: Capability) -> Joint:
+def _own_pipelines(cluster: PlannerCluster, groups: TpGroups, able: Capability) -> JointPlan:
     """Steps 2 to 5."""
-    job, search = cluster.job, Search(cluster.job)
+    job, search = cluster.job, PartitionSearch(cluster.job)
     classes = classes_of(able.tables)
     rows = classes.of_replica
     share = np.full(len(classes.sizes), -(-job.micro_batches // cluster.dp), dtype=np.int64)
@@ -105,19 +107,21 @@ def _own_pipelines(cluster: Cluster, groups: Groups, able: Capability) -> Joint:
             break
         share = new
     if best is None:
-        return Joint(assignment=start(cluster), predicted_us=np.inf, source="joint", tp=groups.decisions)
+        return JointPlan(assignment=start(cluster), predicted_us=np.inf, source="joint", tp=groups.decisions)
     layers, counts, predicted_us = refine(job, search, able.tables, best[1], best[2])
     assignment = settle(cluster, able, layers, counts)
-    return Joint(assignment=assignment, predicted_us=predicted_us + job.iteration_end_us, source="joint", tp=groups.decisions)
+    return JointPlan(
+        assignment=assignment, predicted_us=predicted_us + job.iteration_end_us, source="joint", tp=groups.decisions
+    )
 
 
-def classes_of(tables: Floats) -> Classes:
+def classes_of(tables: Floats) -> ReplicaClasses:
     """Replicas whose stages can do the same, together."""
     first, of_replica = distinct(tables)
-    return Classes(tables=tables[first], sizes=np.bincount(of_replica), of_replica=of_replica)
+    return ReplicaClasses(tables=tables[first], sizes=np.bincount(of_replica), of_replica=of_replica)
 
 
-def share_micro_batches(job: Job, classes: Classes, layers: Ints, dp: int) -> Ints | None:
+def share_micro_batches(job: PlannerJob, classes: ReplicaClasses, layers: Ints, dp: int) -> Ints | None:
     """[dp]: micro-batches per replica such that the slowest ends first; exact for the closed form of the classes' times.
 
     None when no class holds the model.
@@ -157,7 +161,7 @@ def share_micro_batches(job: Job, classes: Classes, layers: Ints, dp: int) -> In
     return counts
 
 
-def time_table(job: Job, layers: Ints, tables: Floats, most: int) -> Floats:
+def time_table(job: PlannerJob, layers: Ints, tables: Floats, most: int) -> Floats:
     """[classes, most + 1]: the closed form of each class' time with 0, 1, ... micro-batches, never falling."""
     m = np.arange(most + 1)
     parts = np.array_split(np.arange(len(layers)), max(1, layers.size * len(m) // TABLE_CELLS))
@@ -169,7 +173,7 @@ def time_table(job: Job, layers: Ints, tables: Floats, most: int) -> Floats:
     return np.maximum.accumulate(np.concatenate(rows), axis=1)
 
 
-def refine(job: Job, search: Search, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, Ints, float]:
+def refine(job: PlannerJob, search: PartitionSearch, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, Ints, float]:
     """(layers, micro-batches, makespan): step 5, until the slowest replica can neither be sped up nor relieved."""
     layers, times = _polished(job, search, tables, layers, counts)
     for _ in range(8 * len(counts)):
@@ -192,7 +196,7 @@ def refine(job: Job, search: Search, tables: Floats, layers: Ints, counts: Ints)
     return layers, counts, float(times.max())
 
 
-def best_of(job: Job, search: Search, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
+def best_of(job: PlannerJob, search: PartitionSearch, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
     """Layers as they are or from the most promising starts of the search, all polished, whichever ends first."""
     found = [ends[:KEPT] for ends in search.descents(tables, micro_batches)]
     owner = np.concatenate([np.arange(len(layers)), np.repeat(np.arange(len(layers)), [len(ends) for ends in found])])
@@ -201,7 +205,7 @@ def best_of(job: Job, search: Search, layers: Ints, tables: Floats, micro_batche
     return tried[best], times[best]
 
 
-def _polished(job: Job, search: Search, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, Floats]:
+def _polished(job: PlannerJob, search: PartitionSearch, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, Floats]:
     """A further search for every distinct replica that is among the slowest; all others keep their layers."""
     layers = layers.copy()
     times = replica_us(job, layers, speeds_at(job, tables, layers, counts), counts)

@@ -15,7 +15,7 @@ import numpy as np
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.costing import chunk_times, pipeline_bound_us, replica_us
 from unskew.analytics.planners.joint.capability import speeds_at
-from unskew.analytics.planners.problem import Floats, Ints, Job, extra_layers, layer_limits
+from unskew.analytics.planners.problem import Floats, Ints, PlannerJob, extra_layers, layer_limits
 from unskew.analytics.planners.resihp.pp import share_out
 
 DROPS = 4
@@ -24,10 +24,10 @@ POLISHED = 24
 ROWS_AT_ONCE = 2_000_000
 
 
-class Search:
+class PartitionSearch:
     """Descents of one job's pipelines; one that was made before is remembered."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PlannerJob) -> None:
         self._job = job
         self._known: dict[bytes, Ints] = {}
 
@@ -57,7 +57,7 @@ class Search:
         return [self._known[key] for key in keys]
 
 
-def polish(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
+def polish(job: PlannerJob, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
     """(layers, makespan) after steps to the neighbour with the least makespan, among those that promise most in closed form."""
     layers = layers.copy()
     times = replica_us(job, layers, speeds_at(job, tables, layers, micro_batches), micro_batches)
@@ -96,7 +96,7 @@ def _steps(stages: int) -> Ints:
     return np.array(steps, dtype=np.int64).reshape(-1, stages)
 
 
-def _descend(job: Job, layers: Ints, tables: Floats, micro_batches: Ints, owner: Ints) -> tuple[Ints, Ints, Floats]:
+def _descend(job: PlannerJob, layers: Ints, tables: Floats, micro_batches: Ints, owner: Ints) -> tuple[Ints, Ints, Floats]:
     """Steepest descent of all rows side by side: (rows that ended [k], their layers [k, stages], their bounds [k]).
 
     A row that comes to layers where another of its owner has been would only follow it, and is dropped.
@@ -135,7 +135,7 @@ def _descend(job: Job, layers: Ints, tables: Floats, micro_batches: Ints, owner:
     return rows, layers[rows], bound[rows]
 
 
-def bound_us(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> Floats:
+def bound_us(job: PlannerJob, layers: Ints, tables: Floats, micro_batches: Ints) -> Floats:
     """The bound of the makespan, inf where a partition is not possible: negative, on a dead stage, or beyond the memory."""
     full = bool(layers.size) and layers.min() > 0
     speeds = speeds_at(job, tables, layers if full else np.maximum(layers, 0), micro_batches)
@@ -149,7 +149,7 @@ def bound_us(job: Job, layers: Ints, tables: Floats, micro_batches: Ints) -> Flo
     return np.where(possible, bound, np.inf)
 
 
-def _starts(job: Job, tables: Floats, micro_batches: int) -> list[Ints]:
+def _starts(job: PlannerJob, tables: Floats, micro_batches: int) -> list[Ints]:
     """Layers by speed over all living stages, and without the 1, 2, ... slowest while that may pay or must be;
     and without each slow stage alone."""
     speeds = tables[:, 0]
@@ -170,7 +170,7 @@ def _starts(job: Job, tables: Floats, micro_batches: int) -> list[Ints]:
     return starts
 
 
-def _by_speed(job: Job, tables: Floats, kept: Ints, micro_batches: int) -> Ints | None:
+def _by_speed(job: PlannerJob, tables: Floats, kept: Ints, micro_batches: int) -> Ints | None:
     """Layers in proportion to speed, at most what the largest degree of each stage can hold."""
     in_flight = np.minimum(len(kept) - np.arange(len(kept)), max(micro_batches, 1))
     limits = layer_limits(job, (tables[kept, 1:] > 0).sum(axis=1), in_flight)

@@ -18,13 +18,13 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from unskew.analytics.planners.joint.bounds import kinds, least_time_us
 from unskew.analytics.planners.joint.capability import best_speeds
-from unskew.analytics.planners.problem import Cluster, Floats, Job
+from unskew.analytics.planners.problem import Floats, PlannerCluster, PlannerJob
 
 PROGRAMS = 8
 """For each kind of replica at most so many programs."""
 
 
-def proven_bound_us(cluster: Cluster, predicted_us: float, *, limit_s: float = 5.0) -> float:
+def proven_bound_us(cluster: PlannerCluster, predicted_us: float, *, limit_s: float = 5.0) -> float:
     """A lower bound of the iteration over all plans of separate pipelines; at most `predicted_us`, which a plan has reached.
 
     `limit_s`: seconds that each program may take.
@@ -44,7 +44,7 @@ def proven_bound_us(cluster: Cluster, predicted_us: float, *, limit_s: float = 5
     return min(predicted_us, job.iteration_end_us + least_time_us(job, table, sizes))
 
 
-def _program_us(job: Job, speeds: Floats, m: int, reached_us: float, limit_s: float) -> float:
+def _program_us(job: PlannerJob, speeds: Floats, m: int, reached_us: float, limit_s: float) -> float:
     """The lower bound of one replica with m micro-batches; `reached_us` when it cannot be below that."""
     stages = len(speeds)
     forward, backward = job.forward_us / speeds, job.backward_us / speeds

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from unskew.analytics.planners.problem import Cluster, Floats, Ints, Move, extra_layers
-from unskew.analytics.planners.resihp.simulation import INFINITE, Chunk, Simulation
+from unskew.analytics.planners.problem import Floats, Ints, Move, PlannerCluster, extra_layers
+from unskew.analytics.planners.resihp.simulation import INFINITE, Chunk, ReplicaSimulation
 
 
 class Migration(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +49,11 @@ class _Rule:
         self.on_the_way: list[list[Chunk]] = [[] for _ in range(room.shape[1])]
         self.counts = counts
 
-    def __call__(self, simulation: Simulation) -> None:
+    def __call__(self, simulation: ReplicaSimulation) -> None:
         for stage in range(simulation.stages):
             self._balance(simulation, stage)
 
-    def _balance(self, simulation: Simulation, stage: int) -> None:
+    def _balance(self, simulation: ReplicaSimulation, stage: int) -> None:
         pending = {d: j for d in range(len(self.counts)) if (j := simulation.waiting(d, stage)) is not None}
         if not pending:
             return
@@ -82,7 +82,7 @@ class _Rule:
                 )
             )
 
-    def _progress(self, simulation: Simulation, stage: int) -> list[int]:
+    def _progress(self, simulation: ReplicaSimulation, stage: int) -> list[int]:
         """P of every replica: passed, and what was moved counted as passed at home and as owed where it went."""
         self.on_the_way[stage] = [chunk for chunk in self.on_the_way[stage] if chunk not in simulation.forwarded]
         progress = [passed[stage] for passed in simulation.passed]
@@ -91,7 +91,7 @@ class _Rule:
             progress[simulation.place(chunk)[0]] -= 1
         return progress
 
-    def _memory_feasible(self, simulation: Simulation, target: int, stage: int) -> bool:
+    def _memory_feasible(self, simulation: ReplicaSimulation, target: int, stage: int) -> bool:
         """Room for one more set of activations beside the target's own and those received that have not begun."""
         waiting = sum(
             simulation.place(chunk)[0] == target and chunk not in simulation.begun for chunk in self.on_the_way[stage]
@@ -101,7 +101,7 @@ class _Rule:
 
 
 def migrate(
-    cluster: Cluster,
+    cluster: PlannerCluster,
     speeds: Floats,
     degrees: Ints,
     layers: Ints,
@@ -120,7 +120,7 @@ def migrate(
         if key not in known:
             counts = micro_batches[cell].tolist()
             rule = _Rule(counts, delta, room[cell])
-            Simulation(forward[cell], backward[cell], counts, (), cluster.job.message_us).run(rule)
+            ReplicaSimulation(forward[cell], backward[cell], counts, (), cluster.job.message_us).run(rule)
             known[key] = tuple(rule.decided)
         for entry in known[key]:
             numbers = {"source": int(cell[entry.source]), "target": int(cell[entry.target])}
@@ -171,7 +171,7 @@ def reroute_evenly(speeds: Floats, micro_batches: Ints) -> tuple[Move, ...]:
     return tuple(Move(*key, tuple(numbers)) for key, numbers in sorted(gathered.items()))
 
 
-def activation_room(cluster: Cluster, degrees: Ints, layers: Ints) -> Ints:
+def activation_room(cluster: PlannerCluster, degrees: Ints, layers: Ints) -> Ints:
     """[dp, pp]: how many micro-batches' activations a group can hold beside its layers."""
     job = cluster.job
     if job.capacity_bytes is None or job.activation_bytes <= 0:
@@ -180,7 +180,7 @@ def activation_room(cluster: Cluster, degrees: Ints, layers: Ints) -> Ints:
     return np.maximum(0, np.floor(free / (np.maximum(layers, 1) * job.activation_bytes) + 1e-9)).astype(np.int64)
 
 
-def stage_times(cluster: Cluster, layers: Ints, speeds: Floats) -> tuple[Floats, Floats]:
+def stage_times(cluster: PlannerCluster, layers: Ints, speeds: Floats) -> tuple[Floats, Floats]:
     """F and B [dp, pp] of groups that keep their place in the pipeline; a stage without layers passes messages on."""
     work = np.where(layers > 0, layers + extra_layers(cluster.job, cluster.pp), 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):

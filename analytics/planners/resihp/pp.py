@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.plan import PlanError
-from unskew.analytics.planners.problem import Cluster, Floats, Ints, extra_layers, layer_limits
+from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, extra_layers, layer_limits
 
 
 class PpDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ def share_out(total: int, parts: Sequence[tuple[float, float]], limits: Sequence
     return shares
 
 
-def repartition(cluster: Cluster, speeds: Floats, degrees: Ints, before: Sequence[int]) -> PpDecision:
+def repartition(cluster: PlannerCluster, speeds: Floats, degrees: Ints, before: Sequence[int]) -> PpDecision:
     """One partition for all replicas, by the slowest living group of each stage ([dp, pp] speeds, degrees)."""
     job = cluster.job
     stage_speeds = np.where(speeds > 0, speeds, np.inf).min(axis=0)

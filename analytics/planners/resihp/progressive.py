@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.plan import PlanError
-from unskew.analytics.planners.problem import Assignment, Cluster, Ints, Level, start
+from unskew.analytics.planners.problem import Assignment, Ints, Level, PlannerCluster, start
 from unskew.analytics.planners.resihp.dp import Migration, migrate, moves_of, reroute_evenly
 from unskew.analytics.planners.resihp.pp import PpDecision, repartition
 from unskew.analytics.planners.resihp.tp import TpDecision, exclude
@@ -23,7 +23,7 @@ from unskew.analytics.planners.resihp.tp import TpDecision, exclude
 ALL_LEVELS: frozenset[Level] = frozenset({"tp", "pp", "dp"})
 
 
-class Progressive(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class ProgressivePlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The assignment and what each level decided on the way to it."""
 
     assignment: Assignment
@@ -32,7 +32,7 @@ class Progressive(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     dp: tuple[Migration, ...] = ()
 
 
-def plan_progressive(cluster: Cluster, *, levels: Set[Level] = ALL_LEVELS, delta: int = 1) -> Progressive:
+def plan_progressive(cluster: PlannerCluster, *, levels: Set[Level] = ALL_LEVELS, delta: int = 1) -> ProgressivePlan:
     """The plan of ResiHP for the cluster as it is. Raises `PlanError` when a stage has no group left in any replica."""
     begin = start(cluster)
     before = begin.layers[0]
@@ -50,7 +50,7 @@ def plan_progressive(cluster: Cluster, *, levels: Set[Level] = ALL_LEVELS, delta
     pp = repartition(cluster, believed, degrees, before.tolist()) if "pp" in levels else None
     layers = np.tile(np.array(pp.after if pp else before, dtype=np.int64), (cluster.dp, 1))
     dp = migrate(cluster, speeds, degrees, layers, begin.micro_batches, delta=delta) if "dp" in levels else ()
-    return Progressive(
+    return ProgressivePlan(
         assignment=Assignment(
             active=active,
             borrowed=borrowed,
@@ -66,7 +66,7 @@ def plan_progressive(cluster: Cluster, *, levels: Set[Level] = ALL_LEVELS, delta
     )
 
 
-def least_degrees(cluster: Cluster, layers: Ints) -> Ints:
+def least_degrees(cluster: PlannerCluster, layers: Ints) -> Ints:
     """k_min of eq. 3 [pp]: the smallest degree whose shard of the stage fits the memory; tp + 1 when none does."""
     job = cluster.job
     if job.capacity_bytes is None:

@@ -23,7 +23,7 @@ Group = tuple[int, int]
 INFINITE = float("inf")
 
 
-class Simulation:
+class ReplicaSimulation:
     """`forward_us`, `backward_us` [replica, stage], inf for a dead group; `counts`: micro-batches per home replica.
 
     While it runs: `passed[d][s]` micro-batches of home d whose forward at stage s has ended, `held[d][s]` how many sets of
@@ -53,7 +53,7 @@ class Simulation:
         self._n_events = 0
         self._ends_us = [0.0] * len(self.counts)
 
-    def run(self, watch: Callable[[Simulation], None] | None = None) -> list[float]:
+    def run(self, watch: Callable[[ReplicaSimulation], None] | None = None) -> list[float]:
         """Plays until nothing is left; the end of each home replica's work, inf where some of it could never run.
 
         `watch` is called at the start and after every instant at which something ended or arrived.

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from unskew.analytics.planners.problem import Bools, Borrowed, Cluster, Floats, Ints
+from unskew.analytics.planners.problem import Bools, BorrowedDevice, Floats, Ints, PlannerCluster
 
 EPSILON = 1e-12
 
@@ -36,11 +36,11 @@ class TpDecision(msgspec.Struct, frozen=True, kw_only=True):
     tie: bool
 
 
-class Groups(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class TpGroups(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The groups after the TP level: arrays [dp, pp, tp] and [dp, pp]; a decision per group that is not whole and healthy."""
 
     active: Bools
-    borrowed: tuple[Borrowed, ...]
+    borrowed: tuple[BorrowedDevice, ...]
     speeds: Floats
     degrees: Ints
     decisions: tuple[TpDecision, ...]
@@ -65,7 +65,7 @@ def choose(
     return max(winners), scores, len(winners) > 1
 
 
-def exclude(cluster: Cluster, *, powers_of_two: bool, least: Ints | int = 1) -> Groups:
+def exclude(cluster: PlannerCluster, *, powers_of_two: bool, least: Ints | int = 1) -> TpGroups:
     """The TP level for all groups at once. `least` [pp]: the smallest degree that fits the memory of each stage."""
     dp, pp, tp = cluster.speeds.shape
     rates = cluster.rates
@@ -80,13 +80,13 @@ def exclude(cluster: Cluster, *, powers_of_two: bool, least: Ints | int = 1) -> 
     chosen = np.where(best > 0, chosen, 0)
     active = np.zeros((dp, pp, tp), dtype=np.bool_)
     np.put_along_axis(active, order, np.arange(tp) < chosen[:, :, None], axis=2)
-    groups = Groups(active=active, borrowed=(), speeds=best, degrees=chosen.astype(np.int64), decisions=())
+    groups = TpGroups(active=active, borrowed=(), speeds=best, degrees=chosen.astype(np.int64), decisions=())
     members = _borrow(cluster, groups, powers_of_two, least_of)
     return _finish(cluster, groups, members, powers_of_two, least_of)
 
 
 def _borrow(
-    cluster: Cluster, groups: Groups, powers_of_two: bool, least: Ints
+    cluster: PlannerCluster, groups: TpGroups, powers_of_two: bool, least: Ints
 ) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
     """Groups that choose again among members and standby of their node: (replica, stage) -> (chosen, candidates)."""
     if cluster.nodes is None:
@@ -121,12 +121,12 @@ def _borrow(
 
 
 def _finish(
-    cluster: Cluster,
-    groups: Groups,
+    cluster: PlannerCluster,
+    groups: TpGroups,
     members: dict[tuple[int, int], tuple[list[int], list[int]]],
     powers_of_two: bool,
     least: Ints,
-) -> Groups:
+) -> TpGroups:
     """The groups with what was borrowed, and the decisions."""
     pp, tp = cluster.pp, cluster.tp
     active, speeds, degrees = groups.active.ravel().copy(), groups.speeds.copy(), groups.degrees.copy()
@@ -139,7 +139,7 @@ def _finish(
             if first <= device < first + tp:
                 active[device] = True
             else:
-                borrowed.append(Borrowed(replica, stage, device))
+                borrowed.append(BorrowedDevice(replica, stage, device))
         degrees[replica, stage] = len(chosen)
         speeds[replica, stage] = cluster.rates[len(chosen)] * flat[candidates[len(chosen) - 1]]
     decisions = []
@@ -165,7 +165,7 @@ def _finish(
                 tie=tie,
             )
         )
-    return Groups(
+    return TpGroups(
         active=active.reshape(cluster.speeds.shape),
         borrowed=tuple(borrowed),
         speeds=speeds,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unskew.collector.events import CollectiveRecorded, GroupRecorded, Telemetry
-from unskew.collector.formats.imported import FormatError, Imported, source_files
+from unskew.collector.formats.imported import FormatError, ImportedRun, source_files
 from unskew.collector.formats.text import LARGEST, content, rank_number
 
 _STATES = ("scheduled", "started", "completed")
@@ -32,7 +32,7 @@ class _PlainData(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it refers to an object outside of itself ({pid!r})")
 
 
-def read(path: Path) -> Sequence[Imported]:
+def read(path: Path) -> Sequence[ImportedRun]:
     """The dumps of a folder (or one dump) as one run. Raises `FormatError`."""
     files = [path] if path.is_file() else _dumps(path)
     by_rank: dict[int, Path] = {}
@@ -55,7 +55,7 @@ def read(path: Path) -> Sequence[Imported]:
         "world_size": max(members | set(by_rank)) + 1,
         "without_dump": sorted(members - set(by_rank)),
     }
-    return [Imported(events=events, ranks=len(by_rank), iterations=0, facts=facts)]
+    return [ImportedRun(events=events, ranks=len(by_rank), iterations=0, facts=facts)]
 
 
 def _dumps(folder: Path) -> list[Path]:

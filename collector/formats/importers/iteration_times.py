@@ -13,7 +13,7 @@ import polars
 
 from unskew.collector.events import IterationTimed
 from unskew.collector.formats.columns import parquet, typed
-from unskew.collector.formats.imported import FormatError, Imported
+from unskew.collector.formats.imported import FormatError, ImportedRun
 from unskew.collector.formats.text import LARGEST, content
 
 _NEEDED: dict[str, Any] = {"step": polars.Int64(), "seconds": polars.Float64()}
@@ -25,16 +25,16 @@ _COUNTS = ("step", "rank", "tokens")
 _SECONDS = "positive number up to 2^33"
 
 
-def read(path: Path) -> Sequence[Imported]:
+def read(path: Path) -> Sequence[ImportedRun]:
     """A run per value of the column `run`, in the order of the table. Raises `FormatError`."""
     rows = _checked(path, _load(path))
     parts = rows.group_by("run", maintain_order=True) if "run" in rows.columns else [(("",), rows)]
     return [_run(str(name), part) for (name,), part in parts]
 
 
-def _run(name: str, rows: polars.DataFrame) -> Imported:
+def _run(name: str, rows: polars.DataFrame) -> ImportedRun:
     ranks = rows["rank"].n_unique() if "rank" in rows.columns else 0
-    return Imported(
+    return ImportedRun(
         name=name,
         events=_events(rows),
         ranks=ranks,

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from unskew.collector.events import IterationTimed, SourceRecorded, Span, SpanKind, Telemetry
-from unskew.collector.formats.imported import FormatError, Imported, source_files
+from unskew.collector.formats.imported import FormatError, ImportedRun, source_files
 from unskew.collector.formats.text import LARGEST, MOST_RANKS, content, rank_number, whole
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -51,7 +51,7 @@ class _Trace(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Trace, strict=False).decode
 
 
-def read(path: Path) -> Sequence[Imported]:
+def read(path: Path) -> Sequence[ImportedRun]:
     """The rank files of a folder (or one file) as one run. Raises `FormatError`."""
     files = source_files(path, ".json", ".json.gz", ".trace.gz")
     events: list[Telemetry] = []
@@ -70,7 +70,7 @@ def read(path: Path) -> Sequence[Imported]:
         own = list(_events(file, rank, trace))
         steps |= {event.iteration for event in own if isinstance(event, IterationTimed)}
         events += own
-    return [Imported(events=events, ranks=len(seen), iterations=len(steps), facts=facts)]
+    return [ImportedRun(events=events, ranks=len(seen), iterations=len(steps), facts=facts)]
 
 
 def _load(file: Path) -> _Trace:

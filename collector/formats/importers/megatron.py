@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew.collector.events import IterationTimed
-from unskew.collector.formats.imported import FormatError, Imported
+from unskew.collector.formats.imported import FormatError, ImportedRun
 from unskew.collector.formats.text import LARGEST, duration, lines
 
 _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|")
@@ -26,7 +26,7 @@ _BATCH = re.compile(r"\|\s*global batch size:\s*(\d+)[\s|]")
 _MICROSECONDS = {"ms": 1e3, "s": 1e6}
 
 
-def read(path: Path) -> Sequence[Imported]:
+def read(path: Path) -> Sequence[ImportedRun]:
     """The run that a log tells. Raises `FormatError` when a line cannot be understood or none is an iteration's."""
     told: dict[int, IterationTimed] = {}
     facts: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def read(path: Path) -> Sequence[Imported]:
         "mean_over_iterations": min((b - a for a, b in pairwise(gaps)), default=1),
         "told_again": retold,
     }
-    return [Imported(events=[told[iteration] for iteration in gaps], ranks=0, iterations=len(told), facts=facts)]
+    return [ImportedRun(events=[told[iteration] for iteration in gaps], ranks=0, iterations=len(told), facts=facts)]
 
 
 def _number(path: Path, line: int, what: str, text: str) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew.collector.events import IterationTimed, SourceRecorded, Telemetry
-from unskew.collector.formats.imported import FormatError, Imported, source_files
+from unskew.collector.formats.imported import FormatError, ImportedRun, source_files
 from unskew.collector.formats.text import duration, json_of, lines, microseconds, number, whole
 
 _MARK = ":::MLLOG"
@@ -23,13 +23,13 @@ _VALIDATION = ("validation_step_time", "validation_step_timing", "val_step_time"
 _LOSS = ("reduced_train_loss", "train_loss", "loss")
 
 
-def read(path: Path) -> Sequence[Imported]:
+def read(path: Path) -> Sequence[ImportedRun]:
     """A run per log file. Raises `FormatError` when a line is malformed or a file has no :::MLLOG line."""
     files = source_files(path, ".log", ".txt", ".out")
     return [_run(file, "" if file == path else file.name.partition(".")[0]) for file in files]
 
 
-def _run(path: Path, name: str) -> Imported:
+def _run(path: Path, name: str) -> ImportedRun:
     events: list[Telemetry] = []
     facts: dict[str, Any] = {"observed": "iteration times of the job"}
     told: dict[int, IterationTimed] = {}
@@ -56,7 +56,7 @@ def _run(path: Path, name: str) -> Imported:
     if not events and not told:
         raise FormatError(f"{path}: no line of this file has {_MARK}")
     facts["told_again"] = steps - len(told)
-    return Imported(name=name, events=[*events, *told.values()], ranks=0, iterations=len(told), facts=facts)
+    return ImportedRun(name=name, events=[*events, *told.values()], ranks=0, iterations=len(told), facts=facts)
 
 
 def _event(where: str, entry: Mapping[str, Any], key: str, step: object) -> IterationTimed | SourceRecorded:

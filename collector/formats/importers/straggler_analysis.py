@@ -5,7 +5,7 @@ receive and collective durations include waiting for the peer; compute durations
 `gmc` in the model, `mb_id` the micro-batch; -1 where a number has no meaning. Several columns may come in wider types; times
 are kept to the last bit, also those of 64 bits.
 
-`Imported` holds the rows twice: as `OperationsRecorded`, exact, and as `Span`s in microseconds, for all that reads spans.
+`ImportedRun` holds the rows twice: as `OperationsRecorded`, exact, and as `Span`s in microseconds, for all that reads spans.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import polars
 
 from unskew.collector.events import IterationTimed, OperationsRecorded, Span, SpanKind, Telemetry
 from unskew.collector.formats.columns import parquet, typed
-from unskew.collector.formats.imported import FormatError, Imported
+from unskew.collector.formats.imported import FormatError, ImportedRun
 from unskew.collector.formats.text import LARGEST
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ _TOWARDS = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backwar
 _IDENTITY = ("rank", "step", "optype", "seq_id")
 
 
-def read(path: Path) -> Sequence[Imported]:
+def read(path: Path) -> Sequence[ImportedRun]:
     """The run in a Parquet file. Raises `FormatError`."""
     rows = _checked(path, _load(path))
     place = rows.select("rank", "dp_rank", "stage").unique().sort("rank")
@@ -67,7 +67,7 @@ def read(path: Path) -> Sequence[Imported]:
         "micro_batches": int(rows["mb_id"].max()) + 1,  # type: ignore[arg-type]
         "operations": rows.height,
     }
-    return [Imported(events=_events(rows, rank_at), ranks=place.height, iterations=steps, facts=facts)]
+    return [ImportedRun(events=_events(rows, rank_at), ranks=place.height, iterations=steps, facts=facts)]
 
 
 def operations(reader: Reader, run: str) -> polars.DataFrame:

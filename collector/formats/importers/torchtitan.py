@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from unskew.collector.events import IterationTimed, SourceRecorded, Span, SpanKind, Telemetry
-from unskew.collector.formats.imported import FormatError, Imported, source_files
+from unskew.collector.formats.imported import FormatError, ImportedRun, source_files
 from unskew.collector.formats.text import duration, json_of, lines, microseconds, number, rank_number, whole
 
 _KINDS: tuple[tuple[str, SpanKind], ...] = (
@@ -29,7 +29,7 @@ _LOSS = ("loss", "train.loss", "global_avg_loss", "loss_metrics/global_avg_loss"
 _TOKENS = ("global_valid_tokens",)
 
 
-def read(path: Path) -> Sequence[Imported]:
+def read(path: Path) -> Sequence[ImportedRun]:
     """The files of a folder (or one file) as one run. Raises `FormatError`."""
     events: list[Telemetry] = []
     ranks: set[int] = set()
@@ -48,7 +48,7 @@ def read(path: Path) -> Sequence[Imported]:
         raise FormatError(f"{path}: no record in it")
     facts = {"sources": sorted(sources), "told_again": n_steps - len(steps)}
     iterations = {iteration for _, iteration in steps}
-    return [Imported(events=[*events, *steps.values()], ranks=len(ranks), iterations=len(iterations), facts=facts)]
+    return [ImportedRun(events=[*events, *steps.values()], ranks=len(ranks), iterations=len(iterations), facts=facts)]
 
 
 class _File:

@@ -18,7 +18,7 @@ from events left join (select unnest(?::varchar[]) as writer, unnest(?::bigint[]
 where run = ? and list_contains(?, type) and seq > coalesce(seen, -1) order by writer, seq"""
 
 
-class Follow:
+class LogFollower:
     """The entries of `run` that tell its story (no spans). A context manager."""
 
     def __init__(self, store: Store, run: str) -> None:
@@ -43,7 +43,7 @@ class Follow:
             entries.setdefault(writer, []).append(entry)
         return list(heapq.merge(*entries.values(), key=lambda entry: entry.at_us))
 
-    def __enter__(self) -> Follow:
+    def __enter__(self) -> LogFollower:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

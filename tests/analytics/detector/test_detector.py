@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.iteration import Chunk, CommittedIteration, Transfer
 from unskew.analytics.core.plan import Plan, plan_from_partition, uniform_plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.bias import learn_noise
-from unskew.analytics.detector.detector import Committed, Detector, DetectorOptions, State, confirm, doubted, step
-from unskew.analytics.detector.links import Transfer
+from unskew.analytics.detector.detector import Detector, DetectorOptions, DetectorState, confirm, doubted, step
 from unskew.analytics.detector.options import EMULATED
 from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.predictor.fit import Chunk, fit
+from unskew.analytics.predictor.fit import fit
 from unskew.benchmarks.detector_series import held_bytes
 from unskew.collector.events import Verdict, VerdictClosed
 
@@ -39,7 +39,7 @@ def slow(rank: int, factor: float, at: int, until: int = 10**6, kinds: str = "FB
 
 def train(
     plan: Plan, factor: Factor, *, seed: int, n: int, first: int = 0, cv: float = 0.03, spikes: float = 0.01
-) -> Iterator[Committed]:
+) -> Iterator[CommittedIteration]:
     """Committed iterations of uneven lengths: chunk cv, spikes of 1.5-3.4x, AR(1) drift, 2 % static spread between ranks."""
     random = np.random.default_rng([seed, first])
     habit = np.random.default_rng(seed).normal(0, 0.02, max(plan.ranks) + 1)
@@ -63,11 +63,13 @@ def train(
             )
             for i, (m, rank, n_layers, has_head, kind) in enumerate(jobs)
         )  # fmt: skip
-        yield Committed(iteration=iteration, epoch=plan.epoch, chunks=chunks, works=works, measured_us=3e5, log_complete=True)
+        yield CommittedIteration(
+            iteration=iteration, epoch=plan.epoch, chunks=chunks, works=works, measured_us=3e5, log_complete=True
+        )
 
 
 def watch(
-    detector: Detector, committed: Iterator[Committed], plan: Plan, cost: CostModel = COST
+    detector: Detector, committed: Iterator[CommittedIteration], plan: Plan, cost: CostModel = COST
 ) -> list[Verdict | VerdictClosed]:
     return [verdict for one in committed for verdict in detector.observe(one, plan, cost).verdicts]
 
@@ -251,7 +253,7 @@ QUIET = list(train(PP4_DP2, healthy, seed=10, n=24))
 def test_no_three_iterations_accuse_however_bad_and_the_order_of_chunks_is_nothing(
     factors: dict[int, float], bad: set[int], order: list[int]
 ) -> None:
-    state = shuffled_state = State()
+    state = shuffled_state = DetectorState()
     for one in QUIET:
         chunks = tuple(
             msgspec.structs.replace(chunk, us=chunk.us * (factors.get(chunk.rank, 1.0) if one.iteration in bad else 1.0))

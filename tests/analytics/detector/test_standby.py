@@ -12,14 +12,14 @@ from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.packing import pack
 from unskew.analytics.core.plan import uniform_plan
 from unskew.analytics.core.workload import work_of
-from unskew.analytics.detector.standby import AGREE, Reading, concluded
-from unskew.analytics.scheduler.propose import State, propose, recover
+from unskew.analytics.detector.standby import AGREE, StandbyReading, concluded
+from unskew.analytics.scheduler.propose import SchedulerState, propose, recover
 
 LEAST = 1.15
 
 
 def agreed(slowdowns: Sequence[float], believed: float, episodes: int = 1) -> list[float]:
-    readings = [Reading(5 * number, slowdown) for number, slowdown in enumerate(slowdowns)]
+    readings = [StandbyReading(5 * number, slowdown) for number, slowdown in enumerate(slowdowns)]
     return [reading.slowdown for reading in concluded(readings, believed, episodes, LEAST)]
 
 
@@ -63,8 +63,8 @@ def test_the_scheduler_leaves_a_rank_out_keeps_it_out_and_takes_it_back() -> Non
     packed = [pack(lengths, seed=0, iteration=i, micro_batches=16, max_tokens=256) for i in range(10)]
     batches = tuple(tuple(work_of([lengths[document] for document in m]) for m in iteration) for iteration in packed)
 
-    def state(*dead: int, **slow: float) -> State:
-        return State(
+    def state(*dead: int, **slow: float) -> SchedulerState:
+        return SchedulerState(
             origin=origin,
             alive=frozenset(origin.ranks) - set(dead),
             speeds={int(rank[1:]): {"F": speed, "B": speed} for rank, speed in slow.items()},
@@ -94,7 +94,7 @@ def test_the_scheduler_leaves_a_rank_out_keeps_it_out_and_takes_it_back() -> Non
 def test_the_last_spare_copy_is_worth_more_than_speed() -> None:
     origin = uniform_plan(tp=1, pp=1, dp=2, n_layers=4, micro_batches=16)
     work = tuple(work_of([128]) for _ in range(16))
-    state = State(
+    state = SchedulerState(
         origin=origin,
         alive=frozenset({0, 1}),
         speeds={1: {"F": 0.04, "B": 0.04}},

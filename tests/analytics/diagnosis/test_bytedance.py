@@ -14,14 +14,14 @@ from unskew.analytics.diagnosis.trace.graph import Graph, GraphError, Operation
 from unskew.analytics.diagnosis.trace.lost import time_lost
 from unskew.analytics.diagnosis.trace.ndtimeline import read_operations
 from unskew.analytics.diagnosis.trace.replay import makespan_us, take_apart
-from unskew.analytics.diagnosis.trace.section import Section, without_lengths
+from unskew.analytics.diagnosis.trace.section import TraceSection, without_lengths
 from unskew.analytics.diagnosis.trace.whatif import WhatIf, what_if
 
 FILES = {"ST": "ops-ST.parquet", "SE": "ops-SE-windows12.parquet"}
-_FOUND: dict[str, Section] = {}
+_FOUND: dict[str, TraceSection] = {}
 
 
-def section(job: str) -> Section:
+def section(job: str) -> TraceSection:
     if job not in _FOUND:
         _FOUND[job] = without_lengths(read_operations(pl.read_parquet(dataset("bytedance-straggler", FILES[job]))))
     return _FOUND[job]

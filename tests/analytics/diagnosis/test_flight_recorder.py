@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.flight_recorder_dumps import published
 
-from unskew.analytics.diagnosis.flight_recorder import Standstill, explain
+from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
 from unskew.collector.events import CollectiveRecorded, GroupRecorded
 from unskew.collector.formats.importers import flight_recorder
 
@@ -66,7 +66,7 @@ def test_finds_the_ranks_into_which_nvidia_injected_a_fault(case: str, injected:
     assert not set(found.victims) & set(injected)
 
 
-def standstill(case: str, folder: Path) -> Standstill:
+def standstill(case: str, folder: Path) -> HangDiagnosis:
     published(case, folder)
     (run,) = flight_recorder.read(folder / "dumps")
     return explain(

@@ -11,13 +11,13 @@ from unskew.analytics.diagnosis.causes import named
 from unskew.analytics.diagnosis.failslow import follow_replicas
 from unskew.analytics.diagnosis.trace.lost import time_lost
 from unskew.analytics.diagnosis.trace.ndtimeline import read_operations
-from unskew.analytics.diagnosis.trace.section import Section, without_lengths
+from unskew.analytics.diagnosis.trace.section import TraceSection, without_lengths
 
 NAMES = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc")
 SLOW, SINCE, STEPS = 2, 30, 60
 
 
-def section(seed: int, factor: float, *, spread: float) -> Section:
+def section(seed: int, factor: float, *, spread: float) -> TraceSection:
     """Four replicas of eight micro-batches, of spread work (log); replica 2 takes `factor` times as long from step 30 on."""
     random = np.random.default_rng(seed)
     rows: list[tuple[object, ...]] = []

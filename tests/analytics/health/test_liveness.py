@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unskew.analytics.health.liveness import LivenessOptions, Pulse, Suspect, decide
+from unskew.analytics.health.liveness import LivenessOptions, RankLiveness, Suspect, decide
 
 OPTIONS = LivenessOptions().learned(longest_chunk_s=0.2)
 NOW_S = 100.0
@@ -14,7 +14,7 @@ def pulse(
     rank, activity="compute", *, stalled=0.0, beat=0.05, onto=None, state=None, alive=True, at=NOW_S, detail="",
     starved=0.0, beat_starved=0.0, promised=0.0,
 ):  # fmt: skip
-    return Pulse(
+    return RankLiveness(
         rank=rank, at_s=at, alive=alive, heartbeat_age_s=beat, stalled_s=stalled, activity=activity, waits_for=onto,
         process_state=state, exit_detail=detail, starved_s=starved, beat_starved_s=beat_starved, promised_s=promised,
     )  # fmt: skip
@@ -145,7 +145,7 @@ pulses = st.builds(
 
 
 @given(st.lists(pulses, max_size=8))
-def test_who_waits_and_is_heard_is_never_accused_and_no_suspect_is_a_victim(rows: list[Pulse]) -> None:
+def test_who_waits_and_is_heard_is_never_accused_and_no_suspect_is_a_victim(rows: list[RankLiveness]) -> None:
     table = {p.rank: p for p in rows}
     suspects, reason = decide(NOW_S, table, OPTIONS)
     assert reason

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from unskew.analytics.health.liveness import LivenessOptions
-from unskew.analytics.health.timeouts import Rung, too_early
+from unskew.analytics.health.timeouts import Timeout, too_early
 from unskew.runtime.control.timeouts import ladder
 
 
@@ -27,5 +27,5 @@ def test_a_rung_that_comes_too_early_is_named(change: dict[str, float], named: s
 
 
 def test_equal_rungs_stand() -> None:
-    assert too_early([Rung("a", 1.0), Rung("b", 1.0), Rung("c", 3.0, factor=3)]) == ()
+    assert too_early([Timeout("a", 1.0), Timeout("b", 1.0), Timeout("c", 3.0, factor=3)]) == ()
     assert too_early([]) == ()

@@ -7,18 +7,17 @@ import numpy as np
 import pytest
 
 from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.iteration import Chunk, CommittedIteration
 from unskew.analytics.core.plan import Plan, uniform_plan
 from unskew.analytics.core.workload import work_of
-from unskew.analytics.detector.detector import Committed
 from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.lab.baselines.change_point import ChangePointOptions, Series
-from unskew.analytics.lab.baselines.method import Observed
+from unskew.analytics.lab.baselines.method import MethodInput
 from unskew.analytics.lab.baselines.nvrx import scores
 from unskew.analytics.lab.baselines.registry import METHODS
 from unskew.analytics.lab.baselines.traceml import TracemlOptions, least_waiting
 from unskew.analytics.lab.studies.detection import SETTINGS, run, synthetic_job
 from unskew.analytics.lab.studies.noise import device_factors, load_lengths, load_noise
-from unskew.analytics.predictor.fit import Chunk
 from unskew.collector.events import Verdict
 
 NOISE = load_noise()
@@ -102,7 +101,7 @@ COST = CostModel(
 )
 
 
-def uneven_batches(plan: Plan, n: int, seed: int) -> list[Committed]:
+def uneven_batches(plan: Plan, n: int, seed: int) -> list[CommittedIteration]:
     """Healthy iterations of a job whose replica 0 draws long documents: its micro-batches cost about twice the others'."""
     random = np.random.default_rng(seed)
     found = []
@@ -114,7 +113,7 @@ def uneven_batches(plan: Plan, n: int, seed: int) -> list[Committed]:
             for route in plan.routes for hop in route.hops for kind in "FB"
         )  # fmt: skip
         found.append(
-            Committed(
+            CommittedIteration(
                 iteration=iteration, epoch=0, chunks=chunks, works=tuple(works), log_complete=True,
                 measured_us=2e6 * float(random.normal(1, 0.01)),
             )
@@ -126,7 +125,7 @@ def test_long_documents_accuse_healthy_ranks_where_lengths_are_not_known_and_nob
     accused: dict[str, set[int | None]] = {}
     for name in ("nvrx", "traceml", "unskew"):
         method = METHODS[name]()
-        outcomes = [method.observe(Observed(committed=one, plan=PLAN, cost=COST)) for one in uneven_batches(PLAN, 40, 1)]
+        outcomes = [method.observe(MethodInput(committed=one, plan=PLAN, cost=COST)) for one in uneven_batches(PLAN, 40, 1)]
         accused[name] = {v.culprits[0].rank for o in outcomes for v in o.verdicts if isinstance(v, Verdict)}
     replica_0 = {role.rank for role in PLAN.roles if role.replica == 0}
     assert accused["nvrx"] == replica_0
@@ -139,12 +138,16 @@ def test_traceml_never_mixes_two_plans_in_its_window() -> None:
     """Fifteen iterations under one plan, then fifteen under the next: twenty in a row under one plan there never were."""
     method = METHODS["traceml"]()
     said = [
-        method.observe(Observed(committed=msgspec.structs.replace(one, epoch=one.iteration // 15), plan=PLAN, cost=COST))
+        method.observe(MethodInput(committed=msgspec.structs.replace(one, epoch=one.iteration // 15), plan=PLAN, cost=COST))
         for one in uneven_batches(PLAN, 30, 1)
     ]
     assert all(outcome.verdicts == () for outcome in said)
-    later = [method.observe(Observed(committed=msgspec.structs.replace(one, iteration=30 + one.iteration, epoch=1), plan=PLAN,
-                                     cost=COST)) for one in uneven_batches(PLAN, 5, 3)]  # fmt: skip
+    later = [
+        method.observe(
+            MethodInput(committed=msgspec.structs.replace(one, iteration=30 + one.iteration, epoch=1), plan=PLAN, cost=COST)
+        )
+        for one in uneven_batches(PLAN, 5, 3)
+    ]
     assert later[-1].verdicts
 
 
@@ -153,4 +156,4 @@ def test_every_method_waits_without_a_predictor_or_works_without_it_and_says_its
     method = METHODS[name]()
     assert method.name == name
     for one in uneven_batches(PLAN, 5, 2):
-        assert method.observe(Observed(committed=one, plan=PLAN)).verdicts == ()
+        assert method.observe(MethodInput(committed=one, plan=PLAN)).verdicts == ()

@@ -7,10 +7,10 @@ import pytest
 
 from unskew.analytics.lab.culprits import own_from_waits, rank_devices, rank_links, transfer_us
 from unskew.analytics.lab.studies.noise import load_noise
-from unskew.benchmarks.detector_culprits import RECENT, Layout, job, links
+from unskew.benchmarks.detector_culprits import RECENT, JobShape, job, links
 
 NOISE = load_noise()
-LAYOUTS = {"TP8": Layout(8, 4, 4), "TP2, compared with the other replicas": Layout(2, 4, 8), "TP1": Layout(1, 4, 8)}
+LAYOUTS = {"TP8": JobShape(8, 4, 4), "TP2, compared with the other replicas": JobShape(2, 4, 8), "TP1": JobShape(1, 4, 8)}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -51,7 +51,7 @@ def test_uneven_work_of_a_replica_accuses_none_of_its_devices() -> None:
 
 def test_the_slow_link_comes_first_and_waiting_is_no_transfer() -> None:
     for seed in range(20):
-        times, slow = links(Layout(8, 8, 32), NOISE, np.random.default_rng(NOISE.seeds.tuning + seed))
+        times, slow = links(JobShape(8, 8, 32), NOISE, np.random.default_rng(NOISE.seeds.tuning + seed))
         assert rank_links(times, RECENT).first(1) == {slow}
     posted, ended = np.array([[0.0, 900.0]]), np.array([[1000.0, 990.0]])
     assert transfer_us(posted, ended).tolist() == [100.0]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unskew.analytics.detector.links import Change, Transfer, watch
+from unskew.analytics.core.iteration import Transfer
+from unskew.analytics.detector.links import LinkChange, watch
 
 LINKS = [(0, 1), (1, 2), (2, 3), (4, 5), (5, 6), (6, 7)]
 ITERATION_US = 400_000.0
 
 
-def changes(slowness, *, iterations: int = 80, usual_us: float = 4_000.0, seed: int = 0) -> list[tuple[int, Change]]:
+def changes(slowness, *, iterations: int = 80, usual_us: float = 4_000.0, seed: int = 0) -> list[tuple[int, LinkChange]]:
     """Feed 8 messages a link and iteration, log-normal with sd 30 %; `slowness(link, iteration)` multiplies."""
     random = np.random.default_rng(seed)
     tracks, found = {}, []

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.lab.simulator.record import record
-from unskew.analytics.lab.simulator.simulation import Options, simulate
+from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.policies.registry import POLICIES
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 
 JOB = JOBS["llama2-7b"]
 FIVE_SIX = [
-    Happening(kind=kind, at_s=at_s, devices=(device,))  # type: ignore[arg-type]
+    ClusterEvent(kind=kind, at_s=at_s, devices=(device,))  # type: ignore[arg-type]
     for kind, at_s, device in (
         ("failed", 600.0, 5), ("failed", 1200.0, 6), ("joined", 1800.0, 5), ("joined", 2400.0, 6), ("failed", 3000.0, 5),
     )
@@ -37,7 +37,7 @@ def test_every_loss_and_every_return_of_a_rank_is_in_the_log(
 ) -> None:
     """A group is back when it has all its devices, repaired or, with spares, replaced at once."""
     store = Store.locate(tmp_path / "store")
-    outcome = simulate(JOB, POLICIES[policy](), FIVE_SIX, Options(hours=1.0, spares=spares))
+    outcome = simulate(JOB, POLICIES[policy](), FIVE_SIX, SimulationOptions(hours=1.0, spares=spares))
     record(store, "r", outcome, FIVE_SIX, {})
     with open_store(store) as reader:
         events = reader.sql(

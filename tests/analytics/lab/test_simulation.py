@@ -12,14 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.datasets import dataset
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.cluster.layout import healthy, to_plan
 from unskew.analytics.cluster.timing import fault_free_s, iteration_s
 from unskew.analytics.core.constants import CONSTANTS
 from unskew.analytics.core.plan import validate
 from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
-from unskew.analytics.lab.simulator.simulation import Options, Outcome, simulate
+from unskew.analytics.lab.simulator.outcome import SimulationOutcome
+from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.lab.simulator.specs import SpecError, parse_cluster, parse_faults
 from unskew.analytics.lab.simulator.traces import load_trace
 from unskew.analytics.planners.joint.evaluation import cost
@@ -32,9 +33,9 @@ HARSH = FaultLaw(mtbf_s=5400.0, repair_s=3600.0, slow_per_100_hours=40.0, mainte
 QUICK = sorted(set(POLICIES) - {"malleus"})  # two integer programs a change: seconds
 
 
-def play(policy: str, law: FaultLaw = HARSH, *, hours: float = 12.0, seed: int = 0, **options: float) -> Outcome:
+def play(policy: str, law: FaultLaw = HARSH, *, hours: float = 12.0, seed: int = 0, **options: float) -> SimulationOutcome:
     happenings = arrivals(JOB, law, hours=hours, seed=seed)
-    return simulate(JOB, POLICIES[policy](), happenings, Options(hours=hours, seed=seed, **options))  # type: ignore[arg-type]
+    return simulate(JOB, POLICIES[policy](), happenings, SimulationOptions(hours=hours, seed=seed, **options))  # type: ignore[arg-type]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -83,8 +84,8 @@ def test_noise_is_the_only_thing_unexplained_and_a_seed_repeats() -> None:
 
 
 def test_a_checkpoint_bounds_what_a_failure_costs() -> None:
-    kill = [Happening(kind="failed", at_s=5000.0, devices=(0,))]
-    outcome = simulate(JOB, POLICIES["checkpoint-restart"](), kill, Options(hours=2.0, noise_cv=0.0, spares=1))
+    kill = [ClusterEvent(kind="failed", at_s=5000.0, devices=(0,))]
+    outcome = simulate(JOB, POLICIES["checkpoint-restart"](), kill, SimulationOptions(hours=2.0, noise_cv=0.0, spares=1))
     since_checkpoint_s = 5000.0 - 2 * 1800.0
     assert 0 <= outcome.lost_s["redo"] - (since_checkpoint_s - 0.45) < fault_free_s(JOB)  # and the iteration that had begun
     assert outcome.lost_s["restart"] == 540.0
@@ -93,8 +94,8 @@ def test_a_checkpoint_bounds_what_a_failure_costs() -> None:
 
 def test_checkpoints_come_as_often_as_they_are_asked_for() -> None:
     """Every 600 s instead of every 1800: nine of them in 100 minutes of training, and a failure loses less than 600 s."""
-    kill = [Happening(kind="failed", at_s=5000.0, devices=(0,))]
-    options = Options(hours=2.0, noise_cv=0.0, spares=1, checkpoint_s=600.0)
+    kill = [ClusterEvent(kind="failed", at_s=5000.0, devices=(0,))]
+    options = SimulationOptions(hours=2.0, noise_cv=0.0, spares=1, checkpoint_s=600.0)
     outcome = simulate(JOB, POLICIES["checkpoint-restart"](), kill, options)
     assert outcome.checkpoint_s == 600.0
     assert outcome.lost_s["redo"] < 600.0
@@ -111,15 +112,15 @@ def test_policies_that_are_compared_meet_the_same_luck() -> None:
     for name in ("resihp", "greyhound"):
         policy = POLICIES[name]()
         policy.slow_recall = 0.5
-        outcome = simulate(JOB, policy, arrivals(JOB, law, hours=24.0, seed=7), Options(hours=24.0, seed=7))
+        outcome = simulate(JOB, policy, arrivals(JOB, law, hours=24.0, seed=7), SimulationOptions(hours=24.0, seed=7))
         found.append({answer.event.at_s for answer in outcome.answers if answer.event.kind == "slowed"})
     assert 15 < len(found[0]) < 35
     assert found[0] == found[1]
 
 
 def test_useful_time_is_that_of_the_committed_iterations_however_often_the_job_falls_back() -> None:
-    kills = [Happening(kind="failed", at_s=at_s, devices=(0,)) for at_s in np.arange(3000.0, 80_000.0, 3001.0).tolist()]
-    outcome = simulate(JOB, POLICIES["checkpoint-restart"](), kills, Options(hours=24.0, noise_cv=0.0, spares=99))
+    kills = [ClusterEvent(kind="failed", at_s=at_s, devices=(0,)) for at_s in np.arange(3000.0, 80_000.0, 3001.0).tolist()]
+    outcome = simulate(JOB, POLICIES["checkpoint-restart"](), kills, SimulationOptions(hours=24.0, noise_cv=0.0, spares=99))
     assert 0 <= outcome.useful_s - outcome.iterations * fault_free_s(JOB) < fault_free_s(JOB)
 
 
@@ -127,11 +128,11 @@ def test_a_repaired_node_is_a_spare_again_and_a_job_that_waited_starts_again() -
     """One spare serves failure after failure if the broken node comes back in between; without it the job waits for repair."""
     job = parse_cluster("llama2-13b,dp=1")
     events = [
-        Happening(kind=kind, at_s=at_s, devices=(0,))  # type: ignore[arg-type]
+        ClusterEvent(kind=kind, at_s=at_s, devices=(0,))  # type: ignore[arg-type]
         for kind, at_s in (("failed", 1000.0), ("joined", 2000.0), ("failed", 4000.0), ("joined", 5000.0))
     ]
     spared, waiting = (
-        simulate(job, POLICIES["checkpoint-restart"](), events, Options(hours=2.0, noise_cv=0.0, spares=spares))
+        simulate(job, POLICIES["checkpoint-restart"](), events, SimulationOptions(hours=2.0, noise_cv=0.0, spares=spares))
         for spares in (1, 0)
     )
     assert spared.lost_s["restart"] == waiting.lost_s["restart"] == 2 * 540.0
@@ -140,8 +141,8 @@ def test_a_repaired_node_is_a_spare_again_and_a_job_that_waited_starts_again() -
 
 
 def test_a_failure_during_recovery_starts_detection_anew() -> None:
-    kills = [Happening(kind="failed", at_s=at_s, devices=(device,)) for at_s, device in ((1000.0, 0), (1300.0, 16))]
-    outcome = simulate(JOB, POLICIES["checkpoint-restart"](), kills, Options(hours=1.0, noise_cv=0.0, spares=4))
+    kills = [ClusterEvent(kind="failed", at_s=at_s, devices=(device,)) for at_s, device in ((1000.0, 0), (1300.0, 16))]
+    outcome = simulate(JOB, POLICIES["checkpoint-restart"](), kills, SimulationOptions(hours=1.0, noise_cv=0.0, spares=4))
     assert outcome.lost_s["detection"] == pytest.approx(120.0)
     assert outcome.lost_s["restart"] == pytest.approx(240.0 + 540.0)
 
@@ -186,11 +187,11 @@ def test_ten_thousand_iterations_of_256_devices_and_a_day_of_98304_take_seconds(
     """The figures are benchmarks/scheduler_studies.py's; here a wrong order of growth fails."""
     job = JOBS["llama2-70b"]
     happenings = arrivals(job, FaultLaw(mtbf_s=9 * 3600.0, repair_s=7200.0), hours=45.0, seed=0)
-    outcome = simulate(job, POLICIES["oobleck"](), happenings, Options(hours=45.0))
+    outcome = simulate(job, POLICIES["oobleck"](), happenings, SimulationOptions(hours=45.0))
     assert outcome.iterations > 5000
     large = JOBS["ft-hsdp-98k"]
     day = arrivals(large, FaultLaw(mtbf_s=1080.0), hours=6.0, seed=0)
-    assert simulate(large, POLICIES["ft-hsdp"](), day, Options(hours=6.0)).failures > 10
+    assert simulate(large, POLICIES["ft-hsdp"](), day, SimulationOptions(hours=6.0)).failures > 10
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import unskew.analytics
 from unskew.analytics.core.faults import parse_faults
-from unskew.analytics.lab.studies.frame import Cell, Figures, Result, Study, code_and_tables, run_study
+from unskew.analytics.lab.studies.frame import Cell, Figures, Study, StudyResult, code_and_tables, run_study
 from unskew.analytics.lab.studies.registry import STUDIES
 from unskew.analytics.lab.studies.scale import SCALE
 from unskew.cli import app
@@ -89,7 +89,7 @@ def test_processes_measure_the_same(tmp_path: Path) -> None:
     one = run_study(STUDIES["resihp-fig2"], seeds=1, out=tmp_path / "one")
     call = ["study", "resihp-fig2", "--jobs", "2", "--out", str(tmp_path / "two"), "--json", str(tmp_path / "two.json")]
     subprocess.run([sys.executable, "-m", "unskew", *call], check=True, capture_output=True)
-    assert msgspec.json.decode((tmp_path / "two.json").read_bytes(), type=Result).rows == one.rows
+    assert msgspec.json.decode((tmp_path / "two.json").read_bytes(), type=StudyResult).rows == one.rows
 
 
 @pytest.mark.limit(120)

@@ -11,15 +11,13 @@ import pytest
 
 from unskew.analytics.core.cost import Speeds, speed_of
 from unskew.analytics.core.device_profiles import profile
+from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry
 from unskew.analytics.core.plan import Plan, PlanError, uniform_plan
 from unskew.analytics.core.workload import work_of
-from unskew.analytics.detector.detector import Committed
 from unskew.analytics.detector.options import SHARED_MACHINE
 from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.loop.adaptation import Adaptation, Site, Step
-from unskew.analytics.loop.intake import Released
+from unskew.analytics.loop.adaptation import Adaptation, AdaptationStep, Site
 from unskew.analytics.pipeline.prediction import predict_iteration
-from unskew.analytics.predictor.fit import Chunk
 from unskew.collector.events import PlanScored, PredictorFitted, Regrouped, Verdict, VerdictClosed, VerdictScored
 
 COST = profile("steady")
@@ -35,7 +33,7 @@ def slow(rank: int, speed: float, at: int) -> Truth:
 
 def train(
     truth: Truth, n: int, *, plan: Plan = PLAN, first: int = 0, incomplete: Collection[int] = (), disturbed: range = range(0)
-) -> Iterator[Released]:
+) -> Iterator[IterationTelemetry]:
     """Iterations of ranks at the speeds of `truth`; in those `disturbed`, 45 % of the chunks take 1.5 to 4 times as long."""
     random = np.random.default_rng([7, first])
     for now in range(first, first + n):
@@ -51,8 +49,8 @@ def train(
             us = COST.chunk_us(kind, works[m], hop.n_layers, has_head=has_head, speed=speed)
             chunks.append(Chunk(hop.ranks[0], kind, hop.n_layers, has_head, works[m], us * float(factor)))
         complete = now not in incomplete
-        yield Released(
-            committed=Committed(
+        yield IterationTelemetry(
+            committed=CommittedIteration(
                 iteration=now, epoch=plan.epoch, chunks=tuple(chunks) if complete else (), works=works,
                 measured_us=predict_iteration(plan, works, COST, truth(now)).iteration_us + 20_000, log_complete=complete,
             ),
@@ -60,11 +58,11 @@ def train(
         )  # fmt: skip
 
 
-def follow(loop: Adaptation, iterations: Iterator[Released], plan: Plan = PLAN) -> dict[int, Step]:
+def follow(loop: Adaptation, iterations: Iterator[IterationTelemetry], plan: Plan = PLAN) -> dict[int, AdaptationStep]:
     return {released.committed.iteration: loop.observe(released, plan) for released in iterations}
 
 
-def events(steps: Mapping[int, Step], kind: type[E]) -> list[E]:
+def events(steps: Mapping[int, AdaptationStep], kind: type[E]) -> list[E]:
     return [event for step in steps.values() for event in step.events if isinstance(event, kind)]
 
 

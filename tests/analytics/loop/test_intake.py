@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan, uniform_plan
-from unskew.analytics.loop.intake import Intake, Released
+from unskew.analytics.loop.intake import Intake
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.collector.events import IterationCommitted, MicroBatchPacked, Span, Telemetry
 
@@ -62,7 +63,7 @@ def written(aborted: int | None) -> Log:
     return log
 
 
-def read(log: Log, reads: Sequence[Sequence[float]]) -> list[Released]:
+def read(log: Log, reads: Sequence[Sequence[float]]) -> list[IterationTelemetry]:
     """Poll k reads writer w up to the moment `reads[k][w]`; at the end everything, and some empty polls."""
     intake, released = Intake(), []
     offsets = dict.fromkeys(log, 0)

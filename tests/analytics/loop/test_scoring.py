@@ -6,9 +6,9 @@ import pytest
 
 from unskew.analytics.core.confidence import interval
 from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.iteration import CommittedIteration
 from unskew.analytics.core.plan import plan_from_partition, uniform_plan
 from unskew.analytics.core.workload import work_of
-from unskew.analytics.detector.detector import Committed
 from unskew.analytics.loop.scoring import PlanTrial, score_plan, score_verdict
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.collector.events import FaultInjected, Party, Verdict
@@ -32,7 +32,7 @@ def trial(n: int, *, old=OLD, noise: float = 0.01, seed: int = 0, from_iteration
         works = tuple(work_of([int(x) for x in random.integers(20, 200, 4)]) for _ in NEW.routes)
         new_us = predict_iteration(NEW, works, COST, SPEEDS).iteration_us
         measured_us = new_us * (1 + random.normal(0, noise)) + (2e6 if i == 0 else 0)
-        one = Committed(
+        one = CommittedIteration(
             iteration=from_iteration + i, epoch=1, chunks=(), works=works, measured_us=measured_us, log_complete=True
         )
         grown = grown.add(one, COST, SPEEDS, new_us)
@@ -63,7 +63,7 @@ def test_a_predictor_that_is_wrong_about_the_plan_in_force_widens_the_interval()
 
 def test_an_iteration_of_another_epoch_does_not_count() -> None:
     grown, _ = trial(5)
-    other = Committed(iteration=60, epoch=2, chunks=(), works=(), measured_us=1.0, log_complete=True)
+    other = CommittedIteration(iteration=60, epoch=2, chunks=(), works=(), measured_us=1.0, log_complete=True)
     assert grown.add(other, COST, SPEEDS, 1.0) == grown
 
 

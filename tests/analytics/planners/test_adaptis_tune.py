@@ -16,15 +16,16 @@ from unskew.analytics.pipeline.memory import peak_activations
 from unskew.analytics.pipeline.model_profiles import PROFILES, TOKENS, UnknownModelError, model_profile
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.adaptis.bound import busiest_device_us, lower_bound_us
-from unskew.analytics.planners.adaptis.dispatch import Knobs, Pipeline, dispatch
+from unskew.analytics.planners.adaptis.dispatch import DispatchOptions, PipelineTask, dispatch
 from unskew.analytics.planners.adaptis.layouts import balanced, start_layouts, usual
-from unskew.analytics.planners.adaptis.tune import BASELINES, Task, gains, tune
+from unskew.analytics.planners.adaptis.task import AdaptisTask
+from unskew.analytics.planners.adaptis.tune import BASELINES, gains, tune
 
 
-def task_of(name: str, devices: int = 4, micro_batches: int = 8, **changes: object) -> Task:
+def task_of(name: str, devices: int = 4, micro_batches: int = 8, **changes: object) -> AdaptisTask:
     profile = model_profile(name)
     facts = {"costs_us": profile.costs_us(), "speeds": (1.0,) * devices, "micro_batches": micro_batches}
-    return Task(**{**facts, "kept": np.array([unit.kept_bytes for unit in profile.units]), **changes})
+    return AdaptisTask(**{**facts, "kept": np.array([unit.kept_bytes for unit in profile.units]), **changes})
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES))
@@ -46,7 +47,7 @@ def test_every_answer_is_a_plan_whose_time_the_evaluator_confirms(data, devices,
     )
     speeds = tuple(data.draw(st.lists(st.sampled_from([1.0, 0.5, 0.8]), min_size=devices, max_size=devices)))
     kept = np.array(data.draw(st.lists(st.integers(1, 5), min_size=units, max_size=units)), float)
-    task = Task(costs_us=costs, speeds=speeds, micro_batches=groups * devices, kept=kept, message_us=float(message))
+    task = AdaptisTask(costs_us=costs, speeds=speeds, micro_batches=groups * devices, kept=kept, message_us=float(message))
     found = tune(task, evaluations=40)
     assert lower_bound_us(task) <= found.makespan_us + 1e-9
     assert found.makespan_us <= min(found.baselines_us.values()) + 1e-9
@@ -64,7 +65,7 @@ def test_every_answer_is_a_plan_whose_time_the_evaluator_confirms(data, devices,
 @pytest.mark.limit(60)
 def test_the_search_of_a_small_task_ends_when_it_has_seen_everything():
     costs = np.arange(1.0, 10.0).reshape(3, 3)
-    task = Task(costs_us=costs, speeds=(1.0, 1.0), micro_batches=1, kept=np.ones(3))
+    task = AdaptisTask(costs_us=costs, speeds=(1.0, 1.0), micro_batches=1, kept=np.ones(3))
     assert tune(task, evaluations=2500).evaluations >= 2500
 
 
@@ -84,8 +85,10 @@ def test_uniform_stages_reach_the_known_optimum():
     """F = B = W = 1 on 4 devices: 3 M + the fill of the first stage, with the activations that 1F1B's first device keeps."""
     for device, fill in [((0, 1, 2, 3), 3.0), ((0, 1, 2, 3, 3, 2, 1, 0), 1.5)]:
         share = [4.0 / len(device)] * len(device)
-        pipe = Pipeline(share, share, share, share, device, 4, 16)
-        assert min(dispatch(pipe, Knobs(limit=6.0, turn=turn)).makespan_us for turn in ("latest", "groups")) == 48 + fill
+        pipe = PipelineTask(share, share, share, share, device, 4, 16)
+        assert (
+            min(dispatch(pipe, DispatchOptions(limit=6.0, turn=turn)).makespan_us for turn in ("latest", "groups")) == 48 + fill
+        )
 
 
 def test_layouts_are_balanced_for_the_devices_they_lie_on():

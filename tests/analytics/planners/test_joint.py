@@ -14,13 +14,13 @@ from unskew.analytics.planners.joint.bounds import bounds
 from unskew.analytics.planners.joint.evaluation import as_it_is, cost, holds
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.joint.proof import proven_bound_us
-from unskew.analytics.planners.problem import Cluster, Job, healthy_cluster, start
+from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, healthy_cluster, start
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.benchmarks.brute_force import best_us, random_cluster
 from unskew.benchmarks.growth import draw_growth
 from unskew.benchmarks.report import figure
 
-TWO_STAGES = Job(n_layers=32, micro_batches=4)
+TWO_STAGES = PlannerJob(n_layers=32, micro_batches=4)
 
 
 def makespan(layers, speeds, micro_batches=4, job=TWO_STAGES):
@@ -38,8 +38,8 @@ def test_what_one_partition_for_all_replicas_costs():
 
 
 def test_per_replica_partitions_beat_one_for_all():
-    job = Job(n_layers=32, micro_batches=8)
-    cluster = Cluster(job=job, speeds=np.array([[[0.5], [1.0]], [[1.0], [1.0]]]))
+    job = PlannerJob(n_layers=32, micro_batches=8)
+    cluster = PlannerCluster(job=job, speeds=np.array([[[0.5], [1.0]], [[1.0], [1.0]]]))
     healthy = cost(cluster, start(healthy_cluster(job, tp=1, pp=2, dp=2))).iteration_us
     uniform = cost(cluster, plan_progressive(cluster, levels={"tp", "pp"}).assignment).iteration_us
     assert healthy / uniform == pytest.approx(0.741, abs=5e-4)
@@ -67,7 +67,7 @@ def test_as_good_as_trying_every_plan(seed):
 
 
 def test_a_plan_for_32_devices_is_proved_to_be_within_three_percent():
-    cluster = healthy_cluster(Job(n_layers=32, micro_batches=16), tp=4, pp=4, dp=2, devices_per_node=8)
+    cluster = healthy_cluster(PlannerJob(n_layers=32, micro_batches=16), tp=4, pp=4, dp=2, devices_per_node=8)
     speeds = cluster.speeds.copy()
     speeds[0, 1, 2], speeds[1, 3, 0] = 0.0, 0.6
     faulty = cluster.with_speeds(speeds)
@@ -102,7 +102,7 @@ def test_a_joint_plan_is_legal_and_never_worse_than_nothing_or_the_levels(seed, 
 
 
 def test_without_a_fault_the_start_is_kept_where_it_is_best():
-    cluster = healthy_cluster(Job(n_layers=8, micro_batches=32), tp=1, pp=4, dp=2)
+    cluster = healthy_cluster(PlannerJob(n_layers=8, micro_batches=32), tp=1, pp=4, dp=2)
     joint = plan_joint(cluster)
     assert joint.predicted_us == pytest.approx(cost(cluster, start(cluster)).iteration_us)
     assert to_plan(cluster, start(cluster), epoch=0) == uniform_plan(tp=1, pp=4, dp=2, n_layers=8, micro_batches=32)
@@ -110,11 +110,11 @@ def test_without_a_fault_the_start_is_kept_where_it_is_best():
 
 def test_a_group_takes_more_members_where_memory_asks_for_them():
     """Three of four members would be as fast as four at 0.7 each would not; but only four hold the layers."""
-    job = Job(n_layers=4, micro_batches=2, layer_bytes=1.0, capacity_bytes=1.0)
+    job = PlannerJob(n_layers=4, micro_batches=2, layer_bytes=1.0, capacity_bytes=1.0)
     speeds = np.array([[[1.0, 1.0, 1.0, 0.7]]])
-    assert plan_joint(Cluster(job=job, speeds=speeds)).assignment.degrees.tolist() == [[4]]
-    roomy = Job(n_layers=4, micro_batches=2, layer_bytes=1.0, capacity_bytes=2.0)
-    assert plan_joint(Cluster(job=roomy, speeds=speeds)).assignment.degrees.tolist() == [[3]]
+    assert plan_joint(PlannerCluster(job=job, speeds=speeds)).assignment.degrees.tolist() == [[4]]
+    roomy = PlannerJob(n_layers=4, micro_batches=2, layer_bytes=1.0, capacity_bytes=2.0)
+    assert plan_joint(PlannerCluster(job=roomy, speeds=speeds)).assignment.degrees.tolist() == [[3]]
 
 
 def test_lending_within_a_node_is_planned_both_ways_and_bounded():
@@ -137,7 +137,7 @@ def test_work_that_nobody_takes_is_no_plan():
     """A dead stage whose micro-batches nobody was given."""
     speeds = np.ones((2, 2, 1))
     speeds[0, 1] = 0.0
-    cluster = Cluster(job=Job(n_layers=2, micro_batches=4), speeds=speeds)
+    cluster = PlannerCluster(job=PlannerJob(n_layers=2, micro_batches=4), speeds=speeds)
     with pytest.raises(PlanError, match="stage 1 of replica 0 has no group"):
         to_plan(cluster, start(cluster), epoch=1)
 
@@ -159,7 +159,7 @@ def test_lending_every_waiting_micro_batch_at_the_least_lag_costs_more_than_it_b
     """A dead stage in one of three replicas: delta 0 against delta 1, as docs/planners.md says."""
     speeds = np.ones((3, 4, 1))
     speeds[1, 2] = 0.0
-    cluster = Cluster(job=Job(n_layers=4, micro_batches=12), speeds=speeds)
+    cluster = PlannerCluster(job=PlannerJob(n_layers=4, micro_batches=12), speeds=speeds)
     ends = [
         cost(cluster, plan_progressive(cluster, levels={"tp", "dp"}, delta=delta).assignment).iteration_us for delta in (0, 1)
     ]
@@ -175,7 +175,7 @@ def test_the_page_runs():
 
 @pytest.mark.limit(20)
 def test_a_large_job_is_planned_in_seconds():
-    cluster = healthy_cluster(Job(n_layers=80, micro_batches=1024), tp=8, pp=16, dp=128, devices_per_node=8)
+    cluster = healthy_cluster(PlannerJob(n_layers=80, micro_batches=1024), tp=8, pp=16, dp=128, devices_per_node=8)
     random = np.random.default_rng(5)
     speeds = cluster.speeds.ravel().copy()
     speeds[random.choice(len(speeds), 80, replace=False)] = random.choice([0.0, 0.5, 0.8], 80)

@@ -5,7 +5,7 @@ import pytest
 
 from unskew.analytics.planners.joint.evaluation import cost
 from unskew.analytics.planners.malleus import cut_node, deal, layers_of, micro_batches_of, must_replan, plan_malleus, rates
-from unskew.analytics.planners.problem import Job, healthy_cluster, start
+from unskew.analytics.planners.problem import PlannerJob, healthy_cluster, start
 from unskew.analytics.planners.resihp.pp import share_out
 
 ALPHA_70B = (7.22, 3.66, 1.90, 1.0)
@@ -25,7 +25,7 @@ def test_the_70b_example():
 
 def thirty_two(**memory):
     cluster = healthy_cluster(
-        Job(n_layers=60, micro_batches=64, **memory), tp=2, pp=4, dp=4, devices_per_node=2, efficiency=(0.1, 1.0)
+        PlannerJob(n_layers=60, micro_batches=64, **memory), tp=2, pp=4, dp=4, devices_per_node=2, efficiency=(0.1, 1.0)
     )  # half a pair does less than a pair with its straggler
     speeds = cluster.speeds.copy()
     speeds[0, 0, 0], speeds[1, 2, 1], speeds[2, 3, 0] = 1 / 2.34, 1 / 3.8, 1 / 2.0
@@ -81,7 +81,7 @@ def test_small_changes_do_not_replan():
 
 
 def test_whole_groups_stay_where_their_layers_are():
-    cluster = healthy_cluster(Job(n_layers=32, micro_batches=16), tp=2, pp=4, dp=2, devices_per_node=2)
+    cluster = healthy_cluster(PlannerJob(n_layers=32, micro_batches=16), tp=2, pp=4, dp=2, devices_per_node=2)
     plan = plan_malleus(cluster)
     assert [[group.devices[0] // 2 for group in part] for part in plan.pipelines] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     speeds = cluster.speeds.copy()

@@ -12,7 +12,7 @@ from unskew.analytics.planners.conversion import to_plan
 from unskew.analytics.planners.costing import pipeline_bound_us, pipeline_us
 from unskew.analytics.planners.joint.evaluation import cost
 from unskew.analytics.planners.joint.joint import plan_joint
-from unskew.analytics.planners.problem import Cluster, Job, healthy_cluster, start
+from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, healthy_cluster, start
 from unskew.analytics.planners.resihp.dp import cells
 from unskew.analytics.planners.resihp.pp import share_out
 from unskew.analytics.planners.resihp.progressive import plan_progressive
@@ -25,7 +25,7 @@ def cluster_of(speeds, *, n_layers=None, micro_batches=None, **job):
     dp, pp, _ = np.shape(speeds)
     layers = n_layers if n_layers is not None else 3 * pp
     batches = micro_batches if micro_batches is not None else 4 * dp
-    return Cluster(job=Job(n_layers=layers, micro_batches=batches, **job), speeds=np.array(speeds, dtype=float))
+    return PlannerCluster(job=PlannerJob(n_layers=layers, micro_batches=batches, **job), speeds=np.array(speeds, dtype=float))
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_any_degree_beats_powers_of_two_where_it_can():
 
 
 def test_resihp_decides_by_ideal_degrees_and_gets_the_measured_speed():
-    cluster = Cluster(
-        job=Job(n_layers=1, micro_batches=1), speeds=np.array([[[1.0, 1.0, 1.0, 0.4]]]), efficiency=(0.2, 0.35, 0.6, 1.0)
+    cluster = PlannerCluster(
+        job=PlannerJob(n_layers=1, micro_batches=1), speeds=np.array([[[1.0, 1.0, 1.0, 0.4]]]), efficiency=(0.2, 0.35, 0.6, 1.0)
     )
     assignment = plan_progressive(cluster).assignment
     assert assignment.degrees.tolist() == [[2]]
@@ -70,11 +70,13 @@ def test_standby_of_a_node_helps_its_other_group():
     speeds = np.ones((1, 2, 4))
     speeds[0, 0] = (1, 1, 1, 0)
     speeds[0, 1] = (1, 0, 0, 0)
-    cluster = Cluster(job=Job(n_layers=2, micro_batches=1), speeds=speeds, nodes=np.zeros((1, 2, 4), dtype=np.int64))
+    cluster = PlannerCluster(
+        job=PlannerJob(n_layers=2, micro_batches=1), speeds=speeds, nodes=np.zeros((1, 2, 4), dtype=np.int64)
+    )
     groups = exclude(cluster, powers_of_two=True)
     assert groups.degrees.tolist() == [[2, 2]]
     assert [(entry.replica, entry.stage, entry.device) for entry in groups.borrowed] == [(0, 1, 2)]
-    apart = exclude(Cluster(job=cluster.job, speeds=speeds), powers_of_two=True)
+    apart = exclude(PlannerCluster(job=cluster.job, speeds=speeds), powers_of_two=True)
     assert apart.degrees.tolist() == [[2, 1]]
 
 
@@ -153,7 +155,9 @@ def test_the_level_by_level_makespan_is_the_pipelines_own(data):
     assert found >= (micro_batches * (forward + backward)).max() - 1e-9
     uniform = pipeline_us(np.full((1, stages), 1.0), np.full((1, stages), 2.0), micro_batches)[0]
     assert uniform == pytest.approx((micro_batches + stages - 1) * 3)
-    cluster = healthy_cluster(Job(n_layers=stages, micro_batches=micro_batches, message_us=message), tp=1, pp=stages, dp=1)
+    cluster = healthy_cluster(
+        PlannerJob(n_layers=stages, micro_batches=micro_batches, message_us=message), tp=1, pp=stages, dp=1
+    )
     schedule = build_schedule(to_plan(cluster, start(cluster), epoch=0))
     durations = np.array([1.0 if action.kind == "F" else 2.0 for action in schedule.order])
     assert cost(cluster, start(cluster)).iteration_us == pytest.approx(

@@ -8,26 +8,26 @@ import msgspec
 import numpy as np
 import pytest
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS, Job
 from unskew.analytics.cluster.layout import Layout, Pipeline, healthy, proportional
 from unskew.analytics.cluster.timing import Speeds, fault_free_s, iteration_s, stage_speeds
 from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
-from unskew.analytics.lab.simulator.simulation import Options, simulate
+from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.policies.adaptra import makespan_s, warm_ups
-from unskew.analytics.policies.base import Cluster, Policy, Reaction, survives
-from unskew.analytics.policies.ft_hsdp import FTHSDP, closed_form
-from unskew.analytics.policies.greyhound import Greyhound, gathered, shares
-from unskew.analytics.policies.malleus import Malleus, malleus_layout
-from unskew.analytics.policies.nothing import Nothing
-from unskew.analytics.policies.ntp import NTP, availability, loss_dropping, loss_ntp
-from unskew.analytics.policies.oobleck import Oobleck
-from unskew.analytics.policies.recover import ReCoVer, Shares, boundary, steady
-from unskew.analytics.policies.recycle import ReCycle
+from unskew.analytics.policies.base import ClusterView, Policy, Reaction, survives
+from unskew.analytics.policies.ft_hsdp import FtHsdpPolicy, closed_form
+from unskew.analytics.policies.greyhound import GreyhoundPolicy, gathered, shares
+from unskew.analytics.policies.malleus import MalleusPolicy, malleus_layout
+from unskew.analytics.policies.nothing import NothingPolicy
+from unskew.analytics.policies.ntp import NtpPolicy, availability, loss_dropping, loss_ntp
+from unskew.analytics.policies.oobleck import OobleckPolicy
+from unskew.analytics.policies.recover import MicroBatchShares, RecoverPolicy, boundary, steady
+from unskew.analytics.policies.recycle import RecyclePolicy
 from unskew.analytics.policies.registry import POLICIES, PolicyError, policy
-from unskew.analytics.policies.resihp import ResiHP
-from unskew.analytics.policies.restart import Restart, best_interval_s
-from unskew.analytics.policies.unskew import Unskew
+from unskew.analytics.policies.resihp import ResihpPolicy
+from unskew.analytics.policies.restart import RestartPolicy, best_interval_s
+from unskew.analytics.policies.unskew import UnskewPolicy
 
 JOB = JOBS["llama2-13b"]
 POISSON = FaultLaw(mtbf_s=1080.0)
@@ -43,8 +43,8 @@ def ask(
     which: Policy, job: Job, speeds: Speeds, *, kind: str = "failed", layout: Layout | None = None, **known: object
 ) -> Reaction:
     devices = tuple(np.flatnonzero(speeds < 1.0).tolist())
-    cluster = Cluster(job, 0.0, speeds, {}, layout or healthy(job), **known)  # type: ignore[arg-type]
-    return which.react(cluster, Happening(kind=kind, at_s=0.0, devices=devices))  # type: ignore[arg-type]
+    cluster = ClusterView(job, 0.0, speeds, {}, layout or healthy(job), **known)  # type: ignore[arg-type]
+    return which.react(cluster, ClusterEvent(kind=kind, at_s=0.0, devices=devices))  # type: ignore[arg-type]
 
 
 def speeds_of(job: Job, changed: dict[int, float]) -> Speeds:
@@ -54,23 +54,28 @@ def speeds_of(job: Job, changed: dict[int, float]) -> Speeds:
 
 
 def test_none_dies_with_the_first_device() -> None:
-    outcome = simulate(JOB, Nothing(), [Happening(kind="failed", at_s=3600.0, devices=(3,))], Options(hours=2.0, noise_cv=0.0))
+    outcome = simulate(
+        JOB,
+        NothingPolicy(),
+        [ClusterEvent(kind="failed", at_s=3600.0, devices=(3,))],
+        SimulationOptions(hours=2.0, noise_cv=0.0),
+    )
     assert outcome.aborted_s == pytest.approx(4200.0)  # torch's 10 minutes
     assert outcome.effective == pytest.approx(0.5)
-    later = [Happening(kind="failed", at_s=at_s, devices=(at_s // 3600,)) for at_s in (3600, 5400)]
-    dead = simulate(JOB, Nothing(), later, Options(hours=2.0, noise_cv=0.0))
+    later = [ClusterEvent(kind="failed", at_s=at_s, devices=(at_s // 3600,)) for at_s in (3600, 5400)]
+    dead = simulate(JOB, NothingPolicy(), later, SimulationOptions(hours=2.0, noise_cv=0.0))
     assert (dead.failures, dead.capacity) == (1 + 1, pytest.approx(1 - 0.5 / 32))  # devices go on dying after the job
 
 
 def test_synchronous_restart_has_the_published_efficiency() -> None:
     """B.1.6: (18 - 10) / 18 = 44.4 % with fixed spacing; exp(-D / M) = 57.4 % with Poisson arrivals that restart recovery."""
-    job, sync = JOBS["ft-hsdp-98k"], Restart(None, 600.0, detect_s=0.0, loses_work=False)
-    kills = [Happening(kind="failed", at_s=at_s, devices=(0,)) for at_s in np.arange(0, 36000, 1080).tolist()[:-1]]
-    outcome = simulate(job, sync, kills, Options(hours=33 * 0.3, spares=10**6, noise_cv=0.0))
+    job, sync = JOBS["ft-hsdp-98k"], RestartPolicy(None, 600.0, detect_s=0.0, loses_work=False)
+    kills = [ClusterEvent(kind="failed", at_s=at_s, devices=(0,)) for at_s in np.arange(0, 36000, 1080).tolist()[:-1]]
+    outcome = simulate(job, sync, kills, SimulationOptions(hours=33 * 0.3, spares=10**6, noise_cv=0.0))
     assert round(100 * outcome.effective, 1) == 44.4
     small = bare()
     poisson = arrivals(small, FaultLaw(mtbf_s=1080.0), hours=1000.0, seed=1)
-    effective = simulate(small, sync, poisson, Options(hours=1000.0, spares=10**6, noise_cv=0.0)).effective
+    effective = simulate(small, sync, poisson, SimulationOptions(hours=1000.0, spares=10**6, noise_cv=0.0)).effective
     assert effective == pytest.approx(math.exp(-600 / 1080), abs=0.015)
 
 
@@ -82,7 +87,9 @@ def test_the_checkpoint_interval_is_the_one_that_costs_least() -> None:
     kills = arrivals(small, FaultLaw(mtbf_s=mtbf_s), hours=30.0, seed=0)
 
     def effective(interval_s: float) -> float:
-        return simulate(small, Restart(interval_s, 60.0), kills, Options(hours=30.0, spares=10**6, noise_cv=0.0)).effective
+        return simulate(
+            small, RestartPolicy(interval_s, 60.0), kills, SimulationOptions(hours=30.0, spares=10**6, noise_cv=0.0)
+        ).effective
 
     assert effective(best_s) > effective(best_s / 8)
     assert effective(best_s) > effective(best_s * 16)
@@ -94,12 +101,15 @@ def test_ft_hsdp_to_the_last_digit() -> None:
     with_rejoin = closed_form(1080, 600, 12, 180)[1] - 100 / 1080
     assert round(100 * with_rejoin, 1) == 70.8
     job = bare(dp=12, micro_batches=12 * 8)
-    kills = [Happening(kind="failed", at_s=at_s, devices=(0,)) for at_s in np.arange(0, 108000, 1080).tolist()]
-    played = simulate(job, FTHSDP(), kills, Options(hours=30.0, noise_cv=0.0))
+    kills = [ClusterEvent(kind="failed", at_s=at_s, devices=(0,)) for at_s in np.arange(0, 108000, 1080).tolist()]
+    played = simulate(job, FtHsdpPolicy(), kills, SimulationOptions(hours=30.0, noise_cv=0.0))
     assert round(100 * played.effective, 1) == 80.1
     poisson = [
         simulate(
-            job, FTHSDP(), arrivals(job, FaultLaw(mtbf_s=1080.0), hours=200.0, seed=seed), Options(hours=200.0, noise_cv=0.0)
+            job,
+            FtHsdpPolicy(),
+            arrivals(job, FaultLaw(mtbf_s=1080.0), hours=200.0, seed=seed),
+            SimulationOptions(hours=200.0, noise_cv=0.0),
         )
         for seed in range(2)
     ]
@@ -109,44 +119,44 @@ def test_ft_hsdp_to_the_last_digit() -> None:
 def test_nothing_is_paid_for_a_device_whose_group_is_out_already() -> None:
     """A second death in a group or replica that was given up changes no plan: nobody pauses for it."""
     job = bare(dp=3, micro_batches=48)
-    for which in (ReCycle(), FTHSDP(), Restart(), Oobleck()):
+    for which in (RecyclePolicy(), FtHsdpPolicy(), RestartPolicy(), OobleckPolicy()):
         first = ask(which, job, speeds_of(job, {0: 0.0}))
         assert first.pauses
-        both = Cluster(job, 60.0, speeds_of(job, {0: 0.0, 1: 0.0}), {}, first.layout or healthy(job))
-        second = which.react(both, Happening(kind="failed", at_s=60.0, devices=(1,)))
+        both = ClusterView(job, 60.0, speeds_of(job, {0: 0.0, 1: 0.0}), {}, first.layout or healthy(job))
+        second = which.react(both, ClusterEvent(kind="failed", at_s=60.0, devices=(1,)))
         assert (second.layout, second.pauses) == (first.layout, ())
 
 
 def test_recover_to_the_last_digit() -> None:
     """B.2.4: B = 8192, W = 64, G = 128."""
-    assert steady(8192, 63, 128) == Shares(131, 62, 70, 0)
+    assert steady(8192, 63, 128) == MicroBatchShares(131, 62, 70, 0)
     assert [steady(8192, left, 128).each for left in (48, 33, 32)] == [171, 249, 256]
     assert [round(100 * steady(8192, left, 128).excess(8192, left), 1) for left in (63, 48, 32)] == [0.7, 0.2, 0.0]
     assert boundary(8192, 63, 8064) == (3, 61)
-    assert steady(12, 5, 1) == Shares(3, 4, 0, 1)
-    answer = ask(ReCoVer(), bare(dp=4, micro_batches=32), speeds_of(bare(dp=4), {0: 0.0}))
+    assert steady(12, 5, 1) == MicroBatchShares(3, 4, 0, 1)
+    answer = ask(RecoverPolicy(), bare(dp=4, micro_batches=32), speeds_of(bare(dp=4), {0: 0.0}))
     assert answer.layout is not None
     assert [pipeline.micro_batches for pipeline in answer.layout.pipelines] == [11, 11, 10]
 
 
 def test_recycle_gives_the_lost_stage_to_its_peer_which_then_works_twice() -> None:
     job = bare(dp=2, micro_batches=2 * 64)
-    answer = ask(ReCycle(), job, speeds_of(job, {0: 0.0}))
+    answer = ask(RecyclePolicy(), job, speeds_of(job, {0: 0.0}))
     assert answer.layout is not None
     assert {(move.home, move.stage, move.executor) for move in answer.layout.moves} == {(0, 0, 1)}
     ratio = iteration_s(job, answer.layout, speeds_of(job, {0: 0.0})) / fault_free_s(job)
     assert 2 * 64 / (64 + 3) <= ratio < 2.0  # the peer's busy time is the bound
-    assert ask(ReCycle(), job, speeds_of(job, {0: 0.0, 16: 0.0})).layout is None  # as ResiHP's dashes
+    assert ask(RecyclePolicy(), job, speeds_of(job, {0: 0.0, 16: 0.0})).layout is None  # as ResiHP's dashes
 
 
 def test_oobleck_takes_the_smaller_template_and_stops_without_a_holder() -> None:
     job = bare()
-    answer = ask(Oobleck(), job, speeds_of(job, {0: 0.0}))
+    answer = ask(OobleckPolicy(), job, speeds_of(job, {0: 0.0}))
     assert answer.layout is not None
     assert [pipeline.layers for pipeline in answer.layout.pipelines] == [(13, 14, 13), (10, 10, 10, 10)]
     assert sum(pipeline.micro_batches for pipeline in answer.layout.pipelines) == job.micro_batches
     alone = Layout((healthy(job).pipelines[0],))
-    assert ask(Oobleck(), job, speeds_of(job, {0: 0.0}), layout=alone).layout is None
+    assert ask(OobleckPolicy(), job, speeds_of(job, {0: 0.0}), layout=alone).layout is None
 
 
 def test_greyhound_shares_micro_batches_and_moves_on_when_waiting_has_cost_as_much() -> None:
@@ -156,7 +166,7 @@ def test_greyhound_shares_micro_batches_and_moves_on_when_waiting_has_cost_as_mu
     assert [pipeline.micro_batches for pipeline in shares(healthy(job), job, slow).pipelines] == [4, 8]
     both = speeds_of(job, {0: 0.5, 20: 0.5})
     assert min(stage_speeds(job, gathered(job, both), both)[1]) == 1.0  # the second replica is rid of its straggler
-    first = ask(Greyhound(), job, both, kind="slowed", slow_since_s={0: 0.0, 20: 0.0})
+    first = ask(GreyhoundPolicy(), job, both, kind="slowed", slow_since_s={0: 0.0, 20: 0.0})
     assert first.later
     assert first.later[0].kind == "review"
     gain = 1 - iteration_s(job, shares(gathered(job, both), job, both), both) / iteration_s(
@@ -192,7 +202,7 @@ def test_ntp_keeps_what_dropping_replicas_loses() -> None:
     assert round(availability(0.001, 64), 2) == 0.94
     assert round(loss_dropping(4e-3, 32), 2) == 0.12
     assert loss_ntp(4e-3, 32) < 0.03
-    answer = ask(NTP(), bare(tp=8), speeds_of(bare(tp=8), {0: 0.0, 1: 0.0, 2: 0.0}))
+    answer = ask(NtpPolicy(), bare(tp=8), speeds_of(bare(tp=8), {0: 0.0, 1: 0.0, 2: 0.0}))
     assert answer.layout is not None
     assert [len(pipeline.groups[0]) for pipeline in answer.layout.pipelines] == [5, 8]  # no power of two is needed
 
@@ -205,13 +215,13 @@ def test_malleus_plans_a_straggler_away() -> None:
     assert [sum(pipeline.layers) for pipeline in layout.pipelines] == [40, 40]
     assert layout.micro_batches == 32
     assert iteration_s(job, layout, slow) < 0.6 * iteration_s(job, healthy(job), slow)
-    assert ask(Malleus(), job, speeds_of(job, {0: 0.9}), kind="slowed").layout == healthy(job)  # no rate moved by 0.3
+    assert ask(MalleusPolicy(), job, speeds_of(job, {0: 0.9}), kind="slowed").layout == healthy(job)  # no rate moved by 0.3
 
 
 def test_resihp_shrinks_the_group_and_shifts_layers() -> None:
     """Equation 4 on one dead of four: TP2, one on standby; the stage of half speed gets fewer layers, in both replicas."""
     job = bare(pp=2, n_layers=36)
-    answer = ask(ResiHP(), job, speeds_of(job, {0: 0.0}))
+    answer = ask(ResihpPolicy(), job, speeds_of(job, {0: 0.0}))
     assert answer.layout is not None
     assert [len(pipeline.groups[0]) for pipeline in answer.layout.pipelines] == [2, 4]
     assert [pipeline.layers for pipeline in answer.layout.pipelines] == [(12, 24), (12, 24)]
@@ -221,12 +231,12 @@ def test_unskew_partitions_per_replica_where_resihp_forces_one() -> None:
     """A.6: a stage at half speed, uniform partition bounds the job; a partition of its own leaves the healthy replica alone."""
     job = bare(pp=2, n_layers=32, micro_batches=16)
     slow = speeds_of(job, dict.fromkeys(job.group(0, 0), 0.5))
-    unskew, resihp = (ask(which, job, slow, kind="slowed").layout for which in (Unskew(), ResiHP()))
+    unskew, resihp = (ask(which, job, slow, kind="slowed").layout for which in (UnskewPolicy(), ResihpPolicy()))
     assert unskew is not None
     assert resihp is not None
     assert unskew.pipelines[0].layers != unskew.pipelines[1].layers
     assert iteration_s(job, unskew, slow) < iteration_s(job, resihp, slow) < iteration_s(job, healthy(job), slow)
-    keeps = ask(Unskew(), job, speeds_of(job, {0: 0.999}), kind="slowed")
+    keeps = ask(UnskewPolicy(), job, speeds_of(job, {0: 0.999}), kind="slowed")
     assert keeps.layout == healthy(job)
     assert keeps.reason.startswith("keeps what runs")
 
@@ -236,7 +246,7 @@ def test_the_last_holder_of_a_layer_takes_the_job_back_to_the_checkpoint(name: s
     job = bare()
     both = speeds_of(job, dict.fromkeys((*job.group(0, 0)[:2], *job.group(1, 0)[:2]), 0.0))
     answer = ask(policy(name), job, both)
-    assert not survives(Cluster(job, 0.0, both, {}, healthy(job)))
+    assert not survives(ClusterView(job, 0.0, both, {}, healthy(job)))
     assert (answer.redo, answer.pauses[0][0]) == ("checkpoint", "restart")
 
 

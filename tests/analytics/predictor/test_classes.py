@@ -12,17 +12,16 @@ from support.runtime_runs import train as train_live
 
 from unskew.analytics.core.cost import HEALTHY, ChunkCost, CostModel, PlaceCost, Speeds
 from unskew.analytics.core.device_profiles import ProfileError, profiles_of
+from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry
 from unskew.analytics.core.plan import Hop, Plan, Role, Route, plan_from_partition, uniform_plan, validate
 from unskew.analytics.core.workload import Work, work_of
-from unskew.analytics.detector.detector import Committed
 from unskew.analytics.detector.options import EMULATED
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.diagnosis.load import load_run
 from unskew.analytics.loop.adaptation import Adaptation, Site
-from unskew.analytics.loop.intake import Released
 from unskew.analytics.pipeline.prediction import durations_us, layer_costs, predict_iteration
 from unskew.analytics.pipeline.schedule import build_schedule
-from unskew.analytics.predictor.fit import Chunk, expected_us, fit
+from unskew.analytics.predictor.fit import expected_us, fit
 from unskew.collector.events import DeviceJoined, IterationJudged, PlanApplied, PredictorFitted, Verdict
 from unskew.collector.read.reader import open_store
 
@@ -73,13 +72,13 @@ def chunks_of(
 
 def train(
     n: int, *, plan: Plan = PLAN, first: int = 0, speeds: Speeds | None = None, truth: CostModel = TRUTH
-) -> Iterator[Released]:
+) -> Iterator[IterationTelemetry]:
     random = np.random.default_rng([3, first])
     for now in range(first, first + n):
         of = works(random, len(plan.routes))
         chunks = chunks_of(plan, truth, of, random, speeds=speeds or {}, cv=0.01)
-        yield Released(
-            committed=Committed(
+        yield IterationTelemetry(
+            committed=CommittedIteration(
                 iteration=now, epoch=plan.epoch, chunks=chunks, works=of,
                 measured_us=predict_iteration(plan, of, truth, speeds or {}).iteration_us, log_complete=True,
             ),

@@ -7,15 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry
 from unskew.analytics.core.plan import plan_from_partition, uniform_plan
 from unskew.analytics.core.workload import Work, work_of
-from unskew.analytics.detector.detector import Committed
-from unskew.analytics.loop.intake import Released
 from unskew.analytics.pipeline.prediction import predict_iteration
-from unskew.analytics.predictor.fit import Chunk, NotIdentifiable, at_healthy_speed, fit
-from unskew.analytics.predictor.offsets import Measured, fit_terms
+from unskew.analytics.predictor.fit import NotIdentifiable, at_healthy_speed, fit
+from unskew.analytics.predictor.offsets import TimedIteration, fit_terms
 from unskew.analytics.predictor.refit import coverage
-from unskew.analytics.predictor.retraining import Seen
+from unskew.analytics.predictor.retraining import IterationSample
 
 TRUTH = CostModel(
     chunks={
@@ -145,7 +144,7 @@ def test_the_iteration_end_is_what_chunks_and_messages_leave() -> None:
     for i in range(20):
         works = tuple(work_of([int(x) for x in random.integers(20, 120, 5)]) for _ in plan.routes)
         us = predict_iteration(plan, works, truth).iteration_us * random.normal(1, 0.01) * (3 if i in (4, 11) else 1)
-        seen.append(Measured(plan, works, us))
+        seen.append(TimedIteration(plan, works, us))
     fitted = fit_terms(
         fit(measure(seed=8, n=40)),
         seen,
@@ -183,15 +182,15 @@ def test_coverage_of_iterations_is_counted_as_that_of_chunks() -> None:
     model = CostModel(chunks={"F": cost, "B": cost}, bars={"F": 0.1, "iteration": 0.1})
     predicted = predict_iteration(plan, works, model).iteration_us
 
-    def seen(iteration: int, factor: float) -> Seen:
+    def seen(iteration: int, factor: float) -> IterationSample:
         chunks = tuple(
             Chunk(rank=0, kind="F", n_layers=2, has_head=False, work=work, us=factor * cost.us(work, 2, has_head=False))
             for work in works
         )
-        committed = Committed(
+        committed = CommittedIteration(
             iteration=iteration, epoch=0, chunks=chunks, works=works, measured_us=factor * predicted, log_complete=True
         )
-        return Seen(Released(committed=committed, transfers_us=()), plan, {})
+        return IterationSample(IterationTelemetry(committed=committed, transfers_us=()), plan, {})
 
     later = [seen(i, factor) for i, factor in enumerate((1.0, 1.05, 0.95, 1.5))]
     assert coverage(model, later) == {"F": 0.75, "iteration": 0.75}

@@ -13,10 +13,10 @@ from support.runtime_runs import LONG_CHUNKS, Run, train
 from typer.testing import CliRunner, Result
 
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.lab.baselines.method import Observed, Outcome, Probe
-from unskew.analytics.lab.baselines.ours import Unskew
+from unskew.analytics.lab.baselines.method import MethodInput, MethodOutput, Probe
+from unskew.analytics.lab.baselines.ours import UnskewDetector
 from unskew.analytics.replay.backtest import backtest
-from unskew.analytics.replay.recorded_run import Noted, RecordedRun, recorded_run, run_of_lines
+from unskew.analytics.replay.recorded_run import LoggedControl, RecordedRun, recorded_run, run_of_lines
 from unskew.analytics.replay.rehearsal import ReplayError, started_of
 from unskew.analytics.replay.replay import replay
 from unskew.cli import app
@@ -98,8 +98,8 @@ def test_a_proposal_is_open_until_somebody_decided_and_no_longer(log: RecordedRu
     """Decisions of people tell no iteration and may come long before the next event that does."""
     lying = next(noted for noted in log.control if isinstance(noted.event, PlanProposed) and noted.event.optional)
     assert isinstance(lying.event, PlanProposed)
-    proposed = Noted(lying.at_us, msgspec.structs.replace(lying.event, proposal="px"))
-    rejected = Noted(log.judged_us[20] + 1, PlanRejected(proposal="px", by="a person", reason="not now"))
+    proposed = LoggedControl(lying.at_us, msgspec.structs.replace(lying.event, proposal="px"))
+    rejected = LoggedControl(log.judged_us[20] + 1, PlanRejected(proposal="px", by="a person", reason="not now"))
     control = sorted((*log.control, proposed, rejected), key=lambda noted: noted.at_us)
     people = msgspec.structs.replace(log, control=tuple(control))
     for until in (lying.event.at_iteration, 19, 20, 21):
@@ -145,14 +145,14 @@ def test_the_command_says_the_state_and_refuses_what_cannot_be_replayed(run: Run
 
 def test_the_same_thresholds_say_the_same_and_blunter_ones_less(log: RecordedRun) -> None:
     own = msgspec.convert(started_of(log).site["detector"], DetectorOptions)
-    same = backtest(log, Unskew(own))
+    same = backtest(log, UnskewDetector(own))
     assert [(pair.culprits, pair.change) for pair in same.pairs] == [("rank 1", "same")]
     assert (same.live, same.other) == (same.other, same.live)
     assert (same.live.found, same.live.injected, same.live.false) == (1, 1, 0)
-    blunt = backtest(log, Unskew(msgspec.structs.replace(own, least_slowdown=2.5)))
+    blunt = backtest(log, UnskewDetector(msgspec.structs.replace(own, least_slowdown=2.5)))
     assert [pair.change for pair in blunt.pairs] == ["fewer"]
     assert (blunt.other.found, blunt.other.verdicts) == (0, 0)
-    patient = backtest(log, Unskew(msgspec.structs.replace(own, least_iterations=8)))
+    patient = backtest(log, UnskewDetector(msgspec.structs.replace(own, least_iterations=8)))
     assert [(pair.change, pair.iterations > 0) for pair in patient.pairs] == [("later", True)]
 
 
@@ -161,9 +161,9 @@ class Accuser:
 
     name = "accuser"
 
-    def observe(self, observed: Observed, probe: Probe | None = None) -> Outcome:  # noqa: ARG002  # the interface's
+    def observe(self, observed: MethodInput, probe: Probe | None = None) -> MethodOutput:  # noqa: ARG002  # the interface's
         if observed.committed.iteration != 10:
-            return Outcome()
+            return MethodOutput()
         verdict = Verdict(
             verdict=1,
             cause="slow_device",
@@ -174,7 +174,7 @@ class Accuser:
             sentence="rank 3 it is",
             evidence={},
         )
-        return Outcome(verdicts=(verdict,), alarm="rank 3 it is")
+        return MethodOutput(verdicts=(verdict,), alarm="rank 3 it is")
 
 
 def test_a_false_accusation_counts_as_one_more_and_wrong(log: RecordedRun) -> None:

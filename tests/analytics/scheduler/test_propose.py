@@ -19,7 +19,7 @@ from unskew.analytics.core.plan import PlanError, plan_from_partition, uniform_p
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.pipeline.prediction import predict_iteration, predict_iterations
 from unskew.analytics.planners.resihp.pp import share_out
-from unskew.analytics.scheduler.propose import Options, State, propose, recover
+from unskew.analytics.scheduler.propose import SchedulerOptions, SchedulerState, propose, recover
 
 ORIGIN = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=16)
 COST = profile("steady")
@@ -35,7 +35,7 @@ BATCHES = draw_batches(16, 20)
 
 
 def state(*, origin=ORIGIN, dead=(), slow=None, iterations=1000, batches=BATCHES, cost=COST):
-    return State(
+    return SchedulerState(
         origin=origin,
         alive=frozenset(origin.ranks) - set(dead),
         speeds={rank: {"F": speed, "B": speed} for rank, speed in (slow or {}).items()},
@@ -161,9 +161,12 @@ def test_a_looped_schedule_gets_proposals_too():
 def test_nothing_is_proposed_without_a_reason_to():
     for arguments, words in [
         ((0, ORIGIN, state(slow={3: 0.95})), "plan 0 is the best of"),
-        ((0, ORIGIN, state(slow={0: 0.5}), Options(min_gain_percent=40)), "is less than 40 %"),
+        ((0, ORIGIN, state(slow={0: 0.5}), SchedulerOptions(min_gain_percent=40)), "is less than 40 %"),
         ((999, ORIGIN, state(slow={0: 0.56})), "candidates, the cost of a change included"),
-        ((990, ORIGIN, state(slow={0: 0.56}), Options(margin=10)), "in each of 10 iterations do not repay 10 times the cost"),
+        (
+            (990, ORIGIN, state(slow={0: 0.56}), SchedulerOptions(margin=10)),
+            "in each of 10 iterations do not repay 10 times the cost",
+        ),
         ((1000, ORIGIN, state(slow={3: 0.5})), "the run is at its end"),
         ((0, ORIGIN, state(batches=())), "no iteration has been committed yet"),
         ((0, ORIGIN, state(dead=[3])), "rank 3, which is not alive"),
@@ -203,7 +206,7 @@ def test_a_proposal_is_legal_and_never_worse_than_doing_nothing(slow, dead, now)
     except PlanError:
         return
     believed = state(origin=origin, dead=dead, slow=slow, batches=draw_batches(7, 5))
-    proposal, reason = propose(now, plan, believed, Options(min_gain_percent=0.1))
+    proposal, reason = propose(now, plan, believed, SchedulerOptions(min_gain_percent=0.1))
     assert reason
     if proposal is None:
         return

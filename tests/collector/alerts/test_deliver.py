@@ -24,7 +24,7 @@ from unskew.cli import app
 from unskew.collector import events as ev
 from unskew.collector.alerts import delivery as alert_delivery
 from unskew.collector.alerts import evaluation as alerting_module
-from unskew.collector.alerts.evaluation import UNKNOWN, Alerting, Change, Condition, decide
+from unskew.collector.alerts.evaluation import UNKNOWN, Alerting, AlertTransition, Condition, decide
 from unskew.collector.alerts.process import serve
 from unskew.collector.alerts.rules import Rule, RuleError, load_rules
 from unskew.collector.paths import Store, StoreError
@@ -111,7 +111,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
     log.stream.close()
 
 
-def step(store: Store, *rules: Rule, at_us: int | None = None) -> list[Change]:
+def step(store: Store, *rules: Rule, at_us: int | None = None) -> list[AlertTransition]:
     """One evaluation by a process of its own making, to the end of its deliveries."""
     alerting = Alerting(store, rules)
     try:
@@ -193,7 +193,7 @@ def test_sql_rules_commands_and_failures_that_are_tried_three_times(log: Log, ho
     assert len(hook.got) == 3
 
 
-MESSAGE = alert_delivery.Message(alert="a", phase="opened", run="r", rule="x", subject="", text="t", at_us=1)
+MESSAGE = alert_delivery.AlertMessage(alert="a", phase="opened", run="r", rule="x", subject="", text="t", at_us=1)
 
 
 def test_what_may_have_arrived_is_not_told_again(hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_a_command_that_leaves_something_running_has_told(tmp_path: Path, monkey
     monkeypatch.setattr(alert_delivery, "TIMEOUT_S", 1.0)
     told = tmp_path / "told"
     rule = Rule(name="x", command=("sh", "-c", f"echo x >> {told}; sleep 3 & exit 0"))
-    assert alert_delivery.deliver(rule, MESSAGE) == alert_delivery.Outcome(True, 1)
+    assert alert_delivery.deliver(rule, MESSAGE) == alert_delivery.DeliveryResult(True, 1)
     talks = Rule(name="x", command=("sh", "-c", "head -c 100000 /dev/zero | tr '\\0' x >&2; exit 1"))
     assert len(alert_delivery.deliver(talks, MESSAGE).detail) < 400
 
@@ -276,7 +276,7 @@ def test_a_rule_of_any_kind_ends_nothing_and_leaves_no_run(
     monkeypatch.setattr(alerting_module, "QUERY_S", 1.0)
     log.add(SLOW)
     rules = [Rule(name="odd", sql=sql, webhook=hook.address), Rule(name="v", when="verdict", webhook=hook.address)]
-    asking = alerting_module.Asking(log.store)
+    asking = alerting_module.RuleReader(log.store)
     assert error in asking.ask(rules[0], now_us()).error
     asking.close()
     opened = step(log.store, *rules)

@@ -18,13 +18,13 @@ from support.filled_store import collect, decide, fill
 from unskew.collector.events import Note, Span
 from unskew.collector.files import manifest
 from unskew.collector.files.manifest import load
-from unskew.collector.files.segment import Segment, held_final
+from unskew.collector.files.segment import SpoolSegment, held_final
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.read.reader import open_store
 from unskew.collector.read.views import VIEWS
 from unskew.collector.service import collecting, ingest, retention, sealing
 from unskew.collector.service.check import check
-from unskew.collector.service.collecting import Collecting, prune_older
+from unskew.collector.service.collecting import Collector, prune_older
 from unskew.collector.service.rebuild import rebuild
 from unskew.collector.service.sealing import sweep
 from unskew.collector.service.snapshot import write_snapshot
@@ -67,7 +67,7 @@ def ask(store: Store) -> object:
 
 
 def seal_more(store: Store) -> object:
-    return Collecting(store).step()
+    return Collector(store).step()
 
 
 @pytest.mark.parametrize("act", [ask, seal_more, rebuild, events])
@@ -189,11 +189,11 @@ def test_a_stream_that_is_opened_while_it_is_sealed_goes_on_at_its_version(
 
 
 def test_a_file_that_is_removed_while_it_is_opened_is_made_anew(tmp_path: Path) -> None:
-    path, opened = tmp_path / "000000000000.jsonl", list[Segment]()
+    path, opened = tmp_path / "000000000000.jsonl", list[SpoolSegment]()
     path.touch()
     with path.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # as the collector, which has found it empty
-        opening = threading.Thread(target=lambda: opened.append(Segment(tmp_path, 0)))
+        opening = threading.Thread(target=lambda: opened.append(SpoolSegment(tmp_path, 0)))
         opening.start()
         time.sleep(0.2)
         path.unlink()
@@ -216,7 +216,7 @@ def living(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpoolWrite
             writer.append(Span(kind="B", device="d", rank=1, epoch=0, attempt=0, iteration=number, start_us=1, wall_us=7))
             if number % 20 == 19:
                 assert writer.hand_over(30.0)
-        Collecting(store).step()
+        Collector(store).step()
         yield writer
         assert writer.close()
 
@@ -226,7 +226,7 @@ def test_what_is_pruned_of_a_living_run_does_not_come_back(store: Store, monkeyp
         before = rollups(store)
         (dropped,) = prune_older(store, time.time_ns() // 1000)
         assert events(store) == 400 - dropped.rows < 400
-        Collecting(store).step()
+        Collector(store).step()
         assert events(store) == 400 - dropped.rows
         assert rollups(store) == before
         assert check(store, mend=False).findings == ()
@@ -320,7 +320,7 @@ def test_the_database_can_be_opened_whatever_the_collector_has_done_since(
     before = asked()
     for number in range(4):  # collectors that are killed before they come to rest
         fill(store, f"r{number}", "rank-0000.1", 100)
-        collecting = Collecting(store)
+        collecting = Collector(store)
         with monkeypatch.context() as patch:
             patch.setattr(collecting, "_compact", lambda *_, **__: False)
             while collecting.step():
@@ -366,6 +366,6 @@ def test_a_writer_says_when_the_disk_did_not_take_its_last_events(store: Store, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     writer = SpoolWriter(store, "r", "rank-0000.1")
-    monkeypatch.setattr(Segment, "write", full)
+    monkeypatch.setattr(SpoolSegment, "write", full)
     writer.append(Span(kind="F", device="d", rank=1, epoch=0, attempt=0, iteration=1, start_us=1, wall_us=7))
     assert not writer.close(30.0)

@@ -18,14 +18,14 @@ import pytest
 from support.paths import ROOT
 
 from unskew.collector.events import Note, Span
-from unskew.collector.files.manifest import Manifest, Sealed, begin, load, publish
+from unskew.collector.files.manifest import Manifest, SealedFile, begin, load, publish
 from unskew.collector.files.segment import control_line
 from unskew.collector.files.tail import Tail
 from unskew.collector.locks import is_held
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import Reader, open_store
 from unskew.collector.service import sealing
-from unskew.collector.service.collecting import Collecting
+from unskew.collector.service.collecting import Collector
 from unskew.collector.service.ingest import working_database
 from unskew.collector.service.process import ensure_collector
 from unskew.collector.service.sealing import seal, sweep
@@ -128,7 +128,7 @@ def test_what_is_far_behind_is_sealed_in_portions_by_two_threads_and_sorted(
     monkeypatch.setattr(sealing, "SEAL_MOST_BYTES", 1_200_000)
     for rank in range(3):
         spool_spans(store, f"rank-000{rank}.1", 12_000)
-    collecting, steps, threads = Collecting(store), 0, set[tuple[int]]()
+    collecting, steps, threads = Collector(store), 0, set[tuple[int]]()
     with hold_controller_lock(store, "r"):
         while collecting.step() and (collecting.behind or not steps):
             steps += 1
@@ -166,7 +166,7 @@ def test_small_files_of_a_run_that_goes_on_are_merged_once_they_make_a_large_one
 ) -> None:
     monkeypatch.setattr(sealing, "SEAL_BYTES", 1)
     monkeypatch.setattr("unskew.collector.service.compaction.SMALL_ROWS", 250)
-    collecting, files = Collecting(store), []
+    collecting, files = Collector(store), []
     with hold_controller_lock(store, "r"):
         for incarnation in range(5):
             spool_spans(store, f"rank-0000.{incarnation}", 100)
@@ -251,7 +251,9 @@ def test_a_reader_survives_that_a_sealed_file_is_replaced(store: Store) -> None:
     with open_store(store) as reader:
         manifest = load(store)
         (old,) = manifest.sealed
-        moved = Sealed(**{**{name: getattr(old, name) for name in Sealed.__struct_fields__}, "file": "sealed/r/merged.parquet"})
+        moved = SealedFile(
+            **{**{name: getattr(old, name) for name in SealedFile.__struct_fields__}, "file": "sealed/r/merged.parquet"}
+        )
         (store.root / old.file).rename(store.root / moved.file)
         publish(store, Manifest(number=manifest.number + 1, sealed=(moved,)))
         assert counts(reader) == (100, 100)

@@ -9,7 +9,7 @@ from unskew.collector.files.flushes import flush
 from unskew.collector.files.segment import segment_name, telemetry_line
 from unskew.collector.paths import Store
 from unskew.collector.service.check import check
-from unskew.collector.service.rebuild import Rebuilt
+from unskew.collector.service.rebuild import RebuildDigests
 
 
 def test_a_seq_that_is_nowhere_is_named(tmp_path: Path) -> None:
@@ -23,5 +23,5 @@ def test_a_seq_that_is_nowhere_is_named(tmp_path: Path) -> None:
 
 def test_a_view_that_answers_otherwise_is_named() -> None:
     was = {"runs": (1, "7"), "spans": (2, "8"), "plans": (3, "9")}
-    rebuilt = Rebuilt(before=was, after={**was, "spans": (2, "0")}, database={**was, "plans": (4, "9")})
+    rebuilt = RebuildDigests(before=was, after={**was, "spans": (2, "0")}, database={**was, "plans": (4, "9")})
     assert rebuilt.different == ("spans", "plans")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from unskew.collector.events import Dropped, IterationCommitted, Note, Span
 from unskew.collector.files import tail
 from unskew.collector.files.flushes import flush, is_torn, unpack
-from unskew.collector.files.segment import Segment, control_line, segment_name, telemetry_line
+from unskew.collector.files.segment import SpoolSegment, control_line, segment_name, telemetry_line
 from unskew.collector.files.tail import Tail
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.write import spool
@@ -216,9 +216,9 @@ def test_a_control_stream_in_doubt_takes_nothing_more(store: Store, monkeypatch:
     stream.append(0, [note("a")], actor="c")
     with monkeypatch.context() as broken:
         if failing == "cut":
-            write = Segment.write
-            broken.setattr(Segment, "write", lambda segment, data: write(segment, data[:9]))
-        broken.setattr(Segment, failing, refuse)
+            write = SpoolSegment.write
+            broken.setattr(SpoolSegment, "write", lambda segment, data: write(segment, data[:9]))
+        broken.setattr(SpoolSegment, failing, refuse)
         with pytest.raises(StoreError, match="Input/output error"):
             stream.append(1, [note("in doubt")], actor="c")
     with pytest.raises(StoreError, match="in doubt"):
@@ -234,8 +234,8 @@ def test_a_control_stream_in_doubt_takes_nothing_more(store: Store, monkeypatch:
 def test_a_disk_that_is_full_for_a_while_does_not_end_a_control_stream(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = ControlStream(store, "r", "plan", "controller.1")
     with monkeypatch.context() as full:
-        write = Segment.write
-        full.setattr(Segment, "write", lambda segment, data: write(segment, data[:9]))
+        write = SpoolSegment.write
+        full.setattr(SpoolSegment, "write", lambda segment, data: write(segment, data[:9]))
         with pytest.raises(StoreError, match="the disk is full"):
             stream.append(0, [note("a")], actor="c")
     assert stream.append(0, [note("b")], actor="c") == 1

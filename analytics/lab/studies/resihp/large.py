@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.cluster.timing import fault_free_s
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
@@ -26,11 +26,11 @@ def _large(cell: Cell) -> Figures:
         device = (int(random.integers(job.devices)),)
         back_s = at_s + float(random.exponential(3600.0 * hours / 24))
         if number % 2:
-            happenings += [Happening(kind="slowed", at_s=at_s, devices=device, speed=0.5)]
-            happenings += [Happening(kind="recovered", at_s=back_s, devices=device)]
+            happenings += [ClusterEvent(kind="slowed", at_s=at_s, devices=device, speed=0.5)]
+            happenings += [ClusterEvent(kind="recovered", at_s=back_s, devices=device)]
         else:
-            happenings += [Happening(kind="failed", at_s=at_s, devices=device)]
-            happenings += [Happening(kind="joined", at_s=back_s, devices=device)]
+            happenings += [ClusterEvent(kind="failed", at_s=at_s, devices=device)]
+            happenings += [ClusterEvent(kind="joined", at_s=back_s, devices=device)]
     outcomes = {name: play(job, make, happenings, hours, cell.seed) for name, make in MIXED.items()}
     resihp = outcomes["resihp"].effective
     return {

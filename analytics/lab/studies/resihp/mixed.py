@@ -6,12 +6,12 @@ from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.resihp import paper
 from unskew.analytics.lab.studies.resihp.sessions import Make, cells, kills, play, scene
 from unskew.analytics.policies.registry import POLICIES
-from unskew.analytics.policies.resihp import ResiHP
-from unskew.analytics.policies.unskew import Unskew
+from unskew.analytics.policies.resihp import ResihpPolicy
+from unskew.analytics.policies.unskew import UnskewPolicy
 
 MIXED: dict[str, Make] = {
     "recycle": POLICIES["recycle"], "strengthened-recycle": POLICIES["strengthened-recycle"],
-    "strengthened-oobleck": POLICIES["strengthened-oobleck"], "resihp": ResiHP, "unskew": Unskew,
+    "strengthened-oobleck": POLICIES["strengthened-oobleck"], "resihp": ResihpPolicy, "unskew": UnskewPolicy,
 }  # fmt: skip
 
 
@@ -74,16 +74,16 @@ def _figure_11(cell: Cell) -> Figures:
 
     base = effective(POLICIES["recycle"])
     steps = [
-        effective(lambda: ResiHP(frozenset({"tp"}))) / base,
-        effective(lambda: ResiHP(frozenset({"tp", "pp"}))) / base,
-        effective(ResiHP) / base,
+        effective(lambda: ResihpPolicy(frozenset({"tp"}))) / base,
+        effective(lambda: ResihpPolicy(frozenset({"tp", "pp"}))) / base,
+        effective(ResihpPolicy) / base,
     ]
     return {
         f"{cell.name} with exclusion": steps[0],
         f"{cell.name} + repartition": steps[1] - steps[0],
         f"{cell.name} + migration": steps[2] - steps[1],
         f"{cell.name} ResiHP": steps[2],
-        f"{cell.name} + all of Unskew": effective(Unskew) / base - steps[2],
+        f"{cell.name} + all of Unskew": effective(UnskewPolicy) / base - steps[2],
     }
 
 

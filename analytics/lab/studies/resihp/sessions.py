@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS, Job
-from unskew.analytics.lab.simulator.simulation import Options, Outcome, simulate
+from unskew.analytics.lab.simulator.outcome import SimulationOutcome
+from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.lab.studies.frame import Cell
 from unskew.analytics.lab.studies.resihp import paper
 from unskew.analytics.policies.base import Policy
@@ -16,7 +17,7 @@ from unskew.analytics.policies.base import Policy
 Make = Callable[[], Policy]
 
 
-def kills(job: Job, interval_s: float, hours: float, seed: int, *, slow: float | None = None) -> list[Happening]:
+def kills(job: Job, interval_s: float, hours: float, seed: int, *, slow: float | None = None) -> list[ClusterEvent]:
     """One living GPU dies at the end of every interval; with `slow`, every other event slows a healthy one to that speed."""
     random = np.random.default_rng(seed)
     order = random.permutation(job.devices).tolist()
@@ -24,9 +25,9 @@ def kills(job: Job, interval_s: float, hours: float, seed: int, *, slow: float |
     for number, device in enumerate(order[: int(hours * 3600.0 / interval_s)]):
         at_s = (number + 1) * interval_s
         if slow is not None and number % 2:
-            events.append(Happening(kind="slowed", at_s=at_s, devices=(device,), speed=slow))
+            events.append(ClusterEvent(kind="slowed", at_s=at_s, devices=(device,), speed=slow))
         else:
-            events.append(Happening(kind="failed", at_s=at_s, devices=(device,)))
+            events.append(ClusterEvent(kind="failed", at_s=at_s, devices=(device,)))
     return events
 
 
@@ -50,6 +51,6 @@ def scene(cell: Cell) -> tuple[Job, float, float]:
     return job, paper.INTERVAL_HOURS[cell.params["interval"]] * 3600.0, paper.SESSION_HOURS[job.devices]
 
 
-def play(job: Job, make: Make, happenings: list[Happening], hours: float, seed: int) -> Outcome:
+def play(job: Job, make: Make, happenings: list[ClusterEvent], hours: float, seed: int) -> SimulationOutcome:
     """What a fresh policy makes of the session."""
-    return simulate(job, make(), happenings, Options(hours=hours, seed=seed))
+    return simulate(job, make(), happenings, SimulationOptions(hours=hours, seed=seed))

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from unskew.analytics.cluster.event import Happening
+from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS, Job
 from unskew.analytics.cluster.layout import Layout, healthy
 from unskew.analytics.cluster.timing import Speeds, capacity, fault_free_s, iteration_s
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.resihp import paper
 from unskew.analytics.lab.studies.resihp.sessions import Make
-from unskew.analytics.policies.base import Cluster, Policy
+from unskew.analytics.policies.base import ClusterView, Policy
 from unskew.analytics.policies.registry import POLICIES
-from unskew.analytics.policies.resihp import ResiHP
-from unskew.analytics.policies.unskew import Unskew
+from unskew.analytics.policies.resihp import ResihpPolicy
+from unskew.analytics.policies.unskew import UnskewPolicy
 
 _SLOWED: dict[str, Make] = {
     "greyhound": POLICIES["greyhound"],
     "adaptra": POLICIES["adaptra"],
-    "resihp": ResiHP,
-    "unskew": Unskew,
+    "resihp": ResihpPolicy,
+    "unskew": UnskewPolicy,
 }
 
 
@@ -43,9 +43,9 @@ def settled(job: Job, policy: Policy, speeds: Speeds) -> float:
     """Iteration time after the policy has answered (and, if it asked to be called later, has been)."""
     layout: Layout = healthy(job)
     since = {int(device): 0.0 for device in np.flatnonzero(speeds < 1.0)}
-    event = Happening(kind="slowed", at_s=0.0, devices=tuple(since))
+    event = ClusterEvent(kind="slowed", at_s=0.0, devices=tuple(since))
     for _ in range(3):
-        cluster = Cluster(job, event.at_s, speeds, {}, layout, 0, since)
+        cluster = ClusterView(job, event.at_s, speeds, {}, layout, 0, since)
         answer = policy.react(cluster, event)
         layout = answer.layout or layout
         if not answer.later:
@@ -119,7 +119,7 @@ def _figure_2(_cell: Cell) -> Figures:
     own = job.micro_batches / job.dp * job.n_layers / job.pp * job.cost.chunks["F"].layer_us * 3.0 / 1e6
     ideal = fault_free_s(job)
     added = iteration_s(job, healthy(job), speeds) - ideal
-    mitigated = settled(job, ResiHP(), speeds) - ideal
+    mitigated = settled(job, ResihpPolicy(), speeds) - ideal
     sizes = {"TP": job.tp - 1, "PP": (job.pp - 1) * job.tp, "DP": (job.dp - 1) * job.pp * job.tp}
     found: Figures = {f"{level}: devices": float(size) for level, size in sizes.items()}
     found |= {f"{level}: idle over the slow GPU's loss": size * added / own for level, size in sizes.items()}

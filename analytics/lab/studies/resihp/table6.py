@@ -7,13 +7,14 @@ from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.resihp import paper
 from unskew.analytics.lab.studies.resihp.sessions import Make, cells, kills, play, scene
 from unskew.analytics.policies.registry import POLICIES
-from unskew.analytics.policies.resihp import ResiHP
-from unskew.analytics.policies.unskew import Unskew
+from unskew.analytics.policies.resihp import ResihpPolicy
+from unskew.analytics.policies.unskew import UnskewPolicy
 
 _KILLED: dict[str, Make] = {
-    "oobleck": POLICIES["oobleck"], "recycle": POLICIES["recycle"], "resihp": ResiHP, "unskew": Unskew,
-    "unskew without the joint plan": lambda: Unskew(joint=False), "unskew without the levels": lambda: Unskew(levels=False),
-    "unskew without the worth test": lambda: Unskew(worth=False),
+    "oobleck": POLICIES["oobleck"], "recycle": POLICIES["recycle"], "resihp": ResihpPolicy, "unskew": UnskewPolicy,
+    "unskew without the joint plan": lambda: UnskewPolicy(joint=False),
+    "unskew without the levels": lambda: UnskewPolicy(levels=False),
+    "unskew without the worth test": lambda: UnskewPolicy(worth=False),
 }  # fmt: skip
 
 

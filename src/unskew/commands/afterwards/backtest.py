@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from unskew.analytics.lab.baselines.method import Method
-    from unskew.analytics.replay.backtest import Backtest, Said, Tally
+    from unskew.analytics.replay.backtest import DetectorBacktest, DetectorTally, DetectorVerdict
     from unskew.analytics.replay.recorded_run import RecordedRun
 
 
@@ -63,7 +63,7 @@ def backtest(
 
 def configured(detector: str, recorded: RecordedRun) -> tuple[Method, dict[str, Any]]:
     """The method that CONFIG names, and the thresholds that a file sets. Refuses what is neither."""
-    from unskew.analytics.lab.baselines.ours import Unskew
+    from unskew.analytics.lab.baselines.ours import UnskewDetector
     from unskew.analytics.lab.baselines.registry import METHODS
 
     if detector in METHODS:
@@ -75,7 +75,7 @@ def configured(detector: str, recorded: RecordedRun) -> tuple[Method, dict[str, 
         settings = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         refuse(f"--detector {detector} is not TOML: {error}")
-    return Unskew(thresholds(detector, recorded, settings)), settings
+    return UnskewDetector(thresholds(detector, recorded, settings)), settings
 
 
 def thresholds(detector: str, recorded: RecordedRun, settings: dict[str, Any]) -> Any:
@@ -96,7 +96,7 @@ def thresholds(detector: str, recorded: RecordedRun, settings: dict[str, Any]) -
         refuse(f"--detector {detector}: {error}")
 
 
-def table(result: Backtest, name: str) -> Table:
+def table(result: DetectorBacktest, name: str) -> Table:
     """A row per verdict of either."""
     from rich.table import Table
 
@@ -109,7 +109,7 @@ def table(result: Backtest, name: str) -> Table:
     return grid
 
 
-def _cell(said: Said | None) -> str:
+def _cell(said: DetectorVerdict | None) -> str:
     if said is None:
         return "–"
     speed = ", ".join(f"{kind} {value:.2f}" for kind, value in sorted(said.speed.items()))
@@ -117,7 +117,7 @@ def _cell(said: Said | None) -> str:
     return f"at {said.at_iteration}, since {said.since_iteration}" + (f", speed {speed}" if speed else "") + truth
 
 
-def score(tally: Tally) -> str:
+def score(tally: DetectorTally) -> str:
     """A detector's tally in a sentence."""
     said = f"{tally.verdicts} verdict{'s' * (tally.verdicts != 1)} on slowness"
     if not tally.injected:
@@ -126,7 +126,7 @@ def score(tally: Tally) -> str:
     return f"{said}, {tally.false} of them false; {tally.found} of {tally.injected} injected slowdowns found{delay}"
 
 
-def facts(result: Backtest, detector: str, settings: dict[str, Any]) -> dict[str, Any]:
+def facts(result: DetectorBacktest, detector: str, settings: dict[str, Any]) -> dict[str, Any]:
     """What the screen says, as plain data."""
     import msgspec
 

@@ -11,8 +11,8 @@ from unskew.commands.common import JsonOption, StoreOption, checking_input, fail
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from unskew.analytics.predictor.refit import Retrained
-    from unskew.analytics.predictor.retraining import Backtest
+    from unskew.analytics.predictor.refit import RefitReport
+    from unskew.analytics.predictor.retraining import PredictorBacktest
 
 STREAM = "analysis/retrain"
 
@@ -81,7 +81,7 @@ def retrain(
         print(f"predictor {number} is the run's first")
 
 
-def _show(run: str, found: Retrained) -> None:
+def _show(run: str, found: RefitReport) -> None:
     from rich.console import Console
 
     tested = f"tested on {found.tested_on[0]} to {found.tested_on[1]}"
@@ -95,7 +95,7 @@ def _show(run: str, found: Retrained) -> None:
             print(f"{kind}: no telling from these iterations what is due to {' and '.join(terms)} alone")
 
 
-def _errors(new: Backtest, old: Backtest | None) -> Table:
+def _errors(new: PredictorBacktest, old: PredictorBacktest | None) -> Table:
     """How far the prediction of later iterations was off, with the predictor of before and with the new one."""
     from rich.table import Table
 

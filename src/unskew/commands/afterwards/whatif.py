@@ -11,7 +11,7 @@ from unskew.commands.common import JsonOption, StoreOption, checking_input, know
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from unskew.analytics.diagnosis.trace.section import Section
+    from unskew.analytics.diagnosis.trace.section import TraceSection
 
 SHOWN_WORKERS = 5
 
@@ -67,7 +67,7 @@ def whatif(
     Console().print(shown(data))
 
 
-def chosen(sections: list[Section], plan: int | None) -> Section:
+def chosen(sections: list[TraceSection], plan: int | None) -> TraceSection:
     """The section of a plan, or the one with the most iterations."""
     if plan is None:
         return max(sections, key=lambda section: len(section.recording.iterations))
@@ -77,7 +77,7 @@ def chosen(sections: list[Section], plan: int | None) -> Section:
     return sections[known.index(plan)]
 
 
-def stretch(section: Section) -> dict[str, int]:
+def stretch(section: TraceSection) -> dict[str, int]:
     """A plan, and which of the run's iterations were replayed under it."""
     numbers = section.recording.iterations
     return {"epoch": section.epoch, "iterations": len(numbers), "first": numbers[0], "last": numbers[-1]}

@@ -12,7 +12,7 @@ import typer
 from unskew.commands.common import Commands, JsonOption, StoreOption, checking_input, fail, locate, refuse, there, write_json
 
 if TYPE_CHECKING:
-    from unskew.collector.alerts.evaluation import Change
+    from unskew.collector.alerts.evaluation import AlertTransition
     from unskew.collector.paths import Store
 
 app = typer.Typer(
@@ -27,13 +27,13 @@ SHOWN = 20
 @app.command()
 def check(rules: RulesOption = None, json: JsonOption = None, store: StoreOption = None) -> None:
     """Read the rules, ask each once, and show what holds now; nobody is told and nothing is logged."""
-    from unskew.collector.alerts.evaluation import Asking
+    from unskew.collector.alerts.evaluation import RuleReader
     from unskew.collector.alerts.rules import load_rules
 
     place = locate(store)
     with checking_input():
         known = load_rules(_file(place, rules))
-        with closing(Asking(place)) as reader:
+        with closing(RuleReader(place)) as reader:
             conditions = [reader.ask(rule, time.time_ns() // 1000) for rule in known]
     answer: list[dict[str, Any]] = []
     for rule, condition in zip(known, conditions, strict=True):
@@ -98,7 +98,7 @@ def _file(store: Store, rules: Path | None) -> Path:
     return rules or rules_file(store)
 
 
-def _print(change: Change) -> None:
+def _print(change: AlertTransition) -> None:
     run_, rule, subject = change.key
     print(f"{'closed' if change.closes else 'opened'}: {run_} {rule} {subject}: {change.text}", flush=True)
 

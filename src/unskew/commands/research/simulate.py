@@ -12,7 +12,7 @@ import typer
 from unskew.commands.common import JsonOption, checking_input, fail, known_run, locate, refuse, write_json
 
 if TYPE_CHECKING:
-    from unskew.analytics.lab.simulator.outcome import Outcome
+    from unskew.analytics.lab.simulator.outcome import SimulationOutcome
     from unskew.analytics.policies.base import Policy
 
 
@@ -52,7 +52,7 @@ def simulate(
         _check(check, store, json)
         return
     from unskew.analytics.lab.simulator.arrivals import arrivals
-    from unskew.analytics.lab.simulator.simulation import Options
+    from unskew.analytics.lab.simulator.simulation import SimulationOptions
     from unskew.analytics.lab.simulator.simulation import simulate as play
     from unskew.analytics.lab.simulator.specs import parse_cluster, parse_faults
     from unskew.analytics.lab.simulator.traces import load_trace
@@ -75,9 +75,11 @@ def simulate(
             happenings = arrivals(job, parse_faults(faults), hours=hours, seed=seed)
     place = locate(store) if store is not None else None
     answers: list[dict[str, Any]] = []
-    outcomes: list[Outcome] = []
+    outcomes: list[SimulationOutcome] = []
     for one in chosen:
-        outcome = play(job, one, happenings, Options(hours=hours, seed=seed, spares=spares, checkpoint_s=checkpoint_s))
+        outcome = play(
+            job, one, happenings, SimulationOptions(hours=hours, seed=seed, spares=spares, checkpoint_s=checkpoint_s)
+        )
         answer: dict[str, Any] = dict(outcome.facts())
         if place is not None:
             from unskew.analytics.lab.simulator.record import record
@@ -102,7 +104,7 @@ def _refuse_without_checkpoints(chosen: Sequence[Policy]) -> None:
         refuse(f"--checkpoint-s: {', '.join(one.name for one in chosen)} writes no checkpoints")
 
 
-def _print(outcomes: Sequence[Outcome], runs: Sequence[str]) -> None:
+def _print(outcomes: Sequence[SimulationOutcome], runs: Sequence[str]) -> None:
     """A column for each policy; as many tables as the width asks for."""
     from rich.console import Console
     from rich.table import Table
@@ -142,7 +144,7 @@ def _beside(widths: Sequence[int], room: int) -> list[list[int]]:
 _LAST_FACT = "failures · changes of plan"
 
 
-def _facts(outcome: Outcome) -> dict[str, str]:
+def _facts(outcome: SimulationOutcome) -> dict[str, str]:
     def share(part: float) -> str:
         return f"{round(100 * part, 2) + 0.0:.2f} %"
 

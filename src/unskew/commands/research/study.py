@@ -10,7 +10,7 @@ import typer
 from unskew.commands.common import JsonOption, fail, refuse, write_json
 
 if TYPE_CHECKING:
-    from unskew.analytics.lab.studies.frame import Result
+    from unskew.analytics.lab.studies.frame import StudyResult
 
 
 def study(
@@ -55,7 +55,7 @@ def study(
     write_json(json, result)
 
 
-def _print(console: object, result: Result) -> None:
+def _print(console: object, result: StudyResult) -> None:
     from rich.console import Console
     from rich.table import Table
 

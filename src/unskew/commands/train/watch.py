@@ -21,14 +21,18 @@ def watch(
     from rich.console import Console
 
     from unskew.collector.write.commands import controller_alive
-    from unskew.terminal.follow import Follow
+    from unskew.terminal.follow import LogFollower
     from unskew.terminal.live import Screen
 
     place = locate(store)
     name = newest_run(place) if run is None else known_run(place, run)
     if name is None:
         refuse(f"there is no run in {place.root} yet: start one with `unskew run`")
-    with Follow(place, name) as follow, Screen(Console(), [("store", str(place.root))]) as screen, suppress(KeyboardInterrupt):
+    with (
+        LogFollower(place, name) as follow,
+        Screen(Console(), [("store", str(place.root))]) as screen,
+        suppress(KeyboardInterrupt),
+    ):
         alive = True
         while alive:
             alive = controller_alive(place, name)

@@ -1,0 +1,53 @@
+"""One committed iteration as the analytics see it: its chunks, its messages, its work, and what was measured beside it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from unskew.analytics.core.workload import Work
+from unskew.collector.events import GpuState, Span
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False):
+    """One executed chunk: kind F, B or W, its layers, whether with the output head, its work, its own time (us); `tp` ranks
+    executed it together, of which this is one."""
+
+    rank: int
+    kind: str
+    n_layers: int
+    has_head: bool
+    work: Work
+    us: float
+    tp: int = 1
+
+
+class Transfer(msgspec.Struct, frozen=True, gc=False):
+    """One message: `us` from the moment both sides had posted to its end."""
+
+    sender: int
+    receiver: int
+    us: float
+
+
+class CommittedIteration(msgspec.Struct, frozen=True, kw_only=True):
+    """One whole committed iteration: the chunks of the attempt that counted, the micro-batches' work, its time (us), and its
+    messages with the waiting for either side removed."""
+
+    iteration: int
+    epoch: int
+    chunks: tuple[Chunk, ...]
+    works: tuple[Work, ...]
+    measured_us: float
+    log_complete: bool
+    transfers: tuple[Transfer, ...] = ()
+
+
+class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole committed iteration, the times of its messages and gradient collectives, what was probed before it, and what
+    GPUs said of themselves in it, by rank."""
+
+    committed: CommittedIteration
+    transfers_us: tuple[float, ...]
+    probes: tuple[Span, ...] = ()
+    collectives_us: tuple[float, ...] = ()
+    gpus: tuple[GpuState, ...] = ()
