@@ -125,7 +125,7 @@ def _others(first: int, last: int) -> Iterator[SpoolLines]:
         for i in range(first, last):
             at_us = START_US + (i + 1) * ITERATION_US - 1
             commit = IterationCommitted(
-                iteration=i, epoch=0, attempt=0, rank=rank, loss=2.0, tokens=40960, start_us=i * ITERATION_US,
+                iteration=i, plan_version=0, attempt=0, rank=rank, loss=2.0, tokens=40960, start_us=i * ITERATION_US,
                 wall_us=ITERATION_US - rank, log_complete=True,
             )  # fmt: skip
             data += telemetry_line(i * _LINES + SPANS_PER_RANK, at_us, commit)
@@ -135,7 +135,9 @@ def _others(first: int, last: int) -> Iterator[SpoolLines]:
             RankRatio(rank=rank, measured_us=160_000 * (2 if rank == 13 else 1), predicted_us=160_000, f=1.0, b=1.0)
             for rank in range(RANKS)
         )
-        judged = IterationJudged(iteration=i, epoch=0, measured_us=ITERATION_US, predicted_us=ITERATION_US - 1000, ranks=ratios)
+        judged = IterationJudged(
+            iteration=i, plan_version=0, measured_us=ITERATION_US, predicted_us=ITERATION_US - 1000, ranks=ratios
+        )
         yield SpoolLines("controller.1", 0, telemetry_line(i, START_US + (i + 1) * ITERATION_US, judged))
     beat = Heartbeat(rank=0, pid=1, iteration=last, progress=last, activity="compute", age_us=900, stalled_us=0)
     yield SpoolLines("agent-0.1", 0, telemetry_line(first, START_US + last * ITERATION_US, beat))

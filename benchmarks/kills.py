@@ -37,7 +37,7 @@ def figures(
     single_reference = bench.run(options).summary.losses
     single_runs = [_killed(bench, options, *case) for case in bench.steps("kill -9, float32", single)]
     survivors = [frozenset(range(options.ranks)) - {rank} for rank, _ in cases]
-    seconds = [event.seconds for run in runs for event in run.of(Regrouped) if event.epoch > 0]
+    seconds = [event.seconds for run in runs for event in run.of(Regrouped) if event.plan_version > 0]
     how = f"{options.iterations} iterations each; every one of {options.ranks} ranks, at {', '.join(POINTS)}; virtual device"
     return [
         done("kill", runs, how),

@@ -110,7 +110,7 @@ def _instrumented_chunk_us() -> float:
             took = timing()
             spool.append(
                 Span(
-                    kind="F", device="cpu-0", rank=0, epoch=0, attempt=0, iteration=number, start_us=took.start_us,
+                    kind="F", device="cpu-0", rank=0, plan_version=0, attempt=0, iteration=number, start_us=took.start_us,
                     wall_us=took.wall_us, micro_batch=1, first_layer=0, n_layers=4, compute_us=took.compute_us,
                     wait_pp_us=0, runq_us=took.runq_us,
                 )

@@ -183,7 +183,7 @@ def _levels(cluster: PlannerCluster) -> Assignment:
 
 def _executed_us(cluster: PlannerCluster, assignment: Assignment) -> float:
     """The iteration with the chunks in the order in which ranks execute them."""
-    job, schedule = cluster.job, build_schedule(to_plan(cluster, assignment, epoch=1))
+    job, schedule = cluster.job, build_schedule(to_plan(cluster, assignment, plan_version=1))
     groups = np.argwhere(assignment.speeds > 0).tolist()
     speed = {rank: assignment.speeds[d, s] for d, s in groups for rank in members(cluster, assignment, d, s)}
     us = {"F": job.forward_us, "B": job.backward_us}
@@ -252,7 +252,7 @@ def _planned(cluster: PlannerCluster) -> tuple[float, float, float]:
     begun = time.process_time()
     found = plan_joint(cluster)
     gap = found.predicted_us / bounds(cluster).pipelines_us - 1.0
-    to_plan(cluster, found.assignment, epoch=1)
+    to_plan(cluster, found.assignment, plan_version=1)
     spent = time.process_time() - begun
     begun = time.process_time()
     plan_progressive(cluster)

@@ -128,10 +128,10 @@ def _wrong_beliefs(seeds: int) -> list[Figure]:
     job, law = JOBS["llama2-13b"], FaultLaw(mtbf_s=7200.0, repair_s=3600.0, slow_per_100_hours=40.0)
     loss = []
     for seed in range(seeds):
-        happenings = arrivals(job, law, hours=12.0, seed=seed)
+        cluster_events = arrivals(job, law, hours=12.0, seed=seed)
         right, wrong = (
             simulate(
-                job, POLICIES["unskew"](), happenings, SimulationOptions(hours=12.0, seed=seed, belief_error=error)
+                job, POLICIES["unskew"](), cluster_events, SimulationOptions(hours=12.0, seed=seed, belief_error=error)
             ).effective
             for error in (0.0, 0.1)
         )

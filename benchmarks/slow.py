@@ -115,7 +115,7 @@ def _share_of_the_possible(run: FinishedRun, factor: float) -> float | None:
     for commit in run.of(IterationCommitted):
         measured_us[commit.iteration] = max(commit.wall_us, measured_us.get(commit.iteration, 0))
     after = [iteration for iteration in measured_us if iteration > last.iteration]
-    if last.epoch == 0 or not fits or not after:
+    if last.plan_version == 0 or not fits or not after:
         return None
     cost = msgspec.convert(fits[0].model, CostModel)
     works = _works(run)

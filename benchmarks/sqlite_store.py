@@ -17,7 +17,7 @@ from unskew.collector.events import Control, Span, Telemetry, tag_of
 from unskew.collector.write.control_stream import VersionConflict
 
 Form = Literal["columns", "json"]
-SPAN_FIELDS = tuple(field.name for field in msgspec.structs.fields(Span))
+SPAN_FIELDS = tuple(field.encode_name for field in msgspec.structs.fields(Span))
 _encode = msgspec.json.Encoder().encode
 
 

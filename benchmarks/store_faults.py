@@ -224,8 +224,11 @@ def _write(store: Store, run: str, number: int) -> None:
     writer = SpoolWriter(store, run, f"rank-0000.{number}")
     for span in islice(spans(0, seed=number), 600):
         writer.append(span)
-    writer.append(IterationCommitted(iteration=number, epoch=0, attempt=0, rank=0, loss=2.0, tokens=9, start_us=0, wall_us=9,
-                                     log_complete=True))  # fmt: skip
+    writer.append(
+        IterationCommitted(
+            iteration=number, plan_version=0, attempt=0, rank=0, loss=2.0, tokens=9, start_us=0, wall_us=9, log_complete=True
+        )
+    )
     if not writer.close(60.0):
         raise RuntimeError(f"{store.root} could not be written")
 

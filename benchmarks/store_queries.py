@@ -169,9 +169,19 @@ def _produce(root: str, first_iteration: int) -> None:
         for number in range(written, int((time.monotonic() - began_s) * PER_SECOND)):
             iteration, rank = first_iteration + number // SPANS_PER_ITERATION, number % RANKS
             writers[rank % WRITERS].append(
-                Span(kind="F" if number % 2 else "B", device=f"node-{rank // 8}/gpu-{rank % 8}", rank=rank, epoch=0, attempt=0,
-                     iteration=iteration, start_us=number, wall_us=8000 + number % 900, compute_us=7500, micro_batch=0)
-            )  # fmt: skip
+                Span(
+                    kind="F" if number % 2 else "B",
+                    device=f"node-{rank // 8}/gpu-{rank % 8}",
+                    rank=rank,
+                    plan_version=0,
+                    attempt=0,
+                    iteration=iteration,
+                    start_us=number,
+                    wall_us=8000 + number % 900,
+                    compute_us=7500,
+                    micro_batch=0,
+                )
+            )
             written += 1
             if written % SPANS_PER_ITERATION == 0:
                 _commit(writers, iteration)
@@ -186,7 +196,7 @@ def _commit(writers: Sequence[SpoolWriter], iteration: int) -> None:
     """Every rank is through with `iteration`."""
     for rank in range(RANKS):
         writers[rank % WRITERS].append(
-            IterationCommitted(iteration=iteration, epoch=0, attempt=0, rank=rank, loss=2.0, tokens=40960, start_us=0,
+            IterationCommitted(iteration=iteration, plan_version=0, attempt=0, rank=rank, loss=2.0, tokens=40960, start_us=0,
                                wall_us=ITERATION_US, log_complete=True)
         )  # fmt: skip
 

@@ -55,7 +55,7 @@ class Span(Telemetry, frozen=True, kw_only=True, tag="span@1", gc=False):
     kind: SpanKind
     device: str
     rank: int
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     attempt: int
     iteration: int
     start_us: int
@@ -88,12 +88,12 @@ class IterationCommitted(Telemetry, frozen=True, kw_only=True, tag="iteration_co
     """This rank has stepped iteration `iteration`: the Detector's watermark.
 
     Every rank writes its own; all but `rank`, `start_us`, `wall_us` are equal by the commit protocol, so any one suffices.
-    (`epoch`, `attempt`) is the attempt that counted; `log_complete` means that every rank's events of the iteration had been
-    handed to the kernel before it voted. `tokens` are target tokens, `loss` is nats per target token.
+    (`plan_version`, `attempt`) is the attempt that counted; `log_complete` means that every rank's events of the iteration had
+    been handed to the kernel before it voted. `tokens` are target tokens, `loss` is nats per target token.
     """
 
     iteration: int
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     attempt: int
     rank: int
     loss: float
@@ -150,7 +150,7 @@ class IterationJudged(Telemetry, frozen=True, kw_only=True, tag="iteration_judge
     """
 
     iteration: int
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     measured_us: int
     predicted_us: int | None = None
     ranks: tuple[RankRatio, ...] = ()
@@ -360,7 +360,7 @@ class DeviceLost(Control, frozen=True, kw_only=True, tag="device_lost@1"):
 class Regrouped(Control, frozen=True, kw_only=True, tag="regrouped@1"):
     """All survivors hold working groups again; `seconds` counts from the detection (or the boundary) to the last of them."""
 
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     iteration: int
     seconds: float
     migrate_seconds: float
@@ -496,7 +496,7 @@ class PlanProposed(Control, frozen=True, kw_only=True, tag="plan_proposed@1"):
     """
 
     proposal: str
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     digest: str
     optional: bool
     reason: str
@@ -533,7 +533,7 @@ class PlanExpired(Control, frozen=True, kw_only=True, tag="plan_expired@1"):
 class PlanKept(Control, frozen=True, kw_only=True, tag="plan_kept@1"):
     """The Scheduler was asked and proposes nothing, for this reason."""
 
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     at_iteration: int
     reason: str
     verdict: int | None = None
@@ -545,7 +545,7 @@ class PlanIssued(Control, frozen=True, kw_only=True, tag="plan_issued@1"):
     `optional`: a change that somebody chose, measured against the plan before it.
     """
 
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     proposal: str
     optional: bool
     plan: dict[str, Any]
@@ -555,7 +555,7 @@ class PlanIssued(Control, frozen=True, kw_only=True, tag="plan_issued@1"):
 class PlanApplied(Control, frozen=True, kw_only=True, tag="plan_applied@1"):
     """`plan` is in force from iteration `iteration` on (the initial plan has proposal ""); `watermark` as in `DeviceLost`."""
 
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     digest: str
     proposal: str
     iteration: int
@@ -565,7 +565,7 @@ class PlanApplied(Control, frozen=True, kw_only=True, tag="plan_applied@1"):
 
 
 class PlanFailed(Control, frozen=True, kw_only=True, tag="plan_failed@1"):
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     proposal: str
     reason: str
 
@@ -576,7 +576,7 @@ class PlanScored(Control, frozen=True, kw_only=True, tag="plan_scored@1"):
     `interval_s` is the 95 % interval of the mean effect; None with `void` set when the fault ended or another plan came first.
     """
 
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     proposal: str
     from_iteration: int
     to_iteration: int

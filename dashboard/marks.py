@@ -34,7 +34,9 @@ def marks(story: Story) -> tuple[Mark, ...]:
         if judged.closed is not None:
             found.append(Mark("verdict", judged.closed.at_iteration, "", f"verdict closed: {who}, {judged.closed.reason}"))
     for plan in story.plans[1:]:
-        found.append(Mark("plan", plan.iteration, f"plan {plan.epoch}", f"plan {plan.epoch} in force: {plan.reason}"))
+        found.append(
+            Mark("plan", plan.iteration, f"plan {plan.plan_version}", f"plan {plan.plan_version} in force: {plan.reason}")
+        )
     return tuple(sorted(found, key=lambda mark: mark.iteration))
 
 

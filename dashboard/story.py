@@ -173,7 +173,7 @@ def _judged(
         at_us=at_us,
         closed=_last((e for e in _all(events, VerdictClosed) if e.verdict == verdict.verdict), VerdictClosed),
         scored=_last((e for e in _all(events, VerdictScored) if e.verdict == verdict.verdict), VerdictScored),
-        answer=answers[-1].proposed.epoch if answers else None,
+        answer=answers[-1].proposed.plan_version if answers else None,
         rejoined=verdict.cause == "dead" and bool(verdict.culprits) and all(party.rank in back for party in verdict.culprits),
     )
 

@@ -76,7 +76,7 @@ class Ready(Message, frozen=True, kw_only=True):
 class Start(Message, frozen=True, kw_only=True):
     """To agent and zygote: fork these ranks."""
 
-    seats: tuple[RankSpec, ...]
+    rank_specs: tuple[RankSpec, ...]
 
 
 class RankForked(Message, frozen=True, kw_only=True):
@@ -126,13 +126,13 @@ class StandbyProduct(Message, frozen=True, kw_only=True):
 
 
 class PlanEntered(Message, frozen=True, kw_only=True):
-    """From a rank: its groups of `epoch` stand and it holds the plan's layers; it goes on with `iteration`.
+    """From a rank: its groups of `plan_version` stand and it holds the plan's layers; it goes on with `iteration`.
 
     `began_ns`, `at_ns`: the node's monotonic clock when it began to regroup, and now.
     """
 
     rank: int
-    epoch: int
+    plan_version: int
     iteration: int
     began_ns: int
     at_ns: int
@@ -149,10 +149,10 @@ class FaultAnnounced(Message, frozen=True, kw_only=True):
 
 
 class CommunicationBroken(Message, frozen=True, kw_only=True):
-    """From a rank: its communication of `epoch` failed; it waits for an epoch record that aborts."""
+    """From a rank: its communication of `plan_version` failed; it waits for an epoch record that aborts."""
 
     rank: int
-    epoch: int
+    plan_version: int
     detail: str
 
 
@@ -160,7 +160,7 @@ class RankFailed(Message, frozen=True, kw_only=True):
     """From a rank: an error ends it, and which; `fatal` = no other rank could go on either."""
 
     rank: int
-    epoch: int
+    plan_version: int
     detail: str
     fatal: bool
 

@@ -192,7 +192,7 @@ def to_plan(layout: Layout, pipelines: Sequence[int], n_layers: int, *, width: i
                 hops += _hops(layout.pipelines[executor], executor, first, n, rank_of)
             first += n
         routes.append(Route(micro_batch=number, replica=home, hops=tuple(hops)))
-    plan = Plan(epoch=0, n_layers=n_layers, schedule=layout.schedule, roles=tuple(roles), routes=tuple(routes))
+    plan = Plan(plan_version=0, n_layers=n_layers, schedule=layout.schedule, roles=tuple(roles), routes=tuple(routes))
     validate(plan)
     return plan
 

@@ -34,7 +34,7 @@ class CommittedIteration(msgspec.Struct, frozen=True, kw_only=True):
     messages with the waiting for either side removed."""
 
     iteration: int
-    epoch: int
+    plan_version: int
     chunks: tuple[Chunk, ...]
     works: tuple[Work, ...]
     measured_us: float

@@ -1,6 +1,6 @@
 """The plan: who holds which layers, and which route each micro-batch takes.
 
-A plan is immutable, numbered (`epoch`) and hashed (`digest`). One model serves uniform stages, per-replica partitions,
+A plan is immutable, numbered (`plan_version`) and hashed (`digest`). One model serves uniform stages, per-replica partitions,
 ReCycle's rerouting, Malleus and AdaPtis:
 
 * a `Role` says that a rank holds a range of layers, as stage `stage` of replica `replica`;
@@ -96,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     its actions as "2F0" = hop 2, forward, micro-batch 0 (notation.py).
     """
 
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     n_layers: int
     schedule: str
     roles: tuple[Role, ...]
@@ -142,9 +142,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             (route.micro_batch, hop.first_layer): hop.ranks for route in self.routes for hop in route.hops if len(hop.ranks) > 1
         }
 
-    def renumbered(self, epoch: int) -> Plan:
+    def renumbered(self, plan_version: int) -> Plan:
         """The same plan under another number."""
-        return msgspec.structs.replace(self, epoch=epoch)
+        return msgspec.structs.replace(self, plan_version=plan_version)
 
     def to_data(self) -> dict[str, object]:
         """Plain data for an event."""
@@ -205,7 +205,7 @@ def split_evenly(total: int, parts: int) -> list[int]:
 
 def plan_from_partition(
     *,
-    epoch: int,
+    plan_version: int,
     n_layers: int,
     schedule: str,
     members: Iterable[Iterable[int]],
@@ -219,7 +219,7 @@ def plan_from_partition(
     micro-batches are dealt round-robin in proportion, so that heavy neighbours spread. Raises `PlanError`.
 
     >>> plan = plan_from_partition(
-    ...     epoch=0, n_layers=4, schedule="interleaved", members=[[0, 1, 0, 1]], layers=[[1, 1, 1, 1]], micro_batches=[2]
+    ...     plan_version=0, n_layers=4, schedule="interleaved", members=[[0, 1, 0, 1]], layers=[[1, 1, 1, 1]], micro_batches=[2]
     ... )
     >>> [role.ranges for role in plan.roles]
     [((0, 1), (2, 1)), ((1, 1), (3, 1))]
@@ -247,7 +247,7 @@ def plan_from_partition(
         replica = min((d for d in range(len(counts)) if dealt[d] < counts[d]), key=lambda d: ((dealt[d] + 1) / counts[d], d))
         dealt[replica] += 1
         routes.append(Route(micro_batch=number, replica=replica, hops=hops[replica]))
-    plan = Plan(epoch=epoch, n_layers=n_layers, schedule=schedule, roles=tuple(roles), routes=tuple(routes))
+    plan = Plan(plan_version=plan_version, n_layers=n_layers, schedule=schedule, roles=tuple(roles), routes=tuple(routes))
     validate(plan)
     return plan
 
@@ -291,7 +291,7 @@ def uniform_plan(*, tp: int, pp: int, dp: int, n_layers: int, micro_batches: int
     if micro_batches < dp:
         raise PlanError(f"--micro-batches {micro_batches} cannot feed --dp {dp} replicas: at least one per replica is needed")
     return plan_from_partition(
-        epoch=0,
+        plan_version=0,
         n_layers=n_layers,
         schedule=schedule,
         members=[way_of(schedule, range(d * pp, (d + 1) * pp)) for d in range(dp)],

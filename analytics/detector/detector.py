@@ -133,7 +133,7 @@ def step(
         raise ValueError(f"iteration {now} after iteration {state.iteration}: committed iterations are judged once, in order")
     judged = IterationJudged(
         iteration=now,
-        epoch=committed.epoch,
+        plan_version=committed.plan_version,
         measured_us=round(committed.measured_us),
         predicted_us=None if predicted_us is None else round(predicted_us),
     )
@@ -260,10 +260,10 @@ def _excess(own: Floats, unexplained: Floats, has_past: Flags, company: PeerGrou
     A known slowness of the others is no excuse. A single peer is one only until the rank's own past is known: two ranks of one
     role, slowed alike, would excuse each other, and what a role costs is in the habit by then.
     """
-    peers, n_peers = median_of_others(unexplained, company.peer_groups)
-    mates, _ = median_of_others(unexplained, company.mate_groups)
-    peers = np.where(has_past & (n_peers < 2), np.nan, peers)
-    return np.stack([own, own - peers, own - mates])
+    data_parallel_peers, n_peers = median_of_others(unexplained, company.peer_groups)
+    pipeline_peers, _ = median_of_others(unexplained, company.mate_groups)
+    data_parallel_peers = np.where(has_past & (n_peers < 2), np.nan, data_parallel_peers)
+    return np.stack([own, own - data_parallel_peers, own - pipeline_peers])
 
 
 def _limits(noise: Floats, young: Flags, options: DetectorOptions) -> CusumLimits:
@@ -329,7 +329,7 @@ def _accused(
         rank,
         change,
         kinds=len(state.tracks.kinds_of(rank)),
-        victims={*state.company.peers.get(rank, ()), *state.company.mates.get(rank, ())},
+        victims={*state.company.data_parallel_peers.get(rank, ()), *state.company.pipeline_peers.get(rank, ())},
         at=now,
         sigma=sigma,
         episodes=episodes,

@@ -136,8 +136,8 @@ class PeerGroups(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
     layers: dict[int, tuple[int, ...]]
     stage_of: dict[int, int]
-    peers: dict[int, tuple[int, ...]]
-    mates: dict[int, tuple[int, ...]]
+    data_parallel_peers: dict[int, tuple[int, ...]]
+    pipeline_peers: dict[int, tuple[int, ...]]
     peer_groups: PeerSets
     mate_groups: PeerSets
 
@@ -150,17 +150,24 @@ def company_of(plan: Plan, ranks: tuple[int, ...]) -> PeerGroups:
     for rank, held in layers.items():
         for layer in held:
             layer_holders[layer].add(rank)
-    peers: dict[int, set[int]] = {rank: set() for rank in plan.ranks}
-    mates: dict[int, set[int]] = {rank: set() for rank in plan.ranks}
+    data_parallel_peers: dict[int, set[int]] = {rank: set() for rank in plan.ranks}
+    pipeline_peers: dict[int, set[int]] = {rank: set() for rank in plan.ranks}
     for rank, held in layers.items():
-        peers[rank].update(*(layer_holders[layer] for layer in held))
+        data_parallel_peers[rank].update(*(layer_holders[layer] for layer in held))
     for path in {tuple(rank for hop in route.hops for rank in hop.ranks) for route in plan.routes}:
         for rank in path:
-            mates[rank].update(path)
-    by_peers = {rank: tuple(sorted(peers[rank] - {rank})) for rank in plan.ranks}
-    by_mates = {rank: tuple(sorted(mates[rank] - peers[rank] - {rank})) for rank in plan.ranks}
+            pipeline_peers[rank].update(path)
+    by_data_parallel_peers = {rank: tuple(sorted(data_parallel_peers[rank] - {rank})) for rank in plan.ranks}
+    by_pipeline_peers = {rank: tuple(sorted(pipeline_peers[rank] - data_parallel_peers[rank] - {rank})) for rank in plan.ranks}
     return PeerGroups(
-        plan.digest, ranks, layers, stage_of, by_peers, by_mates, _groups(by_peers, ranks), _groups(by_mates, ranks)
+        plan.digest,
+        ranks,
+        layers,
+        stage_of,
+        by_data_parallel_peers,
+        by_pipeline_peers,
+        _groups(by_data_parallel_peers, ranks),
+        _groups(by_pipeline_peers, ranks),
     )
 
 

@@ -42,10 +42,10 @@ def concluded(readings: Sequence[StandbyReading], believed: float, episodes: int
 
     `episodes`: how often the rank has been slow; `least`: the slowdown from which a device is called slow.
 
-    >>> six, one = Reading(40, 6.0), Reading(50, 1.0)
+    >>> six, one = StandbyReading(40, 6.0), StandbyReading(50, 1.0)
     >>> concluded([six, one], 6.0, 1, 1.15)
     ()
-    >>> [reading.iteration for reading in concluded([six, one, Reading(60, 1.02)], 6.0, 1, 1.15)]
+    >>> [reading.iteration for reading in concluded([six, one, StandbyReading(60, 1.02)], 6.0, 1, 1.15)]
     [50, 60]
     """
     last = tuple(readings[-AGREE:])

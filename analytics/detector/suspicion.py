@@ -14,8 +14,8 @@ class Excess(msgspec.Struct, frozen=True, gc=False):
     """Median excess over some iterations against each reference that exists; None = there is no such reference."""
 
     own: float
-    peers: float | None = None
-    mates: float | None = None
+    data_parallel_peers: float | None = None
+    pipeline_peers: float | None = None
 
     @property
     def least(self) -> float:
@@ -28,7 +28,7 @@ class Excess(msgspec.Struct, frozen=True, gc=False):
         return max(self._values())
 
     def _values(self) -> list[float]:
-        return [value for value in (self.own, self.peers, self.mates) if value is not None]
+        return [value for value in (self.own, self.data_parallel_peers, self.pipeline_peers) if value is not None]
 
 
 class SpeedChange(msgspec.Struct, frozen=True, kw_only=True):

@@ -138,5 +138,5 @@ def _ordinal(number: int) -> str:
 
 def _ratios(found: Excess) -> dict[str, Any]:
     """Time ratios: against the rank's own prediction, its peers, its mates."""
-    pairs = (("predicted", found.own), ("peers", found.peers), ("mates", found.mates))
+    pairs = (("predicted", found.own), ("peers", found.data_parallel_peers), ("mates", found.pipeline_peers))
     return {name: round(exp(value), 3) for name, value in pairs if value is not None}

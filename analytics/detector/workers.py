@@ -39,7 +39,7 @@ def judge_workers(
         chunks = tuple(Chunk(w, KIND, 1, False, works[w], float(x)) for w, x in enumerate(relative) if x > 0)
         committed = CommittedIteration(
             iteration=int(number),
-            epoch=0,
+            plan_version=0,
             chunks=chunks,
             works=works,
             measured_us=float(np.nanmax(relative)),

@@ -38,7 +38,7 @@ def named(sections: Sequence[tuple[TraceSection, LostTime]], first_number: int, 
     """The verdicts on all sections together, the costliest cause first."""
     total = sum(float(lost.measured_us.sum()) for _, lost in sections)
     chosen = {
-        cause: [(section, lost) for section, lost in sections if cause != "stage_imbalance" or section.epoch == 0]
+        cause: [(section, lost) for section, lost in sections if cause != "stage_imbalance" or section.plan_version == 0]
         for cause in ("long_sequences", "stage_imbalance", "input_bound", "gc_pause")
     }
     costs = {cause: sum(float(lost.causes[cause].sum()) for _, lost in of) for cause, of in chosen.items()}

@@ -113,20 +113,22 @@ def sections_of(log: RunLog) -> tuple[list[TraceSection], tuple[Verdict, ...], l
         return [section], verdicts, [ONE_STAGE]
     followed = follow_run(log)
     sections, problems = [], []
-    for epoch, plan in sorted(log.plans.items()):
-        commits = log.commits.filter(pl.col("epoch") == epoch)
+    for plan_version, plan in sorted(log.plans.items()):
+        commits = log.commits.filter(pl.col("epoch") == plan_version)
         if not commits.height:
             continue
         try:
-            recorded = read_spans(log.spans.filter(pl.col("epoch") == epoch), commits, plan)
+            recorded = read_spans(log.spans.filter(pl.col("epoch") == plan_version), commits, plan)
         except GraphError as error:
-            problems.append(f"time lost under plan {epoch}: {error}")
+            problems.append(f"time lost under plan {plan_version}: {error}")
             continue
         if followed.cost is None:
-            problems.append(f"time lost under plan {epoch}: too few complete iterations to learn what chunks should take")
+            problems.append(
+                f"time lost under plan {plan_version}: too few complete iterations to learn what chunks should take"
+            )
             continue
         bare = TraceSection(
-            recorded.recording, np.full_like(recorded.recording.wall_us, np.nan), lengths_logged=True, epoch=epoch
+            recorded.recording, np.full_like(recorded.recording.wall_us, np.nan), lengths_logged=True, plan_version=plan_version
         )
         expected = _expected(log, bare, recorded.layers, plan.n_layers, followed.cost)
         sections.append(msgspec.structs.replace(bare, expected_us=expected, pauses_us=recorded.pauses_us))
@@ -155,11 +157,11 @@ def _waited(log: RunLog) -> tuple[tuple[Verdict, ...], list[str]]:
     """Who waits least, plan by plan (another plan gives ranks other work), and which plans do not tell."""
     said: list[Verdict] = []
     problems = []
-    for epoch in log.spans["epoch"].unique().sort().to_list():
+    for plan_version in log.spans["epoch"].unique().sort().to_list():
         try:
-            waits = read_waits(log.spans.filter(pl.col("epoch") == epoch), log.iterations)
+            waits = read_waits(log.spans.filter(pl.col("epoch") == plan_version), log.iterations)
         except ValueError as error:
-            problems.append(f"slow_device under plan {epoch}: {error}")
+            problems.append(f"slow_device under plan {plan_version}: {error}")
             continue
         found = follow_waits(waits, thresholds(log))
         said += [msgspec.structs.replace(verdict, verdict=len(said) + i) for i, verdict in enumerate(found, start=1)]
@@ -193,9 +195,9 @@ def _device_seconds(log: RunLog, measured: Sequence[tuple[TraceSection, LostTime
         for cause, us in lost.causes.items():
             found[cause] += devices * float(us.sum()) / 1e6
         found["unexplained"] += devices * float(lost.unexplained_us.sum()) / 1e6
-    for epoch, how in _recoveries(log).items():
-        devices = len(log.plans[epoch].ranks) if epoch in log.plans else 0
-        found["dead" if how == "exit" else "hung"] += devices * log.regrouped_s[epoch]
+    for plan_version, how in _recoveries(log).items():
+        devices = len(log.plans[plan_version].ranks) if plan_version in log.plans else 0
+        found["dead" if how == "exit" else "hung"] += devices * log.regrouped_s[plan_version]
     return {cause: round(seconds, 3) for cause, seconds in found.items() if seconds or cause == "unexplained"}
 
 
@@ -206,8 +208,8 @@ def _recoveries(log: RunLog) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     for lost in log.lost:
-        last = max((epoch for epoch, plan in log.plans.items() if lost.rank in plan.ranks), default=None)
-        after = [] if last is None else [epoch for epoch in log.regrouped_s if epoch > last]
+        last = max((plan_version for plan_version, plan in log.plans.items() if lost.rank in plan.ranks), default=None)
+        after = [] if last is None else [plan_version for plan_version in log.regrouped_s if plan_version > last]
         if after:
             found.setdefault(min(after), lost.how)
     return found

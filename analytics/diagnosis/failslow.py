@@ -50,14 +50,14 @@ def follow_run(log: RunLog) -> FailSlowResult:
     seen: list[IterationSample] = []
     gpus: dict[int, GpuHistory] = {}
     losses = sorted(log.lost, key=lambda lost: lost.watermark or 0)
-    epoch = 0
+    plan_version = 0
     for released in log.released:
         committed, gpus = released.committed, remembered(gpus, released.gpus)
         while losses and (losses[0].watermark or 0) <= committed.iteration:
             said += _lost(detector, log, losses.pop(0), committed.iteration)
-        plan = log.plans[committed.epoch]
-        if committed.epoch != epoch:
-            epoch = committed.epoch
+        plan = log.plans[committed.plan_version]
+        if committed.plan_version != plan_version:
+            plan_version = committed.plan_version
             retraining.plan_changed(committed.iteration)
         if not committed.log_complete:
             continue
@@ -107,7 +107,7 @@ def follow_section(section: TraceSection, options: DetectorOptions) -> tuple[Ver
             for i in chunks
         )
         committed = CommittedIteration(
-            iteration=iteration, epoch=0, chunks=done, works=tuple(Work(1, 0) for _ in range(len(plan.routes))),
+            iteration=iteration, plan_version=0, chunks=done, works=tuple(Work(1, 0) for _ in range(len(plan.routes))),
             measured_us=float(recording.iteration_us[column]), log_complete=bool(np.isfinite(recording.iteration_us[column])),
         )  # fmt: skip
         said += detector.observe(committed, plan, AS_EXPECTED).verdicts
@@ -156,7 +156,7 @@ def _plan(section: TraceSection) -> Plan:
     for number, (replica, _) in enumerate(batches):
         hops = tuple(Hop(first_layer=i, n_layers=1, ranks=(place[replica, stage],)) for i, stage in enumerate(stages))
         routes.append(Route(micro_batch=number, replica=replicas.index(replica), hops=hops))
-    return Plan(epoch=0, n_layers=len(stages), schedule="1f1b", roles=roles, routes=tuple(routes))
+    return Plan(plan_version=0, n_layers=len(stages), schedule="1f1b", roles=roles, routes=tuple(routes))
 
 
 def settled(said: Iterable[Verdict | VerdictClosed]) -> tuple[Verdict, ...]:

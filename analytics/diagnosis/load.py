@@ -31,7 +31,7 @@ from unskew.collector.formats.importers import straggler_analysis
 from unskew.collector.read.reader import Reader
 
 _E = TypeVar("_E", bound=Event)
-_SPAN = tuple(field.name for field in msgspec.structs.fields(Span))
+_SPAN = tuple(field.encode_name for field in msgspec.structs.fields(Span))
 
 
 def load_run(reader: Reader, run: str) -> RunLog:
@@ -60,14 +60,14 @@ def load_run(reader: Reader, run: str) -> RunLog:
         iterations=reader.sql("select iteration, iteration_us from iterations where run = ? order by iteration", [run]),
         spans=spans,
         commits=pl.DataFrame(
-            [(c.iteration, c.epoch, c.rank, c.start_us, c.wall_us) for c in commits],
+            [(c.iteration, c.plan_version, c.rank, c.start_us, c.wall_us) for c in commits],
             schema=dict.fromkeys(("iteration", "epoch", "rank", "start_us", "wall_us"), pl.Int64),
             orient="row",
         ),
         plans=plans,
         released=_released(spans, [*packed, *_events(reader, run, GpuState)], commits, plans),
         lost=tuple(_events(reader, run, DeviceLost)),
-        regrouped_s={event.epoch: event.seconds for event in _events(reader, run, Regrouped)},
+        regrouped_s={event.plan_version: event.seconds for event in _events(reader, run, Regrouped)},
         faults=tuple(_events(reader, run, FaultInjected)),
         flights=tuple(_events(reader, run, CollectiveRecorded)),
         flight_groups=tuple(_events(reader, run, GroupRecorded)),
@@ -101,7 +101,7 @@ def _released(
         return ()
     kinds = spans.filter(pl.col("kind").is_in(["F", "B", "W", "send", "recv", "all_reduce"])).select(_SPAN)
     intake, found = Intake(), []
-    arriving: list[Event] = [Span(**row) for row in kinds.iter_rows(named=True)]
+    arriving: list[Event] = [msgspec.convert({"type": tag_of(Span), **row}, Span) for row in kinds.iter_rows(named=True)]
     waiting = 0
     while waiting < 30:
         taken = intake.take([*arriving, *beside, *commits], plans) if arriving or commits else intake.take((), plans)

@@ -95,7 +95,7 @@ def follow_waits(waits: OwnTimes, options: DetectorOptions) -> tuple[Verdict, ..
             for i, rank in enumerate(waits.ranks)
         )  # fmt: skip
         committed = CommittedIteration(
-            iteration=iteration, epoch=0, chunks=chunks, works=(Work(1, 0),) * len(plan.routes),
+            iteration=iteration, plan_version=0, chunks=chunks, works=(Work(1, 0),) * len(plan.routes),
             measured_us=float(waits.iteration_us[row]), log_complete=True,
         )  # fmt: skip
         said += detector.observe(committed, plan, AS_EXPECTED).verdicts
@@ -129,5 +129,5 @@ def _plan(waits: OwnTimes) -> Plan:
     )
     hops = tuple(Hop(first_layer=number, n_layers=1, ranks=(members[stage][0],)) for number, stage in enumerate(stages))
     return Plan(
-        epoch=0, n_layers=len(stages), schedule="1f1b", roles=roles, routes=(Route(micro_batch=0, replica=0, hops=hops),)
+        plan_version=0, n_layers=len(stages), schedule="1f1b", roles=roles, routes=(Route(micro_batch=0, replica=0, hops=hops),)
     )

@@ -4,7 +4,7 @@ A hang that is meant to be named by liveness must not be cut off by a communicat
 several times before its absence means anything; a long phase that is promised must end before the job gives up. Checked when a
 job starts, so that nobody finds the right values by trial.
 
->>> too_early([Rung("heartbeat period", 0.05), Rung("frozen", 0.1, factor=3)])
+>>> too_early([Timeout("heartbeat period", 0.05), Timeout("frozen", 0.1, factor=3)])
 ('frozen is 0.1 s and must be at least 3 x heartbeat period (0.05 s): 0.15 s',)
 """
 

@@ -230,7 +230,7 @@ class Adaptation:
         iteration = regrouped.iteration
         before, self._in_force = self._in_force, plan
         self._readings = {rank: readings for rank, readings in self._readings.items() if rank not in plan.executors}
-        if plan.epoch > 0:
+        if plan.plan_version > 0:
             regroup_us = 1e6 * (regrouped.seconds - regrouped.migrate_seconds)
             self.site = msgspec.structs.replace(self.site, regroup_us=regroup_us)
         if regrouped.moved_bytes:
@@ -239,8 +239,8 @@ class Adaptation:
         if before is not None and plan.digest == before.digest:  # the same plan under another number: a trial goes on
             self._trial = msgspec.structs.replace(self._trial, plan=plan) if self._trial is not None else None
             return []
-        events = self._end_trial(f"plan {plan.epoch} came at iteration {iteration}")
-        if plan.epoch > 0:
+        events = self._end_trial(f"plan {plan.plan_version} came at iteration {iteration}")
+        if plan.plan_version > 0:
             self._trial = PlanTrial(plan=plan, old=old, proposal=proposal, from_iteration=iteration)
             self._ask_at = iteration + self.options.settle
         self.retraining.plan_changed(iteration)
@@ -291,7 +291,7 @@ class Adaptation:
     def _score(self, committed: CommittedIteration, predicted_us: float) -> list[Control]:
         """Add the iteration to the trial under way; close it when it has lasted long enough."""
         trial = self._trial
-        if trial is None or self.fitted is None or committed.epoch != trial.plan.epoch:
+        if trial is None or self.fitted is None or committed.plan_version != trial.plan.plan_version:
             return []
         self._trial = trial.add(committed, self.fitted.model, self.detector.speeds, predicted_us)
         if self._trial.n < self.options.score_over:
@@ -341,7 +341,7 @@ class Adaptation:
 def _unjudged(committed: CommittedIteration) -> IterationJudged:
     return IterationJudged(
         iteration=committed.iteration,
-        epoch=committed.epoch,
+        plan_version=committed.plan_version,
         measured_us=round(committed.measured_us),
         log_complete=committed.log_complete,
     )

@@ -33,12 +33,12 @@ class _Open(msgspec.Struct):
     @property
     def mark(self) -> IterationCommitted:
         """What was committed: the last attempt, where one that died had stepped an earlier one that nobody else knew of."""
-        return max(self.marks, key=lambda mark: (mark.epoch, mark.attempt, mark.rank))
+        return max(self.marks, key=lambda mark: (mark.plan_version, mark.attempt, mark.rank))
 
     def counted(self) -> list[Span]:
         """The spans of the attempt that was committed, in an order that does not depend on who was read first."""
         mark = self.mark
-        counted = [span for span in self.spans if span.epoch == mark.epoch and span.attempt == mark.attempt]
+        counted = [span for span in self.spans if span.plan_version == mark.plan_version and span.attempt == mark.attempt]
         return sorted(counted, key=lambda span: span.rank)
 
     def is_complete(self, plan: Plan) -> bool:
@@ -50,7 +50,7 @@ class _Open(msgspec.Struct):
 
     def is_whole(self, plan: Plan) -> bool:
         """Whether nothing more is to come; a rank that died before its step leaves no watermark."""
-        return sum(mark.epoch == plan.epoch for mark in self.marks) == len(plan.ranks) and self.is_complete(plan)
+        return sum(mark.plan_version == plan.plan_version for mark in self.marks) == len(plan.ranks) and self.is_complete(plan)
 
 
 class Intake:
@@ -80,8 +80,8 @@ class Intake:
                     of.marks.append(event)
         self._skip_gap()
         released = []
-        while (opened := self._open.get(self._next)) and opened.marks and opened.mark.epoch in plan_of:
-            plan, waited = plan_of[opened.mark.epoch], self._polls - opened.marked_at_poll
+        while (opened := self._open.get(self._next)) and opened.marks and opened.mark.plan_version in plan_of:
+            plan, waited = plan_of[opened.mark.plan_version], self._polls - opened.marked_at_poll
             if waited < 1 or (waited < _PATIENCE_POLLS and not opened.is_whole(plan)):
                 break
             released.append(_release(opened, plan))
@@ -110,10 +110,10 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
     return IterationTelemetry(
         committed=CommittedIteration(
             iteration=mark.iteration,
-            epoch=mark.epoch,
+            plan_version=mark.plan_version,
             chunks=tuple(_chunk(span, works, plan) for span in chunks if span.micro_batch in works),
             works=tuple(works.get(number, Work(0, 0)) for number in range(len(plan.routes))),
-            measured_us=float(max(seen.wall_us for seen in opened.marks if seen.epoch == mark.epoch)),
+            measured_us=float(max(seen.wall_us for seen in opened.marks if seen.plan_version == mark.plan_version)),
             log_complete=opened.is_complete(plan),
             transfers=transfers,
         ),

@@ -47,7 +47,7 @@ class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     def add(self, committed: CommittedIteration, cost: CostModel, speeds: Speeds, predicted_us: float) -> PlanTrial:
         """The trial with one more iteration; `speeds` are those believed now, `predicted_us` is this plan's prediction."""
-        if committed.epoch != self.plan.epoch or committed.iteration < self.from_iteration + SETTLING:
+        if committed.plan_version != self.plan.plan_version or committed.iteration < self.from_iteration + SETTLING:
             return self
         baseline_us = predict_iteration(self.old, committed.works, cost, speeds).iteration_us if self.old else None
         row = Row(committed.iteration, predicted_us, baseline_us, committed.measured_us)
@@ -91,7 +91,7 @@ class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
         """No effect can be stated, because `why`."""
         first = self.from_iteration + SETTLING
         return PlanScored(
-            epoch=self.plan.epoch,
+            plan_version=self.plan.plan_version,
             proposal=self.proposal,
             from_iteration=self.rows[0].iteration if self.rows else first,
             to_iteration=self.rows[-1].iteration if self.rows else first,

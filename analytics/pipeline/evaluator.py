@@ -88,7 +88,7 @@ def pipeline_of(schedule: str, *, ranks: int, micro_batches: int) -> Chunks:
     """One pipeline as arrays: ranks 0..ranks-1, passed as the schedule does. Raises `PlanError` for an unknown schedule."""
     way = way_of(schedule, range(ranks))
     plan = plan_from_partition(
-        epoch=0,
+        plan_version=0,
         n_layers=len(way),
         schedule=schedule,
         members=[way],

@@ -66,7 +66,12 @@ def with_orders(plan: Plan, by_rank: dict[int, Sequence[Action]]) -> Plan:
     """The plan with these actions as its `orders`, under the schedule "searched" (which splits the backward pass)."""
     orders = tuple(written(by_rank[role.rank], split=True) for role in plan.roles)
     return Plan(
-        epoch=plan.epoch, n_layers=plan.n_layers, schedule="searched", roles=plan.roles, routes=plan.routes, orders=orders
+        plan_version=plan.plan_version,
+        n_layers=plan.n_layers,
+        schedule="searched",
+        roles=plan.roles,
+        routes=plan.routes,
+        orders=orders,
     )
 
 

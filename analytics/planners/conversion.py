@@ -16,7 +16,7 @@ def members(cluster: PlannerCluster, assignment: Assignment, replica: int, stage
     return tuple(sorted(own + lent))
 
 
-def to_plan(cluster: PlannerCluster, assignment: Assignment, *, epoch: int, schedule: str = "1f1b") -> Plan:
+def to_plan(cluster: PlannerCluster, assignment: Assignment, *, plan_version: int, schedule: str = "1f1b") -> Plan:
     """Ranks are device numbers; micro-batches are dealt to their homes in turn, in proportion. Raises `PlanError`."""
     n_layers = cluster.job.n_layers
     first_layer: Ints = np.cumsum(assignment.layers, axis=1) - assignment.layers
@@ -39,7 +39,7 @@ def to_plan(cluster: PlannerCluster, assignment: Assignment, *, epoch: int, sche
             raise PlanError(f"stage {missing[0]} of replica {replica} has no group, and no other takes its micro-batch {j}")
         legs = tuple(hops[place] for place in places)
         routes.append(Route(micro_batch=number, replica=replica, hops=legs))
-    plan = Plan(epoch=epoch, n_layers=n_layers, schedule=schedule, roles=tuple(roles), routes=tuple(routes))
+    plan = Plan(plan_version=plan_version, n_layers=n_layers, schedule=schedule, roles=tuple(roles), routes=tuple(routes))
     validate(plan)
     return plan
 

@@ -32,11 +32,11 @@ def rerouted(job: Job, lost: set[tuple[int, int]], *, micro_batches: list[int] |
     )
     moves: tuple[Move, ...] = ()
     for replica, stage in sorted(lost):
-        peers = [peer for peer in range(job.dp) if (peer, stage) not in lost]
-        if not peers:
+        data_parallel_peers = [peer for peer in range(job.dp) if (peer, stage) not in lost]
+        if not data_parallel_peers:
             raise LayoutError(f"no replica of stage {stage} is left")
-        shares = split_evenly(counts[replica], len(peers))
-        moves += dealt(replica, stage, counts[replica], dict(zip(peers, shares, strict=True)))
+        shares = split_evenly(counts[replica], len(data_parallel_peers))
+        moves += dealt(replica, stage, counts[replica], dict(zip(data_parallel_peers, shares, strict=True)))
     return Layout(pipelines, moves)
 
 

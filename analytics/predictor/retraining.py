@@ -198,7 +198,7 @@ def fit_seen(seen: Sequence[IterationSample], classes: Mapping[str, tuple[int, .
     measured = [
         TimedIteration(one.plan, one.committed.works, one.committed.measured_us)
         for one in seen
-        if one.plan.epoch == plan.epoch and one.speeds == speeds and one.committed.iteration > 0
+        if one.plan.plan_version == plan.plan_version and one.speeds == speeds and one.committed.iteration > 0
     ]
     transfers = [us for one in seen for us in one.released.transfers_us]
     collectives = [us for one in seen for us in one.released.collectives_us]

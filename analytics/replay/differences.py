@@ -33,9 +33,9 @@ IDENTITY: dict[type[Event], tuple[str, ...]] = {
     VerdictScored: ("verdict",),
     Probed: ("at_iteration",),
     StandbyMeasured: ("rank", "watermark"),
-    PlanScored: ("epoch",),
-    PlanProposed: ("optional", "epoch", "at_iteration"),
-    PlanKept: ("epoch", "at_iteration"),
+    PlanScored: ("plan_version",),
+    PlanProposed: ("optional", "plan_version", "at_iteration"),
+    PlanKept: ("plan_version", "at_iteration"),
 }
 """The events that are decided, and the fields by which each is found again."""
 _NAMED_LIVE = ("proposal",)
@@ -96,7 +96,8 @@ def _by_identity(events: Sequence[Event]) -> dict[_Key, dict[str, Any]]:
         names = IDENTITY[type(event)]
         # As a reader of the log sees it: tuples are lists, keys of dictionaries texts.
         data = msgspec.json.decode(msgspec.json.encode(event))
-        found[tag_of(type(event)), tuple((name, getattr(event, name)) for name in names)] = data
+        logged_as = {field.name: field.encode_name for field in msgspec.structs.fields(event)}
+        found[tag_of(type(event)), tuple((logged_as[name], getattr(event, name)) for name in names)] = data
     return found
 
 

@@ -51,7 +51,7 @@ class RecordedRun(msgspec.Struct, frozen=True):
     def plans(self) -> dict[int, Plan]:
         """Every plan that was issued, by its epoch."""
         return {
-            noted.event.epoch: Plan.from_data(noted.event.plan)
+            noted.event.plan_version: Plan.from_data(noted.event.plan)
             for noted in self.control
             if isinstance(noted.event, (PlanIssued, PlanApplied))
         }

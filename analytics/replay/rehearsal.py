@@ -115,10 +115,10 @@ class Rehearsal:
         while self._next < len(self._iterations) and self._iterations[self._next].committed.iteration < watermark:
             released = self._iterations[self._next]
             self._next += 1
-            iteration, self.plan = released.committed.iteration, self._plans[released.committed.epoch]
+            iteration, self.plan = released.committed.iteration, self._plans[released.committed.plan_version]
             step = self.observe(released, self.plan)
             self.made += [step.judged, *step.events]
-            under_way = bool(self._issued) and self._issued[-1].epoch != self.plan.epoch
+            under_way = bool(self._issued) and self._issued[-1].plan_version != self.plan.plan_version
             if not under_way and iteration + 1 < self.adaptation.site.iterations:
                 self.made += _answer(step, iteration, self.plan)
 
@@ -137,25 +137,27 @@ class Rehearsal:
         elif isinstance(event, PlanIssued):
             self._issued.append(event)
         elif isinstance(event, PlanApplied):
-            self._in_force = event.epoch
-            regrouped = next(one for one in self._control[place:] if isinstance(one, Regrouped) and one.epoch == event.epoch)
+            self._in_force = event.plan_version
+            regrouped = next(
+                one for one in self._control[place:] if isinstance(one, Regrouped) and one.plan_version == event.plan_version
+            )
             self.made += self.adaptation.applied(
-                self._plans[event.epoch], event.proposal, regrouped, old=self._replaced(event.epoch)
+                self._plans[event.plan_version], event.proposal, regrouped, old=self._replaced(event.plan_version)
             )
 
-    def _replaced(self, epoch: int) -> Plan | None:
-        """The plan that plan `epoch` replaced by choice."""
-        chosen = any(issued.epoch == epoch and issued.optional and issued.proposal for issued in self._issued)
-        return self._plans[epoch - 1] if chosen else None
+    def _replaced(self, plan_version: int) -> Plan | None:
+        """The plan that plan `plan_version` replaced by choice."""
+        chosen = any(issued.plan_version == plan_version and issued.optional and issued.proposal for issued in self._issued)
+        return self._plans[plan_version - 1] if chosen else None
 
     def _recover(self, recorded: PlanProposed) -> None:
         """The minimal recovery again: from the plan in force, or from a recovery that was under way."""
         assert self._lost is not None
         base = self._plans[self._in_force or 0]
-        if self._issued and self._issued[-1].epoch > base.epoch and not self._issued[-1].optional:
-            base = self._plans[self._issued[-1].epoch]
+        if self._issued and self._issued[-1].plan_version > base.plan_version and not self._issued[-1].optional:
+            base = self._plans[self._issued[-1].plan_version]
         try:
-            plan = recover(base, {self._lost.rank}, recorded.epoch)
+            plan = recover(base, {self._lost.rank}, recorded.plan_version)
         except PlanError:
             return
         expected_us = self.adaptation.expected_us(plan)
@@ -178,7 +180,7 @@ def _answer(step: AdaptationStep, iteration: int, plan: Plan) -> list[Event]:
         return []
     found = step.proposal
     if found is None:
-        kept = PlanKept(epoch=plan.epoch, at_iteration=iteration, reason=step.reason, verdict=step.verdict)
+        kept = PlanKept(plan_version=plan.plan_version, at_iteration=iteration, reason=step.reason, verdict=step.verdict)
         return [kept] if step.reason else []
     return [found.event("", verdict=step.verdict, reason=step.reason, at_iteration=iteration, old=plan)]
 

@@ -131,11 +131,11 @@ def _open_verdicts(made: Sequence[Event]) -> tuple[Verdict, ...]:
 
 
 def _open_proposals(past: Sequence[Control]) -> tuple[ReplayedProposal, ...]:
-    lying: dict[str, ReplayedProposal] = {}
+    open_proposal: dict[str, ReplayedProposal] = {}
     for event in past:
         match event:
             case PlanProposed():
-                lying[event.proposal] = ReplayedProposal(
+                open_proposal[event.proposal] = ReplayedProposal(
                     proposal=event.proposal,
                     status="open",
                     optional=event.optional,
@@ -143,8 +143,8 @@ def _open_proposals(past: Sequence[Control]) -> tuple[ReplayedProposal, ...]:
                     gain_percent=event.gain_percent,
                     reason=event.reason,
                 )
-            case PlanApproved() if event.proposal in lying:
-                lying[event.proposal] = msgspec.structs.replace(lying[event.proposal], status="approved")
+            case PlanApproved() if event.proposal in open_proposal:
+                open_proposal[event.proposal] = msgspec.structs.replace(open_proposal[event.proposal], status="approved")
             case PlanRejected() | PlanExpired() | PlanFailed() | PlanApplied():
-                lying.pop(event.proposal, None)
-    return tuple(lying.values())
+                open_proposal.pop(event.proposal, None)
+    return tuple(open_proposal.values())

@@ -31,10 +31,10 @@ class Shape(msgspec.Struct, frozen=True):
     layers: tuple[tuple[int, ...], ...]
     micro_batches: tuple[int, ...]
 
-    def plan(self, like: Plan, epoch: int) -> Plan:
+    def plan(self, like: Plan, plan_version: int) -> Plan:
         """The shape as a plan for the model and schedule of `like`."""
         return plan_from_partition(
-            epoch=epoch,
+            plan_version=plan_version,
             n_layers=like.n_layers,
             schedule=like.schedule,
             members=self.members,

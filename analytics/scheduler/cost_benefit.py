@@ -11,7 +11,7 @@ t = how long the fault has lasted, T = its duration, r = what is left of the run
 4. payback = cost of the change / gain per second; risk = P(T - t < payback | T > t), the probability that the fault ends
    before the change is repaid.
 
->>> Life().remaining_s(0.0, 1e9) / 60  # doctest: +ELLIPSIS
+>>> FaultLife().remaining_s(0.0, 1e9) / 60  # doctest: +ELLIPSIS
 72.1...
 """
 

@@ -113,7 +113,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
         """The proposal for the log: under `name`, after `verdict`, to replace the plan `old`."""
         return PlanProposed(
             proposal=name,
-            epoch=old.epoch + 1,
+            plan_version=old.plan_version + 1,
             digest=self.plan.digest,
             optional=True,
             reason=reason,
@@ -147,7 +147,7 @@ def propose(
     best = _search(bench, options)
     proposal = _weigh(bench, best, options)
     if proposal.plan.digest == plan.digest:
-        return None, f"plan {plan.epoch} is the best of {len(bench.scored)} candidates, the cost of a change included"
+        return None, f"plan {plan.plan_version} is the best of {len(bench.scored)} candidates, the cost of a change included"
     if objection := _objection(proposal, bench.worth(proposal, options), options):
         return None, f"{objection} (best of {len(bench.scored)} candidates: {proposal.change})"
     return proposal, (
@@ -231,7 +231,7 @@ class _Bench:
 
     def score(self, name: str, shape: Shape) -> tuple[Candidate, int]:
         """The candidate, and the replica that finishes last under it."""
-        plan = shape.plan(self.current, self.current.epoch + 1)
+        plan = shape.plan(self.current, self.current.plan_version + 1)
         times, timeline = self.iteration_us(plan)
         moved = moved_layers(self.current, plan)
         regroup_us = self.state.regroup_us if plan.digest != self.current.digest else 0.0
@@ -266,7 +266,7 @@ class _Bench:
 
     def plan_of(self, candidate: Candidate) -> Plan:
         shape = Shape(candidate.members, candidate.layers, candidate.micro_batches)
-        return shape.plan(self.current, self.current.epoch + 1)
+        return shape.plan(self.current, self.current.plan_version + 1)
 
     def objective(self, candidate: Candidate) -> float:
         """Mean iteration time with the cost of the change spread over the rest of the run."""

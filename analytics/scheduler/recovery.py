@@ -13,8 +13,8 @@ from collections import Counter
 from unskew.analytics.core.plan import Hop, Plan, PlanError, Role, Route, validate
 
 
-def recover(plan: Plan, dead: set[int], epoch: int) -> Plan:
-    """The plan without the `dead` ranks, numbered `epoch`. Raises `PlanError` naming the layers that nobody holds any more."""
+def recover(plan: Plan, dead: set[int], plan_version: int) -> Plan:
+    """The plan without the `dead` ranks, numbered `plan_version`. Raises `PlanError` naming layers that nobody holds."""
     roles = tuple(role for role in plan.roles if role.rank not in dead)
     _require_holders(plan, roles, dead)
     load = Counter({role.rank: 0 for role in roles})
@@ -27,7 +27,9 @@ def recover(plan: Plan, dead: set[int], epoch: int) -> Plan:
             for leg in [hop] if hop.rank not in dead else _replacement(hop, roles, load):
                 _append(hops, leg)
         routes.append(Route(micro_batch=route.micro_batch, replica=route.replica, hops=tuple(hops)))
-    recovered = Plan(epoch=epoch, n_layers=plan.n_layers, schedule=plan.schedule, roles=roles, routes=tuple(routes))
+    recovered = Plan(
+        plan_version=plan_version, n_layers=plan.n_layers, schedule=plan.schedule, roles=roles, routes=tuple(routes)
+    )
     validate(recovered)
     return recovered
 

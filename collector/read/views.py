@@ -34,10 +34,12 @@ def events_of(source: str) -> str:
     )
 
 
-def _decision(decision: str, event: type[Event], *, by: str = "actor", reason: str = "reason", epoch: str = "null") -> str:
+def _decision(
+    decision: str, event: type[Event], *, by: str = "actor", reason: str = "reason", plan_version: str = "null"
+) -> str:
     return (
         f"select run, at_us, proposal, '{decision}' as decision, {by} as \"by\", {reason} as reason, "
-        f"{epoch}::bigint as epoch, seq from ({own_columns(event)})"
+        f"{plan_version}::bigint as epoch, seq from ({own_columns(event)})"
     )
 
 
@@ -110,9 +112,9 @@ VIEWS: dict[str, str] = {
             _decision("approved", events.PlanApproved, by='"by"'),
             _decision("rejected", events.PlanRejected, by='"by"'),
             _decision("expired", events.PlanExpired),
-            _decision("applied", events.PlanApplied, epoch="epoch"),
-            _decision("failed", events.PlanFailed, epoch="epoch"),
-            _decision("scored", events.PlanScored, epoch="epoch", reason="void"),
+            _decision("applied", events.PlanApplied, plan_version="epoch"),
+            _decision("failed", events.PlanFailed, plan_version="epoch"),
+            _decision("scored", events.PlanScored, plan_version="epoch", reason="void"),
         )
     ),
     "proposals": f"""

@@ -27,7 +27,7 @@ def show(snapshot: Snapshot) -> None:
         if imported(story):
             _tile("Iterations", f"{snapshot.iterations.height:,}", f"in the log, the last is {latest.iteration}")
         else:
-            plan = f"plan {latest.epoch}"
+            plan = f"plan {latest.plan_version}"
             _tile("Iterations", f"{latest.iteration + 1:,}", f"of {target:,} done, {plan}" if target else f"done, {plan}")
         _loss(latest.loss, snapshot.iterations.tail(RECENT))
         _rate(latest)

@@ -153,9 +153,9 @@ def lost_of(story: Story) -> dict[int, Role]:
     return {loss.rank: roles[loss.rank] for loss in story.lost if loss.rank in roles}
 
 
-def previous(story: Story, epoch: int) -> Plan | None:
-    """The plan that was in force before plan `epoch`."""
-    older = [applied for applied in story.plans if applied.epoch < epoch]
+def previous(story: Story, plan_version: int) -> Plan | None:
+    """The plan that was in force before plan `plan_version`."""
+    older = [applied for applied in story.plans if applied.plan_version < plan_version]
     return Plan.from_data(older[-1].plan) if older else None
 
 
@@ -169,10 +169,15 @@ def show(snapshot: Snapshot) -> None:
             empty("0 plans applied." if story.finished is not None else "0 plans applied yet.")
             return
         reason = f": {applied.reason}" if applied.reason else ""
-        title(f"Plan {applied.epoch}: who holds what", f"since iteration {applied.iteration}{reason} · mb = micro-batches")
+        title(
+            f"Plan {applied.plan_version}: who holds what", f"since iteration {applied.iteration}{reason} · mb = micro-batches"
+        )
         plan, speeds, lost = Plan.from_data(applied.plan), speeds_of(story), lost_of(story)
-        st.html(draw(plan, previous(story, applied.epoch), speeds, lost, standby_of(story, plan, lost)))
+        st.html(draw(plan, previous(story, applied.plan_version), speeds, lost, standby_of(story, plan, lost)))
         for change in story.open_changes:
-            title(f"Plan {change.proposed.epoch} as proposed", f"by {change.proposed.proposal}, against plan {applied.epoch}")
+            title(
+                f"Plan {change.proposed.plan_version} as proposed",
+                f"by {change.proposed.proposal}, against plan {applied.plan_version}",
+            )
             proposed = Plan.from_data(change.proposed.plan)
             st.html(draw(proposed, plan, speeds, lost, standby_of(story, proposed, lost)))

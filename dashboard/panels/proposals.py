@@ -36,7 +36,7 @@ def _none_yet(snapshot: Snapshot) -> str:
 def _card(snapshot: Snapshot, change: Change) -> None:
     proposed = change.proposed
     kind = "optional" if proposed.optional else "recovery"
-    title(f"Proposal {proposed.proposal}", f"plan {proposed.epoch} · {kind} · iteration {proposed.at_iteration}")
+    title(f"Proposal {proposed.proposal}", f"plan {proposed.plan_version} · {kind} · iteration {proposed.at_iteration}")
     words = f'<div class="u-text"><p>{escape(proposed.reason)}</p>{_what(change)}</div>'
     st.html(f'<div data-testid="proposal" data-state="{change.state}">{words}{facts(change)}</div>')
     if change.state == "open":

@@ -88,7 +88,7 @@ def _of_plan(
     applied = isinstance(event, PlanApplied)
     if applied and (change is None or change.proposed.optional):
         return None  # the first plan, or one whose approval has a row already
-    what = f"proposal {event.proposal}" + (f", plan {change.proposed.epoch}" if change is not None else "")
+    what = f"proposal {event.proposal}" + (f", plan {change.proposed.plan_version}" if change is not None else "")
     scored = change.scored if change is not None and isinstance(event, PlanApproved | PlanApplied) else None
     effect = scored_words(scored) if scored is not None else ""
     return DecisionRow(entry.at_us, what, WORDS[type(event)], getattr(event, "by", entry.actor), event.reason, effect)

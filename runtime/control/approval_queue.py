@@ -54,18 +54,18 @@ class ApprovalQueue:
     def __init__(self, mode: Mode, iterations: int, limits: AutoLimits | None = None) -> None:
         self.mode: Mode = mode
         self._iterations, self._limits = iterations, limits or AutoLimits()
-        self._lying: OpenProposal | None = None
+        self._open_proposal: OpenProposal | None = None
         self._numbered = 0
         self._changes = 0
         self._last_change: int | None = None
 
     def propose(self, found: Proposal, verdict: int | None, reason: str, iteration: int, old: Plan) -> list[Control]:
         """Lay down a proposal; in mode auto it may be approved at once."""
-        if self._lying is not None and self._lying.approved_by is not None:
+        if self._open_proposal is not None and self._open_proposal.approved_by is not None:
             return []
         events = self.expire("a newer proposal came")
         name = self._name()
-        self._lying = OpenProposal(
+        self._open_proposal = OpenProposal(
             proposal=name,
             plan=found.plan,
             gain_us=found.baseline_us - found.predicted_us,
@@ -84,7 +84,7 @@ class ApprovalQueue:
         return [
             PlanProposed(
                 proposal=name,
-                epoch=plan.epoch,
+                plan_version=plan.plan_version,
                 digest=plan.digest,
                 optional=False,
                 reason=f"rank {suspect.rank} was lost: its work is rerouted to ranks that hold its layers",
@@ -103,34 +103,34 @@ class ApprovalQueue:
 
     def take_approved(self, iteration: int) -> tuple[OpenProposal | None, list[Control]]:
         """The proposal to apply now, if it is approved (or auto approves it now); an open one that no longer pays expires."""
-        lying = self._lying
-        if lying is None:
+        open_proposal = self._open_proposal
+        if open_proposal is None:
             return None, []
-        if self.mode == "observe" and lying.approved_by is not None:
+        if self.mode == "observe" and open_proposal.approved_by is not None:
             return None, self.expire("mode observe applies no change")
         events: list[Control] = []
-        if lying.approved_by is None:
-            if lying.gain_us * (self._iterations - iteration) < lying.cost_us:
+        if open_proposal.approved_by is None:
+            if open_proposal.gain_us * (self._iterations - iteration) < open_proposal.cost_us:
                 return None, self.expire(f"at iteration {iteration} too few iterations are left to repay the change")
-            if self.mode != "auto" or self._auto_refuses(lying, iteration):
+            if self.mode != "auto" or self._auto_refuses(open_proposal, iteration):
                 return None, []
-            lying.approved_by = "auto"
+            open_proposal.approved_by = "auto"
             events.append(
                 PlanApproved(
-                    proposal=lying.proposal,
+                    proposal=open_proposal.proposal,
                     by="auto",
-                    reason=f"gain of {lying.gain_percent:.1f} % is within the limits of auto",
+                    reason=f"gain of {open_proposal.gain_percent:.1f} % is within the limits of auto",
                 )
             )
-        self._lying = None
+        self._open_proposal = None
         self._changes += 1
         self._last_change = iteration
-        return lying, events
+        return open_proposal, events
 
     def expire(self, reason: str) -> list[Control]:
         """Clear the desk."""
-        lying, self._lying = self._lying, None
-        return [] if lying is None else [PlanExpired(proposal=lying.proposal, reason=reason)]
+        open_proposal, self._open_proposal = self._open_proposal, None
+        return [] if open_proposal is None else [PlanExpired(proposal=open_proposal.proposal, reason=reason)]
 
     def command(self, command: Command) -> list[Control]:
         """What somebody asks: approve, reject, another mode, a note. A command that cannot be carried out is refused in the
@@ -139,16 +139,16 @@ class ApprovalQueue:
             return [Note(text=command.reason, by=command.by)]
         if command.kind == "mode":
             return self._change_mode(command)
-        lying = self._lying
-        if lying is None or lying.proposal != command.target or lying.approved_by is not None:
+        open_proposal = self._open_proposal
+        if open_proposal is None or open_proposal.proposal != command.target or open_proposal.approved_by is not None:
             return [self._refused(command, f"proposal {command.target} is not open")]
         if self.mode == "observe":
             return [self._refused(command, "mode observe applies no change; switch to approve first")]
         if command.kind == "reject":
-            self._lying = None
-            return [PlanRejected(proposal=lying.proposal, by=command.by, reason=command.reason)]
-        lying.approved_by = command.by
-        return [PlanApproved(proposal=lying.proposal, by=command.by, reason=command.reason)]
+            self._open_proposal = None
+            return [PlanRejected(proposal=open_proposal.proposal, by=command.by, reason=command.reason)]
+        open_proposal.approved_by = command.by
+        return [PlanApproved(proposal=open_proposal.proposal, by=command.by, reason=command.reason)]
 
     def _change_mode(self, command: Command) -> list[Control]:
         for mode in _MODES:
@@ -157,11 +157,11 @@ class ApprovalQueue:
                 return [ModeChanged(mode=mode, by=command.by, reason=command.reason)]
         return [self._refused(command, f"mode {command.target} is not known, allowed: {', '.join(_MODES)}")]
 
-    def _auto_refuses(self, lying: OpenProposal, iteration: int) -> bool:
+    def _auto_refuses(self, open_proposal: OpenProposal, iteration: int) -> bool:
         limits = self._limits
         return (
             self._changes >= limits.most_changes
-            or lying.gain_percent < limits.least_gain_percent
+            or open_proposal.gain_percent < limits.least_gain_percent
             or (self._last_change is not None and iteration - self._last_change < limits.least_apart)
         )
 

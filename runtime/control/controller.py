@@ -72,23 +72,23 @@ class Controller:
         self,
         options: RunOptions,
         *,
-        ledger: ControlLog,
+        control_log: ControlLog,
         telemetry: SpoolWriter,
         tail: Tail,
         inbox: Inbox,
         membership: Membership,
         adaptation: Adaptation,
-        seats: Sequence[RankSpec],
+        rank_specs: Sequence[RankSpec],
         node: str,
         on_entries: Callable[[Sequence[Entry]], None],
         check_interrupt: Callable[[], None],
     ) -> None:
-        self.options, self.ledger, self.telemetry, self.tail, self.inbox = options, ledger, telemetry, tail, inbox
-        self.membership, self.adaptation, self.seats, self.node = membership, adaptation, seats, node
+        self.options, self.control_log, self.telemetry, self.tail, self.inbox = options, control_log, telemetry, tail, inbox
+        self.membership, self.adaptation, self.rank_specs, self.node = membership, adaptation, rank_specs, node
         self.on_entries, self.check_interrupt = on_entries, check_interrupt
         self.intake = Intake()
         self.plans = Plans(options.first_plan(), time.monotonic_ns())
-        self.desk = ApprovalQueue(options.mode, options.iterations)
+        self.approval_queue = ApprovalQueue(options.mode, options.iterations)
         self.watch = LivenessWatch()
         self.failures: dict[int, RankFailed] = {}
         self.alive: set[int] = set()
@@ -98,8 +98,8 @@ class Controller:
     def run(self) -> None:
         """Until every living rank has committed every iteration. Raises `RunFailed`."""
         answer_soon()
-        self.membership.send(Start(seats=tuple(self.seats)))
-        self.ledger.append(self.adaptation.started(), self._issued())
+        self.membership.send(Start(rank_specs=tuple(self.rank_specs)))
+        self.control_log.append(self.adaptation.started(), self._issued())
         self._issue(abort=True)
         while not self._done():
             for message in self.membership.poll(_POLL_S):
@@ -121,20 +121,22 @@ class Controller:
         while self.committed < self.options.iterations and time.monotonic() < until:
             self._read_log()
             time.sleep(0.02)
-        self.ledger.append(*self.adaptation.finish(), *self.desk.expire("the run ended"), *self._give_up("the run ended"))
+        self.control_log.append(
+            *self.adaptation.finish(), *self.approval_queue.expire("the run ended"), *self._give_up("the run ended")
+        )
 
     # --- what the agent says -----------------------------------------------------------------------------------------
 
     def _take(self, message: AnyMessage) -> None:
         if isinstance(message, RankForked):
             self.alive.add(message.rank)
-            self.ledger.append(
+            self.control_log.append(
                 DeviceJoined(
-                    device=self._seat(message.rank).device_id,
+                    device=self._rank_spec(message.rank).device_id,
                     rank=message.rank,
                     node=self.node,
                     pid=message.pid,
-                    device_class=self._seat(message.rank).device_class,
+                    device_class=self._rank_spec(message.rank).device_class,
                 )
             )
         elif isinstance(message, RankExited):
@@ -144,21 +146,23 @@ class Controller:
         elif isinstance(message, FaultAnnounced):
             event = msgspec.structs.replace(message.fault.event(), announced_us=message.at_us, watermark=self.committed)
             self.adaptation.injected(event)
-            self.ledger.append(event)
+            self.control_log.append(event)
         elif isinstance(message, CommunicationBroken):
-            self.watch.broken(message.epoch, time.monotonic())
+            self.watch.broken(message.plan_version, time.monotonic())
         elif isinstance(message, RankFinished):
             self.finished.add(message.rank)
         elif isinstance(message, RankFailed):
             self._failed(message)
         elif isinstance(message, StandbyProduct) and message.rank not in self.plans.in_force.executors:
-            self.ledger.append(*self.adaptation.measured(message.rank, message.iteration, message.product_us, self.committed))
+            self.control_log.append(
+                *self.adaptation.measured(message.rank, message.iteration, message.product_us, self.committed)
+            )
 
     def _failed(self, message: RankFailed) -> None:
         """A rank raised an error and is about to end. One alone is a device's death; two in one epoch share a cause."""
-        same_epoch = [rank for rank, other in self.failures.items() if other.epoch == message.epoch]
-        if message.fatal or same_epoch:
-            also = f", as did rank {same_epoch[0]}" if same_epoch else ""
+        same_version = [rank for rank, other in self.failures.items() if other.plan_version == message.plan_version]
+        if message.fatal or same_version:
+            also = f", as did rank {same_version[0]}" if same_version else ""
             raise RunFailed(f"rank {message.rank} cannot go on{also}: {message.detail}")
         self.failures[message.rank] = message
 
@@ -174,9 +178,9 @@ class Controller:
         iteration = max(self.committed, self.membership.iteration_of(rank))
         lost = self.adaptation.lost(suspect, iteration)
         verdict = next((event.verdict for event in lost if isinstance(event, Verdict)), None)
-        self.ledger.append(
+        self.control_log.append(
             DeviceLost(
-                device=self._seat(rank).device_id,
+                device=self._rank_spec(rank).device_id,
                 rank=rank,
                 how=suspect.how,
                 detail=suspect.detail,
@@ -186,18 +190,18 @@ class Controller:
                 victims=suspect.victims,
             ),
             *lost,
-            *self.desk.expire(f"rank {rank} was lost"),
+            *self.approval_queue.expire(f"rank {rank} was lost"),
             *(self._give_up(f"rank {rank} was lost") if involved else ()),
         )
         if not involved:
             return
-        if self.desk.mode == "observe":
+        if self.approval_queue.mode == "observe":
             raise RunFailed(f"rank {rank} was lost ({suspect.detail}) and mode observe changes nothing: the run stops")
         try:
-            plan = recover(self.plans.base, {rank}, self.plans.next_epoch)
+            plan = recover(self.plans.base, {rank}, self.plans.next_plan_version)
         except PlanError as error:
             raise RunFailed(str(error)) from error
-        recovery = self.desk.recovery(
+        recovery = self.approval_queue.recovery(
             plan,
             self.plans.base,
             suspect,
@@ -207,31 +211,31 @@ class Controller:
         )
         self.plans.issue(
             plan,
-            proposal=self.desk.newest,
+            proposal=self.approval_queue.newest,
             reason=f"rank {rank} was lost ({suspect.how})",
             optional=False,
             asked_ns=message.at_ns,
             old=None,
         )
-        self.ledger.append(*recovery, self._issued())
+        self.control_log.append(*recovery, self._issued())
         self._issue(abort=True)
 
-    def _seat(self, rank: int) -> RankSpec:
-        return next(seat for seat in self.seats if seat.rank == rank)
+    def _rank_spec(self, rank: int) -> RankSpec:
+        return next(rank_spec for rank_spec in self.rank_specs if rank_spec.rank == rank)
 
     def _give_up(self, reason: str) -> list[Control]:
         """What to log when a pending change of plan will not happen."""
         pending = self.plans.pending
         if pending is None or not pending.optional:
             return []
-        return [PlanFailed(epoch=pending.plan.epoch, proposal=pending.proposal, reason=reason)]
+        return [PlanFailed(plan_version=pending.plan.plan_version, proposal=pending.proposal, reason=reason)]
 
     def _issued(self) -> PlanIssued:
         """The latest plan, as the log has it before the ranks do."""
         issued = self.plans.pending
         assert issued is not None
         return PlanIssued(
-            epoch=issued.plan.epoch,
+            plan_version=issued.plan.plan_version,
             proposal=issued.proposal,
             optional=issued.optional,
             plan=issued.plan.to_data(),
@@ -243,7 +247,7 @@ class Controller:
         plan = self.plans.latest
         leaving: set[int] = set()
         if abort:
-            self.watch.aborted(plan.epoch)
+            self.watch.aborted(plan.plan_version)
         else:
             leaving = self.alive.intersection(self.plans.in_force.ranks) - {*plan.ranks}
         self.membership.send(PlanRecord(plan=plan, abort=abort, probe=probe, leaving=tuple(sorted(leaving))))
@@ -253,14 +257,14 @@ class Controller:
         if done is None:
             return
         regrouped = Regrouped(
-            epoch=done.plan.epoch,
+            plan_version=done.plan.plan_version,
             iteration=done.iteration,
             seconds=done.seconds,
             migrate_seconds=done.migrate_s,
             moved_bytes=done.moved_bytes,
         )
         ended = self.adaptation.applied(done.plan, done.proposal, regrouped, old=done.old)
-        self.ledger.append(*ended, done.event, regrouped)
+        self.control_log.append(*ended, done.event, regrouped)
 
     # --- liveness ----------------------------------------------------------------------------------------------------
 
@@ -269,7 +273,7 @@ class Controller:
         now_s, pulses = time.monotonic(), self.membership.pulses
         longest_work_s = self.membership.longest_work_s if self.committed else None
         for suspect in self.watch.suspects(now_s, pulses, longest_work_s):
-            self.ledger.append(Suspected(rank=suspect.rank, how=suspect.how, detail=suspect.detail))
+            self.control_log.append(Suspected(rank=suspect.rank, how=suspect.how, detail=suspect.detail))
             self.membership.send(Kill(rank=suspect.rank))
         if (found := self.watch.regroup_reason(now_s, pulses)) is None:
             return
@@ -278,16 +282,16 @@ class Controller:
             raise RunFailed(f"{reason}, and regrouping did not help")
         note = Note(text=f"{reason}: regrouping with the same plan", by="controller")
         given_up = self._give_up(reason)
-        plan = self.plans.base.renumbered(self.plans.next_epoch)
+        plan = self.plans.base.renumbered(self.plans.next_plan_version)
         self.plans.issue(plan, proposal="", reason=reason, optional=False, asked_ns=time.monotonic_ns(), old=None)
-        self.ledger.append(note, *given_up, self._issued())
+        self.control_log.append(note, *given_up, self._issued())
         self._issue(abort=True)
 
     # --- the log -----------------------------------------------------------------------------------------------------
 
     def _read_log(self) -> None:
         entries = self.tail.poll()
-        for released in self.intake.take((entry.event for entry in entries), self.plans.by_epoch):
+        for released in self.intake.take((entry.event for entry in entries), self.plans.by_plan_version):
             self._committed(released)
         if entries:
             self.on_entries(entries)
@@ -297,19 +301,19 @@ class Controller:
         iteration = released.committed.iteration
         self.committed = iteration + 1
         self.watch.progressed()
-        plan = self.plans.by_epoch[released.committed.epoch]
+        plan = self.plans.by_plan_version[released.committed.plan_version]
         step = self.adaptation.observe(released, plan)
         self.telemetry.append(step.judged)
-        self.ledger.append(*step.events)
-        if plan.epoch != self.plans.latest.epoch or self.committed >= self.options.iterations:
+        self.control_log.append(*step.events)
+        if plan.plan_version != self.plans.latest.plan_version or self.committed >= self.options.iterations:
             return
         if step.probe is not None:
             self._issue_probe(step.probe, step.reason)
         elif step.proposal is not None:
-            self.ledger.append(*self.desk.propose(step.proposal, step.verdict, step.reason, iteration, plan))
+            self.control_log.append(*self.approval_queue.propose(step.proposal, step.verdict, step.reason, iteration, plan))
         elif step.reason:
-            kept = PlanKept(epoch=plan.epoch, at_iteration=iteration, reason=step.reason, verdict=step.verdict)
-            self.ledger.append(kept, *self.desk.expire(step.reason))
+            kept = PlanKept(plan_version=plan.plan_version, at_iteration=iteration, reason=step.reason, verdict=step.verdict)
+            self.control_log.append(kept, *self.approval_queue.expire(step.reason))
         self._apply_approved()
         self._measure_standby()
 
@@ -321,30 +325,30 @@ class Controller:
 
     def _issue_probe(self, probe: Probe, reason: str) -> None:
         """Measure suspects at the next boundary, under the same plan; it holds training up, so not in mode observe."""
-        if self.desk.mode == "observe" or self.plans.pending is not None:
+        if self.approval_queue.mode == "observe" or self.plans.pending is not None:
             return
-        plan = self.plans.latest.renumbered(self.plans.next_epoch)
+        plan = self.plans.latest.renumbered(self.plans.next_plan_version)
         self.plans.issue(plan, proposal="", reason=f"probe: {reason}", optional=True, asked_ns=None, old=None)
-        self.ledger.append(self._issued())
+        self.control_log.append(self._issued())
         self._issue(abort=False, probe=probe)
 
     def _apply_approved(self) -> None:
         """Send the approved plan to the ranks; one change at a time."""
         if self.plans.pending is not None:
             return
-        lying, events = self.desk.take_approved(self.committed)
-        self.ledger.append(*events)
-        if lying is None:
+        open_proposal, events = self.approval_queue.take_approved(self.committed)
+        self.control_log.append(*events)
+        if open_proposal is None:
             return
         self.plans.issue(
-            lying.plan.renumbered(self.plans.next_epoch),
-            proposal=lying.proposal,
-            reason=f"approved by {lying.approved_by}",
+            open_proposal.plan.renumbered(self.plans.next_plan_version),
+            proposal=open_proposal.proposal,
+            reason=f"approved by {open_proposal.approved_by}",
             optional=True,
             asked_ns=None,
             old=self.plans.latest,
         )
-        self.ledger.append(self._issued())
+        self.control_log.append(self._issued())
         self._issue(abort=False)
 
     # --- people ------------------------------------------------------------------------------------------------------
@@ -352,6 +356,6 @@ class Controller:
     def _read_commands(self) -> None:
         commands = self.inbox.poll()
         for command in commands:
-            self.ledger.append(*self.desk.command(command), actor=command.by)
+            self.control_log.append(*self.approval_queue.command(command), actor=command.by)
         if commands:
             self._apply_approved()

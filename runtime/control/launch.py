@@ -80,12 +80,12 @@ class Session:
         if wrong := too_early(ladder(LivenessOptions())):
             raise ValueError(f"the timeouts do not climb: {'; '.join(wrong)}")
         with Interrupts() as interrupts, hold_controller_lock(self._store, self.run_id):
-            ledger, tail = ControlLog(self._store, self.run_id), Tail(self._store, self.run_id)
+            control_log, tail = ControlLog(self._store, self.run_id), Tail(self._store, self.run_id)
             telemetry = SpoolWriter(self._store, self.run_id, "controller")
             membership = Membership(self._store.root / "logs" / f"{self.run_id}.log")
             status, reason = "done", ""
             try:
-                self._train(ledger, telemetry, tail, membership, interrupts.check)
+                self._train(control_log, telemetry, tail, membership, interrupts.check)
             except (RunFailed, AgentLost) as failure:
                 status, reason = "failed", str(failure)
             except KeyboardInterrupt:
@@ -100,8 +100,8 @@ class Session:
                 self._read_all(tail)
                 # A log that cannot be written any more must not hide why the run ended.
                 with suppress(StoreError):
-                    ledger.append(_finished(status, len(self.gathering.losses), reason))
-                ledger.close()
+                    control_log.append(_finished(status, len(self.gathering.losses), reason))
+                control_log.close()
                 self._read_all(tail)
 
     def summary(self, verification: Verification | None) -> Summary:
@@ -112,7 +112,7 @@ class Session:
 
     def _train(
         self,
-        ledger: ControlLog,
+        control_log: ControlLog,
         telemetry: SpoolWriter,
         tail: Tail,
         membership: Membership,
@@ -124,17 +124,17 @@ class Session:
         placement = place(options, ready.gpus, ready.gpu_models)
         self._device = placement.device
         rendezvous, port = _rendezvous()
-        ledger.append(_started(self.run_id, options, placement))
+        control_log.append(_started(self.run_id, options, placement))
         self._entries(tail.poll())
         controller = Controller(
             options,
-            ledger=ledger,
+            control_log=control_log,
             telemetry=telemetry,
             tail=tail,
             inbox=Inbox(self._store, self.run_id),
             membership=membership,
             adaptation=Adaptation(_site(options, placement)),
-            seats=[self._seat(rank, node, placement, port, membership.folder) for rank in range(options.ranks)],
+            rank_specs=[self._rank_spec(rank, node, placement, port, membership.folder) for rank in range(options.ranks)],
             node=node,
             on_entries=self._entries,
             check_interrupt=check_interrupt,
@@ -156,7 +156,7 @@ class Session:
             self._on_tick()
         raise RunFailed(f"the node was not ready within {_PREPARE_S:.0f} s")
 
-    def _seat(self, rank: int, node: str, placement: Placement, port: int, folder: Path) -> RankSpec:
+    def _rank_spec(self, rank: int, node: str, placement: Placement, port: int, folder: Path) -> RankSpec:
         return RankSpec(
             rank=rank,
             device_id=f"{node}:{rank}",

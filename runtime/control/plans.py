@@ -40,15 +40,15 @@ class Plans:
     """Starts with the run's first plan, issued as epoch 0."""
 
     def __init__(self, first: Plan, asked_ns: int) -> None:
-        self.by_epoch: dict[int, Plan] = {}
+        self.by_plan_version: dict[int, Plan] = {}
         self.latest = first
         self._in_force = first
         self.pending: IssuedPlan | None = None
         self.issue(first, proposal="", reason="the run's first plan", optional=False, asked_ns=asked_ns, old=None)
 
     @property
-    def next_epoch(self) -> int:
-        return self.latest.epoch + 1
+    def next_plan_version(self) -> int:
+        return self.latest.plan_version + 1
 
     @property
     def in_force(self) -> Plan:
@@ -72,7 +72,7 @@ class Plans:
 
     def issue(self, plan: Plan, *, proposal: str, reason: str, optional: bool, asked_ns: int | None, old: Plan | None) -> None:
         """Note a plan that is about to be sent."""
-        self.by_epoch[plan.epoch] = plan
+        self.by_plan_version[plan.plan_version] = plan
         self.latest = plan
         self.pending = IssuedPlan(
             plan=plan, proposal=proposal, reason=reason, optional=optional, asked_ns=asked_ns, old=old, entered={}
@@ -84,7 +84,7 @@ class Plans:
         `watermark`: iterations judged so far.
         """
         pending = self.pending
-        if pending is None or message.epoch != pending.plan.epoch:
+        if pending is None or message.plan_version != pending.plan.plan_version:
             return None
         pending.entered[message.rank] = message
         if not alive.intersection(pending.plan.ranks) <= pending.entered.keys():
@@ -102,7 +102,7 @@ class Plans:
             migrate_s=max(member.migrate_s for member in members),
             moved_bytes=sum(member.moved_bytes for member in members),
             event=PlanApplied(
-                epoch=pending.plan.epoch,
+                plan_version=pending.plan.plan_version,
                 digest=pending.plan.digest,
                 proposal=pending.proposal,
                 iteration=iteration,

@@ -43,7 +43,7 @@ class VerdictSummary(msgspec.Struct, frozen=True, kw_only=True):
 class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A plan that came into force; means per iteration over the `n` that were scored, None where there is no score."""
 
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     at_iteration: int
     reason: str
     predicted_s: float | None = None
@@ -84,7 +84,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 class _Iteration(msgspec.Struct, frozen=True, gc=False):
     """What is kept of an iteration: that of the attempt that counted, the latest (epoch, attempt) that was committed."""
 
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     attempt: int
     loss: float
     wall_us: int
@@ -93,9 +93,9 @@ class _Iteration(msgspec.Struct, frozen=True, gc=False):
 
 def _fold(kept: _Iteration | None, event: IterationCommitted) -> _Iteration:
     """One more rank's word on an iteration."""
-    if kept is None or (kept.epoch, kept.attempt) < (event.epoch, event.attempt):
-        return _Iteration(event.epoch, event.attempt, event.loss, event.wall_us, event.log_complete)
-    if (kept.epoch, kept.attempt) > (event.epoch, event.attempt):
+    if kept is None or (kept.plan_version, kept.attempt) < (event.plan_version, event.attempt):
+        return _Iteration(event.plan_version, event.attempt, event.loss, event.wall_us, event.log_complete)
+    if (kept.plan_version, kept.attempt) > (event.plan_version, event.attempt):
         return kept
     return msgspec.structs.replace(
         kept, wall_us=max(kept.wall_us, event.wall_us), log_complete=kept.log_complete and event.log_complete
@@ -127,9 +127,9 @@ class Gathering:
         elif isinstance(event, VerdictClosed):
             self._closed[event.verdict] = event.until_iteration
         elif isinstance(event, PlanApplied):
-            self._plans[event.epoch] = event
+            self._plans[event.plan_version] = event
         elif isinstance(event, PlanScored):
-            self._scores[event.epoch] = event
+            self._scores[event.plan_version] = event
         elif isinstance(event, Dropped):
             self._dropped += event.count
 
@@ -144,7 +144,7 @@ class Gathering:
             iteration_s=tuple(commit.wall_us / 1e6 for commit in commits),
             faults=tuple(self._faults),
             verdicts=tuple(self._verdict(number) for number in sorted(self._verdicts)),
-            plans=tuple(self._plan(epoch) for epoch in sorted(self._plans)),
+            plans=tuple(self._plan(plan_version) for plan_version in sorted(self._plans)),
             events=EventCounts(
                 written=self._written,
                 stored=stored,
@@ -173,12 +173,12 @@ class Gathering:
             sentence=verdict.sentence,
         )
 
-    def _plan(self, epoch: int) -> PlanSummary:
-        applied, score = self._plans[epoch], self._scores.get(epoch)
+    def _plan(self, plan_version: int) -> PlanSummary:
+        applied, score = self._plans[plan_version], self._scores.get(plan_version)
         if score is None:
-            return PlanSummary(epoch=epoch, at_iteration=applied.iteration, reason=applied.reason)
+            return PlanSummary(plan_version=plan_version, at_iteration=applied.iteration, reason=applied.reason)
         return PlanSummary(
-            epoch=epoch,
+            plan_version=plan_version,
             at_iteration=applied.iteration,
             reason=applied.reason,
             predicted_s=score.predicted_s,

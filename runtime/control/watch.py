@@ -40,14 +40,14 @@ class LivenessWatch:
         """Why a rank that has now ended was killed; None when it ended by itself."""
         return self._condemned.pop(rank, None)
 
-    def broken(self, epoch: int, now_s: float) -> None:
-        """A rank reports that its communication of `epoch` broke; older reports are answered already."""
-        if epoch >= self._newest_abort and self._broken_since_s is None:
+    def broken(self, plan_version: int, now_s: float) -> None:
+        """A rank reports that its communication of `plan_version` broke; older reports are answered already."""
+        if plan_version >= self._newest_abort and self._broken_since_s is None:
             self._broken_since_s = now_s
 
-    def aborted(self, epoch: int) -> None:
+    def aborted(self, plan_version: int) -> None:
         """An epoch record that aborts has been issued: it answers what was broken before."""
-        self._newest_abort, self._broken_since_s = epoch, None
+        self._newest_abort, self._broken_since_s = plan_version, None
 
     def progressed(self) -> None:
         """An iteration was committed."""

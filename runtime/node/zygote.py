@@ -54,8 +54,8 @@ class Zygote:
         if isinstance(message, Prepare):
             self._prepare(message)
         elif isinstance(message, Start):
-            for seat in message.seats:
-                self._fork(seat)
+            for rank_spec in message.rank_specs:
+                self._fork(rank_spec)
         elif isinstance(message, Kill):
             for pid, rank in self._rank_of_pid.items():
                 if rank == message.rank:
@@ -76,14 +76,14 @@ class Zygote:
         gpus = torch.cuda.device_count()
         self._channel.send(Ready(gpus=gpus, gpu_models=gpu_models(gpus), problem=problem))
 
-    def _fork(self, seat: RankSpec) -> None:
+    def _fork(self, rank_spec: RankSpec) -> None:
         pid = os.fork()
         if pid == 0:
-            self._become(seat)
-        self._rank_of_pid[pid] = seat.rank
-        self._channel.send(RankForked(rank=seat.rank, pid=pid))
+            self._become(rank_spec)
+        self._rank_of_pid[pid] = rank_spec.rank
+        self._channel.send(RankForked(rank=rank_spec.rank, pid=pid))
 
-    def _become(self, seat: RankSpec) -> None:
+    def _become(self, rank_spec: RankSpec) -> None:
         """The child: a rank. Never returns."""
         code = 1
         try:
@@ -92,7 +92,7 @@ class Zygote:
             self._channel.close()
             die_with_parent()
             if self._corpus is not None:
-                run_rank(seat, self._corpus)
+                run_rank(rank_spec, self._corpus)
                 code = 0
         finally:
             sys.stderr.flush()

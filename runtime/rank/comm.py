@@ -88,9 +88,9 @@ class _Waited:
         self.error: RuntimeError | None = None
 
 
-def arrive(store: Store, epoch: int, rank: int, phase: str = "") -> None:
+def arrive(store: Store, plan_version: int, rank: int, phase: str = "") -> None:
     """Tell the others, without connecting to them, that this rank has come to where they build their groups."""
-    store.set(f"epoch{epoch}{phase}/here/{rank}", "")
+    store.set(f"epoch{plan_version}{phase}/here/{rank}", "")
 
 
 class Comm:
@@ -105,7 +105,7 @@ class Comm:
     def __init__(
         self,
         store: Store,
-        epoch: int,
+        plan_version: int,
         rank: int,
         members: Sequence[int],
         groups: Sequence[tuple[int, ...]],
@@ -113,7 +113,7 @@ class Comm:
         awaited: Sequence[int] = (),
         phase: str = "",
     ) -> None:
-        self.epoch, self.rank, self.members = epoch, rank, tuple(members)
+        self.plan_version, self.rank, self.members = plan_version, rank, tuple(members)
         self._awaited, self._phase = tuple(awaited), phase
         self._before = _sockets()
         self._own: dict[int, str] | None = None
@@ -135,21 +135,21 @@ class Comm:
 
     def _meet(self, superseded: Callable[[], bool]) -> None:
         """Wait until all members have come: Gloo's own waiting for them could not be called off."""
-        arrive(self._store, self.epoch, self.rank, self._phase)
-        keys = [f"epoch{self.epoch}{self._phase}/here/{member}" for member in (*self.members, *self._awaited)]
+        arrive(self._store, self.plan_version, self.rank, self._phase)
+        keys = [f"epoch{self.plan_version}{self._phase}/here/{member}" for member in (*self.members, *self._awaited)]
         while not self._store.check(keys):
             self._go_on(superseded)
             time.sleep(_MEET_POLL_S)
 
     def _go_on(self, superseded: Callable[[], bool]) -> None:
         if superseded():
-            raise PeerLost(f"epoch {self.epoch} was called off")
+            raise PeerLost(f"epoch {self.plan_version} was called off")
 
     def _group(self, name: str, members: Sequence[int], superseded: Callable[[], bool]) -> Any:
         self._go_on(superseded)
         from torch.distributed import _dist2  # noqa: PLC0415  (costs 0.2 s; only ranks need it)
 
-        store = PrefixStore(f"epoch{self.epoch}{self._phase}/{name}", self._store)
+        store = PrefixStore(f"epoch{self.plan_version}{self._phase}/{name}", self._store)
         group = _dist2._BACKENDS["gloo"](store, members.index(self.rank), len(members), _BUILD, torch.device("cpu"))
         group.set_timeout(WAIT)
         return group

@@ -26,7 +26,7 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank says at the barrier. `loss` is its share (nats per target token); `clock_us` its clock, for a logical one."""
 
     loss: float
-    highest_epoch: int
+    highest_plan_version: int
     log_complete: bool
     clock_us: int
 
@@ -35,24 +35,24 @@ class CommitOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What the barrier of one iteration said, the same on every rank that passed it."""
 
     iteration: int
-    epoch: int
+    plan_version: int
     attempt: int
     loss: float
-    next_epoch: int
+    next_plan_version: int
     log_complete: bool
     clock_us: int
 
 
 def vote(comm: Comm, iteration: int, attempt: int, mine: Vote) -> CommitOutcome:
     """The barrier. Raises `PeerLost`; then nothing is known, and `settle` must find out."""
-    row = torch.tensor([mine.loss, mine.highest_epoch, mine.log_complete, mine.clock_us], dtype=torch.float64)
+    row = torch.tensor([mine.loss, mine.highest_plan_version, mine.log_complete, mine.clock_us], dtype=torch.float64)
     rows = comm.all_gather(row)
     return CommitOutcome(
         iteration=iteration,
-        epoch=comm.epoch,
+        plan_version=comm.plan_version,
         attempt=attempt,
         loss=float(rows[:, 0].sum()),
-        next_epoch=int(rows[:, 1].min()),
+        next_plan_version=int(rows[:, 1].min()),
         log_complete=bool(rows[:, 2].min()),
         clock_us=int(rows[:, 3].max()),
     )
@@ -93,7 +93,7 @@ def settle(comm: Comm, mine: CommitStanding) -> AgreedCommit:
 def decide(standings: Sequence[CommitStanding]) -> AgreedCommit:
     """The rule itself: pure, the same on every survivor.
 
-    >>> half = Outcome(iteration=4, epoch=0, attempt=0, loss=2.0, next_epoch=0, log_complete=True, clock_us=0)
+    >>> half = Outcome(iteration=4, plan_version=0, attempt=0, loss=2.0, next_plan_version=0, log_complete=True, clock_us=0)
     >>> decide([Standing(stepped=4, attempt=0, outcome=half), Standing(stepped=4, attempt=0, outcome=None)]).committed
     5
     """
@@ -113,15 +113,15 @@ def _row(standing: CommitStanding) -> list[float]:
 
 
 def _standing(row: Sequence[float]) -> CommitStanding:
-    iteration, epoch, attempt, loss, next_epoch, log_complete, clock_us = row[2:]
+    iteration, plan_version, attempt, loss, next_plan_version, log_complete, clock_us = row[2:]
     outcome = None
     if iteration >= 0:
         outcome = CommitOutcome(
             iteration=int(iteration),
-            epoch=int(epoch),
+            plan_version=int(plan_version),
             attempt=int(attempt),
             loss=loss,
-            next_epoch=int(next_epoch),
+            next_plan_version=int(next_plan_version),
             log_complete=bool(log_complete),
             clock_us=int(clock_us),
         )

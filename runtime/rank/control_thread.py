@@ -34,10 +34,10 @@ BEAT_S = 0.05
 class ControlThread:
     """`last_words` hands over the rank's events before the process ends."""
 
-    def __init__(self, seat: RankSpec, progress: RankProgress, last_words: Callable[[], object]) -> None:
-        self._seat, self._progress, self._last_words = seat, progress, last_words
+    def __init__(self, rank_spec: RankSpec, progress: RankProgress, last_words: Callable[[], object]) -> None:
+        self._rank_spec, self._progress, self._last_words = rank_spec, progress, last_words
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.connect(f"{seat.agent_folder}/{AGENT_SOCKET}")
+        sock.connect(f"{rank_spec.agent_folder}/{AGENT_SOCKET}")
         self._channel = Channel(sock)
         self._changed = threading.Condition()
         self._records: dict[int, PlanRecord] = {}
@@ -57,18 +57,18 @@ class ControlThread:
     def highest_boundary(self) -> int:
         """The highest epoch held whose plan waits for a commit boundary; -1 when none."""
         with self._changed:
-            return max((epoch for epoch, record in self._records.items() if not record.abort), default=-1)
+            return max((plan_version for plan_version, record in self._records.items() if not record.abort), default=-1)
 
-    def record(self, epoch: int) -> PlanRecord:
+    def record(self, plan_version: int) -> PlanRecord:
         """The record of an epoch this rank holds."""
         with self._changed:
-            return self._records[epoch]
+            return self._records[plan_version]
 
     def wait_for_abort(self, after: int) -> PlanRecord:
         """Block until there is a record above `after` that takes effect at once, and return the newest such."""
         with self._changed:
             while True:
-                newest = max((epoch for epoch, record in self._records.items() if record.abort), default=-1)
+                newest = max((plan_version for plan_version, record in self._records.items() if record.abort), default=-1)
                 if newest > after:
                     return self._records[newest]
                 self._changed.wait()
@@ -81,7 +81,7 @@ class ControlThread:
         with self._changed:
             while True:
                 newest = max(self._records, default=-1)
-                if newest > after and self._records[newest].names(self._seat.rank):
+                if newest > after and self._records[newest].names(self._rank_spec.rank):
                     self._measure = None
                     return self._records[newest]
                 if self._measure is not None:
@@ -95,27 +95,27 @@ class ControlThread:
             order, self._measure = self._measure, None
             return order
 
-    def superseded(self, epoch: int) -> bool:
-        """Whether a later record aborts what epoch `epoch` does."""
+    def superseded(self, plan_version: int) -> bool:
+        """Whether a later record aborts what epoch `plan_version` does."""
         with self._changed:
-            return any(record.abort and later > epoch for later, record in self._records.items())
+            return any(record.abort and later > plan_version for later, record in self._records.items())
 
     def use(self, comm: Comm) -> None:
         """From now on a record that aborts stops `comm`; at once when a newer such record is already here."""
         with self._changed:
             self._comm = comm
-            if any(record.abort and epoch > comm.epoch for epoch, record in self._records.items()):
+            if any(record.abort and plan_version > comm.plan_version for plan_version, record in self._records.items()):
                 comm.stop()
 
     def _take(self, record: PlanRecord) -> None:
         with self._changed:
-            self._records[record.plan.epoch] = record
-            if record.abort and self._comm is not None and record.plan.epoch > self._comm.epoch:
+            self._records[record.plan.plan_version] = record
+            if record.abort and self._comm is not None and record.plan.plan_version > self._comm.plan_version:
                 self._comm.stop()
             self._changed.notify_all()
 
     def _take_order(self, order: MeasureStandby) -> None:
-        if self._seat.rank in order.ranks:
+        if self._rank_spec.rank in order.ranks:
             with self._changed:
                 self._measure = order
                 self._changed.notify_all()
@@ -137,11 +137,11 @@ class ControlThread:
     def _beat(self) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         sock.setblocking(False)
-        progress, rank, thread = self._progress, self._seat.rank, threading.get_native_id()
+        progress, rank, thread = self._progress, self._rank_spec.rank, threading.get_native_id()
         while True:
             now = HeartbeatDatagram(
                 rank, thread, progress.count, progress.iteration, progress.activity, progress.waits_for, progress.promised_s
             )
             with suppress(OSError):  # the agent is busy: the next beat says the same
-                sock.sendto(encode_beat(now), f"{self._seat.agent_folder}/{BEAT_SOCKET}")
+                sock.sendto(encode_beat(now), f"{self._rank_spec.agent_folder}/{BEAT_SOCKET}")
             time.sleep(BEAT_S)

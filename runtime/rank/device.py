@@ -205,12 +205,12 @@ def _emulated_us(cost: CostModel, chunk: ChunkOf) -> float:
     return model.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
 
 
-def make_device(seat: RankSpec) -> Device:
+def make_device(rank_spec: RankSpec) -> Device:
     """The device of a rank, with the slow faults that are meant for it; an emulated one is of the class that its profile
     names."""
-    slow = [fault for fault in seat.options.faults if fault.kind == "slow" and fault.rank == seat.rank]
-    if seat.device == "sleep":
-        return SleepDevice(slow, profile(seat.device_class))
-    if seat.device == "virtual":
-        return VirtualDevice(slow, profile(seat.device_class))
-    return RealDevice(slow) if seat.gpu is None else CudaDevice(slow, seat.gpu)
+    slow = [fault for fault in rank_spec.options.faults if fault.kind == "slow" and fault.rank == rank_spec.rank]
+    if rank_spec.device == "sleep":
+        return SleepDevice(slow, profile(rank_spec.device_class))
+    if rank_spec.device == "virtual":
+        return VirtualDevice(slow, profile(rank_spec.device_class))
+    return RealDevice(slow) if rank_spec.gpu is None else CudaDevice(slow, rank_spec.gpu)

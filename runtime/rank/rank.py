@@ -52,19 +52,23 @@ from unskew.runtime.rank.progress import RankProgress
 from unskew.runtime.rank.recorder import Recorder
 
 
-def run_rank(seat: RankSpec, corpus: Corpus) -> None:
+def run_rank(rank_spec: RankSpec, corpus: Corpus) -> None:
     """The life of a rank process; returns when the run is done."""
     torch.set_num_threads(1)
     progress = RankProgress()
-    spool = SpoolWriter(Store(Path(seat.store)), seat.run, seat.writer)
-    control = ControlThread(seat, progress, spool.close)
-    rank = Rank(seat, corpus, control, progress, spool)
+    spool = SpoolWriter(Store(Path(rank_spec.store)), rank_spec.run, rank_spec.writer)
+    control = ControlThread(rank_spec, progress, spool.close)
+    rank = Rank(rank_spec, corpus, control, progress, spool)
     try:
         rank.run()
     except Exception as error:
         traceback.print_exc()
         detail = f"{type(error).__name__}: {error}"
-        control.send(RankFailed(rank=seat.rank, epoch=rank.plan.epoch, detail=detail, fatal=isinstance(error, LayersLost)))
+        control.send(
+            RankFailed(
+                rank=rank_spec.rank, plan_version=rank.plan.plan_version, detail=detail, fatal=isinstance(error, LayersLost)
+            )
+        )
         raise
     finally:
         spool.close()
@@ -78,15 +82,17 @@ class Rank:
     """The state of one rank: its layers, its place in the plan, and how far it has come."""
 
     def __init__(
-        self, seat: RankSpec, corpus: Corpus, control: ControlThread, progress: RankProgress, spool: SpoolWriter
+        self, rank_spec: RankSpec, corpus: Corpus, control: ControlThread, progress: RankProgress, spool: SpoolWriter
     ) -> None:
-        options = seat.options
-        self.seat, self.options, self.corpus = seat, options, corpus
+        options = rank_spec.options
+        self.rank_spec, self.options, self.corpus = rank_spec, options, corpus
         self.control, self.progress, self.spool = control, progress, spool
-        self.store = TCPStore(seat.rendezvous_host, seat.rendezvous_port, is_master=False, timeout=timedelta(seconds=60))
-        self.device = make_device(seat)
-        self.injector = Injector(options.faults, seat.rank, options.seed, self._announce)
-        self.recorder = Recorder(spool, self.device, seat)
+        self.store = TCPStore(
+            rank_spec.rendezvous_host, rank_spec.rendezvous_port, is_master=False, timeout=timedelta(seconds=60)
+        )
+        self.device = make_device(rank_spec)
+        self.injector = Injector(options.faults, rank_spec.rank, options.seed, self._announce)
+        self.recorder = Recorder(spool, self.device, rank_spec)
         self.size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
         self.dtype: torch.dtype = getattr(torch, options.dtype)
         self.layers: dict[int, HeldLayer] = {}
@@ -101,7 +107,7 @@ class Rank:
     def run(self) -> None:
         self._recover(after=-1)
         # What a later probe is compared with: this device's own product while it is taken for healthy.
-        self._probe(Probe(ranks=(self.seat.rank,)))
+        self._probe(Probe(ranks=(self.rank_spec.rank,)))
         while True:
             try:
                 if self.on_standby:
@@ -109,23 +115,26 @@ class Rank:
                 elif self.stepped < self.options.iterations:
                     self._iterate()
                 else:
-                    self.control.send(RankFinished(rank=self.seat.rank))
-                    self._recover(after=self.plan.epoch)
+                    self.control.send(RankFinished(rank=self.rank_spec.rank))
+                    self._recover(after=self.plan.plan_version)
             except PeerLost as lost:
-                epoch = self._connected().epoch
-                print(f"rank {self.seat.rank}: epoch {epoch} broke in iteration {self.stepped}: {lost}", file=sys.stderr)
-                self.control.send(CommunicationBroken(rank=self.seat.rank, epoch=epoch, detail=str(lost)))
-                self._recover(after=epoch)
+                plan_version = self._connected().plan_version
+                print(
+                    f"rank {self.rank_spec.rank}: epoch {plan_version} broke in iteration {self.stepped}: {lost}",
+                    file=sys.stderr,
+                )
+                self.control.send(CommunicationBroken(rank=self.rank_spec.rank, plan_version=plan_version, detail=str(lost)))
+                self._recover(after=plan_version)
 
     @property
     def on_standby(self) -> bool:
         """Whether the plan it acts on has no role for it."""
-        return self.seat.rank not in self.plan.role_of
+        return self.rank_spec.rank not in self.plan.role_of
 
     def _stand_by(self) -> None:
         """Wait to be measured, or for a change of plan that gives this rank a part."""
         with self.progress.waiting("standby"):
-            order = self.control.wait_on_standby(self.plan.epoch)
+            order = self.control.wait_on_standby(self.plan.plan_version)
         if isinstance(order, PlanRecord):
             self._change_plan(order)
         else:
@@ -141,21 +150,21 @@ class Rank:
         self.injector.on_standby(order.iteration)
         with self.progress.promising(PROBE_S):
             us = product_us(Probe(ranks=()).repeats, order.iteration, self.device, self.recorder)
-        self.control.send(StandbyProduct(rank=self.seat.rank, iteration=order.iteration, product_us=us))
+        self.control.send(StandbyProduct(rank=self.rank_spec.rank, iteration=order.iteration, product_us=us))
         self.spool.flush_soon()
 
     def _iterate(self) -> None:
         """One attempt at iteration `stepped`, its commit, and the change of plan when the vote calls for one."""
         comm = self._connected()
         iteration, self.attempt = self.stepped, self.attempt + 1
-        if self.seat.rank not in self.plan.executors and (order := self.control.order()) is not None:
+        if self.rank_spec.rank not in self.plan.executors and (order := self.control.order()) is not None:
             self._measure(order)
         self.progress.iteration = iteration
         self.injector.begin(iteration)
         self.recorder.begin(self.plan, iteration, self.attempt)
         self.begun_us = self.device.now_us()
         batch = self.batch = Batch(self.corpus, self.options, iteration)
-        actions = build_schedule(self.plan).by_rank[self.seat.rank]
+        actions = build_schedule(self.plan).by_rank[self.rank_spec.rank]
         for layer in self.layers.values():
             layer.clear_gradients()
         executor = Executor(
@@ -176,7 +185,7 @@ class Rank:
         finally:
             self.recorder.chunks(executor.executed)
         for micro_batch, route in enumerate(self.plan.routes):
-            if route.hops[0].rank == self.seat.rank:
+            if route.hops[0].rank == self.rank_spec.rank:
                 lengths = batch.lengths[micro_batch]
                 self.recorder.add(
                     MicroBatchPacked(iteration=iteration, micro_batch=micro_batch, attempt=self.attempt, lengths=lengths)
@@ -195,22 +204,22 @@ class Rank:
                 self.attempt,
                 Vote(
                     loss=loss,
-                    highest_epoch=max(self.control.highest_boundary, self.plan.epoch),
+                    highest_plan_version=max(self.control.highest_boundary, self.plan.plan_version),
                     log_complete=complete,
                     clock_us=self.device.now_us(),
                 ),
             )
         self.injector.at(iteration, "before_step")
         self._step(self.outcome)
-        if self.outcome.next_epoch > self.plan.epoch and self.stepped < self.options.iterations:
-            self._change_plan(self.control.record(self.outcome.next_epoch))
+        if self.outcome.next_plan_version > self.plan.plan_version and self.stepped < self.options.iterations:
+            self._change_plan(self.control.record(self.outcome.next_plan_version))
 
     def _step(self, outcome: CommitOutcome, *, settled: bool = False) -> None:
         """Commit iteration `outcome.iteration` on this rank and tell the log; `settled` = after an abort, later than it
         ended."""
         self.device.advance_to(outcome.clock_us)
         start_us = self.device.now_us()
-        role = self.plan.role_of[self.seat.rank]
+        role = self.plan.role_of[self.rank_spec.rank]
         for number in role.layers:
             self.layers[number].step()
         self.recorder.optimizer(start_us)
@@ -220,9 +229,9 @@ class Rank:
         self.spool.append(
             IterationCommitted(
                 iteration=outcome.iteration,
-                epoch=outcome.epoch,
+                plan_version=outcome.plan_version,
                 attempt=outcome.attempt,
-                rank=self.seat.rank,
+                rank=self.rank_spec.rank,
                 loss=outcome.loss,
                 tokens=self.batch.target_tokens if self.batch is not None else 0,
                 start_us=self.begun_us,
@@ -241,7 +250,9 @@ class Rank:
 
     def _probe(self, probe: Probe) -> None:
         with self.progress.promising(PROBE_S):
-            run_probe(probe, self.seat.rank, self.stepped, device=self.device, comm=self._connected(), recorder=self.recorder)
+            run_probe(
+                probe, self.rank_spec.rank, self.stepped, device=self.device, comm=self._connected(), recorder=self.recorder
+            )
 
     def _recover(self, after: int) -> None:
         """Groups are broken (or not there yet): wait for the record that says who is left, and settle with them.
@@ -253,16 +264,16 @@ class Rank:
         with self.progress.waiting("regroup"):
             while True:
                 record = self.control.wait_for_abort(after)
-                after = record.plan.epoch
-                if not record.names(self.seat.rank):
+                after = record.plan.plan_version
+                if not record.names(self.rank_spec.rank):
                     self.plan = record.plan
                     return
                 try:
                     self._enter(record)
                 except PeerLost as lost:
-                    print(f"rank {self.seat.rank}: epoch {after} broke while regrouping: {lost}", file=sys.stderr)
+                    print(f"rank {self.rank_spec.rank}: epoch {after} broke while regrouping: {lost}", file=sys.stderr)
                     self._connected().stop()
-                    self.control.send(CommunicationBroken(rank=self.seat.rank, epoch=after, detail=str(lost)))
+                    self.control.send(CommunicationBroken(rank=self.rank_spec.rank, plan_version=after, detail=str(lost)))
                 else:
                     return
 
@@ -277,25 +288,25 @@ class Rank:
         groups = [ranks for ranks, _ in plan.gradient_groups]
         if leaving:
             members = sorted({*plan.ranks, *leaving})
-            self._connect(Comm(self.store, plan.epoch, self.seat.rank, members, (), phase="/handover"))
+            self._connect(Comm(self.store, plan.plan_version, self.rank_spec.rank, members, (), phase="/handover"))
         else:
-            self._connect(Comm(self.store, plan.epoch, self.seat.rank, plan.ranks, groups))
+            self._connect(Comm(self.store, plan.plan_version, self.rank_spec.rank, plan.ranks, groups))
         self._settle()
         self.recorder.regroup(plan, self.stepped, start_us)
         started = time.monotonic()
         received = self._migrate(plan)
         migrate_s = time.monotonic() - started
-        if self.seat.rank in leaving:
-            arrive(self.store, plan.epoch, self.seat.rank)
+        if self.rank_spec.rank in leaving:
+            arrive(self.store, plan.plan_version, self.rank_spec.rank)
             return
         if leaving:
             start_us = self.device.now_us()
-            self._connect(Comm(self.store, plan.epoch, self.seat.rank, plan.ranks, groups, awaited=leaving))
+            self._connect(Comm(self.store, plan.plan_version, self.rank_spec.rank, plan.ranks, groups, awaited=leaving))
             self.recorder.regroup(plan, self.stepped, start_us)
         self.control.send(
             PlanEntered(
-                rank=self.seat.rank,
-                epoch=plan.epoch,
+                rank=self.rank_spec.rank,
+                plan_version=plan.plan_version,
                 iteration=self.stepped,
                 began_ns=began_ns,
                 at_ns=time.monotonic_ns(),
@@ -307,7 +318,7 @@ class Rank:
     def _connect(self, comm: Comm) -> None:
         before, self.comm = self.comm, comm
         self.control.use(comm)
-        comm.build(lambda: self.control.superseded(comm.epoch))
+        comm.build(lambda: self.control.superseded(comm.plan_version))
         # Only now: a member that is still reading the old groups' last vote would take a closed socket for a loss.
         if before is not None and before.built:
             before.stop()
@@ -333,7 +344,7 @@ class Rank:
         start_us = self.device.now_us()
         current = exchange_holdings(comm, plan.n_layers, self.layers, self.stepped)
         moves = plan_moves(plan, current if self.stepped else dict.fromkeys(plan.ranks, range(plan.n_layers)))
-        for number in plan.role_of[self.seat.rank].layers if self.seat.rank in plan.role_of else ():
+        for number in plan.role_of[self.rank_spec.rank].layers if self.rank_spec.rank in plan.role_of else ():
             if number not in self.layers or self.layers[number].steps != self.stepped:
                 self.layers[number] = HeldLayer(
                     self.size, number, seed=self.options.seed, dtype=self.dtype, device=self.device.torch_device

@@ -25,16 +25,16 @@ GPU_EVERY = 4
 class Recorder:
     """Spans of one rank on its device."""
 
-    def __init__(self, spool: SpoolWriter, device: Device, seat: RankSpec) -> None:
-        self._spool, self._device, self._seat = spool, device, seat
-        self._epoch = self._iteration = self._attempt = 0
+    def __init__(self, spool: SpoolWriter, device: Device, rank_spec: RankSpec) -> None:
+        self._spool, self._device, self._rank_spec = spool, device, rank_spec
+        self._plan_version = self._iteration = self._attempt = 0
         self.on = True
         self._was_in_time = True
 
     def begin(self, plan: Plan, iteration: int, attempt: int) -> None:
         """What follows belongs to this attempt."""
-        self._epoch, self._iteration, self._attempt = plan.epoch, iteration, attempt
-        turns = self._seat.options.instrument_turns
+        self._plan_version, self._iteration, self._attempt = plan.plan_version, iteration, attempt
+        turns = self._rank_spec.options.instrument_turns
         self.on = turns == 0 or iteration // turns % 2 == 0
 
     def add(self, *events: Telemetry) -> None:
@@ -54,9 +54,9 @@ class Recorder:
         """A span of the present attempt."""
         return Span(
             kind=kind,
-            device=self._seat.device_id,
-            rank=self._seat.rank,
-            epoch=self._epoch,
+            device=self._rank_spec.device_id,
+            rank=self._rank_spec.rank,
+            plan_version=self._plan_version,
             attempt=self._attempt,
             iteration=self._iteration,
             start_us=start_us,
@@ -70,7 +70,7 @@ class Recorder:
             return
         where = self._device.torch_device
         if where.type == "cuda" and self._iteration % GPU_EVERY == 0:
-            state = gpu_state(self._seat.rank, where.index, self._iteration)
+            state = gpu_state(self._rank_spec.rank, where.index, self._iteration)
             self.add(*([state] if state else []))
         for done in executed:
             timing, action = done.timing(), done.action

@@ -20,7 +20,15 @@ from unskew.runtime.options import RunOptions
 
 def committed(iteration: int, wall_us: int) -> IterationCommitted:
     return IterationCommitted(
-        iteration=iteration, epoch=0, attempt=0, rank=0, loss=1.0, tokens=1, start_us=0, wall_us=wall_us, log_complete=True
+        iteration=iteration,
+        plan_version=0,
+        attempt=0,
+        rank=0,
+        loss=1.0,
+        tokens=1,
+        start_us=0,
+        wall_us=wall_us,
+        log_complete=True,
     )
 
 

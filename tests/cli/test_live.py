@@ -24,11 +24,22 @@ PLAN = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=4)
 STARTED = ev.RunStarted(
     run="r1", device="sleep", clock="monotonic", mode="approve", ranks=4, options={"iterations": 10}, code="", version="0"
 )
-APPLIED = ev.PlanApplied(epoch=0, digest=PLAN.digest, proposal="", iteration=0, reason="", plan=PLAN.to_data())
+APPLIED = ev.PlanApplied(plan_version=0, digest=PLAN.digest, proposal="", iteration=0, reason="", plan=PLAN.to_data())
 PROPOSED = ev.PlanProposed(
-    proposal="p-1", epoch=1, digest="d", optional=True, reason="rank 1 is slow", verdict=1, plan={}, predicted_us=1_000_000,
-    baseline_us=1_500_000, gain_percent=33.3, cost_us=1, payback_iterations=1, at_iteration=3,
-)  # fmt: skip
+    proposal="p-1",
+    plan_version=1,
+    digest="d",
+    optional=True,
+    reason="rank 1 is slow",
+    verdict=1,
+    plan={},
+    predicted_us=1_000_000,
+    baseline_us=1_500_000,
+    gain_percent=33.3,
+    cost_us=1,
+    payback_iterations=1,
+    at_iteration=3,
+)
 
 
 def entry(event: ev.Event, at_us: int = 0) -> Entry:
@@ -45,7 +56,7 @@ def after(*events: ev.Event) -> LiveState:
 def committed(iteration: int, rank: int, loss: float = 2.0) -> ev.IterationCommitted:
     return ev.IterationCommitted(
         iteration=iteration,
-        epoch=0,
+        plan_version=0,
         attempt=0,
         rank=rank,
         loss=loss,
@@ -58,7 +69,7 @@ def committed(iteration: int, rank: int, loss: float = 2.0) -> ev.IterationCommi
 
 def judged(iteration: int, *ratios: tuple[int, float]) -> ev.IterationJudged:
     ranks = tuple(ev.RankRatio(rank=rank, measured_us=int(ratio * 1000), predicted_us=1000) for rank, ratio in ratios)
-    return ev.IterationJudged(iteration=iteration, epoch=0, measured_us=1_200_000, predicted_us=1_000_000, ranks=ranks)
+    return ev.IterationJudged(iteration=iteration, plan_version=0, measured_us=1_200_000, predicted_us=1_000_000, ranks=ranks)
 
 
 def drawn(state: LiveState, width: int = 100, height: int = 60) -> str:
@@ -85,10 +96,12 @@ def test_figures_of_two_iterations_never_stand_side_by_side(first: str) -> None:
 
 def test_a_rank_without_a_role_keeps_its_place_and_a_lost_one_gets_no_ratio() -> None:
     other = plan_from_partition(
-        epoch=1, n_layers=4, schedule="1f1b", members=[(0, 1), (2,)], layers=[(3, 1), (4,)], micro_batches=[3, 1]
+        plan_version=1, n_layers=4, schedule="1f1b", members=[(0, 1), (2,)], layers=[(3, 1), (4,)], micro_batches=[3, 1]
     )
     lost = ev.DeviceLost(device="d3", rank=3, how="exit", detail="signal 9", detected_us=0)
-    applied = ev.PlanApplied(epoch=1, digest="", proposal="p-1", iteration=2, reason="rank 3 is dead", plan=other.to_data())
+    applied = ev.PlanApplied(
+        plan_version=1, digest="", proposal="p-1", iteration=2, reason="rank 3 is dead", plan=other.to_data()
+    )
     state = after(STARTED, APPLIED, judged(0, (3, 1.0), (1, 1.8)), lost, applied, judged(2, (3, 1.0), (1, 1.7)))
     dead, slow = state.ranks[3], state.ranks[1]
     assert (dead.replica, dead.stage, dead.n_layers, dead.ratio, dead.lost) == (1, 1, 0, None, "dead")
@@ -116,7 +129,7 @@ def test_newer_sentences_displace_older_ones_where_the_terminal_is_low() -> None
 
 def test_a_layout_too_wide_for_a_grid_is_drawn_as_a_strip() -> None:
     plan = uniform_plan(tp=1, pp=16, dp=4, n_layers=16, micro_batches=4)
-    applied = ev.PlanApplied(epoch=0, digest="", proposal="", iteration=0, reason="", plan=plan.to_data())
+    applied = ev.PlanApplied(plan_version=0, digest="", proposal="", iteration=0, reason="", plan=plan.to_data())
     text = drawn(after(STARTED, applied, judged(0, (5, 1.0), (40, 1.9))))
     assert "slowest: rank 40, 1.90" in text
 
@@ -148,7 +161,7 @@ def test_every_control_event_but_the_silent_ones_has_a_sentence() -> None:
 )
 def test_a_score_claims_no_more_than_its_interval(effect: float, interval: tuple[float, float], words: str) -> None:
     scored = ev.PlanScored(
-        epoch=1, proposal="p-1", from_iteration=1, to_iteration=20, n=20, effect_s=effect, interval_s=interval
+        plan_version=1, proposal="p-1", from_iteration=1, to_iteration=20, n=20, effect_s=effect, interval_s=interval
     )  # fmt: skip
     sentence = say(scored)
     assert sentence is not None

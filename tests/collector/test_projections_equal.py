@@ -32,19 +32,19 @@ from unskew.collector.write.spool import ControlStream, SpoolWriter
 few = st.integers(0, 3)
 maybe_us = st.none() | st.integers(0, 1000)
 spans = st.builds(
-    ev.Span, kind=st.sampled_from(["F", "B", "send"]), device=st.just("d"), rank=few, epoch=few, attempt=few,
+    ev.Span, kind=st.sampled_from(["F", "B", "send"]), device=st.just("d"), rank=few, plan_version=few, attempt=few,
     iteration=st.integers(0, 25), start_us=st.integers(0, 10**9), wall_us=st.integers(0, 10**6), compute_us=maybe_us,
     wait_pp_us=maybe_us, bytes=maybe_us,
 )  # fmt: skip
 committed = st.builds(
-    ev.IterationCommitted, iteration=few, epoch=few, attempt=few, rank=few, loss=st.floats(0, 9), tokens=few,
+    ev.IterationCommitted, iteration=few, plan_version=few, attempt=few, rank=few, loss=st.floats(0, 9), tokens=few,
     start_us=st.just(0), wall_us=st.integers(0, 1000), log_complete=st.booleans(),
 )  # fmt: skip
 ratios = st.builds(
     ev.RankRatio, rank=few, measured_us=st.integers(1, 99), predicted_us=st.integers(1, 99), f=st.none() | st.floats(0, 2)
 )
 judged = st.builds(
-    ev.IterationJudged, iteration=few, epoch=few, measured_us=st.integers(0, 99), predicted_us=maybe_us,
+    ev.IterationJudged, iteration=few, plan_version=few, measured_us=st.integers(0, 99), predicted_us=maybe_us,
     ranks=st.lists(ratios, max_size=2).map(tuple),
 )  # fmt: skip
 beats = st.builds(
@@ -111,12 +111,21 @@ class Run:
         for _ in range(iterations):
             for kind in ("F", "B"):
                 writer.append(
-                    ev.Span(kind=kind, device="d", rank=0, epoch=0, attempt=0, iteration=self.iteration, start_us=0, wall_us=7)
+                    ev.Span(
+                        kind=kind,
+                        device="d",
+                        rank=0,
+                        plan_version=0,
+                        attempt=0,
+                        iteration=self.iteration,
+                        start_us=0,
+                        wall_us=7,
+                    )
                 )
             writer.append(
                 ev.IterationCommitted(
                     iteration=self.iteration,
-                    epoch=0,
+                    plan_version=0,
                     attempt=0,
                     rank=0,
                     loss=1.0,

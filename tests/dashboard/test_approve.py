@@ -53,4 +53,4 @@ def started(store: Store) -> str | None:
 
 def plan_title(page: str) -> int | None:
     """The number of the plan that the page shows as being in force."""
-    return next((epoch for epoch in range(9) if f"Plan {epoch}: who holds what" in page), None)
+    return next((plan_version for plan_version in range(9) if f"Plan {plan_version}: who holds what" in page), None)

@@ -27,72 +27,72 @@ def found(gain_percent: float = 10.0, cost_us: float = 1000.0) -> Proposal:
     )  # fmt: skip
 
 
-def lay(desk: ApprovalQueue, proposal: Proposal, iteration: int = 10) -> str:
+def lay(approval_queue: ApprovalQueue, proposal: Proposal, iteration: int = 10) -> str:
     """Propose; the name it got."""
-    *_, made = desk.propose(proposal, None, "slow", iteration, PLAN)
+    *_, made = approval_queue.propose(proposal, None, "slow", iteration, PLAN)
     assert isinstance(made, PlanProposed)
     assert made.evidence == proposal.evidence
     return made.proposal
 
 
-def say(desk: ApprovalQueue, kind: str, target: str) -> list[Control]:
-    return desk.command(Command(kind=kind, run="r", by="mira", target=target, reason="because"))  # type: ignore[arg-type]
+def say(approval_queue: ApprovalQueue, kind: str, target: str) -> list[Control]:
+    return approval_queue.command(Command(kind=kind, run="r", by="mira", target=target, reason="because"))  # type: ignore[arg-type]
 
 
 def test_mode_approve_waits_for_a_person() -> None:
-    desk = ApprovalQueue("approve", ITERATIONS)
-    name = lay(desk, found())
-    assert desk.take_approved(11) == (None, [])
-    assert say(desk, "approve", name) == [PlanApproved(proposal=name, by="mira", reason="because")]
-    lying, events = desk.take_approved(12)
-    assert lying is not None
-    assert (lying.proposal, lying.approved_by, events) == (name, "mira", [])
-    assert desk.take_approved(13) == (None, [])
+    approval_queue = ApprovalQueue("approve", ITERATIONS)
+    name = lay(approval_queue, found())
+    assert approval_queue.take_approved(11) == (None, [])
+    assert say(approval_queue, "approve", name) == [PlanApproved(proposal=name, by="mira", reason="because")]
+    open_proposal, events = approval_queue.take_approved(12)
+    assert open_proposal is not None
+    assert (open_proposal.proposal, open_proposal.approved_by, events) == (name, "mira", [])
+    assert approval_queue.take_approved(13) == (None, [])
 
 
 def test_a_rejected_proposal_is_gone() -> None:
-    desk = ApprovalQueue("approve", ITERATIONS)
-    name = lay(desk, found())
-    assert say(desk, "reject", name) == [PlanRejected(proposal=name, by="mira", reason="because")]
-    assert isinstance(say(desk, "approve", name)[0], CommandRefused)
-    assert desk.take_approved(12) == (None, [])
+    approval_queue = ApprovalQueue("approve", ITERATIONS)
+    name = lay(approval_queue, found())
+    assert say(approval_queue, "reject", name) == [PlanRejected(proposal=name, by="mira", reason="because")]
+    assert isinstance(say(approval_queue, "approve", name)[0], CommandRefused)
+    assert approval_queue.take_approved(12) == (None, [])
 
 
 def test_mode_observe_only_records() -> None:
-    desk = ApprovalQueue("observe", ITERATIONS)
-    name = lay(desk, found())
-    (refused,) = say(desk, "approve", name)
+    approval_queue = ApprovalQueue("observe", ITERATIONS)
+    name = lay(approval_queue, found())
+    (refused,) = say(approval_queue, "approve", name)
     assert isinstance(refused, CommandRefused)
     assert "mode observe applies no change" in refused.reason
-    assert desk.take_approved(12) == (None, [])
-    assert say(desk, "mode", "auto") == [ModeChanged(mode="auto", by="mira", reason="because")]
-    assert desk.take_approved(12)[0] is not None
+    assert approval_queue.take_approved(12) == (None, [])
+    assert say(approval_queue, "mode", "auto") == [ModeChanged(mode="auto", by="mira", reason="because")]
+    assert approval_queue.take_approved(12)[0] is not None
 
 
 def test_a_mode_nobody_knows_and_a_proposal_that_is_not_open_are_refused_in_a_sentence() -> None:
-    desk = ApprovalQueue("approve", ITERATIONS)
+    approval_queue = ApprovalQueue("approve", ITERATIONS)
     for kind, target, reason in [
         ("mode", "party", "mode party is not known, allowed: observe, approve, auto"),
         ("approve", "p7", "proposal p7 is not open"),
     ]:
-        assert say(desk, kind, target) == [CommandRefused(command=f"{kind} {target}", by="mira", reason=reason)]
+        assert say(approval_queue, kind, target) == [CommandRefused(command=f"{kind} {target}", by="mira", reason=reason)]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_open_proposal_that_no_longer_pays_expires(mode: str) -> None:
-    desk = ApprovalQueue(mode, ITERATIONS)  # type: ignore[arg-type]
-    lay(desk, found(gain_percent=10.0, cost_us=1000.0))
-    lying, events = desk.take_approved(95)
-    assert lying is None
+    approval_queue = ApprovalQueue(mode, ITERATIONS)  # type: ignore[arg-type]
+    lay(approval_queue, found(gain_percent=10.0, cost_us=1000.0))
+    open_proposal, events = approval_queue.take_approved(95)
+    assert open_proposal is None
     assert isinstance(events[0], PlanExpired)
     assert "too few iterations are left" in events[0].reason
 
 
 def test_auto_keeps_apart_from_a_recovery() -> None:
-    desk = ApprovalQueue("auto", ITERATIONS, LIMITS)
-    desk.recovery(PLAN, PLAN, Suspect(rank=1, how="exit", detail=""), verdict=None, iteration=20, expected_us=None)
-    lay(desk, found(), 22)
-    assert [desk.take_approved(iteration)[0] is not None for iteration in (22, 24, 25)] == [False, False, True]
+    approval_queue = ApprovalQueue("auto", ITERATIONS, LIMITS)
+    approval_queue.recovery(PLAN, PLAN, Suspect(rank=1, how="exit", detail=""), verdict=None, iteration=20, expected_us=None)
+    lay(approval_queue, found(), 22)
+    assert [approval_queue.take_approved(iteration)[0] is not None for iteration in (22, 24, 25)] == [False, False, True]
 
 
 _STEPS = st.one_of(
@@ -106,37 +106,37 @@ _STEPS = st.one_of(
 @settings(max_examples=400, deadline=None)
 @given(first=st.sampled_from(MODES), steps=st.lists(_STEPS, max_size=40))
 def test_whatever_happens_each_proposal_ends_once_and_auto_keeps_its_limits(first: str, steps: list[tuple]) -> None:
-    desk, now = ApprovalQueue(first, ITERATIONS, LIMITS), 10  # type: ignore[arg-type]
+    approval_queue, now = ApprovalQueue(first, ITERATIONS, LIMITS), 10  # type: ignore[arg-type]
     events: list[Control] = []
     gain_of: dict[str, float] = {}
     taken: list[tuple[str, int]] = []
     for step in steps:
         now += 1
         if step[0] == "propose":
-            made = desk.propose(found(step[1], step[2]), None, "", now, PLAN)
+            made = approval_queue.propose(found(step[1], step[2]), None, "", now, PLAN)
             events += made
             if made:  # nothing is laid over a proposal that somebody has approved
                 gain_of[made[-1].proposal] = step[1]  # type: ignore[attr-defined]
         elif step[0] in ("approve", "reject"):
-            events += say(desk, step[0], f"p{step[1]}")
+            events += say(approval_queue, step[0], f"p{step[1]}")
         elif step[0] == "mode":
-            events += say(desk, "mode", step[1])
+            events += say(approval_queue, "mode", step[1])
         elif step[0] == "expire":
-            events += desk.expire("a rank was lost")
+            events += approval_queue.expire("a rank was lost")
         elif step[0] == "take":
-            lying, said = desk.take_approved(now)
+            open_proposal, said = approval_queue.take_approved(now)
             events += said
-            if lying is not None:
+            if open_proposal is not None:
                 # Somebody said so, and it is the newest proposal.
-                (approved,) = [e for e in events if isinstance(e, PlanApproved) and e.proposal == lying.proposal]
-                assert approved.by == lying.approved_by
-                assert lying.proposal == max(gain_of, key=lambda name: int(name[1:]))
+                (approved,) = [e for e in events if isinstance(e, PlanApproved) and e.proposal == open_proposal.proposal]
+                assert approved.by == open_proposal.approved_by
+                assert open_proposal.proposal == max(gain_of, key=lambda name: int(name[1:]))
                 if approved.by == "auto":
-                    assert desk.mode == "auto"
-                    assert gain_of[lying.proposal] >= LIMITS.least_gain_percent
+                    assert approval_queue.mode == "auto"
+                    assert gain_of[open_proposal.proposal] >= LIMITS.least_gain_percent
                     assert len(taken) < LIMITS.most_changes
                     assert not taken or now - taken[-1][1] >= LIMITS.least_apart
-                taken.append((lying.proposal, now))
+                taken.append((open_proposal.proposal, now))
     ends = [e.proposal for e in events if isinstance(e, (PlanRejected, PlanExpired))] + [name for name, _ in taken]
     assert len(ends) == len(set(ends))
     assert set(ends) <= set(gain_of)

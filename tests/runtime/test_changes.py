@@ -45,8 +45,8 @@ def test_a_death_and_then_a_repartition_change_no_digit(tmp_path: Path, undistur
     assert run.sql("select * from executed($run) where times != 1") == []
     assert {fault.kind for fault in run.of(FaultInjected)} == {"kill", "slow"}
     assert [verdict.cause for verdict in run.of(Verdict)][:2] == ["dead", "slow_device"]
-    scored = {score.epoch: score for score in run.of(PlanScored)}
-    assert scored.keys() == {plan.epoch for plan in run.of(PlanApplied)} - {0}
+    scored = {score.plan_version: score for score in run.of(PlanScored)}
+    assert scored.keys() == {plan.plan_version for plan in run.of(PlanApplied)} - {0}
 
 
 class Person:

@@ -38,7 +38,7 @@ class Protocol(RuleBasedStateMachine):
     def start(self, count: int) -> None:
         self.members = [Member() for _ in range(count)]
         self.broken = False
-        self.epoch = 0
+        self.plan_version = 0
 
     @precondition(lambda self: not self.broken)
     @rule(order=st.lists(st.integers(0, 3), min_size=1, max_size=40))
@@ -72,7 +72,13 @@ class Protocol(RuleBasedStateMachine):
 
     def outcome(self, iteration: int, attempt: int) -> CommitOutcome:
         return CommitOutcome(
-            iteration=iteration, epoch=self.epoch, attempt=attempt, loss=1.0, next_epoch=0, log_complete=True, clock_us=0
+            iteration=iteration,
+            plan_version=self.plan_version,
+            attempt=attempt,
+            loss=1.0,
+            next_plan_version=0,
+            log_complete=True,
+            clock_us=0,
         )
 
     @precondition(lambda self: sum(member.alive for member in self.members) > 1)
@@ -100,7 +106,7 @@ class Protocol(RuleBasedStateMachine):
                 member.step()
             member.attempt, member.place = settled.attempt, "idle"
         if whole:
-            self.epoch += 1
+            self.plan_version += 1
             assert {member.stepped for member in survivors} == {settled.committed}
             assert all((settled.committed, settled.attempt) not in member.begun for member in survivors)
             self.members, self.broken = survivors, False

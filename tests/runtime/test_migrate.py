@@ -24,13 +24,17 @@ _SPLITS = st.lists(st.integers(1, N_LAYERS - 1), max_size=2, unique=True).map(
 _PARTITIONS = st.lists(_SPLITS, min_size=1, max_size=3)
 
 
-def partition(splits: list[list[int]], epoch: int) -> Plan:
+def partition(splits: list[list[int]], plan_version: int) -> Plan:
     """Replica after replica, ranks in order."""
     ranks = iter(range(100))
     return plan_from_partition(
-        epoch=epoch, n_layers=N_LAYERS, schedule="1f1b", members=[[next(ranks) for _ in split] for split in splits],
-        layers=splits, micro_batches=[1] * len(splits),
-    )  # fmt: skip
+        plan_version=plan_version,
+        n_layers=N_LAYERS,
+        schedule="1f1b",
+        members=[[next(ranks) for _ in split] for split in splits],
+        layers=splits,
+        micro_batches=[1] * len(splits),
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -65,7 +69,7 @@ def test_parameters_and_moments_arrive_bit_for_bit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     size = ModelSize(n_layers=4, dim=16, heads=1)
     plan = plan_from_partition(
-        epoch=1, n_layers=4, schedule="1f1b", members=[[0, 1], [2]], layers=[[3, 1], [4]], micro_batches=[1, 1]
+        plan_version=1, n_layers=4, schedule="1f1b", members=[[0, 1], [2]], layers=[[3, 1], [4]], micro_batches=[1, 1]
     )
     held = {0: [0, 1], 1: [2, 3], 2: []}
     store, packed, failed = HashStore(), {}, []

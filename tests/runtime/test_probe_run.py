@@ -35,7 +35,7 @@ def test_ranks_that_excuse_each_other_are_probed_and_named(tmp_path: Path) -> No
     assert all(verdict.evidence["test"] == "probe" for verdict in verdicts.values())
     (applied,) = [event for event in run.of(PlanApplied) if event.reason.startswith("probe: ranks 0, 2, 4")]
     assert applied.digest == run.of(PlanApplied)[0].digest
-    products = [event for event in run.of(Span) if event.kind == "probe" and event.epoch == applied.epoch]
+    products = [event for event in run.of(Span) if event.kind == "probe" and event.plan_version == applied.plan_version]
     assert {span.rank for span in products} == set(SLOW)
     assert probed.cost_us == pytest.approx(max(sum(s.wall_us for s in products if s.rank == rank) for rank in SLOW))
 

@@ -22,7 +22,7 @@ def main(root: str, run: str, rank: int, count: int, per_second: int) -> None:
                 kind="F",
                 device=f"device-{rank}",
                 rank=rank,
-                epoch=0,
+                plan_version=0,
                 attempt=0,
                 iteration=number // 50,
                 start_us=number,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from support.dashboard_store import COST, FIRST, RunWriter
-
 from unskew.analytics.core.plan import Plan, plan_from_partition
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.prediction import predict_iteration
@@ -92,7 +91,7 @@ def after_death(store: Store, run: str = "death") -> RunWriter:
     writer.control(
         PlanProposed(
             proposal="p2",
-            epoch=2,
+            plan_version=2,
             digest=plan.digest,
             optional=False,
             reason="rank 6 is dead; its layers are held by rank 2",
@@ -140,10 +139,10 @@ def rejoined(store: Store, run: str = "rejoined", *, joins: bool) -> RunWriter:
     return writer
 
 
-def repartitioned(epoch: int) -> Plan:
+def repartitioned(plan_version: int) -> Plan:
     """Fewer layers and fewer micro-batches for rank 3."""
     return plan_from_partition(
-        epoch=epoch,
+        plan_version=plan_version,
         n_layers=16,
         schedule="1f1b",
         members=[range(4), range(4, 8)],
@@ -156,7 +155,7 @@ def proposal(plan: Plan) -> PlanProposed:
     before_us, after_us = _iteration_us(FIRST), _iteration_us(plan)
     return PlanProposed(
         proposal="p1",
-        epoch=plan.epoch,
+        plan_version=plan.plan_version,
         digest=plan.digest,
         optional=True,
         reason="Rank 3 is slow: give it fewer layers.",
@@ -196,7 +195,7 @@ def _score(plan: Plan, name: str, iteration: int) -> PlanScored:
     predicted_s, baseline_s = _iteration_us(plan) / 1e6, _iteration_us(FIRST) / 1e6
     effect_s = round(baseline_s - predicted_s - 0.02, 3)
     return PlanScored(
-        epoch=plan.epoch,
+        plan_version=plan.plan_version,
         proposal=name,
         from_iteration=iteration - 14,
         to_iteration=iteration - 1,

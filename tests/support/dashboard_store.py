@@ -71,7 +71,7 @@ class RunWriter:
         self.control(
             self._applied(plan, proposal, reason),
             Regrouped(
-                epoch=plan.epoch,
+                plan_version=plan.plan_version,
                 iteration=self.iteration,
                 seconds=0.18,
                 migrate_seconds=0.05,
@@ -115,7 +115,7 @@ class RunWriter:
             self.telemetry.append(
                 IterationCommitted(
                     iteration=self.iteration,
-                    epoch=self.plan.epoch,
+                    plan_version=self.plan.plan_version,
                     attempt=0,
                     rank=rank,
                     loss=self._loss(),
@@ -127,7 +127,7 @@ class RunWriter:
             )
         judged = IterationJudged(
             iteration=self.iteration,
-            epoch=self.plan.epoch,
+            plan_version=self.plan.plan_version,
             measured_us=measured_us,
             predicted_us=predicted_us if fitted else None,
             ranks=self._ratios(works) if fitted else (),
@@ -175,7 +175,7 @@ class RunWriter:
                     kind=action.kind,
                     device=f"device-{action.rank}",
                     rank=action.rank,
-                    epoch=self.plan.epoch,
+                    plan_version=self.plan.plan_version,
                     attempt=0,
                     iteration=self.iteration,
                     micro_batch=action.micro_batch,
@@ -189,7 +189,7 @@ class RunWriter:
 
     def _applied(self, plan: Plan, proposal: str, reason: str) -> PlanApplied:
         return PlanApplied(
-            epoch=plan.epoch,
+            plan_version=plan.plan_version,
             digest=plan.digest,
             proposal=proposal,
             iteration=self.iteration,

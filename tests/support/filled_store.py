@@ -12,7 +12,9 @@ from unskew.collector.write.spool import SpoolWriter
 def fill(store: Store, run: str, writer: str, count: int) -> None:
     spool = SpoolWriter(store, run, writer)
     for number in range(count):
-        spool.append(Span(kind="B", device="d", rank=1, epoch=0, attempt=0, iteration=number // 9, start_us=number, wall_us=7))
+        spool.append(
+            Span(kind="B", device="d", rank=1, plan_version=0, attempt=0, iteration=number // 9, start_us=number, wall_us=7)
+        )
         if number % 40 == 39:
             assert spool.hand_over(30.0)
     spool.append(Dropped(count=2))

@@ -26,6 +26,6 @@ def legal_plans(draw):
             hops.append(Hop(first_layer=layer, n_layers=end - layer, ranks=(role.rank,)))
             layer = end
         routes.append(Route(micro_batch=micro_batch, replica=draw(st.integers(0, 1)), hops=tuple(hops)))
-    plan = Plan(epoch=0, n_layers=n_layers, schedule="1f1b", roles=roles, routes=tuple(routes))
+    plan = Plan(plan_version=0, n_layers=n_layers, schedule="1f1b", roles=roles, routes=tuple(routes))
     validate(plan)
     return plan

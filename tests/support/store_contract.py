@@ -41,7 +41,7 @@ class Backend(Protocol):
 
 
 def span(number: int) -> Span:
-    return Span(kind="F", device="d", rank=0, epoch=0, attempt=0, iteration=number // 10, start_us=number, wall_us=1)
+    return Span(kind="F", device="d", rank=0, plan_version=0, attempt=0, iteration=number // 10, start_us=number, wall_us=1)
 
 
 def note(text: str) -> Note:

@@ -49,8 +49,8 @@ def infer(times_us: Array, kinds: tuple[str, ...], others: Literal["stage", "kin
     for kind in range(n_kinds):
         for stage in range(n_stages):
             of_others = np.delete(z, stage, axis=1).reshape(-1, n)
-            peers = of_others if others == "stage" else np.delete(z[:, stage], kind, axis=0)
-            workload[kind, stage] = peers.mean(axis=0)
+            data_parallel_peers = of_others if others == "stage" else np.delete(z[:, stage], kind, axis=0)
+            workload[kind, stage] = data_parallel_peers.mean(axis=0)
     expected = np.empty_like(z)
     for kind in range(n_kinds):
         for stage in range(n_stages):

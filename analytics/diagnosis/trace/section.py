@@ -21,14 +21,14 @@ Indices = NDArray[np.intp]
 class TraceSection(msgspec.Struct, frozen=True, dict=True):
     """`expected_us` [operation, iteration]: what a healthy device of the stage takes for the chunk's workload; NaN for other
     operations. `lengths_logged` False: inferred from peers. `correlation`: of forward with backward times over micro-batches.
-    `epoch`: of the plan (0 in an imported run). `pauses_us`: cause -> how much of each operation's launch delay it was,
+    `plan_version`: of the plan (0 in an imported run). `pauses_us`: cause -> how much of each operation's launch delay it was,
     [operation, iteration]."""
 
     recording: TraceRecording
     expected_us: Array
     lengths_logged: bool
     correlation: float | None = None
-    epoch: int = 0
+    plan_version: int = 0
     pauses_us: dict[str, Array] = {}
 
     @cached_property

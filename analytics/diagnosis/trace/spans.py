@@ -65,7 +65,7 @@ def read_spans(spans: pl.DataFrame, commits: pl.DataFrame, plan: Plan) -> SpanRe
         )
     }
     if not nodes:
-        raise GraphError(f"no iteration under plan {plan.epoch} has its chunks in the log")
+        raise GraphError(f"no iteration under plan {plan.plan_version} has its chunks in the log")
     shapes: dict[tuple[_Key, ...], list[int]] = {}
     for iteration in sorted(nodes):
         shapes.setdefault(tuple(nodes[iteration]), []).append(iteration)

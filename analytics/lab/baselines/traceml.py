@@ -57,12 +57,12 @@ class TracemlDetector:
         self._spent: deque[dict[int, dict[str, float]]] = deque(maxlen=self.options.window)
         self._iteration_us: deque[float] = deque(maxlen=self.options.window)
         self._names = VerdictNames(self.name)
-        self._epoch: int | None = None
+        self._plan_version: int | None = None
 
     def observe(self, observed: MethodInput, probe: Probe | None = None) -> MethodOutput:  # noqa: ARG002  # it never validates
         committed = observed.committed
-        if committed.epoch != self._epoch:
-            self._epoch = committed.epoch
+        if committed.plan_version != self._plan_version:
+            self._plan_version = committed.plan_version
             self._spent.clear()
             self._iteration_us.clear()
         spent: dict[int, dict[str, float]] = {}

@@ -31,7 +31,7 @@ class PlanCheck(msgspec.Struct, frozen=True, kw_only=True):
     """One plan: `error_percent` = mean over its `n` iterations of |predicted - measured| / measured; `redone`: iterations under
     it that were begun again, which are none of them. None = no iteration was compared."""
 
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     from_iteration: int
     n: int
     redone: int
@@ -50,39 +50,48 @@ def check_run(sql: Query, run: str) -> list[PlanCheck]:
         raise CheckError(f"run {run} has no fitted predictor: there is nothing to predict with")
     models = [(int(mark), msgspec.convert(_data(model), CostModel)) for mark, model in predictors.iter_rows()]
     plans = {
-        int(epoch): (int(first), Plan.from_data(_data(plan)))
-        for epoch, first, plan in sql("select epoch, from_iteration, plan from plans where run = ?", [run]).iter_rows()
+        int(plan_version): (int(first), Plan.from_data(_data(plan)))
+        for plan_version, first, plan in sql("select epoch, from_iteration, plan from plans where run = ?", [run]).iter_rows()
     }
     verdicts = sql("select culprits, speed, since_iteration, until_iteration from verdicts where run = ?", [run]).rows()
     works = _works(sql, run)
     rows = sql("select iteration, epoch, attempt, iteration_us from iterations where run = ? order by iteration", [run]).rows()
     gathered: dict[int, list[tuple[float, float]]] = {}
     redone: Counter[int] = Counter()
-    for iteration, epoch, attempt, measured_us in rows:
-        plan = plans[int(epoch)][1]
+    for iteration, plan_version, attempt, measured_us in rows:
+        plan = plans[int(plan_version)][1]
         lengths = works.get(int(iteration), {})
         if len(lengths) != len(plan.routes):
             continue
-        compared = gathered.setdefault(int(epoch), [])
+        compared = gathered.setdefault(int(plan_version), [])
         if attempt > 0:
-            redone[int(epoch)] += 1
+            redone[int(plan_version)] += 1
             continue
         cost = next((model for mark, model in reversed(models) if mark <= iteration), models[0][1])
         predicted = predict_iteration(plan, [lengths[m] for m in range(len(lengths))], cost, _speeds(verdicts, int(iteration)))
         compared.append((predicted.iteration_us, float(measured_us)))
     if not gathered:
         raise CheckError(f"run {run} has no committed iteration whose micro-batches are in the log")
-    return [_summary(epoch, plans[epoch][0], pairs, redone[epoch]) for epoch, pairs in sorted(gathered.items())]
+    return [
+        _summary(plan_version, plans[plan_version][0], pairs, redone[plan_version])
+        for plan_version, pairs in sorted(gathered.items())
+    ]
 
 
-def _summary(epoch: int, first: int, pairs: list[tuple[float, float]], redone: int) -> PlanCheck:
+def _summary(plan_version: int, first: int, pairs: list[tuple[float, float]], redone: int) -> PlanCheck:
     if not pairs:
         return PlanCheck(
-            epoch=epoch, from_iteration=first, n=0, redone=redone, predicted_s=None, measured_s=None, error_percent=None
+            plan_version=plan_version,
+            from_iteration=first,
+            n=0,
+            redone=redone,
+            predicted_s=None,
+            measured_s=None,
+            error_percent=None,
         )
     predicted, measured = np.array(pairs).T
     return PlanCheck(
-        epoch=epoch, from_iteration=first, n=len(pairs), redone=redone, predicted_s=float(predicted.mean() / 1e6),
+        plan_version=plan_version, from_iteration=first, n=len(pairs), redone=redone, predicted_s=float(predicted.mean() / 1e6),
         measured_s=float(measured.mean() / 1e6), error_percent=float(100.0 * np.abs(predicted / measured - 1.0).mean()),
     )  # fmt: skip
 

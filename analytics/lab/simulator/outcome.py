@@ -12,12 +12,12 @@ from unskew.analytics.policies.base import Reaction
 
 
 class IterationSegment(msgspec.Struct, frozen=True):
-    """Iterations in a row under one layout: `start_s` and `seconds` are arrays [iteration]; `epoch` counts layouts from 0.
+    """Iterations in a row under one layout: `start_s` and `seconds` are arrays [iteration]; `plan_version` counts from 0.
 
     `micro_batches` of each; a policy that leaves replicas out may train fewer than the job's.
     """
 
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     micro_batches: int
     first_iteration: int
     start_s: np.ndarray
@@ -26,14 +26,14 @@ class IterationSegment(msgspec.Struct, frozen=True):
 
 
 class PolicyAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy answered when it heard of `event`: `epoch` is in force from `iteration` on, after the pauses.
+    """What the policy answered when it heard of `event`: `plan_version` is in force from `iteration` on, after the pauses.
 
     `acts` False: neither the layout changes nor does the job pause for it.
     """
 
     at_s: float
     resumed_s: float
-    epoch: int
+    plan_version: int = msgspec.field(name="epoch")
     iteration: int
     event: ClusterEvent
     reaction: Reaction

@@ -25,7 +25,9 @@ class TrainingProgress:
         self._noise, self._noise_cv = noise, noise_cv
         self._saved_iteration, self._saved_tokens = 0, 0.0
 
-    def train(self, now_s: float, span_s: float, layout: Layout, *, epoch: int, expected_s: float, capacity: float) -> None:
+    def train(
+        self, now_s: float, span_s: float, layout: Layout, *, plan_version: int, expected_s: float, capacity: float
+    ) -> None:
         """`span_s` seconds of iterations that take `expected_s` each but for noise, the last of them perhaps unfinished.
 
         The account gets iterations at their expected time: what the noise did to the clock stays unexplained.
@@ -40,7 +42,7 @@ class TrainingProgress:
         if done:
             starts = now_s + np.concatenate([[ends[0] - seconds[0]], ends[: done - 1]])
             self.segments.append(
-                IterationSegment(epoch, layout.micro_batches, self.iteration, starts, seconds[:done], expected_s)
+                IterationSegment(plan_version, layout.micro_batches, self.iteration, starts, seconds[:done], expected_s)
             )
         begun = float((span_s - ends[done - 1]) / seconds[done] if done else self.begun + span_s / seconds[0])
         share = layout.micro_batches / self.job.micro_batches

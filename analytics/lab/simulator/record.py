@@ -47,14 +47,14 @@ _FAULTS = {"failed": "kill", "maintenance": "kill", "slowed": "slow"}
 
 
 def record(
-    store: Store, run: str, outcome: SimulationOutcome, happenings: Iterable[ClusterEvent], options: dict[str, Any]
+    store: Store, run: str, outcome: SimulationOutcome, cluster_events: Iterable[ClusterEvent], options: dict[str, Any]
 ) -> None:
     """Write the outcome as run `run`. Raises `StoreError` when the store refuses."""
     job = outcome.job
     control = ControlStream(store, run, f"run/{run}", "simulator")
     telemetry = SpoolWriter(store, run, "simulator.0")
     try:
-        for batch in _in_batches(_control(run, outcome, list(happenings), options)):
+        for batch in _in_batches(_control(run, outcome, list(cluster_events), options)):
             control.append(control.version, batch, actor="simulator")
         for number, event in enumerate(_iterations(job, outcome)):
             telemetry.append(event)
@@ -80,7 +80,7 @@ def chinchilla_loss(parameters: float, tokens: float) -> float:
 
 
 def _control(
-    run: str, outcome: SimulationOutcome, happenings: list[ClusterEvent], options: dict[str, Any]
+    run: str, outcome: SimulationOutcome, cluster_events: list[ClusterEvent], options: dict[str, Any]
 ) -> Iterable[Control]:
     job = outcome.job
     layouts = [answer.reaction.layout for answer in outcome.answers if answer.reaction.layout is not None]
@@ -94,7 +94,7 @@ def _control(
     yield _applied(job, healthy(job), width, 0, reason="the first plan")
     at = _iteration_at(outcome)
     entries: list[tuple[float, list[Control]]] = [
-        (event.at_s, _truth(job, width, event, at(event.at_s))) for event in happenings
+        (event.at_s, _truth(job, width, event, at(event.at_s))) for event in cluster_events
     ]
     crew = _Crew(job, width)
     entries += [
@@ -104,18 +104,18 @@ def _control(
         )
         for number, answer in enumerate(outcome.answers)
     ]
-    entries += _closings(outcome, happenings, at)
+    entries += _closings(outcome, cluster_events, at)
     for _, events in sorted(entries, key=lambda entry: entry[0]):
         yield from events
 
 
 def _closings(
-    outcome: SimulationOutcome, happenings: list[ClusterEvent], at: Callable[[float], int]
+    outcome: SimulationOutcome, cluster_events: list[ClusterEvent], at: Callable[[float], int]
 ) -> Iterable[tuple[float, list[Control]]]:
     """A slow phase's verdict ends when one of its devices is healthy again, or dead."""
     begun = [(answer.at_s, number, set(answer.event.devices)) for number, answer in enumerate(outcome.answers)
              if answer.event.kind == "slowed"]  # fmt: skip
-    for event in sorted(happenings, key=lambda one: one.at_s):
+    for event in sorted(cluster_events, key=lambda one: one.at_s):
         if event.kind not in {"recovered", "joined", *FATAL}:
             continue
         ended = [number for at_s, number, devices in begun if at_s <= event.at_s and not devices.isdisjoint(event.devices)]
@@ -190,28 +190,35 @@ def _plan(job: Job, width: int, number: int, answer: PolicyAnswer) -> Iterator[C
     layout = answer.reaction.layout
     if layout is None or not answer.acts:
         return
-    plan = to_plan(layout, range(len(layout.pipelines)), job.n_layers, width=width).renumbered(answer.epoch)
+    plan = to_plan(layout, range(len(layout.pipelines)), job.n_layers, width=width).renumbered(answer.plan_version)
     cost_us = int((answer.resumed_s - answer.at_s) * 1e6)
     before = None if math.isinf(answer.before_s) else int(answer.before_s * 1e6)
     gain = None if before is None or math.isinf(answer.predicted_s) else 100.0 * (1.0 - answer.predicted_s / answer.before_s)
     predicted = None if math.isinf(answer.predicted_s) else int(answer.predicted_s * 1e6)
     reason = answer.reaction.reason
     yield PlanProposed(
-        proposal=f"p{number}", epoch=answer.epoch, digest=plan.digest, optional=before is not None, reason=reason,
+        proposal=f"p{number}", plan_version=answer.plan_version, digest=plan.digest, optional=before is not None, reason=reason,
         verdict=number if answer.event.kind in _FAULTS else None, plan=plan.to_data(), predicted_us=predicted,
         baseline_us=before, gain_percent=gain, cost_us=cost_us, payback_iterations=None, at_iteration=answer.iteration,
         change=reason,
     )  # fmt: skip
-    yield _applied(job, layout, width, answer.epoch, answer.iteration, proposal=f"p{number}", reason=reason)
-    yield Regrouped(epoch=answer.epoch, iteration=answer.iteration, seconds=cost_us / 1e6, migrate_seconds=0.0, moved_bytes=0)
+    yield _applied(job, layout, width, answer.plan_version, answer.iteration, proposal=f"p{number}", reason=reason)
+    yield Regrouped(
+        plan_version=answer.plan_version, iteration=answer.iteration, seconds=cost_us / 1e6, migrate_seconds=0.0, moved_bytes=0
+    )
 
 
 def _applied(
-    job: Job, layout: Layout, width: int, epoch: int, iteration: int = 0, *, proposal: str = "", reason: str = ""
+    job: Job, layout: Layout, width: int, plan_version: int, iteration: int = 0, *, proposal: str = "", reason: str = ""
 ) -> PlanApplied:
-    plan = to_plan(layout, range(len(layout.pipelines)), job.n_layers, width=width).renumbered(epoch)
+    plan = to_plan(layout, range(len(layout.pipelines)), job.n_layers, width=width).renumbered(plan_version)
     return PlanApplied(
-        epoch=epoch, digest=plan.digest, proposal=proposal, iteration=iteration, reason=reason, plan=plan.to_data()
+        plan_version=plan_version,
+        digest=plan.digest,
+        proposal=proposal,
+        iteration=iteration,
+        reason=reason,
+        plan=plan.to_data(),
     )
 
 
@@ -238,11 +245,21 @@ def _iterations(job: Job, outcome: SimulationOutcome) -> Iterable[IterationCommi
             iteration, wall_us = part.first_iteration + offset, int(seconds * 1e6)
             tokens += share * job.tokens
             yield IterationCommitted(
-                iteration=iteration, epoch=part.epoch, attempt=0, rank=0, loss=chinchilla_loss(job.parameters, tokens),
-                tokens=int(share * job.tokens), start_us=int(start_s * 1e6), wall_us=wall_us, log_complete=True,
-            )  # fmt: skip
+                iteration=iteration,
+                plan_version=part.plan_version,
+                attempt=0,
+                rank=0,
+                loss=chinchilla_loss(job.parameters, tokens),
+                tokens=int(share * job.tokens),
+                start_us=int(start_s * 1e6),
+                wall_us=wall_us,
+                log_complete=True,
+            )
             yield IterationJudged(
-                iteration=iteration, epoch=part.epoch, measured_us=wall_us, predicted_us=int(part.predicted_s * 1e6)
+                iteration=iteration,
+                plan_version=part.plan_version,
+                measured_us=wall_us,
+                predicted_us=int(part.predicted_s * 1e6),
             )
 
 

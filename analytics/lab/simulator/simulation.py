@@ -49,13 +49,13 @@ _State = Literal["running", "detecting", "pausing", "waiting", "stopped"]
 class _Simulation:
     def __init__(self, job: Job, policy: Policy, options: SimulationOptions) -> None:
         self.job, self.policy, self.options = job, policy, options
-        self.luck = SeededRandomness(options.seed, options.belief_error)
+        self.randomness = SeededRandomness(options.seed, options.belief_error)
         self.end_s = options.hours * 3600.0
         self.checkpoint_s = policy.checkpoint_s and (options.checkpoint_s or policy.checkpoint_s)
         self.hardware = Hardware(job, options.spares)
         self.account = Account()
-        self.progress = TrainingProgress(job, self.account, self.luck.noise, options.noise_cv)
-        self.layout, self.epoch = policy.start(job), 0
+        self.progress = TrainingProgress(job, self.account, self.randomness.noise, options.noise_cv)
+        self.layout, self.plan_version = policy.start(job), 0
         self.now = 0.0
         self.state: _State = "running"
         self.pauses: list[tuple[Lost, float]] = []
@@ -73,8 +73,8 @@ class _Simulation:
         if at_s < self.end_s:
             heapq.heappush(self.queue, (at_s, next(self.counter), what, event, turn))
 
-    def run(self, happenings: Iterable[ClusterEvent]) -> SimulationOutcome:
-        for event in happenings:
+    def run(self, cluster_events: Iterable[ClusterEvent]) -> SimulationOutcome:
+        for event in cluster_events:
             self.push(event.at_s, "truth", event)
         if self.checkpoint_s:
             self.push(self.checkpoint_s, "save", ClusterEvent(kind="review", at_s=0.0))
@@ -121,7 +121,7 @@ class _Simulation:
             self.account.lose("stall", span)
         else:
             left = capacity(self.job, self.hardware.truth)
-            self.progress.train(self.now, span, self.layout, epoch=self.epoch, expected_s=expected, capacity=left)
+            self.progress.train(self.now, span, self.layout, plan_version=self.plan_version, expected_s=expected, capacity=left)
 
     def pause(self, span: float) -> None:
         """The pauses of the last reaction, in their order."""
@@ -151,11 +151,11 @@ class _Simulation:
             return
         if self.state == "stopped":
             return
-        if event.kind == "slowed" and not self.luck.found(event, self.policy.slow_recall):
+        if event.kind == "slowed" and not self.randomness.found(event, self.policy.slow_recall):
             return
         if event.kind not in self.policy.sees and not hit:
             return
-        delay = self.policy.delay_s(event, self.progress.ideal_s) * self.luck.delay(event)
+        delay = self.policy.delay_s(event, self.progress.ideal_s) * self.randomness.delay(event)
         if hit:
             self.state = "detecting"
             self.turn += 1
@@ -166,7 +166,7 @@ class _Simulation:
             self.push(self.now + max(1.0, sum(seconds for _, seconds in self.pauses)), "react", event)
             return
         known = self.hardware
-        known.believe(event, self.luck.measured(event))
+        known.believe(event, self.randomness.measured(event))
         before = iteration_s(self.job, self.layout, known.belief, known.links)
         cluster = ClusterView(
             self.job, self.now, known.belief.copy(), known.links, self.layout, known.spares, dict(known.slow_since)
@@ -188,9 +188,9 @@ class _Simulation:
             self.push(later.at_s, "react" if later.kind == "review" else "truth", later)
         changed = reaction.layout != self.layout
         self.layout = reaction.layout
-        self.epoch += changed
+        self.plan_version += changed
         predicted = iteration_s(self.job, self.layout, self.hardware.belief, self.hardware.links)
-        longer = self.luck.pauses(event, len(reaction.pauses))
+        longer = self.randomness.pauses(event, len(reaction.pauses))
         pauses = [(cause, seconds * by) for (cause, seconds), by in zip(reaction.pauses, longer, strict=True) if seconds > 0]
         self.begin_pauses(pauses, event)
         self.note(event, reaction, before_s, predicted, acts=changed or bool(reaction.pauses))
@@ -212,10 +212,17 @@ class _Simulation:
         resumed = self.now + sum(seconds for _, seconds in self.pauses) if reaction.layout is not None else self.end_s
         self.answers.append(
             PolicyAnswer(
-                at_s=self.now, resumed_s=resumed, epoch=self.epoch, iteration=self.progress.iteration, event=event,
-                reaction=reaction, acts=acts, predicted_s=predicted_s, before_s=before_s,
+                at_s=self.now,
+                resumed_s=resumed,
+                plan_version=self.plan_version,
+                iteration=self.progress.iteration,
+                event=event,
+                reaction=reaction,
+                acts=acts,
+                predicted_s=predicted_s,
+                before_s=before_s,
             )
-        )  # fmt: skip
+        )
 
     def outcome(self) -> SimulationOutcome:
         alarms = self.policy.false_alarms_per_hour * self.policy.false_alarm_s * self.end_s / 3600.0
@@ -235,6 +242,6 @@ class _Simulation:
         )  # fmt: skip
 
 
-def simulate(job: Job, policy: Policy, happenings: Iterable[ClusterEvent], options: SimulationOptions) -> SimulationOutcome:
-    """Play `happenings` (any order) against `policy` for `options.hours`."""
-    return _Simulation(job, policy, options).run(sorted(happenings, key=lambda event: event.at_s))
+def simulate(job: Job, policy: Policy, cluster_events: Iterable[ClusterEvent], options: SimulationOptions) -> SimulationOutcome:
+    """Play `cluster_events` (any order) against `policy` for `options.hours`."""
+    return _Simulation(job, policy, options).run(sorted(cluster_events, key=lambda event: event.at_s))

@@ -29,9 +29,9 @@ def load_trace(path: Path, job: Job, *, hours: float) -> list[ClusterEvent]:
         raise SpecError(f"--faults trace:{path}: cannot be read ({str(error).splitlines()[0]})") from None
     columns = set(frame.columns)
     if columns >= _SPOT:
-        return _happenings(job, _spot(frame), hours)
+        return _cluster_events(job, _spot(frame), hours)
     if columns >= _LANL:
-        return _happenings(job, _lanl(frame), hours)
+        return _cluster_events(job, _lanl(frame), hours)
     raise SpecError(f"--faults trace:{path}: needs the columns {sorted(_SPOT)} or {sorted(_LANL)}, not {sorted(columns)}")
 
 
@@ -52,7 +52,7 @@ def _lanl(frame: pl.DataFrame) -> list[tuple[float, str, str]]:
     return sorted(found)
 
 
-def _happenings(job: Job, rows: Iterable[tuple[float, str, str]], hours: float) -> list[ClusterEvent]:
+def _cluster_events(job: Job, rows: Iterable[tuple[float, str, str]], hours: float) -> list[ClusterEvent]:
     slot: dict[str, int] = {}
     down: set[int] = set()
     found = []

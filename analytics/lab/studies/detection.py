@@ -116,7 +116,7 @@ class SyntheticJob(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
         return CommittedIteration(
             iteration=iteration,
-            epoch=self.plan.epoch,
+            plan_version=self.plan.plan_version,
             chunks=chunks,
             works=works,
             measured_us=float(self.measured_us[iteration]),

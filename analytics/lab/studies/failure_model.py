@@ -35,15 +35,17 @@ def _ft_measure(cell: Cell) -> Figures:
     job, mtbf_s = JOBS["ft-hsdp-98k"], constant("ft_hsdp_mtbf_s")
     fixed = cell.name == "fixed spacing"
     law = FaultLaw(law="fixed" if fixed else "exponential", mtbf_s=mtbf_s)
-    happenings = arrivals(job, law, hours=_HOURS, seed=cell.seed)
+    cluster_events = arrivals(job, law, hours=_HOURS, seed=cell.seed)
     if fixed:  # every cycle begins with its failure
-        happenings = [ClusterEvent(kind="failed", at_s=0.0, devices=happenings[0].devices), *happenings]
+        cluster_events = [ClusterEvent(kind="failed", at_s=0.0, devices=cluster_events[0].devices), *cluster_events]
     sync = RestartPolicy(None, constant("ft_hsdp_sync_down_s"), detect_s=0.0, loses_work=False)
     policies: dict[str, Policy] = {"synchronous": sync}
     policies |= {f"FT-HSDP, {name}": FtHsdpPolicy(**options) for name, options in _FT_HSDP.items()}
     found: Figures = {}
     for name, policy in policies.items():
-        outcome = simulate(job, policy, happenings, SimulationOptions(hours=_HOURS, seed=cell.seed, spares=10**6, noise_cv=0.0))
+        outcome = simulate(
+            job, policy, cluster_events, SimulationOptions(hours=_HOURS, seed=cell.seed, spares=10**6, noise_cv=0.0)
+        )
         found[f"{cell.name}: {name}"] = 100.0 * outcome.effective
     if fixed:
         stall_s, down_s = constant("ft_hsdp_stall_s"), constant("ft_hsdp_sync_down_s")

@@ -40,7 +40,7 @@ def _scale(cell: Cell) -> Figures:
     size = int(cell.params["size"])
     job = job_of(size)
     law = FaultLaw(failures_per_node_day=constant("failures_per_node_day_rsc1"), repair_s=constant("repair_median_s"))
-    happenings = arrivals(job, law, hours=_HOURS, seed=cell.seed)
+    cluster_events = arrivals(job, law, hours=_HOURS, seed=cell.seed)
     interval_s = best_interval_s(constant("checkpoint_stall_s"), 86400.0 / (law.failures_per_node_day * job.nodes))
     found: Figures = {}
     for name in _POLICIES:
@@ -49,7 +49,7 @@ def _scale(cell: Cell) -> Figures:
             policy.checkpoint_s, spares = interval_s, 10**6
         plans = _Stopwatch(policy)
         outcome = simulate(
-            job, policy, happenings, SimulationOptions(hours=_HOURS, seed=cell.seed, spares=spares, noise_cv=0.0)
+            job, policy, cluster_events, SimulationOptions(hours=_HOURS, seed=cell.seed, spares=spares, noise_cv=0.0)
         )
         found[f"{size:,} GPUs: {name}"] = 100.0 * outcome.effective
         if name == "unskew" and plans.seconds:

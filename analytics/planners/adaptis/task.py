@@ -54,12 +54,12 @@ class AdaptisResult(msgspec.Struct, frozen=True, kw_only=True):
     trail: tuple[TuningRound, ...]
     evaluations: int
 
-    def plan(self, *, replicas: int = 1, epoch: int = 0) -> Plan:
+    def plan(self, *, replicas: int = 1, plan_version: int = 0) -> Plan:
         """The answer for equal replicas: device i of replica d is rank ``d * devices + i``, units are the plan's layers."""
         devices = len(self.lists)
         count = sum(kind == "F" and stage == 0 for steps in self.lists for kind, stage, _ in steps)
         plan = plan_from_partition(
-            epoch=epoch,
+            plan_version=plan_version,
             n_layers=sum(self.layout.sizes),
             schedule="searched",
             members=[[d * devices + device for device in self.layout.device] for d in range(replicas)],

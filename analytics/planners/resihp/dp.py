@@ -163,10 +163,10 @@ def reroute_evenly(speeds: Floats, micro_batches: Ints) -> tuple[Move, ...]:
     gathered: dict[tuple[int, int, int], list[int]] = {}
     turn = 0
     for stage, home in sorted((s, d) for d, s in np.argwhere(speeds <= 0).tolist()):
-        peers = np.flatnonzero(speeds[:, stage] > 0).tolist()
+        data_parallel_peers = np.flatnonzero(speeds[:, stage] > 0).tolist()
         for j in range(int(micro_batches[home])):
-            if peers:
-                gathered.setdefault((stage, home, peers[turn % len(peers)]), []).append(j)
+            if data_parallel_peers:
+                gathered.setdefault((stage, home, data_parallel_peers[turn % len(data_parallel_peers)]), []).append(j)
                 turn += 1
     return tuple(Move(*key, tuple(numbers)) for key, numbers in sorted(gathered.items()))
 

@@ -81,7 +81,7 @@ def _of_one_plan(spans: polars.DataFrame) -> polars.DataFrame:
 def _places(reader: Reader, run: str) -> polars.DataFrame:
     """epoch, rank, dp_rank, stage, and the first layers of the rank's model chunks with the numbers of these."""
     rows: list[dict[str, Any]] = []
-    for epoch, plan in reader.sql("select epoch, plan::varchar from plans where run = ?", [run]).iter_rows():
+    for plan_version, plan in reader.sql("select epoch, plan::varchar from plans where run = ?", [run]).iter_rows():
         roles = msgspec.json.decode(plan)["roles"]
         ranges = {role["rank"]: [role["first_layer"], *(first for first, _ in role.get("more", ()))] for role in roles}
         for role in roles:
@@ -89,7 +89,7 @@ def _places(reader: Reader, run: str) -> polars.DataFrame:
             first_layers: Sequence[int] = ranges[role["rank"]]
             rows.append(
                 {
-                    "epoch": epoch,
+                    "epoch": plan_version,
                     "rank": role["rank"],
                     "dp_rank": role["replica"],
                     "stage": role["stage"],

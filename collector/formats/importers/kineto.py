@@ -142,7 +142,7 @@ def _events(file: Path, rank: int, trace: _Trace) -> Iterator[Telemetry]:
                 kind=kind,
                 device=str(event.args.get("device", rank)),
                 rank=rank,
-                epoch=0,
+                plan_version=0,
                 attempt=0,
                 iteration=iteration,
                 start_us=start_us,

@@ -154,7 +154,7 @@ def _events(rows: polars.DataFrame, rank_at: dict[tuple[int, int], int]) -> Iter
                 kind=kind,
                 device=str(rank),
                 rank=rank,
-                epoch=0,
+                plan_version=0,
                 attempt=0,
                 iteration=iteration,
                 start_us=start_us[place],

@@ -130,7 +130,7 @@ class _File:
                 kind=kind,
                 device=str(end.rank),
                 rank=end.rank,
-                epoch=0,
+                plan_version=0,
                 attempt=0,
                 iteration=end.iteration,
                 start_us=start_us,

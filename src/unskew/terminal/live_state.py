@@ -57,7 +57,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = ""
     iterations: int | None = None
     iteration: int | None = None
-    epoch: int = 0
+    plan_version: int = 0
     started_us: int | None = None
     at_us: int = 0
     past: tuple[Past, ...] = ()
@@ -111,7 +111,7 @@ def _change(state: LiveState, event: ev.Event | None, at_us: int) -> LiveState:
         case ev.PlanApproved() | ev.PlanRejected() | ev.PlanExpired() if event.proposal == state.waiting:
             state = replace(state, waiting=None)
         case ev.PlanApplied():
-            state = replace(state, epoch=event.epoch, ranks=_places(state.ranks, Plan.from_data(event.plan)))
+            state = replace(state, plan_version=event.plan_version, ranks=_places(state.ranks, Plan.from_data(event.plan)))
         case ev.DeviceLost() if event.rank in state.ranks:
             lost = replace(state.ranks[event.rank], lost="dead" if event.how == "exit" else event.how, ratio=None)
             state = replace(state, ranks={**state.ranks, event.rank: lost})

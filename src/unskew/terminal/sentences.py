@@ -69,7 +69,7 @@ def _(event: ev.DeviceLost) -> Sentence:
 @say.register
 def _(event: ev.Regrouped) -> Sentence:
     moved = f", {event.moved_bytes / 1e6:.1f} MB moved in {event.migrate_seconds:.2f} s" if event.moved_bytes else ""
-    again = " again" if event.epoch else ""
+    again = " again" if event.plan_version else ""
     return Sentence("regroup", f"the ranks work together{again} after {event.seconds:.2f} s{moved}")
 
 
@@ -158,7 +158,7 @@ def _(event: ev.PlanRejected) -> Sentence:
 
 @say.register
 def _(event: ev.PlanKept) -> Sentence:
-    return Sentence("plan", f"plan {event.epoch} stays: {event.reason}", "quiet")
+    return Sentence("plan", f"plan {event.plan_version} stays: {event.reason}", "quiet")
 
 
 @say.register
@@ -170,22 +170,26 @@ def _(event: ev.PlanExpired) -> Sentence:
 def _(event: ev.PlanApplied) -> Sentence | None:
     if not event.proposal:
         return None
-    return Sentence("plan", f"plan {event.epoch} is in force from iteration {event.iteration}{because(event.reason)}", "good")
+    return Sentence(
+        "plan", f"plan {event.plan_version} is in force from iteration {event.iteration}{because(event.reason)}", "good"
+    )
 
 
 @say.register
 def _(event: ev.PlanFailed) -> Sentence:
-    return Sentence("plan", f"plan {event.epoch} could not be applied{because(event.reason)}", "bad")
+    return Sentence("plan", f"plan {event.plan_version} could not be applied{because(event.reason)}", "bad")
 
 
 @say.register
 def _(event: ev.PlanScored) -> Sentence:
     if event.void or event.effect_s is None:
-        return Sentence("score", f"the effect of plan {event.epoch} is void{because(event.void or '')}", "quiet")
+        return Sentence("score", f"the effect of plan {event.plan_version} is void{because(event.void or '')}", "quiet")
     low, high = event.interval_s or (event.effect_s, event.effect_s)
     interval = f"(95 %: {low:+.2f} to {high:+.2f} s, n = {event.n})"
     verdict, tone = _worth(low, high)
-    return Sentence("score", f"plan {event.epoch} {verdict}: {event.effect_s:+.2f} s saved an iteration {interval}", tone)
+    return Sentence(
+        "score", f"plan {event.plan_version} {verdict}: {event.effect_s:+.2f} s saved an iteration {interval}", tone
+    )
 
 
 def _worth(low: float, high: float) -> tuple[str, Tone]:

@@ -54,7 +54,7 @@ def _plans(plans: tuple[PlanSummary, ...]) -> Table:
     grid.add_column()
     for plan in plans:
         since = Text.assemble(f"from iteration {plan.at_iteration}", (f": {plan.reason}" if plan.reason else "", "dim"))
-        grid.add_row(f"plan {plan.epoch}", since)
+        grid.add_row(f"plan {plan.plan_version}", since)
         if plan.predicted_s is not None or plan.measured_s is not None:
             grid.add_row("", _worth(plan))
     return grid

@@ -64,7 +64,7 @@ def train(
             for i, (m, rank, n_layers, has_head, kind) in enumerate(jobs)
         )  # fmt: skip
         yield CommittedIteration(
-            iteration=iteration, epoch=plan.epoch, chunks=chunks, works=works, measured_us=3e5, log_complete=True
+            iteration=iteration, plan_version=plan.plan_version, chunks=chunks, works=works, measured_us=3e5, log_complete=True
         )
 
 
@@ -189,7 +189,7 @@ def test_both_ranks_of_a_role_slowed_at_once_are_named_for_their_own_past_speaks
 def test_belief_survives_a_plan_change_and_moved_layers_accuse_nobody() -> None:
     """Rank 3 is slow and gives up layers; on other layers the model is 8 % off for everybody; later rank 3 recovers."""
     moved = plan_from_partition(
-        epoch=1,
+        plan_version=1,
         n_layers=16,
         schedule="1f1b",
         members=[range(4), range(4, 8)],

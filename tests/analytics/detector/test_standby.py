@@ -85,7 +85,7 @@ def test_the_scheduler_leaves_a_rank_out_keeps_it_out_and_takes_it_back() -> Non
     assert back is not None, reason
     assert back.plan.digest == origin.digest
     # Beside a death a rank that is half as fast is worth a place, though its peers have its work already.
-    rerouted = recover(left.plan, {6}, left.plan.epoch + 1)
+    rerouted = recover(left.plan, {6}, left.plan.plan_version + 1)
     spare, reason = propose(60, rerouted, state(6, r2=0.55))
     assert spare is not None, reason
     assert 2 in spare.plan.ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import polars as pl
 import pytest
@@ -35,7 +36,7 @@ def logged(timeline: Timeline) -> list[Span]:
                 kind=kind,
                 device=f"cpu-{action.rank}",
                 rank=action.rank,
-                epoch=0,
+                plan_version=0,
                 attempt=0,
                 iteration=0,
                 start_us=round(start_us),
@@ -63,7 +64,9 @@ def logged(timeline: Timeline) -> list[Span]:
 def test_a_replay_of_the_spans_takes_as_long_as_the_timeline(schedule: str) -> None:
     plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=4, schedule=schedule)
     timeline = timeline_of(plan)
-    frame = pl.DataFrame([{name: getattr(span, name) for name in Span.__struct_fields__} for span in logged(timeline)])
+    frame = pl.DataFrame(
+        [{field.encode_name: getattr(span, field.name) for field in msgspec.structs.fields(Span)} for span in logged(timeline)]
+    )
     commits = pl.DataFrame({"iteration": [0, 0], "rank": [0, 1], "start_us": [0, 0]}).with_columns(
         wall_us=pl.lit(round(float(timeline.makespan_us)))
     )
@@ -86,7 +89,7 @@ def test_messages_are_timed_from_the_moment_both_sides_were_ready(schedule: str)
         *(MicroBatchPacked(iteration=0, micro_batch=m, attempt=0, lengths=(8, 8)) for m in range(4)),
         *(
             IterationCommitted(
-                iteration=0, epoch=0, attempt=0, rank=rank, loss=1.0, tokens=64, start_us=0, wall_us=1, log_complete=True
+                iteration=0, plan_version=0, attempt=0, rank=rank, loss=1.0, tokens=64, start_us=0, wall_us=1, log_complete=True
             )
             for rank in (0, 1)
         ),

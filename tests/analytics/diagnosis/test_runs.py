@@ -147,7 +147,7 @@ def test_a_loss_costs_what_its_own_recovery_took(slowed: tuple[RunLog, list[Verd
     """Plan 1 is a change that somebody chose, plan 2 the one without rank 3: only its regrouping was for the loss."""
     log, _ = slowed
     without = plan_from_partition(
-        epoch=2, n_layers=8, schedule="1f1b", members=[[0, 1], [2]], layers=[[4, 4], [8]], micro_batches=[4, 4]
+        plan_version=2, n_layers=8, schedule="1f1b", members=[[0, 1], [2]], layers=[[4, 4], [8]], micro_batches=[4, 4]
     )
     lost = DeviceLost(
         device="cpu-3", rank=3, how="exit", detail="signal SIGKILL", detected_us=0, watermark=33, iteration=34, victims=(2,)
@@ -195,9 +195,9 @@ def test_a_job_that_stands_still_names_who_did_not_join(slowed: tuple[RunLog, li
 
 def test_whatif_says_which_plan_it_replayed_and_which_others_there_are(slowed: tuple[RunLog, list[Verdict]]) -> None:
     (all_of_it,), _, _ = sections_of(slowed[0])
-    sections = [all_of_it.pick(range(10)), msgspec.structs.replace(all_of_it.pick(range(10, 34)), epoch=1)]
+    sections = [all_of_it.pick(range(10)), msgspec.structs.replace(all_of_it.pick(range(10, 34)), plan_version=1)]
     section = whatif.chosen(sections, None)
-    assert section.epoch == 1
+    assert section.plan_version == 1
     assert whatif.chosen(sections, 0) is sections[0]
     with pytest.raises(typer.Exit):
         whatif.chosen(sections, 7)

@@ -40,7 +40,7 @@ def test_when_suspects_are_probed(doubted, last_at, ranks, because) -> None:
 
 
 def span(rank: int, us: int, **fields: int) -> Span:
-    return Span(kind="probe", device="d", rank=rank, epoch=1, attempt=0, iteration=9, start_us=0, wall_us=us, **fields)
+    return Span(kind="probe", device="d", rank=rank, plan_version=1, attempt=0, iteration=9, start_us=0, wall_us=us, **fields)
 
 
 def test_slowdowns_links_and_cost_from_the_spans() -> None:

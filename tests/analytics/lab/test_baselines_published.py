@@ -114,7 +114,7 @@ def uneven_batches(plan: Plan, n: int, seed: int) -> list[CommittedIteration]:
         )  # fmt: skip
         found.append(
             CommittedIteration(
-                iteration=iteration, epoch=0, chunks=chunks, works=tuple(works), log_complete=True,
+                iteration=iteration, plan_version=0, chunks=chunks, works=tuple(works), log_complete=True,
                 measured_us=2e6 * float(random.normal(1, 0.01)),
             )
         )  # fmt: skip
@@ -138,13 +138,17 @@ def test_traceml_never_mixes_two_plans_in_its_window() -> None:
     """Fifteen iterations under one plan, then fifteen under the next: twenty in a row under one plan there never were."""
     method = METHODS["traceml"]()
     said = [
-        method.observe(MethodInput(committed=msgspec.structs.replace(one, epoch=one.iteration // 15), plan=PLAN, cost=COST))
+        method.observe(
+            MethodInput(committed=msgspec.structs.replace(one, plan_version=one.iteration // 15), plan=PLAN, cost=COST)
+        )
         for one in uneven_batches(PLAN, 30, 1)
     ]
     assert all(outcome.verdicts == () for outcome in said)
     later = [
         method.observe(
-            MethodInput(committed=msgspec.structs.replace(one, iteration=30 + one.iteration, epoch=1), plan=PLAN, cost=COST)
+            MethodInput(
+                committed=msgspec.structs.replace(one, iteration=30 + one.iteration, plan_version=1), plan=PLAN, cost=COST
+            )
         )
         for one in uneven_batches(PLAN, 5, 3)
     ]

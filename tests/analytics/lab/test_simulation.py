@@ -34,8 +34,8 @@ QUICK = sorted(set(POLICIES) - {"malleus"})  # two integer programs a change: se
 
 
 def play(policy: str, law: FaultLaw = HARSH, *, hours: float = 12.0, seed: int = 0, **options: float) -> SimulationOutcome:
-    happenings = arrivals(JOB, law, hours=hours, seed=seed)
-    return simulate(JOB, POLICIES[policy](), happenings, SimulationOptions(hours=hours, seed=seed, **options))  # type: ignore[arg-type]
+    cluster_events = arrivals(JOB, law, hours=hours, seed=seed)
+    return simulate(JOB, POLICIES[policy](), cluster_events, SimulationOptions(hours=hours, seed=seed, **options))  # type: ignore[arg-type]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -186,8 +186,8 @@ def test_a_recorded_trace_is_replayed() -> None:
 def test_ten_thousand_iterations_of_256_devices_and_a_day_of_98304_take_seconds() -> None:
     """The figures are benchmarks/scheduler_studies.py's; here a wrong order of growth fails."""
     job = JOBS["llama2-70b"]
-    happenings = arrivals(job, FaultLaw(mtbf_s=9 * 3600.0, repair_s=7200.0), hours=45.0, seed=0)
-    outcome = simulate(job, POLICIES["oobleck"](), happenings, SimulationOptions(hours=45.0))
+    cluster_events = arrivals(job, FaultLaw(mtbf_s=9 * 3600.0, repair_s=7200.0), hours=45.0, seed=0)
+    outcome = simulate(job, POLICIES["oobleck"](), cluster_events, SimulationOptions(hours=45.0))
     assert outcome.iterations > 5000
     large = JOBS["ft-hsdp-98k"]
     day = arrivals(large, FaultLaw(mtbf_s=1080.0), hours=6.0, seed=0)

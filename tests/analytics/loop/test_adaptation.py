@@ -51,7 +51,7 @@ def train(
         complete = now not in incomplete
         yield IterationTelemetry(
             committed=CommittedIteration(
-                iteration=now, epoch=plan.epoch, chunks=tuple(chunks) if complete else (), works=works,
+                iteration=now, plan_version=plan.plan_version, chunks=tuple(chunks) if complete else (), works=works,
                 measured_us=predict_iteration(plan, works, COST, truth(now)).iteration_us + 20_000, log_complete=complete,
             ),
             transfers_us=(100.0,),
@@ -141,7 +141,7 @@ def in_trial(loop: Adaptation, truth: Truth) -> Plan:
     steps = follow(loop, train(truth, 40))
     (proposal,) = [step.proposal for step in steps.values() if step.proposal]
     plan = proposal.plan.renumbered(1)
-    regrouped = Regrouped(epoch=1, iteration=40, seconds=0.3, migrate_seconds=0.1, moved_bytes=10**6)
+    regrouped = Regrouped(plan_version=1, iteration=40, seconds=0.3, migrate_seconds=0.1, moved_bytes=10**6)
     assert loop.applied(plan, "p1", regrouped, old=PLAN) == []
     return plan
 

@@ -26,12 +26,21 @@ def attempt_of(plan: Plan, iteration: int, attempt: int, rank: int) -> list[Tele
     """What a rank writes of one attempt before it votes."""
     events: list[Telemetry] = [
         Span(
-            kind=action.kind, device=f"cpu-{rank}", rank=rank, epoch=plan.epoch, attempt=attempt, iteration=iteration,
-            start_us=1000 * index, wall_us=100 + rank, micro_batch=action.micro_batch, first_layer=action.first_layer,
-            n_layers=action.n_layers, compute_us=1000 * attempt + 100 * (rank + 1) + 10 * action.micro_batch + iteration,
+            kind=action.kind,
+            device=f"cpu-{rank}",
+            rank=rank,
+            plan_version=plan.plan_version,
+            attempt=attempt,
+            iteration=iteration,
+            start_us=1000 * index,
+            wall_us=100 + rank,
+            micro_batch=action.micro_batch,
+            first_layer=action.first_layer,
+            n_layers=action.n_layers,
+            compute_us=1000 * attempt + 100 * (rank + 1) + 10 * action.micro_batch + iteration,
         )
         for index, action in enumerate(build_schedule(plan).by_rank[rank])
-    ]  # fmt: skip
+    ]
     return events + [
         MicroBatchPacked(iteration=iteration, micro_batch=number, attempt=attempt, lengths=(30 + iteration, 20 + number))
         for number, route in enumerate(plan.routes)
@@ -56,9 +65,16 @@ def written(aborted: int | None) -> Log:
         for rank in log:
             log[rank] += [(iteration + 0.3, event) for event in attempt_of(plan, iteration, attempt, rank)]
             mark = IterationCommitted(
-                iteration=iteration, epoch=plan.epoch, attempt=attempt, rank=rank, loss=5.0 - iteration, tokens=200,
-                start_us=0, wall_us=1000 + 7 * rank, log_complete=True,
-            )  # fmt: skip
+                iteration=iteration,
+                plan_version=plan.plan_version,
+                attempt=attempt,
+                rank=rank,
+                loss=5.0 - iteration,
+                tokens=200,
+                start_us=0,
+                wall_us=1000 + 7 * rank,
+                log_complete=True,
+            )
             log[rank].append((iteration + 0.5 + 0.1 * rank, mark))
     return log
 
@@ -122,7 +138,7 @@ def test_a_rank_that_died_before_its_step_is_not_waited_for_forever() -> None:
 def test_a_step_that_only_the_dead_rank_took_does_not_count() -> None:
     log = written(3)
     early = IterationCommitted(
-        iteration=3, epoch=0, attempt=0, rank=3, loss=9.0, tokens=200, start_us=0, wall_us=9999, log_complete=True
+        iteration=3, plan_version=0, attempt=0, rank=3, loss=9.0, tokens=200, start_us=0, wall_us=9999, log_complete=True
     )
     log[3] = sorted([*log[3], (3.2, early)], key=lambda line: line[0])
     assert read(log, [[3.25] * RANKS]) == read(written(3), [])

@@ -19,7 +19,7 @@ COST = CostModel(
 SPEEDS = {1: {"F": 0.5, "B": 0.5}}
 OLD = uniform_plan(tp=1, pp=2, dp=2, n_layers=8, micro_batches=8)
 NEW = plan_from_partition(
-    epoch=1, n_layers=8, schedule="1f1b", members=[(0, 1), (2, 3)], layers=[(5, 3), (4, 4)], micro_batches=[3, 5]
+    plan_version=1, n_layers=8, schedule="1f1b", members=[(0, 1), (2, 3)], layers=[(5, 3), (4, 4)], micro_batches=[3, 5]
 )
 
 
@@ -33,7 +33,7 @@ def trial(n: int, *, old=OLD, noise: float = 0.01, seed: int = 0, from_iteration
         new_us = predict_iteration(NEW, works, COST, SPEEDS).iteration_us
         measured_us = new_us * (1 + random.normal(0, noise)) + (2e6 if i == 0 else 0)
         one = CommittedIteration(
-            iteration=from_iteration + i, epoch=1, chunks=(), works=works, measured_us=measured_us, log_complete=True
+            iteration=from_iteration + i, plan_version=1, chunks=(), works=works, measured_us=measured_us, log_complete=True
         )
         grown = grown.add(one, COST, SPEEDS, new_us)
         if i:
@@ -63,7 +63,7 @@ def test_a_predictor_that_is_wrong_about_the_plan_in_force_widens_the_interval()
 
 def test_an_iteration_of_another_epoch_does_not_count() -> None:
     grown, _ = trial(5)
-    other = CommittedIteration(iteration=60, epoch=2, chunks=(), works=(), measured_us=1.0, log_complete=True)
+    other = CommittedIteration(iteration=60, plan_version=2, chunks=(), works=(), measured_us=1.0, log_complete=True)
     assert grown.add(other, COST, SPEEDS, 1.0) == grown
 
 

@@ -66,7 +66,7 @@ def test_unequal_units_cost_what_their_lengths_and_devices_say():
     profile = model_profile("jamba-52b")
     units = profile.units
     plan = plan_from_partition(
-        epoch=0, n_layers=34, schedule="zb-h1", members=[range(4)], layers=[usual(34, 4)], micro_batches=[2]
+        plan_version=0, n_layers=34, schedule="zb-h1", members=[range(4)], layers=[usual(34, 4)], micro_batches=[2]
     )
     schedule = build_schedule(plan)
     batches = [[Work(TOKENS, TOKENS**2), Work(TOKENS, TOKENS**2 // 4)]]
@@ -77,7 +77,7 @@ def test_unequal_units_cost_what_their_lengths_and_devices_say():
             sum(parts) for parts in zip(*(u.scaled(1.0, 1.0 if action.micro_batch == 0 else 0.25) for u in own), strict=True)
         )
         assert took == pytest.approx({"F": f, "B": b, "W": w}[action.kind] * (2 if action.rank == 2 else 1))
-    whole = build_schedule(Plan(epoch=0, n_layers=34, schedule="1f1b", roles=plan.roles, routes=plan.routes))
+    whole = build_schedule(Plan(plan_version=0, n_layers=34, schedule="1f1b", roles=plan.roles, routes=plan.routes))
     assert unit_durations_us(whole, profile, batches).sum() == pytest.approx(
         unit_durations_us(schedule, profile, batches).sum()
     )

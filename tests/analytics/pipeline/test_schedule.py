@@ -70,7 +70,7 @@ def crossing_plan():
         hops = tuple(Hop(first_layer=f, n_layers=n, ranks=(rank,)) for f, (n, rank) in zip(firsts, way, strict=True))
         routes.append(Route(micro_batch=micro_batch, replica=0, hops=hops))
     roles = tuple(Role(rank=rank, replica=0, stage=0, first_layer=0, n_layers=6) for rank in range(2))
-    return Plan(epoch=0, n_layers=6, schedule="1f1b", roles=roles, routes=tuple(routes))
+    return Plan(plan_version=0, n_layers=6, schedule="1f1b", roles=roles, routes=tuple(routes))
 
 
 @settings(deadline=None, max_examples=150)
@@ -119,7 +119,9 @@ def test_two_stages_with_one_at_half_speed_lose_what_is_known():
     """Throughput against healthy: 0.60; 0.741 with 11/21 layers; a healthy replica forced to 11/21 keeps 0.842."""
 
     def makespan(layers, slow):
-        plan = plan_from_partition(epoch=0, n_layers=32, schedule="1f1b", members=[[0, 1]], layers=[layers], micro_batches=[4])
+        plan = plan_from_partition(
+            plan_version=0, n_layers=32, schedule="1f1b", members=[[0, 1]], layers=[layers], micro_batches=[4]
+        )
         schedule = build_schedule(plan)
         return float(evaluate(schedule, units(schedule, slow_rank=0 if slow else None)).makespan_us)
 
@@ -130,7 +132,9 @@ def test_two_stages_with_one_at_half_speed_lose_what_is_known():
 
 
 def test_a_message_costs_only_between_ranks():
-    plan = plan_from_partition(epoch=0, n_layers=2, schedule="1f1b", members=[[0, 1]], layers=[[1, 1]], micro_batches=[1])
+    plan = plan_from_partition(
+        plan_version=0, n_layers=2, schedule="1f1b", members=[[0, 1]], layers=[[1, 1]], micro_batches=[1]
+    )
     schedule = build_schedule(plan)
     assert evaluate(schedule, units(schedule), 10.0).makespan_us == 6 + 2 * 10
 

@@ -101,7 +101,9 @@ def torch_makespan(lists: list[list[tuple[str, int, int]]], ranks: int) -> float
         tp=1, pp=ranks, dp=1, n_layers=2 * ranks, micro_batches=1 + max(m for _, m, _ in lists[0]), schedule="zb-v"
     )
     orders = tuple(tuple(f"{stage}{kind}{m}" for kind, m, stage in rank) for rank in lists)
-    searched = Plan(epoch=0, n_layers=plan.n_layers, schedule="searched", roles=plan.roles, routes=plan.routes, orders=orders)
+    searched = Plan(
+        plan_version=0, n_layers=plan.n_layers, schedule="searched", roles=plan.roles, routes=plan.routes, orders=orders
+    )
     schedule = build_schedule(searched)
     return float(evaluate(schedule, np.ones(len(schedule.order))).makespan_us)
 
@@ -110,7 +112,7 @@ def torch_makespan(lists: list[list[tuple[str, int, int]]], ranks: int) -> float
 @given(plan=legal_plans(), name=st.sampled_from(["gpipe", "zb-h1", "interleaved", "zb-v"]), data=st.data())
 def test_any_legal_plan_runs_under_any_schedule(plan, name, data):
     """Every (layer, micro-batch) once per kind, F before B before W, no rank does two things at once, the bounds hold."""
-    plan = Plan(epoch=0, n_layers=plan.n_layers, schedule=name, roles=plan.roles, routes=plan.routes)
+    plan = Plan(plan_version=0, n_layers=plan.n_layers, schedule=name, roles=plan.roles, routes=plan.routes)
     schedule = build_schedule(plan)
     kinds = "FBW" if splits_backward(name) else "FB"
     cells = [(a.kind, a.micro_batch, a.first_layer + i) for a in schedule.order for i in range(a.n_layers)]
@@ -168,7 +170,7 @@ def test_an_order_survives_the_exchange_format(name):
     schedule = build_schedule(plan)
     text = to_csv(schedule)
     assert text.startswith("0F0,")
-    imported = Plan(epoch=0, n_layers=6, schedule=name, roles=plan.roles, routes=plan.routes, orders=from_csv(text))
+    imported = Plan(plan_version=0, n_layers=6, schedule=name, roles=plan.roles, routes=plan.routes, orders=from_csv(text))
     assert build_schedule(imported).by_rank == schedule.by_rank
     assert Plan.from_data(imported.to_data()) == imported
     assert imported.digest != plan.digest
@@ -190,7 +192,12 @@ def test_orders_that_cannot_be_executed_are_refused(change, sentence):
     plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=2, micro_batches=3, schedule="zb-h1")
     good = with_orders(plan, build_schedule(plan).by_rank)
     bad = Plan(
-        epoch=0, n_layers=2, schedule="searched", roles=plan.roles, routes=plan.routes, orders=tuple(change(list(good.orders)))
+        plan_version=0,
+        n_layers=2,
+        schedule="searched",
+        roles=plan.roles,
+        routes=plan.routes,
+        orders=tuple(change(list(good.orders))),
     )
     with pytest.raises(PlanError, match=sentence):
         build_schedule(bad)
@@ -218,7 +225,7 @@ def out_of_order(schedule, lanes) -> set[tuple[int, int]]:
 @settings(deadline=None, max_examples=60)
 @given(plan=legal_plans(), name=st.sampled_from(["gpipe", "1f1b", "zb-h1"]))
 def test_messages_of_listed_orders_need_no_tags(plan, name):
-    plan = Plan(epoch=0, n_layers=plan.n_layers, schedule=name, roles=plan.roles, routes=plan.routes)
+    plan = Plan(plan_version=0, n_layers=plan.n_layers, schedule=name, roles=plan.roles, routes=plan.routes)
     assert out_of_order(build_schedule(plan), lambda _kind: "any") == set()
 
 

@@ -97,7 +97,7 @@ def test_a_joint_plan_is_legal_and_never_worse_than_nothing_or_the_levels(seed, 
     except PlanError:
         levels = np.inf
     assert joint.predicted_us <= levels * (1 + 1e-9)
-    plan = to_plan(cluster, assignment, epoch=1)
+    plan = to_plan(cluster, assignment, plan_version=1)
     assert (cluster.speeds.ravel()[list(plan.ranks)] > 0).all()
 
 
@@ -105,7 +105,7 @@ def test_without_a_fault_the_start_is_kept_where_it_is_best():
     cluster = healthy_cluster(PlannerJob(n_layers=8, micro_batches=32), tp=1, pp=4, dp=2)
     joint = plan_joint(cluster)
     assert joint.predicted_us == pytest.approx(cost(cluster, start(cluster)).iteration_us)
-    assert to_plan(cluster, start(cluster), epoch=0) == uniform_plan(tp=1, pp=4, dp=2, n_layers=8, micro_batches=32)
+    assert to_plan(cluster, start(cluster), plan_version=0) == uniform_plan(tp=1, pp=4, dp=2, n_layers=8, micro_batches=32)
 
 
 def test_a_group_takes_more_members_where_memory_asks_for_them():
@@ -139,7 +139,7 @@ def test_work_that_nobody_takes_is_no_plan():
     speeds[0, 1] = 0.0
     cluster = PlannerCluster(job=PlannerJob(n_layers=2, micro_batches=4), speeds=speeds)
     with pytest.raises(PlanError, match="stage 1 of replica 0 has no group"):
-        to_plan(cluster, start(cluster), epoch=1)
+        to_plan(cluster, start(cluster), plan_version=1)
 
 
 def test_the_closed_form_is_nearly_always_the_makespan():

@@ -104,7 +104,7 @@ def test_a_dead_stage_is_served_by_its_peers_and_a_slow_one_relieved():
     assert sorted(m.micro_batch for m in plan.dp if (m.source, m.stage) == (1, 2)) == [0, 1, 2, 3]
     assert any((m.source, m.stage) == (1, 0) for m in plan.dp)
     assert all((m.target, m.stage) != (1, 2) for m in plan.dp)
-    validate(to_plan(cluster, plan.assignment, epoch=1))
+    validate(to_plan(cluster, plan.assignment, plan_version=1))
     recycle = plan_progressive(cluster, levels={"tp"})
     assert cost(cluster, plan.assignment).iteration_us <= cost(cluster, recycle.assignment).iteration_us
 
@@ -158,7 +158,7 @@ def test_the_level_by_level_makespan_is_the_pipelines_own(data):
     cluster = healthy_cluster(
         PlannerJob(n_layers=stages, micro_batches=micro_batches, message_us=message), tp=1, pp=stages, dp=1
     )
-    schedule = build_schedule(to_plan(cluster, start(cluster), epoch=0))
+    schedule = build_schedule(to_plan(cluster, start(cluster), plan_version=0))
     durations = np.array([1.0 if action.kind == "F" else 2.0 for action in schedule.order])
     assert cost(cluster, start(cluster)).iteration_us == pytest.approx(
         float(evaluate(schedule, durations, message).makespan_us)
@@ -181,7 +181,7 @@ def test_a_plan_for_any_cluster_is_legal_and_does_all_the_work(data):
     assert np.isfinite(cost(cluster, assignment).iteration_us)
     assert assignment.layers.sum(axis=1).tolist() == [cluster.job.n_layers] * dp
     assert assignment.micro_batches.sum() == cluster.job.micro_batches
-    runtime_plan = to_plan(cluster, assignment, epoch=1)
+    runtime_plan = to_plan(cluster, assignment, plan_version=1)
     working = [rank for role in runtime_plan.roles for rank in [role.rank]]
     assert len(set(working)) == len(working)
     assert (speeds.ravel()[working] > 0).all()

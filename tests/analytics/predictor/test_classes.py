@@ -79,7 +79,7 @@ def train(
         chunks = chunks_of(plan, truth, of, random, speeds=speeds or {}, cv=0.01)
         yield IterationTelemetry(
             committed=CommittedIteration(
-                iteration=now, epoch=plan.epoch, chunks=chunks, works=of,
+                iteration=now, plan_version=plan.plan_version, chunks=chunks, works=of,
                 measured_us=predict_iteration(plan, of, truth, speeds or {}).iteration_us, log_complete=True,
             ),
             transfers_us=(100.0,),
@@ -114,7 +114,7 @@ def test_a_repartition_is_predicted_before_it_was_ever_measured(classes: dict[st
     for released in train(20):
         loop.observe(released, PLAN)
     moved = plan_from_partition(
-        epoch=1, n_layers=16, schedule="1f1b", members=[(0, 1, 2, 3), (4, 5, 7, 6)], layers=[(4, 4, 4, 4), (5, 5, 3, 3)],
+        plan_version=1, n_layers=16, schedule="1f1b", members=[(0, 1, 2, 3), (4, 5, 7, 6)], layers=[(4, 4, 4, 4), (5, 5, 3, 3)],
         micro_batches=[5, 3],
     )  # fmt: skip
     assert loop.fitted is not None
@@ -148,12 +148,12 @@ def test_a_class_that_has_no_head_yet_borrows_it_in_proportion_and_one_that_has_
             chunks=NEW, device_class="new", classes=classes, others=(PlaceCost(device_class="old", tp=1, chunks=old),)
         )
         plan = plan_from_partition(
-            epoch=0, n_layers=16, schedule="1f1b", members=[(0, 1, 2, 3), (4, 5, 6, 7)], micro_batches=[4, 4],
+            plan_version=0, n_layers=16, schedule="1f1b", members=[(0, 1, 2, 3), (4, 5, 6, 7)], micro_batches=[4, 4],
             layers=[(5, 4, 4, 3), (5, 4, 3, 4)],
         )  # fmt: skip
         if held == (6, 7):  # the last stage alone
             plan = plan_from_partition(
-                epoch=0, n_layers=16, schedule="1f1b", members=[(0, 1, 2, 6), (4, 5, 3, 7)], micro_batches=[4, 4],
+                plan_version=0, n_layers=16, schedule="1f1b", members=[(0, 1, 2, 6), (4, 5, 3, 7)], micro_batches=[4, 4],
                 layers=[(5, 4, 4, 3), (5, 4, 4, 3)],
             )  # fmt: skip
         random = np.random.default_rng(1)
@@ -181,7 +181,7 @@ def groups_of_two() -> Plan:
         for (d, s), hop in hops.items() for shard, rank in enumerate(hop.ranks)
     )  # fmt: skip
     routes = tuple(Route(micro_batch=m, replica=m % 2, hops=(hops[m % 2, 0], hops[m % 2, 1])) for m in range(4))
-    plan = Plan(epoch=0, n_layers=8, schedule="1f1b", roles=roles, routes=routes)
+    plan = Plan(plan_version=0, n_layers=8, schedule="1f1b", roles=roles, routes=routes)
     validate(plan)
     return plan
 
@@ -234,8 +234,8 @@ def test_a_run_on_two_kinds_of_device_accuses_the_slow_one_only_and_predicts_the
         3: "older",
     }
     change = run.of(PlanApplied)[-1]
-    assert change.epoch > 0
-    judged = [event for event in run.of(IterationJudged) if event.epoch == change.epoch and event.predicted_us]
+    assert change.plan_version > 0
+    judged = [event for event in run.of(IterationJudged) if event.plan_version == change.plan_version and event.predicted_us]
     assert len(judged) > 10
     assert max(abs((event.predicted_us or 0) / event.measured_us - 1) for event in judged) < 0.005
     with open_store(run.store) as reader:

@@ -188,7 +188,7 @@ def test_coverage_of_iterations_is_counted_as_that_of_chunks() -> None:
             for work in works
         )
         committed = CommittedIteration(
-            iteration=iteration, epoch=0, chunks=chunks, works=works, measured_us=factor * predicted, log_complete=True
+            iteration=iteration, plan_version=0, chunks=chunks, works=works, measured_us=factor * predicted, log_complete=True
         )
         return IterationSample(IterationTelemetry(committed=committed, transfers_us=()), plan, {})
 
@@ -208,13 +208,13 @@ def test_gradient_groups_that_share_ranks_follow_each_other() -> None:
     equal = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=8)
     assert cost.end_us(equal) == 10_000
     shifted = plan_from_partition(
-        epoch=1, n_layers=16, schedule="1f1b", members=[(0, 1, 2, 3), (4, 5, 6, 7)], layers=[(4, 4, 4, 4), (5, 4, 4, 3)],
+        plan_version=1, n_layers=16, schedule="1f1b", members=[(0, 1, 2, 3), (4, 5, 6, 7)], layers=[(4, 4, 4, 4), (5, 4, 4, 3)],
         micro_batches=[4, 4],
     )  # fmt: skip
     assert len(shifted.gradient_groups) == 7
     assert cost.end_us(shifted) == 10_000 + 6 * 1500
     one = plan_from_partition(
-        epoch=2, n_layers=16, schedule="1f1b", members=[(0, 1, 2, 3), (4, 5, 6, 7)], layers=[(4, 4, 4, 4), (4, 4, 5, 3)],
+        plan_version=2, n_layers=16, schedule="1f1b", members=[(0, 1, 2, 3), (4, 5, 6, 7)], layers=[(4, 4, 4, 4), (4, 4, 5, 3)],
         micro_batches=[4, 4],
     )  # fmt: skip
     assert cost.end_us(one) == 10_000 + 2 * 1500  # only stages 2 and 3 are tied together

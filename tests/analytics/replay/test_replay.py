@@ -46,15 +46,17 @@ def test_every_decision_comes_again_at_every_moment(run: Run, log: RecordedRun) 
     whole = replay(log)
     assert whole.differences == ()
     assert whole.compared > 40
-    assert whole.plan.epoch == run.of(PlanApplied)[-1].epoch
+    assert whole.plan.plan_version == run.of(PlanApplied)[-1].plan_version
     for until in (3, 12, 15, 19, 23, 24, 28):
         then = replay(log, until)
         assert then.differences == (), until
         # What the live run knew at that moment, from its own record.
         known = {event.rank for event in log.judged[until].ranks}
-        assert known <= set(log.plans[log.judged[until].epoch].ranks)
-        applied = [event.epoch for event in run.of(PlanApplied) if event.watermark is not None and event.watermark <= until + 1]
-        assert then.plan.epoch == applied[-1]
+        assert known <= set(log.plans[log.judged[until].plan_version].ranks)
+        applied = [
+            event.plan_version for event in run.of(PlanApplied) if event.watermark is not None and event.watermark <= until + 1
+        ]
+        assert then.plan.plan_version == applied[-1]
         slow = [event for event in run.of(Verdict) if event.cause == "slow_device" and event.at_iteration <= until]
         assert bool(then.speeds) == bool(slow)
 
@@ -96,13 +98,13 @@ def test_a_changed_measurement_is_told(log: RecordedRun) -> None:
 
 def test_a_proposal_is_open_until_somebody_decided_and_no_longer(log: RecordedRun) -> None:
     """Decisions of people tell no iteration and may come long before the next event that does."""
-    lying = next(noted for noted in log.control if isinstance(noted.event, PlanProposed) and noted.event.optional)
-    assert isinstance(lying.event, PlanProposed)
-    proposed = LoggedControl(lying.at_us, msgspec.structs.replace(lying.event, proposal="px"))
+    open_proposal = next(noted for noted in log.control if isinstance(noted.event, PlanProposed) and noted.event.optional)
+    assert isinstance(open_proposal.event, PlanProposed)
+    proposed = LoggedControl(open_proposal.at_us, msgspec.structs.replace(open_proposal.event, proposal="px"))
     rejected = LoggedControl(log.judged_us[20] + 1, PlanRejected(proposal="px", by="a person", reason="not now"))
     control = sorted((*log.control, proposed, rejected), key=lambda noted: noted.at_us)
     people = msgspec.structs.replace(log, control=tuple(control))
-    for until in (lying.event.at_iteration, 19, 20, 21):
+    for until in (open_proposal.event.at_iteration, 19, 20, 21):
         assert ("px" in {one.proposal for one in replay(people, until).proposals}) == (until < 20), until
 
 

@@ -81,7 +81,7 @@ def test_after_a_death_the_other_ranks_of_the_replica_take_its_layers(rank):
     assert proposal is not None, reason
     assert healthy_us() * 8 / 7 / proposal.predicted_us > 0.95
     assert all(proposal.plan.role_of[hop.rank].replica == route.replica for route in proposal.plan.routes for hop in route.hops)
-    assert proposal.plan.epoch == 2
+    assert proposal.plan.plan_version == 2
 
 
 def test_the_gain_is_sure_by_the_one_interval_of_means():
@@ -103,7 +103,7 @@ def test_a_replica_that_shrank_to_one_rank_and_lost_it_is_planned_around():
     """Its slow rank stands by, its micro-batches are rerouted: they still name a replica in which nobody is on duty."""
     origin = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=4)
     shrunk = plan_from_partition(
-        epoch=1, n_layers=4, schedule="1f1b", members=[[0], [2, 3]], layers=[[4], [2, 2]], micro_batches=[1, 3]
+        plan_version=1, n_layers=4, schedule="1f1b", members=[[0], [2, 3]], layers=[[4], [2, 2]], micro_batches=[1, 3]
     )
     rerouted = recover(shrunk, {0}, 2)
     now = state(origin=origin, dead={0}, slow={1: 1 / 6}, batches=draw_batches(4, 10))

@@ -11,7 +11,7 @@ from unskew.analytics.scheduler.propose import recover
 
 UNIFORM = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=16)
 UNEVEN = plan_from_partition(
-    epoch=3,
+    plan_version=3,
     n_layers=16,
     schedule="1f1b",
     members=[[0, 1, 2, 3], [4, 5, 6], [8, 9, 10, 11]],
@@ -30,7 +30,7 @@ def test_every_single_death_and_every_pair_is_survived_or_named(plan):
             continue
         recovered = recover(plan, set(dead), 9)
         validate(recovered)
-        assert recovered.epoch == 9
+        assert recovered.plan_version == 9
         assert recovered.roles == tuple(role for role in plan.roles if role.rank not in dead)
         assert moved_layers(plan, recovered) == ()
         for before, after in zip(plan.routes, recovered.routes, strict=True):

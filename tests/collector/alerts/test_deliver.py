@@ -151,7 +151,7 @@ def test_each_named_condition_holds_when_it_should_and_ends(log: Log, hook: Hook
     writer.append(ev.Dropped(count=7))
     assert writer.close(10.0)
     proposal = ev.PlanProposed(
-        proposal="p1", epoch=1, digest="d", optional=True, reason="rank 0 is slow", verdict=1, plan={}, predicted_us=1,
+        proposal="p1", plan_version=1, digest="d", optional=True, reason="rank 0 is slow", verdict=1, plan={}, predicted_us=1,
         baseline_us=2, gain_percent=1.0, cost_us=1, payback_iterations=1, at_iteration=1,
     )  # fmt: skip
     log.add(SLOW, proposal, ev.DeviceLost(device="d1", rank=1, how="exit", detail="signal 9", detected_us=1))

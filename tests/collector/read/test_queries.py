@@ -39,13 +39,22 @@ def write(store: Store, run: str, *, slow: int | None) -> None:
     for iteration in range(ITERATIONS):
         late = slow is not None and iteration >= SLOW_FROM
         for rank in range(RANKS):
-            commit = ev.IterationCommitted(iteration=iteration, epoch=0, attempt=0, rank=rank, loss=1.0, tokens=50, start_us=0,
-                                           wall_us=300 if late else 100, log_complete=True)  # fmt: skip
+            commit = ev.IterationCommitted(
+                iteration=iteration,
+                plan_version=0,
+                attempt=0,
+                rank=rank,
+                loss=1.0,
+                tokens=50,
+                start_us=0,
+                wall_us=300 if late else 100,
+                log_complete=True,
+            )
             writer.append(commit)
         ratios = tuple(
             ev.RankRatio(rank=rank, measured_us=180 if late and rank == slow else 60, predicted_us=60) for rank in range(RANKS)
         )
-        writer.append(ev.IterationJudged(iteration=iteration, epoch=0, measured_us=300, predicted_us=100, ranks=ratios))
+        writer.append(ev.IterationJudged(iteration=iteration, plan_version=0, measured_us=300, predicted_us=100, ranks=ratios))
     writer.append(ev.Dropped(count=11))
     assert writer.close(10.0)
     if slow is not None:
@@ -133,7 +142,7 @@ def test_goodput_counts_a_run_by_its_own_time(tmp_path: Path) -> None:
         writer = SpoolWriter(store, run, "rank-0000.1")
         for iteration in range(10):  # 9 s each, every 10 s: 99 s in all
             start_us = iteration * 10_000_000
-            writer.append(ev.IterationCommitted(iteration=iteration, epoch=0, attempt=0, rank=0, loss=1.0, tokens=99,
+            writer.append(ev.IterationCommitted(iteration=iteration, plan_version=0, attempt=0, rank=0, loss=1.0, tokens=99,
                                                 start_us=start_us, wall_us=9_000_000, log_complete=True))  # fmt: skip
         assert writer.close(10.0)
         stream.append(stream.version, [ev.RunFinished(status="done", iterations=10)], actor="c")

@@ -48,11 +48,11 @@ def telemetry() -> Iterator[tuple[int, ev.Telemetry]]:
             yield 1, span(1, iteration, attempt, "all_reduce", group="layer-2", group_seq=iteration)
         for rank in (0, 1):
             yield rank, ev.IterationCommitted(
-                iteration=iteration, epoch=0, attempt=counted, rank=rank, loss=2.5, tokens=14, start_us=0,
+                iteration=iteration, plan_version=0, attempt=counted, rank=rank, loss=2.5, tokens=14, start_us=0,
                 wall_us=1000 + rank, log_complete=rank == 0 or iteration != 2,
             )  # fmt: skip
         ratio = ev.RankRatio(rank=1, measured_us=180, predicted_us=100, f=1.8, score=0.8)
-        yield 0, ev.IterationJudged(iteration=iteration, epoch=0, measured_us=1001, predicted_us=900, ranks=(ratio,))
+        yield 0, ev.IterationJudged(iteration=iteration, plan_version=0, measured_us=1001, predicted_us=900, ranks=(ratio,))
     yield 0, ev.Heartbeat(rank=0, pid=7, iteration=2, progress=9, activity="compute", age_us=5, stalled_us=0)
     yield 0, ev.Dropped(count=4)
     yield 0, ev.IterationTimed(iteration=0, wall_us=1)
@@ -83,11 +83,22 @@ def span(rank: int, iteration: int, attempt: int, kind: str, **fields: object) -
     )  # fmt: skip
 
 
-def proposed(name: str, epoch: int) -> ev.PlanProposed:
+def proposed(name: str, plan_version: int) -> ev.PlanProposed:
     return ev.PlanProposed(
-        proposal=name, epoch=epoch, digest="d", optional=True, reason="rank 1 is slow", verdict=1, plan=PLAN.to_data(),
-        predicted_us=8, baseline_us=10, gain_percent=20.0, cost_us=3, payback_iterations=2, at_iteration=1,
-    )  # fmt: skip
+        proposal=name,
+        plan_version=plan_version,
+        digest="d",
+        optional=True,
+        reason="rank 1 is slow",
+        verdict=1,
+        plan=PLAN.to_data(),
+        predicted_us=8,
+        baseline_us=10,
+        gain_percent=20.0,
+        cost_us=3,
+        payback_iterations=2,
+        at_iteration=1,
+    )
 
 
 CONTROL: list[ev.Control] = [
@@ -95,7 +106,7 @@ CONTROL: list[ev.Control] = [
                   version="0.1"),
     ev.DeviceJoined(device="device-0", rank=0, node="n", pid=7),
     ev.DeviceJoined(device="device-1", rank=1, node="n", pid=8),
-    ev.PlanApplied(epoch=0, digest=PLAN.digest, proposal="", iteration=0, reason="start", plan=PLAN.to_data()),
+    ev.PlanApplied(plan_version=0, digest=PLAN.digest, proposal="", iteration=0, reason="start", plan=PLAN.to_data()),
     ev.FaultInjected(kind="slow", rank=1, at_iteration=1, factor=1.8),
     ev.PredictorFitted(predictor=1, watermark=0, model={"F": 1}, n_chunks=8, error_percent={"F": 1.5}, trigger="warm-up"),
     ev.Verdict(verdict=1, cause="slow_device", culprits=(FAULT,), speed={"F": 0.56}, since_iteration=1, at_iteration=1,
@@ -104,17 +115,17 @@ CONTROL: list[ev.Control] = [
                evidence={}),
     ev.VerdictClosed(verdict=1, until_iteration=2, at_iteration=2, reason="healthy again"),
     ev.VerdictScored(verdict=1, correct=True, truth="slow", delay_iterations=0, onset_error_iterations=0, speed_error=0.01),
-    *(proposed(name, epoch) for epoch, name in enumerate(("open", "approved", "rejected", "expired", "applied", "failed"), 1)),
+    *(proposed(name, n) for n, name in enumerate(("open", "approved", "rejected", "expired", "applied", "failed"), 1)),
     *(ev.PlanApproved(proposal=name, by="ada", reason="yes") for name in ("approved", "applied", "failed")),
     ev.PlanRejected(proposal="rejected", by="bob", reason="no"),
     ev.PlanExpired(proposal="expired", reason="too late"),
     ev.Suspected(rank=2, how="hung", detail="no progress"),
-    ev.PlanKept(epoch=1, at_iteration=9, reason="nothing better"),
-    ev.PlanApplied(epoch=5, digest="d", proposal="applied", iteration=3, reason="rank 1 is slow", plan=PLAN.to_data()),
-    ev.PlanFailed(epoch=6, proposal="failed", reason="a rank died"),
-    ev.PlanScored(epoch=5, proposal="applied", from_iteration=3, to_iteration=13, n=10, predicted_s=0.5, baseline_s=0.8,
+    ev.PlanKept(plan_version=1, at_iteration=9, reason="nothing better"),
+    ev.PlanApplied(plan_version=5, digest="d", proposal="applied", iteration=3, reason="rank 1 is slow", plan=PLAN.to_data()),
+    ev.PlanFailed(plan_version=6, proposal="failed", reason="a rank died"),
+    ev.PlanScored(plan_version=5, proposal="applied", from_iteration=3, to_iteration=13, n=10, predicted_s=0.5, baseline_s=0.8,
                   measured_s=0.51, effect_s=0.29, interval_s=(0.27, 0.31)),
-    ev.Regrouped(epoch=5, iteration=3, seconds=0.2, migrate_seconds=0.1, moved_bytes=10),
+    ev.Regrouped(plan_version=5, iteration=3, seconds=0.2, migrate_seconds=0.1, moved_bytes=10),
     ev.DeviceLost(device="device-1", rank=1, how="exit", detail="signal 9", detected_us=5),
     ev.CommandRefused(command="approve", by="eve", reason="expired"),
     ev.Note(text="look here", by="ada"),

@@ -213,7 +213,9 @@ def living(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpoolWrite
     with hold_controller_lock(store, "on"):
         writer = SpoolWriter(store, "on", "rank-0000.1")
         for number in range(400):
-            writer.append(Span(kind="B", device="d", rank=1, epoch=0, attempt=0, iteration=number, start_us=1, wall_us=7))
+            writer.append(
+                Span(kind="B", device="d", rank=1, plan_version=0, attempt=0, iteration=number, start_us=1, wall_us=7)
+            )
             if number % 20 == 19:
                 assert writer.hand_over(30.0)
         Collector(store).step()
@@ -281,7 +283,7 @@ def test_rebuild_proves_its_work_while_a_run_goes_on(store: Store, monkeypatch: 
 
         def go_on() -> None:
             while not over.wait(0.002):
-                writer.append(Span(kind="F", device="d", rank=1, epoch=0, attempt=0, iteration=1, start_us=1, wall_us=7))
+                writer.append(Span(kind="F", device="d", rank=1, plan_version=0, attempt=0, iteration=1, start_us=1, wall_us=7))
 
         going = threading.Thread(target=go_on)
         going.start()
@@ -367,5 +369,5 @@ def test_a_writer_says_when_the_disk_did_not_take_its_last_events(store: Store, 
 
     writer = SpoolWriter(store, "r", "rank-0000.1")
     monkeypatch.setattr(SpoolSegment, "write", full)
-    writer.append(Span(kind="F", device="d", rank=1, epoch=0, attempt=0, iteration=1, start_us=1, wall_us=7))
+    writer.append(Span(kind="F", device="d", rank=1, plan_version=0, attempt=0, iteration=1, start_us=1, wall_us=7))
     assert not writer.close(30.0)

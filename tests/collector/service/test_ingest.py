@@ -51,7 +51,9 @@ def store(tmp_path: Path) -> Store:
 def spool_spans(store: Store, writer: str, count: int) -> None:
     spool = SpoolWriter(store, "r", writer)
     for number in range(count):
-        spool.append(Span(kind="F", device="d", rank=0, epoch=0, attempt=0, iteration=number // 10, start_us=number, wall_us=1))
+        spool.append(
+            Span(kind="F", device="d", rank=0, plan_version=0, attempt=0, iteration=number // 10, start_us=number, wall_us=1)
+        )
     assert spool.close(10.0)
 
 

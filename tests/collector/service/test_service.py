@@ -40,7 +40,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def spool_spans(store: Store, writer: str) -> None:
     spool = SpoolWriter(store, "r", writer)
     for number in range(100):
-        spool.append(Span(kind="F", device="d", rank=0, epoch=0, attempt=0, iteration=number, start_us=number, wall_us=1))
+        spool.append(
+            Span(kind="F", device="d", rank=0, plan_version=0, attempt=0, iteration=number, start_us=number, wall_us=1)
+        )
     assert spool.close(30.0)
 
 

@@ -26,7 +26,7 @@ from unskew.collector.write.spool import ControlStream, SpoolWriter, VersionConf
 
 
 def span(number: int) -> Span:
-    return Span(kind="F", device="device-0", rank=0, epoch=0, attempt=0, iteration=number, start_us=number, wall_us=1)
+    return Span(kind="F", device="device-0", rank=0, plan_version=0, attempt=0, iteration=number, start_us=number, wall_us=1)
 
 
 def note(text: str) -> Note:
@@ -179,7 +179,7 @@ def test_a_diverged_loss_comes_back_as_nan(store: Store) -> None:
     writer = SpoolWriter(store, "r", "rank-0000.1")
     writer.append(
         IterationCommitted(
-            iteration=1, epoch=0, attempt=0, rank=0, loss=math.nan, tokens=5, start_us=0, wall_us=1, log_complete=True
+            iteration=1, plan_version=0, attempt=0, rank=0, loss=math.nan, tokens=5, start_us=0, wall_us=1, log_complete=True
         )
     )
     writer.close()

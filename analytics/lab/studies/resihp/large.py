@@ -21,17 +21,17 @@ def _large(cell: Cell) -> Figures:
     job = JOBS["llama2-70b"]
     hours = 10000 * fault_free_s(job) / 3600.0
     random = np.random.default_rng(cell.seed)
-    happenings = []
+    cluster_events = []
     for number, at_s in enumerate(np.sort(random.uniform(0, hours * 3600, 72)).tolist()):
         device = (int(random.integers(job.devices)),)
         back_s = at_s + float(random.exponential(3600.0 * hours / 24))
         if number % 2:
-            happenings += [ClusterEvent(kind="slowed", at_s=at_s, devices=device, speed=0.5)]
-            happenings += [ClusterEvent(kind="recovered", at_s=back_s, devices=device)]
+            cluster_events += [ClusterEvent(kind="slowed", at_s=at_s, devices=device, speed=0.5)]
+            cluster_events += [ClusterEvent(kind="recovered", at_s=back_s, devices=device)]
         else:
-            happenings += [ClusterEvent(kind="failed", at_s=at_s, devices=device)]
-            happenings += [ClusterEvent(kind="joined", at_s=back_s, devices=device)]
-    outcomes = {name: play(job, make, happenings, hours, cell.seed) for name, make in MIXED.items()}
+            cluster_events += [ClusterEvent(kind="failed", at_s=at_s, devices=device)]
+            cluster_events += [ClusterEvent(kind="joined", at_s=back_s, devices=device)]
+    outcomes = {name: play(job, make, cluster_events, hours, cell.seed) for name, make in MIXED.items()}
     resihp = outcomes["resihp"].effective
     return {
         "ResiHP over strengthened ReCycle": resihp / outcomes["strengthened-recycle"].effective,

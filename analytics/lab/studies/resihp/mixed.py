@@ -17,8 +17,8 @@ MIXED: dict[str, Make] = {
 
 def _figure_10(cell: Cell) -> Figures:
     job, interval_s, hours = scene(cell)
-    happenings = kills(job, interval_s, hours, cell.seed, slow=0.5)
-    outcomes = {name: play(job, make, happenings, hours, cell.seed) for name, make in MIXED.items()}
+    cluster_events = kills(job, interval_s, hours, cell.seed, slow=0.5)
+    outcomes = {name: play(job, make, cluster_events, hours, cell.seed) for name, make in MIXED.items()}
     base = outcomes.pop("recycle").effective
     found: Figures = {f"{cell.name} {name}": outcome.effective / base for name, outcome in outcomes.items()}
     resihp, unskew = (found[f"{cell.name} {name}"] for name in ("resihp", "unskew"))
@@ -67,10 +67,10 @@ def _figure_11_cells(seeds: int) -> list[Cell]:
 def _figure_11(cell: Cell) -> Figures:
     """Over ReCycle, levels switched on one after another; the last rows are ours."""
     job, interval_s, hours = scene(cell)
-    happenings = kills(job, interval_s, hours, cell.seed, slow=0.5)
+    cluster_events = kills(job, interval_s, hours, cell.seed, slow=0.5)
 
     def effective(make: Make) -> float:
-        return play(job, make, happenings, hours, cell.seed).effective
+        return play(job, make, cluster_events, hours, cell.seed).effective
 
     base = effective(POLICIES["recycle"])
     steps = [

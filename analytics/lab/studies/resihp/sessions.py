@@ -51,6 +51,6 @@ def scene(cell: Cell) -> tuple[Job, float, float]:
     return job, paper.INTERVAL_HOURS[cell.params["interval"]] * 3600.0, paper.SESSION_HOURS[job.devices]
 
 
-def play(job: Job, make: Make, happenings: list[ClusterEvent], hours: float, seed: int) -> SimulationOutcome:
+def play(job: Job, make: Make, cluster_events: list[ClusterEvent], hours: float, seed: int) -> SimulationOutcome:
     """What a fresh policy makes of the session."""
-    return simulate(job, make(), happenings, SimulationOptions(hours=hours, seed=seed))
+    return simulate(job, make(), cluster_events, SimulationOptions(hours=hours, seed=seed))

@@ -21,10 +21,10 @@ _KILLED: dict[str, Make] = {
 def _table_6(cell: Cell) -> Figures:
     """Throughput as a share of fault-free, per policy, and the capacity that is left; a job that aborted has none."""
     job, interval_s, hours = scene(cell)
-    happenings = kills(job, interval_s, hours, cell.seed)
+    cluster_events = kills(job, interval_s, hours, cell.seed)
     found: Figures = {}
     for name, make in _KILLED.items():
-        outcome = play(job, make, happenings, hours, cell.seed)
+        outcome = play(job, make, cluster_events, hours, cell.seed)
         found[f"{cell.name} {name}"] = outcome.effective if outcome.aborted_s is None else None
         found[f"{cell.name} capacity"] = outcome.capacity
     if found[f"{cell.name} resihp"] is not None and found[f"{cell.name} unskew"] is not None:

@@ -54,7 +54,7 @@ def sentences(replayed: Replay) -> list[str]:
     plan = replayed.plan
     lines = [
         f"run {replayed.run} after iteration {replayed.until}",
-        f"plan {plan.epoch} ({plan.digest}) of {len(plan.roles)} ranks in force",
+        f"plan {plan.plan_version} ({plan.digest}) of {len(plan.roles)} ranks in force",
         f"alive: {', '.join(map(str, replayed.alive))}",
     ]
     fitted = replayed.predictor
@@ -79,7 +79,7 @@ def facts(replayed: Replay) -> dict[str, Any]:
     return {
         "run_id": replayed.run,
         "until": replayed.until,
-        "plan": {"epoch": plan.epoch, "digest": plan.digest, "plan": plan.to_data()},
+        "plan": {"epoch": plan.plan_version, "digest": plan.digest, "plan": plan.to_data()},
         "alive": list(replayed.alive),
         "health": [{"rank": rank, "speed": replayed.speeds.get(rank, {})} for rank in replayed.alive],
         "verdicts": [msgspec.to_builtins(verdict) for verdict in replayed.verdicts],

@@ -61,8 +61,13 @@ def whatif(
     answers = {"asked": msgspec.to_builtins(asked)}
     plans = [stretch(one) for one in sections]
     data: dict[str, Any] = {
-        "run_id": run, "epoch": section.epoch, "plans": plans, "not_replayed": problems, **msgspec.to_builtins(found), **answers
-    }  # fmt: skip
+        "run_id": run,
+        "epoch": section.plan_version,
+        "plans": plans,
+        "not_replayed": problems,
+        **msgspec.to_builtins(found),
+        **answers,
+    }
     write_json(json, data)
     Console().print(shown(data))
 
@@ -71,7 +76,7 @@ def chosen(sections: list[TraceSection], plan: int | None) -> TraceSection:
     """The section of a plan, or the one with the most iterations."""
     if plan is None:
         return max(sections, key=lambda section: len(section.recording.iterations))
-    known = [section.epoch for section in sections]
+    known = [section.plan_version for section in sections]
     if plan not in known:
         refuse(f"--plan {plan} has no iterations that can be replayed, allowed: {', '.join(map(str, known))}")
     return sections[known.index(plan)]
@@ -80,7 +85,7 @@ def chosen(sections: list[TraceSection], plan: int | None) -> TraceSection:
 def stretch(section: TraceSection) -> dict[str, int]:
     """A plan, and which of the run's iterations were replayed under it."""
     numbers = section.recording.iterations
-    return {"epoch": section.epoch, "iterations": len(numbers), "first": numbers[0], "last": numbers[-1]}
+    return {"epoch": section.plan_version, "iterations": len(numbers), "first": numbers[0], "last": numbers[-1]}
 
 
 def shown(data: dict[str, Any]) -> RenderableType:

@@ -70,15 +70,15 @@ def simulate(
         if checkpoint_s is not None:
             _refuse_without_checkpoints(chosen)
         if faults.startswith("trace:"):
-            happenings = load_trace(Path(faults.removeprefix("trace:")), job, hours=hours)
+            cluster_events = load_trace(Path(faults.removeprefix("trace:")), job, hours=hours)
         else:
-            happenings = arrivals(job, parse_faults(faults), hours=hours, seed=seed)
+            cluster_events = arrivals(job, parse_faults(faults), hours=hours, seed=seed)
     place = locate(store) if store is not None else None
     answers: list[dict[str, Any]] = []
     outcomes: list[SimulationOutcome] = []
     for one in chosen:
         outcome = play(
-            job, one, happenings, SimulationOptions(hours=hours, seed=seed, spares=spares, checkpoint_s=checkpoint_s)
+            job, one, cluster_events, SimulationOptions(hours=hours, seed=seed, spares=spares, checkpoint_s=checkpoint_s)
         )
         answer: dict[str, Any] = dict(outcome.facts())
         if place is not None:
@@ -89,7 +89,7 @@ def simulate(
             asked = {"cluster": cluster, "policy": one.name, "faults": faults, "hours": hours, "seed": seed, "spares": spares,
                      "checkpoint_s": outcome.checkpoint_s}  # fmt: skip
             try:
-                record(place, run, outcome, happenings, asked)
+                record(place, run, outcome, cluster_events, asked)
             except StoreError as error:
                 fail(str(error))
             answer["run_id"] = run
@@ -178,7 +178,7 @@ def _check(run: str, store: str | None, json: Path | None) -> None:
         found = ("", "", "")
         if one.predicted_s is not None:
             found = (f"{one.predicted_s:.4f}", f"{one.measured_s:.4f}", f"{one.error_percent:.1f} %")
-        grid.add_row(str(one.epoch), str(one.from_iteration), str(one.n), str(one.redone), *found)
+        grid.add_row(str(one.plan_version), str(one.from_iteration), str(one.n), str(one.redone), *found)
     Console().print(grid)
     if any(one.redone for one in checked):
         print("redone: begun again after a loss; their time holds what was thrown away, so they are not compared")
