@@ -1,4 +1,4 @@
-"""The event log against its bars: every figure that README and docs/store.md state of it."""
+"""The event log against its bars: every figure that README and docs/reference/store.md state of it."""
 
 from __future__ import annotations
 

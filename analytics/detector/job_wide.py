@@ -1,4 +1,4 @@
-"""Only iteration times: a slowdown of the whole job, and nobody to name for it (docs/verdicts/job_wide.md).
+"""Only iteration times: a slowdown of the whole job, and nobody to name for it (docs/reference/verdicts/job_wide.md).
 
 Per iteration, on x = log(time / prediction), or on log(time) where nothing is predicted:
 

@@ -1,4 +1,4 @@
-"""Verdicts on causes that no single device has: unequal batches, unequal stages, pauses (docs/verdicts/).
+"""Verdicts on causes that no single device has: unequal batches, unequal stages, pauses (docs/reference/verdicts/).
 
 A cause is named when it costs at least `LEAST_SHARE` of the time of the iterations and at least half of what the costliest
 costs; what the others cost stands in the time lost. Unequal stages are named only under the plan that the run began with: a

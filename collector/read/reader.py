@@ -47,7 +47,7 @@ class ReaderSources(msgspec.Struct, frozen=True):
 
 
 class Reader:
-    """The views of docs/sql.md over one store, as of the last `refresh`. Not for use by two threads at once."""
+    """The views of docs/reference/sql.md over one store, as of the last `refresh`. Not for use by two threads at once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

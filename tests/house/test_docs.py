@@ -14,7 +14,7 @@ from unskew.cli import app
 from unskew.collector.formats.registry import bring_in
 from unskew.collector.paths import Store
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXT = "\n".join(page.read_text() for page in PAGES)
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
@@ -61,7 +61,7 @@ def test_what_the_page_on_own_traces_records_can_be_imported(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "traces").mkdir()
     own_loop = {"rank": 0, "batches": range(16), "n_tokens": 7, "train_step": math.sin}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-trace.md").read_text(), re.DOTALL):
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guide" / "own-trace.md").read_text(), re.DOTALL):
         exec(compile(block, "own-trace.md", "exec"), dict(own_loop))
     for form, path, iterations in (("kineto", "traces", 12), ("iteration-times", "times.csv", 16)):
         (stored,) = bring_in(Store(tmp_path / "store"), form, tmp_path / path)

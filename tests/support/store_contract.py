@@ -1,4 +1,4 @@
-"""The contract of docs/store.md as tests that any store must pass: subclass `StoreContract` and give it a `backend`."""
+"""The contract of docs/reference/store.md as tests that any store must pass; subclass `StoreContract`, give it a `backend`."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_the_closed_form_is_nearly_always_the_makespan():
 
 
 def test_lending_every_waiting_micro_batch_at_the_least_lag_costs_more_than_it_brings():
-    """A dead stage in one of three replicas: delta 0 against delta 1, as docs/planners.md says."""
+    """A dead stage in one of three replicas: delta 0 against delta 1, as docs/internals/planners.md says."""
     speeds = np.ones((3, 4, 1))
     speeds[1, 2] = 0.0
     cluster = PlannerCluster(job=PlannerJob(n_layers=4, micro_batches=12), speeds=speeds)
@@ -167,7 +167,7 @@ def test_lending_every_waiting_micro_batch_at_the_least_lag_costs_more_than_it_b
 
 
 def test_the_page_runs():
-    page = (DOCS / "planners.md").read_text()
+    page = (DOCS / "internals" / "planners.md").read_text()
     scope: dict[str, object] = {}
     exec(page.split("```python\n")[1].split("```")[0], scope)
     assert scope["plan"].assignment.micro_batches.sum() == 128  # type: ignore[attr-defined]

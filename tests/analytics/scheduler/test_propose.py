@@ -185,7 +185,7 @@ def test_a_head_counts_as_layers_of_the_last_stage():
 
 
 def test_the_page_shows_what_the_scheduler_says():
-    page = (DOCS / "scheduler.md").read_text().replace("\n", " ")
+    page = (DOCS / "internals" / "scheduler.md").read_text().replace("\n", " ")
     proposal, _ = propose(30, ORIGIN, state(slow={2: 1 / 1.8}))
     assert proposal is not None
     assert proposal.change in page

@@ -12,7 +12,7 @@ from support.paths import DOCS
 
 from unskew.collector.paths import Store
 
-NOTEBOOK = DOCS / "unskew.ipynb"
+NOTEBOOK = DOCS / "guide" / "unskew.ipynb"
 
 
 @pytest.mark.limit(120)

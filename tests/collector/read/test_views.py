@@ -256,6 +256,6 @@ def test_no_event_has_a_field_of_the_envelope() -> None:
 
 def test_the_documentation_names_every_event_and_every_view() -> None:
     docs = DOCS
-    text = (docs / "events.md").read_text() + (docs / "sql.md").read_text()
+    text = (docs / "reference" / "events.md").read_text() + (docs / "reference" / "sql.md").read_text()
     for name in (*(ev.tag_of(kind) for kind in (*ev.TELEMETRY, *ev.CONTROL)), *VIEWS, "executed"):
         assert re.search(rf"`{re.escape(name)}[`(]", text), name
