@@ -1,6 +1,6 @@
 """The right device first, among 256 to 8,192: by chunks, by collectives with the waiting inside, and links.
 
-Synthetic iterations of a TP x PP x DP job: chunk times by the noise file (analytics/studies/noise.toml); the members of a TP
+Synthetic iterations of a TP x PP x DP job: chunk times by the noise file (data/noise.toml); the members of a TP
 group meet after every chunk, stages in 1F1B, replicas at the end of the iteration.
 """
 

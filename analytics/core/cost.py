@@ -79,7 +79,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     `iteration_end_us` is that of a plan whose gradient collectives all run at once; see `end_us`.
 
     Without a "W" of its own, "B" is the whole backward pass; with it, the gradient of activations alone. `bars`: kind of
-    work, or "iteration" -> half-width of the prediction's 90 % error bar, as the log of a ratio (predictor.py); absent = not
+    work, or "iteration" -> half-width of the prediction's 90 % error bar, as the log of a ratio (fit.py); absent = not
     known.
     """
 

@@ -3,10 +3,10 @@
 Per iteration, for all ranks and kinds of work at once (arrays [rank, kind]):
 
 1. the residual against the prediction, less the rank's own habit; against its peers and its mates (residuals.py);
-2. a two-sided CUSUM per (rank, kind) and over all kinds together (sequential.py);
+2. a two-sided CUSUM per (rank, kind) and over all kinds together (cusum.py);
 3. where one fires, the level since the onset, estimated by medians, decides: a new verdict, a revision of the open one (same
    number, new speed), its closing, or nothing (the deviation is smaller than `least_slowdown`) (suspicion.py);
-4. learning: the noise per kind, and a bounded baseline per healthy (rank, kind) (learning.py).
+4. learning: the noise per kind, and a bounded baseline per healthy (rank, kind) (bias.py).
 
 `step` is pure: the same iterations give the same verdicts, live or replayed.
 """

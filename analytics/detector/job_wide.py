@@ -3,7 +3,7 @@
 Per iteration, on x = log(time / prediction), or on log(time) where nothing is predicted:
 
 1. reference = median of the last `window` quiet values, noise = 1.4826 x their median distance from it;
-2. a two-sided CUSUM on x - reference - level (sequential.py), its threshold from the same budget of false alarms;
+2. a two-sided CUSUM on x - reference - level (cusum.py), its threshold from the same budget of false alarms;
 3. where it fires, the median since the onset decides: a verdict of cause "unknown" without culprits, its revision, its end.
 
 `step` is pure, as everything that decides.

@@ -3,7 +3,7 @@
 Per group of three or more ranks that hold the same layers, and iteration: s = median over its ranks of what they show over the
 prediction, their role and their habit, over all kinds of work. Its excess is the lesser of s and s less the median of the
 other groups' s (what all groups share is the batch's or the job's). The same two-sided CUSUM as for devices decides
-(sequential.py).
+(cusum.py).
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """A better plan with the numbers that speak for it; all times are per iteration, the mean over `SchedulerState.batches`.
 
-    `gain_interval_us`: 95 % interval of the mean gain over the batches (interval.py); None with fewer than two batches.
+    `gain_interval_us`: 95 % interval of the mean gain over the batches (confidence.py); None with fewer than two batches.
     `life_iterations`: for how long the gain is expected to last; `risk`: probability that the fault ends before the change is
     repaid; None where nothing is gained.
     `evidence`: as plain data what else the choice was founded on: believed speeds, the interval, the hash of the options.

@@ -3,7 +3,7 @@ that begins after the first and before the last 50 iterations), with the noise o
 
 A job, from its seed alone: documents are drawn from a corpus's quantiles, cut at the context length and packed by next fit, as
 in training; each chunk takes its cost times the device's factor, the chunk's factor and the fault's; the pipeline model
-(pipeline.py) turns the chunks into iteration times. `run` shows the job to detectors and keeps what they said.
+(evaluator.py) turns the chunks into iteration times. `run` shows the job to detectors and keeps what they said.
 """
 
 from __future__ import annotations

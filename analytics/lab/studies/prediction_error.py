@@ -1,7 +1,7 @@
 """resihp-table4: how far the predictors of micro-batches and iterations are off, with the noise of real healthy devices.
 
 The true cost of a chunk is the job's own (linear in tokens, quadratic within documents); documents are drawn from a corpus'
-lengths and packed to the micro-batch's tokens; times carry the noise of analytics/studies/noise.toml. The predictor is fitted
+lengths and packed to the micro-batch's tokens; times carry the noise of data/noise.toml. The predictor is fitted
 to the first iterations, as the live one is, and scored on later ones.
 """
 
