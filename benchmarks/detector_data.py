@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import polars as pl
 import torch
+from support import datasets
 
 from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.iteration import Chunk
@@ -30,7 +31,6 @@ from unskew.analytics.diagnosis.trace.section import TraceSection, without_lengt
 from unskew.analytics.diagnosis.trace.whatif import what_if
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.predictor.fit import fit
-from unskew.benchmarks import datasets
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import EIGHT_RANKS, Bench, perform
 from unskew.collector.events import IterationJudged

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import polars as pl
+from support import datasets
+from support.held_bytes import held_bytes
 
 from unskew.analytics.detector.detector import Detector
 from unskew.analytics.detector.job_wide import judge
@@ -18,7 +18,6 @@ from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.detector.workers import judge_workers
 from unskew.analytics.lab.studies.detection import JobSetting, cost_of, synthetic_job
 from unskew.analytics.lab.studies.noise import load_lengths, load_noise
-from unskew.benchmarks import datasets
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 from unskew.collector.events import Verdict
@@ -136,25 +135,3 @@ def cost_of_judging() -> list[Figure]:
     note = f"all that its state holds: {early / 1e3:.1f} kB after {LONG.iterations // 2} iterations, then {late / 1e3:.1f} kB"
     name = "Detector: memory grown over 200 iterations"
     return [*found, figure(name, (late - early) / 1e3, "kB", bar=0.5, better="lower", note=note)]
-
-
-def held_bytes(value: object, seen: set[int] | None = None) -> int:
-    """Bytes of a value and of all that hangs on it, each object once.
-
-    What the allocator is asked for says less: numpy keeps small blocks for the next array, some 30 kB more over the first
-    thousand iterations, then none.
-    """
-    seen = set() if seen is None else seen
-    if id(value) in seen:
-        return 0
-    seen.add(id(value))
-    inside: Iterable[object] = ()
-    if isinstance(value, msgspec.Struct):
-        inside = (getattr(value, field) for field in value.__struct_fields__)
-    elif isinstance(value, dict):
-        inside = (part for item in value.items() for part in item)
-    elif isinstance(value, tuple):
-        inside = value
-    elif isinstance(value, np.ndarray) and value.base is not None:
-        inside = (value.base,)
-    return sys.getsizeof(value) + sum(held_bytes(part, seen) for part in inside)

@@ -11,9 +11,10 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
+from support.processes import send_signal
 
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, Watch, done, perform, send_signal
+from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, Watch, done, perform
 from unskew.collector.events import DeviceJoined, Event, IterationCommitted, Regrouped
 from unskew.collector.paths import Store
 from unskew.runtime.options import RunOptions

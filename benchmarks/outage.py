@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from support.processes import collectors, send_signal
 
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, collectors, done, perform, send_signal
+from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, done, perform
 from unskew.collector.events import Event, IterationCommitted, Verdict
 from unskew.collector.locks import HeldLock, hold
 from unskew.collector.paths import Store

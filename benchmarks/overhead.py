@@ -10,10 +10,11 @@ from statistics import median
 import msgspec
 import numpy as np
 import torch
+from support.processes import collectors, cpu_s
 
 from unskew.analytics.core.workload import Work
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import TWO_RANKS, Bench, FinishedRun, collectors, cpu_s, perform
+from unskew.benchmarks.runs import TWO_RANKS, Bench, FinishedRun, perform
 from unskew.collector.events import Event, IterationCommitted, Span
 from unskew.collector.paths import Store
 from unskew.collector.write.spool import SpoolWriter

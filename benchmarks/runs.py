@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 from rich.progress import Progress
+from support.processes import collectors, send_signal, started_at, wait_for_collectors
 
 from unskew.analytics.core.faults import parse_faults
 from unskew.benchmarks.report import Figure, bars, figure, publish, shown
@@ -22,7 +20,6 @@ from unskew.runtime.control.launch import run as run_once
 from unskew.runtime.control.summary import Summary
 from unskew.runtime.options import RunOptions
 
-_COLLECTOR_S = 20.0
 _Event = TypeVar("_Event", bound=Event)
 _Step = TypeVar("_Step")
 Watch = Callable[[Store, Event], None]
@@ -144,40 +141,3 @@ def perform(name: str, parts: Sequence[Part], json_path: Path | None, store: Sto
         send_signal(pid, signal.SIGTERM)
     wait_for_collectors(store)
     publish(name, figures, json_path)
-
-
-def started_at(pid: int) -> str:
-    """When a process was started, by the kernel: with the pid it names a process for good; "" when there is none."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return ""
-
-
-def cpu_s(pid: int) -> float:
-    """CPU seconds that a living process has used, user and system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def collectors(store: Store) -> list[int]:
-    """The living collector processes of a store."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            command = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            if b"unskew.collector.service.process" in command and str(store.root).encode() in command:
-                found.append(int(entry.name))
-    return found
-
-
-def wait_for_collectors(store: Store) -> None:
-    """Until the store's collector has ended: by itself when it has nothing left to do."""
-    until = time.monotonic() + _COLLECTOR_S
-    while collectors(store) and time.monotonic() < until:
-        time.sleep(0.1)
-
-
-def send_signal(pid: int, which: signal.Signals) -> None:
-    """To a process that may be gone by now."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, which)

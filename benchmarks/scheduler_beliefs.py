@@ -12,13 +12,13 @@ from statistics import fmean
 
 import msgspec
 import numpy as np
+from support.brute_force import random_cluster
 
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.joint.evaluation import as_it_is, cost, holds
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.problem import Assignment, PlannerCluster, start
 from unskew.analytics.planners.resihp.progressive import plan_progressive
-from unskew.benchmarks.brute_force import random_cluster
 from unskew.benchmarks.report import Figure, figure, publish
 from unskew.benchmarks.scheduler_planners import CASES, FIRST_SEED, LARGEST, SIZES, faulty_cluster
 from unskew.collector.paths import Store

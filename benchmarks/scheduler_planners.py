@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
+from support.brute_force import best_us, random_cluster
 
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.pipeline.evaluator import evaluate
@@ -24,7 +25,6 @@ from unskew.analytics.planners.problem import Assignment, PlannerCluster, Planne
 from unskew.analytics.planners.resihp.pp import share_out
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.planners.resihp.tp import choose
-from unskew.benchmarks.brute_force import best_us, random_cluster
 from unskew.benchmarks.growth import draw_growth
 from unskew.benchmarks.report import Figure, figure, publish
 from unskew.collector.paths import Store

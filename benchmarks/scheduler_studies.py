@@ -6,6 +6,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from support import datasets
+
 from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.cluster.timing import fault_free_s
 from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
@@ -15,7 +17,6 @@ from unskew.analytics.lab.studies.registry import STUDIES
 from unskew.analytics.policies.ft_hsdp import closed_form
 from unskew.analytics.policies.recover import MicroBatchShares, boundary, steady
 from unskew.analytics.policies.registry import POLICIES
-from unskew.benchmarks import datasets
 from unskew.benchmarks.report import Better, Figure, figure, publish
 from unskew.collector.paths import Store
 

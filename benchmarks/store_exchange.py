@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import polars
+from support import datasets
 
 from unskew.analytics.replay.recorded_run import recorded_run
 from unskew.analytics.replay.replay import replay
-from unskew.benchmarks import datasets
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import EIGHT_RANKS, Bench
 from unskew.collector.formats.exporters import straggler_analysis as straggler_export

@@ -11,8 +11,9 @@ from math import inf
 from pathlib import Path
 from statistics import median
 
+from support.sqlite_store import Form, SqliteStore
+
 from unskew.benchmarks.report import Figure, Steps, digits, figure, silently
-from unskew.benchmarks.sqlite_store import Form, SqliteStore
 from unskew.benchmarks.store_processes import GIVE_UP_S, PRODUCERS, RUN, collector, producers, two_cores
 from unskew.benchmarks.store_producer import FLUSH, spans
 from unskew.collector.files import rows

@@ -24,10 +24,10 @@ from statistics import median
 import duckdb
 import msgspec
 import numpy as np
+from support.sqlite_store import SPAN_FIELDS, Form, SqliteStore
 
 from unskew.benchmarks.big_store import ITERATION_US, RANKS, RUN, SPANS_PER_ITERATION, build
 from unskew.benchmarks.report import Figure, Steps, digits, figure, publish, showing, silently
-from unskew.benchmarks.sqlite_store import SPAN_FIELDS, Form, SqliteStore
 from unskew.benchmarks.store_processes import collector
 from unskew.collector.events import IterationCommitted, Span
 from unskew.collector.files.rows import LINE

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import unskew.benchmarks
+from unskew.benchmarks.growth import draw_growth
 from unskew.benchmarks.report import figure
 from unskew.cli import app
 
@@ -72,3 +73,22 @@ def test_a_bench_that_keeps_runs_keeps_them_in_the_store_asked_for_or_in_none(tm
     result = CliRunner().invoke(app, ["bench", "storing"])
     assert result.exit_code == 0, result.output
     assert not Path(result.stdout.strip()).exists()
+
+
+def test_the_growth_of_the_planning_time_is_drawn(tmp_path: Path) -> None:
+    times = [
+        figure(f"a full plan for {devices:,} devices", seconds, "s", bar=60.0, better="lower")
+        for devices, seconds in ((64, 0.03), (98_304, 12.5))
+    ]
+    page = draw_growth([figure("another", 1.0, "s", bar=None, better="lower"), *times], tmp_path / "a.json")
+    assert page.name == "a.growth.html"
+    assert "98304" in page.read_text()
+
+
+def test_where_benches_are_not_installed_one_sentence_says_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "unskew.benchmarks")
+    monkeypatch.setattr(unskew, "__path__", [])
+    monkeypatch.delattr(unskew, "benchmarks")
+    result = CliRunner().invoke(app, ["bench", "loop"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "benches are not installed: run them from a checkout of the repository, with make bench BENCH=loop\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unskew.benchmarks import store_faults, store_ingest
+from unskew.benchmarks import store_faults, store_ingest, store_queries
 from unskew.collector.files.manifest import load
 from unskew.collector.paths import Store
 from unskew.collector.service import check
@@ -57,3 +57,18 @@ def test_damage_counts_as_noticed_only_when_it_is_named_or_truly_mended(
     assert not noticed(store.root / now.published[-1].file), "it was said to be mended, and was not"
     monkeypatch.setattr(check, "_difference", lambda *_: None)
     assert not noticed(store.database)
+
+
+@pytest.mark.limit(300)
+def test_the_benchmark_asks_a_store_that_grows_and_sqlite_alike() -> None:
+    *figures, memory = store_queries.figures(sizes=[20_000], rounds=1)
+    assert len(figures) == 3
+    assert all(figure.value is not None and figure.value > 0 and "SQLite, json" in figure.note for figure in figures)
+    assert memory.ok
+
+
+@pytest.mark.limit(300)
+def test_a_kill_in_the_midst_of_each_part_changes_no_answer(tmp_path: Path) -> None:
+    (wrong,) = store_faults.aimed(tmp_path, kills=1)
+    assert wrong.value == 0, wrong.note
+    assert "1 seal, 1 publish, 2 compaction, 1 rebuild" in wrong.note

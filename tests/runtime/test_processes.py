@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.processes import collectors, send_signal
 from support.runtime_runs import LONG_CHUNKS, Run, train, wait_until
 
-from unskew.benchmarks.runs import collectors, send_signal
 from unskew.collector.events import IterationJudged, RunFinished, Verdict
 from unskew.collector.files.tail import Entry
 from unskew.collector.paths import Store

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import polars
-
 from support.datasets import dataset
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from support.processes import collectors, send_signal, started_at
 
 from unskew.analytics.core.faults import parse_faults
-from unskew.benchmarks.runs import collectors, send_signal, started_at
 from unskew.collector.events import DeviceJoined, Event, IterationCommitted, Regrouped
 from unskew.collector.files.tail import Entry
 from unskew.collector.paths import Store

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.held_bytes import held_bytes
 
 from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.iteration import Chunk, CommittedIteration, Transfer
@@ -17,7 +18,6 @@ from unskew.analytics.detector.detector import Detector, DetectorOptions, Detect
 from unskew.analytics.detector.options import EMULATED
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.predictor.fit import fit
-from unskew.benchmarks.detector_series import held_bytes
 from unskew.collector.events import Verdict, VerdictClosed
 
 FORWARD = ChunkCost(layer_us=400.0, token_us=8.2, token2_us=0.006)

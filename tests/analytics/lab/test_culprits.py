@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.watched_jobs import RECENT, JobShape, job, links
 
 from unskew.analytics.lab.culprits import own_from_waits, rank_devices, rank_links, transfer_us
 from unskew.analytics.lab.studies.noise import load_noise
-from unskew.benchmarks.detector_culprits import RECENT, JobShape, job, links
 
 NOISE = load_noise()
 LAYOUTS = {"TP8": JobShape(8, 4, 4), "TP2, compared with the other replicas": JobShape(2, 4, 8), "TP1": JobShape(1, 4, 8)}

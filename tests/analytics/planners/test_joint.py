@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.brute_force import best_us, random_cluster
 from support.paths import DOCS
 
 from unskew.analytics.core.plan import PlanError, uniform_plan
@@ -16,9 +17,6 @@ from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.joint.proof import proven_bound_us
 from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, healthy_cluster, start
 from unskew.analytics.planners.resihp.progressive import plan_progressive
-from unskew.benchmarks.brute_force import best_us, random_cluster
-from unskew.benchmarks.growth import draw_growth
-from unskew.benchmarks.report import figure
 
 TWO_STAGES = PlannerJob(n_layers=32, micro_batches=4)
 
@@ -201,13 +199,3 @@ def test_a_plan_made_on_true_beliefs_is_as_it_was_planned(seed):
         np.testing.assert_allclose(found[serving], assignment.speeds[serving], rtol=1e-9)
         slower = as_it_is(cluster.with_speeds(cluster.speeds / 2), assignment).speeds
         np.testing.assert_allclose(slower, found / 2)
-
-
-def test_the_growth_of_the_planning_time_is_drawn(tmp_path):
-    times = [
-        figure(f"a full plan for {devices:,} devices", seconds, "s", bar=60.0, better="lower")
-        for devices, seconds in ((64, 0.03), (98_304, 12.5))
-    ]
-    page = draw_growth([figure("another", 1.0, "s", bar=None, better="lower"), *times], tmp_path / "a.json")
-    assert page.name == "a.growth.html"
-    assert "98304" in page.read_text()

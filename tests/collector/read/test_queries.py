@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import unskew
-from unskew.benchmarks import store_queries
 from unskew.cli import app
 from unskew.collector import events as ev
 from unskew.collector.paths import Store
@@ -254,11 +253,3 @@ def test_the_log_opens_from_python_in_three_forms(store: Store) -> None:
         write(store, "d", slow=None)
         log.refresh()
         assert log.sql("select count(*) from runs").item() == 4
-
-
-@pytest.mark.limit(300)
-def test_the_benchmark_asks_a_store_that_grows_and_sqlite_alike() -> None:
-    *figures, memory = store_queries.figures(sizes=[20_000], rounds=1)
-    assert len(figures) == 3
-    assert all(figure.value is not None and figure.value > 0 and "SQLite, json" in figure.note for figure in figures)
-    assert memory.ok

@@ -20,12 +20,17 @@ def bench(
     ] = None,
 ) -> None:
     """Measure the figures that README states, each against its bar; a missed bar is reported, not an error."""
-    from unskew.benchmarks import report
     from unskew.collector.paths import make_folder
 
+    try:
+        from unskew.benchmarks import report
+    except ModuleNotFoundError as error:
+        if error.name != "unskew.benchmarks":
+            raise
+        refuse("benches are not installed: run them from a checkout of the repository, with make bench BENCH=loop")
     benches = report.benches()
     if name not in benches:
-        refuse(f"there is no benchmark {name!r}, allowed: {', '.join(sorted(benches)) or 'none is installed'}")
+        refuse(f"there is no benchmark {name!r}, allowed: {', '.join(sorted(benches))}")
     main: Any = benches[name]
     if "store" not in inspect.signature(main).parameters:  # it keeps no runs
         main(json)

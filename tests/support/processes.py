@@ -1,0 +1,50 @@
+"""Processes looked at from outside: which are there, since when, and what they have used."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from unskew.collector.paths import Store
+
+_COLLECTOR_S = 20.0
+
+
+def started_at(pid: int) -> str:
+    """When a process was started, by the kernel: with the pid it names a process for good; "" when there is none."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds that a living process has used, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def collectors(store: Store) -> list[int]:
+    """The living collector processes of a store."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            command = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            if b"unskew.collector.service.process" in command and str(store.root).encode() in command:
+                found.append(int(entry.name))
+    return found
+
+
+def wait_for_collectors(store: Store) -> None:
+    """Until the store's collector has ended: by itself when it has nothing left to do."""
+    until = time.monotonic() + _COLLECTOR_S
+    while collectors(store) and time.monotonic() < until:
+        time.sleep(0.1)
+
+
+def send_signal(pid: int, which: signal.Signals) -> None:
+    """To a process that may be gone by now."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, which)
