@@ -91,4 +91,4 @@ def test_where_benches_are_not_installed_one_sentence_says_where_they_are(monkey
     monkeypatch.delattr(unskew, "benchmarks")
     result = CliRunner().invoke(app, ["bench", "loop"])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "benches are not installed: run them from a checkout of the repository, with make bench BENCH=loop\n"
+    assert result.stderr == "benches are not installed: run them from a checkout of the repository, with make bench\n"

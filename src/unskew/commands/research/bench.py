@@ -27,7 +27,7 @@ def bench(
     except ModuleNotFoundError as error:
         if error.name != "unskew.benchmarks":
             raise
-        refuse("benches are not installed: run them from a checkout of the repository, with make bench BENCH=loop")
+        refuse("benches are not installed: run them from a checkout of the repository, with make bench")
     benches = report.benches()
     if name not in benches:
         refuse(f"there is no benchmark {name!r}, allowed: {', '.join(sorted(benches))}")
