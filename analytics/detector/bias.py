@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.detector.residuals import Flags, Floats, PeerGroups, agreement
+from unskew.analytics.detector.peer_groups import PeerGroups, agreement
+from unskew.analytics.detector.residuals import Flags, Floats
 from unskew.analytics.detector.tracks import Tracks
 
 WILD = 5.0  # one iteration's spread counts as at most so many times what was learned

@@ -25,17 +25,17 @@ from unskew.analytics.detector.bias import learn_baselines, learn_noise, learn_r
 from unskew.analytics.detector.cusum import CusumLimits
 from unskew.analytics.detector.links import Link, LinkTrack, watch
 from unskew.analytics.detector.options import DetectorOptions
+from unskew.analytics.detector.peer_groups import PeerGroups, UnitRoles, company_of, median_of_others
 from unskew.analytics.detector.residuals import (
     ALL,
     ChunkColumns,
     Flags,
     Floats,
-    PeerGroups,
     Residuals,
+    UnitTimes,
+    chunk_times,
     columns,
-    company_of,
     loads,
-    median_of_others,
 )
 from unskew.analytics.detector.stages import Stages, ended, suspected
 from unskew.analytics.detector.stages import watch as watch_stages
@@ -103,6 +103,11 @@ class Detector:
         self.state, judgement = step(self.state, committed, plan, cost, self.options, predicted_us=predicted_us)
         return judgement
 
+    def observe_units(self, iteration: int, times: UnitTimes, roles: UnitRoles) -> Verdicts:
+        """The verdicts on the next iteration of units of which no chunks and no plan are known (`step_units`)."""
+        self.state, verdicts = step_units(self.state, iteration, times, roles, self.options)
+        return verdicts
+
     def doubted(self, over: int) -> dict[int, float]:
         """Ranks that are slow and excused (`doubted`)."""
         return doubted(self.state, self.options, over)
@@ -129,8 +134,7 @@ def step(
 ) -> tuple[DetectorState, Judgement]:
     """One committed iteration with a complete log further; the others are for nobody to be judged by (adaptation.py)."""
     now = committed.iteration
-    if now <= state.iteration:
-        raise ValueError(f"iteration {now} after iteration {state.iteration}: committed iterations are judged once, in order")
+    _check_order(state, now)
     judged = IterationJudged(
         iteration=now,
         plan_version=committed.plan_version,
@@ -138,10 +142,37 @@ def step(
         predicted_us=None if predicted_us is None else round(predicted_us),
     )
     chunks = columns(committed.chunks)
-    load = loads(chunks, cost)
+    load = loads(chunk_times(chunks, cost))
     if not load.ranks:
         return msgspec.structs.replace(state, iteration=now), Judgement(judged=judged)
-    state = _prepared(state, chunks, load, now=now, plan=plan, cost=cost)
+    state = _rebased(_prepared(state, load, now, plan), chunks, load, cost)
+    state, ratios, verdicts = _judged(state, load, now, options)
+    state, of_links = _watched_links(state, committed, options)
+    return state, Judgement(judged=msgspec.structs.replace(judged, ranks=ratios), verdicts=(*verdicts, *of_links))
+
+
+def step_units(
+    state: DetectorState, iteration: int, times: UnitTimes, roles: UnitRoles, options: DetectorOptions
+) -> tuple[DetectorState, Verdicts]:
+    """One iteration further of units whose expected times are known by other means than a cost model. Raises `ValueError` as
+    `step` does."""
+    _check_order(state, iteration)
+    load = loads(times)
+    if not load.ranks:
+        return msgspec.structs.replace(state, iteration=iteration), ()
+    state, _, verdicts = _judged(_prepared(state, load, iteration, roles), load, iteration, options)
+    return state, verdicts
+
+
+def _check_order(state: DetectorState, now: int) -> None:
+    if now <= state.iteration:
+        raise ValueError(f"iteration {now} after iteration {state.iteration}: committed iterations are judged once, in order")
+
+
+def _judged(
+    state: DetectorState, load: Residuals, now: int, options: DetectorOptions
+) -> tuple[DetectorState, tuple[RankRatio, ...], Verdicts]:
+    """The tests, what they say of ranks and of stages, and what is learned."""
     state, own = _watched(state, now, load, options)
     ratios = _ratios(state, load, options)
     verdicts: list[Verdict | VerdictClosed] = []
@@ -150,9 +181,7 @@ def step(
         verdicts += found
     state = _learned(state, own, options)
     state, of_stages = _watched_stages(state, own, now, options)
-    state, of_links = _watched_links(state, committed, options)
-    verdicts += (*of_stages, *of_links)
-    return state, Judgement(judged=msgspec.structs.replace(judged, ranks=ratios), verdicts=tuple(verdicts))
+    return state, ratios, (*verdicts, *of_stages)
 
 
 def lose(state: DetectorState, suspect: Suspect, iteration: int, options: DetectorOptions) -> tuple[DetectorState, Verdicts]:
@@ -212,17 +241,22 @@ def confirm(
     return _accused(state, rank, change, iteration, options)
 
 
-def _prepared(
-    state: DetectorState, chunks: ChunkColumns, load: Residuals, *, now: int, plan: Plan, cost: CostModel
-) -> DetectorState:
-    """Rows for ranks and kinds not seen before, the company under this plan, habits against this predictor."""
+def _prepared(state: DetectorState, load: Residuals, now: int, work: Plan | UnitRoles) -> DetectorState:
+    """Rows for ranks and kinds not seen before, and the company under this plan."""
     tracks = state.tracks.covering(load.ranks, load.kinds, now)
     company = state.company
-    if company is None or company.digest != plan.digest or company.ranks != tracks.ranks:
-        company = company_of(plan, tracks.ranks)
+    if company is None or company.digest != work.digest or company.ranks != tracks.ranks:
+        company = company_of(work, tracks.ranks)
+    return msgspec.structs.replace(state, iteration=now, tracks=tracks, company=company)
+
+
+def _rebased(state: DetectorState, chunks: ChunkColumns, load: Residuals, cost: CostModel) -> DetectorState:
+    """Habits against this predictor."""
+    tracks = state.tracks
     if state.cost is not None and state.cost is not cost and state.cost != cost:
-        tracks = tracks.rebased(tracks.spread_out(loads(chunks, state.cost)), tracks.spread_out(load))
-    return msgspec.structs.replace(state, iteration=now, tracks=tracks, company=company, cost=cost)
+        before = loads(chunk_times(chunks, state.cost))
+        tracks = tracks.rebased(tracks.spread_out(before), tracks.spread_out(load))
+    return msgspec.structs.replace(state, tracks=tracks, cost=cost)
 
 
 def _watched(state: DetectorState, now: int, load: Residuals, options: DetectorOptions) -> tuple[DetectorState, Floats]:

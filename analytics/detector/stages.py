@@ -15,7 +15,8 @@ import numpy as np
 
 from unskew.analytics.detector.cusum import CusumLimits, CusumSums
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.detector.residuals import Floats, PeerGroups
+from unskew.analytics.detector.peer_groups import PeerGroups
+from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.detector.verdicts import confidence_of
 from unskew.collector.events import Party, Verdict, VerdictClosed
 

@@ -10,16 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unskew.analytics.core.cost import ChunkCost, CostModel
-from unskew.analytics.core.iteration import Chunk, CommittedIteration
-from unskew.analytics.core.plan import uniform_plan
-from unskew.analytics.core.workload import Work
 from unskew.analytics.detector.detector import Detector
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.detector.residuals import Floats
+from unskew.analytics.detector.peer_groups import equal_roles
+from unskew.analytics.detector.residuals import Floats, UnitTimes
 from unskew.collector.events import Verdict, VerdictClosed
 
-KIND = "F"  # a worker's iteration is one chunk of one kind
+KINDS = ("F",)  # a worker's iteration is one piece of work of one kind
 
 
 def judge_workers(
@@ -28,22 +25,10 @@ def judge_workers(
     """Verdicts on `times` [iteration, worker] (any unit; nan = not seen), culprits by column; `iterations` number the rows."""
     n_rows, n_workers = times.shape
     detector = Detector(options)
-    least = detector.options.own_past
-    own = np.nanmedian(times[:least], axis=0)
-    plan = uniform_plan(tp=1, pp=1, dp=n_workers, n_layers=1, micro_batches=n_workers)
-    cost = CostModel(chunks={KIND: ChunkCost(layer_us=1.0, token_us=0.0, token2_us=0.0)})
-    works = tuple(Work(1, 1) for _ in range(n_workers))
+    own = np.nanmedian(times[: detector.options.own_past], axis=0)
+    workers, kind = np.arange(n_workers), np.zeros(n_workers, np.int64)
+    roles = equal_roles(dict.fromkeys(range(n_workers), 0))
     found: list[Verdict | VerdictClosed] = []
     for row, number in enumerate(iterations if iterations is not None else range(n_rows)):
-        relative = times[row] / own
-        chunks = tuple(Chunk(w, KIND, 1, False, works[w], float(x)) for w, x in enumerate(relative) if x > 0)
-        committed = CommittedIteration(
-            iteration=int(number),
-            plan_version=0,
-            chunks=chunks,
-            works=works,
-            measured_us=float(np.nanmax(relative)),
-            log_complete=True,
-        )
-        found += detector.observe(committed, plan, cost).verdicts
+        found += detector.observe_units(int(number), UnitTimes(KINDS, workers, kind, times[row], own), roles)
     return found

@@ -7,23 +7,19 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.cost import ChunkCost, CostModel
-from unskew.analytics.core.iteration import Chunk, CommittedIteration
-from unskew.analytics.core.plan import Hop, Plan, Role, Route
-from unskew.analytics.core.workload import Work
+from unskew.analytics.core.cost import CostModel
 from unskew.analytics.detector.detector import Detector, Verdicts
 from unskew.analytics.detector.options import EMULATED, SHARED_MACHINE, DetectorOptions
+from unskew.analytics.detector.peer_groups import UnitRoles, equal_roles
+from unskew.analytics.detector.residuals import UnitTimes
 from unskew.analytics.detector.verdicts import devices
 from unskew.analytics.detector.workers import judge_workers
 from unskew.analytics.diagnosis.runlog import RunLog
-from unskew.analytics.diagnosis.trace.section import KIND, TraceSection
+from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.health.gpu_evidence import GpuHistory, remembered, with_gpu
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.predictor.retraining import IterationSample, Retraining, speeds_then, suspicion, turned
 from unskew.collector.events import DeviceLost, Verdict, VerdictClosed
-
-AS_EXPECTED = CostModel(chunks={kind: ChunkCost(layer_us=0.0, token_us=1.0, token2_us=0.0) for kind in "FBW"})
-"""For chunks whose work is told as the microseconds that it should take."""
 
 
 class FailSlowResult(msgspec.Struct, frozen=True):
@@ -88,29 +84,15 @@ def _lost(detector: Detector, log: RunLog, lost: DeviceLost, iteration: int) -> 
 
 def follow_section(section: TraceSection, options: DetectorOptions) -> tuple[Verdict, ...]:
     """A recording whose workload was inferred: every chunk against what its peers let expect."""
-    recording, detector = section.recording, Detector(options)
-    operations = recording.graph.operations
-    chunks = [i for members in section.cells.values() for i in members]
-    plan = _plan(section)
-    work = section.parts.work_us
+    detector, operations, roles = Detector(options), section.recording.graph.operations, _roles(section)
+    cells = [(kind, i) for (kind, _), members in section.cells.items() for i in members]
+    chunks = [i for _, i in cells]
+    rank = np.array([operations[i].rank for i in chunks])
+    kind = np.array([section.kinds.index(name) for name, _ in cells])
     said: list[Verdict | VerdictClosed] = []
-    for column, iteration in enumerate(recording.iterations):
-        done = tuple(
-            Chunk(
-                rank=operations[i].rank,
-                kind=KIND[operations[i].kind],
-                n_layers=1,
-                has_head=False,
-                work=Work(max(round(float(section.expected_us[i, column])), 1), 0),
-                us=float(work[i, column]),
-            )
-            for i in chunks
-        )
-        committed = CommittedIteration(
-            iteration=iteration, plan_version=0, chunks=done, works=tuple(Work(1, 0) for _ in range(len(plan.routes))),
-            measured_us=float(recording.iteration_us[column]), log_complete=bool(np.isfinite(recording.iteration_us[column])),
-        )  # fmt: skip
-        said += detector.observe(committed, plan, AS_EXPECTED).verdicts
+    for column, iteration in enumerate(section.recording.iterations):
+        us, expected_us = section.parts.work_us[chunks, column], section.expected_us[chunks, column]
+        said += detector.observe_units(iteration, UnitTimes(section.kinds, rank, kind, us, expected_us), roles)
     return settled(said)
 
 
@@ -141,22 +123,13 @@ def follow_replicas(section: TraceSection, options: DetectorOptions) -> tuple[Tr
     return msgspec.structs.replace(section, expected_us=expected), tuple(found)
 
 
-def _plan(section: TraceSection) -> Plan:
-    """Who does what in a recording: a layer a stage, so that peers are the ranks of a stage, mates those of a replica."""
-    operations = section.recording.graph.operations
-    place = {(o.replica, o.stage): o.rank for o in operations}
-    replicas = sorted({replica for replica, _ in place})
-    stages = sorted({stage for _, stage in place})
-    roles = tuple(
-        Role(rank=rank, replica=replica, stage=stage, first_layer=stages.index(stage), n_layers=1)
-        for (replica, stage), rank in sorted(place.items())
-    )
-    routes = []
-    batches = sorted({(o.replica, o.micro_batch) for o in operations if o.micro_batch is not None})
-    for number, (replica, _) in enumerate(batches):
-        hops = tuple(Hop(first_layer=i, n_layers=1, ranks=(place[replica, stage],)) for i, stage in enumerate(stages))
-        routes.append(Route(micro_batch=number, replica=replicas.index(replica), hops=hops))
-    return Plan(plan_version=0, n_layers=len(stages), schedule="1f1b", roles=roles, routes=tuple(routes))
+def _roles(section: TraceSection) -> UnitRoles:
+    """Peers are the ranks of a stage, mates those of a replica."""
+    replicas: dict[int, set[int]] = {}
+    for operation in section.recording.graph.operations:
+        replicas.setdefault(operation.replica, set()).add(operation.rank)
+    stage_of = {operation.rank: operation.stage for operation in section.recording.graph.operations}
+    return equal_roles(stage_of, tuple(tuple(sorted(ranks)) for _, ranks in sorted(replicas.items())))
 
 
 def settled(said: Iterable[Verdict | VerdictClosed]) -> tuple[Verdict, ...]:

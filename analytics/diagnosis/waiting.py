@@ -15,24 +15,24 @@ It does not see lengths: what all replicas share passes for the job's, what one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 import polars as pl
 
-from unskew.analytics.core.iteration import Chunk, CommittedIteration
-from unskew.analytics.core.plan import Hop, Plan, Role, Route
-from unskew.analytics.core.workload import Work
 from unskew.analytics.detector.detector import Detector
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.diagnosis.failslow import AS_EXPECTED, settled
+from unskew.analytics.detector.peer_groups import equal_roles
+from unskew.analytics.detector.residuals import UnitTimes
+from unskew.analytics.diagnosis.failslow import settled
 from unskew.analytics.diagnosis.trace.graph import Array
 from unskew.analytics.diagnosis.trace.spans import COLLECTIVES
 from unskew.collector.events import Verdict, VerdictClosed
 
 WAITING = (*COLLECTIVES, "recv")
 LEAST_ITERATIONS = 8
+KINDS = ("F",)  # all of a rank's own work is one piece
 
 
 class OwnTimes(msgspec.Struct, frozen=True):
@@ -41,7 +41,6 @@ class OwnTimes(msgspec.Struct, frozen=True):
     iterations: tuple[int, ...]
     ranks: tuple[int, ...]
     own_us: Array
-    iteration_us: Array
     role_of: dict[int, int]
 
 
@@ -60,7 +59,7 @@ def read_waits(spans: pl.DataFrame, iterations: pl.DataFrame) -> OwnTimes:
     took = table["iteration_us"].cast(pl.Float64).to_numpy()
     waited = table.select([str(rank) for rank in ranks]).cast(pl.Float64).to_numpy()
     roles = _roles(seen, ranks, in_pipeline=bool(spans["kind"].is_in(["send", "recv"]).any()))
-    return OwnTimes(tuple(table["iteration"].to_list()), ranks, np.maximum(took[:, None] - waited, 1.0), took, roles)
+    return OwnTimes(tuple(table["iteration"].to_list()), ranks, np.maximum(took[:, None] - waited, 1.0), roles)
 
 
 def _covered(spans: pl.DataFrame) -> pl.DataFrame:
@@ -79,26 +78,16 @@ def _covered(spans: pl.DataFrame) -> pl.DataFrame:
 
 def follow_waits(waits: OwnTimes, options: DetectorOptions) -> tuple[Verdict, ...]:
     """The Detector over own times."""
-    detector = Detector(options)
-    plan = _plan(waits)
-    expected = {
+    detector, roles = Detector(options), equal_roles(waits.role_of)
+    usual = {
         role: float(np.median(waits.own_us[:, [i for i, rank in enumerate(waits.ranks) if waits.role_of[rank] == role]]))
         for role in set(waits.role_of.values())
     }
+    expected_us = np.array([usual[waits.role_of[rank]] for rank in waits.ranks])
+    ranks, kind = np.array(waits.ranks), np.zeros(len(waits.ranks), np.int64)
     said: list[Verdict | VerdictClosed] = []
-    for row, iteration in enumerate(waits.iterations):
-        chunks = tuple(
-            Chunk(
-                rank=rank, kind="F", n_layers=1, has_head=False, work=Work(max(round(expected[waits.role_of[rank]]), 1), 0),
-                us=float(waits.own_us[row, i]),
-            )
-            for i, rank in enumerate(waits.ranks)
-        )  # fmt: skip
-        committed = CommittedIteration(
-            iteration=iteration, plan_version=0, chunks=chunks, works=(Work(1, 0),) * len(plan.routes),
-            measured_us=float(waits.iteration_us[row]), log_complete=True,
-        )  # fmt: skip
-        said += detector.observe(committed, plan, AS_EXPECTED).verdicts
+    for iteration, own_us in zip(waits.iterations, waits.own_us, strict=True):
+        said += detector.observe_units(iteration, UnitTimes(KINDS, ranks, kind, own_us, expected_us), roles)
     seen = {"seen": "collectives, waiting inside"}
     return tuple(
         msgspec.structs.replace(verdict, speed={"own": verdict.speed["F"]}, evidence={**verdict.evidence, **seen})
@@ -116,18 +105,3 @@ def _roles(seen: pl.DataFrame, ranks: Sequence[int], *, in_pipeline: bool) -> di
     most = len(ranks) - in_pipeline
     groups = sorted((sorted(of) for of in members.values() if 1 < len(of) <= most), key=lambda of: (len(of), of))
     return {rank: next((of[0] for of in groups if rank in of), rank) for rank in ranks}
-
-
-def _plan(waits: OwnTimes) -> Plan:
-    """Roles as stages, their members as replicas: who is compared with whom."""
-    stages = sorted(set(waits.role_of.values()))
-    members: Mapping[int, list[int]] = {stage: [r for r in waits.ranks if waits.role_of[r] == stage] for stage in stages}
-    roles = tuple(
-        Role(rank=rank, replica=replica, stage=number, first_layer=number, n_layers=1)
-        for number, stage in enumerate(stages)
-        for replica, rank in enumerate(members[stage])
-    )
-    hops = tuple(Hop(first_layer=number, n_layers=1, ranks=(members[stage][0],)) for number, stage in enumerate(stages))
-    return Plan(
-        plan_version=0, n_layers=len(stages), schedule="1f1b", roles=roles, routes=(Route(micro_batch=0, replica=0, hops=hops),)
-    )

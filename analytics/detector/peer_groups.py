@@ -1,0 +1,154 @@
+"""With whom a rank can be compared: the company covers what a prediction does not know.
+
+* peers: ranks of equal role (they hold a common layer) in other replicas, with other micro-batches;
+* mates: ranks that execute the same micro-batches on other layers. A heavy batch shifts all of them alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.detector.residuals import Floats, Ints
+
+
+class UnitRoles(msgspec.Struct, frozen=True, dict=True):
+    """What each rank does: `layers` it holds (of ranks of which no layers are known: the number of their role), its `stage_of`
+    the pipeline, and `teams` that execute the same micro-batches."""
+
+    layers: dict[int, tuple[int, ...]]
+    stage_of: dict[int, int]
+    teams: tuple[tuple[int, ...], ...] = ()
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
+
+def equal_roles(role_of: Mapping[int, int], teams: tuple[tuple[int, ...], ...] = ()) -> UnitRoles:
+    """Ranks of one number do the same work."""
+    return UnitRoles({rank: (role,) for rank, role in role_of.items()}, dict(role_of), teams)
+
+
+def roles_of(plan: Plan) -> UnitRoles:
+    """Who does what under a plan."""
+    return UnitRoles(
+        {role.rank: role.layers for role in plan.roles},
+        {role.rank: role.stage for role in plan.roles},
+        tuple({tuple(rank for hop in route.hops for rank in hop.ranks): None for route in plan.routes}),
+    )
+
+
+class PeerSets(msgspec.Struct, frozen=True):
+    """Sets of rows: `members` [set, size] (-1 = none); `of` [row]: the set that a row is compared with, itself in it (-1 =
+    none)."""
+
+    members: Ints
+    of: Ints
+
+
+class PeerGroups(msgspec.Struct, frozen=True):
+    """Whom each rank is compared with under the plan of this digest; `ranks` are the rows of the arrays, `layers` what
+    each holds."""
+
+    digest: str
+    ranks: tuple[int, ...]
+    layers: dict[int, tuple[int, ...]]
+    stage_of: dict[int, int]
+    data_parallel_peers: dict[int, tuple[int, ...]]
+    pipeline_peers: dict[int, tuple[int, ...]]
+    peer_groups: PeerSets
+    mate_groups: PeerSets
+
+
+def company_of(work: Plan | UnitRoles, ranks: tuple[int, ...]) -> PeerGroups:
+    """Peers and mates of everybody; `ranks` are the rows of the detector's arrays."""
+    roles = roles_of(work) if isinstance(work, Plan) else work
+    holders: dict[int, set[int]] = defaultdict(set)
+    for rank, held in roles.layers.items():
+        for layer in held:
+            holders[layer].add(rank)
+    team: dict[int, set[int]] = defaultdict(set)
+    for members in roles.teams:
+        for rank in members:
+            team[rank].update(members)
+    peers, mates = {}, {}
+    for rank, held in sorted(roles.layers.items()):
+        same = {rank}.union(*(holders[layer] for layer in held))
+        peers[rank] = tuple(sorted(same - {rank}))
+        mates[rank] = tuple(sorted(team[rank] - same))
+    return PeerGroups(
+        work.digest, ranks, roles.layers, roles.stage_of, peers, mates, _groups(peers, ranks), _groups(mates, ranks)
+    )
+
+
+def _groups(others: Mapping[int, tuple[int, ...]], ranks: tuple[int, ...]) -> PeerSets:
+    """Ranks that share one set with themselves in it (replicas, roles) share one row of `members`."""
+    row_of = {rank: row for row, rank in enumerate(ranks)}
+    sets: dict[tuple[int, ...], int] = {}
+    of = np.full(len(ranks), -1, dtype=np.int64)
+    for rank, company in others.items():
+        if rank in row_of:
+            rows = tuple(sorted(row_of[r] for r in {rank, *company} if r in row_of))
+            of[row_of[rank]] = sets.setdefault(rows, len(sets))
+    members = np.full((len(sets), max(map(len, sets), default=0)), -1, dtype=np.int64)
+    for rows, number in sets.items():
+        members[number, : len(rows)] = rows
+    return PeerSets(members, of)
+
+
+def median_of_others(values: Floats, groups: PeerSets) -> tuple[Floats, Ints]:
+    """[row, kind]: the median over a row's group without the row itself, nan where there is nobody else; and how many they are.
+
+    One sort per group; leaving one value out of a sorted list moves its middle by at most one place.
+    """
+    n_rows, n_kinds = values.shape
+    if groups.members.size == 0:
+        return np.full(values.shape, np.nan), np.zeros(values.shape, np.int64)
+    padded = np.vstack([values, np.full((1, n_kinds), np.nan)])
+    inside = padded[groups.members]  # [group, member, kind]; nan sorts to the end
+    order = np.argsort(inside, axis=1, kind="stable")
+    ordered = np.take_along_axis(inside, order, axis=1)
+    count = np.sum(~np.isnan(inside), axis=1)  # [group, kind]
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.broadcast_to(np.arange(order.shape[1])[None, :, None], order.shape), axis=1)
+    position = np.full((n_rows + 1, n_kinds), -1, dtype=np.int64)
+    own_group = np.broadcast_to(np.arange(len(groups.members))[:, None], groups.members.shape)
+    mine = groups.of[np.where(groups.members >= 0, groups.members, 0)] == own_group
+    mine &= groups.members >= 0
+    position[groups.members[mine]] = place[mine]
+    at = groups.of
+    total = count[at]  # [row, kind]
+    seen = ~np.isnan(values)
+    others = np.where(at[:, None] >= 0, total - seen, 0)
+    low, high = (others - 1) // 2, others // 2
+    where = position[:n_rows]
+    skip = seen & (where <= low)
+    low = low + skip
+    high = high + (seen & (where <= high))
+    rows = np.maximum(at, 0)[:, None]
+    kinds = np.arange(n_kinds)[None, :]
+    last = ordered.shape[1] - 1
+    middle = (ordered[rows, np.clip(low, 0, last), kinds] + ordered[rows, np.clip(high, 0, last), kinds]) / 2
+    return np.where(others > 0, middle, np.nan), others
+
+
+def agreement(values: Floats, groups: PeerSets) -> Floats:
+    """[row, kind]: what a row's group agrees on: the median of three or more, of two the one nearer to zero, nan for one."""
+    if groups.members.size == 0:
+        return np.full(values.shape, np.nan)
+    padded = np.vstack([values, np.full((1, values.shape[1]), np.nan)])
+    inside = np.sort(padded[groups.members], axis=1)  # [group, member, kind]; nan sorts to the end
+    count = np.sum(~np.isnan(inside), axis=1)
+    low, high = np.maximum(count - 1, 0) // 2, np.maximum(count, 1) // 2
+    high = np.minimum(high, inside.shape[1] - 1)
+    one, other = (np.take_along_axis(inside, at[:, None, :], axis=1)[:, 0] for at in (low, high))
+    nearer = np.where(np.abs(one) <= np.abs(other), one, other)
+    agreed = np.where(count > 2, (one + other) / 2, np.where(count == 2, nearer, np.nan))
+    return np.where(groups.of[:, None] >= 0, agreed[np.maximum(groups.of, 0)], np.nan)
