@@ -1,5 +1,24 @@
-"""`python -m unskew`: the command where the script is not on the path."""
+"""The `unskew` command, also as `python -m unskew`; exit codes: 0 done, 1 the work failed, 2 bad usage or input."""
 
-from unskew.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    """The command; where the packages it needs are not installed, it says which extra brings them."""
+    try:
+        from unskew.cli import app
+
+        app()
+    except ModuleNotFoundError as error:
+        name = (error.name or "unskew").partition(".")[0]
+        if name == "unskew":  # a fault of ours, not of the installation
+            raise
+        extras = "platform,trainer" if name == "torch" else "platform"
+        print(f"unskew needs {name}, which is not installed: pip install 'unskew[{extras}]'", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

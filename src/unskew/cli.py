@@ -39,8 +39,3 @@ app.command(rich_help_panel=LOG)(dashboard.dashboard)
 app.command(rich_help_panel=RESEARCH)(bench.bench)
 app.add_typer(store.app, rich_help_panel=LOG)
 app.add_typer(alerts.app, rich_help_panel=LOG)
-
-
-def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 the work failed, 2 bad usage or input."""
-    app()

@@ -25,7 +25,7 @@ SMALL = [
 
 
 def unskew(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from unskew.cli import main; main()", *arguments]
+    return [sys.executable, "-m", "unskew", *arguments]
 
 
 def output(*arguments: str) -> str:

@@ -32,7 +32,7 @@ ENDLESS = [
 def test_a_controller_that_ends_takes_its_run_with_it(
     how: signal.Signals, tmp_path: Path, processes: Callable[[], dict[int, str]]
 ) -> None:
-    command = [sys.executable, "-c", "from unskew.cli import main; main()", *ENDLESS, "--store", str(tmp_path)]
+    command = [sys.executable, "-m", "unskew", *ENDLESS, "--store", str(tmp_path)]
     controller = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert controller.stdout is not None
     while "iteration" not in controller.stdout.readline():

@@ -1,0 +1,57 @@
+"""What each part needs to be installed: a training rank little, so that it fits beside any trainer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from support.paths import ROOT
+
+WRITER = ("unskew.collector.events", "unskew.collector.write.spool", "unskew.collector.write.control_stream")
+NODE = ("unskew.runtime.node.agent", "unskew.runtime.node.zygote", "unskew.runtime.rank.rank")
+COMMAND = "import sys; sys.argv = ['unskew', 'sql', 'select 1', '--store', '.']; from unskew.__main__ import main; main()"
+
+
+def closure(name: str) -> set[str]:
+    """A distribution and all that its installation brings with it."""
+    found, open_ = set[str](), [name]
+    while open_:
+        name = open_.pop()
+        if name not in found:
+            found.add(name)
+            needed = [Requirement(line) for line in distribution(name).requires or ()]
+            open_ += [one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return found
+
+
+def python_with_only(folder: Path, *distributions: str, code: str) -> subprocess.CompletedProcess[str]:
+    """`code` where the standard library, ourselves, and these distributions with all they need can be imported."""
+    for one in {name for of in distributions for name in closure(of)}:
+        for top in {file.parts[0] for file in distribution(one).files or ()} - {"..", "__pycache__"}:
+            if not (folder / top).exists():
+                (folder / top).symlink_to(str(distribution(one).locate_file(top)))
+    path = {"PYTHONPATH": f"{folder}:{ROOT / 'src'}"}
+    return subprocess.run([sys.executable, "-S", "-c", code], env=path, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("modules", "installed"), [(WRITER, ["msgspec"]), (NODE, ["msgspec", "numpy", "torch"])], ids=["writer", "rank"]
+)
+def test_who_writes_events_needs_msgspec_and_a_rank_numpy_and_torch_besides(
+    modules: tuple[str, ...], installed: list[str], tmp_path: Path
+) -> None:
+    ended = python_with_only(tmp_path, *installed, code=f"import {', '.join(modules)}")
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(("installed", "lacks"), [(["msgspec"], "typer"), (["msgspec", "typer"], "numpy")])
+def test_a_command_without_its_packages_names_the_extra_that_brings_them(
+    installed: list[str], lacks: str, tmp_path: Path
+) -> None:
+    ended = python_with_only(tmp_path, *installed, code=COMMAND)
+    says = f"unskew needs {lacks}, which is not installed: pip install 'unskew[platform]'\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", says)
