@@ -14,7 +14,6 @@ from support.runtime_runs import SMALL, train
 
 from unskew.analytics.core.plan import plan_from_partition
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose, sections_of
-from unskew.analytics.diagnosis.load import load_run
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.lost import time_lost
 from unskew.analytics.diagnosis.trace.replay import makespan_us
@@ -23,6 +22,7 @@ from unskew.analytics.diagnosis.trace.whatif import ask, what_if
 from unskew.collector.events import CollectiveRecorded, DeviceLost, GroupRecorded, Verdict
 from unskew.collector.read.reader import open_store
 from unskew.commands.afterwards import whatif
+from unskew.edge.load_run import load_run
 
 pytestmark = pytest.mark.limit(180)
 

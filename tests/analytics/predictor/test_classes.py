@@ -17,13 +17,13 @@ from unskew.analytics.core.plan import Hop, Plan, Role, Route, plan_from_partiti
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.detector.options import EMULATED
 from unskew.analytics.diagnosis.diagnose import diagnose
-from unskew.analytics.diagnosis.load import load_run
 from unskew.analytics.loop.adaptation import Adaptation, Site
 from unskew.analytics.pipeline.prediction import durations_us, layer_costs, predict_iteration
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.predictor.fit import expected_us, fit
 from unskew.collector.events import DeviceJoined, IterationJudged, PlanApplied, PredictorFitted, Verdict
 from unskew.collector.read.reader import open_store
+from unskew.edge.load_run import load_run
 
 NEW = {
     "F": ChunkCost(layer_us=400.0, token_us=8.0, token2_us=0.006, head_us_per_token=12.0),

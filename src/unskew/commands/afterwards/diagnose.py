@@ -45,8 +45,8 @@ def diagnose(
     from rich.console import Console
 
     from unskew.analytics.diagnosis.diagnose import diagnose as decide
-    from unskew.analytics.diagnosis.load import load_run
     from unskew.collector.read.reader import open_store
+    from unskew.edge.load_run import load_run
 
     place = locate(store)
     if runs:

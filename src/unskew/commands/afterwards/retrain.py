@@ -29,12 +29,12 @@ def retrain(
 
     from unskew.analytics.core.cost import CostModel
     from unskew.analytics.diagnosis.failslow import follow_run
-    from unskew.analytics.diagnosis.load import load_run
     from unskew.analytics.predictor.refit import retrain as decide
     from unskew.analytics.predictor.retraining import fitted_event
     from unskew.collector.paths import StoreError
     from unskew.collector.read.reader import open_store
     from unskew.collector.write.control_stream import ControlStream
+    from unskew.edge.load_run import load_run
 
     if not 0.2 <= share <= 0.9:
         refuse(f"--share {share:g}: allowed are 0.2 to 0.9 of the iterations")

@@ -38,9 +38,9 @@ def whatif(
     from rich.console import Console
 
     from unskew.analytics.diagnosis.diagnose import observability, sections_of
-    from unskew.analytics.diagnosis.load import load_run
     from unskew.analytics.diagnosis.trace.whatif import ask, what_if
     from unskew.collector.read.reader import open_store
+    from unskew.edge.load_run import load_run
 
     place = locate(store)
     known_run(place, run)

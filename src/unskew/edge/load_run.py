@@ -1,4 +1,4 @@
-"""A run of a store -> `RunLog`: the only module here that reads."""
+"""A run of a store -> the `RunLog` that a diagnosis reads."""
 
 from __future__ import annotations
 

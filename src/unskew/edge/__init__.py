@@ -1,0 +1,1 @@
+"""What reads and writes files for analytics, which does neither."""
