@@ -111,8 +111,8 @@ def snapshot(run: str) -> Snapshot:
         controlled=controlled(run),
         story=tell(_control(run)),
         iterations=sql(
-            "select iteration, epoch, loss, tokens, iteration_us as measured_us, predicted_us from iterations where run = ? "
-            "order by iteration",
+            "select iteration, plan_version, loss, tokens, iteration_us as measured_us, predicted_us from iterations "
+            "where run = ? order by iteration",
             [run],
             refresh=False,
         ),
@@ -181,7 +181,7 @@ def problems() -> tuple[str, ...]:
 
 @st.cache_data(ttl=5, show_spinner=False)
 def history() -> pl.DataFrame:
-    """Devices that were lost or accused in any run of the store, those affected most often first."""
+    """Devices that were lost or flagged in any run of the store, those affected most often first."""
     return sql("select * from device_history where n_runs_affected > 0 order by n_runs_affected desc, last_trouble_us desc")
 
 
@@ -209,7 +209,7 @@ def chunks(run: str, iteration: int) -> pl.DataFrame:
     """The chunks of the attempt that counted: rank, kind, micro_batch, start_ms (from the first chunk on), ms."""
     return sql(
         "select rank, kind, micro_batch, (start_us - min(start_us) over ()) / 1e3 as start_ms, wall_us / 1e3 as ms "
-        "from chunks semi join iterations using (run, iteration, epoch, attempt) where run = ? and iteration = ? "
+        "from chunks semi join iterations using (run, iteration, plan_version, attempt) where run = ? and iteration = ? "
         "order by start_us",
         [run, iteration],
     )

@@ -25,11 +25,9 @@ def _sql_type(kind: Any) -> str:
     return "VARCHAR" if choices and all(isinstance(choice, str) for choice in choices) else "JSON"
 
 
-_COLUMN = {"plan_version": "epoch"}
-
-
 def own_columns(event: type[Event], source: str = "log") -> str:
-    """A SELECT of an event type from relation `source`: run, writer, seq, at_us, actor and the event's own fields.
+    """A SELECT of an event type from relation `source`: run, writer, seq, at_us, actor and the event's own fields, named as in
+    its lines.
 
     Lines of older versions are read as the newest; a field that a line leaves out has its default.
     """
@@ -42,7 +40,7 @@ def own_columns(event: type[Event], source: str = "log") -> str:
         if default not in (None, msgspec.NODEFAULT):
             literal = quoted(default if isinstance(default, str) else json.dumps(default))
             name = f"coalesce({name}, {literal}::{hints[field.encode_name]})"
-        columns.append(f'{name} as "{_COLUMN.get(field.name, field.name)}"')
+        columns.append(f'{name} as "{field.encode_name}"')
     return (
         f"select run, writer, seq, at_us, actor, {', '.join(columns)} from (select run, writer, seq, at_us, actor, "
         f"json_transform(payload, {quoted(json.dumps(hints))}) as own from ({rows_of(event, source)}))"

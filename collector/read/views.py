@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from unskew.collector import events
 from unskew.collector.events import Control, Event
 from unskew.collector.files import columns, rows
@@ -22,8 +24,11 @@ if TYPE_CHECKING:
 
 
 def own_columns(event: type[Event]) -> str:
-    """`columns.own_columns` from where the event's class is kept."""
-    return columns.own_columns(event, "projected.control" if issubclass(event, Control) else "log")
+    """`columns.own_columns` from where the event's class is kept, named as in Python."""
+    own = columns.own_columns(event, "projected.control" if issubclass(event, Control) else "log")
+    renamed = [field for field in msgspec.structs.fields(event) if field.name != field.encode_name]
+    names = ", ".join(f"{field.encode_name} as {field.name}" for field in renamed)
+    return f"select * rename ({names}) from ({own})" if renamed else own
 
 
 def events_of(source: str) -> str:
@@ -39,18 +44,18 @@ def _decision(
 ) -> str:
     return (
         f"select run, at_us, proposal, '{decision}' as decision, {by} as \"by\", {reason} as reason, "
-        f"{plan_version}::bigint as epoch, seq from ({own_columns(event)})"
+        f"{plan_version}::bigint as plan_version, seq from ({own_columns(event)})"
     )
 
 
-_SPAN = "run, device, rank, epoch, attempt, iteration, micro_batch, kind, start_us, wall_us"
+_SPAN = "run, device, rank, plan_version, attempt, iteration, micro_batch, kind, start_us, wall_us"
 _WAITS = "compute_us, wait_tp_us, wait_dp_us, wait_pp_us, runq_us"
 
 VIEWS: dict[str, str] = {
     "events": events_of("log"),
     "spans": f"""
         select {_SPAN}, first_layer, n_layers, "group", group_seq, peer, bytes, posted_us, {_WAITS}, writer, seq, at_us
-        from ({rows_of(events.Span, "log")})""",
+        from (select * rename (epoch as plan_version) from ({rows_of(events.Span, "log")}))""",
     "chunks": f"select {_SPAN}, first_layer, n_layers, {_WAITS} from spans where kind in ('F', 'B', 'W')",
     "transfers": f"""
         select {_SPAN}, peer, bytes, posted_us, start_us + wall_us as end_us from spans where kind in ('send', 'recv')""",
@@ -63,9 +68,9 @@ VIEWS: dict[str, str] = {
         from (select run, iteration, micro_batch, attempt, lengths::bigint[] as length
               from ({own_columns(events.MicroBatchPacked)}))""",
     "heartbeats": own_columns(events.Heartbeat),
-    "judged": "select * from projected.judged",
+    "judged": "select * rename (epoch as plan_version) from projected.judged",
     "iterations": """
-        select run, iteration, epoch, attempt, loss, tokens, iteration_us, n_ranks, log_complete, predicted_us
+        select run, iteration, epoch as plan_version, attempt, loss, tokens, iteration_us, n_ranks, log_complete, predicted_us
         from projected.iterations where n_ranks > 0""",
     "rollups": "select * from projected.rollups",
     "writers": "select * from projected.writers",
@@ -112,9 +117,9 @@ VIEWS: dict[str, str] = {
             _decision("approved", events.PlanApproved, by='"by"'),
             _decision("rejected", events.PlanRejected, by='"by"'),
             _decision("expired", events.PlanExpired),
-            _decision("applied", events.PlanApplied, plan_version="epoch"),
-            _decision("failed", events.PlanFailed, plan_version="epoch"),
-            _decision("scored", events.PlanScored, plan_version="epoch", reason="void"),
+            _decision("applied", events.PlanApplied, plan_version="plan_version"),
+            _decision("failed", events.PlanFailed, plan_version="plan_version"),
+            _decision("scored", events.PlanScored, plan_version="plan_version", reason="void"),
         )
     ),
     "proposals": f"""
@@ -128,40 +133,40 @@ VIEWS: dict[str, str] = {
             from decisions where decision != 'scored'
             group by run, proposal) decided using (run, proposal)""",
     "plans": f"""
-        select applied.run, applied.epoch, applied.digest, applied.proposal, applied.iteration as from_iteration,
+        select applied.run, applied.plan_version, applied.digest, applied.proposal, applied.iteration as from_iteration,
             applied.reason, applied.at_us, scored.predicted_s, scored.baseline_s, scored.measured_s, scored.effect_s,
             scored.interval_s, scored.n, scored.void, applied.plan
         from ({own_columns(events.PlanApplied)}) applied
-        left join ({own_columns(events.PlanScored)}) scored using (run, epoch)""",
+        left join ({own_columns(events.PlanScored)}) scored using (run, plan_version)""",
     "alert_deliveries": own_columns(events.AlertDelivered),
     "alerts": f"""
         select opened.run, opened.alert, opened.rule, opened.subject, opened.text, opened.at_us as opened_us,
-            closed.at_us as closed_us, closed.reason as closed_reason, coalesce(told.n_failed, 0) as n_failed
+            closed.at_us as closed_us, closed.reason as closed_reason, coalesce(delivered.n_failed, 0) as n_failed
         from ({own_columns(events.AlertOpened)}) opened
         left join ({own_columns(events.AlertClosed)}) closed using (run, alert)
-        left join (select run, alert, count(*) filter (not ok) as n_failed from alert_deliveries group by run, alert) told
-            using (run, alert)""",
-    "accused": """
+        left join (select run, alert, count(*) filter (not ok) as n_failed from alert_deliveries group by run, alert)
+            delivered using (run, alert)""",
+    "flagged": """
         select run, device, rank, verdict, cause, speed, confidence, at_us, since_iteration, until_iteration, closed_reason,
             first_correct, sentence
         from (select *, (party->>'rank')::bigint as rank
               from (select *, unnest(culprits::json[]) as party from verdicts) where party->>'kind' = 'device') named
         left join devices using (run, rank)""",
     "detection": """
-        select runs.run, coalesce(said.n_verdicts, 0) as n_verdicts, coalesce(said.n_correct, 0) as n_correct,
-            coalesce(said.n_false, 0) as n_false,
-            said.n_correct / nullif(said.n_correct + said.n_false, 0) as "precision", coalesce(due.n_faults, 0) as n_faults,
-            coalesce(due.n_found, 0) as n_found, due.n_found / nullif(due.n_faults, 0) as recall, said.median_delay_iterations
+        select runs.run, coalesce(given.n_verdicts, 0) as n_verdicts, coalesce(given.n_correct, 0) as n_correct,
+            coalesce(given.n_false, 0) as n_false,
+            given.n_correct / nullif(given.n_correct + given.n_false, 0) as "precision", coalesce(due.n_faults, 0) as n_faults,
+            coalesce(due.n_found, 0) as n_found, due.n_found / nullif(due.n_faults, 0) as recall, given.median_delay_iterations
         from runs
         left join (select run, count(*) as n_verdicts, count(*) filter (first_correct) as n_correct,
                        count(*) filter (not first_correct) as n_false,
                        median(first_delay_iterations) as median_delay_iterations
-                   from verdicts group by run) said using (run)
+                   from verdicts group by run) given using (run)
         left join (select faults.run, count(*) as n_faults,
                        count(*) filter (exists (
-                           select 1 from accused
-                           where accused.run = faults.run and accused.rank = faults.rank and accused.first_correct
-                               and accused.cause = case faults.kind when 'slow' then 'slow_device' when 'kill' then 'dead'
+                           select 1 from flagged
+                           where flagged.run = faults.run and flagged.rank = faults.rank and flagged.first_correct
+                               and flagged.cause = case faults.kind when 'slow' then 'slow_device' when 'kill' then 'dead'
                                    else 'hung' end)) as n_found
                    from faults group by faults.run) due using (run)""",
     "health": """
@@ -173,7 +178,7 @@ VIEWS: dict[str, str] = {
         left join projected.heartbeats beat using (run, rank)
         left join (select run, rank, max(last_us) as last_us, max(last_iteration) as last_iteration
                    from writers where rank is not null group by run, rank) seen using (run, rank)
-        left join (select * from accused where until_iteration is null
+        left join (select * from flagged where until_iteration is null
                    qualify row_number() over (partition by run, rank order by verdict desc) = 1) named using (run, rank)""",
     "device_history": """
         select device, count(distinct run) as n_runs,
@@ -185,23 +190,29 @@ VIEWS: dict[str, str] = {
         from devices
         left join (select run, rank, count(*) as n_verdicts, list(cause) as causes, max(at_us) as trouble_us,
                        min(list_min(list_transform(json_keys(speed), lambda kind: (speed->>kind)::double))) as slowest
-                   from accused group by run, rank) using (run, rank)
+                   from flagged group by run, rank) using (run, rank)
         group by device""",
 }
-"""Name -> query, in an order in which each stands only on earlier ones."""
+"""Name -> query, in an order in which each builds only on earlier ones."""
+
+for _name in (
+    "spans", "chunks", "transfers", "collectives", "judged", "iterations", "decisions", "proposals", "plans",
+):  # fmt: skip
+    VIEWS[_name] = f"select *, plan_version as epoch from ({VIEWS[_name]})"
+VIEWS["accused"] = "select * from flagged"  # former names: people's queries go on working
 
 EXECUTED = """
     create or replace macro executed(of_run) as table
     with counted as (
-        select iteration, epoch, attempt from iterations
+        select iteration, plan_version, attempt from iterations
         where run = (select if(count(*) > 0, of_run, error('there is no run ' || of_run)) from writers where run = of_run)),
     done as (
         select iteration, kind, micro_batch, unnest(range(first_layer, first_layer + n_layers)) as layer
-        from chunks join counted using (iteration, epoch, attempt) where run = of_run),
+        from chunks join counted using (iteration, plan_version, attempt) where run = of_run),
     due as (
         select iteration, layers.range::integer as layer, batches.range::integer as micro_batch,
             unnest(if(plan->>'schedule' in ('zb-h1', 'zb-v', 'searched'), ['F', 'B', 'W'], ['F', 'B'])) as kind
-        from counted join plans using (epoch), range((plan->>'n_layers')::bigint) layers,
+        from counted join plans using (plan_version), range((plan->>'n_layers')::bigint) layers,
             range(json_array_length(plan->'routes')::bigint) batches
         where run = of_run)
     select iteration, kind, layer, micro_batch, count(done.iteration) as times

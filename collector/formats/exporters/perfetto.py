@@ -24,7 +24,7 @@ _THREADS = {
 _ORDER = ("compute", "receiving", "sending", "collectives", "other")
 _NAMES = {"F": "forward", "B": "backward", "W": "weight gradient"}
 _SPANS = """
-    select rank, kind, iteration, epoch, attempt, micro_batch, start_us, wall_us, peer, bytes, "group" from spans
+    select rank, kind, iteration, plan_version, attempt, micro_batch, start_us, wall_us, peer, bytes, "group" from spans
     where run = ? order by start_us, rank, seq
 """
 _RECORDED = """
@@ -33,7 +33,7 @@ _RECORDED = """
     from events where run = ? and type = 'source_recorded@1' order by start_us
 """
 _VERDICTS = "select sentence, at_iteration as iteration from verdicts where run = ?"
-_PLANS = "select 'plan ' || epoch || ': ' || reason as sentence, from_iteration as iteration from plans where run = ?"
+_PLANS = "select 'plan ' || plan_version || ': ' || reason as sentence, from_iteration as iteration from plans where run = ?"
 
 
 def write(reader: Reader, run: str, path: Path) -> str:
@@ -103,7 +103,7 @@ def _work(spans: polars.DataFrame) -> Iterator[dict[str, Any]]:
     drawn = spans.with_columns(
         drawn_us=polars.when(sends).then(polars.min_horizontal("wall_us", following)).otherwise(polars.col("wall_us"))
     )
-    told = ("iteration", "epoch", "attempt", "micro_batch", "peer", "bytes", "group", "wall_us")
+    told = ("iteration", "plan_version", "attempt", "micro_batch", "peer", "bytes", "group", "wall_us")
     for row in drawn.iter_rows(named=True):
         number = "" if row["micro_batch"] is None else f" {row['micro_batch']}"
         yield {
@@ -120,7 +120,7 @@ def _work(spans: polars.DataFrame) -> Iterator[dict[str, Any]]:
 
 def _arrows(spans: polars.DataFrame) -> Iterator[dict[str, Any]]:
     """From each send to the receive of the same micro-batch on the other side; the n-th to the n-th."""
-    of = ["iteration", "epoch", "attempt", "micro_batch", "sender", "receiver"]
+    of = ["iteration", "plan_version", "attempt", "micro_batch", "sender", "receiver"]
     sides = []
     for kind, sender, receiver in (("send", "rank", "peer"), ("recv", "peer", "rank")):
         side = spans.filter(

@@ -20,8 +20,8 @@ from unskew.collector.formats.importers.straggler_analysis import COLUMNS, opera
 from unskew.collector.read.reader import Reader
 
 _SPANS = """
-    select kind, rank, epoch, iteration, micro_batch, first_layer, peer, start_us, wall_us from spans
-    semi join iterations using (run, iteration, epoch, attempt) where run = ? order by iteration, rank, start_us, seq
+    select kind, rank, plan_version, iteration, micro_batch, first_layer, peer, start_us, wall_us from spans
+    semi join iterations using (run, iteration, plan_version, attempt) where run = ? order by iteration, rank, start_us, seq
 """
 _COMPUTE = {"F": "forward-compute", "B": "backward-compute"}
 _MESSAGES = ("send", "recv")
@@ -63,7 +63,7 @@ def trace(reader: Reader, run: str) -> polars.DataFrame:
     chunks = spans.filter(polars.col("kind").is_in(list(_COMPUTE)))
     if places.is_empty() or chunks.is_empty():
         raise FormatError(f"run {run} has no chunks under a plan; this format needs them")
-    placed = spans.join(places, on=["epoch", "rank"], how="inner").with_columns(
+    placed = spans.join(places, on=["plan_version", "rank"], how="inner").with_columns(
         end_us=polars.col("start_us") + polars.col("wall_us")
     )
     rows = [_computes(placed), _messages(placed, chunks), _of_ranks(placed), _without_time(placed)]
@@ -73,15 +73,17 @@ def trace(reader: Reader, run: str) -> polars.DataFrame:
 def _of_one_plan(spans: polars.DataFrame) -> polars.DataFrame:
     """Of the plan that the most iterations ran under; of equals the first."""
     iterations = (
-        spans.group_by("epoch").agg(polars.col("iteration").n_unique()).sort("iteration", "epoch", descending=[True, False])
+        spans.group_by("plan_version")
+        .agg(polars.col("iteration").n_unique())
+        .sort("iteration", "plan_version", descending=[True, False])
     )
-    return spans.filter(polars.col("epoch") == iterations["epoch"].first()) if iterations.height else spans
+    return spans.filter(polars.col("plan_version") == iterations["plan_version"].first()) if iterations.height else spans
 
 
 def _places(reader: Reader, run: str) -> polars.DataFrame:
-    """epoch, rank, dp_rank, stage, and the first layers of the rank's model chunks with the numbers of these."""
+    """plan_version, rank, dp_rank, stage, and the first layers of the rank's model chunks with the numbers of these."""
     rows: list[dict[str, Any]] = []
-    for plan_version, plan in reader.sql("select epoch, plan::varchar from plans where run = ?", [run]).iter_rows():
+    for plan_version, plan in reader.sql("select plan_version, plan::varchar from plans where run = ?", [run]).iter_rows():
         roles = msgspec.json.decode(plan)["roles"]
         ranges = {role["rank"]: [role["first_layer"], *(first for first, _ in role.get("more", ()))] for role in roles}
         for role in roles:
@@ -89,7 +91,7 @@ def _places(reader: Reader, run: str) -> polars.DataFrame:
             first_layers: Sequence[int] = ranges[role["rank"]]
             rows.append(
                 {
-                    "epoch": plan_version,
+                    "plan_version": plan_version,
                     "rank": role["rank"],
                     "dp_rank": role["replica"],
                     "stage": role["stage"],
@@ -98,7 +100,7 @@ def _places(reader: Reader, run: str) -> polars.DataFrame:
                 }
             )
     schema: dict[str, Any] = {
-        "epoch": polars.Int64, "rank": polars.Int32, "dp_rank": polars.Int64, "stage": polars.Int64,
+        "plan_version": polars.Int64, "rank": polars.Int32, "dp_rank": polars.Int64, "stage": polars.Int64,
         "chunk_first": polars.List(polars.Int64), "chunk_global": polars.List(polars.Int64),
     }  # fmt: skip
     return polars.DataFrame(rows, schema=schema)

@@ -172,6 +172,16 @@ def test_every_view_answers_about_the_run(reader: Reader, view: str) -> None:
     assert not [name for name in frame.columns if re.search(r"time$|duration$|_at$", name)], "units belong into names"
 
 
+def test_former_names_give_the_same_answers(reader: Reader) -> None:
+    renamed = [view for view in VIEWS if "plan_version" in reader.sql(f"select * from {view} limit 0").columns]
+    assert {"spans", "iterations", "judged", "plans", "proposals", "decisions"} < set(renamed)
+    for view in renamed:
+        assert reader.sql(f"select * from {view} limit 0").columns[-1] == "epoch"
+        assert reader.sql(f"select count(*) from {view} where epoch is distinct from plan_version").item() == 0
+    assert reader.sql("select max(plan_version) from plans").item() == 5
+    assert reader.sql("select * from accused").equals(reader.sql("select * from flagged"))
+
+
 def test_events_hold_every_event_as_it_was_written(reader: Reader) -> None:
     rows = reader.sql("select type, payload from events where stream is not null order by version").rows()
     types = {ev.tag_of(kind): kind for kind in ev.CONTROL}
@@ -226,7 +236,7 @@ def test_runs_verdicts_plans_and_devices_join_what_belongs_together(reader: Read
     assert run["last_us"] >= run["finished_us"] >= run["started_us"]
     verdicts = reader.sql("select verdict, until_iteration, first_correct, culprits->0->>'rank' from verdicts order by 1")
     assert verdicts.rows() == [(1, 2, True, "1"), (2, None, None, None)]
-    assert reader.sql("select epoch, from_iteration, measured_s, interval_s->>0 from plans order by epoch").rows() == [
+    assert reader.sql("select plan_version, from_iteration, measured_s, interval_s->>0 from plans order by 1").rows() == [
         (0, 0, None, None), (5, 3, 0.51, "0.27"),
     ]  # fmt: skip
     assert reader.sql("select rank, state, how from devices order by rank").rows() == [(0, "joined", None), (1, "lost", "exit")]
@@ -234,7 +244,7 @@ def test_runs_verdicts_plans_and_devices_join_what_belongs_together(reader: Read
     assert reader.sql("select end_us - start_us, bytes from transfers limit 1").row(0) == (100, 64)
 
 
-def test_a_revised_verdict_is_one_row_that_tells_what_is_believed_now_and_how_the_first_word_scored(tmp_path: Path) -> None:
+def test_a_revised_verdict_is_one_row_with_the_newest_estimate_and_the_score_of_its_first_revision(tmp_path: Path) -> None:
     store = Store(tmp_path)
     first = next(event for event in CONTROL if isinstance(event, ev.Verdict))
     scored = next(event for event in CONTROL if isinstance(event, ev.VerdictScored))
