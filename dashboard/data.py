@@ -33,7 +33,7 @@ class IterationRow(msgspec.Struct, frozen=True):
     """A committed iteration; times in microseconds, `loss` in nats per token. An imported run has what its source measured."""
 
     iteration: int
-    plan_version: int = msgspec.field(name="epoch")
+    plan_version: int
     loss: float | None
     tokens: int | None
     measured_us: int | None
