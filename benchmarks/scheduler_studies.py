@@ -12,13 +12,14 @@ from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.cluster.timing import fault_free_s
 from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
-from unskew.analytics.lab.studies.frame import StudyResult, StudyRow, run_study
+from unskew.analytics.lab.studies.frame import StudyRow
 from unskew.analytics.lab.studies.registry import STUDIES
 from unskew.analytics.policies.ft_hsdp import closed_form
 from unskew.analytics.policies.recover import MicroBatchShares, boundary, steady
 from unskew.analytics.policies.registry import POLICIES
 from unskew.benchmarks.report import Better, Figure, figure, publish
 from unskew.collector.paths import Store
+from unskew.edge.run_study import StudyResult, run_study
 
 SEEDS = 5
 

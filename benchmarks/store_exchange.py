@@ -13,7 +13,6 @@ import numpy as np
 import polars
 from support import datasets
 
-from unskew.analytics.replay.recorded_run import recorded_run
 from unskew.analytics.replay.replay import replay
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import EIGHT_RANKS, Bench
@@ -22,6 +21,7 @@ from unskew.collector.formats.importers.straggler_analysis import COLUMNS
 from unskew.collector.formats.registry import bring_in
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
+from unskew.edge.recorded_run import recorded_run
 
 IMPORT_S = 3.0
 _REPEATS = 3

@@ -23,10 +23,8 @@ from unskew.collector.events import (
     PlanIssued,
     RunStarted,
     Span,
-    tag_of,
 )
 from unskew.collector.files.tail import decode_event
-from unskew.collector.read.reader import Reader
 
 _PATIENCE_POLLS = 32
 
@@ -101,16 +99,3 @@ def run_of_lines(run: str, lines: Iterable[tuple[str, int, int, str | None, byte
     control.sort(key=lambda one: one[0])
     telemetry.sort(key=lambda one: one[:2])
     return RecordedRun(run, tuple(noted for _, noted in control), tuple(event for *_, event in telemetry), judged, judged_us)
-
-
-def recorded_run(reader: Reader, run: str) -> RecordedRun:
-    """A run of the store."""
-    telemetry = tuple(
-        tag_of(event).partition("@")[0] for event in (Span, MicroBatchPacked, IterationCommitted, GpuState, IterationJudged)
-    )
-    rows = reader.sql(
-        "select writer, seq, at_us, stream, payload::varchar as line from events "
-        f"where run = ? and (stream is not null or split_part(type, '@', 1) in {telemetry})",
-        [run],
-    )
-    return run_of_lines(run, ((*rest, line.encode()) for *rest, line in rows.iter_rows()))

@@ -1,8 +1,12 @@
-"""Imports go one way: collector <- analytics <- runtime; collector, analytics <- dashboard; only runtime imports torch."""
+"""Imports go one way: collector <- analytics <- runtime; collector, analytics <- dashboard; only runtime imports torch.
+
+analytics reads and writes no files: src/unskew/edge does that for it.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,14 +14,26 @@ import pytest
 from support.paths import ROOT
 
 MAY_IMPORT = {
+    "data": {"data"},
     "collector": {"collector"},
-    "analytics": {"collector", "analytics"},
+    "analytics": {"collector", "analytics", "data"},
+    "edge": {"collector", "analytics", "edge"},
     "runtime": {"collector", "analytics", "runtime"},
-    "dashboard": {"collector", "analytics", "dashboard"},
-    "benchmarks": {"collector", "analytics", "runtime", "benchmarks"},
-    "unskew": {"collector", "analytics", "runtime", "dashboard", "benchmarks", "unskew"},
+    "dashboard": {"collector", "analytics", "edge", "dashboard"},
+    "benchmarks": {"collector", "analytics", "edge", "runtime", "benchmarks"},
+    "unskew": {"collector", "analytics", "edge", "runtime", "dashboard", "benchmarks", "unskew"},
 }
+FOLDERS = {"unskew": "src", "edge": "src/unskew/edge"}
 MAY_IMPORT_TORCH = {"runtime", "benchmarks"}
+NO_IO = ("analytics", "collector/events.py", "collector/files/flushes.py", "collector/files/upcasters.py")
+"""What only computes: files are read and written for it, by src/unskew/edge and by the rest of collector."""
+OUTSIDE = re.compile(
+    r"(asyncio|duckdb|io|joblib|os|pathlib|shutil|socket|sqlite3|subprocess|tempfile|urllib"
+    r"|unskew\.collector\.(?!events|files\.tail\.decode_event)\w+)(\..*)?"
+)
+"""Modules through which files, processes, networks and stores are reached."""
+READS_OR_WRITES = re.compile(r"open|(read|write)_(text|bytes|csv|parquet|json|ipc|database|html)|(scan|sink)_\w+")
+MAY_READ = {"analytics/core/code_hash.py"}  # the hash of the modules themselves
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -41,10 +57,21 @@ def package_of(module: str) -> str | None:
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_package_imports_only_what_lies_below_it(package: str) -> None:
-    files = list((ROOT / ("src" if package == "unskew" else package)).rglob("*.py"))
+    files = list((ROOT / FOLDERS.get(package, package)).rglob("*.py"))
+    if package == "unskew":
+        files = [path for path in files if "edge" not in path.parts]
     assert files
     for path in files:
         for module in imported(path):
             owner = package_of(module)
             assert owner is None or owner in MAY_IMPORT[package], f"{path} imports {module}"
             assert module.partition(".")[0] != "torch" or package in MAY_IMPORT_TORCH, f"{path} imports {module}"
+
+
+def test_what_only_computes_does_no_input_or_output() -> None:
+    files = {path for name in NO_IO for path in ((ROOT / name).rglob("*.py") if (ROOT / name).is_dir() else [ROOT / name])}
+    for path in files - {ROOT / name for name in MAY_READ}:
+        called = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        names = {getattr(function, "attr", getattr(function, "id", "")) for function in called}
+        found = [*filter(OUTSIDE.fullmatch, imported(path)), *filter(READS_OR_WRITES.fullmatch, names)]
+        assert not found, f"{path.relative_to(ROOT)} uses {found}: that belongs in src/unskew/edge"

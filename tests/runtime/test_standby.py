@@ -13,7 +13,6 @@ import pytest
 from support.runtime_runs import LONG_CHUNKS, Run, train
 
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.replay.recorded_run import recorded_run
 from unskew.analytics.replay.replay import replay
 from unskew.collector.events import (
     DeviceJoined,
@@ -29,6 +28,7 @@ from unskew.collector.events import (
 )
 from unskew.collector.files.tail import Entry
 from unskew.collector.read.reader import open_store
+from unskew.edge.recorded_run import recorded_run
 
 pytestmark = pytest.mark.limit(240)
 SLOW = "slow:rank=1,factor=6,at=9"

@@ -1,4 +1,4 @@
-"""Recorded traces of losses and returns -> happenings (reads files). A trace's nodes are dealt round-robin to the job's nodes.
+"""Recorded traces of losses and returns -> cluster events. A trace's nodes are dealt round-robin to the job's nodes.
 
 Two forms, told by their columns: `t_ms, event (add, remove), node` (spot instances) and `nodenumz, started, fixed, system`
 (LANL's node outages; the system with the most records). A node that is lost twice at once is lost once.
@@ -7,7 +7,6 @@ Two forms, told by their columns: `t_ms, event (add, remove), node` (spot instan
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import polars as pl
 
@@ -19,20 +18,14 @@ _SPOT = {"t_ms", "event", "node"}
 _LANL = {"nodenumz", "started", "fixed", "system"}
 
 
-def load_trace(path: Path, job: Job, *, hours: float) -> list[ClusterEvent]:
-    """The first `hours` of a trace. Raises `SpecError` when the file is none."""
-    if not path.is_file():
-        raise SpecError(f"--faults trace:{path}: there is no such file")
-    try:
-        frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise SpecError(f"--faults trace:{path}: cannot be read ({str(error).splitlines()[0]})") from None
+def trace_events(frame: pl.DataFrame, job: Job, *, hours: float) -> list[ClusterEvent]:
+    """The first `hours` of a trace. Raises `SpecError` when the table is none."""
     columns = set(frame.columns)
     if columns >= _SPOT:
-        return _cluster_events(job, _spot(frame), hours)
+        return _dealt(job, _spot(frame), hours)
     if columns >= _LANL:
-        return _cluster_events(job, _lanl(frame), hours)
-    raise SpecError(f"--faults trace:{path}: needs the columns {sorted(_SPOT)} or {sorted(_LANL)}, not {sorted(columns)}")
+        return _dealt(job, _lanl(frame), hours)
+    raise SpecError(f"needs the columns {sorted(_SPOT)} or {sorted(_LANL)}, not {sorted(columns)}")
 
 
 def _spot(frame: pl.DataFrame) -> list[tuple[float, str, str]]:
@@ -52,7 +45,7 @@ def _lanl(frame: pl.DataFrame) -> list[tuple[float, str, str]]:
     return sorted(found)
 
 
-def _cluster_events(job: Job, rows: Iterable[tuple[float, str, str]], hours: float) -> list[ClusterEvent]:
+def _dealt(job: Job, rows: Iterable[tuple[float, str, str]], hours: float) -> list[ClusterEvent]:
     slot: dict[str, int] = {}
     down: set[int] = set()
     found = []

@@ -10,7 +10,6 @@ b P / (tp pp dp) + c mbs x checkpoints + d``, fitted on rows that ran; a row is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -33,15 +32,14 @@ _FAST_HEAD = 8
 _CONFIGURATION = ("size_b", "nhidden", "nheads", "dp", "tp", "pp", "mbs", "gbs", "zero_stage")
 
 
-def read_table(folder: Path) -> pl.DataFrame:
+def measurements(frame: pl.DataFrame) -> pl.DataFrame:
     """Distinct measurements whose topology multiplies out, in the order of the source.
 
     What the table leaves blank the source says: 64 heads, ZeRO stage 1; width 14400 (the one section without widths is repeated
     with it). A measurement that was pasted twice counts once. Column `exchanged`: seconds and TFLOP/s are those of an earlier
     row of the same configuration the other way round, a typing error.
     """
-    frame = pl.read_csv(folder / "throughput-configs.csv").filter(pl.col("topology_consistent"))
-    frame = frame.with_columns(
+    frame = frame.filter(pl.col("topology_consistent")).with_columns(
         pl.col("nhidden").fill_null(14400), pl.col("nheads").fill_null(64), pl.col("zero_stage").fill_null(1)
     )
     frame = frame.unique([*_CONFIGURATION, "sec_per_it"], keep="first", maintain_order=True)
@@ -128,8 +126,8 @@ def most_correlation(seconds: Array, noise: float, draws: int = 2000) -> float:
     return float(np.mean([spearmanr(seconds, one)[0] for one in again]))
 
 
-def _measure(cell: Cell) -> Figures:
-    table = read_table(Path(cell.params["data"]))
+def _measure(_cell: Cell, typed: pl.DataFrame) -> Figures:
+    table = measurements(typed)
     timed = table.filter(pl.col("sec_per_it").is_not_null() & ~pl.col("oom"))
     rows = timed.filter(~pl.col("exchanged"))
     seconds, predicted = rows["sec_per_it"].to_numpy(), _each_by_others(rows)
@@ -194,7 +192,7 @@ def _why(figure: str, _paper: float | None, _ours: float | None) -> str:
 BLOOM = Study(
     name="bloom",
     about="measured configurations of BLOOM-176B and its neighbours, each predicted without itself",
-    cells=lambda _seeds: [Cell(study="bloom", name="all rows", seed=0)],
+    cells=lambda _seeds: [Cell(study="bloom", name="all rows", seed=0, file="throughput-configs.csv")],
     measure=_measure,
     why=_why,
     needs="bigscience-bloom",

@@ -1,4 +1,4 @@
-"""The noise of healthy devices, as noise.toml fixes it: one source for every synthetic job, test and figure of detection.
+"""The noise of healthy devices, as data/noise.toml fixes it: one source for every synthetic job, test and figure of detection.
 
     time of a chunk = predicted time x device factor[iteration, device] x chunk factor
 
@@ -8,13 +8,12 @@ factor is a residual of a real trace, and now and then a spike of one chunk. All
 
 from __future__ import annotations
 
-import tomllib
-from importlib.resources import files
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
+
+from unskew.data import table
 
 Floats = NDArray[np.float64]
 
@@ -52,18 +51,21 @@ class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seeds: Seeds
 
 
+class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A corpus: evenly spaced quantiles of its documents' lengths, in tokens."""
+
+    source: str
+    tokens: tuple[float, ...]
+
+
 def load_noise() -> Noise:
     """The shipped noise."""
-    return msgspec.convert(_table("noise.toml"), Noise)
+    return table("noise", Noise)
 
 
 def load_lengths(corpus: str) -> Floats:
     """Evenly spaced quantiles of the document lengths (tokens) of `corpus`: "code" or "prolong". Raises `KeyError`."""
-    return np.array(_table("lengths.toml")[corpus]["tokens"], dtype=np.float64)
-
-
-def _table(name: str) -> dict[str, dict[str, list[float]]]:
-    return tomllib.loads((files("unskew.data") / name).read_text(encoding="utf-8"))
+    return np.array(table("lengths", dict[str, Lengths])[corpus].tokens, dtype=np.float64)
 
 
 def device_factors(noise: Noise, random: np.random.Generator, iterations: int, devices: int) -> Floats:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import numpy as np
 import polars as pl
@@ -108,8 +106,8 @@ ADAPTIS = Study(
 _TRACES = {"ST": "ops-ST.parquet", "SE": "ops-SE-windows12.parquet"}
 
 
-def _what_if(cell: Cell) -> Figures:
-    found = what_if(read_operations(pl.read_parquet(Path(cell.params["data"]) / _TRACES[cell.name])))
+def _what_if(cell: Cell, operations: pl.DataFrame) -> Figures:
+    found = what_if(read_operations(operations))
     return {
         f"{cell.name}: slowdown S": found.slowdown,
         f"{cell.name}: M_W": found.m_w,
@@ -127,7 +125,7 @@ def _what_if_why(figure: str, _paper: float | None, _ours: float | None) -> str:
 WHAT_IF = Study(
     name="what-if-bytedance",
     about="slowdown and whose it is, replayed from the published traces (OSDI'25)",
-    cells=lambda _seeds: [Cell(study="what-if-bytedance", name=name, seed=0) for name in _TRACES],
+    cells=lambda _seeds: [Cell(study="what-if-bytedance", name=name, seed=0, file=file) for name, file in _TRACES.items()],
     measure=_what_if,
     paper={
         "ST: slowdown S": 1.1787, "ST: M_W": 0.0314, "ST: M_S": 1.2194, "SE: slowdown S": 1.5374, "SE: M_W": 0.0251,

@@ -1,31 +1,23 @@
-"""A study's plot: bars beside the paper's points, unless the study draws its own; readable without a network."""
+"""A study's plot: bars beside the paper's points, unless the study draws its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plotly.graph_objects import Figure
-from plotly.offline import get_plotlyjs
 
 if TYPE_CHECKING:
     from unskew.analytics.lab.studies.frame import Study, StudyRow
 
-_LIBRARY = "plotly.min.js"
+
+def draw(study: Study, rows: Sequence[StudyRow]) -> Figure:
+    """The study's plot."""
+    figure = study.draw(rows) if study.draw is not None else _bars(study, rows)
+    return figure.update_layout(title=f"{study.name}: {study.about}")
 
 
-def write_plot(path: Path, study: Study, rows: Sequence[StudyRow]) -> None:
-    """Write the plot as a page; plotly's own code lies once beside the studies' folders."""
-    library = path.parent.parent / _LIBRARY
-    if not library.exists():
-        library.write_text(get_plotlyjs(), encoding="utf-8")
-    figure = study.draw(rows) if study.draw is not None else bars(study, rows)
-    figure.update_layout(title=f"{study.name}: {study.about}")
-    figure.write_html(path, include_plotlyjs=f"../{_LIBRARY}")
-
-
-def bars(study: Study, rows: Sequence[StudyRow]) -> Figure:
+def _bars(study: Study, rows: Sequence[StudyRow]) -> Figure:
     """Ours with intervals as bars, the paper's as points."""
     shown = [row for row in rows if row.ours is not None]
     error = [row.high - row.ours if row.high is not None and row.ours is not None else 0.0 for row in shown]

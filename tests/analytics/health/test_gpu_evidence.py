@@ -7,12 +7,12 @@ from support.runtime_runs import Run, train
 
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.health.gpu_evidence import remembered, with_gpu
-from unskew.analytics.replay.recorded_run import recorded_run
 from unskew.analytics.replay.rehearsal import Rehearsal
 from unskew.collector.events import GpuState, Party, Verdict
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.spool import SpoolWriter
 from unskew.edge.load_run import load_run
+from unskew.edge.recorded_run import recorded_run
 
 COOL = {"highest_clock_mhz": 1980, "temperature_c": 55, "uncorrected_errors": 2}
 HOT = GpuState(

@@ -8,11 +8,11 @@ import pytest
 
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS
-from unskew.analytics.lab.simulator.record import record
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.policies.registry import POLICIES
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
+from unskew.edge.record_simulation import record
 
 JOB = JOBS["llama2-7b"]
 FIVE_SIX = [

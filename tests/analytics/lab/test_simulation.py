@@ -22,11 +22,11 @@ from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
 from unskew.analytics.lab.simulator.outcome import SimulationOutcome
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.lab.simulator.specs import SpecError, parse_cluster, parse_faults
-from unskew.analytics.lab.simulator.traces import load_trace
 from unskew.analytics.planners.joint.evaluation import cost
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.policies.planning import planned
 from unskew.analytics.policies.registry import POLICIES
+from unskew.edge.failure_trace import load_trace
 
 JOB = JOBS["llama2-13b"]
 HARSH = FaultLaw(mtbf_s=5400.0, repair_s=3600.0, slow_per_100_hours=40.0, maintenance_per_100_hours=10.0, correlated_share=0.1)

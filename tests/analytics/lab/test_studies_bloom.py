@@ -9,16 +9,16 @@ import polars as pl
 import pytest
 from support.datasets import dataset
 
-from unskew.analytics.lab.studies.bloom import left_out, read_table, repeat_noise, time_terms
-from unskew.analytics.lab.studies.frame import run_study
+from unskew.analytics.lab.studies.bloom import left_out, measurements, repeat_noise, time_terms
 from unskew.analytics.lab.studies.registry import STUDIES
+from unskew.edge.run_study import run_study
 
 SHAPES = [(4, 8, 12), (8, 8, 6), (8, 4, 12), (16, 4, 6), (8, 2, 24), (24, 8, 2)]
 SPEND = np.array([1.1, 0.1, 30.0, 1500.0, 180.0, 0.8, 1.9, 3.3])
 
 
-def made(folder: Path) -> pl.DataFrame:
-    """A table that the eight terms explain wholly, as the source types it: blanks, a row twice, one with exchanged columns."""
+def made() -> tuple[pl.DataFrame, pl.DataFrame]:
+    """A table that the eight terms explain wholly; as typed: blanks, a row twice, one with exchanged columns."""
     rows = [
         {"dp": dp, "tp": tp, "pp": pp, "mbs": mbs, "nheads": heads, "date": date}
         for dp, tp, pp in SHAPES for mbs in (1, 2, 4) for heads, date in ((64, "2022-02-21"), (80, "2022-02-25"))
@@ -32,21 +32,19 @@ def made(folder: Path) -> pl.DataFrame:
     first = frame.head(1)
     swapped = first.with_columns(sec_per_it=pl.col("tflops_per_gpu"), tflops_per_gpu=pl.col("sec_per_it"))
     blank = first.with_columns(nhidden=pl.lit(None, pl.Int32), nheads=pl.lit(None, pl.Int64), zero_stage=pl.lit(None, pl.Int32))
-    pl.concat([frame, blank, swapped]).write_csv(folder / "throughput-configs.csv")
-    return frame
+    return frame, pl.concat([frame, blank, swapped])
 
 
-def test_blanks_are_filled_a_repeated_row_counts_once_and_an_exchanged_one_is_marked(tmp_path: Path) -> None:
-    frame = made(tmp_path)
-    read = read_table(tmp_path)
+def test_blanks_are_filled_a_repeated_row_counts_once_and_an_exchanged_one_is_marked() -> None:
+    frame, typed = made()
+    read = measurements(typed)
     assert read.height == frame.height + 1
     assert read["exchanged"].to_list() == [False] * frame.height + [True]
     assert read["nheads"].null_count() == read["nhidden"].null_count() == 0
 
 
-def test_a_row_is_predicted_by_the_others_alone(tmp_path: Path) -> None:
-    made(tmp_path)
-    rows = read_table(tmp_path).filter(~pl.col("exchanged"))
+def test_a_row_is_predicted_by_the_others_alone() -> None:
+    rows = measurements(made()[1]).filter(~pl.col("exchanged"))
     seconds, terms = rows["sec_per_it"].to_numpy().copy(), time_terms(rows)
     assert left_out(terms, seconds, range(len(seconds))) == pytest.approx(seconds, rel=1e-6)
     honest = left_out(terms, seconds, range(len(seconds)))[5]
@@ -54,9 +52,8 @@ def test_a_row_is_predicted_by_the_others_alone(tmp_path: Path) -> None:
     assert left_out(terms, seconds, range(len(seconds)))[5] == pytest.approx(honest)
 
 
-def test_the_noise_of_a_measurement_is_that_of_configurations_measured_again(tmp_path: Path) -> None:
-    made(tmp_path)
-    rows = read_table(tmp_path).filter(~pl.col("exchanged"))
+def test_the_noise_of_a_measurement_is_that_of_configurations_measured_again() -> None:
+    rows = measurements(made()[1]).filter(~pl.col("exchanged"))
     assert repeat_noise(rows) == 0.0
     again = pl.concat([rows, rows.head(30).with_columns(pl.col("sec_per_it") * np.exp(0.02))])
     assert repeat_noise(again) == pytest.approx(0.02 / 2**0.5)

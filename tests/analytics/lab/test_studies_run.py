@@ -12,14 +12,15 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-import unskew.analytics
+from unskew.analytics.core.code_hash import hash_of
 from unskew.analytics.core.faults import parse_faults
-from unskew.analytics.lab.studies.frame import Cell, Figures, Study, StudyResult, code_and_tables, run_study
+from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.registry import STUDIES
 from unskew.analytics.lab.studies.scale import SCALE
 from unskew.cli import app
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
+from unskew.edge.run_study import StudyResult, run_study
 from unskew.runtime.control.launch import run as train
 from unskew.runtime.options import RunOptions
 
@@ -72,15 +73,15 @@ def test_scale_has_every_policy_at_every_size_and_draws_the_growth_without_a_net
     assert all(f'"name":"{policy}"' in page for policy in ("oobleck", "ft-hsdp", "unskew"))
 
 
-def test_a_kept_cell_is_void_when_any_module_or_table_has_changed(tmp_path: Path) -> None:
-    (tmp_path / "studies").mkdir()
-    found = {code_and_tables(tmp_path)}
-    for name in ("pipeline.py", "studies/noise.toml", "pipeline.py"):
-        with (tmp_path / name).open("a") as file:
-            file.write("x = 1\n")
-        found.add(code_and_tables(tmp_path))
+def test_a_kept_cell_is_void_when_any_module_or_shipped_table_has_changed_and_not_with_a_store(tmp_path: Path) -> None:
+    code, data = tmp_path / "analytics", tmp_path / "data"
+    (code / "studies").mkdir(parents=True)
+    (data / "store").mkdir(parents=True)
+    found = {hash_of(code, data)}
+    for path in (code / "pipeline.py", data / "noise.toml", code / "studies" / "scale.py", data / "store" / "own.toml"):
+        path.write_text("x = 1\n")
+        found.add(hash_of(code, data))
     assert len(found) == 4
-    assert code_and_tables() != code_and_tables(Path(unskew.analytics.__path__[0]) / "studies")
 
 
 @pytest.mark.limit(120)

@@ -16,12 +16,13 @@ from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.lab.baselines.method import MethodInput, MethodOutput, Probe
 from unskew.analytics.lab.baselines.ours import UnskewDetector
 from unskew.analytics.replay.backtest import backtest
-from unskew.analytics.replay.recorded_run import LoggedControl, RecordedRun, recorded_run, run_of_lines
+from unskew.analytics.replay.recorded_run import LoggedControl, RecordedRun, run_of_lines
 from unskew.analytics.replay.rehearsal import ReplayError, started_of
 from unskew.analytics.replay.replay import replay
 from unskew.cli import app
 from unskew.collector.events import Party, PlanApplied, PlanProposed, PlanRejected, Span, Verdict
 from unskew.collector.read.reader import open_store
+from unskew.edge.recorded_run import recorded_run
 
 pytestmark = pytest.mark.limit(180)
 

@@ -36,8 +36,8 @@ def backtest(
     from rich.console import Console
 
     from unskew.analytics.replay.backtest import backtest as compare
-    from unskew.analytics.replay.recorded_run import recorded_run
     from unskew.collector.read.reader import open_store
+    from unskew.edge.recorded_run import recorded_run
 
     place = there(locate(store))
     known_run(place, run)

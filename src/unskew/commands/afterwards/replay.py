@@ -23,9 +23,9 @@ def replay(
     store: StoreOption = None,
 ) -> None:
     """Rebuild health, plan and proposals at any moment from the log, and compare every decision with the recorded one."""
-    from unskew.analytics.replay.recorded_run import recorded_run
     from unskew.analytics.replay.replay import replay as decide_again
     from unskew.collector.read.reader import open_store
+    from unskew.edge.recorded_run import recorded_run
 
     place = there(locate(store))
     known_run(place, run)

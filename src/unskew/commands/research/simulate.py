@@ -55,8 +55,8 @@ def simulate(
     from unskew.analytics.lab.simulator.simulation import SimulationOptions
     from unskew.analytics.lab.simulator.simulation import simulate as play
     from unskew.analytics.lab.simulator.specs import parse_cluster, parse_faults
-    from unskew.analytics.lab.simulator.traces import load_trace
     from unskew.analytics.policies.registry import policy as policy_named
+    from unskew.edge.failure_trace import load_trace
 
     if not 0 < hours <= _MOST_HOURS:
         refuse(f"--hours {hours:g} must be greater than 0 and at most {_MOST_HOURS:,}")
@@ -82,8 +82,8 @@ def simulate(
         )
         answer: dict[str, Any] = dict(outcome.facts())
         if place is not None:
-            from unskew.analytics.lab.simulator.record import record
             from unskew.collector.paths import StoreError
+            from unskew.edge.record_simulation import record
 
             run = f"{time.strftime('%Y%m%d-%H%M%S')}-sim-{one.name}-{time.time_ns() % 10**6:06d}"
             asked = {"cluster": cluster, "policy": one.name, "faults": faults, "hours": hours, "seed": seed, "spares": spares,

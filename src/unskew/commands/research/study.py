@@ -10,7 +10,7 @@ import typer
 from unskew.commands.common import JsonOption, fail, refuse, write_json
 
 if TYPE_CHECKING:
-    from unskew.analytics.lab.studies.frame import StudyResult
+    from unskew.edge.run_study import StudyResult
 
 
 def study(
@@ -27,8 +27,8 @@ def study(
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from unskew.analytics.lab.studies.frame import StudyError, run_study
     from unskew.analytics.lab.studies.registry import STUDIES
+    from unskew.edge.run_study import StudyError, run_study
 
     if name not in STUDIES:
         refuse(f"there is no study {name!r}, allowed: {', '.join(STUDIES)}")

@@ -1,4 +1,4 @@
-"""A simulated job as a run in a store: the events that a real job writes (this is the simulator's edge; it writes files).
+"""The events that a simulated job's run consists of, as a real job writes them.
 
 A rank of the log stands for a TP group: ``replica * PP + stage``, PP of the longest pipeline. It is lost whenever one of its
 devices is, and joins again when it has all of them back: repaired, or replaced by a spare. The clock is virtual; the training
@@ -10,16 +10,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import version
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.layout import Layout, healthy, to_plan
-from unskew.analytics.core.code_hash import code_hash
 from unskew.analytics.lab.simulator.hardware import FATAL
 from unskew.analytics.lab.simulator.outcome import PolicyAnswer, SimulationOutcome
 from unskew.collector.events import (
@@ -34,40 +32,18 @@ from unskew.collector.events import (
     PlanProposed,
     Regrouped,
     RunFinished,
-    RunStarted,
     Verdict,
     VerdictClosed,
 )
-from unskew.collector.paths import Store
-from unskew.collector.write.control_stream import ControlStream
-from unskew.collector.write.spool import SpoolWriter
 
-_BATCH = 5000
 _FAULTS = {"failed": "kill", "maintenance": "kill", "slowed": "slow"}
 
 
-def record(
-    store: Store, run: str, outcome: SimulationOutcome, cluster_events: Iterable[ClusterEvent], options: dict[str, Any]
-) -> None:
-    """Write the outcome as run `run`. Raises `StoreError` when the store refuses."""
-    job = outcome.job
-    control = ControlStream(store, run, f"run/{run}", "simulator")
-    telemetry = SpoolWriter(store, run, "simulator.0")
-    try:
-        for batch in _in_batches(_control(run, outcome, list(cluster_events), options)):
-            control.append(control.version, batch, actor="simulator")
-        for number, event in enumerate(_iterations(job, outcome)):
-            telemetry.append(event)
-            if number % _BATCH == 0:
-                telemetry.hand_over(10.0)
-        telemetry.hand_over(10.0)
-        ended = "stopped: no plan serves what is left" if outcome.aborted_s is not None else "the hours asked for are over"
-        aborted = outcome.aborted_s is not None
-        finished = RunFinished(status="failed" if aborted else "done", iterations=outcome.iterations, reason=ended)
-        control.append(control.version, [finished], actor="simulator")
-    finally:
-        telemetry.close(10.0)
-        control.close()
+def finished(outcome: SimulationOutcome) -> RunFinished:
+    """The run's last event."""
+    aborted = outcome.aborted_s is not None
+    ended = "stopped: no plan serves what is left" if aborted else "the hours asked for are over"
+    return RunFinished(status="failed" if aborted else "done", iterations=outcome.iterations, reason=ended)
 
 
 def chinchilla_loss(parameters: float, tokens: float) -> float:
@@ -79,16 +55,11 @@ def chinchilla_loss(parameters: float, tokens: float) -> float:
     return float(1.69 + 406.4 / parameters**0.34 + 410.7 / max(tokens, 1.0) ** 0.28)
 
 
-def _control(
-    run: str, outcome: SimulationOutcome, cluster_events: list[ClusterEvent], options: dict[str, Any]
-) -> Iterable[Control]:
+def control_events(outcome: SimulationOutcome, cluster_events: Sequence[ClusterEvent]) -> Iterator[Control]:
+    """What the controller would log between the run's start and its end, in order of time."""
     job = outcome.job
     layouts = [answer.reaction.layout for answer in outcome.answers if answer.reaction.layout is not None]
     width = max([job.pp, *(len(pipeline.layers) for layout in layouts for pipeline in layout.pipelines)])
-    yield RunStarted(
-        run=run, device="simulated", clock="virtual", mode="auto", ranks=job.dp * job.pp, options=options, code=code_hash(),
-        version=version("unskew"),
-    )  # fmt: skip
     for rank in _ranks(job, range(0, job.devices, job.tp), width):
         yield _joined(job, rank, width)
     yield _applied(job, healthy(job), width, 0, reason="the first plan")
@@ -110,7 +81,7 @@ def _control(
 
 
 def _closings(
-    outcome: SimulationOutcome, cluster_events: list[ClusterEvent], at: Callable[[float], int]
+    outcome: SimulationOutcome, cluster_events: Sequence[ClusterEvent], at: Callable[[float], int]
 ) -> Iterable[tuple[float, list[Control]]]:
     """A slow phase's verdict ends when one of its devices is healthy again, or dead."""
     begun = [(answer.at_s, number, set(answer.event.devices)) for number, answer in enumerate(outcome.answers)
@@ -237,8 +208,9 @@ def _ranks(job: Job, devices: Iterable[int], width: int) -> list[int]:
     return sorted({_rank(job, device, width) for device in devices})
 
 
-def _iterations(job: Job, outcome: SimulationOutcome) -> Iterable[IterationCommitted | IterationJudged]:
-    tokens = 0.0
+def iterations(outcome: SimulationOutcome) -> Iterator[IterationCommitted | IterationJudged]:
+    """What the ranks and the judge would log of each iteration."""
+    job, tokens = outcome.job, 0.0
     for part in outcome.segments:
         share = part.micro_batches / job.micro_batches
         for offset, (start_s, seconds) in enumerate(zip(part.start_s.tolist(), part.seconds.tolist(), strict=True)):
@@ -275,14 +247,3 @@ def _iteration_at(outcome: SimulationOutcome) -> Callable[[float], int]:
         return part.first_iteration + int(np.searchsorted(part.start_s, when_s, side="right")) - 1
 
     return at
-
-
-def _in_batches(events: Iterable[Control]) -> Iterable[list[Control]]:
-    batch: list[Control] = []
-    for event in events:
-        batch.append(event)
-        if len(batch) >= 200:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
