@@ -14,7 +14,8 @@ from unskew.cli import app
 from unskew.collector.formats.registry import bring_in
 from unskew.collector.paths import Store
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
+PAGES = [*FRONT, *sorted((ROOT / "docs").rglob("*.md"))]
 TEXT = "\n".join(page.read_text() for page in PAGES)
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
@@ -39,6 +40,13 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}, target
+
+
+def test_whoever_adds_something_finds_every_file_that_is_named() -> None:
+    names = re.findall(r"`([\w./]+/[\w./]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(names) > 30
+    for name in names:
+        assert (ROOT / name).exists(), name
 
 
 def test_the_readme_opens_with_the_two_commands() -> None:
