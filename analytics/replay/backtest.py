@@ -15,9 +15,9 @@ import msgspec
 
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.lab.baselines.method import Method, MethodInput
 from unskew.analytics.loop.adaptation import AdaptationStep
 from unskew.analytics.loop.scoring import score_verdict
+from unskew.analytics.replay.method import Method, MethodInput
 from unskew.analytics.replay.recorded_run import RecordedRun
 from unskew.analytics.replay.rehearsal import Rehearsal
 from unskew.collector.events import Control, FaultInjected, Verdict, VerdictScored

@@ -11,9 +11,9 @@ import msgspec
 
 from unskew.analytics.core.iteration import Chunk
 from unskew.analytics.lab.baselines.change_point import ChangePoint, ChangePointOptions, Series
-from unskew.analytics.lab.baselines.method import MethodInput, MethodOutput, Probe
 from unskew.analytics.lab.baselines.naming import VerdictNames
 from unskew.analytics.lab.baselines.validation import profile, validate
+from unskew.analytics.replay.method import MethodInput, MethodOutput, Probe
 
 
 class GreyhoundDetector:

@@ -16,8 +16,8 @@ from statistics import median
 
 import msgspec
 
-from unskew.analytics.lab.baselines.method import MethodInput, MethodOutput, Probe
 from unskew.analytics.lab.baselines.naming import VerdictNames
+from unskew.analytics.replay.method import MethodInput, MethodOutput, Probe
 from unskew.collector.events import Verdict, VerdictClosed
 
 

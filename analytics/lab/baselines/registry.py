@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unskew.analytics.lab.baselines.greyhound import GreyhoundDetector
-from unskew.analytics.lab.baselines.method import Method
 from unskew.analytics.lab.baselines.nvrx import NvrxDetector
 from unskew.analytics.lab.baselines.ours import UnskewDetector
 from unskew.analytics.lab.baselines.resihp import ResihpDetector
 from unskew.analytics.lab.baselines.traceml import TracemlDetector
+from unskew.analytics.replay.method import Method
 
 METHODS: dict[str, Callable[[], Method]] = {
     "unskew": UnskewDetector,

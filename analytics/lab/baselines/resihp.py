@@ -13,8 +13,8 @@ from __future__ import annotations
 from unskew.analytics.detector.detector import Verdicts
 from unskew.analytics.lab.baselines.change_point import ChangePoint, ChangePointOptions, Series
 from unskew.analytics.lab.baselines.greyhound import GreyhoundDetector
-from unskew.analytics.lab.baselines.method import MethodInput, MethodOutput, Probe
 from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.analytics.replay.method import MethodInput, MethodOutput, Probe
 from unskew.collector.events import Verdict, VerdictClosed
 
 FILTER = 1.25

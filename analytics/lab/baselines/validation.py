@@ -14,7 +14,7 @@ from statistics import median
 
 from unskew.analytics.core.iteration import Chunk
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.lab.baselines.method import Probe
+from unskew.analytics.replay.method import Probe
 
 ABOVE = 1.1
 

@@ -12,12 +12,12 @@ from unskew.analytics.core.plan import Plan, uniform_plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.lab.baselines.change_point import ChangePointOptions, Series
-from unskew.analytics.lab.baselines.method import MethodInput
 from unskew.analytics.lab.baselines.nvrx import scores
 from unskew.analytics.lab.baselines.registry import METHODS
 from unskew.analytics.lab.baselines.traceml import TracemlOptions, least_waiting
 from unskew.analytics.lab.studies.detection import SETTINGS, run, synthetic_job
 from unskew.analytics.lab.studies.noise import device_factors, load_lengths, load_noise
+from unskew.analytics.replay.method import MethodInput
 from unskew.collector.events import Verdict
 
 NOISE = load_noise()

@@ -13,8 +13,8 @@ from unskew.commands.common import JsonOption, StoreOption, checking_input, know
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from unskew.analytics.lab.baselines.method import Method
     from unskew.analytics.replay.backtest import DetectorBacktest, DetectorTally, DetectorVerdict
+    from unskew.analytics.replay.method import Method
     from unskew.analytics.replay.recorded_run import RecordedRun
 
 
