@@ -21,7 +21,7 @@ from unskew.collector.files.manifest import load
 from unskew.collector.files.segment import telemetry_line
 from unskew.collector.files.tail import SpoolLines
 from unskew.collector.paths import Store
-from unskew.collector.projections.published import standing
+from unskew.collector.projections.published import published_state
 from unskew.collector.read.reader import open_store
 from unskew.collector.service import compaction
 from unskew.collector.service.ingest import working_database
@@ -237,7 +237,7 @@ def _wait_until_published(store: Store, count: int) -> None:
     until_s = time.monotonic() + GIVE_UP_S
     while time.monotonic() < until_s:
         manifest = load(store)
-        if sum(one.rows for one in manifest.sealed) == count and not standing(manifest).open:
+        if sum(one.rows for one in manifest.sealed) == count and not published_state(manifest).open:
             return
         time.sleep(0.02)
     raise TimeoutError(f"the collector has sealed {sum(one.rows for one in load(store).sealed)} of {count} events")

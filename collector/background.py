@@ -1,4 +1,4 @@
-"""Processes of the store that outlive the one that starts them, and stand back for those that train."""
+"""Processes of the store that outlive the one that starts them, and give way to those that train."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def start_in_background(store: Store, module: str, log: str) -> int:
     )
 
 
-def stand_back() -> None:
+def lower_priority() -> None:
     """Let this process, begun by `start_in_background`, give way to others."""
     os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     with contextlib.suppress(OSError):

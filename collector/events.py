@@ -1,12 +1,12 @@
 """The vocabulary of the event log: every event type, frozen, with its schema version in its tag.
 
 A tag is ``name@version`` (``span@1``). A line of a spool file is one JSON object: the envelope's fields (`seq`, `at_us` and,
-for control events, `stream`, `version`, `actor`) followed by the event's own. Run and writer stand in the file's path, not in
+for control events, `stream`, `version`, `actor`) followed by the event's own. Run and writer are in the file's path, not in
 every line. Fields at their default are left out; a reader takes an absent field as its default.
 
 Two classes (docs/events.md):
 
-* telemetry: high rate, key (run, writer, seq), may be dropped under pressure, and then a `Dropped` says how many;
+* telemetry: high rate, key (run, writer, seq), may be dropped under pressure, and then a `Dropped` has their number;
 * control: low rate, written and fsynced at once to a stream with versions, never dropped.
 
 Units are in the names; durations and times are microseconds. `None` means not measured, `0.0` a measured zero.
@@ -158,7 +158,7 @@ class IterationJudged(Telemetry, frozen=True, kw_only=True, tag="iteration_judge
 
 
 class IterationTimed(Telemetry, frozen=True, kw_only=True, tag="iteration_timed@1", gc=False):
-    """How long an iteration of an imported run took, where its source says so; `rank` None = the job as a whole.
+    """How long an iteration of an imported run took, where its source has it; `rank` None = the job as a whole.
 
     `start_us` counts from where the source's own clock does; `loss` is as the source reports it.
     """
@@ -192,7 +192,7 @@ class OperationsRecorded(Telemetry, frozen=True, kw_only=True, tag="operations_r
     """An imported rank's iteration in its source's own words and numbers: column by column, in the source's order of rows.
 
     The n-th of each list is one operation, which is also a `Span` (in microseconds; `group` = name, `group_seq` = sequence).
-    -1 stands where the source has none: `chunk` (model chunk on its stage), `global_chunk` (in the model), `micro_batch`.
+    -1 where the source has none: `chunk` (model chunk on its stage), `global_chunk` (in the model), `micro_batch`.
     """
 
     iteration: int
@@ -239,7 +239,7 @@ class CollectiveRecorded(Telemetry, frozen=True, kw_only=True, tag="collective_r
 class GroupRecorded(Telemetry, frozen=True, kw_only=True, tag="group_recorded@1"):
     """A process group as one rank's flight recorder knows it: its members and the last collective it saw reach each state.
 
-    -1 = none yet, None = not in the dump. A dump tells members by the group's name and states by a number of its own
+    -1 = none yet, None = not in the dump. A dump has members by the group's name and states by a number of its own
     (`group_id`); where no entry ties the two together, `group` is "" and `members` empty in the event with the states.
     """
 
@@ -254,8 +254,8 @@ class GroupRecorded(Telemetry, frozen=True, kw_only=True, tag="group_recorded@1"
 
 
 class GpuState(Telemetry, frozen=True, kw_only=True, tag="gpu_state@1"):
-    """What a rank's GPU says of itself, in every fourth iteration and beside a probe; None = it does not tell. `held_down_by`:
-    why its clock is low; `iteration`: in or before which it was asked."""
+    """What a rank's GPU reports about itself, in every fourth iteration and beside a probe; None = not reported.
+    `held_down_by`: why its clock is low; `iteration`: in or before which it was asked."""
 
     rank: int
     iteration: int | None = None
@@ -298,7 +298,7 @@ class RunFinished(Control, frozen=True, kw_only=True, tag="run_finished@1"):
 
 
 class DeviceJoined(Control, frozen=True, kw_only=True, tag="device_joined@1"):
-    """Devices of one `device_class` take the same time for the same work (GPU model, emulated profile); "" = not told."""
+    """Devices of one `device_class` take the same time for the same work (GPU model, emulated profile); "" = unknown."""
 
     device: str
     rank: int
@@ -461,7 +461,7 @@ class VerdictClosed(Control, frozen=True, kw_only=True, tag="verdict_closed@1"):
 
 class VerdictScored(Control, frozen=True, kw_only=True, tag="verdict_scored@1"):
     """The verdict against injected truth, or against later evidence (`by`). `truth` names the matching fault or what was seen
-    later, None for a false accusation."""
+    later, None for a false verdict."""
 
     verdict: int
     correct: bool
@@ -473,7 +473,7 @@ class VerdictScored(Control, frozen=True, kw_only=True, tag="verdict_scored@1"):
 
 
 class Diagnosed(Control, frozen=True, kw_only=True, tag="diagnosed@1"):
-    """What `unskew diagnose` found in the run's log: on the stream analysis/diagnose, when it is not what it said before.
+    """What `unskew diagnose` found in the run's log: on the stream analysis/diagnose, when it differs from the last one.
 
     `verdicts` are `Verdict`s as plain data with numbers of their own, not those of the live run.
     """
@@ -492,7 +492,7 @@ class PlanProposed(Control, frozen=True, kw_only=True, tag="plan_proposed@1"):
 
     `optional` False = minimal recovery after a death. `predicted_us`, `baseline_us`: mean iteration time under the new plan and
     without it, same speeds and batches; `considered` lists the other candidates with their scores; `evidence`:
-    believed speeds, number of the predictor, 95 % interval of the gain, hash of the Scheduler's options.
+    estimated speeds, number of the predictor, 95 % interval of the gain, hash of the Scheduler's options.
     """
 
     proposal: str
@@ -540,7 +540,7 @@ class PlanKept(Control, frozen=True, kw_only=True, tag="plan_kept@1"):
 
 
 class PlanIssued(Control, frozen=True, kw_only=True, tag="plan_issued@1"):
-    """`plan` is about to be sent to the ranks; it is in force when `PlanApplied` says so. `watermark` as in `DeviceLost`.
+    """`plan` is about to be sent to the ranks; it is in force from `PlanApplied` on. `watermark` as in `DeviceLost`.
 
     `optional`: a change that somebody chose, measured against the plan before it.
     """
@@ -571,7 +571,7 @@ class PlanFailed(Control, frozen=True, kw_only=True, tag="plan_failed@1"):
 
 
 class PlanScored(Control, frozen=True, kw_only=True, tag="plan_scored@1"):
-    """The effect of a change: predicted(old plan, believed speeds, these batches) minus measured, per iteration.
+    """The effect of a change: predicted(old plan, estimated speeds, these batches) minus measured, per iteration.
 
     `interval_s` is the 95 % interval of the mean effect; None with `void` set when the fault ended or another plan came first.
     """
@@ -593,7 +593,8 @@ class PlanScored(Control, frozen=True, kw_only=True, tag="plan_scored@1"):
 
 
 class AlertOpened(Control, frozen=True, kw_only=True, tag="alert_opened@1"):
-    """The condition of rule `rule` holds for `subject` (a rank, a verdict, ...) of the run; told once, under name `alert`."""
+    """The condition of rule `rule` holds for `subject` (a rank, a verdict, ...) of the run; delivered once, under name
+    `alert`."""
 
     alert: str
     rule: str
@@ -607,7 +608,7 @@ class AlertClosed(Control, frozen=True, kw_only=True, tag="alert_closed@1"):
 
 
 class AlertDelivered(Control, frozen=True, kw_only=True, tag="alert_delivered@1"):
-    """How telling of an alert's opening or closing went; `tries` 0 = nobody knows, because the process ended meanwhile."""
+    """How the delivery of an alert's opening or closing went; `tries` 0 = nobody knows, because the process ended meanwhile."""
 
     alert: str
     phase: Literal["opened", "closed"]

@@ -4,7 +4,7 @@
 
     spool/<run>/<writer>/<first seq>.jsonl   the truth until sealed: one folder per writer, one JSON object per line
     sealed/<run>/<number>.parquet            the truth afterwards: immutable, sorted
-    published/<projection>-<number>.parquet  what the log comes to: rollups and the like, for quick answers
+    published/<projection>-<number>.parquet  aggregates of the log: rollups and the like, for quick answers
     commands/<run>/                          what people ask of a run's controller
     manifest.json                            which sealed files exist and which spool files they replace
     store.duckdb                             a snapshot with every view, for other tools; anybody may open it

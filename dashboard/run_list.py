@@ -21,7 +21,7 @@ a trace of another tool, and $UNSKEW_STORE names another store.</p>"""
 
 
 def choose() -> str | None:
-    """The header's run selector; None = show the list, which says so when the address names a run that is not there."""
+    """The header's run selector; None = show the list, with a notice when the address names a run that is not there."""
     asked = st.query_params.get("run")
     if asked is not None:
         st.session_state["asked"] = asked
@@ -57,7 +57,7 @@ def _history() -> None:
     if devices.is_empty():
         return
     with card("history"):
-        title("Devices with a history", "lost or accused, over all runs of this store")
+        title("Devices with a history", "lost or flagged, over all runs of this store")
         rows = [
             [
                 f"<b>{escape(row['device'])}</b>",

@@ -76,7 +76,7 @@ def _body(run: str) -> None:
     _arrange(wide, narrow)
     if not foreign:
         plan_view.show(snapshot)
-    if not bare and cells.told == "compute":
+    if not bare and cells.measure == "compute":
         timeline.show(snapshot)
     _records(snapshot)
 

@@ -57,7 +57,7 @@ def chip(text: str, tone: Tone = "quiet") -> str:
 
 
 def empty(text: str) -> None:
-    """What a panel says when it has nothing to show."""
+    """What a panel shows when it has no data."""
     st.html(f'<p class="u-empty">{escape(text)}</p>')
 
 

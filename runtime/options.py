@@ -27,7 +27,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that determines a run. `corpus` None = the standard library's sources, `store` None = the default store.
 
     `instrument_turns`: ranks record spans in blocks of so many iterations, in turns with none (0 = always); the overhead is
-    measured that way.
+    measured so.
     """
 
     tp: int = 1
@@ -97,8 +97,8 @@ def cores() -> int:
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Which kind of device the ranks get, whether rank r computes on GPU r, and the sentence that says why; `classes`: each
-    rank's class of device (its GPU's model, `cpu`, or the profile that it emulates)."""
+    """Which kind of device the ranks get, whether rank r computes on GPU r, and the sentence that gives the reason;
+    `classes`: each rank's class of device (its GPU's model, `cpu`, or the profile that it emulates)."""
 
     device: DeviceKind
     on_gpus: bool

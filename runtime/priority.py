@@ -1,4 +1,4 @@
-"""Who runs first where processes share cores: those that only listen, and tell of a death."""
+"""Who runs first where processes share cores: those that only listen, and report a death."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _SchedulingAttributes(ctypes.Structure):
 def answer_at_once() -> None:
     """Let this thread, which does next to nothing, run as soon as it is woken, where the kernel allows it; else `answer_soon`.
 
-    For who tells of a death, between ranks that compute on the same cores. Children do not inherit it. Where people have asked
+    For who reports a death, between ranks that compute on the same cores. Children do not inherit it. Where people have asked
     for another policy or for niceness, which the kernel would take from the children too, that stays.
     """
     if os.sched_getscheduler(0) == os.SCHED_OTHER and os.getpriority(os.PRIO_PROCESS, 0) <= 0:

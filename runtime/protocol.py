@@ -53,7 +53,7 @@ class Hello(Message, frozen=True, kw_only=True):
 class Prepare(Message, frozen=True, kw_only=True):
     """To agent and zygote: load the corpus, then say Ready.
 
-    For the agent to compare clocks: `ahead_us` = its clock when it said Hello minus the controller's when that came (the
+    For the agent to compare clocks: `ahead_us` = its clock when it sent Hello minus the controller's when that came (the
     true difference is not less), `at_us` the controller's now.
     """
 
@@ -126,7 +126,7 @@ class StandbyProduct(Message, frozen=True, kw_only=True):
 
 
 class PlanEntered(Message, frozen=True, kw_only=True):
-    """From a rank: its groups of `plan_version` stand and it holds the plan's layers; it goes on with `iteration`.
+    """From a rank: its groups of `plan_version` are connected and it holds the plan's layers; it goes on with `iteration`.
 
     `began_ns`, `at_ns`: the node's monotonic clock when it began to regroup, and now.
     """
@@ -149,7 +149,7 @@ class FaultAnnounced(Message, frozen=True, kw_only=True):
 
 
 class CommunicationBroken(Message, frozen=True, kw_only=True):
-    """From a rank: its communication of `plan_version` failed; it waits for an epoch record that aborts."""
+    """From a rank: its communication of `plan_version` failed; it waits for a plan record that aborts."""
 
     rank: int
     plan_version: int
@@ -185,7 +185,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent knows of a rank; `state` is the process state letter (T = stopped), None = no such process.
 
     `longest_work_s`: the longest recent stretch of work of its own after which it did move on. Without a core, of the
-    heartbeat's age and of the stall: `beat_starved_s`, `starved_s`; None where the kernel does not tell.
+    heartbeat's age and of the stall: `beat_starved_s`, `starved_s`; None where the kernel does not report it.
     """
 
     rank: int

@@ -1,7 +1,7 @@
 """Telling somebody of an alert: a command that gets it as JSON on stdin, or a webhook that gets it by POST.
 
 What failed for certain is tried again. What may have arrived, because it was cut while nobody had answered, is not: it would be
-told twice.
+delivered twice.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TIMEOUT_S = 10.0
 PAUSES_S = (0.5, 2.0)
 """Before the second and the third try."""
 _DETAIL = 300
-"""Characters kept of what a command said last: the log keeps it for ever."""
+"""Characters kept of a command's last line: the log keeps it for ever."""
 
 
 class AlertMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told. `alert` names the opening; its closing has the same."""
+    """What is delivered. `alert` names the opening; its closing has the same."""
 
     alert: str
     phase: Literal["opened", "closed"]
@@ -46,34 +46,34 @@ class DeliveryResult(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-class _DoubtError(Exception):
-    """It may have arrived."""
+class _OutcomeUnknownError(Exception):
+    """Nobody knows whether it arrived."""
 
 
 def deliver(rule: Rule, message: AlertMessage) -> DeliveryResult:
-    """Tell it; what fails for certain is tried again, up to three times in all. Blocks meanwhile."""
+    """Deliver it; what fails for certain is tried again, up to three times in all. Blocks meanwhile."""
     detail = ""
     for number, pause_s in enumerate((0.0, *PAUSES_S), start=1):
         time.sleep(pause_s)
         try:
             detail = _try(rule, msgspec.json.encode(message))
-        except _DoubtError as doubt:
-            return DeliveryResult(False, number, f"{doubt}, so it may have arrived and is not told again")
+        except _OutcomeUnknownError as unknown:
+            return DeliveryResult(False, number, f"{unknown}, so it may have arrived and is not delivered again")
         if not detail:
             return DeliveryResult(True, number)
     return DeliveryResult(False, 1 + len(PAUSES_S), detail)
 
 
 def _try(rule: Rule, body: bytes) -> str:
-    """What went wrong for certain; empty when nothing did. Raises `_DoubtError`."""
+    """What went wrong for certain; empty when nothing did. Raises `_OutcomeUnknownError`."""
     try:
         return _post(rule.webhook, body) if rule.webhook else _run(rule.command, body)
     except (TimeoutError, subprocess.TimeoutExpired) as error:
-        raise _DoubtError(f"it took longer than {TIMEOUT_S:g} s") from error
+        raise _OutcomeUnknownError(f"it took longer than {TIMEOUT_S:g} s") from error
     except urllib.error.URLError as error:  # no connection, or one that broke before all was sent
         return str(error.reason)
     except (ConnectionError, HTTPException) as error:
-        raise _DoubtError(f"it broke off or answered no HTTP ({type(error).__name__})") from error
+        raise _OutcomeUnknownError(f"it broke off or answered no HTTP ({type(error).__name__})") from error
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", None) or error)
 
@@ -100,10 +100,10 @@ def _post(address: str, body: bytes) -> str:
 
 def _run(command: tuple[str, ...], body: bytes) -> str:
     # Files, not pipes: what the command leaves running in the background may hold them open for ever.
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as errors:
         given.write(body)
         given.seek(0)
-        process = subprocess.Popen(command, stdin=given, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True)
+        process = subprocess.Popen(command, stdin=given, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)
         try:
             status = process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -111,10 +111,10 @@ def _run(command: tuple[str, ...], body: bytes) -> str:
                 os.killpg(process.pid, signal.SIGKILL)  # with all that it started
             process.wait()
             raise
-        return "" if status == 0 else f"it ended with {status}" + _last_line(said)
+        return "" if status == 0 else f"it ended with {status}" + _last_line(errors)
 
 
-def _last_line(said: IO[bytes]) -> str:
-    said.seek(max(said.seek(0, os.SEEK_END) - 4 * _DETAIL, 0))
-    last = said.read().decode(errors="replace").strip().rpartition("\n")[2]
+def _last_line(errors: IO[bytes]) -> str:
+    errors.seek(max(errors.seek(0, os.SEEK_END) - 4 * _DETAIL, 0))
+    last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
     return f": {last[-_DETAIL:]}" if last else ""

@@ -1,8 +1,8 @@
-"""Alerts: each opening and each closing of a rule's condition is logged first, then told once.
+"""Alerts: each opening and each closing of a rule's condition is logged first, then delivered once.
 
-What is open is read from the log, so a restart knows what was told. An opening or closing that the log holds without word of
-its delivery was cut by the end of a process: whether it reached anybody cannot be known, so it is logged as not delivered
-rather than told twice.
+What is open is read from the log, so a restart knows what was delivered. An opening or closing that the log holds without
+word of its delivery was cut by the end of a process: whether it reached anybody cannot be known, so it is logged as not
+delivered rather than delivered twice.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ ENDED = "the condition ended"
 GONE = "the rule is gone"
 QUERY_S = 10.0
 """A rule that takes longer is stopped: the others have to be asked, too."""
-UNKNOWN = "the process that told it ended before it knew how that went; it is not told twice"
+UNKNOWN = "the process that delivered it ended before it knew how that went; it is not delivered twice"
 
 Key = tuple[str, str, str]
 """(run, rule, subject): an alert is open once for each."""
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """What a rule says now: the text of each (run, subject) for which it holds; `error` when it could not be asked."""
+    """The answer of a rule now: the text of each (run, subject) for which it holds; `error` when it could not be asked."""
 
     rule: str
     holds: dict[tuple[str, str], str]
@@ -71,7 +71,7 @@ class RuleReader(Reader):
     """A reader that asks rules."""
 
     def ask(self, rule: Rule, now_us: int) -> Condition:
-        """What the rule says now."""
+        """The answer of the rule now."""
         values = {"now_us": now_us, "older_than_us": rule.older_than_us}
         used = {name: value for name, value in values.items() if f"${name}" in rule.query}
         alarm = threading.Timer(QUERY_S, self._connection.interrupt)
@@ -110,7 +110,8 @@ class RuleReader(Reader):
 
 
 class Alerting:
-    """Evaluates the rules of one store and tells; one such process per store. Raises `StoreError` when another is at it."""
+    """Evaluates the rules of one store and delivers what changes; one such process per store. Raises `StoreError` when
+    another is at it."""
 
     def __init__(self, store: Store, rules: Iterable[Rule]) -> None:
         self._store, self._rules = store, {rule.name: rule for rule in rules}
@@ -120,20 +121,20 @@ class Alerting:
         self._lock: HeldLock = held
         self._reader = RuleReader(store)
         self._open: dict[Key, str] = {}
-        self._said: dict[str, str] = {}
-        # One thread for each who is told: what opened is told before it is told to have closed, and who is slow holds up
+        self._reported: dict[str, str] = {}
+        # One thread for each recipient: an opening is delivered before its closing, and who is slow holds up
         # nobody else.
-        self._tellers: dict[tuple[str, ...], ThreadPoolExecutor] = {}
+        self._deliverers: dict[tuple[str, ...], ThreadPoolExecutor] = {}
         self._pending: list[tuple[AlertMessage, Rule, Future[DeliveryResult]]] = []
         self._recall()
 
     def step(self, now_us: int) -> list[AlertTransition]:
-        """Ask all rules once; log and tell what changed."""
+        """Ask all rules once; log and deliver what changed."""
         self._log_delivered(wait=False)
         self._reader.refresh()
         conditions = [self._reader.ask(rule, now_us) for rule in self._rules.values()]
         for condition in conditions:
-            self._say(condition)
+            self._report(condition)
         changes = decide(self._open, conditions)
         for run in dict.fromkeys(change.key[0] for change in changes):
             self._make(run, [change for change in changes if change.key[0] == run], now_us)
@@ -144,15 +145,15 @@ class Alerting:
         self._rules = {rule.name: rule for rule in rules}
 
     def close(self) -> None:
-        """Tell what is on its way, log how it went, and let go."""
-        for teller in self._tellers.values():
-            teller.shutdown(wait=True)
+        """Wait for what is being delivered, log how it went, and let go."""
+        for deliverer in self._deliverers.values():
+            deliverer.shutdown(wait=True)
         self._log_delivered(wait=True)
         self._reader.close()
         self._lock.release()
 
     def _make(self, run: str, changes: Sequence[AlertTransition], now_us: int) -> None:
-        """Log changes of a run in one batch, then tell each."""
+        """Log changes of a run in one batch, then deliver each."""
         named = [(change, change.closes or uuid.uuid4().hex[:12]) for change in changes]
         self._append(run, *(_event(change, alert) for change, alert in named))
         for change, alert in named:
@@ -161,29 +162,29 @@ class Alerting:
             else:
                 self._open[change.key] = alert
             if (rule := self._rules.get(change.key[1])) is not None:
-                self._tell(rule, change, alert, now_us)
+                self._deliver(rule, change, alert, now_us)
 
-    def _tell(self, rule: Rule, change: AlertTransition, alert: str, now_us: int) -> None:
+    def _deliver(self, rule: Rule, change: AlertTransition, alert: str, now_us: int) -> None:
         run, name, subject = change.key
         message = AlertMessage(
             alert=alert, phase="closed" if change.closes else "opened", run=run, rule=name, subject=subject, text=change.text,
             at_us=now_us,
         )  # fmt: skip
         whom = (rule.webhook, *rule.command)
-        if whom not in self._tellers:
-            self._tellers[whom] = ThreadPoolExecutor(max_workers=1, thread_name_prefix="alerts")
-        self._pending.append((message, rule, self._tellers[whom].submit(deliver, rule, message)))
+        if whom not in self._deliverers:
+            self._deliverers[whom] = ThreadPoolExecutor(max_workers=1, thread_name_prefix="alerts")
+        self._pending.append((message, rule, self._deliverers[whom].submit(deliver, rule, message)))
 
     def _log_delivered(self, *, wait: bool) -> None:
         due = [one for one in self._pending if wait or one[2].done()]
         for run in dict.fromkeys(message.run for message, *_ in due):
             done = [one for one in due if one[0].run == run]
-            self._append(run, *(_delivered(message, rule, told.result()) for message, rule, told in done))
+            self._append(run, *(_delivered(message, rule, delivery.result()) for message, rule, delivery in done))
             self._pending = [one for one in self._pending if one not in done]
 
     def _recall(self) -> None:
         """What is open by the log, and what was cut."""
-        told = set(self._reader.sql("select alert, phase from alert_deliveries").rows())
+        delivered = set(self._reader.sql("select alert, phase from alert_deliveries").rows())
         cut: dict[str, list[Control]] = defaultdict(list)
         alerts = self._reader.sql("select run, alert, rule, subject, closed_us, closed_reason from alerts order by opened_us")
         for run, alert, rule, subject, closed_us, reason in alerts.rows():
@@ -196,7 +197,7 @@ class Alerting:
             cut[run] += [
                 AlertDelivered(alert=alert, phase=phase, target=target, ok=False, tries=0, detail=UNKNOWN)
                 for phase in phases
-                if target and (alert, phase) not in told
+                if target and (alert, phase) not in delivered
             ]
         for run, events in cut.items():
             self._append(run, *events)
@@ -210,11 +211,11 @@ class Alerting:
             finally:
                 stream.close()
 
-    def _say(self, condition: Condition) -> None:
-        """An error of a rule, once."""
-        if condition.error and self._said.get(condition.rule) != condition.error:
+    def _report(self, condition: Condition) -> None:
+        """Print an error of a rule, once."""
+        if condition.error and self._reported.get(condition.rule) != condition.error:
             print(f"alerts: rule {condition.rule} cannot be asked: {condition.error}", file=sys.stderr, flush=True)
-        self._said[condition.rule] = condition.error
+        self._reported[condition.rule] = condition.error
 
 
 def _event(change: AlertTransition, alert: str) -> Control:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from unskew.collector.alerts.evaluation import Alerting, AlertTransition
 from unskew.collector.alerts.rules import load_rules, rules_file
-from unskew.collector.background import stand_back, start_in_background
+from unskew.collector.background import lower_priority, start_in_background
 from unskew.collector.locks import is_held
 from unskew.collector.paths import Store, StoreError
 
@@ -36,28 +36,28 @@ def serve(
     show: Callable[[AlertTransition], None] = lambda _: None,
     period_s: float = PERIOD_S,
 ) -> None:
-    """Evaluate until SIGTERM, SIGINT, or until `over` says so after an evaluation; `show` is told of each change.
+    """Evaluate until SIGTERM, SIGINT, or until `over` is true after an evaluation; `show` gets each change.
 
-    A rules file that became wrong is told on stderr and its last right form stays in force. Raises `StoreError`.
+    A rules file that became wrong is reported on stderr, and its last right form stays in force. Raises `StoreError`.
     """
     ending = {signal.SIGTERM, signal.SIGINT}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # taken by sigtimedwait alone, so that no step is cut
     read, alerting = _mtime(rules), Alerting(store, load_rules(rules))
     try:
-        said = ""
+        reported = ""
         while True:
             try:
                 for change in alerting.step(time.time_ns() // 1000):
                     show(change)
-                said = ""
+                reported = ""
             except (
                 StoreError
             ) as error:  # a full disk, say: what was not logged was not told either, and comes with a later step
                 if over():
                     raise
-                if str(error) != said:
+                if str(error) != reported:
                     print(f"alerts: {error}", file=sys.stderr, flush=True)
-                said = str(error)
+                reported = str(error)
             if over() or signal.sigtimedwait(ending, period_s) is not None:
                 return
             if _mtime(rules) != read:
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m unskew.collector.alerts.process", description="The alerts of one store.")
     parser.add_argument("--store", required=True, help="folder of the store")
     store = Store.locate(parser.parse_args(arguments).store)
-    stand_back()
+    lower_priority()
     try:
         serve(store, rules_file(store), over=lambda: not is_held(store.lock("collector")))
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""Rules of alerts: conditions by name or as SQL over the views, and who is told. Read from a TOML file.
+"""Rules of alerts: conditions by name or as SQL over the views, and who receives them. Read from a TOML file.
 
 ::
 
@@ -28,8 +28,8 @@ FILE = "alerts.toml"
 When = Literal["verdict", "death", "stale_heartbeat", "open_proposal", "dropped"]
 _HEARD = "(select run from writers where writer != 'alerts@alerts' group by run having max(last_us) > $now_us - 3600000000)"
 _GOING_ON = f"run in (select run from runs where finished_us is null or finished_us > $now_us - 3600000000) and run in {_HEARD}"
-"""Runs that go on or ended within the hour, so that what ended a run is still told. A run whose controller was killed has no
-end in its log: it is over when nobody wrote for an hour (what alerts write of it does not count)."""
+"""Runs that go on or ended within the hour, so that what ended a run is still reported. A run whose controller was killed
+has no end in its log: it is over when nobody wrote for an hour (what alerts write of it does not count)."""
 _UNFINISHED = f"run in (select run from runs where finished_us is null) and run in {_HEARD}"
 
 CONDITIONS: Mapping[str, str] = {
@@ -64,7 +64,7 @@ class RuleError(StoreError):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of `when` and `sql`; one of `command` and `webhook`, or what the file says for all."""
+    """One of `when` and `sql`; one of `command` and `webhook`, or what the file has for all."""
 
     name: str = ""
     when: When | None = None
@@ -84,7 +84,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def target(self) -> str:
-        """Who is told, as the log names it: of a webhook without its path, which is a secret with many services."""
+        """The recipient, as the log names it: of a webhook without its path, which is a secret with many services."""
         address = urlsplit(self.webhook)
         return f"{address.scheme}://{address.netloc}/…" if self.webhook else " ".join(self.command)
 
@@ -101,7 +101,7 @@ def rules_file(store: Store) -> Path:
 
 
 def load_rules(path: Path) -> tuple[Rule, ...]:
-    """The rules of a file, each with a name and somebody to tell. Raises `RuleError`."""
+    """The rules of a file, each with a name and a recipient. Raises `RuleError`."""
     try:
         content = msgspec.toml.decode(path.read_bytes(), type=_File)
     except OSError as error:
@@ -116,7 +116,7 @@ def load_rules(path: Path) -> tuple[Rule, ...]:
 
 
 def _allowed(complaint: str) -> str:
-    """What may stand where the decoder found something else; it says only where that is."""
+    """What is allowed where the decoder found something else; the decoder names only the place."""
     if ".when`" in complaint:
         return f", allowed: {', '.join(get_args(When))}"
     if "unknown field" in complaint:

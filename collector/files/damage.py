@@ -18,7 +18,7 @@ class DamagedError(StoreError):
 
 
 def damage(error: Exception) -> DamagedError | None:
-    """What an error of DuckDB or Arrow says of a sealed or published file; None when it speaks of no such file."""
+    """What an error of DuckDB or Arrow reports about a sealed or published file; None when it names no such file."""
     if isinstance(error, DamagedError):
         return error
     named = _FILE.search(str(error))

@@ -31,7 +31,7 @@ class DecodedFlushes(msgspec.Struct, frozen=True):
     """What some bytes of a spool file hold: whole lines, how many bytes are dealt with, and the damage among these.
 
     `damaged`: (first byte, bytes) of each passage that is not what was written, counted from where reading began.
-    `missing`: so many bytes more are needed at least to go on (0: at an end, or nothing tells). `unchecked`: how many of the
+    `missing`: so many bytes more are needed at least to go on (0: at an end, or nothing shows it). `unchecked`: how many of the
     lines have no checksum.
     """
 
@@ -72,7 +72,7 @@ def unpack(data: bytes) -> DecodedFlushes:
                 at = end
                 continue
             after = end if end == len(data) or data.startswith(_HEADER, end) else data.find(b"\n" + _HEADER, body - 1) + 1
-            if not after:  # cut short, still being written, or a size that is damaged: the next header tells
+            if not after:  # cut short, still being written, or a size that is damaged: the next header shows it
                 missing = max(end - len(data), 0)
                 break
         else:

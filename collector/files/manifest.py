@@ -109,7 +109,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def without_names(self, spooled: Collection[str]) -> Manifest:
         """The next manifest, in which only the runs in `spooled` name their spool files; of the others these are gone.
 
-        Of each control stream the last name stays: it tells the stream's version.
+        Of each control stream the last name stays: it gives the stream's version.
         """
         last: dict[tuple[str, str], SealedSpool] = {}
         for sealed in self.sealed:
@@ -139,7 +139,7 @@ def load(store: Store) -> Manifest:
         known = _read(store)  # it was just begun, or is lost
         if known is None:
             raise StoreError(
-                f"{store.manifest} is gone, and it alone tells which files in {store.root / 'sealed'} are the log: "
+                f"{store.manifest} is gone, and it alone names which files in {store.root / 'sealed'} are the log: "
                 "put it back from a copy of the store; nothing is read or written until then"
             )
     return known or Manifest()

@@ -41,7 +41,7 @@ def _line_of_columns() -> str:
 
 
 def _member(name: str) -> str:
-    """SQL: a field as it stands in a line; NULL, which `concat` leaves out, when there is none."""
+    """SQL: a field as a line has it; NULL, which `concat` leaves out, when there is none."""
     quote = '"' if FROM_LINE[name] == "VARCHAR" else ""
     return f"""',"{name}":{quote}' || "{name}" || '{quote}'"""
 

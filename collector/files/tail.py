@@ -171,7 +171,7 @@ class Tail:
         for _ in range(2):
             if whole or unpacked.used == len(data) or (unpacked.used and not unpacked.missing):
                 break
-            # The rest of a flush, or of a line; behind damage, whatever tells where it ends.
+            # The rest of a flush, or of a line; behind damage, whatever shows where it ends.
             more = unpacked.missing or (READ_BYTES if b"\n" in data else _LINE_BYTES)
             rest = _read(path, offset + len(data), more)
             data, whole = data + rest, len(rest) < more

@@ -33,7 +33,7 @@ def parquet(path: Path) -> polars.DataFrame:
 
 def typed(path: Path, rows: polars.DataFrame, types: Mapping[str, Any], words: Mapping[str, str]) -> polars.DataFrame:
     """The columns of `types`; empty texts are missing values. Raises `FormatError` at a column of another kind (a date is no
-    number) and at a value that would change (1.5 is no step); `words` says what a column should be where "number" does not.
+    number) and at a value that would change (1.5 is no step); `words` describe what a column should be where "number" does not.
     """
     for name, wanted in types.items():
         kind = rows.schema[name]

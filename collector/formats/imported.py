@@ -1,4 +1,4 @@
-"""What every importer returns, how bad input is told, and how whole runs get into a store at once.
+"""What every importer returns, how bad input is reported, and how whole runs get into a store at once.
 
 An importer is a pure reader: a path in, `ImportedRun` runs out, or a `FormatError` with one sentence: which file and line (or
 row), what is wrong, what is allowed. `store_runs` writes the events where nobody looks and moves a finished run into place by
@@ -37,8 +37,8 @@ class FormatError(ValueError):
 
 
 class ImportedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as its source tells it. `facts`: what is true of the whole run; `ranks` (0 = the source tells none apart) and
-    `iterations`: how many the source has; `name`: what tells it from other runs of the same source."""
+    """A run as its source reports it. `facts`: what is true of the whole run; `ranks` (0 = the source names none) and
+    `iterations`: how many the source has; `name`: what distinguishes it from other runs of the same source."""
 
     events: Iterable[Telemetry]
     ranks: int

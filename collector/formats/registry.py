@@ -27,7 +27,7 @@ IMPORTERS = ("straggler-analysis", "kineto", "torchtitan", "iteration-times", "m
 """Each has its module in importers/, with `read(path) -> Sequence[Imported]`, a pure reader."""
 
 EXPORTERS = ("straggler-analysis", "perfetto", "parquet", "prometheus")
-"""Each has its module in exporters/, with `write(reader, run, path) -> str`, which says what it wrote."""
+"""Each has its module in exporters/, with `write(reader, run, path) -> str`, which returns a sentence on what it wrote."""
 
 
 def _module(side: str, format: str) -> ModuleType:
@@ -75,7 +75,8 @@ def bring_in(store: Store, format: str, path: Path, run: str | None = None) -> l
 
 
 def take_out(store: Store, format: str, run: str, path: Path) -> str:
-    """Write a run of the store to `path`; says what is in it. Raises `FormatError` when the run has no such form.
+    """Write a run of the store to `path`; returns a sentence on what is in it. Raises `FormatError` when the run has no
+    such form.
 
     A file is swapped in whole: what was there stays when the export fails or is killed.
     """

@@ -31,7 +31,7 @@ def content(path: Path) -> bytes:
 def lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file with their numbers, the first is 1; what is no UTF-8 is replaced.
 
-    A whole line keeps its end, so that one which was cut short can be told.
+    A whole line keeps its end, so that one which was cut short can be recognised.
     """
     return enumerate(io.StringIO(content(path).decode(errors="replace"), newline=None), start=1)
 
@@ -45,11 +45,11 @@ def json_of(path: Path, line: int, text: str | bytes) -> Any:
 
 
 LARGEST = 2**53
-"""What a number of a file may be: beyond, a double does not tell one whole number from the next."""
+"""What a number of a file may be: beyond, a double does not distinguish one whole number from the next."""
 
 
 def number(where: str, name: str, value: object) -> float:
-    """`value` as a number of at most `LARGEST`, either way; `FormatError` otherwise."""
+    """`value` as a number of at most `LARGEST`, positive or negative; `FormatError` otherwise."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST:
         return float(value)
     raise FormatError(f"{where}: {name} is {value!r}, a number up to 2^53 is needed")

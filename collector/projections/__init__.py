@@ -1,4 +1,4 @@
-"""What the log comes to, kept up to date by the collector: iterations, verdicts on ranks, rollups, writers, health, decisions.
+"""Aggregates of the log, kept up to date by the collector: iterations, verdicts on ranks, rollups, writers, health, decisions.
 
 A published file holds the aggregates of some sealed files; readers add those of the rest (definitions.py: why that is right).
 """

@@ -41,7 +41,7 @@ class PublishedState(msgspec.Struct, frozen=True):
         return f"select * from {parquet(store, [tier.entries[name].file for tier in self.tiers])}"
 
 
-def standing(manifest: Manifest) -> PublishedState:
+def published_state(manifest: Manifest) -> PublishedState:
     """Files made by this code, whole tiers only. Anything else is as good as absent: then every sealed file is open."""
     tiers = tiers_of(manifest)
     covers = covers_of(tiers)

@@ -16,7 +16,15 @@ from unskew.collector.files.manifest import Manifest, PublishedFile, SealedFile
 from unskew.collector.files.rows import quoted
 from unskew.collector.paths import Store, StoreError, make_folder
 from unskew.collector.projections.definitions import CODE, PROJECTIONS, Projection
-from unskew.collector.projections.published import FOLDER, ProjectionTier, covers_of, file_of, parquet, standing, tiers_of
+from unskew.collector.projections.published import (
+    FOLDER,
+    ProjectionTier,
+    covers_of,
+    file_of,
+    parquet,
+    published_state,
+    tiers_of,
+)
 
 if TYPE_CHECKING:
     import duckdb
@@ -30,7 +38,7 @@ def publish(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manif
 
     Writes files that no manifest lists yet; the caller swaps it. A cut in between leaves files that nobody reads.
     """
-    now = standing(manifest)
+    now = published_state(manifest)
     if not now.tiers:
         return rebuild(connection, store, manifest)
     return _fold(connection, store, now.tiers, now.open, {})
@@ -67,7 +75,7 @@ def damaged_files(store: Store, manifest: Manifest) -> list[str]:
 def check(connection: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> list[str]:
     """What is wrong with the published files, one sentence each: damage, or rows that the sealed files do not give."""
     damaged = damaged_files(store, manifest)
-    now = standing(manifest)
+    now = published_state(manifest)
     if damaged or not now.tiers:
         return damaged
     pruned = {one.run for one in manifest.pruned}

@@ -21,7 +21,7 @@ from unskew.collector.files.manifest import Manifest, SealedFile, load
 from unskew.collector.files.tail import Tail
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.projections.definitions import PROJECTIONS
-from unskew.collector.projections.published import PublishedState, parquet, standing
+from unskew.collector.projections.published import PublishedState, parquet, published_state
 from unskew.collector.read.views import VIEWS, create_views, events_of, project
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Reader:
     def duckdb(self, query: str, params: Params = None) -> Relation:
         """As `sql`, a DuckDB relation: nothing is read before its rows are asked for, and it can be queried on.
 
-        It stands on the files of the last `refresh`; ask for its rows before the next.
+        It reads the files of the last `refresh`; ask for its rows before the next.
         """
         relation: Relation = self._answer(query, params, lambda relation: relation)
         return relation
@@ -131,8 +131,8 @@ class Reader:
         return tuple(dict.fromkeys((*self._manifest.problems, *passed_over)))
 
     def sources(self) -> ReaderSources:
-        """What the views stand on, for another connection."""
-        now = standing(self._manifest)
+        """What the views read, for another connection."""
+        now = published_state(self._manifest)
         return ReaderSources(
             hot=self._connection.sql("select * from hot").to_arrow_table(),
             sealed=[str(self._store.root / one.file) for one in self._manifest.sealed if one not in now.open],
@@ -186,7 +186,7 @@ class Reader:
                 return take(self._connection.sql(query, params=params))
 
     def _turn(self, manifest: Manifest) -> None:
-        """Go over to a new manifest: forget the open rows that are sealed now, read on where the others stand."""
+        """Go over to a new manifest: forget the open rows that are sealed now, read on where the others ended."""
         self._manifest, spooled = manifest, self._store.spooled_runs()
         for run in spooled:
             if run in self._tails:
@@ -200,7 +200,7 @@ class Reader:
         self._tails = {run: tail for run, tail in self._tails.items() if run in spooled}
         if gone:
             self._leave(gone)
-        self._define(standing(manifest))
+        self._define(published_state(manifest))
 
     def _leave(self, gone: Sequence[tuple[str, str, int]]) -> None:
         """The rows of these spool files leave `hot`."""
@@ -215,7 +215,7 @@ class Reader:
                 del self._tails[run].offsets[writer, segment]
 
     def _define(self, now: PublishedState) -> None:
-        """The files that the views stand on. They are variables, because defining a view opens its files."""
+        """The files that the views read. They are variables, because defining a view opens its files."""
         files = {_SEALED: [one.file for one in self._manifest.sealed], _UNPROJECTED: [one.file for one in now.open]}
         files |= {name: [tier.entries[name].file for tier in now.tiers] for name in PROJECTIONS}
         for name, listed in files.items():

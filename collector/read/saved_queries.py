@@ -1,4 +1,4 @@
-"""Queries that people ask often, as files beside this module: the first comment lines of each say what it tells."""
+"""Queries that people ask often, as files beside this module: the first comment lines of each describe its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COMMENT = "--"
 
 class SavedQuery(msgspec.Struct, frozen=True):
     name: str
-    tells: str
+    description: str
     sql: str
 
 

@@ -223,7 +223,7 @@ EXECUTED = """
 """
 """`select * from executed('<run>')`: how often each (layer, micro_batch) was executed per committed iteration, in the attempt
 that counted, for F, B and, where the plan's schedule splits the backward pass, W each. A run is right when every `times` is 1;
-0 stands where the plan in force asks for more. A run that the log does not have is an error: no rows would be a proof of it."""
+It is 0 where the plan in force asks for more. A run that the log does not have is an error: no rows would be a proof of it."""
 
 
 def create_views(connection: duckdb.DuckDBPyConnection) -> None:

@@ -161,7 +161,7 @@ def _projections(store: Store, manifest: Manifest, *, mend: bool) -> Iterator[Fi
         if problems and mend:
             fresh = projections.rebuild(connection, store, manifest)
             publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, published=fresh))
-            write_snapshot(store)  # what stands there reads the files of before
+            write_snapshot(store)  # the one before reads the files of before
     for problem in problems:
         yield Finding(problem, mended=mend)
 

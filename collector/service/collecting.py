@@ -1,4 +1,4 @@
-"""What the collector does in a step: seal what is final, publish what it comes to, merge what is small."""
+"""What the collector does in a step: seal what is final, publish its aggregates, merge what is small."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Collector:
         ended = frozenset(one.run for one in manifest.sealed) - spooled
         for group in compaction.due(manifest, over=ended):
             replaced = compaction.merge(self._store, self._database, group)
-            write_snapshot(self._store)  # what stands there reads files that will go
+            write_snapshot(self._store)  # the one before reads files that will go
             self._replaced += [(now_s + KEEP_REPLACED_S, path) for path in replaced]
             return True
         return False
@@ -144,7 +144,7 @@ def prune_older(store: Store, older_than_us: int) -> list[DroppedFile]:
         Projector(store, connection).publish(at_once=True)
     manifest = load(store)
     if manifest.sealed and not manifest.published:
-        raise StoreError(f"nothing was dropped from {store.root}: what it comes to could not be published before")
+        raise StoreError(f"nothing was dropped from {store.root}: its aggregates could not be published before")
     files = retention.due(manifest, older_than_us=older_than_us)
     dropped = [DroppedFile(one.file, one.rows, (store.root / one.file).stat().st_size) for one in files]
     if files:
@@ -159,6 +159,6 @@ def prune_older(store: Store, older_than_us: int) -> list[DroppedFile]:
         _remove(replaced)
         try:
             write_snapshot(store)
-        except (duckdb.Error, OSError):  # the next collector leaves one; what stands there reads files that are gone
+        except (duckdb.Error, OSError):  # the next collector leaves one; the one before reads files that are gone
             _remove([store.database])
     return dropped

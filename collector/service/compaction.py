@@ -27,7 +27,7 @@ MANY = 16
 def due(manifest: Manifest, *, over: frozenset[str]) -> Iterator[tuple[SealedFile, ...]]:
     """The groups of small neighbours to merge; `over`: the runs that write no more.
 
-    A published projection says up to which sealing it goes: no file may reach across that.
+    A published projection records up to which sealing it goes: no file may reach across that.
     """
     covers = [entry.covers for entry in manifest.published]
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unskew.collector.background import stand_back, start_in_background
+from unskew.collector.background import lower_priority, start_in_background
 from unskew.collector.locks import hold, is_held
 from unskew.collector.paths import Store, StoreError, make_folder
 
@@ -69,8 +69,8 @@ def trouble(store: Store) -> str | None:
     return sentence if is_held(store.lock("collector")) else None
 
 
-def _tell_trouble(store: Store, sentence: str | None) -> None:
-    with contextlib.suppress(OSError):  # of a full disk it may be that only the log tells
+def _write_trouble(store: Store, sentence: str | None) -> None:
+    with contextlib.suppress(OSError):  # with a full disk, perhaps only the log can have it
         if sentence is None:
             store.trouble.unlink(missing_ok=True)
         else:
@@ -83,14 +83,14 @@ def serve(store: Store, idle_s: float) -> None:
     from unskew.collector.alerts.process import start_alerts  # noqa: PLC0415
     from unskew.collector.service.collecting import Collector  # noqa: PLC0415
 
-    _tell_trouble(store, None)
+    _write_trouble(store, None)
     collecting = Collector(store)
-    busy_s, wait_s, said = time.monotonic(), 0.0, ""
+    busy_s, wait_s, reported = time.monotonic(), 0.0, ""
     alerts, next_alerts_s = set[int](), time.monotonic()
     try:
         while True:
             asked_to_end = signal.sigtimedwait(ENDING, wait_s) is not None or is_held(store.maintenance)
-            busy, wait_s, said = _step(store, collecting, said)
+            busy, wait_s, reported = _step(store, collecting, reported)
             if not _any_lives(alerts) and time.monotonic() >= next_alerts_s:
                 next_alerts_s = time.monotonic() + ALERTS_S
                 if (pid := start_alerts(store)) is not None:
@@ -108,17 +108,18 @@ def serve(store: Store, idle_s: float) -> None:
         collecting.close()
 
 
-def _step(store: Store, collecting: Collector, said: str) -> tuple[bool, float, str]:
-    """One step: whether it was busy, how long to wait, and what keeps it from going on, told unless it was `said` before."""
+def _step(store: Store, collecting: Collector, reported: str) -> tuple[bool, float, str]:
+    """One step: whether it was busy, how long to wait, and what keeps it from going on, printed unless it was `reported`
+    before."""
     try:
         busy = collecting.step()
     except StoreError as error:  # the disk refuses, or is full; the spool keeps everything meanwhile
-        if str(error) != said:
+        if str(error) != reported:
             print(f"collector: {error}", file=sys.stderr, flush=True)
-        _tell_trouble(store, str(error))
+        _write_trouble(store, str(error))
         return False, BUSY_RETRY_S, str(error)
-    if said:
-        _tell_trouble(store, None)
+    if reported:
+        _write_trouble(store, None)
     return busy, STEP_S, ""
 
 
@@ -137,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lock = hold(store.lock("collector"), wait_s=0.0)
         if lock is None:
             return 0
-        stand_back()
+        lower_priority()
         with lock:
             serve(store, options.idle_s)
     except StoreError as error:

@@ -1,6 +1,6 @@
 """Keeping the projections up beside the log: called by the collector, and never in the way of ingest.
 
-A projection that fails is told in collector.log and left as it was; the log goes on, and readers aggregate what it lacks.
+A projection that fails is reported in collector.log and left as it was; the log goes on, and readers aggregate what it lacks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Projector:
         self._store, self._database = store, database
         self._next_publish_s = 0.0
         self._published = -1
-        self._said = ""
+        self._reported = ""
 
     def publish(self, *, at_once: bool = False) -> None:
         """Put what is sealed into published files, when there is news and it is time; then swap the manifest."""
@@ -38,7 +38,7 @@ class Projector:
         try:
             published = projections.publish(self._database, self._store, current)
         except (duckdb.Error, ValueError, OSError) as error:
-            self._say(f"projections were not published: {error}")
+            self._report(f"projections were not published: {error}")
             return
         if published != current.published:
             keep = {one.file for one in (*published, *current.published)}  # a reader may be on its way to the files of before
@@ -50,7 +50,7 @@ class Projector:
                     path.unlink()
         self._published = current.number
 
-    def _say(self, sentence: str) -> None:
-        if sentence != self._said:
+    def _report(self, sentence: str) -> None:
+        if sentence != self._reported:
             print(f"collector: {sentence}", file=sys.stderr, flush=True)
-        self._said = sentence
+        self._reported = sentence

@@ -14,7 +14,7 @@ from unskew.collector.paths import Store
 def due(manifest: Manifest, *, older_than_us: int) -> tuple[SealedFile, ...]:
     """The telemetry files in which every row was written before `older_than_us` (wall clock).
 
-    Only up to what the published projections cover, when there are any: nobody else can tell of pruned rows what they tell.
+    Only up to what the published projections cover, when there are any: nothing else holds what they hold of pruned rows.
     """
     covers = [entry.covers for entry in manifest.published]
     return tuple(

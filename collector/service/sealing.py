@@ -72,7 +72,7 @@ def seal_next(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> Se
         sealed = _seal_files(store, database, run, portion)
     left_bytes = sum(file.bytes for file in left)
     if over and not left:
-        _tell(store, _holes(store, database, run))
+        _name_problems(store, _holes(store, database, run))
         _remove_spool(store, run)
         _drop_names(store)
     return SealResult(sealed, left_bytes if over or left_bytes >= SEAL_BYTES else 0, found.bytes - size + left_bytes)
@@ -143,7 +143,7 @@ def write_sorted(database: duckdb.DuckDBPyConnection, source: str, path: Path) -
 
 
 def extent(database: duckdb.DuckDBPyConnection, source: str) -> dict[str, int | None]:
-    """What a `SealedFile` tells of the rows in the SQL relation `source`: rows, last_pos, and the least and greatest."""
+    """What a `SealedFile` records of the rows in the SQL relation `source`: rows, last_pos, and the least and greatest."""
     answer = database.sql(
         "select count(*) as rows, max(pos) as last_pos, min(iteration) as first_iteration, max(iteration) as last_iteration, "
         f"min(at_us) as first_at_us, max(at_us) as last_at_us from {source}"
@@ -164,9 +164,9 @@ def _seal_files(store: Store, database: duckdb.DuckDBPyConnection, run: str, due
             files += one
             problems += lost
             first_pos += taken.rows
-    told = (*manifest.problems, *(one.sentence(run) for one in problems))
+    sentences = (*manifest.problems, *(one.sentence(run) for one in problems))
     fresh = msgspec.structs.replace(
-        manifest, number=manifest.number + 1, sealed=(*manifest.sealed, *files), problems=tuple(dict.fromkeys(told))
+        manifest, number=manifest.number + 1, sealed=(*manifest.sealed, *files), problems=tuple(dict.fromkeys(sentences))
     )
     if files or fresh.problems != manifest.problems:
         publish(store, fresh)
@@ -250,12 +250,12 @@ def _segments(store: Store, run: str) -> Iterator[tuple[Path, Place]]:
             yield folder / name, (folder.name, first_seq(name))
 
 
-def _tell(store: Store, problems: Sequence[str]) -> None:
-    """Into the manifest, where every reader sees it."""
+def _name_problems(store: Store, problems: Sequence[str]) -> None:
+    """Add problems to the manifest, where every reader sees them."""
     manifest = load(store)
-    told = tuple(dict.fromkeys((*manifest.problems, *problems)))
-    if told != manifest.problems:
-        publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, problems=told))
+    sentences = tuple(dict.fromkeys((*manifest.problems, *problems)))
+    if sentences != manifest.problems:
+        publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, problems=sentences))
 
 
 def _holes(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 It is written beside and renamed into place when the collector comes to rest, so anybody may open it at any time, also while a
 collector runs; nobody of us reads it. It holds the rows that were not sealed then, and views over the sealed and published
-files of that moment; `made` says which (the manifest's number) and when.
+files of that moment; `made` records which (the manifest's number) and when.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unskew.collector.files.manifest import Manifest, SealedFile, load
 from unskew.collector.files.tail import Tail
 from unskew.collector.paths import Store
 from unskew.collector.projections.definitions import PROJECTIONS
-from unskew.collector.projections.published import standing
+from unskew.collector.projections.published import published_state
 from unskew.collector.read.views import create_views, project
 from unskew.collector.service.ingest import SETTINGS
 
@@ -93,7 +93,7 @@ def _write(store: Store, manifest: Manifest, fresh: Path, hot: pyarrow.Table | N
 def _define_views(database: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> None:
     database.execute(f"create view log as {_with_hot(store, manifest.sealed)}").fetchall()
     create_views(database)
-    now = standing(manifest)
+    now = published_state(manifest)
     database.execute(f"create view unprojected as {_with_hot(store, now.open)}").fetchall()
     project(database, {name: now.relation(store, name) for name in PROJECTIONS if now.tiers}, "unprojected")
 

@@ -42,7 +42,7 @@ class ControlStream:
             raise StoreError(f"stream {stream} of run {run} has another writer: each control stream has one")
         self._lock = lock
         self._segment: SpoolSegment | None = None
-        self._in_doubt = False
+        self._outcome_unknown = False
         self._version = _last_version(store, run, f"@{file_name}")
 
     @property
@@ -54,7 +54,7 @@ class ControlStream:
         """Write `events` as one batch, all or none, and return the new version.
 
         Raises `VersionConflict` when the stream is not at `expected_version`, `StoreError` when the disk refuses. When
-        it cannot be told what the disk then holds, every later append is refused: no version may be given to two events.
+        nobody knows what the disk then holds, every later append is refused: no version may be given to two events.
         """
         if expected_version != self._version:
             raise VersionConflict(f"stream {self._stream} is at version {self._version}, not {expected_version}")
@@ -77,7 +77,7 @@ class ControlStream:
 
     def _write(self, data: bytes) -> None:
         where = f"stream {self._stream} in {self._folder}"
-        if self._in_doubt:
+        if self._outcome_unknown:
             raise StoreError(f"{where} is in doubt since a write failed: restart its writer once the disk is well")
         try:
             if self._segment is None:
@@ -87,7 +87,7 @@ class ControlStream:
                 self._segment = SpoolSegment(self._folder, self._version + 1)
             before = self._segment.size
             whole = self._segment.write(data) == len(data)
-            self._in_doubt = True
+            self._outcome_unknown = True
             if whole:
                 self._segment.sync()
                 if not before:  # a file is found again by its name, and that by those of its folders
@@ -95,7 +95,7 @@ class ControlStream:
                         sync_folder(folder)
             else:
                 self._segment.cut(before)
-            self._in_doubt = False
+            self._outcome_unknown = False
         except OSError as error:
             raise StoreError(f"cannot write {where}: {error.strerror or error}") from error
         if not whole:
@@ -103,7 +103,7 @@ class ControlStream:
 
 
 def _last_version(store: Store, run: str, suffix: str) -> int:
-    """The stream's last version, in its spool files or, where those are gone, in what the manifest says they held.
+    """The stream's last version, in its spool files or, where those are gone, in what the manifest records of them.
 
     In this order: a collector that seals them meanwhile names them in the manifest before it removes them.
     """

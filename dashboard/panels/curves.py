@@ -88,7 +88,7 @@ def baselines(story: Story, window: Window) -> list[dict[str, Any]]:
         if not value or last < window.first or first > window.last:
             continue
         first, last = window.position(first), window.position(last)
-        # One name for all, so that the legend names them once; the marks of plans tell them apart.
+        # One name for all, so that the legend names them once; the marks of plans distinguish them.
         found.append(
             {**_line("without the change", SLOW, dashed=True), "data": [[first, round(value, 4)], [last, round(value, 4)]]}
         )
@@ -97,7 +97,7 @@ def baselines(story: Story, window: Window) -> list[dict[str, Any]]:
 
 
 def _frame(window: Window, *, wide: bool) -> dict[str, Any]:
-    """Tooltip, grid and the axis of iterations; a wide chart stands exactly below the heat map."""
+    """Tooltip, grid and the axis of iterations; a wide chart lies exactly below the heat map."""
     left, right, top = (LEFT, RIGHT, 30) if wide else (40, 12, 12)
     return {
         "animation": False,

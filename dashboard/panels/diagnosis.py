@@ -1,4 +1,4 @@
-"""What `unskew diagnose` found afterwards in the run's log: what was wrong, who did it, what it cost, what cannot be said."""
+"""What `unskew diagnose` found afterwards in the run's log: what was wrong, who did it, what it cost, what remains unknown."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def body(snapshot: Snapshot) -> None:
     """The newest diagnosis, or how to get one."""
     found = newest(snapshot.story)
     if found is None:
-        empty("Not asked for yet. This says what was wrong, who did it and what it cost:")
+        empty("Not asked for yet. A diagnosis reports what was wrong, who did it and what it cost:")
         st.code(f"unskew diagnose {snapshot.run} --store {store().root}", language=None, wrap_lines=True)
         return
-    said = "".join(_verdict(verdict) for verdict in found.verdicts) or "<p>Nothing is wrong, as far as the data tells.</p>"
+    said = "".join(_verdict(verdict) for verdict in found.verdicts) or "<p>Nothing is wrong, as far as the data shows.</p>"
     st.html(f'<div class="u-text">{said}</div>{_lost(found)}{_open(found)}')
 
 
@@ -40,7 +40,7 @@ def newest(story: Story) -> Diagnosed | None:
 
 
 def sentence(verdict: dict[str, Any]) -> str:
-    """A verdict's sentence as one that stands alone."""
+    """A verdict's sentence as one by itself."""
     text = str(verdict["sentence"])
     return text[:1].upper() + text[1:].removesuffix(".") + "."
 

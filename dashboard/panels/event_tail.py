@@ -56,7 +56,7 @@ def show(snapshot: Snapshot) -> None:
 
 
 def listing(events: pl.DataFrame) -> pl.DataFrame:
-    """The table as shown: what the envelope says in columns, the event's own fields as text."""
+    """The table as shown: the envelope's fields in columns, the event's own fields as text."""
     return events.select(
         pl.col("at_us").map_elements(clock, return_dtype=pl.String).alias("When"),
         pl.col("type").alias("Type"),

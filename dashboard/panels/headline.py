@@ -27,9 +27,9 @@ class Headline(msgspec.Struct, frozen=True):
 
 
 def decide(snapshot: Snapshot) -> Headline:
-    """What stands on top of the page.
+    """The headline: one sentence on top of the page.
 
-    In this order: a run that says nothing (never began, lost its controller, fell silent), the newest open verdict, all well.
+    In this order: a run that writes nothing (never began, lost its controller, fell silent), the newest open verdict, all well.
     """
     story = snapshot.story
     silent = f"The last event came {ago(snapshot.age_s)}."
@@ -72,7 +72,7 @@ def _of_verdict(judged: Judged, story: Story) -> Headline:
 
 
 def sentence(verdict: Verdict) -> str:
-    """The detector's own sentence, as one that stands alone."""
+    """The detector's own sentence, as one by itself."""
     return verdict.sentence[:1].upper() + verdict.sentence[1:].removesuffix(".") + "."
 
 
@@ -102,7 +102,7 @@ def _imported(done: str, found: Diagnosed | None) -> Headline:
         return Headline("quiet", f"An imported run of {done}; nobody has judged it yet.")
     note = f"An imported run of {done}, diagnosed afterwards."
     if not found.verdicts:
-        return Headline("ok", "Nothing is wrong in it, as far as the data tells.", notes=(note,))
+        return Headline("ok", "Nothing is wrong in it, as far as the data shows.", notes=(note,))
     first, *others = (diagnosis.sentence(verdict) for verdict in found.verdicts)
     return Headline("warn", first, notes=(*others[:2], note))
 

@@ -1,8 +1,8 @@
 """Rank x iteration: how long each rank computed, against what its very micro-batches should have cost.
 
-Of an imported run, which nobody predicted, each rank stands against the median of all ranks in that iteration. Below the cells,
-on the same axis, stand the faults, verdicts and plan changes. A dead rank's cells are absent. A click on a cell opens that
-iteration's timeline; the window and the measure are kept in the address.
+Of an imported run, which nobody predicted, each rank is compared with the median of all ranks in that iteration. Below the
+cells, on the same axis, are the faults, verdicts and plan changes. A dead rank's cells are absent. A click on a cell opens
+that iteration's timeline; the window and the measure are kept in the address.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ LOWEST, HIGHEST, ROW = 192, 480, 24
 
 
 class HeatmapCells(msgspec.Struct, frozen=True):
-    """What the chart draws. `told`: whose time a cell is ("compute", "iteration"; "" = nothing is known by rank); `rows`: the
-    columns x, iteration, rank, measured_us, predicted_us, iteration_us; `against`: what predicted_us is; `ranks`: those with a
-    row; `grain`: iterations to a column."""
+    """What the chart draws. `measure`: whose time a cell is ("compute", "iteration"; "" = nothing is known by rank);
+    `rows`: the columns x, iteration, rank, measured_us, predicted_us, iteration_us; `against`: what predicted_us is;
+    `ranks`: those with a row; `grain`: iterations to a column."""
 
-    told: str
+    measure: str
     rows: pl.DataFrame
     against: str
     ranks: list[int]
@@ -49,7 +49,7 @@ class HeatmapCells(msgspec.Struct, frozen=True):
 
 def show(snapshot: Snapshot, window: Window, found: HeatmapCells) -> None:
     """Draw the card; `window` are the iterations shown."""
-    heading = "Iteration time by rank" if found.told == "iteration" else "Compute time by rank"
+    heading = "Iteration time by rank" if found.measure == "iteration" else "Compute time by rank"
     with card("heatmap"):
         if found.rows.is_empty():
             title(heading)
@@ -78,8 +78,8 @@ def load(snapshot: Snapshot, window: Window) -> HeatmapCells:
     every = range(snapshot.story.started.ranks if snapshot.story.started else 0)
     grain = grain_of(len(window.iterations), len(every))
     if imported(snapshot.story):
-        told, rows = log.beside_peers(snapshot.run, window.first, window.last, grain)
-        return HeatmapCells(told, rows, "median of the ranks", rows["rank"].unique().sort().to_list(), grain)
+        measure, rows = log.beside_peers(snapshot.run, window.first, window.last, grain)
+        return HeatmapCells(measure, rows, "median of the ranks", rows["rank"].unique().sort().to_list(), grain)
     rows = log.judged(snapshot.run, window.first, window.last, grain)
     return HeatmapCells("compute", rows, "prediction", sorted({*every, *rows["rank"].to_list()}), grain)
 
@@ -109,7 +109,7 @@ def _nothing(snapshot: Snapshot) -> str:
 
 
 def cells(found: HeatmapCells, window: Window, measure: str) -> pl.DataFrame:
-    """The cells of the window: positions x and y, value, and what the tooltip says of each."""
+    """The cells of the window: positions x and y, value, and the tooltip of each."""
     lasts = pl.Series(window.iterations)[[min(at, len(window.iterations)) - 1 for at in _ends(window, found.grain)]]
     ratio = pl.col("measured_us") / pl.col("predicted_us")
     wait = 100 * (1 - pl.col("measured_us") / pl.col("iteration_us")).clip(0)
@@ -147,7 +147,7 @@ def chart(snapshot: Snapshot, window: Window, found: HeatmapCells, data: pl.Data
     shown = [mark for mark in marks(snapshot.story) if window.holds(mark.iteration)]
     axis = {"type": "category", "data": names, "axisTick": {"show": False}, "splitLine": {"show": False}}
     tooltip = f"<b>rank {{@rank}}, {{@when}}</b><br>{{@measured}} measured, {{@predicted}} {found.against}: {{@ratio}}" + (
-        "<br>not computing for {@wait} of the iteration" if found.told == "compute" else ""
+        "<br>not computing for {@wait} of the iteration" if found.measure == "compute" else ""
     )
     return {
         "animation": False,
@@ -185,7 +185,7 @@ def chart(snapshot: Snapshot, window: Window, found: HeatmapCells, data: pl.Data
 
 
 def grain_of(length: int, ranks: int) -> int:
-    """How many iterations a column stands for.
+    """How many iterations a column represents.
 
     >>> grain_of(400, 8), grain_of(401, 8), grain_of(20_000, 8), grain_of(400, 1_000)
     (1, 2, 50, 10)
@@ -218,7 +218,7 @@ def _scale(data: pl.DataFrame, measure: str, height: int) -> dict[str, Any]:
 
 def _mark_series(kind: str, rows: list[str], shown: list[Mark], window: Window, grain: int) -> dict[str, Any]:
     at = [window.position(mark.iteration) for mark in shown]
-    # A label that the next mark would cover stands on the other side.
+    # A label that the next mark would cover goes to the other side.
     crowded = [after - before < CROWDED * len(window.iterations) for before, after in pairwise([*at, math.inf])]
     return {
         "type": "scatter", "name": kind, "xAxisIndex": 1, "yAxisIndex": 1, "symbol": SYMBOLS[kind], "symbolSize": 10,

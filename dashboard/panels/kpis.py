@@ -71,7 +71,7 @@ def _iteration_time(measured_us: int | None, predicted_us: int | None) -> None:
         duration(measured_us),
         f"{signed_percent(off)} against {duration(predicted_us)} predicted",
         warn=off > SLOWER_THAN_PREDICTED,
-        help_text="The prediction knows the document lengths of this very iteration and the speeds the detector believes in.",
+        help_text="The prediction knows the document lengths of this very iteration and the estimated speeds.",
     )
 
 

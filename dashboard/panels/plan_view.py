@@ -1,6 +1,6 @@
 """Who holds what: one bar per replica, as wide as the model is deep, cut where a rank's layers end.
 
-A block names the rank, its layers and how many micro-batches it executes; slow, dead and changed are said in words. The same
+A block names the rank, its layers and how many micro-batches it executes; slow, dead and changed are written in words. The same
 bars show the plan in force and a proposed one.
 """
 

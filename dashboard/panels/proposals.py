@@ -16,7 +16,7 @@ LEAST_RISK = 0.005
 
 
 def show(snapshot: Snapshot) -> None:
-    """Every open proposal with its buttons, else the newest decided one with its way so far."""
+    """Every open proposal with its buttons, else the newest decided one with its history."""
     story = snapshot.story
     with card("proposals"):
         if not story.changes:

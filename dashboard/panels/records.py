@@ -127,7 +127,7 @@ def _score(judged: Judged) -> str:
     if scored is None:
         return '<span class="u-muted">not scored yet</span>'
     if not scored.correct:
-        return chip("false accusation" if scored.truth is None else "wrong", "bad")
+        return chip("false verdict" if scored.truth is None else "wrong", "bad")
     facts = []
     if scored.delay_iterations is not None:
         facts.append(f"found after {count(scored.delay_iterations, 'iteration')}")

@@ -11,8 +11,8 @@ from unskew.runtime.model.model import Layer, ModelSize, build_layer
 
 
 class HeldLayer:
-    """A layer's parameters and AdamW state. `steps` counts its optimiser steps: the version that tells a current copy from a
-    stale one."""
+    """A layer's parameters and AdamW state. `steps` counts its optimiser steps: the version that distinguishes a current
+    copy from a stale one."""
 
     def __init__(self, size: ModelSize, layer: int, *, seed: int, dtype: torch.dtype, device: torch.device) -> None:
         self.module: Layer = build_layer(size, layer, seed=seed, dtype=dtype, device=device)

@@ -46,7 +46,7 @@ class Linear(nn.Linear):
 class _InputGradientOnly(torch.autograd.Function):
     """A linear layer's backward pass in two: the input's gradient now, what the weight's needs into a list.
 
-    Autograd's own way (a graph walked twice) costs 14 to 18 % more CPU time than an undivided backward pass, this 3 to 5 %.
+    Autograd's own method (a graph walked twice) costs 14 to 18 % more CPU time than an undivided backward pass, this 3 to 5 %.
     """
 
     @staticmethod

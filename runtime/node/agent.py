@@ -82,7 +82,7 @@ class Agent:
             while self._running:
                 of_ranks = {channel.fileno(): channel for channel in self._channels}
                 wait_s = max(min(next_pulse, next_housekeeping) - time.monotonic(), 0.0)
-                # Ranks first: what one said before it died must be passed on before its death is.
+                # Ranks first: what one sent before it died must be passed on before its death is.
                 for descriptor in select.select([*of_ranks, *handlers], [], [], wait_s)[0]:
                     if descriptor in handlers:
                         handlers[descriptor]()
@@ -92,7 +92,7 @@ class Agent:
                 if now >= next_pulse:
                     next_pulse = now + PULSE_S
                     self._table.look(now)
-                    self._tell(RankStatuses(pulses=self._table.pulses(now)))
+                    self._report(RankStatuses(pulses=self._table.pulses(now)))
                 if now >= next_housekeeping:
                     next_housekeeping = now + _HOUSEKEEPING_S
                     self._keep_house(now)
@@ -128,7 +128,7 @@ class Agent:
             self._table.born(message.rank, message.pid, time.monotonic())
         elif isinstance(message, RankExited):
             self._table.gone(message.rank)
-        self._tell(message)
+        self._report(message)
 
     def _accept(self) -> None:
         sock = self._ranks.accept()[0]
@@ -146,7 +146,7 @@ class Agent:
             self._pass_on(channel, message)
 
     def _pass_on(self, channel: Channel, message: Message) -> None:
-        """To a rank; one that cannot be told is cut off, and ends itself."""
+        """Send to a rank; one that cannot be reached is cut off, and ends itself."""
         try:
             channel.send(message)
         except OSError:
@@ -157,7 +157,7 @@ class Agent:
     def _from_rank(self, channel: Channel) -> None:
         messages, still_open = channel.available()
         for message in messages:
-            self._tell(message)
+            self._report(message)
         if not still_open and channel in self._channels:
             self._channels.remove(channel)
             channel.close()
@@ -194,7 +194,7 @@ class Agent:
                 )
             )
 
-    def _tell(self, message: Message) -> None:
+    def _report(self, message: Message) -> None:
         try:
             self._controller.send(message)
         except OSError:
@@ -223,7 +223,8 @@ class Agent:
 
 
 def _compared(node: str, least_us: int, most_us: int) -> HostClock:
-    """Our wall clock against the controller's: ahead by `least_us` to `most_us`; the ways of two messages lie between."""
+    """Our wall clock against the controller's: ahead by `least_us` to `most_us`; the travel times of two messages lie
+    between."""
     return HostClock(node=node, offset_us=(least_us + most_us) // 2, within_us=(most_us - least_us + 1) // 2)
 
 

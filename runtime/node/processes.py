@@ -34,7 +34,7 @@ class CoreTime(NamedTuple):
 
 
 def core_time(pid: int, thread: int) -> CoreTime | None:
-    """None where the kernel does not tell."""
+    """None where the kernel does not report it."""
     try:
         ran_ns, waited_ns, _ = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()
     except (OSError, ValueError):

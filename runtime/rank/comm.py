@@ -1,4 +1,4 @@
-"""Process groups of one epoch, built and dropped in living processes.
+"""Process groups of one plan version, built and dropped in living processes.
 
 Built on torch's C++ groups without the global registry, so that groups may overlap and be rebuilt at will. Group ranks never
 leave this module: callers name ranks as the run does. Every failure of a peer surfaces as `PeerLost`.
@@ -34,7 +34,7 @@ class PeerLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
 
 
 class PendingMessage:
-    """A message under way; `wait` blocks until it is through and returns its tensor."""
+    """A message in flight; `wait` blocks until it is through and returns its tensor."""
 
     def __init__(self, waiter: _Waiter, work: Any, tensor: Tensor, peer: int) -> None:
         self._waiter, self._work, self._tensor, self.peer = waiter, work, tensor, peer
@@ -90,16 +90,16 @@ class _Waited:
 
 def arrive(store: Store, plan_version: int, rank: int, phase: str = "") -> None:
     """Tell the others, without connecting to them, that this rank has come to where they build their groups."""
-    store.set(f"epoch{plan_version}{phase}/here/{rank}", "")
+    store.set(f"plan{plan_version}{phase}/here/{rank}", "")
 
 
 class Comm:
-    """The groups of one epoch: all its ranks, and the gradient groups that this rank belongs to.
+    """The groups of one plan version: all its ranks, and the gradient groups that this rank belongs to.
 
     `groups` lists every gradient group of the plan in the same order on every rank; groups of one rank need no communication.
-    Where ranks hand their layers over and leave, an epoch has a `Comm` of another `phase` first: those are `awaited` before
-    the plan's own groups are built. `stop` frees blocked calls here, and by closing, on the peers. It may be called from
-    another thread, also while the groups are still being built.
+    Where ranks hand their layers over and leave, a plan version has a `Comm` of another `phase` first: those are `awaited`
+    before the plan's own groups are built. `stop` frees blocked calls here, and by closing, on the peers. It may be called
+    from another thread, also while the groups are still being built.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Comm:
         self._wanted = [group for group in groups if rank in group and len(group) > 1]
 
     def build(self, superseded: Callable[[], bool]) -> None:
-        """Meet the other members, then connect. Raises `PeerLost`, also when `superseded` says that the epoch was called
+        """Meet the other members, then connect. Raises `PeerLost`, also when `superseded` reports that the plan was called
         off."""
         with _peer_lost():
             self._meet(superseded)
@@ -136,20 +136,20 @@ class Comm:
     def _meet(self, superseded: Callable[[], bool]) -> None:
         """Wait until all members have come: Gloo's own waiting for them could not be called off."""
         arrive(self._store, self.plan_version, self.rank, self._phase)
-        keys = [f"epoch{self.plan_version}{self._phase}/here/{member}" for member in (*self.members, *self._awaited)]
+        keys = [f"plan{self.plan_version}{self._phase}/here/{member}" for member in (*self.members, *self._awaited)]
         while not self._store.check(keys):
             self._go_on(superseded)
             time.sleep(_MEET_POLL_S)
 
     def _go_on(self, superseded: Callable[[], bool]) -> None:
         if superseded():
-            raise PeerLost(f"epoch {self.plan_version} was called off")
+            raise PeerLost(f"plan {self.plan_version} was called off")
 
     def _group(self, name: str, members: Sequence[int], superseded: Callable[[], bool]) -> Any:
         self._go_on(superseded)
         from torch.distributed import _dist2  # noqa: PLC0415  (costs 0.2 s; only ranks need it)
 
-        store = PrefixStore(f"epoch{self.plan_version}{self._phase}/{name}", self._store)
+        store = PrefixStore(f"plan{self.plan_version}{self._phase}/{name}", self._store)
         group = _dist2._BACKENDS["gloo"](store, members.index(self.rank), len(members), _BUILD, torch.device("cpu"))
         group.set_timeout(WAIT)
         return group
@@ -183,7 +183,7 @@ class Comm:
         return self._own is not None
 
     def stop(self) -> None:
-        """Shut the sockets of this epoch's groups: Gloo's own abort frees nobody, a closed socket frees both ends in
+        """Shut the sockets of this plan's groups: Gloo's own abort frees nobody, a closed socket frees both ends in
         milliseconds."""
         self._waiter.stop()
         own = self._own if self._own is not None else _new_sockets(self._before)
@@ -213,7 +213,7 @@ def _new_sockets(before: dict[int, str]) -> dict[int, str]:
 
 
 def _sockets() -> dict[int, str]:
-    """Open sockets of this process: descriptor -> inode, which tells a reused descriptor apart."""
+    """Open sockets of this process: descriptor -> inode, which distinguishes a reused descriptor."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):

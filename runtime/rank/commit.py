@@ -1,15 +1,16 @@
 """The commit protocol: when an iteration counts, also when ranks die around that moment.
 
-After its gradients are reduced, a rank enters a barrier that says "I hold all gradients" and carries its vote. Whoever passes
-the barrier knows that every member holds the reduced gradients of the iteration. After an abort the survivors exchange their
-standing:
+After its gradients are reduced, a rank enters a barrier, which means "I hold all gradients" and carries its vote. Whoever
+passes the barrier knows that every member holds the reduced gradients of the iteration. After an abort the survivors
+exchange their standing:
 
 * if anyone passed the barrier of iteration i, everyone who has not stepped i yet steps it now, from the gradients it still
   holds;
 * else iteration i is redone, as the next attempt.
 
 Ranks can differ by one iteration at most: nobody passes barrier i + 1 before all have entered it, hence stepped i. A plan takes
-effect when the vote's minimum of "highest epoch held" reaches it. (ReCoVer and FT-HSDP commit per step in the same spirit.)
+effect when the vote's minimum of "highest plan version held" reaches it. (ReCoVer and FT-HSDP commit per step in the same
+spirit.)
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from unskew.runtime.rank.comm import Comm
 
 
 class Vote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank says at the barrier. `loss` is its share (nats per target token); `clock_us` its clock, for a logical one."""
+    """What a rank brings to the barrier. `loss` is its share (nats per target token); `clock_us` its clock, for a logical
+    one."""
 
     loss: float
     highest_plan_version: int
@@ -32,7 +34,7 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What the barrier of one iteration said, the same on every rank that passed it."""
+    """The outcome of the barrier of one iteration, the same on every rank that passed it."""
 
     iteration: int
     plan_version: int
@@ -59,7 +61,7 @@ def vote(comm: Comm, iteration: int, attempt: int, mine: Vote) -> CommitOutcome:
 
 
 class CommitStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank stands when its communication broke.
+    """How far a rank has come when its communication broke.
 
     `stepped` iterations are done; `attempt` is the highest attempt at iteration `stepped` it knows of (-1 = none); `outcome` is
     the last barrier it passed: of iteration `stepped` when it has not stepped yet, else of the one before, or None.

@@ -1,4 +1,4 @@
-"""A rank's side threads: heartbeats to the agent, and epoch records from it.
+"""A rank's side threads: heartbeats to the agent, and plan records from it.
 
 A record that aborts frees the main thread at once, wherever it is blocked. When the agent is gone the rank ends itself: nothing
 of a run outlives its agent.
@@ -55,12 +55,12 @@ class ControlThread:
 
     @property
     def highest_boundary(self) -> int:
-        """The highest epoch held whose plan waits for a commit boundary; -1 when none."""
+        """The highest plan version held that waits for a commit boundary; -1 when none."""
         with self._changed:
             return max((plan_version for plan_version, record in self._records.items() if not record.abort), default=-1)
 
     def record(self, plan_version: int) -> PlanRecord:
-        """The record of an epoch this rank holds."""
+        """The record of a plan version that this rank holds."""
         with self._changed:
             return self._records[plan_version]
 
@@ -96,7 +96,7 @@ class ControlThread:
             return order
 
     def superseded(self, plan_version: int) -> bool:
-        """Whether a later record aborts what epoch `plan_version` does."""
+        """Whether a later record aborts what plan `plan_version` does."""
         with self._changed:
             return any(record.abort and later > plan_version for later, record in self._records.items())
 
@@ -142,6 +142,6 @@ class ControlThread:
             now = HeartbeatDatagram(
                 rank, thread, progress.count, progress.iteration, progress.activity, progress.waits_for, progress.promised_s
             )
-            with suppress(OSError):  # the agent is busy: the next beat says the same
+            with suppress(OSError):  # the agent is busy: the next beat carries the same
                 sock.sendto(encode_beat(now), f"{self._rank_spec.agent_folder}/{BEAT_SOCKET}")
             time.sleep(BEAT_S)

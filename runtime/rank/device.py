@@ -55,7 +55,7 @@ class ChunkOf(msgspec.Struct, frozen=True, gc=False):
 
 
 class Device(ABC):
-    """Runs chunks and tells the time. `torch_device` is where the tensors live; `carries_time`: messages carry the clock."""
+    """Runs chunks and has a clock. `torch_device` is where the tensors live; `carries_time`: messages carry the clock."""
 
     torch_device = torch.device("cpu")
     carries_time = False
@@ -82,7 +82,7 @@ class Device(ABC):
 
 
 class _RunQueue:
-    """How long this thread was runnable without a core: the kernel's count, which tells nothing everywhere but on Linux."""
+    """How long this thread was runnable without a core: the kernel's count, which exists on Linux only."""
 
     def __init__(self) -> None:
         try:
@@ -91,11 +91,11 @@ class _RunQueue:
             self._schedstat = None
 
     def waited_ns(self) -> int | None:
-        """Since the thread began; None = not told."""
+        """Since the thread began; None = unknown."""
         return None if self._schedstat is None else int(os.pread(self._schedstat, 64, 0).split()[1])
 
     def waited_since_ns(self, before_ns: int | None) -> int | None:
-        """Since `waited_ns` gave `before_ns`; None = not told."""
+        """Since `waited_ns` gave `before_ns`; None = unknown."""
         now_ns = self.waited_ns()
         return None if before_ns is None or now_ns is None else now_ns - before_ns
 

@@ -1,6 +1,6 @@
 """Layers move with their optimiser state, straight from rank to rank.
 
-A copy of a layer is current when it has been stepped as often as iterations are committed. Every rank tells which copies it
+A copy of a layer is current when it has been stepped as often as iterations are committed. Every rank reports which copies it
 holds, so the moves follow from what is really there, also when a move was cut short by a death: a layer is kept by its old
 holder until the first iteration under the new plan is committed.
 """

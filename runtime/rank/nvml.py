@@ -1,7 +1,8 @@
-"""What the GPU says of itself: clocks, why they are held down, temperature, memory errors. Further evidence in a verdict
+"""What the GPU reports about itself: clocks, why they are held down, temperature, memory errors. Further evidence in a verdict
 (analytics/health/gpu_evidence.py).
 
-Asked of NVML through nvidia-ml-py (the extra `gpu`). Without the package, the driver or the GPU there is nothing to tell: None.
+Asked of NVML through nvidia-ml-py (the extra `gpu`). Without the package, the driver or the GPU there is nothing to report:
+None.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def gpu_state(rank: int, index: int, iteration: int | None = None) -> GpuState |
 
 
 def gpu_models(gpus: int) -> tuple[str, ...]:
-    """The models of this node's GPUs; () where NVML does not tell, or counts others than the `gpus` that are visible."""
+    """The models of this node's GPUs; () where NVML does not name them, or counts others than the `gpus` that are visible."""
     try:
         import pynvml as nvml  # noqa: PLC0415  - an extra
     except ImportError:

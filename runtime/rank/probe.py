@@ -57,7 +57,7 @@ def _transfers(probe: Probe, rank: int, device: Device, comm: Comm, recorder: Re
                 continue
             for size in probe.message_bytes:
                 buffer = torch.zeros(size, dtype=torch.uint8, device=device.torch_device)
-                # One byte the other way first: the transfer begins when both sides are there.
+                # One byte in the other direction first: the transfer begins when both sides are there.
                 here = torch.zeros(1, dtype=torch.uint8, device=device.torch_device)
                 if rank == sender:
                     comm.receive(here, receiver, _TAG + number).wait()

@@ -1,9 +1,9 @@
 """A rank: iterate, commit, change plan, recover, stand by.
 
-The main thread runs this; side threads (control.py) beat its heart and bring epoch records. Any broken communication leads to
-one place, `_recover`: stop the groups, wait for the record that names the survivors, regroup in the same process, settle, go
-on. A rank without a role is on standby: a living process outside the groups and the vote, measured when asked, until a plan
-gives it a role again.
+The main thread runs this; side threads (control_thread.py) send its heartbeats and bring plan records. Any broken
+communication leads to one place, `_recover`: stop the groups, wait for the record that names the survivors, regroup in the
+same process, settle, go on. A rank without a role is on standby: a living process outside the groups and the vote, measured
+when asked, until a plan gives it a role again.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Rank:
             except PeerLost as lost:
                 plan_version = self._connected().plan_version
                 print(
-                    f"rank {self.rank_spec.rank}: epoch {plan_version} broke in iteration {self.stepped}: {lost}",
+                    f"rank {self.rank_spec.rank}: plan {plan_version} broke in iteration {self.stepped}: {lost}",
                     file=sys.stderr,
                 )
                 self.control.send(CommunicationBroken(rank=self.rank_spec.rank, plan_version=plan_version, detail=str(lost)))
@@ -215,7 +215,7 @@ class Rank:
             self._change_plan(self.control.record(self.outcome.next_plan_version))
 
     def _step(self, outcome: CommitOutcome, *, settled: bool = False) -> None:
-        """Commit iteration `outcome.iteration` on this rank and tell the log; `settled` = after an abort, later than it
+        """Commit iteration `outcome.iteration` on this rank and log it; `settled` = after an abort, later than it
         ended."""
         self.device.advance_to(outcome.clock_us)
         start_us = self.device.now_us()
@@ -255,7 +255,7 @@ class Rank:
             )
 
     def _recover(self, after: int) -> None:
-        """Groups are broken (or not there yet): wait for the record that says who is left, and settle with them.
+        """Groups are broken (or not there yet): wait for the record that names who is left, and settle with them.
 
         One that has no part for this rank ends its coming back: it stays on standby.
         """
@@ -271,16 +271,16 @@ class Rank:
                 try:
                     self._enter(record)
                 except PeerLost as lost:
-                    print(f"rank {self.rank_spec.rank}: epoch {after} broke while regrouping: {lost}", file=sys.stderr)
+                    print(f"rank {self.rank_spec.rank}: plan {after} broke while regrouping: {lost}", file=sys.stderr)
                     self._connected().stop()
                     self.control.send(CommunicationBroken(rank=self.rank_spec.rank, plan_version=after, detail=str(lost)))
                 else:
                     return
 
     def _enter(self, record: PlanRecord) -> None:
-        """Meet, settle, move layers, act on the plan: the one way into any plan. Raises `PeerLost`.
+        """Meet, settle, move layers, act on the plan: every plan begins here. Raises `PeerLost`.
 
-        Where ranks leave, groups of all ranks of both plans come first. Who leaves then only says that it is through with
+        Where ranks leave, groups of all ranks of both plans come first. Who leaves then only reports that it is through with
         these: until all have, nobody closes them, for a closed socket would be taken for a loss.
         """
         plan, leaving = record.plan, record.leaving

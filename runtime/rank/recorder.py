@@ -19,7 +19,8 @@ SHORT_PATIENCE_S = 0.005
 """And so long when the vote before waited in vain: a stalled disk costs the long wait once."""
 
 GPU_EVERY = 4
-"""Iterations. A verdict takes its evidence from what was said since the slowness began, and needs four iterations itself."""
+"""Iterations. A verdict takes its evidence from what was reported since the slowness began, and needs four iterations
+itself."""
 
 
 class Recorder:
@@ -65,7 +66,8 @@ class Recorder:
         )
 
     def chunks(self, executed: Sequence[ExecutedChunk]) -> None:
-        """The chunks of an attempt, finished or cut short, with their messages; now and then what the GPU says of itself."""
+        """The chunks of an attempt, finished or cut short, with their messages; now and then what the GPU reports about
+        itself."""
         if not self.on:
             return
         where = self._device.torch_device

@@ -11,7 +11,8 @@ from unskew.collector.read.views import VIEWS
 
 
 def write(reader: Reader, run: str, path: Path) -> str:
-    """Write the folder, whole or not at all; says what is in it. Raises `FormatError` when something is there already."""
+    """Write the folder, whole or not at all; returns a sentence on what is in it. Raises `FormatError` when something is
+    there already."""
     if path.exists():
         raise FormatError(f"{path} exists already: name a folder that does not")
     aside = path.with_name(f".{path.name}.new")

@@ -37,7 +37,7 @@ _PLANS = "select 'plan ' || plan_version || ': ' || reason as sentence, from_ite
 
 
 def write(reader: Reader, run: str, path: Path) -> str:
-    """Write the trace; says what is in it. Raises `FormatError` when the run has no spans."""
+    """Write the trace; returns a sentence on what is in it. Raises `FormatError` when the run has no spans."""
     count = 0
     with path.open("wb") as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
@@ -103,7 +103,7 @@ def _work(spans: polars.DataFrame) -> Iterator[dict[str, Any]]:
     drawn = spans.with_columns(
         drawn_us=polars.when(sends).then(polars.min_horizontal("wall_us", following)).otherwise(polars.col("wall_us"))
     )
-    told = ("iteration", "plan_version", "attempt", "micro_batch", "peer", "bytes", "group", "wall_us")
+    arguments = ("iteration", "plan_version", "attempt", "micro_batch", "peer", "bytes", "group", "wall_us")
     for row in drawn.iter_rows(named=True):
         number = "" if row["micro_batch"] is None else f" {row['micro_batch']}"
         yield {
@@ -114,7 +114,7 @@ def _work(spans: polars.DataFrame) -> Iterator[dict[str, Any]]:
             "tid": _ORDER.index(_THREADS.get(row["kind"], "other")),
             "ts": row["start_us"],
             "dur": row["drawn_us"],
-            "args": {name: row[name] for name in told if row[name] is not None},
+            "args": {name: row[name] for name in arguments if row[name] is not None},
         }
 
 

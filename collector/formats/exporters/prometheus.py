@@ -121,7 +121,7 @@ def registry(reader: Reader, run: str) -> CollectorRegistry:
 
 
 def write(reader: Reader, run: str, path: Path) -> str:
-    """Write the text format; says what is in it."""
+    """Write the text format; returns a sentence on what is in it."""
     text = generate_latest(registry(reader, run))
     path.write_bytes(text)
     samples = sum(not line.startswith(b"#") for line in text.splitlines())
@@ -129,7 +129,7 @@ def write(reader: Reader, run: str, path: Path) -> str:
 
 
 def serve(reader: Reader, run: str, port: int, ready: Callable[[int], None]) -> None:
-    """Answer scrapes on loopback until interrupted; `ready` is told the port (0 chooses a free one). Raises `OSError`."""
+    """Answer scrapes on loopback until interrupted; `ready` gets the port (0 chooses a free one). Raises `OSError`."""
     with make_server("127.0.0.1", port, make_wsgi_app(registry(reader, run)), WSGIServer, _Quiet) as server:
         ready(server.server_port)
         server.serve_forever()

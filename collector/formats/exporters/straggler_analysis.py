@@ -40,7 +40,7 @@ _WIDER = (polars.Int16, polars.Int32, polars.Int64)
 
 
 def write(reader: Reader, run: str, path: Path) -> str:
-    """Write the trace of `run`; says what is in it. Raises `FormatError` when the run has no such trace."""
+    """Write the trace of `run`; returns a sentence on what is in it. Raises `FormatError` when the run has no such trace."""
     rows = trace(reader, run)
     table = rows.to_arrow()
     place = table.schema.get_field_index("optype")

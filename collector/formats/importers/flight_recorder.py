@@ -1,6 +1,6 @@
 """flight-recorder: PyTorch's NCCL flight-recorder dumps, one file per rank, as pickle or JSON.
 
-A pickle is read by an unpickler that refuses every class and function, so that it can only be plain data. The rank stands in
+A pickle is read by an unpickler that refuses every class and function, so that it can only be plain data. The rank is in
 the file's name (``..._rank_3``, ``nccl_trace_3``, ``3.pkl``): the last number in it.
 """
 

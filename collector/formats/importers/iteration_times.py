@@ -1,6 +1,6 @@
 """iteration-times: a table of run, step, seconds, as CSV or Parquet. One run of the store per value of `run`.
 
-`run` may be absent (one run); `rank`, `loss` and `tokens` may be there. A step stands once per run (and rank).
+`run` may be absent (one run); `rank`, `loss` and `tokens` may be there. A step occurs once per run (and rank).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _checked(path: Path, rows: polars.DataFrame) -> polars.DataFrame:
         **{f"{name} is no number" if name != "run" else "run is missing": column(name).is_null() for name in identity},
         f"seconds is no {_SECONDS}": ~column("seconds").is_between(0, LARGEST / 1e6, closed="right").fill_null(value=False),
         **{f"{name} is not between 0 and 2^53": ~column(name).is_between(0, LARGEST) for name in _COUNTS if name in types},
-        f"the same {' and '.join(identity)} stand in an earlier row": ~polars.struct(identity).is_first_distinct(),
+        f"the same {' and '.join(identity)} are in an earlier row": ~polars.struct(identity).is_first_distinct(),
     }
     for sentence, condition in wrong.items():
         at = table.select(condition.arg_true()).to_series()

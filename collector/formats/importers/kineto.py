@@ -60,11 +60,11 @@ def read(path: Path) -> Sequence[ImportedRun]:
     steps: set[int] = set()
     for file in files:
         trace = _load(file)
-        rank, told_by = _rank(file, trace, alone=len(files) == 1)
+        rank, rank_from = _rank(file, trace, alone=len(files) == 1)
         if rank in seen:
             raise FormatError(f"{file}: {seen[rank].name} is of rank {rank} too, one file per rank is needed")
         seen[rank] = file
-        facts.setdefault("rank_from", told_by)
+        facts.setdefault("rank_from", rank_from)
         facts.setdefault("world_size", trace.distributed.get("world_size"))
         facts.setdefault("device", trace.devices[0].get("name") if trace.devices else None)
         own = list(_events(file, rank, trace))
@@ -84,15 +84,15 @@ def _load(file: Path) -> _Trace:
 
 
 def _rank(file: Path, trace: _Trace, *, alone: bool) -> tuple[int, str]:
-    """The rank of a file, and what told it."""
-    told = trace.distributed.get("rank")
-    if isinstance(told, int) and not isinstance(told, bool) and 0 <= told < MOST_RANKS:
-        return told, "distributedInfo"
+    """The rank of a file, and where it was found."""
+    declared = trace.distributed.get("rank")
+    if isinstance(declared, int) and not isinstance(declared, bool) and 0 <= declared < MOST_RANKS:
+        return declared, "distributedInfo"
     if found := re.search(r"rank[_-]?(\d+)", file.name):
         return rank_number(str(file), float(found[1])), "file name"
     if alone:
         return 0, "nothing: the only file is taken as rank 0"
-    raise FormatError(f"{file}: neither its distributedInfo nor its name tells the rank")
+    raise FormatError(f"{file}: neither its distributedInfo nor its name has the rank")
 
 
 def _events(file: Path, rank: int, trace: _Trace) -> Iterator[Telemetry]:
@@ -106,9 +106,11 @@ def _events(file: Path, rank: int, trace: _Trace) -> Iterator[Telemetry]:
         if event.cat == "user_annotation" and (found := _STEP.fullmatch(str(event.name)))
     )
     if not steps:
-        raise FormatError(f"{file}: no ProfilerStep#N in it, so no iteration can be told (profile with a schedule and step())")
+        raise FormatError(
+            f"{file}: no ProfilerStep#N in it, so its iterations are unknown (profile with a schedule and step())"
+        )
     if len({number for _, _, number in steps}) < len(steps):
-        raise FormatError(f"{file}: a ProfilerStep#N stands in it twice, one profile of one rank is needed")
+        raise FormatError(f"{file}: a ProfilerStep#N occurs in it twice, one profile of one rank is needed")
     for start, wall, number in steps:
         yield IterationTimed(rank=rank, iteration=number, start_us=round(start), wall_us=round(wall))
     begins = [start for start, _, _ in steps]

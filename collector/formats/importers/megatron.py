@@ -2,8 +2,8 @@
 
 ``iteration  10/ 500 | consumed samples: 160 | elapsed time per iteration (ms): 1234.5 | ... | lm loss: 1.0E+01 | ...``
 
-The elapsed time is the mean since the previous such line (Megatron's log interval); it stands at the iteration of its line.
-Of a restarted job the log may tell an iteration twice: the later telling holds. All other lines are passed over. A number
+The elapsed time is the mean since the previous such line (Megatron's log interval); it belongs to the iteration of its line.
+The log of a restarted job may report an iteration twice: the later report holds. All other lines are passed over. A number
 counts only when something follows it, as the last line of a killed job may end within one.
 """
 
@@ -27,33 +27,33 @@ _MICROSECONDS = {"ms": 1e3, "s": 1e6}
 
 
 def read(path: Path) -> Sequence[ImportedRun]:
-    """The run that a log tells. Raises `FormatError` when a line cannot be understood or none is an iteration's."""
-    told: dict[int, IterationTimed] = {}
+    """The run that a log reports. Raises `FormatError` when a line cannot be understood or none is an iteration's."""
+    timed: dict[int, IterationTimed] = {}
     facts: dict[str, Any] = {}
-    retold = 0
+    repeated = 0
     for at, line in lines(path):
         if found := _ITERATION.search(line):
             if not (elapsed := _ELAPSED.search(line)):
                 raise FormatError(f"{path}, line {at}: an iteration without 'elapsed time per iteration'")
             iteration = _count(path, at, "the iteration", found[1])
             facts["iterations_planned"] = _count(path, at, "the last iteration", found[2])
-            retold += iteration in told
+            repeated += iteration in timed
             loss, batch = _LOSS.search(line), _BATCH.search(line)
-            told[iteration] = IterationTimed(
+            timed[iteration] = IterationTimed(
                 iteration=iteration,
                 wall_us=_wall_us(path, at, elapsed[1], elapsed[2]),
                 loss=_number(path, at, "the loss", loss[1]) if loss else None,
                 sequences=_count(path, at, "the batch size", batch[1]) if batch else None,
             )
-    if not told:
+    if not timed:
         raise FormatError(f"{path}: no line of this file is 'iteration N/ M | ... elapsed time per iteration ...'")
-    gaps = sorted(told)
+    gaps = sorted(timed)
     facts |= {
         "observed": "iteration times of the job",
         "mean_over_iterations": min((b - a for a, b in pairwise(gaps)), default=1),
-        "told_again": retold,
+        "told_again": repeated,
     }
-    return [ImportedRun(events=[told[iteration] for iteration in gaps], ranks=0, iterations=len(told), facts=facts)]
+    return [ImportedRun(events=[timed[iteration] for iteration in gaps], ranks=0, iterations=len(timed), facts=facts)]
 
 
 def _number(path: Path, line: int, what: str, text: str) -> float:

@@ -2,9 +2,9 @@
 
 ``:::MLLOG {"time_ms": ..., "key": "tracked_stats", "value": {"train_step_time": 5.2, ...}, "metadata": {"step": 12}}``
 
-The iteration is the line's `step` where it has one, else its place among the step times; told twice, it holds as told last.
-Validation steps, intervals and points in time become `source_recorded`; single values (batch size, seed, benchmark, status) the
-run's facts.
+The iteration is the line's `step` where it has one, else its place among the step times; of an iteration that is reported
+twice the last report holds. Validation steps, intervals and points in time become `source_recorded`; single values (batch
+size, seed, benchmark, status) the run's facts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read(path: Path) -> Sequence[ImportedRun]:
 def _run(path: Path, name: str) -> ImportedRun:
     events: list[Telemetry] = []
     facts: dict[str, Any] = {"observed": "iteration times of the job"}
-    told: dict[int, IterationTimed] = {}
+    timed: dict[int, IterationTimed] = {}
     steps = 0
     for line_number, line in lines(path):
         _, mark, text = line.partition(_MARK)
@@ -46,17 +46,17 @@ def _run(path: Path, name: str) -> ImportedRun:
         event = _event(where, entry, key, metadata.get("step", steps))
         if isinstance(event, IterationTimed):
             steps += 1
-            told[event.iteration] = event
+            timed[event.iteration] = event
         else:
             events.append(event)
         if isinstance(value, (int, float, str)):
             facts.setdefault(key, value)
         elif key == "run_stop":
             facts["status"] = metadata.get("status")
-    if not events and not told:
+    if not events and not timed:
         raise FormatError(f"{path}: no line of this file has {_MARK}")
-    facts["told_again"] = steps - len(told)
-    return ImportedRun(name=name, events=[*events, *told.values()], ranks=0, iterations=len(told), facts=facts)
+    facts["told_again"] = steps - len(timed)
+    return ImportedRun(name=name, events=[*events, *timed.values()], ranks=0, iterations=len(timed), facts=facts)
 
 
 def _event(where: str, entry: Mapping[str, Any], key: str, step: object) -> IterationTimed | SourceRecorded:

@@ -1,9 +1,9 @@
 """torchtitan: its structured log, one JSON record a line, one file per rank (``<source>.global_rank_<N>.<time>.jsonl``).
 
 ``<name>_start`` and ``<name>_end`` of one task pair last in, first out; an ``_end`` alone has its duration and so its start.
-Every span, marker and scalar becomes a `SourceRecorded`; the span ``step`` an iteration's time (told twice by a restarted job,
-it holds as told last); spans whose name is a kind of ours (fetching a batch, optimizer, garbage collection, checkpoint) also a
-`Span`.
+Every span, marker and scalar becomes a `SourceRecorded`; the span ``step`` an iteration's time (of one that a restarted job
+reports twice, the last report holds); spans whose name is a kind of ours (fetching a batch, optimizer, garbage collection,
+checkpoint) also a `Span`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _File:
         if not isinstance(record, dict) or not isinstance(record.get("log_type_name"), str):
             raise FormatError(f"{where}: a record has log_type_name, time_us and rank")
         name, value = record["log_type_name"], record.get("value")
-        told = SourceRecorded(
+        event = SourceRecorded(
             rank=rank_number(where, record.get("rank")),
             name=name,
             category=str(record.get("log_type", "")),
@@ -97,22 +97,22 @@ class _File:
             track=str(record.get("task_name") or ""),
             value=number(where, "value", value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None,
         )
-        self.ranks.add(told.rank)
+        self.ranks.add(event.rank)
         self.sources.add(str(record.get("source", "")))
-        if told.category == "instant":
-            yield self._marker(told, record.get("event_name"))
+        if event.category == "instant":
+            yield self._marker(event, record.get("event_name"))
         elif name.endswith("_start"):
-            self._open[told.track].append((name.removesuffix("_start"), told.start_us))
+            self._open[event.track].append((name.removesuffix("_start"), event.start_us))
         elif name.endswith("_end"):
-            yield from self._span(told, duration(where, "value (ms)", value, 1e3))
+            yield from self._span(event, duration(where, "value (ms)", value, 1e3))
         else:
-            yield told
+            yield event
 
-    def _marker(self, told: SourceRecorded, scalar: object) -> SourceRecorded:
-        if told.name != "metric_value" or told.value is None:
-            return told
-        self._scalars[told.iteration, str(scalar)] = told.value
-        return replace(told, name=str(scalar))
+    def _marker(self, event: SourceRecorded, scalar: object) -> SourceRecorded:
+        if event.name != "metric_value" or event.value is None:
+            return event
+        self._scalars[event.iteration, str(scalar)] = event.value
+        return replace(event, name=str(scalar))
 
     def _span(self, end: SourceRecorded, wall_us: int) -> Iterator[Telemetry]:
         name = end.name.removesuffix("_end")

@@ -89,7 +89,7 @@ def nested_dump() -> bytes:
         ("kineto", "a.json", '{"traceEvents": [], "x": ' + NESTED + "}", "not a PyTorch profiler trace"),
         ("kineto", "rank-99999999999.json", kineto("ProfilerStep#4"), "rank is 99999999999"),
         ("kineto", "a.json", kineto("ProfilerStep#1" + "0" * 30), "the number of a ProfilerStep is 1e+30"),
-        ("kineto", "a.json", kineto("ProfilerStep#4", "ProfilerStep#4"), "a ProfilerStep#N stands in it twice"),
+        ("kineto", "a.json", kineto("ProfilerStep#4", "ProfilerStep#4"), "a ProfilerStep#N occurs in it twice"),
         ("flight-recorder", "a_1", '{"entries": ' + NESTED + "}", "not JSON"),
         ("flight-recorder", "a_1", nested_dump(), "entry 1: maximum recursion depth exceeded"),
         ("flight-recorder", "a_20260101103000", dump(), "rank is 20260101103000"),

@@ -104,7 +104,7 @@ def test_the_named_questions_have_a_saved_query_that_says_what_it_tells(answers:
         "device_history",
         "dropped",
     }
-    assert all(query.tells.endswith(".") for query in saved_queries().values())
+    assert all(query.description.endswith(".") for query in saved_queries().values())
 
 
 def test_they_run_on_an_empty_store(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_without_its_manifest_a_store_is_neither_empty_nor_swept(store: Store, a
     sealed(store, "r")
     before = files(store)
     store.manifest.unlink()
-    with pytest.raises(StoreError, match="is gone, and it alone tells"):
+    with pytest.raises(StoreError, match="is gone, and it alone names"):
         act(store)
     assert files(store) == before
 

@@ -93,7 +93,7 @@ def _list() -> None:
 
     grid = Table.grid(padding=(0, 2))
     for one in saved_queries().values():
-        grid.add_row(f"[bold]{one.name}[/]", one.tells)
+        grid.add_row(f"[bold]{one.name}[/]", one.description)
     Console().print(grid)
 
 
