@@ -22,7 +22,7 @@ from unskew.collector.files.tail import SpoolLines
 from unskew.collector.paths import Store
 from unskew.collector.projections import publishing
 from unskew.collector.projections.definitions import PROJECTIONS
-from unskew.collector.projections.published import standing, tiers_of
+from unskew.collector.projections.published import published_state, tiers_of
 from unskew.collector.read.reader import open_store
 from unskew.collector.read.views import VIEWS
 from unskew.collector.service.ingest import working_database
@@ -179,7 +179,7 @@ def test_every_view_is_equal_with_and_without_published_files_and_files_stay_few
     run.go_on("r", iterations=3)  # and so is what is open
     assert answers(run.store) == raw(run.store)
     now = manifest.load(run.store)
-    assert standing(now).open == ()
+    assert published_state(now).open == ()
     assert len(tiers_of(now)) < 7
     assert projections.check(run.database, run.store, now) == []
 
@@ -191,11 +191,11 @@ def test_files_of_other_code_are_not_read_and_are_made_anew(run: Run, monkeypatc
     run.publish()
     now = manifest.load(run.store)
     assert {entry.code for entry in now.published} == {"older"}
-    assert standing(now).tiers == ()
+    assert published_state(now).tiers == ()
     assert answers(run.store) == raw(run.store)
     monkeypatch.undo()
     run.publish()
-    assert standing(manifest.load(run.store)).open == ()
+    assert published_state(manifest.load(run.store)).open == ()
     assert answers(run.store) == raw(run.store)
 
 
