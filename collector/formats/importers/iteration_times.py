@@ -80,7 +80,7 @@ def _checked(path: Path, rows: polars.DataFrame) -> polars.DataFrame:
         **{f"{name} is no number" if name != "run" else "run is missing": column(name).is_null() for name in identity},
         f"seconds is no {_SECONDS}": ~column("seconds").is_between(0, LARGEST / 1e6, closed="right").fill_null(value=False),
         **{f"{name} is not between 0 and 2^53": ~column(name).is_between(0, LARGEST) for name in _COUNTS if name in types},
-        f"the same {' and '.join(identity)} are in an earlier row": ~polars.struct(identity).is_first_distinct(),
+        f"an earlier row has the same {' and '.join(identity)}": ~polars.struct(identity).is_first_distinct(),
     }
     for sentence, condition in wrong.items():
         at = table.select(condition.arg_true()).to_series()

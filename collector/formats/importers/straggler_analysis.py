@@ -115,7 +115,7 @@ def _checked(path: Path, rows: polars.DataFrame) -> polars.DataFrame:
         "its rank has another dp_rank or stage in an earlier row": polars.any_horizontal(
             column("dp_rank", "stage") != column("dp_rank", "stage").first().over("rank")
         ),
-        "the same rank, step, optype and seq_id are in an earlier row": ~polars.struct(_IDENTITY).is_first_distinct(),
+        "an earlier row has the same rank, step, optype and seq_id": ~polars.struct(_IDENTITY).is_first_distinct(),
     }
     for sentence, condition in wrong.items():
         at = rows.select(condition.fill_null(value=False).arg_true()).to_series()

@@ -56,7 +56,7 @@ def test_a_table_of_many_runs_becomes_many_runs(tmp_path: Path) -> None:
         ("step,seconds\n1,1\n2,fast\n", "row 2: seconds is no positive number"),
         ("step,seconds\n1,1\n2,-1\n", "row 2: seconds is no positive number"),
         ("step,seconds\n1,1\nx,1\n", "row 2: step is no number"),
-        ("step,seconds\n1,1\n1,2\n", "row 2: the same step stand"),
+        ("step,seconds\n1,1\n1,2\n", "row 2: an earlier row has the same step"),
         ("step,time\n1,1\n", "lacks the columns seconds"),
         ("step,seconds\n", "has no rows"),
     ],

@@ -79,7 +79,7 @@ def test_published_traces_come_back_to_the_last_bit(tmp_path: Path, name: str) -
         ({"start_ts": [0.0, 0.1, 0.05, float("nan")]}, r"row 4: .* not a finite number"),
         ({"rank": [0, None, 4, 4]}, r"row 2: a value is missing"),
         ({"stage": [0, 1, 1, 1]}, r"row 2: its rank has another dp_rank or stage"),
-        ({"optype": ["forward-compute"] * 4}, r"row 2: the same rank, step, optype and seq_id"),
+        ({"optype": ["forward-compute"] * 4}, r"row 2: an earlier row has the same rank, step, optype and seq_id"),
     ],
 )
 def test_a_bad_row_is_named_and_nothing_is_imported(tmp_path: Path, columns: dict[str, list[object]], sentence: str) -> None:
