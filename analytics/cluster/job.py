@@ -17,15 +17,17 @@ import msgspec
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.workload import Work
+from unskew.data import table
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """`micro_batches` per iteration of the whole job, each of `sequences` x `seq` tokens; `parameters` of the whole model.
+class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=True):
+    """`micro_batches` per iteration of the whole job, each of `sequences` x `seq` tokens; `parameters` of the whole model;
+    `source` of all this.
 
     `given_iteration_s`: the fault-free iteration when it is published; otherwise it follows from FLOPs and constants.
     """
 
-    name: str
+    name: str = ""
     tp: int
     dp: int
     pp: int
@@ -39,6 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     vocab: int = 32000
     peak: str = "peak_flops_a100"
     given_iteration_s: float | None = None
+    source: str = ""
 
     @property
     def devices(self) -> int:
@@ -117,38 +120,5 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return int(constant("hbm_gib_a100") * 2**30 * constant("memory_share") / layer_bytes)
 
 
-def _resihp(name: str, layout: tuple[int, int, int], sizes: tuple[int, int, int], billions: float, vocab: int) -> Job:
-    """A row of ResiHP's table 3: `layout` = (TP, DP, PP), `sizes` = (layers, hidden, heads).
-
-    Micro-batches per replica are twice the stages: 4 and 8, as in its table 4.
-    """
-    tp, dp, pp = layout
-    n_layers, hidden, heads = sizes
-    return Job(
-        name=name, tp=tp, dp=dp, pp=pp, n_layers=n_layers, hidden=hidden, heads=heads, parameters=billions * 1e9,
-        micro_batches=dp * 2 * pp, vocab=vocab,
-    )  # fmt: skip
-
-
-JOBS: dict[str, Job] = {
-    job.name: job
-    for job in (
-        _resihp("llama2-7b", (4, 2, 2), (32, 4096, 32), 6.74, 32000),
-        _resihp("llama2-13b", (4, 2, 4), (40, 5120, 40), 13.0, 32000),
-        _resihp("llama-30b", (4, 2, 8), (60, 6656, 52), 32.5, 32000),
-        _resihp("llama2-70b", (4, 4, 16), (80, 8192, 64), 69.0, 32000),
-        _resihp("qwen2.5-7b", (4, 2, 2), (28, 3584, 28), 7.6, 152064),
-        _resihp("qwen2.5-14b", (4, 2, 4), (48, 5120, 40), 14.8, 152064),
-        _resihp("qwen2.5-32b", (4, 2, 8), (64, 5120, 40), 32.8, 152064),
-        Job(
-            name="ft-hsdp-98k", tp=512, dp=12, pp=16, n_layers=128, hidden=16384, heads=512, parameters=3.5e11,
-            micro_batches=12 * 64, sequences=64, peak="peak_flops_h100", given_iteration_s=constant("ft_hsdp_step_s"),
-        ),
-        Job(
-            name="recover-7b", tp=4, dp=64, pp=2, n_layers=32, hidden=4096, heads=32, parameters=6.74e9,
-            micro_batches=64 * 128, seq=2048,
-        ),
-    )
-}  # fmt: skip
-"""The layouts of the papers: ResiHP's table 3, ReCoVer's 64 replicas of 8, FT-HSDP's 12 x 8,192 GPUs (a stage is 512 GPUs wide,
-the size of the model is what 450 TFLOP/s per GPU and steps of 20 s come to)."""
+JOBS = {name: msgspec.structs.replace(job, name=name) for name, job in table("clusters", dict[str, Job]).items()}
+"""The layouts of the papers (data/clusters.toml)."""

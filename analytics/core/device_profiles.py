@@ -1,37 +1,34 @@
-"""The named devices that the sleeping and the virtual device emulate.
+"""The named devices that the sleeping and the virtual device emulate (data/profiles.toml).
 
 A profile is a `CostModel` of a healthy device; message and iteration end cost nothing, because the processes' own messages
-and collectives take real time on the sleeping device. `--layers`, `--dim`, `--tokens` name the maths that is executed, the
-profile names the time it takes.
-
-* steady: a forward of 4 layers over 200 tokens of two documents takes about 22 ms, a backward twice that; of one 256-token
-  document a quarter is the quadratic part.
-* long-context: attention dominates: four fifths of one 256-token document.
-* older: a generation behind `steady`: 1.3 times as long per token, twice as long in attention.
-
-A run's ranks may emulate different ones: ``steady,4-7=older`` (`--profile`).
+and collectives take real time on the sleeping device. A run's layers, width and tokens name the maths that is executed, the
+profile names the time it takes. A run's ranks may emulate different ones: ``steady,4-7=older``.
 """
 
 from __future__ import annotations
 
 import re
 
+import msgspec
+
 from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.data import table
 
 
 class ProfileError(ValueError):
     """An unknown profile; the message is one sentence."""
 
 
-def _twice(forward: ChunkCost) -> CostModel:
-    backward = ChunkCost(layer_us=2 * forward.layer_us, token_us=2 * forward.token_us, token2_us=2 * forward.token2_us)
-    return CostModel(chunks={"F": forward, "B": backward})
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of the table: what a forward costs; a backward costs twice that."""
+
+    forward: ChunkCost
+    source: str
 
 
-PROFILES: dict[str, CostModel] = {
-    "steady": _twice(ChunkCost(layer_us=800.0, token_us=20.0, token2_us=0.03)),
-    "long-context": _twice(ChunkCost(layer_us=600.0, token_us=8.0, token2_us=0.15)),
-    "older": _twice(ChunkCost(layer_us=1000.0, token_us=26.0, token2_us=0.06)),
+PROFILES = {
+    name: CostModel(chunks={"F": row.forward, "B": row.forward.times(2)})
+    for name, row in table("profiles", dict[str, Profile]).items()
 }
 
 

@@ -1,4 +1,4 @@
-"""Generators of happenings: when devices die, turn slow, and come back. Each is a pure function of its law and a seed.
+"""Generators of cluster events: when devices die, turn slow, and come back. Each is a pure function of its law and a seed.
 
 Laws of the time between events: exponential (the papers' assumption), Weibull (shape < 1: failures cluster after a repair),
 log-normal. On top: correlated groups (a switch takes its nodes along), repeat offenders ("lemon" nodes), repairs with a
@@ -17,6 +17,7 @@ import numpy as np
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.core.constants import constant
+from unskew.data import table
 
 Law = Literal["exponential", "weibull", "lognormal", "fixed"]
 
@@ -40,6 +41,16 @@ class FaultLaw(msgspec.Struct, frozen=True, kw_only=True):
     maintenance_per_100_hours: float = 0.0
     correlated_share: float = 0.0
     lemon_share: float = 0.0
+
+
+class FailureRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A published rate, per node of 8 GPUs and day."""
+
+    failures_per_node_day: float
+    source: str
+
+
+RATES = table("rates", dict[str, FailureRate])
 
 
 def arrivals(job: Job, law: FaultLaw, *, hours: float, seed: int) -> list[ClusterEvent]:

@@ -1,8 +1,8 @@
 """What `unskew simulate` is told, as text: `--cluster` and `--faults`.
 
---cluster llama2-7b            a preset (analytics/cluster/job.py), or
+--cluster llama2-7b            a preset (data/clusters.toml), or
 --cluster llama2-7b,dp=8       a preset with some of tp, dp, pp, micro_batches, n_layers changed
---faults llama3                failures at a published rate (llama3, rsc1, rsc2, ft-hsdp), or
+--faults llama3                failures at a published rate (data/rates.toml), or
 --faults mtbf_s=3600,law=weibull,repair_s=1800,slow_per_100_hours=7.8     the fields of FaultLaw, or
 --faults trace:FILE            a recorded trace (analytics/lab/simulator/traces.py); "healthy" = none
 """
@@ -16,19 +16,13 @@ import msgspec
 
 from unskew.analytics.cluster.job import JOBS, Job
 from unskew.analytics.core.constants import constant
-from unskew.analytics.lab.simulator.arrivals import FaultLaw
+from unskew.analytics.lab.simulator.arrivals import RATES, FaultLaw
 
 
 class SpecError(ValueError):
     """A text that says nothing possible; one sentence: what is wrong, what is allowed."""
 
 
-PUBLISHED = {
-    "llama3": "failures_per_node_day_llama3",
-    "rsc1": "failures_per_node_day_rsc1",
-    "rsc2": "failures_per_node_day_rsc2",
-    "ft-hsdp": "failures_per_node_day_fthsdp",
-}
 _LEAST_S = 1.0
 _MOST_DEVICES = 1_000_000
 _MOST_OFTEN = {
@@ -62,13 +56,13 @@ def parse_faults(text: str) -> FaultLaw:
     """The law of `--faults`, when it is none of a trace. Raises `SpecError`."""
     name, _, rest = text.partition(",")
     base: dict[str, object] = {}
-    if name in PUBLISHED:
-        base = {"failures_per_node_day": constant(PUBLISHED[name]), "repair_s": constant("repair_median_s")}
+    if name in RATES:
+        base = {"failures_per_node_day": RATES[name].failures_per_node_day, "repair_s": constant("repair_median_s")}
     elif name != "healthy":
         rest = text
     fields = msgspec.structs.fields(FaultLaw)
-    if unknown := [name] if name and "=" not in name and name not in PUBLISHED and name != "healthy" else []:
-        raise SpecError(f"--faults {text}: {unknown[0]!r} is not known, allowed: healthy, {', '.join(PUBLISHED)}, trace:FILE "
+    if unknown := [name] if name and "=" not in name and name not in RATES and name != "healthy" else []:
+        raise SpecError(f"--faults {text}: {unknown[0]!r} is not known, allowed: healthy, {', '.join(RATES)}, trace:FILE "
                         f"and {', '.join(field.name + '=' for field in fields)}")  # fmt: skip
     given = _pairs("--faults", text, rest, tuple(field.name for field in fields))
     try:

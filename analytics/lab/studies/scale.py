@@ -11,7 +11,7 @@ import msgspec
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS, Job
 from unskew.analytics.core.constants import constant
-from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
+from unskew.analytics.lab.simulator.arrivals import RATES, FaultLaw, arrivals
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study, StudyRow
 from unskew.analytics.policies.base import ClusterView, Policy, Reaction
@@ -39,7 +39,7 @@ def _scale(cell: Cell) -> Figures:
     costs least for this rate; for the others, who rarely go back to a checkpoint, it is the constants' half hour."""
     size = int(cell.params["size"])
     job = job_of(size)
-    law = FaultLaw(failures_per_node_day=constant("failures_per_node_day_rsc1"), repair_s=constant("repair_median_s"))
+    law = FaultLaw(failures_per_node_day=RATES["rsc1"].failures_per_node_day, repair_s=constant("repair_median_s"))
     cluster_events = arrivals(job, law, hours=_HOURS, seed=cell.seed)
     interval_s = best_interval_s(constant("checkpoint_stall_s"), 86400.0 / (law.failures_per_node_day * job.nodes))
     found: Figures = {}

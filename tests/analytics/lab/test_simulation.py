@@ -16,7 +16,6 @@ from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.cluster.layout import healthy, to_plan
 from unskew.analytics.cluster.timing import fault_free_s, iteration_s
-from unskew.analytics.core.constants import CONSTANTS
 from unskew.analytics.core.plan import validate
 from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
 from unskew.analytics.lab.simulator.outcome import SimulationOutcome
@@ -219,8 +218,7 @@ def test_bad_clusters_are_refused(text: str) -> None:
         parse_cluster(text)
 
 
-def test_constants_have_sources_and_a_slow_device_slows_its_replica() -> None:
-    assert all(constant.source and math.isfinite(constant.value) for constant in CONSTANTS.values())
+def test_a_slow_device_slows_its_replica() -> None:
     speeds = np.ones(JOB.devices)
     speeds[3] = 0.5
     ratio = iteration_s(JOB, healthy(JOB), speeds) / fault_free_s(JOB)
