@@ -24,9 +24,10 @@ from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
 from unskew.analytics.diagnosis.failslow import follow_section
+from unskew.analytics.diagnosis.trace.fill import from_operations
 from unskew.analytics.diagnosis.trace.inference import fit_curve
 from unskew.analytics.diagnosis.trace.lost import time_lost
-from unskew.analytics.diagnosis.trace.ndtimeline import read_operations
+from unskew.analytics.diagnosis.trace.record import record
 from unskew.analytics.diagnosis.trace.section import TraceSection, without_lengths
 from unskew.analytics.diagnosis.trace.whatif import what_if
 from unskew.analytics.pipeline.prediction import predict_iteration
@@ -63,7 +64,7 @@ def published() -> list[Figure]:
         if path is None or table is None:
             found.append(figure(f"ByteDance {job}", None, "", bar=None, better="lower", note=ABSENT))
             continue
-        section = without_lengths(read_operations(pl.read_parquet(path)))
+        section = without_lengths(record(from_operations(pl.read_parquet(path))))
         ours = what_if(section.recording)
         steps = (
             pl.read_csv(table).filter((pl.col("job") == job) & pl.col("step").is_in(list(ours.iteration_slowdown))).sort("step")

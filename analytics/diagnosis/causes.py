@@ -133,8 +133,8 @@ def _paused(cause: str, sections: Sequence[tuple[TraceSection, LostTime]]) -> di
     for section, _ in sections:
         operations = section.recording.graph.operations
         us = np.zeros(len(operations))
-        if cause in section.pauses_us:
-            us += section.pauses_us[cause].sum(axis=1)
+        if cause in section.recording.pauses_us:
+            us += section.recording.pauses_us[cause].sum(axis=1)
         if cause == "gc_pause":
             us += np.where(section.recording.graph.where(kind="gc"), section.parts.work_us.sum(axis=1), 0.0)
         for operation, spent in zip(operations, us, strict=True):

@@ -16,12 +16,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
-import numpy as np
-import polars as pl
 
-from unskew.analytics.core.cost import CostModel
-from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.job_wide import JobWideOptions, judge
+from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.verdicts import devices
 from unskew.analytics.diagnosis.causes import NEXT_STEP, named
 from unskew.analytics.diagnosis.failslow import follow_replicas, follow_run, follow_section, settled, thresholds
@@ -29,12 +26,15 @@ from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.graph import GraphError
 from unskew.analytics.diagnosis.trace.lost import ORDER, LostTime, time_lost
-from unskew.analytics.diagnosis.trace.ndtimeline import read_operations
-from unskew.analytics.diagnosis.trace.section import TraceSection, without_lengths
-from unskew.analytics.diagnosis.trace.spans import COLLECTIVES, read_spans
+from unskew.analytics.diagnosis.trace.model import COLLECTIVES, Trace
+from unskew.analytics.diagnosis.trace.record import record
+from unskew.analytics.diagnosis.trace.section import TraceSection, with_lengths, without_lengths
 from unskew.analytics.diagnosis.waiting import follow_waits, read_waits
 from unskew.collector.events import Verdict
 
+NO_PLACES = (
+    "stage_imbalance: neither the ranks' places nor messages between them are recorded, so each rank is taken for a replica"
+)
 ONE_STAGE = (
     "slow_device from the first iterations on, or slow and heavy alike: of one stage without document lengths, data that is "
     "always heavy on a rank looks like a slow device"
@@ -57,9 +57,9 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 def observability(log: RunLog) -> Observability:
     """The most that the log lets us see."""
-    if log.released or log.operations is not None:
+    if log.released or log.trace.has_chunks:
         return "chunks"
-    if log.spans.filter(pl.col("kind").is_in(COLLECTIVES)).height:
+    if log.trace.kinds & set(COLLECTIVES):
         return "collectives"
     if log.flights or log.flight_groups:
         return "flight recorder"
@@ -102,23 +102,20 @@ def diagnose(log: RunLog) -> Diagnosis:
 
 def sections_of(log: RunLog) -> tuple[list[TraceSection], tuple[Verdict, ...], list[str]]:
     """The stretches of a run that has chunks, the Detector's verdicts on them, and what could not be used, a sentence each."""
-    if log.operations is not None:
-        try:
-            section = without_lengths(read_operations(log.operations))
-        except ValueError as error:
-            return [], (), [f"slow_device, long_sequences, stage_imbalance: {error}"]
-        if len(section.stages) > 1:
-            return [section], follow_section(section, thresholds(log)), []
-        section, verdicts = follow_replicas(section, thresholds(log))
-        return [section], verdicts, [ONE_STAGE]
+    return _with_lengths(log) if log.released else _without_lengths(log.trace, thresholds(log))
+
+
+def _with_lengths(log: RunLog) -> tuple[list[TraceSection], tuple[Verdict, ...], list[str]]:
+    """Plan by plan: what a chunk should take follows from its lengths."""
     followed = follow_run(log)
+    works = {released.committed.iteration: released.committed.works for released in log.released}
     sections, problems = [], []
-    for plan_version, plan in sorted(log.plans.items()):
-        commits = log.commits.filter(pl.col("epoch") == plan_version)
-        if not commits.height:
+    for plan_version in sorted(log.plans):
+        trace = log.trace.of_plan(plan_version)
+        if not trace.iterations.height:
             continue
         try:
-            recorded = read_spans(log.spans.filter(pl.col("epoch") == plan_version), commits, plan)
+            recording = record(trace)
         except GraphError as error:
             problems.append(f"time lost under plan {plan_version}: {error}")
             continue
@@ -127,39 +124,29 @@ def sections_of(log: RunLog) -> tuple[list[TraceSection], tuple[Verdict, ...], l
                 f"time lost under plan {plan_version}: too few complete iterations to learn what chunks should take"
             )
             continue
-        bare = TraceSection(
-            recorded.recording, np.full_like(recorded.recording.wall_us, np.nan), lengths_logged=True, plan_version=plan_version
-        )
-        expected = _expected(log, bare, recorded.layers, plan.n_layers, followed.cost)
-        sections.append(msgspec.structs.replace(bare, expected_us=expected, pauses_us=recorded.pauses_us))
+        sections.append(with_lengths(recording, works, followed.cost, plan_version))
     return sections, followed.verdicts, problems
 
 
-def _expected(
-    log: RunLog, section: TraceSection, layers: Sequence[tuple[int, int] | None], n_layers: int, cost: CostModel
-) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """What each chunk should take by its lengths."""
-    works = {released.committed.iteration: released.committed.works for released in log.released}
-    expected = section.expected_us.copy()
-    for i, operation in enumerate(section.recording.graph.operations):
-        held = layers[i]
-        if held is None or operation.micro_batch is None:
-            continue
-        for column, iteration in enumerate(section.recording.iterations):
-            work = works[iteration][operation.micro_batch] if iteration in works else work_of(())
-            has_head = held[0] + held[1] == n_layers
-            us = cost.chunk_us(operation.kind, work, held[1], has_head=has_head, place=cost.place_of(operation.rank))
-            expected[i, column] = max(us, 1e-3)
-    return expected
+def _without_lengths(trace: Trace, options: DetectorOptions) -> tuple[list[TraceSection], tuple[Verdict, ...], list[str]]:
+    """A run whose micro-batches are as long as their peers let expect."""
+    try:
+        section = without_lengths(record(trace))
+    except ValueError as error:
+        return [], (), [f"slow_device, long_sequences, stage_imbalance: {error}"]
+    if len(section.stages) > 1:
+        return [section], follow_section(section, options), []
+    section, verdicts = follow_replicas(section, options)
+    return [section], verdicts, [ONE_STAGE] if trace.streams else [NO_PLACES, ONE_STAGE]
 
 
 def _waited(log: RunLog) -> tuple[tuple[Verdict, ...], list[str]]:
     """Who waits least, plan by plan (another plan gives ranks other work), and which plans do not tell."""
     said: list[Verdict] = []
     problems = []
-    for plan_version in log.spans["epoch"].unique().sort().to_list():
+    for plan_version in log.trace.plan_versions:
         try:
-            waits = read_waits(log.spans.filter(pl.col("epoch") == plan_version), log.iterations)
+            waits = read_waits(log.trace.of_plan(plan_version), log.iterations)
         except ValueError as error:
             problems.append(f"slow_device under plan {plan_version}: {error}")
             continue
@@ -217,7 +204,7 @@ def _recoveries(log: RunLog) -> dict[int, str]:
 
 def _missing(log: RunLog, seen: Observability) -> list[str]:
     """What cannot be said of this run, whatever its times."""
-    kinds = set(log.spans["kind"].unique().to_list())
+    kinds = log.trace.kinds
     found = []
     if seen == "nothing":
         return ["everything: the log holds no iteration"]

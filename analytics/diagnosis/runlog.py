@@ -9,16 +9,17 @@ import polars as pl
 
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.collector.events import CollectiveRecorded, DeviceLost, FaultInjected, GroupRecorded
 
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `released`: committed iterations with chunks, in order, each under `plans[its epoch]` (our own runs only).
+    """One run. `trace`: its operations, of the attempts that counted. `released`: committed iterations with the lengths of
+    their micro-batches, in order, each under `plans[its plan_version]` (our own runs only).
 
-    `iterations`: iteration, iteration_us (all iterations whose time is known, in order). `spans`: of the attempts that counted.
-    `commits`: iteration, epoch, rank, start_us, wall_us. `operations`: rows of an imported NDTimeline trace. `flights`,
-    `flight_groups`: entries of flight recorders. `regrouped_s`: epoch -> seconds from the detection until all survivors held
-    groups again. `classes`: device class -> its ranks.
+    `iterations`: iteration, iteration_us (all iterations whose time is known, in order). `flights`, `flight_groups`: entries of
+    flight recorders. `regrouped_s`: plan version -> seconds from the detection until all survivors held groups again.
+    `classes`: device class -> its ranks.
     """
 
     run: str
@@ -27,14 +28,12 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any]
     ranks: int
     iterations: pl.DataFrame
-    spans: pl.DataFrame
-    commits: pl.DataFrame
+    trace: Trace
     plans: dict[int, Plan] = {}
     released: tuple[IterationTelemetry, ...] = ()
     lost: tuple[DeviceLost, ...] = ()
     regrouped_s: dict[int, float] = {}
     faults: tuple[FaultInjected, ...] = ()
-    operations: pl.DataFrame | None = None
     flights: tuple[CollectiveRecorded, ...] = ()
     flight_groups: tuple[GroupRecorded, ...] = ()
     classes: dict[str, tuple[int, ...]] = {}

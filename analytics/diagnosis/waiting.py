@@ -27,7 +27,7 @@ from unskew.analytics.detector.peer_groups import equal_roles
 from unskew.analytics.detector.residuals import UnitTimes
 from unskew.analytics.diagnosis.failslow import settled
 from unskew.analytics.diagnosis.trace.graph import Array
-from unskew.analytics.diagnosis.trace.spans import COLLECTIVES
+from unskew.analytics.diagnosis.trace.model import COLLECTIVES, Trace
 from unskew.collector.events import Verdict, VerdictClosed
 
 WAITING = (*COLLECTIVES, "recv")
@@ -44,8 +44,10 @@ class OwnTimes(msgspec.Struct, frozen=True):
     role_of: dict[int, int]
 
 
-def read_waits(spans: pl.DataFrame, iterations: pl.DataFrame) -> OwnTimes:
-    """From spans and `iterations` (iteration, iteration_us). Raises `ValueError` when there is too little to compare."""
+def read_waits(trace: Trace, iterations: pl.DataFrame) -> OwnTimes:
+    """From the trace of one plan and `iterations` (iteration, iteration_us). Raises `ValueError` when there is too little to
+    compare."""
+    spans = trace.operations
     seen = spans.filter(pl.col("kind").is_in(WAITING))
     ranks = tuple(seen["rank"].unique().sort().to_list())
     table = (
@@ -58,7 +60,7 @@ def read_waits(spans: pl.DataFrame, iterations: pl.DataFrame) -> OwnTimes:
         )
     took = table["iteration_us"].cast(pl.Float64).to_numpy()
     waited = table.select([str(rank) for rank in ranks]).cast(pl.Float64).to_numpy()
-    roles = _roles(seen, ranks, in_pipeline=bool(spans["kind"].is_in(["send", "recv"]).any()))
+    roles = _roles(seen, ranks, in_pipeline=bool(trace.kinds & {"send", "recv"}))
     return OwnTimes(tuple(table["iteration"].to_list()), ranks, np.maximum(took[:, None] - waited, 1.0), roles)
 
 

@@ -23,7 +23,7 @@ class GraphError(ValueError):
 
 class Operation(msgspec.Struct, frozen=True, gc=False):
     """One operation of every iteration: what `kind` says, on `rank`, which is `stage` of `replica`. Only a chunk of work has a
-    `micro_batch`, which is unique within the replica, only a message a `peer`."""
+    `micro_batch`, which is unique within the replica, and `layers` (first, number), only a message a `peer`."""
 
     kind: str
     rank: int
@@ -31,6 +31,7 @@ class Operation(msgspec.Struct, frozen=True, gc=False):
     stage: int
     micro_batch: int | None = None
     peer: int | None = None
+    layers: tuple[int, int] | None = None
 
 
 class GraphLevel(msgspec.Struct, frozen=True):

@@ -41,7 +41,7 @@ class LostTime(msgspec.Struct, frozen=True, kw_only=True):
 def time_lost(section: TraceSection, verdicts: Sequence[Verdict] = ()) -> LostTime:
     """What each cause cost per iteration; devices and links are those that `verdicts` name, in their iterations."""
     recording, parts = section.recording, section.parts
-    graph, work, pauses = recording.graph, parts.work_us, dict(section.pauses_us)
+    graph, work, pauses = recording.graph, parts.work_us, dict(section.recording.pauses_us)
 
     def time_us() -> Array:
         return makespan_us(graph, work, sum(pauses.values(), np.zeros_like(work)))

@@ -23,7 +23,8 @@ class TraceRecording(msgspec.Struct, frozen=True):
     """Measured operations: [operation, iteration] us from the iteration's start, and the iterations' own times [iteration].
 
     `waits`: kinds whose duration includes waiting for others (communication), also where they are no group here.
-    `left_out`: iterations of the source that lack operations.
+    `left_out`: iterations of the source that lack operations. `pauses_us`: cause -> how much of each operation's launch delay
+    it was, [operation, iteration].
     """
 
     graph: Graph
@@ -33,6 +34,7 @@ class TraceRecording(msgspec.Struct, frozen=True):
     iteration_us: Array
     waits: frozenset[str]
     left_out: tuple[int, ...] = ()
+    pauses_us: dict[str, Array] = {}
 
 
 class OperationDurations(msgspec.Struct, frozen=True):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.diagnosis.trace.graph import Array
 from unskew.analytics.diagnosis.trace.inference import infer
 from unskew.analytics.diagnosis.trace.replay import OperationDurations, TraceRecording, take_apart
@@ -21,15 +23,13 @@ Indices = NDArray[np.intp]
 class TraceSection(msgspec.Struct, frozen=True, dict=True):
     """`expected_us` [operation, iteration]: what a healthy device of the stage takes for the chunk's workload; NaN for other
     operations. `lengths_logged` False: inferred from peers. `correlation`: of forward with backward times over micro-batches.
-    `plan_version`: of the plan (0 in an imported run). `pauses_us`: cause -> how much of each operation's launch delay it was,
-    [operation, iteration]."""
+    `plan_version`: of the plan (0 in an imported run)."""
 
     recording: TraceRecording
     expected_us: Array
     lengths_logged: bool
     correlation: float | None = None
     plan_version: int = 0
-    pauses_us: dict[str, Array] = {}
 
     @cached_property
     def parts(self) -> OperationDurations:
@@ -56,18 +56,24 @@ class TraceSection(msgspec.Struct, frozen=True, dict=True):
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted({operation.rank for operation in self.recording.graph.operations}))
 
-    def pick(self, iterations: Sequence[int]) -> TraceSection:
-        """The same with these of its iterations (positions) only."""
-        at = list(iterations)
-        recording = msgspec.structs.replace(
-            self.recording,
-            iterations=tuple(self.recording.iterations[i] for i in at),
-            start_us=self.recording.start_us[:, at],
-            wall_us=self.recording.wall_us[:, at],
-            iteration_us=self.recording.iteration_us[at],
-        )
-        pauses = {cause: us[:, at] for cause, us in self.pauses_us.items()}
-        return msgspec.structs.replace(self, recording=recording, expected_us=self.expected_us[:, at], pauses_us=pauses)
+
+def with_lengths(
+    recording: TraceRecording, works: Mapping[int, Sequence[Work]], cost: CostModel, plan_version: int
+) -> TraceSection:
+    """A section whose chunks should take what `cost` says of their lengths: `works[iteration][micro-batch]`."""
+    operations = recording.graph.operations
+    n_layers = max((sum(operation.layers) for operation in operations if operation.layers is not None), default=0)
+    expected = np.full_like(recording.wall_us, np.nan)
+    for i, operation in enumerate(operations):
+        if operation.layers is None or operation.micro_batch is None:
+            continue
+        first, count = operation.layers
+        has_head, place = first + count == n_layers, cost.place_of(operation.rank)
+        for column, iteration in enumerate(recording.iterations):
+            work = works[iteration][operation.micro_batch] if iteration in works else work_of(())
+            us = cost.chunk_us(operation.kind, work, count, has_head=has_head, place=place)
+            expected[i, column] = max(us, 1e-3)
+    return TraceSection(recording, expected, lengths_logged=True, plan_version=plan_version)
 
 
 def without_lengths(recording: TraceRecording) -> TraceSection:

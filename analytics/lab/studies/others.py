@@ -9,7 +9,8 @@ import polars as pl
 from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.cluster.layout import healthy
 from unskew.analytics.cluster.timing import capacity, fault_free_s, iteration_s
-from unskew.analytics.diagnosis.trace.ndtimeline import read_operations
+from unskew.analytics.diagnosis.trace.fill import from_operations
+from unskew.analytics.diagnosis.trace.record import record
 from unskew.analytics.diagnosis.trace.whatif import what_if
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.pipeline.model_profiles import PROFILES, model_profile
@@ -107,7 +108,7 @@ _TRACES = {"ST": "ops-ST.parquet", "SE": "ops-SE-windows12.parquet"}
 
 
 def _what_if(cell: Cell, operations: pl.DataFrame) -> Figures:
-    found = what_if(read_operations(operations))
+    found = what_if(record(from_operations(operations)))
     return {
         f"{cell.name}: slowdown S": found.slowdown,
         f"{cell.name}: M_W": found.m_w,

@@ -11,6 +11,7 @@ import polars as pl
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.runlog import RunLog
+from unskew.analytics.diagnosis.trace.fill import from_operations, from_spans
 from unskew.analytics.loop.intake import Intake
 from unskew.collector.events import (
     CollectiveRecorded,
@@ -39,18 +40,24 @@ def load_run(reader: Reader, run: str) -> RunLog:
     (about,) = reader.sql("select device, clock, ranks, options from runs where run = ?", [run]).to_dicts()
     options: dict[str, Any] = json.loads(about["options"] or "{}")
     plans = {
-        row["epoch"]: Plan.from_data(json.loads(row["plan"]))
-        for row in reader.sql("select epoch, plan from plans where run = ? order by epoch", [run]).to_dicts()
+        row["plan_version"]: Plan.from_data(json.loads(row["plan"]))
+        for row in reader.sql("select plan_version, plan from plans where run = ? order by plan_version", [run]).to_dicts()
     }
     spans = reader.sql(
-        "select spans.* from spans left join iterations using (run, iteration) "
-        "where run = ? and (iterations.attempt is null "
-        "or (spans.attempt = iterations.attempt and spans.epoch = iterations.epoch)) order by spans.iteration, spans.rank, seq",
+        """select spans.* from spans left join iterations using (run, iteration)
+           where run = ? and (iterations.attempt is null
+             or (spans.attempt = iterations.attempt and spans.plan_version = iterations.plan_version))
+           order by spans.iteration, spans.rank, seq""",
         [run],
     )
     commits = _events(reader, run, IterationCommitted)
     packed = _events(reader, run, MicroBatchPacked)
-    ndtimeline = options.get("format") == "straggler-analysis"
+    stepped = pl.DataFrame(
+        [(c.iteration, c.plan_version, c.start_us, c.wall_us) for c in commits],
+        schema=dict.fromkeys(("iteration", "plan_version", "start_us", "wall_us"), pl.Int64),
+        orient="row",
+    )
+    exact = straggler_analysis.operations(reader, run)
     return RunLog(
         run=run,
         device=about["device"],
@@ -58,12 +65,7 @@ def load_run(reader: Reader, run: str) -> RunLog:
         options=options,
         ranks=int(about["ranks"]),
         iterations=reader.sql("select iteration, iteration_us from iterations where run = ? order by iteration", [run]),
-        spans=spans,
-        commits=pl.DataFrame(
-            [(c.iteration, c.plan_version, c.rank, c.start_us, c.wall_us) for c in commits],
-            schema=dict.fromkeys(("iteration", "epoch", "rank", "start_us", "wall_us"), pl.Int64),
-            orient="row",
-        ),
+        trace=from_operations(exact) if exact.height else from_spans(spans, stepped, plans),
         plans=plans,
         released=_released(spans, [*packed, *_events(reader, run, GpuState)], commits, plans),
         lost=tuple(_events(reader, run, DeviceLost)),
@@ -71,7 +73,6 @@ def load_run(reader: Reader, run: str) -> RunLog:
         faults=tuple(_events(reader, run, FaultInjected)),
         flights=tuple(_events(reader, run, CollectiveRecorded)),
         flight_groups=tuple(_events(reader, run, GroupRecorded)),
-        operations=straggler_analysis.operations(reader, run) if ndtimeline else None,
         classes=_classes(_events(reader, run, DeviceJoined)),
     )
 

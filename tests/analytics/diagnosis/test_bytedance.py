@@ -10,9 +10,10 @@ from support.datasets import dataset
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
 from unskew.analytics.diagnosis.failslow import follow_section
+from unskew.analytics.diagnosis.trace.fill import from_operations
 from unskew.analytics.diagnosis.trace.graph import Graph, GraphError, Operation
 from unskew.analytics.diagnosis.trace.lost import time_lost
-from unskew.analytics.diagnosis.trace.ndtimeline import read_operations
+from unskew.analytics.diagnosis.trace.record import record
 from unskew.analytics.diagnosis.trace.replay import makespan_us, take_apart
 from unskew.analytics.diagnosis.trace.section import TraceSection, without_lengths
 from unskew.analytics.diagnosis.trace.whatif import WhatIf, what_if
@@ -23,7 +24,7 @@ _FOUND: dict[str, TraceSection] = {}
 
 def section(job: str) -> TraceSection:
     if job not in _FOUND:
-        _FOUND[job] = without_lengths(read_operations(pl.read_parquet(dataset("bytedance-straggler", FILES[job]))))
+        _FOUND[job] = without_lengths(record(from_operations(pl.read_parquet(dataset("bytedance-straggler", FILES[job])))))
     return _FOUND[job]
 
 
@@ -117,11 +118,11 @@ def test_forward_predicts_backward_and_the_stage_before_predicts_the_one_behind(
 def test_what_cannot_be_replayed_is_said() -> None:
     rows = pl.read_parquet(dataset("bytedance-straggler", FILES["ST"]))
     with pytest.raises(GraphError, match="interleaves"):
-        read_operations(rows.with_columns(mc=pl.lit(1, dtype=pl.Int8)))
+        record(from_operations(rows.with_columns(mc=pl.lit(1, dtype=pl.Int8))))
     with pytest.raises(GraphError, match="not known, allowed: backward-compute"):
-        read_operations(rows.with_columns(optype=pl.lit("nap")))
+        record(from_operations(rows.with_columns(optype=pl.lit("nap"))))
     lacking = rows.filter((pl.col("step") != 25) | (pl.col("optype") != "optimizer"))
-    assert read_operations(lacking).left_out == (25,)
+    assert record(from_operations(lacking)).left_out == (25,)
     circle = Graph((Operation("a", 0, 0, 0), Operation("b", 1, 0, 1)), ((1,), (0,)), ((0,), (1,)))
     with pytest.raises(GraphError, match="circle"):
         makespan_us(circle, np.ones((2, 1)))
@@ -148,7 +149,7 @@ def a_trace(steps: int = 3) -> pl.DataFrame:
 def test_a_trace_that_begins_within_a_step_loses_that_step_and_nothing_else() -> None:
     trace = a_trace()
     cut = trace.filter(~((pl.col("step") == 0) & pl.col("optype").is_in(["forward-compute", "optimizer"])))
-    found, whole = read_operations(cut), read_operations(trace)
+    found, whole = record(from_operations(cut)), record(from_operations(trace))
     assert (found.iterations, found.left_out) == ((1, 2), (0,))
     assert len(found.graph.operations) == len(whole.graph.operations)
     assert found.iteration_us == pytest.approx(whole.iteration_us[1:])
@@ -166,4 +167,4 @@ def test_a_trace_that_begins_within_a_step_loses_that_step_and_nothing_else() ->
 )
 def test_a_trace_with_gaps_is_refused_in_a_sentence(without: str, sentence: str) -> None:
     with pytest.raises(GraphError, match=sentence):
-        read_operations(a_trace().filter(~pl.col("optype").str.contains(without)))
+        record(from_operations(a_trace().filter(~pl.col("optype").str.contains(without))))

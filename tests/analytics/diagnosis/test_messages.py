@@ -8,8 +8,9 @@ import polars as pl
 import pytest
 
 from unskew.analytics.core.plan import Plan, uniform_plan
+from unskew.analytics.diagnosis.trace.fill import from_spans
+from unskew.analytics.diagnosis.trace.record import record
 from unskew.analytics.diagnosis.trace.replay import makespan_us, take_apart
-from unskew.analytics.diagnosis.trace.spans import read_spans
 from unskew.analytics.loop.intake import Intake
 from unskew.analytics.pipeline.evaluator import Timeline, evaluate
 from unskew.analytics.pipeline.schedule import build_schedule
@@ -65,12 +66,12 @@ def test_a_replay_of_the_spans_takes_as_long_as_the_timeline(schedule: str) -> N
     plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=4, schedule=schedule)
     timeline = timeline_of(plan)
     frame = pl.DataFrame(
-        [{field.encode_name: getattr(span, field.name) for field in msgspec.structs.fields(Span)} for span in logged(timeline)]
+        [{field.name: getattr(span, field.name) for field in msgspec.structs.fields(Span)} for span in logged(timeline)]
     )
-    commits = pl.DataFrame({"iteration": [0, 0], "rank": [0, 1], "start_us": [0, 0]}).with_columns(
+    commits = pl.DataFrame({"plan_version": [0], "iteration": [0], "start_us": [0]}).with_columns(
         wall_us=pl.lit(round(float(timeline.makespan_us)))
     )
-    recording = read_spans(frame, commits, plan).recording
+    recording = record(from_spans(frame, commits, {0: plan}))
     messages = [i for i, operation in enumerate(recording.graph.operations) if operation.kind.startswith("recv")]
     assert len(messages) == len(timeline.messages.target)
     work = take_apart(recording).work_us

@@ -9,8 +9,9 @@ import pytest
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
 from unskew.analytics.diagnosis.failslow import follow_replicas
+from unskew.analytics.diagnosis.trace.fill import from_operations
 from unskew.analytics.diagnosis.trace.lost import time_lost
-from unskew.analytics.diagnosis.trace.ndtimeline import read_operations
+from unskew.analytics.diagnosis.trace.record import record
 from unskew.analytics.diagnosis.trace.section import TraceSection, without_lengths
 
 NAMES = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc")
@@ -36,7 +37,7 @@ def section(seed: int, factor: float, *, spread: float) -> TraceSection:
             reduced = max(ends) + 0.05
             rows.append((replica, 0, replica, step, "grads-reduce-scatter", end, reduced - end, 0, 0, -1, 0))
             rows.append((replica, 0, replica, step, "optimizer", reduced, 0.02, 0, 0, -1, 0))
-    return without_lengths(read_operations(pl.DataFrame(rows, schema=list(NAMES), orient="row")))
+    return without_lengths(record(from_operations(pl.DataFrame(rows, schema=list(NAMES), orient="row"))))
 
 
 @pytest.mark.parametrize("spread", [0.03, 0.3])

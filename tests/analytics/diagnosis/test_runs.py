@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import polars as pl
@@ -16,8 +16,9 @@ from unskew.analytics.core.plan import plan_from_partition
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose, sections_of
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.lost import time_lost
+from unskew.analytics.diagnosis.trace.model import COLLECTIVES
 from unskew.analytics.diagnosis.trace.replay import makespan_us
-from unskew.analytics.diagnosis.trace.spans import COLLECTIVES
+from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.diagnosis.trace.whatif import ask, what_if
 from unskew.collector.events import CollectiveRecorded, DeviceLost, GroupRecorded, Verdict
 from unskew.collector.read.reader import open_store
@@ -37,6 +38,22 @@ def slowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunLog, l
     run = train(tmp_path_factory.mktemp("store"), f"slow:rank={SLOW},factor=1.8,at={AT}", base=OPTIONS)
     with open_store(run.store) as reader:
         yield load_run(reader, run.id), run.of(Verdict)
+
+
+def pick(section: TraceSection, iterations: Sequence[int]) -> TraceSection:
+    """The same with these of its iterations (positions) only."""
+    at, recording = list(iterations), section.recording
+    return msgspec.structs.replace(
+        section,
+        recording=msgspec.structs.replace(
+            recording,
+            iterations=tuple(recording.iterations[i] for i in at),
+            start_us=recording.start_us[:, at],
+            wall_us=recording.wall_us[:, at],
+            iteration_us=recording.iteration_us[at],
+        ),
+        expected_us=section.expected_us[:, at],
+    )
 
 
 def devices(found: Diagnosis) -> list[tuple[str, int | None]]:
@@ -72,12 +89,12 @@ def test_what_if_without_the_slow_rank_gives_the_iterations_before_it_was_slow(
     slowed: tuple[RunLog, list[Verdict]],
 ) -> None:
     (section,) = sections_of(slowed[0])[0]
-    ill = section.pick(range(AT, len(section.recording.iterations)))
+    ill = pick(section, range(AT, len(section.recording.iterations)))
     (answer,) = ask(ill, ranks=[SLOW])
     (nobody,) = ask(ill, ranks=[0])
     assert answer.saves_percent > 20
     assert abs(nobody.saves_percent) < 2
-    before = section.pick(range(1, AT))
+    before = pick(section, range(1, AT))
     assert answer.iteration_us == pytest.approx(what_if(before.recording).replayed_us, rel=0.1)
     with pytest.raises(ValueError, match="--without-device 9 has no part in it, allowed: 0, 1, 2, 3"):
         ask(ill, ranks=[9])
@@ -86,7 +103,7 @@ def test_what_if_without_the_slow_rank_gives_the_iterations_before_it_was_slow(
 def test_with_collectives_only_the_rank_that_waits_least_is_named(slowed: tuple[RunLog, list[Verdict]]) -> None:
     log, _ = slowed
     bare = msgspec.structs.replace(
-        log, released=(), plans={}, spans=log.spans.filter(pl.col("kind").is_in([*COLLECTIVES, "send", "recv", "optimizer"]))
+        log, released=(), plans={}, trace=log.trace.only([*COLLECTIVES, "send", "recv", "optimizer"])
     )
     found = diagnose(bare)
     assert found.observability == "collectives"
@@ -104,7 +121,7 @@ def test_with_iteration_times_only_the_job_is_slower_and_nobody_is_named(
     longer = 10 * times[1:AT] + 5 * times[AT:]
     onset = 10 * (AT - 1)
     bare = msgspec.structs.replace(
-        log, released=(), plans={}, spans=log.spans.clear(), commits=log.commits.clear(),
+        log, released=(), plans={}, trace=log.trace.only([]),
         iterations=pl.DataFrame({"iteration": range(len(longer)), "iteration_us": longer}),
     )  # fmt: skip
     found = diagnose(bare)
@@ -123,19 +140,22 @@ def test_pauses_that_were_recorded_are_named_and_cost_what_they_took(
 ) -> None:
     """Collections of 60 ms on rank 1 before its first chunk in every iteration, put into the real spans."""
     log, _ = slowed
-    healthy = msgspec.structs.replace(
-        log, released=log.released[:AT], commits=log.commits.filter(pl.col("iteration") < AT),
-        iterations=log.iterations.filter(pl.col("iteration") < AT),
-    )  # fmt: skip
     pause = 60_000
-    spans = log.spans.filter(pl.col("iteration") < AT)
+    early = pl.col("iteration") < AT
+    spans = log.trace.operations.filter(early)
     first = spans.filter((pl.col("kind") == "F") & (pl.col("rank") == 1)).group_by("iteration").agg(pl.col("start_us").min())
     collections = (
         spans.filter((pl.col("kind") == "F") & (pl.col("rank") == 1))
         .join(first, on=["iteration", "start_us"], how="semi")
-        .with_columns(kind=pl.lit("gc"), start_us=pl.col("start_us") - pause, wall_us=pl.lit(pause, dtype=pl.Int64))
+        .with_columns(kind=pl.lit("gc"), start_us=pl.col("start_us") - pause, wall_us=pl.lit(float(pause)))
     )
-    found = diagnose(msgspec.structs.replace(healthy, spans=pl.concat([spans, collections.select(spans.columns)])))
+    trace = msgspec.structs.replace(
+        log.trace,
+        operations=pl.concat([spans, collections.select(spans.columns)]),
+        iterations=log.trace.iterations.filter(early),
+    )
+    healthy = msgspec.structs.replace(log, released=log.released[:AT], iterations=log.iterations.filter(early), trace=trace)
+    found = diagnose(healthy)
     per_iteration = found.time_lost_s["gc_pause"] / (4 * AT)
     assert 0.2 * pause / 1e6 < per_iteration <= 1.05 * pause / 1e6
     gc = [verdict for verdict in found.verdicts if verdict.cause == "gc_pause"]
@@ -183,7 +203,7 @@ def test_a_job_that_stands_still_names_who_did_not_join(slowed: tuple[RunLog, li
         for rank in members
     )
     bare = msgspec.structs.replace(
-        log, released=(), plans={}, spans=log.spans.clear(), iterations=log.iterations.clear(), flights=flights,
+        log, released=(), plans={}, trace=log.trace.only([]), iterations=log.iterations.clear(), flights=flights,
         flight_groups=groups,
     )  # fmt: skip
     found = diagnose(bare)
@@ -195,7 +215,7 @@ def test_a_job_that_stands_still_names_who_did_not_join(slowed: tuple[RunLog, li
 
 def test_whatif_says_which_plan_it_replayed_and_which_others_there_are(slowed: tuple[RunLog, list[Verdict]]) -> None:
     (all_of_it,), _, _ = sections_of(slowed[0])
-    sections = [all_of_it.pick(range(10)), msgspec.structs.replace(all_of_it.pick(range(10, 34)), plan_version=1)]
+    sections = [pick(all_of_it, range(10)), msgspec.structs.replace(pick(all_of_it, range(10, 34)), plan_version=1)]
     section = whatif.chosen(sections, None)
     assert section.plan_version == 1
     assert whatif.chosen(sections, 0) is sections[0]

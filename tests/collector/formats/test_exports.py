@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.runtime_runs import SMALL, Run, train
 from typer.testing import CliRunner, Result
 
-from unskew.analytics.diagnosis.trace.ndtimeline import read_operations
+from unskew.analytics.diagnosis.trace.fill import from_operations
+from unskew.analytics.diagnosis.trace.record import record
 from unskew.analytics.diagnosis.trace.whatif import what_if
 from unskew.cli import app
 from unskew.collector.events import RunStarted
@@ -76,7 +77,7 @@ def test_bytedances_model_replays_our_trace_and_blames_the_slow_rank(run: Run, t
     (back,) = bring_in(store, "straggler-analysis", path)
     with open_store(store) as reader:
         rows = operations(reader, back.run).filter(polars.col("step") > 0)
-    judged = what_if(read_operations(rows))
+    judged = what_if(record(from_operations(rows)))
     assert judged.simulator_error < 1e-3
     assert judged.slowdown > 1.2
     assert max(judged.worker_slowdown, key=lambda rank: judged.worker_slowdown[rank]) == 1

@@ -1,9 +1,10 @@
-"""Spans of one of our own runs under one plan -> what waited for what, and when it ran.
+"""A trace of ranks that do one thing after the other, under one plan -> what waited for what, and when it ran.
 
-A chunk needs the chunk before it on its rank and its input: forwards along the layers, backwards against them. Where the input
-comes from another rank a message lies between, a group of its send and its receive: it runs once the sender has posted it and
-the receiver waits for it. Behind a rank's last chunk its gradient collectives in order, each a group of its members; then the
-vote, a group of all; then the optimiser.
+Our own runs are such, and foreign traces are taken to be. A chunk needs the chunk before it on its rank and its input: forwards
+along the layers, backwards against them. Where the input comes from another rank a message lies between, a group of its send
+and its receive: it runs once the sender has posted it and the receiver waits for it. A collective needs what its rank did
+before, and is a group of its members (where the source does not name the group: of the ranks of its stage). So does the
+optimiser, in our own runs behind a vote, which is a group of all.
 """
 
 from __future__ import annotations
@@ -15,25 +16,12 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.trace.graph import Array, Graph, GraphError, Operation
+from unskew.analytics.diagnosis.trace.model import CHUNKS, COLLECTIVES, PAUSES, Trace
 from unskew.analytics.diagnosis.trace.replay import TraceRecording
-
-CHUNKS = ("F", "B", "W")
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
-PAUSES = {"gc": "gc_pause", "data_wait": "input_bound"}
-"""Kinds of spans in which a rank could have worked -> the cause that they are evidence of."""
 
 _Row = dict[str, Any]
 _Key = tuple[Any, ...]
-
-
-class SpanRecording(msgspec.Struct, frozen=True):
-    """A recording, the layers of each chunk ((first, number), None for other operations), and pauses (see `Section`)."""
-
-    recording: TraceRecording
-    layers: tuple[tuple[int, int] | None, ...]
-    pauses_us: dict[str, Array]
 
 
 class _Node(msgspec.Struct, frozen=True):
@@ -45,27 +33,23 @@ class _Node(msgspec.Struct, frozen=True):
     group: _Key
     start_us: float
     wall_us: float
-    layers: tuple[int, int] | None = None
 
 
-def read_spans(spans: pl.DataFrame, commits: pl.DataFrame, plan: Plan) -> SpanRecording:
-    """The recording of the committed iterations that `commits` names (iteration, rank, start_us, wall_us), all under `plan`.
-
-    `spans` are theirs, of the attempt that counted. Iterations that lack an operation are left out. Raises `GraphError`.
-    """
-    begun = {int(i): float(us) for i, us in commits.group_by("iteration").agg(pl.col("start_us").min()).iter_rows()}
-    ended = {
-        int(i): float(us)
-        for i, us in commits.group_by("iteration").agg((pl.col("start_us") + pl.col("wall_us")).max()).iter_rows()
-    }
+def record(trace: Trace) -> TraceRecording:
+    """The recording of the trace's iterations. Those that lack an operation are left out. Raises `GraphError`."""
+    _check(trace)
+    extents = {iteration: (begin, end) for _, iteration, begin, end in trace.iterations.iter_rows()}
+    begun = {iteration: begin for iteration, (begin, _) in extents.items()}
+    operations = trace.operations.filter(pl.col("stage").is_not_null() & pl.col("iteration").is_in(list(begun)))
+    chunks = operations.filter(pl.col("kind").is_in(CHUNKS))
+    n_layers = int(chunks.select((pl.col("first_layer") + pl.col("n_layers")).max()).item() or 0)
     nodes = {
-        int(iteration): _nodes(rows.to_dicts(), plan)
-        for (iteration,), rows in spans.filter(pl.col("iteration").is_in(list(begun))).group_by(
-            "iteration", maintain_order=True
-        )
+        int(iteration): _nodes(rows.to_dicts(), n_layers, votes=trace.votes)
+        for (iteration,), rows in operations.group_by("iteration", maintain_order=True)
     }
-    if not nodes:
-        raise GraphError(f"no iteration under plan {plan.plan_version} has its chunks in the log")
+    if not nodes or not chunks.height:
+        version = trace.iterations["plan_version"].to_list()[0]
+        raise GraphError(f"no iteration under plan {version} has its chunks in the log")
     shapes: dict[tuple[_Key, ...], list[int]] = {}
     for iteration in sorted(nodes):
         shapes.setdefault(tuple(nodes[iteration]), []).append(iteration)
@@ -85,35 +69,42 @@ def read_spans(spans: pl.DataFrame, commits: pl.DataFrame, plan: Plan) -> SpanRe
     )
     start = np.array([[nodes[i][key].start_us - begun[i] for i in iterations] for key in keys], dtype=float)
     wall = np.array([[nodes[i][key].wall_us for i in iterations] for key in keys], dtype=float)
-    recording = TraceRecording(
+    return TraceRecording(
         graph=graph,
         iterations=tuple(iterations),
         start_us=start,
         wall_us=wall,
-        iteration_us=np.array([ended[i] - begun[i] for i in iterations]),
+        iteration_us=np.array([extents[i][1] - extents[i][0] for i in iterations]),
         waits=frozenset({f"{side} {kind}" for side in ("send", "recv") for kind in "FB"} | {*COLLECTIVES, "vote"}),
         left_out=tuple(sorted(set(begun) - set(iterations))),
+        pauses_us=_pauses(operations, graph, start, {i: (column, begun[i]) for column, i in enumerate(iterations)}),
     )
-    pauses = _pauses(spans, recording, begun)
-    return SpanRecording(recording, tuple(template[key].layers for key in keys), pauses)
 
 
-def _nodes(rows: list[_Row], plan: Plan) -> dict[_Key, _Node]:
+def _check(trace: Trace) -> None:
+    """Raise `GraphError` where the operations do not tell what waits for what."""
+    chunks = trace.operations.filter(pl.col("kind").is_in(CHUNKS) & pl.col("stage").is_not_null())
+    if chunks["first_layer"].n_unique() > 1 and chunks["stage"].n_unique() == 1:
+        raise GraphError("the trace has several stages and no messages between them, so nobody knows what waits for what")
+    if chunks.select(pl.struct("iteration", "kind", "rank", "micro_batch", "first_layer").is_duplicated().any()).item():
+        raise GraphError("a rank has a micro-batch more than once in an iteration, and its layers are not recorded")
+
+
+def _nodes(rows: list[_Row], n_layers: int, *, votes: bool) -> dict[_Key, _Node]:
     """All operations of one iteration, rank by rank in order of time."""
-    messages = _Messages(rows, plan.n_layers)
-    nodes: dict[_Key, _Node] = {}
-    for role in sorted(plan.roles, key=lambda role: role.rank):
-        place = {"rank": role.rank, "replica": role.replica, "stage": role.stage}
-        mine = sorted((row for row in rows if row["rank"] == role.rank), key=lambda row: row["start_us"])
-        for node in _of_rank(mine, place, messages):
-            nodes[node.key] = node
-    return nodes
+    messages = _Messages(rows, n_layers)
+    of_rank: dict[int, list[_Row]] = {}
+    for row in sorted(rows, key=_start_us):
+        of_rank.setdefault(row["rank"], []).append(row)
+    nodes = (node for _, mine in sorted(of_rank.items()) for node in _of_rank(mine, messages, votes=votes))
+    return {node.key: node for node in nodes}
 
 
-def _of_rank(mine: list[_Row], place: Mapping[str, int], messages: _Messages) -> Iterator[_Node]:
+def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[_Node]:
     """One rank's operations in order of time, each with the messages that it took."""
     before: tuple[_Key, ...] = ()
-    rank, ended_us, collectives = place["rank"], 0.0, 0
+    place = {name: mine[0][name] for name in ("rank", "replica", "stage")}
+    rank, ended_us, others = place["rank"], 0.0, 0
     for row in mine:
         kind = row["kind"]
         if kind in CHUNKS:
@@ -125,19 +116,23 @@ def _of_rank(mine: list[_Row], place: Mapping[str, int], messages: _Messages) ->
                 needs = (*before, received.key)
             else:
                 needs = before if given is None or _chunk_key(given) in before else (*before, _chunk_key(given))
-            operation = Operation(kind, micro_batch=row["micro_batch"], **place)
-            yield _Node(key, operation, needs, key, row["start_us"], row["wall_us"], (row["first_layer"], row["n_layers"]))
+            layers = (row["first_layer"], row["n_layers"])
+            operation = Operation(kind, micro_batch=row["micro_batch"], layers=layers, **place)
+            yield _Node(key, operation, needs, key, row["start_us"], row["wall_us"])
             if (sent := messages.sent(row, place)) is not None:
                 yield sent
         elif kind in COLLECTIVES:
-            key, group = (kind, rank, collectives), (kind, row["group"], _turn(mine, row))
-            collectives += 1
+            key, group = (kind, rank, others), (kind, _members(row), _turn(mine, row))
+            others += 1
             yield _Node(key, Operation(kind, **place), before, group, row["start_us"], row["wall_us"])
         elif kind == "optimizer":
-            vote: _Key = ("vote", rank)
-            yield _Node(vote, Operation("vote", **place), before, ("vote",), ended_us, max(row["start_us"] - ended_us, 0.0))
-            key = (kind, rank)
-            yield _Node(key, Operation(kind, **place), (vote,), key, row["start_us"], row["wall_us"])
+            if votes:
+                vote: _Key = ("vote", rank)
+                yield _Node(vote, Operation("vote", **place), before, ("vote",), ended_us, max(row["start_us"] - ended_us, 0.0))
+                before = (vote,)
+            key = (kind, rank, others)
+            others += 1
+            yield _Node(key, Operation(kind, **place), before, key, row["start_us"], row["wall_us"])
         else:
             continue
         before, ended_us = (key,), float(row["start_us"] + row["wall_us"])
@@ -147,8 +142,8 @@ def _chunk_key(row: _Row) -> _Key:
     return (row["kind"], row["rank"], row["micro_batch"], row["first_layer"])
 
 
-def _start_us(row: _Row) -> int:
-    return int(row["start_us"])
+def _start_us(row: _Row) -> float:
+    return float(row["start_us"])
 
 
 def _by_way(rows: list[_Row], kind: str, sender: str, receiver: str) -> dict[_Key, list[_Row]]:
@@ -193,7 +188,7 @@ class _Messages:
             return self._first.get(("B", micro_batch, first))
         return self._first.get(("B", micro_batch, end) if end < self._n_layers else ("F", micro_batch, first))
 
-    def received(self, given: _Row, row: _Row, place: Mapping[str, int], before: tuple[_Key, ...]) -> _Node | None:
+    def received(self, given: _Row, row: _Row, place: Mapping[str, Any], before: tuple[_Key, ...]) -> _Node | None:
         """The receiving side of the message from `given` to `row`; None where the log lacks a side."""
         if _chunk_key(row) not in self._sides:
             return None
@@ -202,7 +197,7 @@ class _Messages:
         group = ("message", *_chunk_key(row))
         return _Node(("recv", *_chunk_key(row)), operation, before, group, receive["start_us"], receive["wall_us"])
 
-    def sent(self, row: _Row, place: Mapping[str, int]) -> _Node | None:
+    def sent(self, row: _Row, place: Mapping[str, Any]) -> _Node | None:
         """The sending side of the message with the result of `row`, which ends when the receiver has it."""
         target = self._by_sender.get(_chunk_key(row))
         if target is None:
@@ -213,21 +208,25 @@ class _Messages:
         return _Node(("send", *target), operation, (_chunk_key(row),), ("message", *target), send["start_us"], wall_us)
 
 
+def _members(row: _Row) -> _Key:
+    """Who is in a collective: the group that the source names, or the stage."""
+    return ("group", row["group"]) if row["group"] is not None else ("stage", row["stage"])
+
+
 def _turn(mine: Iterable[_Row], row: _Row) -> int:
     """How many collectives of this rank and group came before this one."""
     return sum(r["kind"] == row["kind"] and r["group"] == row["group"] and r["start_us"] < row["start_us"] for r in mine)
 
 
-def _pauses(spans: pl.DataFrame, recording: TraceRecording, begun: Mapping[int, float]) -> dict[str, Array]:
+def _pauses(operations: pl.DataFrame, graph: Graph, start_us: Array, at: Mapping[int, tuple[int, float]]) -> dict[str, Array]:
     """cause -> how much of each operation's launch delay was such a pause: it goes to the operation that began next."""
-    at = {iteration: i for i, iteration in enumerate(recording.iterations)}
-    ranks = np.array([operation.rank for operation in recording.graph.operations])
+    ranks = np.array([operation.rank for operation in graph.operations])
     found: dict[str, Array] = {}
-    for row in spans.filter(pl.col("kind").is_in(list(PAUSES)) & pl.col("iteration").is_in(list(at))).iter_rows(named=True):
-        column = at[row["iteration"]]
-        end = row["start_us"] + row["wall_us"] - begun[row["iteration"]]
-        after = np.flatnonzero((ranks == row["rank"]) & (recording.start_us[:, column] >= end - 1))
+    for row in operations.filter(pl.col("kind").is_in(PAUSES) & pl.col("iteration").is_in(list(at))).iter_rows(named=True):
+        column, begun = at[row["iteration"]]
+        end = row["start_us"] + row["wall_us"] - begun
+        after = np.flatnonzero((ranks == row["rank"]) & (start_us[:, column] >= end - 1))
         if after.size:
-            us = found.setdefault(PAUSES[row["kind"]], np.zeros_like(recording.wall_us))
-            us[after[np.argmin(recording.start_us[after, column])], column] += row["wall_us"]
+            us = found.setdefault(PAUSES[row["kind"]], np.zeros_like(start_us))
+            us[after[np.argmin(start_us[after, column])], column] += row["wall_us"]
     return found

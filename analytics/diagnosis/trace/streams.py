@@ -1,8 +1,7 @@
-"""A trace in NDTimeline's form (ByteDance, OSDI'25) -> what waits for what, and when it ran.
+"""A trace whose messages run on streams of their own, as NDTimeline's do (ByteDance, OSDI'25) -> what waits for what.
 
-One row is one operation of one worker in one step: `dp_rank`, `stage`, `rank`, `step`, `optype`, `start_ts` and `duration` in
-seconds, `seq_id` (order among the operations of one type), `mc`, `mb_id`, `gmc`. All steps and replicas are taken to wait
-alike, as in the first step of replica 0 that has as many operations as most of its steps (a trace may begin within a step):
+All iterations and replicas are taken to wait alike, as in the first iteration of replica 0 that has as many operations as most
+(a trace may begin within one):
 
 * compute, gradient and parameter collectives, and the four kinds of messages: each a stream in which one follows the other;
 * receive -> compute -> send; a receive is launched after the compute before that one; the first backward message after the
@@ -19,7 +18,9 @@ from itertools import pairwise
 import msgspec
 import polars as pl
 
-from unskew.analytics.diagnosis.trace.graph import Array, Graph, GraphError, Operation
+from unskew.analytics.diagnosis.trace.fill import OPERATIONS
+from unskew.analytics.diagnosis.trace.graph import Graph, GraphError, Operation
+from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.replay import TraceRecording
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
@@ -28,14 +29,13 @@ GATHER, SCATTER = "params-all-gather", "grads-reduce-scatter"
 EMBEDDING, LAYER_NORM, CLIP = "embedding-grads-all-reduce", "layernorm-grads-all-reduce", "optimizer-clip-main-grad"
 GARBAGE, OPTIMIZER = "gc", "optimizer"
 WAITS = frozenset({*MESSAGES, GATHER, SCATTER, EMBEDDING, LAYER_NORM, CLIP})
-KNOWN = frozenset({FORWARD, BACKWARD, GARBAGE, OPTIMIZER}) | WAITS
 
 _Name = tuple[str, int, int]
-"""(optype, seq_id, stage): an operation of every step and replica."""
+"""(what it is called, turn, stage): an operation of every iteration and replica."""
 
 
 class _Pattern(msgspec.Struct, frozen=True):
-    """What one replica does in one step: its operations, what each needs, and which groups end together."""
+    """What one replica does in one iteration: its operations, what each needs, and which groups end together."""
 
     needs: dict[_Name, list[_Name]]
     groups: list[tuple[_Name, ...]]
@@ -43,76 +43,71 @@ class _Pattern(msgspec.Struct, frozen=True):
     """Operations in which all replicas take part."""
 
 
-def read_operations(frame: pl.DataFrame) -> TraceRecording:
-    """The recording of a trace; steps that lack an operation are left out and named. Raises `GraphError`."""
+def record(trace: Trace) -> TraceRecording:
+    """The recording of a trace; iterations that lack an operation are left out and named. Raises `GraphError`."""
+    frame = trace.operations
     _check(frame)
-    pattern = _pattern(_model_step(frame))
-    replicas = frame["dp_rank"].unique().sort().to_list()
+    pattern = _pattern(_model_iteration(frame))
+    replicas = frame["replica"].unique().sort().to_list()
     names = list(pattern.needs)
     number = {(replica, name): i for i, (replica, name) in enumerate((r, n) for r in replicas for n in names)}
     keys = pl.DataFrame(
-        [(r, optype, seq, stage, i) for (r, (optype, seq, stage)), i in number.items()],
-        schema={"dp_rank": pl.Int64, "optype": pl.String, "seq_id": pl.Int64, "stage": pl.Int64, "operation": pl.Int64},
+        [(r, group, turn, stage, i) for (r, (group, turn, stage)), i in number.items()],
+        schema={"replica": pl.Int64, "group": pl.String, "turn": pl.Int64, "stage": pl.Int64, "operation": pl.Int64},
         orient="row",
     )
-    rows = frame.with_columns(pl.col("dp_rank", "seq_id", "stage", "step").cast(pl.Int64)).join(
-        keys, on=["dp_rank", "optype", "seq_id", "stage"], how="inner"
-    )
-    counts = rows.group_by("step").agg(pl.col("operation").n_unique().alias("n")).sort("step")
-    steps = counts.filter(pl.col("n") == len(number))["step"].to_list()
-    if not steps:
+    rows = frame.join(keys, on=["replica", "group", "turn", "stage"], how="inner")
+    counts = rows.group_by("iteration").agg(pl.col("operation").n_unique().alias("n")).sort("iteration")
+    iterations = counts.filter(pl.col("n") == len(number))["iteration"].to_list()
+    if not iterations:
         raise GraphError("no step of the trace has the same operations on every worker")
-    rows = rows.filter(pl.col("step").is_in(steps)).sort("operation", "step")
-    start, wall = (1e6 * rows[c].cast(pl.Float64).to_numpy().reshape(len(number), len(steps)) for c in ("start_ts", "duration"))
-    begin, end = _extent_us(frame.filter(pl.col("step").is_in(steps)))
+    rows = rows.filter(pl.col("iteration").is_in(iterations)).sort("operation", "iteration")
+    start, wall = (rows[name].to_numpy().reshape(len(number), len(iterations)) for name in ("start_us", "wall_us"))
+    extents = trace.iterations.filter(pl.col("iteration").is_in(iterations)).sort("iteration")
+    begin, end = extents["begin_us"].to_numpy(), extents["end_us"].to_numpy()
     about = rows.unique("operation", keep="first").sort("operation")
     operations = tuple(
-        Operation(kind, rank, replica, stage, micro_batch if micro_batch >= 0 and kind in {FORWARD, BACKWARD} else None)
-        for kind, rank, replica, stage, micro_batch in about.select("optype", "rank", "dp_rank", "stage", "mb_id").iter_rows()
+        Operation(kind, rank, replica, stage, micro_batch if kind in {FORWARD, BACKWARD} else None)
+        for kind, rank, replica, stage, micro_batch in about.select(
+            "group", "rank", "replica", "stage", "micro_batch"
+        ).iter_rows()
     )
     return TraceRecording(
         graph=_graph(pattern, replicas, number, operations),
-        iterations=tuple(steps),
+        iterations=tuple(iterations),
         start_us=start - begin,
         wall_us=wall,
         iteration_us=end - begin,
         waits=WAITS,
-        left_out=tuple(counts.filter(pl.col("n") != len(number))["step"].to_list()),
+        left_out=tuple(counts.filter(pl.col("n") != len(number))["iteration"].to_list()),
     )
 
 
 def _check(frame: pl.DataFrame) -> None:
-    unknown = sorted(set(frame["optype"].unique()) - KNOWN)
+    unknown = sorted(set(frame["group"].unique()) - set(OPERATIONS))
     if unknown:
-        raise GraphError(f"operation type {unknown[0]} is not known, allowed: {', '.join(sorted(KNOWN))}")
-    if frame["mc"].max() != 0:
+        raise GraphError(f"operation type {unknown[0]} is not known, allowed: {', '.join(sorted(OPERATIONS))}")
+    if frame["model_chunk"].max() != 0:
         raise GraphError("the trace interleaves model chunks (mc above 0), which is not replayed: only one chunk per stage is")
 
 
-def _model_step(frame: pl.DataFrame) -> pl.DataFrame:
-    """The rows of the step, of the first replica, that all others are taken to be like."""
-    mine = frame.filter(pl.col("dp_rank") == frame["dp_rank"].min())
-    sizes = mine.group_by("step").len()
+def _model_iteration(frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows of the iteration, of the first replica, that all others are taken to be like."""
+    mine = frame.filter(pl.col("replica") == frame["replica"].min())
+    sizes = mine.group_by("iteration").len()
     usual = sizes["len"].mode().max()
-    return mine.filter(pl.col("step") == sizes.filter(pl.col("len") == usual)["step"].min())
-
-
-def _extent_us(frame: pl.DataFrame) -> tuple[Array, Array]:
-    """Begin and end of each step, of all its rows, also of those that not every step has: [step], ascending."""
-    start, wall = (1e6 * pl.col(name).cast(pl.Float64) for name in ("start_ts", "duration"))
-    extent = frame.group_by("step").agg(start.min().alias("begin"), (start + wall).max().alias("end")).sort("step")
-    return extent["begin"].to_numpy(), extent["end"].to_numpy()
+    return mine.filter(pl.col("iteration") == sizes.filter(pl.col("len") == usual)["iteration"].min())
 
 
 def _pattern(frame: pl.DataFrame) -> _Pattern:
-    """From one replica's one step."""
-    names = [(optype, seq, stage) for optype, seq, stage in frame.select("optype", "seq_id", "stage").iter_rows()]
+    """From one replica's one iteration."""
+    names = [(optype, seq, stage) for optype, seq, stage in frame.select("group", "turn", "stage").iter_rows()]
     needs: dict[_Name, list[_Name]] = {name: [] for name in names}
     stages = frame["stage"].unique().sort().to_list()
     _check_step(needs, stages)
     groups: list[tuple[_Name, ...]] = []
     for stage in stages:
-        mine = frame.filter(pl.col("stage") == stage).sort("start_ts", "seq_id", "optype")
+        mine = frame.filter(pl.col("stage") == stage).sort("start_us", "turn", "group")
         work = _named(mine, FORWARD, BACKWARD)
         for stream in (work, _named(mine, GATHER, SCATTER), *(_named(mine, message) for message in MESSAGES)):
             _chain(needs, stream)
@@ -130,10 +125,8 @@ def _pattern(frame: pl.DataFrame) -> _Pattern:
         if gathers := _named(mine, GATHER):
             needs[next(name for name in work if name[0] == FORWARD)].append(gathers[-1])
         after = [name for kind in (GARBAGE, LAYER_NORM, EMBEDDING, SCATTER, CLIP, OPTIMIZER) for name in _named(mine, kind)]
-        last = mine.filter(pl.col("optype").is_in([FORWARD, BACKWARD])).with_columns(
-            end=pl.col("start_ts") + pl.col("duration")
-        )
-        optype, seq, end_stage = last.sort("end").select("optype", "seq_id", "stage").row(-1)
+        last = mine.filter(pl.col("group").is_in([FORWARD, BACKWARD])).with_columns(end=pl.col("start_us") + pl.col("wall_us"))
+        optype, seq, end_stage = last.sort("end").select("group", "turn", "stage").row(-1)
         _chain(needs, [(optype, seq, end_stage), *after])
     groups += [(name, _other_side(name)) for name in names if name[0].endswith("-send")]
     groups += [(name,) for name in names if name[0] in {GATHER, SCATTER}]
@@ -169,7 +162,7 @@ def _other_side(name: _Name) -> _Name:
 
 
 def _named(frame: pl.DataFrame, *optypes: str) -> list[_Name]:
-    rows = frame.filter(pl.col("optype").is_in(optypes)).select("optype", "seq_id", "stage")
+    rows = frame.filter(pl.col("group").is_in(optypes)).select("group", "turn", "stage")
     return [(optype, seq, stage) for optype, seq, stage in rows.iter_rows()]
 
 
