@@ -1,4 +1,7 @@
-"""Where two tellings of the same events differ: found again by identity, compared field by field, numbers within 1e-9."""
+"""Where two records of the same events differ: found again by identity, compared field by field, numbers within 1e-9.
+
+Texts for people are left out: a sentence may be worded better without any decision being another.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,8 @@ IDENTITY: dict[type[Event], tuple[str, ...]] = {
 """The events that are decided, and the fields by which each is found again."""
 _NAMED_LIVE = ("proposal",)
 """Fields that only the live run can fill."""
+_TEXTS = frozenset({"change", "detail", "name", "reason", "sentence", "void"})
+"""Texts for people, fields of an event or within one: what counts is whether there is one."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +77,7 @@ def differences(recorded: Sequence[Event], replayed: Sequence[Event]) -> tuple[D
         fields = tuple(
             name
             for name in sorted({*was.get(key, {}), *now.get(key, {})} - set(_NAMED_LIVE))
-            if not _same(was.get(key, {}).get(name), now.get(key, {}).get(name))
+            if not _same_field(name, was.get(key, {}), now.get(key, {}))
         )
         if key not in was or key not in now or fields:
             found.append(
@@ -101,9 +106,14 @@ def _by_identity(events: Sequence[Event]) -> dict[_Key, dict[str, Any]]:
     return found
 
 
+def _same_field(name: str, was: dict[str, Any], now: dict[str, Any]) -> bool:
+    one, other = was.get(name), now.get(name)
+    return bool(one) == bool(other) if name in _TEXTS else _same(one, other)
+
+
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+        return one.keys() - _TEXTS == other.keys() - _TEXTS and all(_same_field(name, one, other) for name in {*one, *other})
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, float) or isinstance(other, float):
@@ -117,7 +127,7 @@ def _first_leaf(where: str, was: Any, now: Any) -> tuple[str, Any, Any]:
     """The first place within a field where both differ."""
     if isinstance(was, dict) and isinstance(now, dict):
         for name in sorted({*was, *now}):
-            if not _same(was.get(name), now.get(name)):
+            if not _same_field(name, was, now):
                 return _first_leaf(f"{where}.{name}", was.get(name), now.get(name))
     if isinstance(was, list) and isinstance(now, list):
         for place, (one, other) in enumerate(zip(was, now, strict=False)):

@@ -72,17 +72,19 @@ def test_the_order_in_which_the_log_arrived_does_not_matter(run: Run, log: Recor
     assert run_of_lines(run.id, lines) == log
 
 
-def test_a_decision_that_the_log_does_not_lead_to_is_told(log: RecordedRun) -> None:
-    def told(event: object) -> object:
+def test_a_decision_that_the_log_does_not_lead_to_is_a_difference_and_another_wording_is_none(log: RecordedRun) -> None:
+    def forged(event: object) -> object:
         if isinstance(event, Verdict) and event.cause == "slow_device":
             return msgspec.structs.replace(event, culprits=(msgspec.structs.replace(event.culprits[0], rank=0),))
+        if isinstance(event, Verdict):
+            return msgspec.structs.replace(event, sentence="in other words", evidence={**event.evidence, "detail": "too"})
+        if isinstance(event, PlanProposed) and event.optional:
+            return msgspec.structs.replace(event, reason="in other words", change="")
         return event
 
-    forged = msgspec.structs.replace(
-        log, control=tuple(msgspec.structs.replace(noted, event=told(noted.event)) for noted in log.control)
-    )
-    found = {(one.event, one.fields) for one in replay(forged).differences}
-    assert found == {("verdict", ("culprits",))}
+    control = tuple(msgspec.structs.replace(noted, event=forged(noted.event)) for noted in log.control)
+    found = {(one.event, one.fields) for one in replay(msgspec.structs.replace(log, control=control)).differences}
+    assert found == {("verdict", ("culprits",)), ("plan_proposed", ("change",))}
 
 
 def test_a_changed_measurement_is_told(log: RecordedRun) -> None:
