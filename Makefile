@@ -1,16 +1,22 @@
-# make run | test | lint | bench: each makes .venv on its first call; a second call installs nothing.
-.PHONY: run test lint bench chromium
+# make run | check | test | lint | bench: each makes .venv on its first call; a second call installs nothing.
+.PHONY: run check test lint bench chromium
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 BENCH ?= loop
 ARGS ?=
+TWO_AT_ONCE := $(BIN)/python -m pytest -n 2 --dist loadfile
 
 run: .venv/run.stamp
 	$(BIN)/unskew run $(ARGS)
 
+check: lint
+	$(TWO_AT_ONCE) -m "not slow and not alone" $(ARGS)
+
+# What measures time goes after the rest, by itself. 5: ARGS chose no test of that kind.
 test: .venv/test.stamp chromium
-	$(BIN)/python -m pytest $(ARGS)
+	$(TWO_AT_ONCE) -m "not alone" $(ARGS) || test $$? = 5
+	$(BIN)/python -m pytest -m alone $(ARGS) || test $$? = 5
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .

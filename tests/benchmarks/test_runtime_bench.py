@@ -17,6 +17,8 @@ from unskew.collector.paths import Store
 from unskew.runtime.control.summary import Gathering
 from unskew.runtime.options import RunOptions
 
+pytestmark = pytest.mark.slow
+
 
 def committed(iteration: int, wall_us: int) -> IterationCommitted:
     return IterationCommitted(

@@ -11,6 +11,8 @@ from unskew.collector.files.manifest import load
 from unskew.collector.paths import Store
 from unskew.collector.service import check
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.limit(300)
 def test_every_figure_of_ingest_is_measured_beside_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:

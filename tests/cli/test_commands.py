@@ -58,6 +58,7 @@ def test_the_public_names_are_these() -> None:
     assert all(hasattr(unskew, name) for name in unskew.__all__)
 
 
+@pytest.mark.slow
 def test_help_is_instant_and_without_torch() -> None:
     def cpu_s(code: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -218,6 +219,7 @@ def test_what_is_wrong_with_the_log_is_said_beside_every_answer_from_it(holed: S
     ]
 
 
+@pytest.mark.slow
 def test_a_cut_answer_says_so_and_a_file_gets_all_rows(holed: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sql, "COUNTED_ROWS", 300)
     where = ("--store", str(holed.root))

@@ -72,6 +72,7 @@ class Healthy(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_port_that_another_dashboard_takes_meanwhile_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadingHTTPServer((ADDRESS, 0), Healthy) as other:

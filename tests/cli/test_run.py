@@ -16,6 +16,8 @@ from urllib.request import urlopen
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FACTS = {"run_id", "device", "iterations", "losses", "iteration_s", "faults", "verdicts", "plans", "events", "verify"}
 Processes = Callable[[], dict[int, str]]
 SMALL = [

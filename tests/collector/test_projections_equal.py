@@ -68,6 +68,7 @@ def connection() -> Iterator[duckdb.DuckDBPyConnection]:
         yield connection
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(log=st.lists(st.tuples(few, entries), max_size=12))
@@ -199,6 +200,7 @@ def test_files_of_other_code_are_not_read_and_are_made_anew(run: Run, monkeypatc
     assert answers(run.store) == raw(run.store)
 
 
+@pytest.mark.slow
 def test_rollups_outlive_the_telemetry_that_retention_drops_also_when_the_code_changes(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

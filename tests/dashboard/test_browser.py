@@ -14,6 +14,8 @@ from unskew.collector.events import PlanApproved
 from unskew.collector.paths import Store
 from unskew.collector.write.commands import Inbox, hold_controller_lock
 
+pytestmark = pytest.mark.slow
+
 
 def figure(driver: WebDriver, label: str) -> str:
     """The value of the metric with this label."""

@@ -38,6 +38,7 @@ def python_with_only(folder: Path, *distributions: str, code: str) -> subprocess
     return subprocess.run([sys.executable, "-S", "-c", code], env=path, capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("modules", "installed"), [(WRITER, ["msgspec"]), (NODE, ["msgspec", "numpy", "torch"])], ids=["writer", "rank"]
 )

@@ -24,7 +24,7 @@ from unskew.collector.events import (
 from unskew.collector.files.tail import Entry
 from unskew.collector.write.commands import Command, CommandError, send
 
-pytestmark = pytest.mark.limit(120)
+pytestmark = [pytest.mark.limit(120), pytest.mark.slow]
 SLOW = "slow:rank=1,factor=2,at=9"
 
 

@@ -15,7 +15,7 @@ from unskew.analytics.core.workload import Work
 from unskew.collector.events import RunFinished, Verdict
 from unskew.runtime.rank.device import ChunkOf, SleepDevice
 
-pytestmark = pytest.mark.limit(120)
+pytestmark = [pytest.mark.limit(120), pytest.mark.alone]
 
 
 def test_on_the_real_device_a_slow_rank_is_named(tmp_path: Path) -> None:

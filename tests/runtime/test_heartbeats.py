@@ -79,6 +79,7 @@ def test_a_wait_that_goes_on_counts_before_the_kernel_adds_it(
     assert look(table, 1.2).starved_s == pytest.approx(1.0)
 
 
+@pytest.mark.alone
 def test_the_kernel_adds_a_wait_when_it_ends() -> None:
     """A process that three others keep off its core: its counts stand still, its state says why."""
     burning = "import os, sys\nos.sched_setaffinity(0, [0])\n{policy}\nprint(flush=True)\nwhile True: pass"

@@ -9,6 +9,8 @@ from support.runtime_runs import Run, train
 
 from unskew.collector.events import PlanApplied, Probed, RunFinished, Span, Verdict, VerdictClosed
 
+pytestmark = pytest.mark.slow
+
 SLOW = (0, 2, 4)
 FAULTS = tuple(f"slow:rank={rank},factor=1.6,at=30" for rank in SLOW)
 LAYOUT = {"pp": 2, "dp": 3, "micro_batches": 6, "iterations": 60}

@@ -21,7 +21,7 @@ from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import Command, CommandError, send
 from unskew.runtime.node.processes import process_state
 
-pytestmark = pytest.mark.limit(90)
+pytestmark = [pytest.mark.limit(90), pytest.mark.alone]
 ENDLESS = [
     "run", "--device", "virtual", "--pp", "2", "--dp", "2", "--layers", "2", "--dim", "16", "--heads", "1", "--tokens", "64",
     "--micro-batches", "2", "--no-faults", "--no-dashboard", "--iterations", "1000000",

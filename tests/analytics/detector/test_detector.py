@@ -83,6 +83,7 @@ def culprit(verdict: Verdict | VerdictClosed) -> int | None:
     return verdict.culprits[0].rank
 
 
+@pytest.mark.slow
 def test_no_device_is_accused_in_twenty_healthy_runs_with_a_fitted_predictor() -> None:
     for seed in range(20):
         committed = list(train(PP4_DP2, healthy, seed=seed, n=200, cv=0.02 + 0.0005 * seed))

@@ -112,6 +112,7 @@ def test_an_imported_trace_is_diagnosed_and_replayed(tmp_path: Path) -> None:
     assert found["asked"][0]["saves_percent"] > 5
 
 
+@pytest.mark.slow
 def test_a_run_of_ours_with_a_slow_rank(slowed: Run, tmp_path: Path) -> None:
     code, output = call("diagnose", "--store", slowed.store.root, "--json", tmp_path / "d.json")
     assert code == 0, output

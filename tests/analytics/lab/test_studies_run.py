@@ -84,6 +84,7 @@ def test_a_kept_cell_is_void_when_any_module_or_shipped_table_has_changed_and_no
     assert len(found) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_processes_measure_the_same(tmp_path: Path) -> None:
     """In a process of its own: joblib's helpers live as long as their parent."""
@@ -155,6 +156,7 @@ def test_a_simulated_run_is_served_like_a_real_one(tmp_path: Path) -> None:
         assert reader.sql("select count(*) as n from faults")["n"][0] > 3
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_real_runs_plans_are_played_against_what_it_measured(tmp_path: Path) -> None:
     """On the logical clock they are the same to 0.1 %, after a death too, but for the iteration that was begun again."""

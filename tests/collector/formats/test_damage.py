@@ -160,6 +160,7 @@ def test_times_of_64_bits_keep_them(tmp_path: Path) -> None:
     assert exported.schema["duration"] == polars.Float32
 
 
+@pytest.mark.slow
 def test_a_damaged_parquet_file_is_told_in_a_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Every third byte flipped: some of these end Polars' own reader in a panic."""
     polars.DataFrame(OPERATION).write_parquet(tmp_path / "t.parquet")

@@ -133,6 +133,7 @@ def test_nothing_gets_out(
     assert ask(connection, "select count(*) as n from events", lambda rows: rows.read_all().to_pylist()) == [{"n": 2}]
 
 
+@pytest.mark.slow
 def test_the_child_refuses_alike_and_bounds_memory(store: Store) -> None:
     with pytest.raises(ConsoleError, match="nothing else"):
         query(store, "select * from read_text('/etc/passwd')")
@@ -140,6 +141,7 @@ def test_the_child_refuses_alike_and_bounds_memory(store: Store) -> None:
         query(store, "select list(range) from range(300000000)")
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_what_duckdb_does_not_count_is_bounded_too(store: Store) -> None:
     with pytest.raises(ConsoleError, match=r"more than 1 GB of memory"):

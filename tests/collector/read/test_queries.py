@@ -159,6 +159,7 @@ def test_goodput_counts_a_run_by_its_own_time(tmp_path: Path) -> None:
         assert {row["run"]: row for row in reader.sql(query).iter_rows(named=True)} == before
 
 
+@pytest.mark.slow
 def test_every_form_holds_the_same_rows_on_the_terminal_and_in_a_file(store: Store, tmp_path: Path) -> None:
     where = ("--store", str(store.root))
     query = "select iteration, loss from iterations where run = 'a' order by iteration"
@@ -174,6 +175,7 @@ def test_every_form_holds_the_same_rows_on_the_terminal_and_in_a_file(store: Sto
     assert "slowest_ranks" in call("--list").stdout
 
 
+@pytest.mark.slow
 def test_no_word_or_number_is_cut_on_a_terminal_of_80_columns(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     where = ("--store", str(store.root))

@@ -30,7 +30,7 @@ from unskew.collector.service.rebuild import rebuild
 from unskew.collector.service.snapshot import write_snapshot
 from unskew.collector.write.commands import hold_controller_lock
 
-pytestmark = pytest.mark.limit(240)
+pytestmark = [pytest.mark.limit(240), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

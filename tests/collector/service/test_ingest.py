@@ -62,6 +62,7 @@ def counts(reader: Reader) -> tuple[int, int]:
     return reader.sql("select count(*), count(distinct (writer, seq)) from events where run = 'r'").row(0)  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 @pytest.mark.limit(180)
 def test_nothing_is_lost_or_doubled_when_the_collector_is_killed_again_and_again(store: Store) -> None:
     collecting = [sys.executable, "-c", SMALL_STEPS, "--store", str(store.root), "--idle-s", "1"]
@@ -324,6 +325,7 @@ def test_a_manifest_that_did_not_change_is_not_parsed_again(store: Store) -> Non
     assert load(store).number == 2
 
 
+@pytest.mark.slow
 def test_who_opens_the_database_file_stops_nobody_and_is_stopped_by_nobody(store: Store) -> None:
     spool_spans(store, "rank-0000.1", 10)
     collecting = [sys.executable, "-m", "unskew.collector.service.process", "--store", str(store.root), "--idle-s", "0"]
