@@ -15,14 +15,18 @@ This module imports nothing of the project.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
+ChunkKind = Literal["F", "B", "W"]
+"""Forward, backward, gradient of weights; where a schedule has no W of its own, B is the whole backward pass."""
+CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather"]
 SpanKind = Literal[
-    "F", "B", "W", "send", "recv", "all_reduce", "reduce_scatter", "all_gather", "optimizer", "data_wait",
-    "gc", "checkpoint", "probe", "regroup", "migrate",
-]  # fmt: skip
+    ChunkKind, "send", "recv", CollectiveKind, "optimizer", "data_wait", "gc", "checkpoint", "probe", "regroup", "migrate"
+]
+CHUNK_KINDS: tuple[ChunkKind, ...] = get_args(ChunkKind)
+COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 Cause = Literal[
     "slow_device", "slow_link", "dead", "hung", "long_sequences", "stage_imbalance", "input_bound", "gc_pause", "unknown"
 ]

@@ -22,6 +22,7 @@ from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.collector.events import CHUNK_KINDS
 
 Speeds = NDArray[np.float64]
 """[device slot]: 1.0 healthy, 0.0 dead."""
@@ -103,7 +104,9 @@ def _plan(layout: Layout, n_layers: int) -> Plan:
 def _component_us(job: Job, layout: Layout, stage_speeds: tuple[tuple[float, ...], ...], extra_us: float) -> float:
     plan = _plan(layout, job.n_layers)
     flat = [speed for speeds in stage_speeds for speed in speeds]
-    speeds = {rank: dict.fromkeys("FBW", speed) for rank, speed in enumerate(flat) if speed not in {0.0, 1.0}}
+    speeds: dict[int, dict[str, float]] = {
+        rank: dict.fromkeys(CHUNK_KINDS, speed) for rank, speed in enumerate(flat) if speed not in {0.0, 1.0}
+    }
     cost = CostModel(chunks=job.cost.chunks, message_us=job.cost.message_us + extra_us)
     works: list[Work] = [job.work] * len(plan.routes)
     return predict_iteration(plan, works, cost, speeds).iteration_us

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import msgspec
 
 from unskew.analytics.core.plan import splits_backward
-from unskew.collector.events import FaultInjected
+from unskew.collector.events import CHUNK_KINDS, FaultInjected
 
 FaultKind = Literal["slow", "kill", "hang", "freeze"]
 KillPoint = Literal["compute", "before_barrier", "before_step"]
@@ -29,7 +29,6 @@ _REQUIRED = {
     "freeze": ("rank", "at"),
 }
 _OPTIONAL = {"slow": ("until", "phase"), "kill": ("point",), "hang": (), "freeze": ()}
-_PHASES = ("F", "B", "W")
 
 
 class FaultError(ValueError):
@@ -103,7 +102,7 @@ def parse_fault(text: str, *, ranks: int, iterations: int, schedule: str = "1f1b
             raise FaultError(
                 f"--fault {text}: factor={values['factor']} must be greater than 1 (1.8 = chunks take 1.8x as long)"
             )
-    phase = _one_of(text, "phase", values["phase"], _PHASES) if "phase" in values else None
+    phase = _one_of(text, "phase", values["phase"], CHUNK_KINDS) if "phase" in values else None
     if phase == "W" and not splits_backward(schedule):
         raise FaultError(
             f"--fault {text}: schedule {schedule} executes no W chunks of their own (B includes them), allowed: F, B"

@@ -25,6 +25,8 @@ from functools import cached_property
 
 import msgspec
 
+from unskew.collector.events import CHUNK_KINDS, ChunkKind
+
 
 class PlanError(ValueError):
     """An illegal plan or layout; the message is one sentence: what is wrong, what is allowed."""
@@ -261,6 +263,11 @@ SCHEDULES = (*PASSES, "searched")
 def splits_backward(schedule: str) -> bool:
     """Whether B is the gradient of activations alone and W, the gradient of weights, an action of its own."""
     return schedule in ("zb-h1", "zb-v", "searched")
+
+
+def chunk_kinds(schedule: str) -> tuple[ChunkKind, ...]:
+    """The kinds of chunks that a schedule has."""
+    return CHUNK_KINDS if splits_backward(schedule) else CHUNK_KINDS[:2]
 
 
 def way_of(schedule: str, ranks: Sequence[int]) -> list[int]:

@@ -26,11 +26,11 @@ from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.graph import GraphError
 from unskew.analytics.diagnosis.trace.lost import ORDER, LostTime, time_lost
-from unskew.analytics.diagnosis.trace.model import COLLECTIVES, Trace
+from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.record import record
 from unskew.analytics.diagnosis.trace.section import TraceSection, with_lengths, without_lengths
 from unskew.analytics.diagnosis.waiting import follow_waits, read_waits
-from unskew.collector.events import Verdict
+from unskew.collector.events import COLLECTIVE_KINDS, Verdict
 
 NO_PLACES = (
     "stage_imbalance: neither the ranks' places nor messages between them are recorded, so each rank is taken for a replica"
@@ -59,7 +59,7 @@ def observability(log: RunLog) -> Observability:
     """The most that the log lets us see."""
     if log.released or log.trace.has_chunks:
         return "chunks"
-    if log.trace.kinds & set(COLLECTIVES):
+    if log.trace.kinds & set(COLLECTIVE_KINDS):
         return "collectives"
     if log.flights or log.flight_groups:
         return "flight recorder"

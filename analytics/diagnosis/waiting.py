@@ -26,11 +26,11 @@ from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import equal_roles
 from unskew.analytics.detector.residuals import UnitTimes
 from unskew.analytics.diagnosis.failslow import settled
-from unskew.analytics.diagnosis.trace.graph import Array
-from unskew.analytics.diagnosis.trace.model import COLLECTIVES, Trace
-from unskew.collector.events import Verdict, VerdictClosed
+from unskew.analytics.diagnosis.trace.model import Trace
+from unskew.analytics.pipeline.dag import Array
+from unskew.collector.events import COLLECTIVE_KINDS, Verdict, VerdictClosed
 
-WAITING = (*COLLECTIVES, "recv")
+WAITING = (*COLLECTIVE_KINDS, "recv")
 LEAST_ITERATIONS = 8
 KINDS = ("F",)  # all of a rank's own work is one piece
 
@@ -68,7 +68,7 @@ def _covered(spans: pl.DataFrame) -> pl.DataFrame:
     """iteration, rank, covered_us: the union of what a rank waited, which may overlap."""
     group = ["iteration", "rank"]
     waits = spans.filter(pl.col("kind").is_in(WAITING)).with_columns(end=pl.col("start_us") + pl.col("wall_us"))
-    last = waits.filter(pl.col("kind").is_in(COLLECTIVES)).group_by(group).agg(pl.col("end").max().alias("start_us"))
+    last = waits.filter(pl.col("kind").is_in(COLLECTIVE_KINDS)).group_by(group).agg(pl.col("end").max().alias("start_us"))
     steps = spans.filter(pl.col("kind") == "optimizer").group_by(group).agg(pl.col("start_us").min().alias("end"))
     barrier = last.join(steps, on=group, how="inner").filter(pl.col("end") > pl.col("start_us"))
     both = [frame.select(*group, "start_us", "end") for frame in (waits, barrier)]
@@ -101,7 +101,7 @@ def _roles(seen: pl.DataFrame, ranks: Sequence[int], *, in_pipeline: bool) -> di
     """rank -> role, by the smallest group of several that it is in."""
     members: dict[str, frozenset[int]] = {
         group: frozenset(of)
-        for group, of in seen.filter(pl.col("group").is_not_null() & pl.col("kind").is_in(COLLECTIVES))
+        for group, of in seen.filter(pl.col("group").is_not_null() & pl.col("kind").is_in(COLLECTIVE_KINDS))
         .group_by("group").agg(pl.col("rank").unique()).iter_rows()
     }  # fmt: skip
     most = len(ranks) - in_pipeline

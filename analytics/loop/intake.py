@@ -14,12 +14,10 @@ from collections.abc import Iterable
 import msgspec
 
 from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry, Transfer
-from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.plan import Plan, chunk_kinds
 from unskew.analytics.core.workload import Work, work_of
-from unskew.analytics.pipeline.schedule import splits_backward
-from unskew.collector.events import Event, GpuState, IterationCommitted, MicroBatchPacked, Span
+from unskew.collector.events import CHUNK_KINDS, Event, GpuState, IterationCommitted, MicroBatchPacked, Span
 
-_CHUNKS = ("F", "B", "W")
 _PATIENCE_POLLS = 20
 
 
@@ -43,9 +41,8 @@ class _Open(msgspec.Struct):
 
     def is_complete(self, plan: Plan) -> bool:
         """Whether every chunk and every micro-batch of the plan has arrived."""
-        kinds = 3 if splits_backward(plan.schedule) else 2
-        expected = kinds * sum(len(route.hops) for route in plan.routes)
-        chunks = sum(span.kind in _CHUNKS for span in self.counted())
+        expected = len(chunk_kinds(plan.schedule)) * sum(len(route.hops) for route in plan.routes)
+        chunks = sum(span.kind in CHUNK_KINDS for span in self.counted())
         return chunks >= expected and len(self.packed) == len(plan.routes)
 
     def is_whole(self, plan: Plan) -> bool:
@@ -105,7 +102,7 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
     mark = opened.mark
     counted = opened.counted()
     works = {micro_batch: work_of(lengths) for micro_batch, lengths in opened.packed.items()}
-    chunks = [span for span in counted if span.kind in _CHUNKS]
+    chunks = [span for span in counted if span.kind in CHUNK_KINDS]
     transfers = _transfers(counted)
     return IterationTelemetry(
         committed=CommittedIteration(

@@ -19,7 +19,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from unskew.analytics.pipeline.chunks import KINDS, Array, Chunks
+from unskew.analytics.pipeline.chunks import Chunks
+from unskew.analytics.pipeline.dag import Array
 
 
 class Bubbles(msgspec.Struct, frozen=True):
@@ -37,8 +38,8 @@ class Bubbles(msgspec.Struct, frozen=True):
 def bubbles(chunks: Chunks, start_us: Array, end_us: Array) -> Bubbles:
     """The classed idle time of a timeline: `start_us` and `end_us` [chunk, ...further axes] as `Chunks.run` returns them."""
     finish = end_us.max(axis=0)
-    first_backward = start_us[chunks.kind == KINDS.index("B")].min(axis=0)
-    last_forward = np.maximum(end_us[chunks.kind == KINDS.index("F")].max(axis=0), first_backward)
+    first_backward = start_us[chunks.are("B")].min(axis=0)
+    last_forward = np.maximum(end_us[chunks.are("F")].max(axis=0), first_backward)
     zero = np.zeros((1, *finish.shape))
     ranks, rows = [], []
     for rank, positions in chunks.rank_positions():

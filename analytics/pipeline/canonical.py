@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from unskew.analytics.core.plan import Plan, Route
-from unskew.analytics.pipeline.list_scheduling import separate_pipelines
-from unskew.analytics.pipeline.schedule import Action, Kind, action_of
+from unskew.analytics.pipeline.actions import Action, action_of, separate_pipelines
+from unskew.collector.events import CHUNK_KINDS, ChunkKind
 
 
 def canonical_lists(plan: Plan) -> dict[int, list[Action]] | None:
@@ -51,7 +51,7 @@ def canonical_lists(plan: Plan) -> dict[int, list[Action]] | None:
 
 
 def _one_f_one_b(routes: Sequence[Route], d: int, n_ranks: int) -> list[Action]:
-    forwards, backwards = ([action_of(route, kind, d) for route in routes] for kind in ("F", "B"))
+    forwards, backwards = ([action_of(route, kind, d) for route in routes] for kind in CHUNK_KINDS[:2])
     warm_up = n_ranks - d
     order = forwards[:warm_up]
     for backward, forward in zip_longest(backwards, forwards[warm_up:]):
@@ -73,12 +73,11 @@ def _interleaved(routes: Sequence[Route], d: int, n_ranks: int, passes: int) -> 
 
 def _zb_v(routes: Sequence[Route], d: int, n_ranks: int) -> list[Action]:
     total = len(routes)
-    kinds: tuple[Kind, ...] = ("F", "B", "W")
-    done = {(kind, part): 0 for kind in kinds for part in (0, 1)}
-    before: dict[Kind, Kind] = {"B": "F", "W": "B"}
+    done = {(kind, part): 0 for kind in CHUNK_KINDS for part in (0, 1)}
+    before: dict[ChunkKind, ChunkKind] = {"B": "F", "W": "B"}
     order: list[Action] = []
 
-    def do(*steps: tuple[Kind, int]) -> None:
+    def do(*steps: tuple[ChunkKind, int]) -> None:
         """The next micro-batch of each step, where there is one whose chunk before is done."""
         for kind, part in steps:
             if done[kind, part] < (total if kind == "F" else done[before[kind], part]):

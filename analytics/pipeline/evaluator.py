@@ -1,4 +1,4 @@
-"""The one evaluator of pipelines: a schedule and the durations of its chunks -> a timeline (chunks.py has the pass itself).
+"""A schedule and the durations of its chunks -> a timeline (dag.py has the pass itself).
 
 Predictor, what-if, scheduler and simulator all use this. Two ways in:
 
@@ -20,10 +20,9 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.plan import plan_from_partition, way_of
-from unskew.analytics.pipeline.chunks import Array, Chunks, Ints
+from unskew.analytics.pipeline.chunks import Chunks
+from unskew.analytics.pipeline.dag import Array, Ints
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
-
-__all__ = ["Array", "Messages", "Timeline", "evaluate", "per_hop", "pipeline_of"]
 
 
 class Messages(msgspec.Struct, frozen=True):

@@ -23,10 +23,9 @@ import heapq
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 
-from unskew.analytics.core.plan import Hop, Plan, Route
-from unskew.analytics.pipeline.schedule import Action, Kind, action_of, splits_backward
-
-_URGENCY = {"F": 0, "B": 1, "W": 2}
+from unskew.analytics.core.plan import Plan, Route, splits_backward
+from unskew.analytics.pipeline.actions import Action, action_of, separate_pipelines
+from unskew.collector.events import CHUNK_KINDS, ChunkKind
 
 
 def listed_order(plan: Plan) -> list[Action]:
@@ -48,18 +47,6 @@ def listed_order(plan: Plan) -> list[Action]:
         twin = {route.micro_batch: routes[number] for number, route in enumerate(model)}
         order += actions if model is routes else [action_of(twin[a.micro_batch], a.kind, a.hop) for a in actions]
     return order
-
-
-def separate_pipelines(plan: Plan) -> list[list[Route]] | None:
-    """The routes of each replica; None when a replica's routes differ or a rank serves two replicas."""
-    routes_of: dict[int, list[Route]] = {}
-    hops_of: dict[int, tuple[Hop, ...]] = {}
-    for route in plan.routes:
-        routes_of.setdefault(route.replica, []).append(route)
-        if hops_of.setdefault(route.replica, route.hops) != route.hops:
-            return None
-    ranks = [rank for hops in hops_of.values() for rank in {hop.rank for hop in hops}]
-    return list(routes_of.values()) if len(ranks) == len(set(ranks)) else None
 
 
 class _Simulation:
@@ -159,10 +146,10 @@ def _following(route: Route, action: Action) -> Action | None:
     """The action that takes this one's output to another hop; None at the end of the way back, and after W."""
     last = len(route.hops) - 1
     if action.kind == "F":
-        kind: Kind = "B" if action.hop == last else "F"
+        kind: ChunkKind = "B" if action.hop == last else "F"
         return action_of(route, kind, min(action.hop + 1, last))
     return action_of(route, "B", action.hop - 1) if action.kind == "B" and action.hop > 0 else None
 
 
 def _urgency(action: Action) -> tuple[int, int, int]:
-    return _URGENCY[action.kind], action.micro_batch, -action.hop
+    return CHUNK_KINDS.index(action.kind), action.micro_batch, -action.hop

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from unskew.analytics.pipeline.chunks import KINDS, Array, Chunks
+from unskew.analytics.pipeline.chunks import Chunks, Flags
+from unskew.analytics.pipeline.dag import Array
 
 BYTES_PER_PARAMETER = 18
 
@@ -34,13 +35,12 @@ def memory_over_time(
 ) -> dict[int, Usage]:
     """rank -> usage. `start_us`, `end_us` [chunk]; `activation_bytes` [hop] of one micro-batch, or [hop, micro-batch];
     `parameters`: how many each rank trains."""
-    kept = _kept(chunks, activation_bytes)
-    releases = KINDS.index("W" if (chunks.kind == KINDS.index("W")).any() else "B")
+    kept, forward, release = _kept(chunks, activation_bytes), chunks.are("F"), _releasing(chunks)
     found = {}
     for rank, positions in chunks.rank_positions():
         held = float(parameters.get(rank, 0) * BYTES_PER_PARAMETER)
-        takes = positions[chunks.kind[positions] == KINDS.index("F")]
-        gives = positions[chunks.kind[positions] == releases]
+        takes = positions[forward[positions]]
+        gives = positions[release[positions]]
         times = np.concatenate([[0.0], start_us[takes], end_us[gives]])
         steps = np.concatenate([[held], kept[takes], -kept[gives]])
         # What is released at the moment when something else begins is released first.
@@ -52,9 +52,14 @@ def memory_over_time(
 def peak_activations(chunks: Chunks, activation_bytes: Array) -> dict[int, float]:
     """rank -> most bytes of activations kept at once. A rank works on one chunk at a time, so the order alone tells."""
     kept = _kept(chunks, activation_bytes)
-    releases = KINDS.index("W" if (chunks.kind == KINDS.index("W")).any() else "B")
-    sign = np.where(chunks.kind == KINDS.index("F"), 1.0, np.where(chunks.kind == releases, -1.0, 0.0))
+    sign = chunks.are("F").astype(float) - _releasing(chunks)
     return {rank: float(np.cumsum((sign * kept)[positions]).max()) for rank, positions in chunks.rank_positions()}
+
+
+def _releasing(chunks: Chunks) -> Flags:
+    """Which chunks end what their forward kept."""
+    weights = chunks.are("W")
+    return weights if weights.any() else chunks.are("B")
 
 
 def _kept(chunks: Chunks, activation_bytes: Array) -> Array:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from unskew.analytics.pipeline.chunks import Array
+from unskew.analytics.pipeline.dag import Array
 
 TOKENS = 4096
 FLOPS_PER_US = 400e6  # 400 TFLOP/s: what large kernels reach on one H100; only ratios of costs matter to a plan

@@ -1,8 +1,7 @@
 """Action lists in torch.distributed.pipelining's notation, the exchange format: "2F0" = stage 2, forward, micro-batch 0.
 
 A stage is a hop of the route; F, I, W and B are torch's letters: I = gradient of activations, W = of weights, B = both. One
-list per rank; as a file one line per rank, actions separated by commas (`_load_csv` of torch reads it for a plan of one
-replica).
+list per rank (joined by commas, one line per rank, it is what torch's `_load_csv` reads for a plan of one replica).
 
 >>> parse("2I10")
 ('I', 10, 2)
@@ -13,8 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from unskew.analytics.core.plan import Plan, PlanError
-from unskew.analytics.pipeline.schedule import Action, Kind, Schedule, action_of, splits_backward
+from unskew.analytics.core.plan import Plan, PlanError, splits_backward
+from unskew.analytics.pipeline.actions import Action, action_of
+from unskew.collector.events import ChunkKind
 
 _ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
 
@@ -30,22 +30,6 @@ def parse(text: str) -> tuple[str, int, int]:
 def written(actions: Iterable[Action], *, split: bool) -> tuple[str, ...]:
     """A rank's actions in the notation; `split`: whether B is the gradient of activations alone."""
     return tuple(f"{a.hop}{'I' if split and a.kind == 'B' else a.kind}{a.micro_batch}" for a in actions)
-
-
-def to_csv(schedule: Schedule) -> str:
-    """The schedule as a file: one line per rank, ascending."""
-    split = splits_backward(schedule.plan.schedule)
-    return "".join(",".join(written(schedule.by_rank[rank], split=split)) + "\n" for rank in schedule.plan.ranks)
-
-
-def from_csv(text: str) -> tuple[tuple[str, ...], ...]:
-    """Lines of a file as `Plan.orders` asks for them (empty entries, torch's idle slots, are left out). Raises `PlanError`."""
-    lines = [line.split(",") for line in text.splitlines() if line.strip()]
-    rows = tuple(tuple(entry.strip() for entry in line if entry.strip()) for line in lines)
-    for row in rows:
-        for entry in row:
-            parse(entry)
-    return rows
 
 
 def orders_of(plan: Plan) -> dict[int, list[Action]]:
@@ -77,7 +61,7 @@ def with_orders(plan: Plan, by_rank: dict[int, Sequence[Action]]) -> Plan:
 
 def _action(plan: Plan, rank: int, entry: str, split: bool) -> Action:
     letter, micro_batch, hop = parse(entry)
-    kinds: dict[str, Kind] = {"F": "F", "I": "B", "W": "W"} if split else {"F": "F", "B": "B"}
+    kinds: dict[str, ChunkKind] = {"F": "F", "I": "B", "W": "W"} if split else {"F": "F", "B": "B"}
     if letter not in kinds:
         raise PlanError(f"rank {rank}: {entry} under schedule {plan.schedule}, allowed are the letters {', '.join(kinds)}")
     if micro_batch >= len(plan.routes) or hop >= len(plan.routes[micro_batch].hops):

@@ -14,11 +14,13 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.cost import HEALTHY, CostModel, Place, Speeds, speed_of
-from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.plan import Plan, splits_backward
 from unskew.analytics.core.workload import Work
-from unskew.analytics.pipeline.evaluator import Array, Timeline, evaluate
+from unskew.analytics.pipeline.actions import Action
+from unskew.analytics.pipeline.dag import Array
+from unskew.analytics.pipeline.evaluator import Timeline, evaluate
 from unskew.analytics.pipeline.model_profiles import TOKENS, ModelProfile
-from unskew.analytics.pipeline.schedule import Action, Schedule, build_schedule, splits_backward
+from unskew.analytics.pipeline.schedule import Schedule, build_schedule
 
 
 class Prediction(msgspec.Struct, frozen=True):

@@ -24,7 +24,8 @@ from unskew.analytics.core.confidence import interval
 from unskew.analytics.core.cost import CostModel, speed_of
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
-from unskew.analytics.pipeline.evaluator import Array, Timeline, evaluate
+from unskew.analytics.pipeline.dag import Array
+from unskew.analytics.pipeline.evaluator import Timeline, evaluate
 from unskew.analytics.pipeline.prediction import durations_us, layer_costs, model_for
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.problem import PlannerJob

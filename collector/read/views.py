@@ -56,7 +56,7 @@ VIEWS: dict[str, str] = {
     "spans": f"""
         select {_SPAN}, first_layer, n_layers, "group", group_seq, peer, bytes, posted_us, {_WAITS}, writer, seq, at_us
         from (select * rename (epoch as plan_version) from ({rows_of(events.Span, "log")}))""",
-    "chunks": f"select {_SPAN}, first_layer, n_layers, {_WAITS} from spans where kind in ('F', 'B', 'W')",
+    "chunks": f"select {_SPAN}, first_layer, n_layers, {_WAITS} from spans where kind in {events.CHUNK_KINDS}",
     "transfers": f"""
         select {_SPAN}, peer, bytes, posted_us, start_us + wall_us as end_us from spans where kind in ('send', 'recv')""",
     "collectives": f"""

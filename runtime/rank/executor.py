@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.plan import Plan, splits_backward
 from unskew.analytics.core.workload import work_of
-from unskew.analytics.pipeline.schedule import Action, splits_backward
+from unskew.analytics.pipeline.actions import Action
 from unskew.collector.events import Span
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import polars as pl
 
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.diagnosis.trace.model import CHUNKS, COLUMNS, Trace
+from unskew.analytics.diagnosis.trace.model import COLUMNS, Trace
+from unskew.collector.events import CHUNK_KINDS
 
 OPERATIONS = {
     "forward-compute": "F", "backward-compute": "B", "forward-send": "send", "forward-recv": "recv", "backward-send": "send",
@@ -79,7 +80,7 @@ def _extents(rows: pl.DataFrame) -> pl.DataFrame:
 def _placed(operations: pl.DataFrame) -> pl.DataFrame:
     """Spans without a plan: the replica and stage of every rank that executes chunks; micro-batches, which may be numbered
     within a replica, unique in the iteration; stages for layers where there are none."""
-    chunks = operations.filter(pl.col("kind").is_in(CHUNKS) & pl.col("micro_batch").is_not_null())
+    chunks = operations.filter(pl.col("kind").is_in(CHUNK_KINDS) & pl.col("micro_batch").is_not_null())
     if not chunks.height:
         return operations
     begins = chunks.group_by("iteration", "rank").agg(pl.col("start_us").min(), pl.col("first_layer").min())
@@ -99,7 +100,7 @@ def _placed(operations: pl.DataFrame) -> pl.DataFrame:
     )
     placed = operations.drop("replica", "stage").join(places, on="rank", how="left", maintain_order="left")
     most = pl.col("micro_batch").max() + 1
-    chunk = pl.col("kind").is_in(CHUNKS)
+    chunk = pl.col("kind").is_in(CHUNK_KINDS)
     return _typed(
         placed.with_columns(
             micro_batch=pl.col("micro_batch") + pl.col("replica") * most,

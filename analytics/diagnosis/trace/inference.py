@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from sklearn.linear_model import LinearRegression  # type: ignore[import-untyped]  # ships no types
 
-from unskew.analytics.diagnosis.trace.graph import Array
+from unskew.analytics.pipeline.dag import Array
 
 HUBER = 1.5
 ROUNDS = 15

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from unskew.analytics.diagnosis.trace.graph import Array
 from unskew.analytics.diagnosis.trace.replay import ideal_us, makespan_us
 from unskew.analytics.diagnosis.trace.scenarios import balanced_lengths, equal_stages, even_links, healthy_device
 from unskew.analytics.diagnosis.trace.section import TraceSection
+from unskew.analytics.pipeline.dag import Array
 from unskew.collector.events import Verdict
 
 OF_MACHINES = ("slow_device", "slow_link", "gc_pause", "input_bound")

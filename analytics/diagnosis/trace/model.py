@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import msgspec
 import polars as pl
 
-CHUNKS = ("F", "B", "W")
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
+from unskew.collector.events import CHUNK_KINDS
+
 PAUSES = {"gc": "gc_pause", "data_wait": "input_bound"}
 """Kinds of operations in which a rank could have worked -> the cause that they are evidence of."""
 
@@ -47,7 +47,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_chunks(self) -> bool:
         """Whether chunks are known by micro-batch, which replay needs."""
-        return bool((self.operations["kind"].is_in(CHUNKS) & self.operations["micro_batch"].is_not_null()).any())
+        return bool((self.operations["kind"].is_in(CHUNK_KINDS) & self.operations["micro_batch"].is_not_null()).any())
 
     @property
     def plan_versions(self) -> tuple[int, ...]:

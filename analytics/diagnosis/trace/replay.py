@@ -4,7 +4,7 @@ Source: "Understanding Stragglers in Large Model Training Using What-if Analysis
 
 1. `take_apart`: an operation's launch delay = its start minus the latest end among what it needs; a group's transfer time =
    its end minus the latest start of its members; work that is no group takes what it took;
-2. `replay`: ends follow from durations in topological order, at once for all iterations and scenarios;
+2. `makespan_us`: ends follow from durations in topological order, at once for all iterations and scenarios;
 3. `ideal_us`: work at the mean of its kind over ranks and iterations, communication at its kind's median.
 """
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from unskew.analytics.diagnosis.trace.graph import Array, Graph
+from unskew.analytics.diagnosis.trace.graph import Graph
+from unskew.analytics.pipeline.dag import Array
 
 TOLERANCE_US = 10_000.0
 """Clocks of hosts disagree: what is more negative than this is no measurement, and counts as 0."""
@@ -48,33 +49,19 @@ def take_apart(recording: TraceRecording) -> OperationDurations:
     """Launch delays, transfer times of groups, and the times of plain work."""
     graph, start = recording.graph, recording.start_us
     end = start + recording.wall_us
-    work, delay = recording.wall_us.copy(), np.empty_like(start)
-    ended = np.concatenate([end, np.zeros((1, end.shape[1]))])
-    for level in graph.levels:
-        delay[level.operations] = start[level.operations] - ended[level.needs].max(axis=1)
-        launched = np.repeat(np.maximum.reduceat(start[level.operations], level.first, axis=0), level.sizes, axis=0)
-        waited = np.repeat(level.sizes, level.sizes) > 1
-        work[level.operations[waited]] = (end[level.operations] - launched)[waited]
+    work, delay = recording.wall_us.copy(), start - graph.dag.ready_us(end)
+    for group in graph.dag.groups:
+        members = list(group)
+        work[members] = end[members] - start[members].max(axis=0)
     work[work <= -TOLERANCE_US] = 0.0
     delay[delay <= -TOLERANCE_US] = 0.0
     return OperationDurations(work, delay)
 
 
-def replay(graph: Graph, work_us: Array, delay_us: Array | None = None) -> Array:
-    """When each operation ends: [operation, ...further axes] us from the iteration's start; without `delay_us` none is late."""
-    end = np.zeros((len(graph.operations) + 1, *work_us.shape[1:]))
-    for level in graph.levels:
-        start = end[level.needs].max(axis=1)
-        if delay_us is not None:
-            start = start + delay_us[level.operations]
-        launched = np.maximum.reduceat(start, level.first, axis=0)
-        end[level.operations] = np.repeat(launched, level.sizes, axis=0) + work_us[level.operations]
-    return end[:-1]
-
-
 def makespan_us(graph: Graph, work_us: Array, delay_us: Array | None = None) -> Array:
-    """The iterations' times: [...further axes]."""
-    return np.asarray(replay(graph, work_us, delay_us).max(axis=0))
+    """The iterations' times when operations take `work_us` [operation, ...further axes]; without `delay_us` none is late."""
+    dag = graph.dag
+    return dag.makespan_us(work_us, [delay_us] * len(dag.needs))
 
 
 def ideal_us(recording: TraceRecording, work_us: Array) -> Array:

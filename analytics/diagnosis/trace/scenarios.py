@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from unskew.analytics.diagnosis.trace.graph import Array
 from unskew.analytics.diagnosis.trace.section import TraceSection
+from unskew.analytics.pipeline.dag import Array
 
 
 def balanced_lengths(section: TraceSection, work_us: Array) -> Array:

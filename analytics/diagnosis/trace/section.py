@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.workload import Work, work_of
-from unskew.analytics.diagnosis.trace.graph import Array
 from unskew.analytics.diagnosis.trace.inference import infer
 from unskew.analytics.diagnosis.trace.replay import OperationDurations, TraceRecording, take_apart
+from unskew.analytics.pipeline.dag import Array
+from unskew.collector.events import CHUNK_KINDS
 
-KIND = {"forward-compute": "F", "backward-compute": "B", "F": "F", "B": "B", "W": "W"}
+KIND: dict[str, str] = {"forward-compute": "F", "backward-compute": "B", **{kind: kind for kind in CHUNK_KINDS}}
 """Kinds of operations that are chunks of work -> the kind of work."""
 Indices = NDArray[np.intp]
 

@@ -180,7 +180,5 @@ def _graph(
     for members in pattern.groups:
         apart = [tuple(number[replica, name] for name in members) for replica in replicas]
         groups += [tuple(i for part in apart for i in part)] if members[0] in pattern.across else apart
-    grouped = {i for members in groups for i in members}
-    groups += [(i,) for i in range(len(operations)) if i not in grouped]
     needs = tuple(tuple(number[replica, need] for need in pattern.needs[name]) for replica, name in number)
     return Graph(operations, needs, tuple(groups))

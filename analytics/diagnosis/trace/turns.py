@@ -16,9 +16,11 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from unskew.analytics.diagnosis.trace.graph import Array, Graph, GraphError, Operation
-from unskew.analytics.diagnosis.trace.model import CHUNKS, COLLECTIVES, PAUSES, Trace
+from unskew.analytics.diagnosis.trace.graph import Graph, GraphError, Operation
+from unskew.analytics.diagnosis.trace.model import PAUSES, Trace
 from unskew.analytics.diagnosis.trace.replay import TraceRecording
+from unskew.analytics.pipeline.dag import Array
+from unskew.collector.events import CHUNK_KINDS, COLLECTIVE_KINDS
 
 _Row = dict[str, Any]
 _Key = tuple[Any, ...]
@@ -41,7 +43,7 @@ def record(trace: Trace) -> TraceRecording:
     extents = {iteration: (begin, end) for _, iteration, begin, end in trace.iterations.iter_rows()}
     begun = {iteration: begin for iteration, (begin, _) in extents.items()}
     operations = trace.operations.filter(pl.col("stage").is_not_null() & pl.col("iteration").is_in(list(begun)))
-    chunks = operations.filter(pl.col("kind").is_in(CHUNKS))
+    chunks = operations.filter(pl.col("kind").is_in(CHUNK_KINDS))
     n_layers = int(chunks.select((pl.col("first_layer") + pl.col("n_layers")).max()).item() or 0)
     nodes = {
         int(iteration): _nodes(rows.to_dicts(), n_layers, votes=trace.votes)
@@ -75,7 +77,7 @@ def record(trace: Trace) -> TraceRecording:
         start_us=start,
         wall_us=wall,
         iteration_us=np.array([extents[i][1] - extents[i][0] for i in iterations]),
-        waits=frozenset({f"{side} {kind}" for side in ("send", "recv") for kind in "FB"} | {*COLLECTIVES, "vote"}),
+        waits=frozenset({f"{side} {kind}" for side in ("send", "recv") for kind in "FB"} | {*COLLECTIVE_KINDS, "vote"}),
         left_out=tuple(sorted(set(begun) - set(iterations))),
         pauses_us=_pauses(operations, graph, start, {i: (column, begun[i]) for column, i in enumerate(iterations)}),
     )
@@ -83,7 +85,7 @@ def record(trace: Trace) -> TraceRecording:
 
 def _check(trace: Trace) -> None:
     """Raise `GraphError` where the operations do not tell what waits for what."""
-    chunks = trace.operations.filter(pl.col("kind").is_in(CHUNKS) & pl.col("stage").is_not_null())
+    chunks = trace.operations.filter(pl.col("kind").is_in(CHUNK_KINDS) & pl.col("stage").is_not_null())
     if chunks["first_layer"].n_unique() > 1 and chunks["stage"].n_unique() == 1:
         raise GraphError("the trace has several stages and no messages between them, so nobody knows what waits for what")
     if chunks.select(pl.struct("iteration", "kind", "rank", "micro_batch", "first_layer").is_duplicated().any()).item():
@@ -107,7 +109,7 @@ def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[
     rank, ended_us, others = place["rank"], 0.0, 0
     for row in mine:
         kind = row["kind"]
-        if kind in CHUNKS:
+        if kind in CHUNK_KINDS:
             key = _chunk_key(row)
             given = messages.source_of(row)
             received = messages.received(given, row, place, before) if given is not None and given["rank"] != rank else None
@@ -121,7 +123,7 @@ def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[
             yield _Node(key, operation, needs, key, row["start_us"], row["wall_us"])
             if (sent := messages.sent(row, place)) is not None:
                 yield sent
-        elif kind in COLLECTIVES:
+        elif kind in COLLECTIVE_KINDS:
             key, group = (kind, rank, others), (kind, _members(row), _turn(mine, row))
             others += 1
             yield _Node(key, Operation(kind, **place), before, group, row["start_us"], row["wall_us"])
@@ -159,7 +161,7 @@ class _Messages:
 
     def __init__(self, rows: list[_Row], n_layers: int) -> None:
         self._n_layers = n_layers
-        chunks = [row for row in rows if row["kind"] in CHUNKS]
+        chunks = [row for row in rows if row["kind"] in CHUNK_KINDS]
         self._first = {(row["kind"], row["micro_batch"], row["first_layer"]): row for row in chunks}
         self._end = {(row["kind"], row["micro_batch"], row["first_layer"] + row["n_layers"]): row for row in chunks}
         # (kind, micro-batch, first layer of the receiving chunk) -> its chunk, the send, the receive

@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from unskew.analytics.diagnosis.trace.graph import Array
 from unskew.analytics.diagnosis.trace.replay import TraceRecording, ideal_us, makespan_us, take_apart
 from unskew.analytics.diagnosis.trace.scenarios import balanced_lengths, equal_stages, healthy_device
 from unskew.analytics.diagnosis.trace.section import TraceSection
+from unskew.analytics.pipeline.dag import Array
 
 WORST_SHARE = 0.03
 LEAST_SLOWDOWN = 1.03

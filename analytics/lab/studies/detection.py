@@ -27,7 +27,7 @@ from unskew.analytics.pipeline.schedule import Schedule, build_schedule
 from unskew.analytics.predictor.fit import fit
 from unskew.analytics.predictor.offsets import TimedIteration, fit_terms
 from unskew.analytics.replay.method import Method, MethodInput, Probe
-from unskew.collector.events import Verdict, VerdictClosed
+from unskew.collector.events import CHUNK_KINDS, Verdict, VerdictClosed
 
 PROTECTED = 50  # no fault begins in the first or the last so many iterations
 WARM_UP = 10  # iterations that fit the predictor
@@ -147,7 +147,7 @@ def synthetic_job(setting: JobSetting, seed: int, noise: Noise, lengths: Floats,
     rank = np.array([action.rank for action in schedule.order])
     kind = np.array([action.kind for action in schedule.order])
     chunk_us = chunk_us * devices.T[rank]
-    for name in ("F", "B"):
+    for name in CHUNK_KINDS[:2]:
         # By chunk, not by place in the schedule: another order of the same work meets the same noise.
         mine = sorted(np.flatnonzero(kind == name), key=lambda i: (schedule.order[i].micro_batch, schedule.order[i].hop))
         chunk_us[mine] *= chunk_factors(noise, random, name, (len(mine), n))

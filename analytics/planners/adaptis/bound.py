@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from unskew.analytics.pipeline.chunks import Array
+from unskew.analytics.pipeline.dag import Array
 from unskew.analytics.planners.adaptis.task import AdaptisTask
 
 MOST_INTEGERS = 256  # kinds of units x devices up to which the integer program is tried

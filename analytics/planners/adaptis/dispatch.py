@@ -23,9 +23,9 @@ from typing import Literal
 
 import msgspec
 
-from unskew.analytics.pipeline.schedule import Kind
+from unskew.collector.events import ChunkKind
 
-Step = tuple[Kind, int, int]
+Step = tuple[ChunkKind, int, int]
 """(kind, stage, micro-batch)."""
 
 
@@ -71,12 +71,12 @@ class _Dispatch:
         n_stages = len(pipe.device)
         self.last = n_stages - 1
         self.spent = {"F": pipe.f_us, "B": pipe.b_us, "W": pipe.w_us}
-        self.arrived: dict[Kind, list[list[float]]] = {
+        self.arrived: dict[ChunkKind, list[list[float]]] = {
             "F": [[0.0] * pipe.micro_batches] + [[] for _ in range(self.last)],
             "B": [[] for _ in range(n_stages)],
             "W": [[] for _ in range(n_stages)],
         }
-        self.begun: dict[Kind, list[int]] = {"F": [0] * n_stages, "B": [0] * n_stages, "W": [0] * n_stages}
+        self.begun: dict[ChunkKind, list[int]] = {"F": [0] * n_stages, "B": [0] * n_stages, "W": [0] * n_stages}
         # Later stages first: their micro-batches are nearer to their end.
         self.stages = [
             [stage for stage in reversed(range(n_stages)) if pipe.device[stage] == device] for device in range(pipe.n_devices)
@@ -104,7 +104,7 @@ class _Dispatch:
                 heapq.heappush(self.events, (at, device))
         return DispatchResult(inf if left else max(self.free_at), tuple(map(tuple, self.lists)))
 
-    def _choose(self, device: int, now: float) -> tuple[tuple[Kind, int] | None, float]:
+    def _choose(self, device: int, now: float) -> tuple[tuple[ChunkKind, int] | None, float]:
         """(what to start now, -) or (None, when to look again: infinite = when something becomes known)."""
         backward, next_b = self._ready("B", device, now)
         forward, next_f = self._ready("F", device, now)
@@ -120,7 +120,7 @@ class _Dispatch:
             return ("W", weights), now
         return None, soon
 
-    def _ready(self, kind: Kind, device: int, now: float) -> tuple[int | None, float]:
+    def _ready(self, kind: ChunkKind, device: int, now: float) -> tuple[int | None, float]:
         """(the stage whose next chunk of this kind goes first now, the next arrival of one that is not there yet)."""
         best, best_key, soon = None, (inf, inf), inf
         for stage in self.stages[device]:
@@ -147,7 +147,7 @@ class _Dispatch:
             return (number // self.pipe.n_devices, stage)
         return (number, -stage)
 
-    def _start(self, device: int, chosen: tuple[Kind, int], now: float) -> None:
+    def _start(self, device: int, chosen: tuple[ChunkKind, int], now: float) -> None:
         kind, stage = chosen
         number = self.begun[kind][stage]
         self.begun[kind][stage] += 1
@@ -165,7 +165,7 @@ class _Dispatch:
             # Released when W ends; the device decides again only then.
             self.kept[device] -= self.pipe.kept[stage]
 
-    def _arrive(self, kind: Kind, stage: int, source: int, now: float, end: float) -> None:
+    def _arrive(self, kind: ChunkKind, stage: int, source: int, now: float, end: float) -> None:
         target = self.pipe.device[stage]
         self.arrived[kind][stage].append(end if target == source else end + self.pipe.message_us)
         if target != source:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.plan import split_evenly
-from unskew.analytics.pipeline.chunks import Array
+from unskew.analytics.pipeline.dag import Array
 
 PASS_SHARES = ((1,), (1, 1), (1, 2), (2, 1), (1, 1, 1), (1, 2, 2), (1, 3, 2), (1, 1, 1, 1), (1, 2, 2, 1))
 """How the work of a device is shared among its ranges at the start of a search: short first ranges fill the pipeline sooner."""

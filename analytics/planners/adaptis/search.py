@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.pipeline.bubbles import bubbles
-from unskew.analytics.pipeline.chunks import Array
+from unskew.analytics.pipeline.dag import Array
 from unskew.analytics.pipeline.evaluator import evaluate, per_hop
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.adaptis.dispatch import DispatchOptions, DispatchResult, PipelineTask, dispatch

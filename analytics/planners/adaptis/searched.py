@@ -11,6 +11,7 @@ from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.workload import Work
 from unskew.analytics.planners.adaptis.task import AdaptisResult, AdaptisTask
 from unskew.analytics.planners.adaptis.tune import tune
+from unskew.collector.events import CHUNK_KINDS
 
 EVALUATIONS = 100  # each process of a run searches for itself: some tenths of a second
 
@@ -26,8 +27,8 @@ def searched_plan(*, pp: int, dp: int, n_layers: int, micro_batches: int, cost: 
         raise PlanError(f"--layers {n_layers} cannot fill --pp {pp} stages: at least one layer per stage is needed")
     kinds = cost.split
     work = Work(tokens, tokens * tokens)
-    layer_us = tuple(kinds.chunk_us(kind, work, 1, has_head=False) for kind in "FBW")
-    head_us = tuple(kinds.chunk_us(kind, work, 0, has_head=True) for kind in "FBW")
+    layer_us = tuple(kinds.chunk_us(kind, work, 1, has_head=False) for kind in CHUNK_KINDS)
+    head_us = tuple(kinds.chunk_us(kind, work, 0, has_head=True) for kind in CHUNK_KINDS)
     return _search(pp, n_layers, micro_batches // dp, (*layer_us, *head_us), cost.message_us).plan(replicas=dp)
 
 

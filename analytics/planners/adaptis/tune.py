@@ -27,10 +27,9 @@ from math import inf
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.plan import PlanError, way_of
+from unskew.analytics.core.plan import PlanError, splits_backward, way_of
 from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
 from unskew.analytics.pipeline.memory import peak_activations
-from unskew.analytics.pipeline.schedule import Kind, splits_backward
 from unskew.analytics.planners.adaptis.bound import lower_bound_us
 from unskew.analytics.planners.adaptis.dispatch import Step
 from unskew.analytics.planners.adaptis.layouts import PipelineLayout, start_layouts, usual
@@ -44,6 +43,7 @@ from unskew.analytics.planners.adaptis.task import (
     stage_kept,
     untimed,
 )
+from unskew.collector.events import CHUNK_KINDS
 
 __all__ = ["BASELINES", "gains", "tune"]
 
@@ -93,12 +93,11 @@ def _baseline(task: AdaptisTask, name: str) -> AdaptisResult | None:
     stages = stage_costs(task, layout)
     whole = stages if splits_backward(name) else np.stack([stages[0], stages[1] + stages[2]])
     makespan = float(chunks.makespan_us(per_hop(chunks, whole), task.message_us))
-    kinds: tuple[Kind, ...] = ("F", "B", "W")
     lists = []
     for _, positions in chunks.rank_positions():
         steps: list[Step] = []
         for position in positions.tolist():
-            kind, hop, number = kinds[chunks.kind[position]], int(chunks.hop[position]), int(chunks.micro_batch[position])
+            kind, hop, number = CHUNK_KINDS[chunks.kind[position]], int(chunks.hop[position]), int(chunks.micro_batch[position])
             steps.append((kind, hop, number))
             if kind == "B" and not splits_backward(name):
                 steps.append(("W", hop, number))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars
 
-from unskew.collector.events import IterationTimed, OperationsRecorded, Span, SpanKind, Telemetry
+from unskew.collector.events import CHUNK_KINDS, IterationTimed, OperationsRecorded, Span, SpanKind, Telemetry
 from unskew.collector.formats.columns import parquet, typed
 from unskew.collector.formats.imported import FormatError, ImportedRun
 from unskew.collector.formats.text import LARGEST
@@ -48,7 +48,6 @@ KINDS: dict[str, SpanKind] = {
     "optimizer": "optimizer",
     "gc": "gc",
 }
-_COMPUTE = ("F", "B")
 _TOWARDS = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
 """The other side of a message: so many stages further on."""
 _IDENTITY = ("rank", "step", "optype", "seq_id")
@@ -163,7 +162,7 @@ def _events(rows: polars.DataFrame, rank_at: dict[tuple[int, int], int]) -> Iter
                 group=name,
                 group_seq=columns["seq_id"][place],
                 peer=None if towards is None else rank_at.get((replica, (stage + towards) % stages)),
-                compute_us=wall if kind in _COMPUTE else None,
+                compute_us=wall if kind in CHUNK_KINDS else None,
             )
         first_us = min(start_us[begin:end])
         last_us = max(start_us[place] + wall_us[place] for place in range(begin, end))

@@ -14,6 +14,7 @@ from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.fill import from_operations, from_spans
 from unskew.analytics.loop.intake import Intake
 from unskew.collector.events import (
+    CHUNK_KINDS,
     CollectiveRecorded,
     DeviceJoined,
     DeviceLost,
@@ -100,7 +101,7 @@ def _released(
     """The committed iterations as the controller saw them."""
     if not commits:
         return ()
-    kinds = spans.filter(pl.col("kind").is_in(["F", "B", "W", "send", "recv", "all_reduce"])).select(_SPAN)
+    kinds = spans.filter(pl.col("kind").is_in([*CHUNK_KINDS, "send", "recv", "all_reduce"])).select(_SPAN)
     intake, found = Intake(), []
     arriving: list[Event] = [msgspec.convert({"type": tag_of(Span), **row}, Span) for row in kinds.iter_rows(named=True)]
     waiting = 0

@@ -16,11 +16,10 @@ from unskew.analytics.core.plan import plan_from_partition
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose, sections_of
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.lost import time_lost
-from unskew.analytics.diagnosis.trace.model import COLLECTIVES
 from unskew.analytics.diagnosis.trace.replay import makespan_us
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.diagnosis.trace.whatif import ask, what_if
-from unskew.collector.events import CollectiveRecorded, DeviceLost, GroupRecorded, Verdict
+from unskew.collector.events import COLLECTIVE_KINDS, CollectiveRecorded, DeviceLost, GroupRecorded, Verdict
 from unskew.collector.read.reader import open_store
 from unskew.commands.afterwards import whatif
 from unskew.edge.load_run import load_run
@@ -103,7 +102,7 @@ def test_what_if_without_the_slow_rank_gives_the_iterations_before_it_was_slow(
 def test_with_collectives_only_the_rank_that_waits_least_is_named(slowed: tuple[RunLog, list[Verdict]]) -> None:
     log, _ = slowed
     bare = msgspec.structs.replace(
-        log, released=(), plans={}, trace=log.trace.only([*COLLECTIVES, "send", "recv", "optimizer"])
+        log, released=(), plans={}, trace=log.trace.only([*COLLECTIVE_KINDS, "send", "recv", "optimizer"])
     )
     found = diagnose(bare)
     assert found.observability == "collectives"

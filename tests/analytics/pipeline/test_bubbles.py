@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew.analytics.core.plan import PASSES, Plan, plan_from_partition, uniform_plan
+from unskew.analytics.core.plan import PASSES, Plan, plan_from_partition, splits_backward, uniform_plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.bubbles import bubbles
 from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
 from unskew.analytics.pipeline.memory import BYTES_PER_PARAMETER, memory_over_time, peak_activations
 from unskew.analytics.pipeline.model_profiles import TOKENS, model_profile
 from unskew.analytics.pipeline.prediction import unit_durations_us
-from unskew.analytics.pipeline.schedule import build_schedule, splits_backward
+from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.adaptis.layouts import usual
 
 

@@ -3,7 +3,7 @@
 import pytest
 from support.runtime_runs import train
 
-from unskew.analytics.pipeline.schedule import splits_backward
+from unskew.analytics.core.plan import splits_backward
 from unskew.collector.events import Regrouped
 
 pytestmark = pytest.mark.slow

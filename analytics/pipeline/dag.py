@@ -1,0 +1,192 @@
+"""The one evaluator: operations that wait for each other, and how long each takes -> when each starts and ends.
+
+An operation is ready when all that it needs has ended and the way from there is over (a message; a late launch). It starts when
+it is ready; the members of a group (both sides of a message, a collective) start together, when the last of them is ready:
+
+    ready(v) = max over what v needs (end(u) + lag(u, v)), 0 when it needs nothing
+    start(v) = max of ready over the group of v
+    end(v) = start(v) + duration(v)
+
+Operations of equal depth do not depend on each other, so the pass goes level by level, each level as one array operation over
+all further axes (replicas, iterations, candidates, scenarios). Where levels are narrow and there is no further axis, plain
+numbers are faster.
+
+Schedules (chunks.py) and recorded traces (diagnosis/trace/graph.py) are such graphs. List scheduling (list_scheduling.py,
+planners/adaptis/dispatch.py, planners/resihp/simulation.py) is another thing: it decides the order, which is given here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from math import inf
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Lags = Sequence[Array | None]
+"""Per row of `Dag.needs` the time from the end of what is needed: [operation] or [operation, ...further axes]; None = none."""
+
+_WIDE = 24  # operations per level from which arrays beat plain numbers (measured: they break even between 16 and 32)
+
+
+class Level(msgspec.Struct, frozen=True):
+    """Operations whose needs all lie in earlier levels, as numbered by level: `own`, and of each row of needs (its number, what
+    is needed). `first` and `sizes` of the groups; None where each operation is alone."""
+
+    own: slice
+    needs: tuple[tuple[int, Ints], ...]
+    groups: tuple[Ints, Ints] | None
+
+
+class Dag(msgspec.Struct, frozen=True, dict=True):
+    """`needs` [row, operation]: what must have ended, -1 = nothing. `groups`: operations that start together, two or more; all
+    others are alone."""
+
+    needs: Ints
+    groups: tuple[tuple[int, ...], ...] = ()
+
+    def __len__(self) -> int:
+        return int(self.needs.shape[1])
+
+    @cached_property
+    def circle(self) -> int | None:
+        """An operation that waits for itself by way of others; None where there is an order. Without one nothing can be run."""
+        left = np.ones(len(self), dtype=bool)
+        left[self._order] = False
+        return int(left.argmax()) if left.any() else None
+
+    def run(self, durations_us: Array, lags_us: Lags = ()) -> tuple[Array, Array]:
+        """(start, end) of each operation when operation i takes `durations_us[i]`: arrays [operation, ...further axes]."""
+        start, end = self._run(durations_us, lags_us)
+        return start[self._number[:-1]], end[self._number[:-1]]
+
+    def makespan_us(self, durations_us: Array, lags_us: Lags = ()) -> Array:
+        """End of the last operation: [...further axes]."""
+        return np.asarray(self._run(durations_us, lags_us)[1].max(axis=0))
+
+    def ready_us(self, end_us: Array) -> Array:
+        """When each operation is ready, if they end at these times and there are no lags: [operation, ...further axes]."""
+        end = np.concatenate([end_us, np.zeros((1, *end_us.shape[1:]))])
+        ready: Array = end[self.needs[0]]
+        for needed in self.needs[1:]:
+            np.maximum(ready, end[needed], out=ready)
+        return ready
+
+    def _run(self, durations_us: Array, lags_us: Lags) -> tuple[Array, Array]:
+        """(start, end) by level."""
+        order, depths = self._order, self._depths
+        further = [1] * (durations_us.ndim - 1)
+        lags = [None if lag is None else lag[order].reshape(-1, *(lag.shape[1:] or further)) for lag in lags_us]
+        lags += [None] * (len(self.needs) - len(lags))
+        spent = durations_us[order]
+        if durations_us.ndim == 1 and len(self) < _WIDE * len(depths) and not self.groups:
+            return self._run_numbers(spent, lags)
+        start = np.empty_like(spent)
+        end = np.zeros((len(self) + 1, *spent.shape[1:]))  # the last entry is what -1 stands for: nothing to wait for
+        for level in self._levels:
+            ready = start[level.own]
+            for row, needed in level.needs:
+                ended = end.take(
+                    needed, axis=0, out=None if row else ready, mode="clip"
+                )  # faster than an index; "raise" would buffer
+                if (lag := lags[row]) is not None:
+                    ended += lag[level.own]
+                if row:
+                    np.maximum(ready, ended, out=ready)
+            if level.groups is not None:
+                first, sizes = level.groups
+                ready[:] = np.repeat(np.maximum.reduceat(ready, first, axis=0), sizes, axis=0)
+            np.add(ready, spent[level.own], out=end[level.own])
+        return start, end[:-1]
+
+    def _run_numbers(self, spent: Array, lags: Lags) -> tuple[Array, Array]:
+        start: list[float] = []
+        end = [0.0] * (len(self) + 1)
+        nothing = [0.0] * len(self)
+        needs = self._numbered.tolist()
+        rows = [(row, nothing if lag is None else lag.tolist()) for row, lag in zip(needs, lags, strict=True)]
+        for position, us in enumerate(spent.tolist()):
+            begin = -inf
+            for needed, lag in rows:
+                ready = end[needed[position]] + lag[position]
+                if ready > begin:  # noqa: PLR1730  # max() takes three times as long
+                    begin = ready
+            start.append(begin)
+            end[position] = begin + us
+        return np.array(start), np.array(end[:-1])
+
+    @cached_property
+    def _members(self) -> dict[int, tuple[int, ...]]:
+        """First member -> all members of each group."""
+        return {members[0]: members for members in self.groups}
+
+    @cached_property
+    def _depths(self) -> list[list[int]]:
+        """First members of groups, and operations that are alone, by depth."""
+        first_of = list(range(len(self)))
+        for first, members in self._members.items():
+            for member in members:
+                first_of[member] = first
+        missing = [0] * len(self)
+        after: list[list[int]] = [[] for _ in first_of]
+        for row in self.needs.tolist():
+            for operation, needed in zip(first_of, row, strict=True):
+                if needed >= 0:
+                    after[first_of[needed]].append(operation)
+                    missing[operation] += 1
+        depths = []
+        ready = [one for one, count in enumerate(missing) if count == 0 and first_of[one] == one]
+        while ready:
+            depths.append(ready)
+            following = []
+            for one in ready:
+                for target in after[one]:
+                    missing[target] -= 1
+                    if missing[target] == 0:
+                        following.append(target)
+            ready = following
+        return depths
+
+    @cached_property
+    def _order(self) -> Ints:
+        """The operations by depth, groups one behind the other."""
+        return np.array([i for depth in self._depths for one in depth for i in self._members.get(one, (one,))], dtype=np.int64)
+
+    @cached_property
+    def _number(self) -> Ints:
+        """Where each operation is in that order; the last entry is for -1, nothing to wait for."""
+        number = np.empty(len(self) + 1, dtype=np.int64)
+        number[self._order] = np.arange(len(self))
+        number[-1] = len(self)
+        return number
+
+    @cached_property
+    def _numbered(self) -> Ints:
+        """`needs` in that order and by its numbers."""
+        return np.asarray(self._number[self.needs[:, self._order]])
+
+    @cached_property
+    def _levels(self) -> list[Level]:
+        levels, begin = [], 0
+        for depth in self._depths:
+            sizes = np.array([len(self._members.get(one, (one,))) for one in depth])
+            own = slice(begin, begin := begin + int(sizes.sum()))
+            needs = tuple(row[own] for row in self._numbered)
+            kept = (row for row, needed in enumerate(needs) if row == 0 or not np.array_equal(needed, needs[row - 1]))
+            groups = (np.cumsum(sizes) - sizes, sizes) if len(depth) < own.stop - own.start else None
+            levels.append(Level(own, tuple((row, needs[row]) for row in kept), groups))
+        return levels
+
+
+def dag_of(needs: Sequence[Sequence[int]], groups: Iterable[Sequence[int]] = ()) -> Dag:
+    """The graph in which operation i waits for `needs[i]`, as many as there are; groups of one are passed over."""
+    longest = max((len(needed) for needed in needs), default=0)
+    # Rows are filled up with what is needed anyway: an operation that needs something does not wait for time 0.
+    rows = [[*needed, *[needed[-1] if needed else -1] * (max(longest, 1) - len(needed))] for needed in needs]
+    return Dag(
+        np.array(rows, dtype=np.int64).reshape(len(needs), -1).T, tuple(tuple(group) for group in groups if len(group) > 1)
+    )
