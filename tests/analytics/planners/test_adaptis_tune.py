@@ -113,7 +113,7 @@ def test_no_assignment_of_units_beats_the_bound_on_the_busiest_device(units, spe
         for owners in product(range(len(speeds)), repeat=len(units))
     )
     found = busiest_device_us(np.array(units, float), tuple(speeds), np.zeros(len(speeds)))
-    assert found == pytest.approx(best)
+    assert found == pytest.approx(best, rel=1e-5)  # the solver calls 1e-6 an integer
 
 
 @pytest.mark.parametrize(
