@@ -1,0 +1,115 @@
+"""Rooms, the sub-packages: which may import which, and each of a size that one can look over.
+
+An import within a function counts like one at the top.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+ROOMS = {
+    "collector": ["files", "write", "projections", "read", "alerts", "formats", "service"],
+    "analytics": ["core", "pipeline", "predictor", "health", "detector", "planners", "scheduler", "loop", "replay", "diagnosis",
+                  "cluster", "policies", "lab"],
+    "runtime": ["model", "rank", "node", "control"],
+    "dashboard": ["panels"],
+}  # fmt: skip
+"""Package -> its rooms, from the lowest up: a module imports from its own and from lower ones. What lies in the package itself
+is below them all."""
+ABOVE = {"dashboard": {"run_list", "run_page", "streamlit_app"}}
+"""Modules of a package itself that are above its rooms: they put them together."""
+LAB_IS_FOR = ("unskew.analytics.lab.", "unskew.commands.", "unskew.edge.", "unskew.benchmarks.")
+
+MOST_LINES = 400
+LONGER = {
+    "collector/events.py": "every event type in one place: what the log can hold",
+    "analytics/detector/detector.py": "one state and its steps, of devices, stages and links; to be taken apart by these",
+}
+MOST_MODULES = 14
+CATALOGUES = {"benchmarks", "analytics/policies"}
+"""A module for each entry of a list that may grow."""
+
+
+def modules() -> dict[str, Path]:
+    """Name -> file of every module of ours."""
+    found = {}
+    for folder in (*ROOMS, "benchmarks", "data"):
+        found.update({_name(path, "unskew"): path for path in (ROOT / folder).rglob("*.py")})
+    for path in (ROOT / "src").rglob("*.py"):  # its links are not followed
+        found[_name(path, "")] = path
+    return found
+
+
+def _name(path: Path, package: str) -> str:
+    relative = path.relative_to(ROOT if package else ROOT / "src").with_suffix("")
+    return ".".join(part for part in (package, *relative.parts) if part and part != "__init__")
+
+
+FILES = modules()
+
+
+def imports(name: str) -> set[str]:
+    """The modules of ours that a module imports, at whatever depth."""
+    found = set()
+    for node in ast.walk(ast.parse(FILES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & set(FILES)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found |= {full if full in FILES else str(node.module)} & set(FILES)
+    return found - {name}
+
+
+GRAPH = {name: imports(name) for name in FILES}
+
+
+def height(name: str, package: str) -> int:
+    """Where a module of the package stands in the order of its rooms."""
+    inside = name.split(".")[2:]
+    if inside and inside[0] in ROOMS[package]:
+        return 1 + ROOMS[package].index(inside[0])
+    return len(ROOMS[package]) + 1 if inside and inside[0] in ABOVE.get(package, ()) else 0
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_only_what_lies_below_them(package: str) -> None:
+    prefix = f"unskew.{package}."
+    assert set(ROOMS[package]) == {path.name for path in (ROOT / package).iterdir() if (path / "__init__.py").exists()}
+    up = [
+        f"{name} imports {other}"
+        for name, others in GRAPH.items()
+        for other in others
+        if name.startswith(prefix) and other.startswith(prefix) and height(other, package) > height(name, package)
+    ]
+    assert not up, "; ".join(up)
+
+
+def test_the_lab_is_for_commands_and_benches() -> None:
+    users = {name for name, others in GRAPH.items() if any(other.startswith("unskew.analytics.lab") for other in others)}
+    assert {name for name in users if not name.startswith(LAB_IS_FOR)} == set()
+
+
+def test_what_is_shipped_needs_no_helpers_of_tests() -> None:
+    users = {name for name, path in FILES.items() if re.search(r"^\s*(from|import) support\b", path.read_text(), re.MULTILINE)}
+    assert users
+    assert all(name.startswith("unskew.benchmarks.") for name in users), users
+
+
+def test_no_module_is_long() -> None:
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES.values()}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES and name not in LONGER} == {}
+    assert all(lines[name] > MOST_LINES for name in LONGER), "an exception that is needed no more"
+
+
+def test_no_room_is_crowded() -> None:
+    inside: dict[Path, int] = {}
+    for path in FILES.values():
+        inside[path.parent] = inside.get(path.parent, 0) + (path.name != "__init__.py")
+    crowded = {str(room.relative_to(ROOT)): count for room, count in inside.items() if count > MOST_MODULES}
+    assert set(crowded) - CATALOGUES == set()
