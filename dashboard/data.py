@@ -9,19 +9,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, Union
 
 import msgspec
 import polars as pl
 import streamlit as st
 
+from unskew.analytics.core.run_state import LoggedControl, RunState, fold
 from unskew.analytics.core.workload import Work, work_of
 from unskew.collector.events import CONTROL, Control, tag_of
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import Reader, open_store
 from unskew.collector.service.process import trouble
 from unskew.collector.write.commands import controller_alive
-from unskew.dashboard.story import Logged, Story, tell
 
 RECENT = 50
 """Iterations whose judgements a snapshot holds."""
@@ -43,7 +44,8 @@ class IterationRow(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """What the page shows at one moment; a paused page keeps one.
 
-    `iterations` has the columns of `IterationRow`; `judged` has iteration, rank, measured_us, predicted_us of the last ones.
+    `log`: the control events; `state`: what they add up to. `iterations` has the columns of `IterationRow`; `judged` has
+    iteration, rank, measured_us, predicted_us of the last ones.
     `n_dropped` events were discarded by full buffers or a full disk; `problems`: what the collector found wrong in this log.
     `age_s` is the wall time since the last event, of a run that is over since its end; `controlled` says that a living
     controller holds the run.
@@ -52,7 +54,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     run: str
     age_s: float
     controlled: bool
-    story: Story
+    log: tuple[LoggedControl, ...]
+    state: RunState
     iterations: pl.DataFrame
     judged: pl.DataFrame
     n_dropped: int = 0
@@ -103,13 +106,15 @@ def snapshot(run: str) -> Snapshot:
         "from writers where run = $1",
         [run],
     ).row(0)
+    log = _control(run)
     return Snapshot(
         run=run,
         age_s=max(0.0, time.time() - last_us / 1e6) if last_us is not None else 0.0,
         n_dropped=int(n_dropped),
         problems=tuple(problem for problem in problems() if problem.startswith((f"run {run}: ", "the collector"))),
         controlled=controlled(run),
-        story=tell(_control(run)),
+        log=log,
+        state=reduce(lambda state, entry: fold(state, entry.event, entry.at_us), log, RunState()),
         iterations=sql(
             "select iteration, plan_version, loss, tokens, iteration_us as measured_us, predicted_us from iterations "
             "where run = ? order by iteration",
@@ -185,14 +190,15 @@ def history() -> pl.DataFrame:
     return sql("select * from device_history where n_runs_affected > 0 order by n_runs_affected desc, last_trouble_us desc")
 
 
-def _control(run: str) -> list[Logged]:
+def _control(run: str) -> tuple[LoggedControl, ...]:
+    """The control events by wall clock, those of a stream in its own order though the clock be set back meanwhile."""
     rows = sql(
         "select at_us, actor, payload from projected.control where run = ? and list_contains(?, type) "
-        "order by at_us, stream, version",
+        "order by max(at_us) over (partition by stream order by version), stream, version",
         [run, CONTROL_TAGS],
         refresh=False,
     )
-    return [Logged(at_us, actor or "", _DECODER.decode(payload)) for at_us, actor, payload in rows.iter_rows()]
+    return tuple(LoggedControl(at_us, _DECODER.decode(payload), actor or "") for at_us, actor, payload in rows.iter_rows())
 
 
 @st.cache_data(ttl=1, show_spinner=False, max_entries=8)

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from unskew.analytics.core.run_state import RunState
 from unskew.collector.events import FaultInjected
-from unskew.dashboard.story import Story
 from unskew.dashboard.wording import CAUSES, parties
 
 
@@ -20,20 +20,20 @@ class Mark(msgspec.Struct, frozen=True):
     text: str
 
 
-def marks(story: Story) -> tuple[Mark, ...]:
+def marks(state: RunState) -> tuple[Mark, ...]:
     """Injected faults and their ends, verdicts and their ends, plans after the first; in the order of iterations."""
     found: list[Mark] = []
-    for fault in story.faults:
+    for fault in state.faults:
         found.append(Mark("fault", fault.at_iteration, f"rank {fault.rank}", f"fault injected: {_fault(fault)}"))
         if fault.until_iteration is not None:
             found.append(Mark("fault", fault.until_iteration, "", f"fault ended: {_fault(fault)}"))
-    for judged in story.verdicts:
-        verdict = judged.verdict
-        who = parties(verdict.culprits)
-        found.append(Mark("verdict", verdict.at_iteration, who, f"verdict: {who}, {CAUSES[verdict.cause]}"))
+    for judged in state.verdicts.values():
+        who = parties(judged.verdict.culprits)
+        for verdict in (revision.verdict for revision in judged.revisions):
+            found.append(Mark("verdict", verdict.at_iteration, who, f"verdict: {who}, {CAUSES[verdict.cause]}"))
         if judged.closed is not None:
             found.append(Mark("verdict", judged.closed.at_iteration, "", f"verdict closed: {who}, {judged.closed.reason}"))
-    for plan in story.plans[1:]:
+    for plan in (applied.event for applied in state.plans[1:]):
         found.append(
             Mark("plan", plan.iteration, f"plan {plan.plan_version}", f"plan {plan.plan_version} in force: {plan.reason}")
         )

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import streamlit as st
 
 from unskew.dashboard import data
-from unskew.dashboard.run_state import TONES, state_of
+from unskew.dashboard.run_status import TONES, status_of
 from unskew.dashboard.theme import card, chip, escape, table, title
 from unskew.dashboard.wording import CAUSES, ago, device_kind
 
@@ -90,7 +90,7 @@ def _row(run: dict[str, Any], now_s: float) -> list[str]:
     """The cells of a run, from a row of the view `runs`."""
     # A diagnosis made afterwards writes to the log of a run that is over: that is no news of the run.
     age_s = now_s - (run["finished_us"] or run["last_us"]) / 1e6
-    state = state_of(run["status"] if run["finished_us"] is not None else None, data.controlled(run["run"]), age_s)
+    state = status_of(run["status"] if run["finished_us"] is not None else None, data.controlled(run["run"]), age_s)
     target = json.loads(run["options"]).get("iterations")
     started = datetime.fromtimestamp(run["started_us"] / 1e6, tz=UTC).astimezone()
     return [

@@ -23,7 +23,7 @@ from unskew.dashboard.panels import (
     records,
     timeline,
 )
-from unskew.dashboard.run_state import TONES, imported, simulated, state_of
+from unskew.dashboard.run_status import TONES, imported, simulated, status_of
 from unskew.dashboard.theme import card, chip
 from unskew.dashboard.window import Window, around, newest
 from unskew.dashboard.wording import ago, count, device_kind
@@ -42,7 +42,7 @@ def controls(run: str) -> None:
         "Iterations", [*WINDOWS, ALL, AROUND_CHOSEN], default="Last 200", key="window", bind="query-params",
         label_visibility="collapsed", required=True, width="content",
     )  # fmt: skip
-    if data.snapshot(run).story.finished is None:
+    if data.snapshot(run).state.finished is None:
         st.segmented_control(
             "Updates", ["Live", "Paused"], default="Live", key="live", bind="query-params", label_visibility="collapsed",
             required=True, width="content",
@@ -51,7 +51,7 @@ def controls(run: str) -> None:
 
 def show(run: str) -> None:
     """The page of `run`; it ticks while it is live and the run goes on."""
-    ticking = _live() and data.snapshot(run).story.finished is None
+    ticking = _live() and data.snapshot(run).state.finished is None
     st.fragment(_body, run_every=TICK_S if ticking else None)(run)
 
 
@@ -65,9 +65,9 @@ def _body(run: str) -> None:
     _status(snapshot)
     headline.show(snapshot)
     kpis.show(snapshot)
-    foreign = imported(snapshot.story)
+    foreign = imported(snapshot.state)
     cells = heatmap.load(snapshot, window)
-    bare = cells.rows.is_empty() and (foreign or simulated(snapshot.story))
+    bare = cells.rows.is_empty() and (foreign or simulated(snapshot.state))
     wide = [] if bare else [partial(heatmap.show, snapshot, window, cells)]
     wide.append(partial(curves.show_times, snapshot, window))
     narrow = [partial(diagnosis.show if foreign else proposals.show, snapshot)]
@@ -101,7 +101,7 @@ def _records(snapshot: Snapshot) -> None:
         "Diagnosis": diagnosis.body,
         "Events": event_tail.show,
     }
-    if imported(snapshot.story):
+    if imported(snapshot.state):
         shown = {"Events": event_tail.show}
     with card("records"):
         tabs = st.tabs(list(shown), key="record", bind="query-params", on_change="rerun")
@@ -123,10 +123,10 @@ def _moment(run: str) -> Snapshot:
 
 def _status(snapshot: Snapshot) -> None:
     """State, freshness, device and mode in a line."""
-    started, finished = snapshot.story.started, snapshot.story.finished
-    state = state_of(finished.status if finished is not None else None, snapshot.controlled, snapshot.age_s)
+    started, finished = snapshot.state.started, snapshot.state.finished
+    state = status_of(finished.status if finished is not None else None, snapshot.controlled, snapshot.age_s)
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center", key="status"):
-        foreign = imported(snapshot.story)
+        foreign = imported(snapshot.state)
         chips = chip(state, TONES[state]) + chip(f"{'imported' if foreign else 'last event'} {ago(snapshot.age_s)}")
         if started is not None:
             device = started.options.get("format", "") if foreign else f"{device_kind(started.device)} device"
@@ -139,8 +139,8 @@ def _status(snapshot: Snapshot) -> None:
         if foreign:
             return
         why_not = dialogs.why_disabled(snapshot)
-        if st.button(f"Mode: {snapshot.story.mode}", key="mode", disabled=why_not is not None, help=why_not):
-            dialogs.change_mode(snapshot.run, snapshot.story.mode)
+        if st.button(f"Mode: {snapshot.state.mode}", key="mode", disabled=why_not is not None, help=why_not):
+            dialogs.change_mode(snapshot.run, snapshot.state.mode)
 
 
 def _window(snapshot: Snapshot) -> Window:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 
 import msgspec
 import numpy as np
 
 from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.run_state import RunState, fold
 from unskew.analytics.detector.detector import Detector, Verdicts
 from unskew.analytics.detector.options import EMULATED, SHARED_MACHINE, DetectorOptions
 from unskew.analytics.detector.peer_groups import UnitRoles, equal_roles
@@ -134,10 +136,4 @@ def _roles(section: TraceSection) -> UnitRoles:
 
 def settled(said: Iterable[Verdict | VerdictClosed]) -> tuple[Verdict, ...]:
     """Each verdict as it was revised and closed in the end."""
-    found: dict[int, Verdict] = {}
-    for one in said:
-        if isinstance(one, Verdict):
-            found[one.verdict] = one
-        elif one.verdict in found:
-            found[one.verdict] = msgspec.structs.replace(found[one.verdict], until_iteration=one.until_iteration)
-    return tuple(found.values())
+    return tuple(state.verdict for state in reduce(fold, said, RunState()).verdicts.values())

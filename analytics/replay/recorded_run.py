@@ -11,6 +11,7 @@ import msgspec
 
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.run_state import LoggedControl
 from unskew.analytics.loop.intake import Intake
 from unskew.collector.events import (
     Control,
@@ -27,13 +28,6 @@ from unskew.collector.events import (
 from unskew.collector.files.tail import decode_event
 
 _PATIENCE_POLLS = 32
-
-
-class LoggedControl(msgspec.Struct, frozen=True):
-    """A control event; those of one append share `at_us` (wall clock)."""
-
-    at_us: int
-    event: Control
 
 
 class RecordedRun(msgspec.Struct, frozen=True):

@@ -10,29 +10,17 @@ What people and modes decided (approvals, expiries) is not replayed: it is in th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import msgspec
 
 from unskew.analytics.core.code_hash import code_hash
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.run_state import LoggedControl, ProposalState, RunState, fold
 from unskew.analytics.replay.differences import IDENTITY, Difference, differences
-from unskew.analytics.replay.recorded_run import LoggedControl, RecordedRun
+from unskew.analytics.replay.recorded_run import RecordedRun
 from unskew.analytics.replay.rehearsal import Rehearsal, ReplayError, moment_of
-from unskew.collector.events import (
-    Control,
-    Event,
-    IterationJudged,
-    PlanApplied,
-    PlanApproved,
-    PlanExpired,
-    PlanFailed,
-    PlanProposed,
-    PlanRejected,
-    PredictorFitted,
-    RunFinished,
-    Verdict,
-    VerdictClosed,
-)
+from unskew.collector.events import Event, IterationJudged, PredictorFitted, RunFinished, Verdict
 
 
 class ReplayedProposal(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,15 +66,17 @@ def replay(recorded: RecordedRun, until: int | None = None) -> Replay:
     past = _until(recorded, last, whole=last == rehearsal.last)
     decided = [noted.event for noted in past if type(noted.event) in IDENTITY]
     judged = [event for iteration, event in recorded.judged.items() if iteration <= last]
+    replayed = reduce(fold, rehearsal.made, RunState())
+    known = reduce(fold, (noted.event for noted in past), RunState())
     return Replay(
         run=recorded.run,
         until=last,
         plan=rehearsal.in_force,
         alive=tuple(sorted(rehearsal.alive)),
         speeds=rehearsal.adaptation.detector.speeds,
-        verdicts=_open_verdicts(rehearsal.made),
-        predictor=next((event for event in reversed(rehearsal.made) if isinstance(event, PredictorFitted)), None),
-        proposals=_open_proposals([noted.event for noted in past]),
+        verdicts=tuple(state.verdict for state in replayed.open_verdicts),
+        predictor=replayed.predictors[-1] if replayed.predictors else None,
+        proposals=tuple(_proposal(state) for state in known.proposals.values() if state.status in {"open", "approved"}),
         compared=len(decided) + len(judged),
         differences=differences([*judged, *decided], _as_far_as_recorded(recorded, rehearsal.made)),
         same_code=recorded.started is not None and recorded.started.code == code_hash(),
@@ -119,32 +109,13 @@ def _until(recorded: RecordedRun, until: int, *, whole: bool) -> list[LoggedCont
     return past
 
 
-def _open_verdicts(made: Sequence[Event]) -> tuple[Verdict, ...]:
-    """The newest revision of each verdict that has no end."""
-    newest: dict[int, Verdict] = {}
-    for event in made:
-        if isinstance(event, Verdict):
-            newest[event.verdict] = event
-        elif isinstance(event, VerdictClosed):
-            newest.pop(event.verdict, None)
-    return tuple(newest.values())
-
-
-def _open_proposals(past: Sequence[Control]) -> tuple[ReplayedProposal, ...]:
-    open_proposal: dict[str, ReplayedProposal] = {}
-    for event in past:
-        match event:
-            case PlanProposed():
-                open_proposal[event.proposal] = ReplayedProposal(
-                    proposal=event.proposal,
-                    status="open",
-                    optional=event.optional,
-                    change=event.change,
-                    gain_percent=event.gain_percent,
-                    reason=event.reason,
-                )
-            case PlanApproved() if event.proposal in open_proposal:
-                open_proposal[event.proposal] = msgspec.structs.replace(open_proposal[event.proposal], status="approved")
-            case PlanRejected() | PlanExpired() | PlanFailed() | PlanApplied():
-                open_proposal.pop(event.proposal, None)
-    return tuple(open_proposal.values())
+def _proposal(state: ProposalState) -> ReplayedProposal:
+    proposed = state.proposed
+    return ReplayedProposal(
+        proposal=proposed.proposal,
+        status=state.status,
+        optional=proposed.optional,
+        change=proposed.change,
+        gain_percent=proposed.gain_percent,
+        reason=proposed.reason,
+    )

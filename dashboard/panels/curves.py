@@ -7,10 +7,10 @@ from typing import Any
 import polars as pl
 import streamlit as st
 
+from unskew.analytics.core.run_state import RunState
 from unskew.dashboard.chart_parts import LEFT, RIGHT, mark_lines
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.marks import marks
-from unskew.dashboard.story import Story
 from unskew.dashboard.theme import ACCENT, GRID_LINE, QUIET, SLOW, card, empty, title
 from unskew.dashboard.window import Window
 
@@ -27,7 +27,7 @@ def show_times(snapshot: Snapshot, window: Window) -> None:
         if data.is_empty():
             empty("0 committed iterations in this window.")
             return
-        without = baselines(snapshot.story, window)
+        without = baselines(snapshot.state, window)
         st.echarts_chart(
             {
                 **_frame(window, wide=True),
@@ -36,7 +36,7 @@ def show_times(snapshot: Snapshot, window: Window) -> None:
                 "yAxis": {"type": "value", "scale": True, "splitNumber": 4, "splitLine": {"lineStyle": {"color": GRID_LINE}}},
                 "series": [
                     *([_line("predicted", QUIET, width=1.5, dashed=True)] if predicted else []),
-                    {**_line("measured", ACCENT), "markLine": _marks(snapshot.story, window)},
+                    {**_line("measured", ACCENT), "markLine": _marks(snapshot.state, window)},
                     *without,
                 ],
             },
@@ -62,7 +62,7 @@ def show_loss(snapshot: Snapshot, window: Window) -> None:
                 **_frame(window, wide=False),
                 "dataset": {"source": data.with_columns(pl.col("loss").round(4))},
                 "yAxis": {"type": "value", "scale": True, "splitNumber": 4, "splitLine": {"lineStyle": {"color": GRID_LINE}}},
-                "series": [{**_line("loss", ACCENT), "markLine": _marks(snapshot.story, window, kinds=("plan",))}],
+                "series": [{**_line("loss", ACCENT), "markLine": _marks(snapshot.state, window, kinds=("plan",))}],
             },
             height=HEIGHT,
             key="loss",
@@ -76,15 +76,15 @@ def times(snapshot: Snapshot, window: Window) -> pl.DataFrame:
     return window.placed(snapshot.iterations).select("x", *seconds)
 
 
-def baselines(story: Story, window: Window) -> list[dict[str, Any]]:
+def baselines(state: RunState, window: Window) -> list[dict[str, Any]]:
     """For each applied change, the mean iteration time without it: as scored, or as proposed while not scored yet."""
     found = []
-    for change in story.changes:
-        if change.applied is None:
+    for proposal in state.proposals.values():
+        if proposal.applied is None:
             continue
-        scored = change.scored
-        value = scored.baseline_s if scored is not None else (change.proposed.baseline_us or 0) / 1e6
-        first, last = change.applied.iteration, scored.to_iteration if scored is not None else window.last
+        scored = proposal.scored
+        value = scored.baseline_s if scored is not None else (proposal.proposed.baseline_us or 0) / 1e6
+        first, last = proposal.applied.iteration, scored.to_iteration if scored is not None else window.last
         if not value or last < window.first or first > window.last:
             continue
         first, last = window.position(first), window.position(last)
@@ -118,6 +118,6 @@ def _line(name: str, colour: str, *, width: float = 2, dashed: bool = False) -> 
     }  # fmt: skip
 
 
-def _marks(story: Story, window: Window, kinds: tuple[str, ...] = ("fault", "verdict", "plan")) -> dict[str, Any]:
-    shown = [mark for mark in marks(story) if mark.kind in kinds and window.holds(mark.iteration)]
+def _marks(state: RunState, window: Window, kinds: tuple[str, ...] = ("fault", "verdict", "plan")) -> dict[str, Any]:
+    shown = [mark for mark in marks(state) if mark.kind in kinds and window.holds(mark.iteration)]
     return mark_lines(shown, window)

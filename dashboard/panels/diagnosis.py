@@ -8,7 +8,6 @@ import streamlit as st
 
 from unskew.collector.events import Diagnosed
 from unskew.dashboard.data import Snapshot, store
-from unskew.dashboard.story import Story
 from unskew.dashboard.theme import card, chip, empty, escape, title
 from unskew.dashboard.wording import CAUSES
 
@@ -25,18 +24,13 @@ def show(snapshot: Snapshot) -> None:
 
 def body(snapshot: Snapshot) -> None:
     """The newest diagnosis, or how to get one."""
-    found = newest(snapshot.story)
+    found = snapshot.state.diagnosed
     if found is None:
         empty("Not asked for yet. A diagnosis reports what was wrong, who did it and what it cost:")
         st.code(f"unskew diagnose {snapshot.run} --store {store().root}", language=None, wrap_lines=True)
         return
     said = "".join(_verdict(verdict) for verdict in found.verdicts) or "<p>Nothing is wrong, as far as the data shows.</p>"
     st.html(f'<div class="u-text">{said}</div>{_lost(found)}{_open(found)}')
-
-
-def newest(story: Story) -> Diagnosed | None:
-    """The last diagnosis in the log."""
-    return next((entry.event for entry in reversed(story.log) if isinstance(entry.event, Diagnosed)), None)
 
 
 def sentence(verdict: dict[str, Any]) -> str:

@@ -6,10 +6,10 @@ from typing import Literal
 
 import streamlit as st
 
+from unskew.analytics.core.run_state import ProposalState
 from unskew.collector.events import Mode
 from unskew.collector.write.commands import Command, CommandError, send
 from unskew.dashboard.data import Snapshot, store
-from unskew.dashboard.story import Change
 from unskew.dashboard.wording import duration
 
 Kind = Literal["approve", "reject", "mode"]
@@ -23,7 +23,7 @@ MODES: dict[Mode, str] = {
 
 def why_disabled(snapshot: Snapshot) -> str | None:
     """Why no command can be sent, or None."""
-    if snapshot.story.finished is not None:
+    if snapshot.state.finished is not None:
         return "The run is over: nobody is left to carry out a decision."
     if not snapshot.controlled:
         return "The run has no living controller to carry out a decision."
@@ -31,18 +31,18 @@ def why_disabled(snapshot: Snapshot) -> str | None:
 
 
 @st.dialog("Approve this plan?")
-def approve(run: str, change: Change) -> None:
+def approve(run: str, proposal: ProposalState) -> None:
     """Ask for name and reason, then send."""
-    gain = f"{duration(change.proposed.predicted_us)} per iteration predicted"
-    if change.proposed.baseline_us is not None:
-        gain += f", {duration(change.proposed.baseline_us)} now"
-    _decide(run, change, "approve", f"{gain}; the change costs {duration(change.proposed.cost_us)} once.")
+    gain = f"{duration(proposal.proposed.predicted_us)} per iteration predicted"
+    if proposal.proposed.baseline_us is not None:
+        gain += f", {duration(proposal.proposed.baseline_us)} now"
+    _decide(run, proposal, "approve", f"{gain}; the change costs {duration(proposal.proposed.cost_us)} once.")
 
 
 @st.dialog("Reject this plan?")
-def reject(run: str, change: Change) -> None:
+def reject(run: str, proposal: ProposalState) -> None:
     """Ask for name and reason, then send."""
-    _decide(run, change, "reject", "The plan in force stays.")
+    _decide(run, proposal, "reject", "The plan in force stays.")
 
 
 @st.dialog("Change the mode")
@@ -53,12 +53,12 @@ def change_mode(run: str, mode: Mode) -> None:
         _sign(run, "mode", chosen, "Change mode")
 
 
-def _decide(run: str, change: Change, kind: Kind, consequence: str) -> None:
-    proposal = change.proposed.proposal
-    st.write(f"**Proposal {proposal}.** {change.proposed.reason}")
+def _decide(run: str, proposal: ProposalState, kind: Kind, consequence: str) -> None:
+    name = proposal.proposed.proposal
+    st.write(f"**Proposal {name}.** {proposal.proposed.reason}")
     st.caption(consequence)
     with st.form(kind, border=False):
-        _sign(run, kind, proposal, kind.capitalize())
+        _sign(run, kind, name, kind.capitalize())
 
 
 def _sign(run: str, kind: Kind, target: str, verb: str) -> None:

@@ -6,11 +6,11 @@ import msgspec
 import polars as pl
 import streamlit as st
 
+from unskew.analytics.core.run_state import RunState, VerdictState
 from unskew.collector.events import Diagnosed, Verdict
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.panels import diagnosis
-from unskew.dashboard.run_state import NO_NEWS_S, imported
-from unskew.dashboard.story import Judged, Story
+from unskew.dashboard.run_status import NO_NEWS_S, imported
 from unskew.dashboard.theme import Tone, chip, escape
 from unskew.dashboard.wording import CAUSES, ago, count, parties, speeds
 
@@ -31,25 +31,25 @@ def decide(snapshot: Snapshot) -> Headline:
 
     In this order: a run that writes nothing (never began, lost its controller, fell silent), the newest open verdict, all well.
     """
-    story = snapshot.story
+    state = snapshot.state
     silent = f"The last event came {ago(snapshot.age_s)}."
-    if story.started is None:
+    if state.started is None:
         return Headline("quiet", "The run has not started yet: 0 events matched.")
-    if story.finished is None and not snapshot.controlled:
+    if state.finished is None and not snapshot.controlled:
         return Headline(
-            "bad", "The controller is gone; the run ended without saying so.", notes=(silent, *_verdict_notes(story))
+            "bad", "The controller is gone; the run ended without saying so.", notes=(silent, *_verdict_notes(state))
         )
-    if story.finished is not None and story.finished.status == "failed":
-        return Headline("bad", f"The run failed: {story.finished.reason or 'no reason given'}", notes=_verdict_notes(story))
-    if story.finished is None and snapshot.age_s > NO_NEWS_S:
-        return Headline("warn", f"Nothing has been heard of this run for {snapshot.age_s:.0f} s.", notes=_verdict_notes(story))
-    if story.open_verdicts:
-        return _of_verdict(story.open_verdicts[-1], story)
+    if state.finished is not None and state.finished.status == "failed":
+        return Headline("bad", f"The run failed: {state.finished.reason or 'no reason given'}", notes=_verdict_notes(state))
+    if state.finished is None and snapshot.age_s > NO_NEWS_S:
+        return Headline("warn", f"Nothing has been heard of this run for {snapshot.age_s:.0f} s.", notes=_verdict_notes(state))
+    if state.open_verdicts:
+        return _of_verdict(state.open_verdicts[-1], state)
     return _all_well(snapshot)
 
 
-def _of_verdict(judged: Judged, story: Story) -> Headline:
-    verdict = judged.verdict
+def _of_verdict(judged: VerdictState, state: RunState) -> Headline:
+    verdict, answer = judged.verdict, state.answer_to(judged.verdict)
     facts: list[tuple[str, Tone]] = [(CAUSES[verdict.cause], "bad" if verdict.cause in ("dead", "hung") else "warn")]
     if verdict.speed:
         facts.append((speeds(verdict.speed), "warn"))
@@ -58,17 +58,17 @@ def _of_verdict(judged: Judged, story: Story) -> Headline:
     notes = []
     if verdict.victims:
         verb = "waits" if len(verdict.victims) == 1 and verdict.victims[0].kind == "device" else "wait"
-        if story.finished is not None or judged.answer is not None:
+        if state.finished is not None or answer is not None:
             verb = "waited"
         who = parties(verdict.victims)
         notes.append(f"{who[0].upper()}{who[1:]} only {verb} for it: victims, not at fault.")
     tone: Tone = "bad" if verdict.cause in ("dead", "hung") else "warn"
-    if judged.answer is not None:
+    if answer is not None:
         tone = "info"
-        facts.append((f"answered by plan {judged.answer}", "info"))
-    elif any(change.proposed.verdict == verdict.verdict for change in story.open_changes):
+        facts.append((f"answered by plan {answer}", "info"))
+    elif any(proposal.proposed.verdict == verdict.verdict for proposal in state.open_proposals):
         facts.append(("a proposal waits for you", "info"))
-    return Headline(tone, sentence(verdict), tuple(facts), (*notes, *_verdict_notes(story, but=judged)))
+    return Headline(tone, sentence(verdict), tuple(facts), (*notes, *_verdict_notes(state, but=judged)))
 
 
 def sentence(verdict: Verdict) -> str:
@@ -77,15 +77,15 @@ def sentence(verdict: Verdict) -> str:
 
 
 def _all_well(snapshot: Snapshot) -> Headline:
-    ranks = snapshot.story.started.ranks if snapshot.story.started else 0
+    ranks = snapshot.state.started.ranks if snapshot.state.started else 0
     latest = snapshot.latest
-    if snapshot.story.finished is not None:
-        done = count(snapshot.story.finished.iterations, "iteration")
-        if imported(snapshot.story):
-            return _imported(done, diagnosis.newest(snapshot.story))
-        how = "was stopped" if snapshot.story.finished.status == "stopped" else "is done"
+    if snapshot.state.finished is not None:
+        done = count(snapshot.state.finished.iterations, "iteration")
+        if imported(snapshot.state):
+            return _imported(done, snapshot.state.diagnosed)
+        how = "was stopped" if snapshot.state.finished.status == "stopped" else "is done"
         return Headline(
-            "ok", f"The run {how} after {done}; nothing was wrong at its end.", notes=_verdict_notes(snapshot.story)
+            "ok", f"The run {how} after {done}; nothing was wrong at its end.", notes=_verdict_notes(snapshot.state)
         )
     if latest is None:
         return Headline("quiet", f"{count(ranks, 'rank')} started; no iteration is committed yet.")
@@ -93,7 +93,7 @@ def _all_well(snapshot: Snapshot) -> Headline:
         return Headline("quiet", f"Warm-up: {count(ranks, 'rank')} run, the predictor is not fitted yet.")
     facts: tuple[tuple[str, Tone], ...] = () if snapshot.judged.is_empty() else ((furthest(snapshot.judged), "quiet"),)
     return Headline(
-        "ok", f"All {ranks - len(snapshot.story.lost)} ranks run as predicted.", facts, _verdict_notes(snapshot.story)
+        "ok", f"All {ranks - len(snapshot.state.lost)} ranks run as predicted.", facts, _verdict_notes(snapshot.state)
     )
 
 
@@ -115,9 +115,9 @@ def furthest(judged: pl.DataFrame) -> str:
     return f"furthest off: rank {rank} at {ratio:.2f} of its predicted time"
 
 
-def _verdict_notes(story: Story, but: Judged | None = None) -> tuple[str, ...]:
+def _verdict_notes(state: RunState, but: VerdictState | None = None) -> tuple[str, ...]:
     """The other open verdicts, newest first."""
-    others = [sentence(j.verdict) for j in reversed(story.open_verdicts) if j is not but]
+    others = [sentence(j.verdict) for j in reversed(state.open_verdicts) if j is not but]
     return tuple(f"Open verdict: {sentence}" for sentence in others[:2])
 
 

@@ -19,7 +19,7 @@ from unskew.dashboard import data as log
 from unskew.dashboard.chart_parts import LEFT, MARK_COLOURS, RIGHT, mark_lines
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.marks import Mark, marks
-from unskew.dashboard.run_state import imported
+from unskew.dashboard.run_status import imported
 from unskew.dashboard.theme import DIVERGING, GRID_LINE, QUIET, SEQUENTIAL, card, empty, title
 from unskew.dashboard.window import Window
 from unskew.dashboard.wording import chunk_clock
@@ -75,9 +75,9 @@ def show(snapshot: Snapshot, window: Window, found: HeatmapCells) -> None:
 def load(snapshot: Snapshot, window: Window) -> HeatmapCells:
     """The times of the window, as many iterations to a column as the browser needs. All ranks that the run ever had get a row,
     so that a dead one keeps an empty one; an imported run has its own numbers."""
-    every = range(snapshot.story.started.ranks if snapshot.story.started else 0)
+    every = range(snapshot.state.started.ranks if snapshot.state.started else 0)
     grain = grain_of(len(window.iterations), len(every))
-    if imported(snapshot.story):
+    if imported(snapshot.state):
         measure, rows = log.beside_peers(snapshot.run, window.first, window.last, grain)
         return HeatmapCells(measure, rows, "median of the ranks", rows["rank"].unique().sort().to_list(), grain)
     rows = log.judged(snapshot.run, window.first, window.last, grain)
@@ -85,17 +85,17 @@ def load(snapshot: Snapshot, window: Window) -> HeatmapCells:
 
 
 def _mark_rows(snapshot: Snapshot) -> list[str]:
-    return [] if imported(snapshot.story) else list(MARK_ROWS)
+    return [] if imported(snapshot.state) else list(MARK_ROWS)
 
 
 def hint(snapshot: Snapshot, measure: str) -> str:
     """What a cell is, in the words of the clock that took it."""
     if measure == WAIT:
         return "part of the iteration in which the rank does not compute"
-    started = snapshot.story.started
+    started = snapshot.state.started
     clock = chunk_clock(started.device) if started is not None else ""
     what = "measured ÷ predicted for its lengths"
-    if imported(snapshot.story):
+    if imported(snapshot.state):
         what = "measured ÷ median of the ranks"
     if measure == MILLISECONDS:
         what = "per iteration"
@@ -103,7 +103,7 @@ def hint(snapshot: Snapshot, measure: str) -> str:
 
 
 def _nothing(snapshot: Snapshot) -> str:
-    if snapshot.story.finished is None:
+    if snapshot.state.finished is None:
         return "0 judged iterations: the first appear when the predictor is fitted."
     return "0 judged iterations in this window."
 
@@ -144,7 +144,7 @@ def chart(snapshot: Snapshot, window: Window, found: HeatmapCells, data: pl.Data
     grain, rows = found.grain, _mark_rows(snapshot)
     names = [str(number) for number in window.iterations[::grain]]
     body = _body(found.ranks)
-    shown = [mark for mark in marks(snapshot.story) if window.holds(mark.iteration)]
+    shown = [mark for mark in marks(snapshot.state) if window.holds(mark.iteration)]
     axis = {"type": "category", "data": names, "axisTick": {"show": False}, "splitLine": {"show": False}}
     tooltip = f"<b>rank {{@rank}}, {{@when}}</b><br>{{@measured}} measured, {{@predicted}} {found.against}: {{@ratio}}" + (
         "<br>not computing for {@wait} of the iteration" if found.measure == "compute" else ""

@@ -8,7 +8,7 @@ import polars as pl
 import streamlit as st
 
 from unskew.dashboard.data import IterationRow, Snapshot
-from unskew.dashboard.run_state import imported
+from unskew.dashboard.run_status import imported
 from unskew.dashboard.wording import count, duration, signed_percent
 
 RECENT = 40
@@ -17,14 +17,14 @@ SLOWER_THAN_PREDICTED = 0.1
 
 def show(snapshot: Snapshot) -> None:
     """One row of metrics; it wraps on a narrow screen."""
-    latest, story = snapshot.latest, snapshot.story
+    latest, state = snapshot.latest, snapshot.state
     with st.container(horizontal=True, gap="small", key="kpis"):
         if latest is None:
             for label in ("Iterations", "Loss", "Tokens per second", "Iteration time", "Ranks"):
-                _tile(label, "–", "not measured yet" if story.finished is None else "not measured")
+                _tile(label, "–", "not measured yet" if state.finished is None else "not measured")
             return
-        target = story.started.options.get("iterations") if story.started else None
-        if imported(story):
+        target = state.started.options.get("iterations") if state.started else None
+        if imported(state):
             _tile("Iterations", f"{snapshot.iterations.height:,}", f"in the log, the last is {latest.iteration}")
         else:
             plan = f"plan {latest.plan_version}"
@@ -32,11 +32,11 @@ def show(snapshot: Snapshot) -> None:
         _loss(latest.loss, snapshot.iterations.tail(RECENT))
         _rate(latest)
         _iteration_time(latest.measured_us, latest.predicted_us)
-        ranks, lost = story.started.ranks if story.started else 0, len({loss.rank for loss in story.lost})
-        if imported(story):
+        ranks, lost = state.started.ranks if state.started else 0, len(state.lost)
+        if imported(state):
             _tile("Ranks", f"{ranks}" if ranks else "–", "in the log" if ranks else "the log names none")
             return
-        gone = story.finished is None and not snapshot.controlled
+        gone = state.finished is None and not snapshot.controlled
         note = "as last heard of" if gone else (f"{lost} lost" if lost else "all alive")
         _tile("Ranks", f"{ranks - lost} of {ranks}", note, warn=bool(lost) or gone)
 

@@ -13,9 +13,8 @@ import msgspec
 import streamlit as st
 
 from unskew.analytics.core.plan import Plan, Role
-from unskew.collector.events import PlanApplied
+from unskew.analytics.core.run_state import RunState
 from unskew.dashboard.data import Snapshot
-from unskew.dashboard.story import Story
 from unskew.dashboard.theme import card, empty, escape, title
 from unskew.dashboard.wording import count
 
@@ -130,54 +129,48 @@ def _slow(speed: float | None) -> str:
     return f" · speed {speed:.2f}" if speed is not None and speed < 0.995 else ""
 
 
-def standby_of(story: Story, plan: Plan, lost: Mapping[int, Role]) -> list[int]:
+def standby_of(state: RunState, plan: Plan, lost: Mapping[int, Role]) -> list[int]:
     """Living ranks that had a part in some plan of the run and have none in this one."""
-    ranks = {role.rank for applied in story.plans for role in Plan.from_data(applied.plan).roles}
-    return sorted(ranks - plan.role_of.keys() - lost.keys())
+    return sorted(state.last_roles.keys() - plan.role_of.keys() - lost.keys())
 
 
-def speeds_of(story: Story) -> dict[int, float]:
+def speeds_of(state: RunState) -> dict[int, float]:
     """rank -> its slowest kind of work, from the open verdicts."""
     return {
-        party.rank: min(judged.verdict.speed.values())
-        for judged in story.open_verdicts
-        if judged.verdict.speed
-        for party in judged.verdict.culprits
+        party.rank: min(verdict.speed.values())
+        for verdict in (one.verdict for one in state.open_verdicts)
+        if verdict.speed
+        for party in verdict.culprits
         if party.rank is not None
     }
 
 
-def lost_of(story: Story) -> dict[int, Role]:
+def lost_of(state: RunState) -> dict[int, Role]:
     """rank -> the last role it had, for ranks that are lost."""
-    roles = {role.rank: role for applied in story.plans for role in Plan.from_data(applied.plan).roles}
-    return {loss.rank: roles[loss.rank] for loss in story.lost if loss.rank in roles}
+    return {rank: role for rank, role in state.last_roles.items() if rank in state.lost}
 
 
-def previous(story: Story, plan_version: int) -> Plan | None:
+def previous(state: RunState, plan_version: int) -> Plan | None:
     """The plan that was in force before plan `plan_version`."""
-    older = [applied for applied in story.plans if applied.plan_version < plan_version]
-    return Plan.from_data(older[-1].plan) if older else None
+    return next((one.plan for one in reversed(state.plans) if one.event.plan_version < plan_version), None)
 
 
 def show(snapshot: Snapshot) -> None:
     """The plan in force, against the one before it."""
-    story = snapshot.story
+    state = snapshot.state
     with card("plan"):
-        applied: PlanApplied | None = story.plan
-        if applied is None:
+        if state.plan is None:
             title("Plan")
-            empty("0 plans applied." if story.finished is not None else "0 plans applied yet.")
+            empty("0 plans applied." if state.finished is not None else "0 plans applied yet.")
             return
+        applied, plan = state.plan.event, state.plan.plan
         reason = f": {applied.reason}" if applied.reason else ""
         title(
             f"Plan {applied.plan_version}: who holds what", f"since iteration {applied.iteration}{reason} · mb = micro-batches"
         )
-        plan, speeds, lost = Plan.from_data(applied.plan), speeds_of(story), lost_of(story)
-        st.html(draw(plan, previous(story, applied.plan_version), speeds, lost, standby_of(story, plan, lost)))
-        for change in story.open_changes:
-            title(
-                f"Plan {change.proposed.plan_version} as proposed",
-                f"by {change.proposed.proposal}, against plan {applied.plan_version}",
-            )
-            proposed = Plan.from_data(change.proposed.plan)
-            st.html(draw(proposed, plan, speeds, lost, standby_of(story, proposed, lost)))
+        speeds, lost = speeds_of(state), lost_of(state)
+        st.html(draw(plan, previous(state, applied.plan_version), speeds, lost, standby_of(state, plan, lost)))
+        for proposed in (proposal.proposed for proposal in state.open_proposals):
+            title(f"Plan {proposed.plan_version} as proposed", f"by {proposed.proposal}, against plan {applied.plan_version}")
+            after = Plan.from_data(proposed.plan)
+            st.html(draw(after, plan, speeds, lost, standby_of(state, after, lost)))

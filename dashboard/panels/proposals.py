@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import streamlit as st
 
+from unskew.analytics.core.run_state import ProposalState
 from unskew.collector.events import PlanExpired, PlanRejected, PlanScored
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.panels import dialogs
-from unskew.dashboard.story import Change
 from unskew.dashboard.theme import card, chip, empty, escape, title
 from unskew.dashboard.wording import count, duration, signed_percent
 
@@ -17,46 +17,46 @@ LEAST_RISK = 0.005
 
 def show(snapshot: Snapshot) -> None:
     """Every open proposal with its buttons, else the newest decided one with its history."""
-    story = snapshot.story
+    proposals = [*snapshot.state.proposals.values()]
     with card("proposals"):
-        if not story.changes:
+        if not proposals:
             title("Proposals")
             empty(_none_yet(snapshot))
             return
-        for change in story.open_changes or story.changes[-1:]:
-            _card(snapshot, change)
+        for proposal in snapshot.state.open_proposals or proposals[-1:]:
+            _card(snapshot, proposal)
 
 
 def _none_yet(snapshot: Snapshot) -> str:
-    if snapshot.story.finished is not None:
+    if snapshot.state.finished is not None:
         return "0 proposals were made in this run."
     return "0 proposals yet. One appears here when a change of plan would repay its cost."
 
 
-def _card(snapshot: Snapshot, change: Change) -> None:
-    proposed = change.proposed
+def _card(snapshot: Snapshot, proposal: ProposalState) -> None:
+    proposed = proposal.proposed
     kind = "optional" if proposed.optional else "recovery"
     title(f"Proposal {proposed.proposal}", f"plan {proposed.plan_version} · {kind} · iteration {proposed.at_iteration}")
-    words = f'<div class="u-text"><p>{escape(proposed.reason)}</p>{_what(change)}</div>'
-    st.html(f'<div data-testid="proposal" data-state="{change.state}">{words}{facts(change)}</div>')
-    if change.state == "open":
-        _buttons(snapshot, change)
+    words = f'<div class="u-text"><p>{escape(proposed.reason)}</p>{_what(proposal)}</div>'
+    st.html(f'<div data-testid="proposal" data-state="{proposal.status}">{words}{facts(proposal)}</div>')
+    if proposal.status == "open":
+        _buttons(snapshot, proposal)
     else:
-        _steps(change)
+        _steps(proposal)
 
 
-def _what(change: Change) -> str:
+def _what(proposal: ProposalState) -> str:
     """The changes, a line each; folded up once somebody decided."""
-    if not change.proposed.change:
+    if not proposal.proposed.change:
         return ""
-    items = "".join(f"<li>{escape(one)}</li>" for one in change.proposed.change.replace("->", "→").split("; "))
-    unfolded = " open" if change.state == "open" else ""
+    items = "".join(f"<li>{escape(one)}</li>" for one in proposal.proposed.change.replace("->", "→").split("; "))
+    unfolded = " open" if proposal.status == "open" else ""
     return f'<details class="u-more"{unfolded}><summary>What changes</summary><ul>{items}</ul></details>'
 
 
-def facts(change: Change) -> str:
+def facts(proposal: ProposalState) -> str:
     """Iteration time now and then, cost, payback, as HTML."""
-    proposed = change.proposed
+    proposed = proposal.proposed
     pairs = [("time with it", duration(proposed.predicted_us))]
     if proposed.baseline_us is not None:
         pairs.insert(0, ("time without it", duration(proposed.baseline_us)))
@@ -75,30 +75,30 @@ def facts(change: Change) -> str:
     )
 
 
-def _steps(change: Change) -> None:
+def _steps(proposal: ProposalState) -> None:
     """proposed, approved, applied, scored: as far as it came, and where it stopped."""
     html = "".join(
         f'<div class="{look}"><i></i><span>{escape(name)} <em>{escape(detail)}</em></span></div>'
-        for look, name, detail in steps(change)
+        for look, name, detail in steps(proposal)
     )
     st.html(f'<div class="u-steps">{html}</div>')
 
 
-def steps(change: Change) -> list[tuple[str, str, str]]:
+def steps(proposal: ProposalState) -> list[tuple[str, str, str]]:
     """(look, step, what is known of it) from the proposal to its score."""
-    proposed, decision, applied = change.proposed, change.decision, change.applied
+    proposed, decision, applied = proposal.proposed, proposal.decision, proposal.applied
     found = [("u-done", "proposed", f"at iteration {proposed.at_iteration}")]
     if isinstance(decision, PlanRejected | PlanExpired):
         by = f"by {decision.by}: " if isinstance(decision, PlanRejected) else ""
-        return [*found, ("u-stop", change.state, f"{by}{decision.reason}")]
+        return [*found, ("u-stop", proposal.status, f"{by}{decision.reason}")]
     if decision is not None:
         found.append(("u-done", "approved", f"by {decision.by}: {decision.reason}"))
     elif proposed.optional:
         found.append(("", "approved", ""))
-    if change.failed is not None:
-        return [*found, ("u-stop", "failed", change.failed.reason)]
+    if proposal.failed is not None:
+        return [*found, ("u-stop", "failed", proposal.failed.reason)]
     found.append(("u-done", "applied", f"at iteration {applied.iteration}") if applied is not None else ("", "applied", ""))
-    found.append(("u-done", "scored", scored_words(change.scored)) if change.scored is not None else ("", "scored", ""))
+    found.append(("u-done", "scored", scored_words(proposal.scored)) if proposal.scored is not None else ("", "scored", ""))
     return found
 
 
@@ -121,21 +121,19 @@ def _seconds(value: float) -> str:
     return f"{'−' if value < 0 else '+'}{abs(value):.2f} s"
 
 
-def _buttons(snapshot: Snapshot, change: Change) -> None:
-    proposal = change.proposed.proposal
-    sent = {"approve": "approval", "reject": "rejection"}.get(
-        st.session_state.get("sent", {}).get((snapshot.run, proposal), "")
-    )
-    if change.refused is not None:
-        st.html(chip(f"the controller refused: {change.refused.reason}", "bad"))
+def _buttons(snapshot: Snapshot, proposal: ProposalState) -> None:
+    name = proposal.proposed.proposal
+    sent = {"approve": "approval", "reject": "rejection"}.get(st.session_state.get("sent", {}).get((snapshot.run, name), ""))
+    if proposal.refused is not None:
+        st.html(chip(f"the controller refused: {proposal.refused.reason}", "bad"))
     elif sent:
         st.html(chip(f"{sent} sent, waiting for the controller", "info"))
     why_not = dialogs.why_disabled(snapshot)
     with st.container(horizontal=True, gap="small"):
         off = why_not is not None or sent is not None
-        if st.button("Approve", key=f"approve-{proposal}", type="primary", disabled=off, help=why_not):
-            dialogs.approve(snapshot.run, change)
-        if st.button("Reject", key=f"reject-{proposal}", disabled=off, help=why_not):
-            dialogs.reject(snapshot.run, change)
+        if st.button("Approve", key=f"approve-{name}", type="primary", disabled=off, help=why_not):
+            dialogs.approve(snapshot.run, proposal)
+        if st.button("Reject", key=f"reject-{name}", disabled=off, help=why_not):
+            dialogs.reject(snapshot.run, proposal)
     if why_not is not None:
         st.html(f'<p class="u-empty">{escape(why_not)}</p>')

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 import streamlit as st
 
+from unskew.analytics.core.run_state import LoggedControl, RunState, VerdictRevision, VerdictState
 from unskew.collector.events import (
     CommandRefused,
     ModeChanged,
@@ -16,11 +17,11 @@ from unskew.collector.events import (
     PlanExpired,
     PlanFailed,
     PlanRejected,
+    VerdictScored,
 )
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.panels.proposals import scored_words
-from unskew.dashboard.run_state import imported
-from unskew.dashboard.story import Judged, Logged, Story
+from unskew.dashboard.run_status import imported
 from unskew.dashboard.theme import Tone, chip, empty, escape, table
 from unskew.dashboard.wording import CAUSES, count, parties, speeds
 
@@ -48,7 +49,7 @@ class DecisionRow(msgspec.Struct, frozen=True):
 
 def show_decisions(snapshot: Snapshot) -> None:
     """Newest first."""
-    found = [record for entry in reversed(snapshot.story.log) if (record := decision(entry, snapshot.story)) is not None]
+    found = [record for entry in reversed(snapshot.log) if (record := decision(entry, snapshot.state)) is not None]
     if not found:
         empty("0 decisions so far.")
         return
@@ -66,12 +67,12 @@ def show_decisions(snapshot: Snapshot) -> None:
     st.html(table(["When", "What", "Decision", "By", "Why", "Effect measured after"], rows))
 
 
-def decision(entry: Logged, story: Story) -> DecisionRow | None:
+def decision(entry: LoggedControl, state: RunState) -> DecisionRow | None:
     """The row of an event that is a decision. A minimal recovery is one of the controller's own."""
     event, at_us = entry.event, entry.at_us
     match event:
         case PlanApproved() | PlanRejected() | PlanExpired() | PlanFailed() | PlanApplied():
-            return _of_plan(entry, event, story)
+            return _of_plan(entry, event, state)
         case ModeChanged():
             return DecisionRow(at_us, "mode", event.mode, event.by, event.reason)
         case Note():
@@ -82,48 +83,48 @@ def decision(entry: Logged, story: Story) -> DecisionRow | None:
 
 
 def _of_plan(
-    entry: Logged, event: PlanApproved | PlanRejected | PlanExpired | PlanFailed | PlanApplied, story: Story
+    entry: LoggedControl, event: PlanApproved | PlanRejected | PlanExpired | PlanFailed | PlanApplied, state: RunState
 ) -> DecisionRow | None:
-    change = next((change for change in story.changes if change.proposed.proposal == event.proposal), None)
+    proposal = state.proposals.get(event.proposal)
     applied = isinstance(event, PlanApplied)
-    if applied and (change is None or change.proposed.optional):
+    if applied and (proposal is None or proposal.proposed.optional):
         return None  # the first plan, or one whose approval has a row already
-    what = f"proposal {event.proposal}" + (f", plan {change.proposed.plan_version}" if change is not None else "")
-    scored = change.scored if change is not None and isinstance(event, PlanApproved | PlanApplied) else None
+    what = f"proposal {event.proposal}" + (f", plan {proposal.proposed.plan_version}" if proposal is not None else "")
+    scored = proposal.scored if proposal is not None and isinstance(event, PlanApproved | PlanApplied) else None
     effect = scored_words(scored) if scored is not None else ""
     return DecisionRow(entry.at_us, what, WORDS[type(event)], getattr(event, "by", entry.actor), event.reason, effect)
 
 
 def show_verdicts(snapshot: Snapshot) -> None:
-    """Newest first, each against the injected truth where there is one."""
-    verdicts = snapshot.story.verdicts
+    """Every revision, newest first, each against the injected truth where there is one."""
+    state = snapshot.state
+    verdicts = [(revision, verdict) for verdict in state.verdicts.values() for revision in verdict.revisions]
+    verdicts.sort(key=lambda one: one[0].at_us)
     if not verdicts:
-        empty("0 verdicts: nobody judged it." if imported(snapshot.story) else "0 verdicts so far: nothing was found wrong.")
+        empty("0 verdicts: nobody judged it." if imported(state) else "0 verdicts so far: nothing was found wrong.")
         return
-    rows = [_verdict(judged) for judged in reversed(verdicts)]
+    rows = [_verdict(*one, state) for one in reversed(verdicts)]
     head = ["When", "Culprit", "Cause", "Speed", "Since", "Until", "Victims", "Answer", "Score against the truth"]
     st.html(table(head, rows[:SHOWN]))
 
 
-def _verdict(judged: Judged) -> list[str]:
-    verdict = judged.verdict
-    until = judged.closed.until_iteration if judged.closed is not None else verdict.until_iteration
+def _verdict(revision: VerdictRevision, whole: VerdictState, state: RunState) -> list[str]:
+    verdict, until, answer = revision.verdict, whole.verdict.until_iteration, state.answer_to(revision.verdict)
     speed = speeds(verdict.speed).removeprefix("speed ") if verdict.speed else ""
     return [
-        _still(clock(judged.at_us)),
+        _still(clock(revision.at_us)),
         _still(parties(verdict.culprits)),
         chip(CAUSES[verdict.cause], "bad" if verdict.cause in ("dead", "hung") else "warn"),
         _still(speed or "–"),
         str(verdict.since_iteration),
-        str(until) if until is not None else "open" if judged.is_open else "rejoined",
+        str(until) if until is not None else "open" if state.is_open(whole) else "rejoined",
         _still(parties(verdict.victims) if verdict.victims else "–"),
-        _still(f"plan {judged.answer}") if judged.answer is not None else "–",
-        _score(judged),
+        _still(f"plan {answer}") if answer is not None else "–",
+        _score(whole.scored),
     ]
 
 
-def _score(judged: Judged) -> str:
-    scored = judged.scored
+def _score(scored: VerdictScored | None) -> str:
     if scored is None:
         return '<span class="u-muted">not scored yet</span>'
     if not scored.correct:

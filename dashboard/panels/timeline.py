@@ -11,12 +11,10 @@ import streamlit as st
 from plotly.subplots import make_subplots
 
 from unskew.analytics.core.cost import CostModel
-from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.run_state import RunState
 from unskew.analytics.pipeline.prediction import predict_iteration
-from unskew.collector.events import PredictorFitted
 from unskew.dashboard import data
 from unskew.dashboard.data import Snapshot
-from unskew.dashboard.story import Story
 from unskew.dashboard.theme import ACCENT, GRID_LINE, QUIET, card, empty, title
 from unskew.dashboard.wording import chunk_clock
 
@@ -41,24 +39,22 @@ def show(snapshot: Snapshot) -> None:
         if measured.is_empty():
             empty(f"0 chunks matched iteration {chosen}: it is not in the log, or its spans were not kept.")
             return
-        predicted = prediction(snapshot.story, snapshot.run, int(chosen))
+        predicted = prediction(snapshot.state, snapshot.run, int(chosen))
         st.plotly_chart(figure(measured, predicted), key="timeline", config={"displayModeBar": False})
-        started = snapshot.story.started
+        started = snapshot.state.started
         if started is not None and (clock := chunk_clock(started.device)):
             st.caption(f"A bar is as long as the chunk took by wall clock; the heat map counts it {clock}.")
 
 
-def prediction(story: Story, run: str, iteration: int) -> pl.DataFrame | None:
+def prediction(state: RunState, run: str, iteration: int) -> pl.DataFrame | None:
     """The chunks as predicted for these lengths by the plan, the fit and the speeds of that time; None without a fit."""
-    plans = [applied for applied in story.plans if applied.iteration <= iteration]
-    fits = [
-        entry.event for entry in story.log if isinstance(entry.event, PredictorFitted) and entry.event.watermark < iteration
-    ]
+    plans = [applied for applied in state.plans if applied.event.iteration <= iteration]
+    fits = [fitted for fitted in state.predictors if fitted.watermark < iteration]
     works = data.works(run, iteration)
-    if not plans or not fits or len(works) != len(Plan.from_data(plans[-1].plan).routes):
+    if not plans or not fits or len(works) != len(plans[-1].plan.routes):
         return None
     cost = msgspec.convert(fits[-1].model, CostModel)
-    timeline = predict_iteration(Plan.from_data(plans[-1].plan), works, cost, believed(story, iteration)).timeline
+    timeline = predict_iteration(plans[-1].plan, works, cost, believed(state, iteration)).timeline
     rows = [
         (action.rank, action.kind, action.micro_batch, float(start) / 1e3, float(end - start) / 1e3)
         for action, start, end in zip(timeline.schedule.order, timeline.start_us, timeline.end_us, strict=True)
@@ -66,15 +62,15 @@ def prediction(story: Story, run: str, iteration: int) -> pl.DataFrame | None:
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
-def believed(story: Story, iteration: int) -> dict[int, dict[str, float]]:
+def believed(state: RunState, iteration: int) -> dict[int, dict[str, float]]:
     """The speeds that the verdicts of that time name."""
     speeds: dict[int, dict[str, float]] = {}
-    for judged in story.verdicts:
-        ended = judged.closed.at_iteration if judged.closed is not None else None
-        if judged.verdict.at_iteration < iteration and (ended is None or iteration <= ended):
-            for party in judged.verdict.culprits:
-                if party.rank is not None and judged.verdict.speed:
-                    speeds[party.rank] = dict(judged.verdict.speed)
+    for judged in state.verdicts.values():
+        if judged.closed is not None and judged.closed.at_iteration < iteration:
+            continue
+        for verdict in (revision.verdict for revision in judged.revisions if revision.verdict.at_iteration < iteration):
+            if verdict.speed:
+                speeds |= {party.rank: dict(verdict.speed) for party in verdict.culprits if party.rank is not None}
     return speeds
 
 

@@ -30,7 +30,7 @@ from unskew.runtime.control.control_log import ControlLog
 from unskew.runtime.control.controller import Controller, RunFailed
 from unskew.runtime.control.interrupts import Interrupts
 from unskew.runtime.control.membership import AgentLost, Membership
-from unskew.runtime.control.summary import Gathering, Summary, Verification
+from unskew.runtime.control.summary import Summary, SummaryBuilder, Verification
 from unskew.runtime.control.timeouts import ladder
 from unskew.runtime.model.model import Layer, ModelSize
 from unskew.runtime.options import Placement, RunOptions, check, cores, place
@@ -61,7 +61,7 @@ def run(
         undisturbed = msgspec.structs.replace(options, faults=(), device="virtual", mode="observe", verify=False)
         reference = Session(undisturbed, lambda _: None, on_tick)
         reference.perform()
-        verification = _compare(session.gathering, reference.gathering)
+        verification = _compare(session.builder, reference.builder)
     return session.summary(verification)
 
 
@@ -72,7 +72,7 @@ class Session:
         self._options, self._on_event, self._on_tick = options, on_event, on_tick
         self._store = Store.locate(options.store)
         self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        self.gathering = Gathering()
+        self.builder = SummaryBuilder()
         self._device = ""
 
     def perform(self) -> None:
@@ -100,7 +100,7 @@ class Session:
                 self._read_all(tail)
                 # A log that cannot be written any more must not hide why the run ended.
                 with suppress(StoreError):
-                    control_log.append(_finished(status, len(self.gathering.losses), reason))
+                    control_log.append(_finished(status, len(self.builder.losses), reason))
                 control_log.close()
                 self._read_all(tail)
 
@@ -108,7 +108,7 @@ class Session:
         """What the run came to; asks the store what it holds."""
         with open_store(self._store) as reader:
             stored = reader.sql("select count(*) as n from events where run = ?", [self.run_id])["n"][0]
-        return self.gathering.summary(self.run_id, self._device, int(stored), verification)
+        return self.builder.summary(self.run_id, self._device, int(stored), verification)
 
     def _train(
         self,
@@ -180,7 +180,7 @@ class Session:
 
     def _entries(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
-            self.gathering.take(entry)
+            self.builder.take(entry)
             self._on_event(entry)
         self._on_tick()
 
@@ -246,7 +246,7 @@ def _thresholds(placement: Placement) -> DetectorOptions:
     return DetectorOptions() if placement.on_gpus else SHARED_MACHINE
 
 
-def _compare(one: Gathering, other: Gathering) -> Verification:
+def _compare(one: SummaryBuilder, other: SummaryBuilder) -> Verification:
     """The largest difference over all iterations; not a number when one run lacks an iteration or a loss is not a number."""
     if one.losses.keys() != other.losses.keys():
         return Verification(max_abs_loss_difference=math.nan)

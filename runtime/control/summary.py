@@ -6,16 +6,8 @@ from typing import Any
 
 import msgspec
 
-from unskew.collector.events import (
-    Dropped,
-    FaultInjected,
-    IterationCommitted,
-    Party,
-    PlanApplied,
-    PlanScored,
-    Verdict,
-    VerdictClosed,
-)
+from unskew.analytics.core.run_state import ProposalState, RunState, fold
+from unskew.collector.events import Dropped, IterationCommitted, Party, PlanApplied
 from unskew.collector.files.tail import Entry
 
 
@@ -81,37 +73,33 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     verify: Verification | None = None
 
 
-class _Iteration(msgspec.Struct, frozen=True, gc=False):
-    """What is kept of an iteration: that of the attempt that counted, the latest (epoch, attempt) that was committed."""
+class CommittedAttempt(msgspec.Struct, frozen=True, gc=False):
+    """What is kept of an iteration: that of the attempt that counted, the latest (plan version, attempt) that was committed."""
 
-    plan_version: int = msgspec.field(name="epoch")
+    plan_version: int
     attempt: int
     loss: float
     wall_us: int
     log_complete: bool
 
 
-def _fold(kept: _Iteration | None, event: IterationCommitted) -> _Iteration:
+def _kept(before: CommittedAttempt | None, event: IterationCommitted) -> CommittedAttempt:
     """One more rank's word on an iteration."""
-    if kept is None or (kept.plan_version, kept.attempt) < (event.plan_version, event.attempt):
-        return _Iteration(event.plan_version, event.attempt, event.loss, event.wall_us, event.log_complete)
-    if (kept.plan_version, kept.attempt) > (event.plan_version, event.attempt):
-        return kept
+    if before is None or (before.plan_version, before.attempt) < (event.plan_version, event.attempt):
+        return CommittedAttempt(event.plan_version, event.attempt, event.loss, event.wall_us, event.log_complete)
+    if (before.plan_version, before.attempt) > (event.plan_version, event.attempt):
+        return before
     return msgspec.structs.replace(
-        kept, wall_us=max(kept.wall_us, event.wall_us), log_complete=kept.log_complete and event.log_complete
+        before, wall_us=max(before.wall_us, event.wall_us), log_complete=before.log_complete and event.log_complete
     )
 
 
-class Gathering:
+class SummaryBuilder:
     """Folds log entries, in any order across writers, into a `Summary`."""
 
     def __init__(self) -> None:
-        self._commits: dict[int, _Iteration] = {}
-        self._faults: list[FaultSummary] = []
-        self._verdicts: dict[int, Verdict] = {}
-        self._closed: dict[int, int] = {}
-        self._plans: dict[int, PlanApplied] = {}
-        self._scores: dict[int, PlanScored] = {}
+        self._commits: dict[int, CommittedAttempt] = {}
+        self._state = RunState()
         self._written = self._dropped = 0
 
     def take(self, entry: Entry) -> None:
@@ -119,32 +107,28 @@ class Gathering:
         event = entry.event
         self._written += 1
         if isinstance(event, IterationCommitted):
-            self._commits[event.iteration] = _fold(self._commits.get(event.iteration), event)
-        elif isinstance(event, FaultInjected):
-            self._faults.append(FaultSummary(kind=event.kind, rank=event.rank, at_iteration=event.at_iteration))
-        elif isinstance(event, Verdict):
-            self._verdicts[event.verdict] = event
-        elif isinstance(event, VerdictClosed):
-            self._closed[event.verdict] = event.until_iteration
-        elif isinstance(event, PlanApplied):
-            self._plans[event.plan_version] = event
-        elif isinstance(event, PlanScored):
-            self._scores[event.plan_version] = event
+            self._commits[event.iteration] = _kept(self._commits.get(event.iteration), event)
         elif isinstance(event, Dropped):
             self._dropped += event.count
+        else:
+            self._state = fold(self._state, event)
 
     def summary(self, run: str, device: str, stored: int, verify: Verification | None) -> Summary:
         """What was taken so far; `stored` as counted in the store."""
         commits = [self._commits[iteration] for iteration in sorted(self._commits)]
+        state = self._state
         return Summary(
             run_id=run,
             device=device,
             iterations=len(commits),
             losses=tuple(commit.loss for commit in commits),
             iteration_s=tuple(commit.wall_us / 1e6 for commit in commits),
-            faults=tuple(self._faults),
-            verdicts=tuple(self._verdict(number) for number in sorted(self._verdicts)),
-            plans=tuple(self._plan(plan_version) for plan_version in sorted(self._plans)),
+            faults=tuple(msgspec.convert(fault, FaultSummary, from_attributes=True) for fault in state.faults),
+            verdicts=tuple(
+                msgspec.convert(state.verdicts[number].verdict, VerdictSummary, from_attributes=True)
+                for number in sorted(state.verdicts)
+            ),
+            plans=tuple(_plan(applied.event, state.proposals.get(applied.event.proposal)) for applied in state.plans),
             events=EventCounts(
                 written=self._written,
                 stored=stored,
@@ -158,32 +142,17 @@ class Gathering:
     def losses(self) -> dict[int, float]:
         return {iteration: commit.loss for iteration, commit in self._commits.items()}
 
-    def _verdict(self, number: int) -> VerdictSummary:
-        verdict = self._verdicts[number]
-        return VerdictSummary(
-            cause=verdict.cause,
-            culprits=verdict.culprits,
-            victims=verdict.victims,
-            speed=verdict.speed,
-            since_iteration=verdict.since_iteration,
-            until_iteration=self._closed.get(number, verdict.until_iteration),
-            at_iteration=verdict.at_iteration,
-            confidence=verdict.confidence,
-            evidence=verdict.evidence,
-            sentence=verdict.sentence,
-        )
 
-    def _plan(self, plan_version: int) -> PlanSummary:
-        applied, score = self._plans[plan_version], self._scores.get(plan_version)
-        if score is None:
-            return PlanSummary(plan_version=plan_version, at_iteration=applied.iteration, reason=applied.reason)
-        return PlanSummary(
-            plan_version=plan_version,
-            at_iteration=applied.iteration,
-            reason=applied.reason,
-            predicted_s=score.predicted_s,
-            baseline_s=score.baseline_s,
-            measured_s=score.measured_s,
-            n=score.n,
-            interval_s=score.interval_s,
-        )
+def _plan(applied: PlanApplied, proposal: ProposalState | None) -> PlanSummary:
+    plan = PlanSummary(plan_version=applied.plan_version, at_iteration=applied.iteration, reason=applied.reason)
+    score = proposal.scored if proposal is not None else None
+    if score is None:
+        return plan
+    return msgspec.structs.replace(
+        plan,
+        predicted_s=score.predicted_s,
+        baseline_s=score.baseline_s,
+        measured_s=score.measured_s,
+        n=score.n,
+        interval_s=score.interval_s,
+    )

@@ -14,7 +14,7 @@ from unskew.benchmarks.report import Figure
 from unskew.benchmarks.runs import Bench, FinishedRun, perform
 from unskew.collector.events import Event, IterationCommitted, RunFinished
 from unskew.collector.paths import Store
-from unskew.runtime.control.summary import Gathering
+from unskew.runtime.control.summary import SummaryBuilder
 from unskew.runtime.options import RunOptions
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def test_the_overhead_is_the_difference_within_pairs() -> None:
         us += us // 50 if iteration % 2 == 0 else 0
         events.append(committed(iteration, us * 3 if iteration == 91 else us))
     events.append(RunFinished(status="done", iterations=len(events)))
-    summary = Gathering().summary("r", "real", 0, None)
+    summary = SummaryBuilder().summary("r", "real", 0, None)
     run = FinishedRun(
         options=RunOptions(), summary=summary, events=events, same_process=frozenset(), not_once=0, lost=0, doubled=0
     )  # fmt: skip

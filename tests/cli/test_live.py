@@ -104,8 +104,8 @@ def test_a_rank_without_a_role_keeps_its_place_and_a_lost_one_gets_no_ratio() ->
     )
     state = after(STARTED, APPLIED, judged(0, (3, 1.0), (1, 1.8)), lost, applied, judged(2, (3, 1.0), (1, 1.7)))
     dead, slow = state.ranks[3], state.ranks[1]
-    assert (dead.replica, dead.stage, dead.n_layers, dead.ratio, dead.lost) == (1, 1, 0, None, "dead")
-    assert (slow.ratio, slow.first_layer, slow.n_layers, slow.micro_batches) == (1.7, 3, 1, 3)
+    assert (dead.role.replica, dead.role.stage, dead.holds, dead.ratio, dead.lost) == (1, 1, False, None, "dead")
+    assert (slow.ratio, slow.role.first_layer, slow.role.n_layers, slow.micro_batches) == (1.7, 3, 1, 3)
     text = drawn(state)
     assert "3 dead" in text
     assert "plan 1 is in force from iteration 2: rank 3 is dead" in text
@@ -190,7 +190,7 @@ def test_a_view_that_fails_ends_nothing_and_says_so_once(broken: str, monkeypatc
                 screen.feed(entry(committed(1, 0)))
                 screen.tick()
         screen.feed(entry(ev.RunFinished(status="done", iterations=2)))
-    assert screen.state.finished is not None
+    assert screen.state.run.finished is not None
     told = capsys.readouterr().err.splitlines()
     assert told == ["the live view is incomplete, training is not affected: ZeroDivisionError: no ranks"]
 

@@ -4,57 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from unskew.analytics.core.plan import Plan, plan_from_partition, uniform_plan
+from unskew.analytics.core.plan import plan_from_partition, uniform_plan
 from unskew.analytics.scheduler.recovery import recover
-from unskew.collector.events import CommandRefused, PlanApplied, PlanApproved, PlanProposed, PlanRejected, PlanScored
 from unskew.dashboard.panels.plan_view import places
-from unskew.dashboard.story import Logged, tell
 from unskew.dashboard.wording import ago, duration, ranges, signed_percent
 
 FIRST = uniform_plan(tp=1, pp=2, dp=2, n_layers=8, micro_batches=8)
 UNEVEN = plan_from_partition(
     plan_version=1, n_layers=8, schedule="1f1b", members=[(0, 1), (2, 3)], layers=[(5, 3), (4, 4)], micro_batches=(3, 5)
 )
-
-
-def proposed(name: str, plan: Plan = UNEVEN) -> PlanProposed:
-    return PlanProposed(
-        proposal=name,
-        plan_version=plan.plan_version,
-        digest=plan.digest,
-        optional=True,
-        reason="",
-        verdict=None,
-        plan=plan.to_data(),
-        predicted_us=1,
-        baseline_us=2,
-        gain_percent=50.0,
-        cost_us=1,
-        payback_iterations=1,
-        at_iteration=3,
-    )
-
-
-def applied(name: str, plan: Plan = UNEVEN) -> PlanApplied:
-    return PlanApplied(
-        plan_version=plan.plan_version, digest=plan.digest, proposal=name, iteration=5, reason="", plan=plan.to_data()
-    )
-
-
-def test_proposals_go_their_own_ways() -> None:
-    scored = PlanScored(plan_version=1, proposal="a", from_iteration=5, to_iteration=9, n=5, effect_s=0.1)
-    events = [
-        *(applied("", FIRST), proposed("a"), proposed("b"), proposed("c")),
-        PlanApproved(proposal="a", by="mira", reason="yes"),
-        PlanRejected(proposal="b", by="jon", reason="no"),
-        CommandRefused(command="b", by="jon", reason="decided already"),
-        *(applied("a"), scored),
-    ]
-    story = tell(Logged(number, "controller", event) for number, event in enumerate(events))
-    assert {change.proposed.proposal: change.state for change in story.changes} == {"a": "scored", "b": "rejected", "c": "open"}
-    assert [change.proposed.proposal for change in story.open_changes] == ["c"]
-    assert story.plan is not None
-    assert story.plan.plan_version == 1
 
 
 def test_plan_names_what_changed_and_leaves_the_dead_in_place() -> None:

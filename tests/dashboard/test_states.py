@@ -16,11 +16,12 @@ from streamlit.testing.v1 import AppTest
 from support import dashboard_runs as runs
 
 import unskew.dashboard
-from unskew.collector.events import Diagnosed, Dropped, Mode
+from unskew.collector.events import Diagnosed, Dropped, Mode, PlanRejected
 from unskew.collector.files.manifest import Manifest, publish
 from unskew.collector.formats.importers.straggler_analysis import COLUMNS
 from unskew.collector.formats.registry import bring_in
 from unskew.collector.paths import Store
+from unskew.collector.write import control_stream
 from unskew.collector.write.commands import Inbox, hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
 from unskew.dashboard import data
@@ -86,7 +87,7 @@ def ask_for_approval() -> None:
     from unskew.dashboard import data  # noqa: PLC0415 - AppTest runs the body alone
     from unskew.dashboard.panels import dialogs  # noqa: PLC0415 - AppTest runs the body alone
 
-    dialogs.approve("slow", data.snapshot("slow").story.changes[0])
+    dialogs.approve("slow", data.snapshot("slow").state.proposals["p1"])
 
 
 def test_approval_needs_name_and_reason_and_reaches_the_controller(store: Store) -> None:
@@ -115,6 +116,15 @@ def test_a_sent_approval_waits_for_the_controller_and_cannot_be_sent_twice(store
         app.run()
         assert "approval sent, waiting for the controller" in text(app)
         assert app.button(key="approve-p1").disabled
+
+
+def test_a_clock_that_was_set_back_turns_no_order_round(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = runs.slow(store)
+    with monkeypatch.context() as clock:
+        clock.setattr(control_stream, "time_ns", lambda: 10**18)
+        writer.control(PlanRejected(proposal="p1", by="jon", reason="the night shift decides"))
+    writer.close()
+    assert data.snapshot("slow").state.proposals["p1"].status == "rejected"
 
 
 @pytest.mark.parametrize("mode", ["approve", "auto"])

@@ -13,7 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from unskew.terminal.live_state import Line, LiveState, Past, RankView
+from unskew.terminal.live_state import IterationView, LiveState, RankView, SentenceView
 from unskew.terminal.sentences import Tone
 
 CURVE_COLUMNS = 60
@@ -31,14 +31,15 @@ Facts = Sequence[tuple[str, str]]
 def render(state: LiveState, facts: Facts, width: int, height: int) -> RenderableType:
     """The whole view in at most `width` columns; older sentences give way where `height` rows are too few."""
     parts: list[RenderableType] = [_header(state, facts), Padding(_progress(state, width), (1, 0, 0, 0))]
-    if state.ranks:
-        ranks = _grid(state) if _fits(state, width) else _strip(state)
-        parts += [_heading("ranks: chunk time over prediction, then layers held · micro-batches executed"), ranks]
-    if state.mode == "approve" and state.waiting is not None:
+    ranks = [*state.ranks.values()]
+    if ranks:
+        drawn = _grid(ranks) if _fits(ranks, width) else _strip(ranks)
+        parts += [_heading("ranks: chunk time over prediction, then layers held · micro-batches executed"), drawn]
+    if state.run.mode == "approve" and state.waiting is not None:
         command = f"unskew approve {state.waiting} --by NAME --reason TEXT"
         parts.append(Text.assemble(("\n" + state.waiting + " waits for approval: ", "yellow"), (command, "bold yellow")))
     if state.lines:
-        rank_rows = 1 + 2 * len(state.ranks) // _stages(state) if state.ranks else 0
+        rank_rows = 1 + 2 * len(ranks) // _stages(ranks) if ranks else 0
         lines = newest(state.lines, width - 18, height - FIXED_ROWS - rank_rows)
         parts += [_heading("what happened after which iteration"), _lines(lines)]
     return Padding(Group(*parts), (1, 1))
@@ -49,11 +50,12 @@ def _heading(text: str) -> RenderableType:
 
 
 def _header(state: LiveState, facts: Facts) -> RenderableType:
-    title = Text.assemble(("unskew", "bold cyan"), "  ", (state.run or "starting", "bold"))
-    if state.device:
-        title.append(f"   {re.split('[:,]', state.device)[0]} device, mode {state.mode}{_left(state)}", "dim")
-    if state.finished is not None:
-        title.append(f"   {state.finished.status}", "bold green" if state.finished.status == "done" else "bold red")
+    started, finished = state.run.started, state.run.finished
+    title = Text.assemble(("unskew", "bold cyan"), "  ", (started.run if started is not None else "starting", "bold"))
+    if started is not None:
+        title.append(f"   {re.split('[:,]', started.device)[0]} device, mode {state.run.mode}{_left(state)}", "dim")
+    if finished is not None:
+        title.append(f"   {finished.status}", "bold green" if finished.status == "done" else "bold red")
     about = Text("   ").join(Text.assemble((label, "dim"), " ", value) for label, value in facts)
     return Group(title, about)
 
@@ -88,7 +90,7 @@ def _count(state: LiveState) -> str:
 def _left(state: LiveState) -> str:
     """The time that the remaining iterations take at the mean of the last ten."""
     recent = [one.measured_s for one in state.past if one.measured_s is not None][-10:]
-    if state.iterations is None or not recent or state.finished is not None:
+    if state.iterations is None or not recent or state.run.finished is not None:
         return ""
     seconds = round((state.iterations - state.done) * sum(recent) / len(recent))
     return f"   about {seconds // 60}:{seconds % 60:02d} left"
@@ -101,7 +103,7 @@ def _prediction(measured: float, predicted: float | None) -> tuple[str, Text]:
     return f"{predicted:.2f} s", Text(f"measured {off:+.0%}".replace("%", " %"), _style(1 + off))
 
 
-def _times(past: Sequence[Past]) -> Text:
+def _times(past: Sequence[IterationView]) -> Text:
     """The curve of the iteration times, each in the colour of its ratio to the prediction."""
     timed = [(one.measured_s, one.predicted_s) for one in past if one.measured_s is not None]
     curve = Text()
@@ -132,52 +134,53 @@ def _style(ratio: float) -> str:
     return "green"
 
 
-def _stages(state: LiveState) -> int:
-    return 1 + max(view.stage for view in state.ranks.values())
+def _stages(ranks: Sequence[RankView]) -> int:
+    return 1 + max(view.role.stage for view in ranks)
 
 
-def _fits(state: LiveState, width: int) -> bool:
-    return _stages(state) <= WIDEST_GRID and 12 + 16 * _stages(state) <= width + 4
+def _fits(ranks: Sequence[RankView], width: int) -> bool:
+    return _stages(ranks) <= WIDEST_GRID and 12 + 16 * _stages(ranks) <= width + 4
 
 
-def _grid(state: LiveState) -> Table:
+def _grid(ranks: Sequence[RankView]) -> Table:
     """Replicas down, stages across; in a cell the rank's ratio, then what it holds and how much it executes."""
     table = Table.grid(padding=(0, 2))
     table.show_header = True
     table.add_column(style="dim")
-    for stage in range(_stages(state)):
+    for stage in range(_stages(ranks)):
         table.add_column(Text(f"stage {stage}", "dim"), min_width=12)
     places: dict[tuple[int, int], list[RankView]] = {}
-    for view in state.ranks.values():
-        places.setdefault((view.replica, view.stage), []).append(view)
+    for view in ranks:
+        places.setdefault((view.role.replica, view.role.stage), []).append(view)
     for replica in sorted({replica for replica, _ in places}):
-        cells = (places.get((replica, stage), []) for stage in range(_stages(state)))
+        cells = (places.get((replica, stage), []) for stage in range(_stages(ranks)))
         table.add_row(f"replica {replica}", *(Text("\n").join(_cell(view) for view in cell) for cell in cells))
     return table
 
 
 def _cell(view: RankView) -> Text:
-    text = Text.assemble((f"{view.rank} ", "bold"))
+    role = view.role
+    text = Text.assemble((f"{role.rank} ", "bold"))
     if view.lost is not None:
-        return text.append(view.lost, "bold red").append("\nholds nothing" if view.first_layer is None else "\n", "dim")
+        return text.append(view.lost, "bold red").append("\n" if view.holds else "\nholds nothing", "dim")
     text.append("■ ", "dim" if view.ratio is None else _style(view.ratio))
     text.append("–" if view.ratio is None else f"{view.ratio:.2f}", "dim" if view.ratio is None else _style(view.ratio))
-    if view.first_layer is None:
+    if not view.holds:
         return text.append("\nholds nothing", "dim")
-    layers = f"{view.first_layer}–{view.first_layer + view.n_layers - 1}" if view.n_layers > 1 else f"{view.first_layer}"
+    layers = f"{role.first_layer}–{role.end_layer - 1}" if role.n_layers > 1 else f"{role.first_layer}"
     return text.append(f"\n{layers} · {view.micro_batches}", "dim")
 
 
-def _strip(state: LiveState) -> Text:
+def _strip(ranks: Sequence[RankView]) -> Text:
     """One block per rank, and the slowest by name: for layouts too wide for a grid."""
     strip = Text()
-    for view in state.ranks.values():
+    for view in ranks:
         strip.append("x" if view.lost else "■", "red" if view.lost else "dim" if view.ratio is None else _style(view.ratio))
-    slowest = max((view for view in state.ranks.values() if view.ratio is not None), key=lambda v: v.ratio or 0.0, default=None)
-    return strip if slowest is None else strip.append(f"\nslowest: rank {slowest.rank}, {slowest.ratio:.2f}", "dim")
+    slowest = max((view for view in ranks if view.ratio is not None), key=lambda v: v.ratio or 0.0, default=None)
+    return strip if slowest is None else strip.append(f"\nslowest: rank {slowest.role.rank}, {slowest.ratio:.2f}", "dim")
 
 
-def newest(lines: tuple[Line, ...], columns: int, rows: int) -> tuple[Line, ...]:
+def newest(lines: tuple[SentenceView, ...], columns: int, rows: int) -> tuple[SentenceView, ...]:
     """The last lines that fit into `rows` rows of `columns` columns; always at least one."""
     used = 0
     for kept, line in enumerate(reversed(lines)):
@@ -187,7 +190,7 @@ def newest(lines: tuple[Line, ...], columns: int, rows: int) -> tuple[Line, ...]
     return lines
 
 
-def _lines(lines: tuple[Line, ...]) -> Table:
+def _lines(lines: tuple[SentenceView, ...]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", style="dim", min_width=4)
     table.add_column(style="dim")

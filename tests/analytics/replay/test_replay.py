@@ -12,11 +12,12 @@ import pytest
 from support.runtime_runs import LONG_CHUNKS, Run, train
 from typer.testing import CliRunner, Result
 
+from unskew.analytics.core.run_state import LoggedControl
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.lab.baselines.ours import UnskewDetector
 from unskew.analytics.replay.backtest import backtest
 from unskew.analytics.replay.method import MethodInput, MethodOutput, Probe
-from unskew.analytics.replay.recorded_run import LoggedControl, RecordedRun, run_of_lines
+from unskew.analytics.replay.recorded_run import RecordedRun, run_of_lines
 from unskew.analytics.replay.rehearsal import ReplayError, started_of
 from unskew.analytics.replay.replay import replay
 from unskew.cli import app

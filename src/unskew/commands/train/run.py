@@ -160,7 +160,7 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
             fail(str(error))
         console.print(summary_view(summary))
         write_json(json, summary)
-        finished = screen.state.finished
+        finished = screen.state.run.finished
         if finished is None or finished.status != "done":
             fail("the run did not finish" if finished is None else f"the run {finished.status}: {finished.reason}")
         if served is not None and console.is_terminal:

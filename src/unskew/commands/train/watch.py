@@ -40,6 +40,6 @@ def watch(
                 screen.feed(entry)
             screen.tick()
             time.sleep(POLL_S if alive else 0.0)
-    if not alive and screen.state.finished is None:
+    if not alive and screen.state.run.finished is None:
         warn([f"the controller of run {name} is gone: the run ended without saying so"])
     warn(follow.problems)

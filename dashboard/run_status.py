@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unskew.dashboard.story import Story
+from unskew.analytics.core.run_state import RunState
 from unskew.dashboard.theme import Tone
 from unskew.dashboard.wording import device_kind
 
@@ -19,17 +19,17 @@ TONES: dict[str, Tone] = {
 }
 
 
-def imported(story: Story) -> bool:
+def imported(state: RunState) -> bool:
     """Whether the run is another tool's, brought in: nobody predicted, judged or planned here."""
-    return story.started is not None and story.started.clock == "imported"
+    return state.started is not None and state.started.clock == "imported"
 
 
-def simulated(story: Story) -> bool:
+def simulated(state: RunState) -> bool:
     """Whether the run was played by the simulator, which times iterations and no chunks."""
-    return story.started is not None and device_kind(story.started.device) == "simulated"
+    return state.started is not None and device_kind(state.started.device) == "simulated"
 
 
-def state_of(status: str | None, controlled: bool, age_s: float) -> str:
+def status_of(status: str | None, controlled: bool, age_s: float) -> str:
     """A key of `TONES`. `status` is that of the run's last word, None without one; lost = no controller and no last word."""
     if status is not None:
         return status

@@ -1,0 +1,211 @@
+"""Folds a run's control events into the state of the run: for the terminal, the dashboard, the summary, replay and diagnosis.
+
+Telemetry has no part in it, so it stays small (tens of events) however long the run is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+from typing import Literal, TypeVar
+
+import msgspec
+
+from unskew.analytics.core.plan import Plan, Role
+from unskew.collector import events as ev
+
+ProposalStatus = Literal["open", "approved", "rejected", "expired", "applied", "failed", "scored"]
+_DECIDED: dict[type, ProposalStatus] = {
+    type(None): "open", ev.PlanApproved: "approved", ev.PlanRejected: "rejected", ev.PlanExpired: "expired"
+}  # fmt: skip
+_K = TypeVar("_K")
+_S = TypeVar("_S", bound=msgspec.Struct)
+_changed = msgspec.structs.replace
+
+
+class LoggedControl(msgspec.Struct, frozen=True):
+    """A control event of the log; those of one append share `at_us` (wall clock)."""
+
+    at_us: int
+    event: ev.Control
+    actor: str = ""
+
+
+class VerdictRevision(msgspec.Struct, frozen=True):
+    """What a verdict said from `at_us` on."""
+
+    verdict: ev.Verdict
+    at_us: int
+
+
+class VerdictState(msgspec.Struct, frozen=True):
+    """A verdict, each of its revisions and what became of it."""
+
+    revisions: tuple[VerdictRevision, ...] = ()
+    closed: ev.VerdictClosed | None = None
+    scored: ev.VerdictScored | None = None
+
+    @property
+    def verdict(self) -> ev.Verdict:
+        """As it was revised and closed in the end."""
+        latest = self.revisions[-1].verdict
+        if self.closed is None:
+            return latest
+        return _changed(latest, until_iteration=self.closed.until_iteration)
+
+
+class ProposalState(msgspec.Struct, frozen=True):
+    """A proposal and what became of it; `refused` is the last command about it that could not be carried out."""
+
+    proposed: ev.PlanProposed
+    decision: ev.PlanApproved | ev.PlanRejected | ev.PlanExpired | None = None
+    applied: ev.PlanApplied | None = None
+    failed: ev.PlanFailed | None = None
+    scored: ev.PlanScored | None = None
+    refused: ev.CommandRefused | None = None
+
+    @property
+    def status(self) -> ProposalStatus:
+        """The last stage that it reached."""
+        if self.failed is not None:
+            return "failed"
+        if self.scored is not None:
+            return "scored"
+        if self.applied is not None:
+            return "applied"
+        return _DECIDED[type(self.decision)]
+
+
+class AppliedPlan(msgspec.Struct, frozen=True, dict=True):
+    """A plan that came into force."""
+
+    event: ev.PlanApplied
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Read from the event when it is first asked for: of a large job that takes milliseconds."""
+        return Plan.from_data(self.event.plan)
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """Verdicts by number, proposals by name, all else in the order of the log.
+
+    `lost`: the last loss of each rank that neither joined again nor got a role in a plan since; `rejoined`: those that did.
+    """
+
+    started: ev.RunStarted | None = None
+    finished: ev.RunFinished | None = None
+    mode: ev.Mode = "observe"
+    verdicts: dict[int, VerdictState] = {}
+    proposals: dict[str, ProposalState] = {}
+    plans: tuple[AppliedPlan, ...] = ()
+    lost: dict[int, ev.DeviceLost] = {}
+    rejoined: frozenset[int] = frozenset()
+    faults: tuple[ev.FaultInjected, ...] = ()
+    predictors: tuple[ev.PredictorFitted, ...] = ()
+    diagnosed: ev.Diagnosed | None = None
+
+    @property
+    def plan(self) -> AppliedPlan | None:
+        """The plan in force."""
+        return self.plans[-1] if self.plans else None
+
+    @property
+    def last_roles(self) -> dict[int, Role]:
+        """The last role of every rank that ever had one."""
+        return {role.rank: role for applied in self.plans for role in applied.plan.roles}
+
+    @property
+    def open_verdicts(self) -> tuple[VerdictState, ...]:
+        """The one revised last comes last."""
+        found = (state for state in self.verdicts.values() if self.is_open(state))
+        return tuple(sorted(found, key=lambda state: state.revisions[-1].at_us))
+
+    @property
+    def open_proposals(self) -> tuple[ProposalState, ...]:
+        return tuple(state for state in self.proposals.values() if state.status == "open")
+
+    def is_open(self, state: VerdictState) -> bool:
+        """Whether a verdict still holds: it is not closed, and not about dead ranks that have all rejoined."""
+        verdict = state.verdict
+        back = verdict.cause == "dead" and verdict.culprits and all(party.rank in self.rejoined for party in verdict.culprits)
+        return verdict.until_iteration is None and not back
+
+    def answer_to(self, verdict: ev.Verdict) -> int | None:
+        """The version of the last plan that was applied because of a verdict."""
+        answers = (state.proposed for state in self.proposals.values() if state.applied is not None)
+        return next((one.plan_version for one in reversed([*answers]) if one.verdict == verdict.verdict), None)
+
+
+def fold(state: RunState, event: ev.Event | None, at_us: int = 0) -> RunState:
+    """The state after one more event of the run's log; each stream in its own order. Telemetry leaves it as it is.
+
+    >>> fold(RunState(), ev.ModeChanged(mode="auto", by="ann")).mode
+    'auto'
+    """
+    if not isinstance(event, ev.Control):
+        return state
+    match event:
+        case ev.RunStarted():
+            state = _changed(state, started=event, mode=event.mode)
+        case ev.RunFinished():
+            state = _changed(state, finished=event)
+        case ev.ModeChanged():
+            state = _changed(state, mode=event.mode)
+        case ev.FaultInjected():
+            state = _changed(state, faults=(*state.faults, event))
+        case ev.PredictorFitted():
+            state = _changed(state, predictors=(*state.predictors, event))
+        case ev.Diagnosed():
+            state = _changed(state, diagnosed=event)
+        case ev.DeviceLost():
+            others = {rank: loss for rank, loss in state.lost.items() if rank != event.rank}
+            state = _changed(state, lost={**others, event.rank: event}, rejoined=state.rejoined - {event.rank})
+        case ev.DeviceJoined():
+            state = _with_back(state, {event.rank})
+        case ev.PlanApplied():
+            plans = (*state.plans, AppliedPlan(event))
+            state = _with_back(_changed(state, plans=plans), plans[-1].plan.ranks if state.lost else ())
+    return _changed(state, verdicts=_verdicts(state.verdicts, event, at_us), proposals=_proposals(state.proposals, event))
+
+
+def _verdicts(states: dict[int, VerdictState], event: ev.Control, at_us: int) -> dict[int, VerdictState]:
+    match event:
+        case ev.Verdict():
+            before = states.get(event.verdict, VerdictState())
+            return {**states, event.verdict: _changed(before, revisions=(*before.revisions, VerdictRevision(event, at_us)))}
+        case ev.VerdictClosed():
+            return _known(states, event.verdict, closed=event)
+        case ev.VerdictScored():
+            return _known(states, event.verdict, scored=event)
+    return states
+
+
+def _proposals(states: dict[str, ProposalState], event: ev.Control) -> dict[str, ProposalState]:
+    match event:
+        case ev.PlanProposed():
+            states = {**states, event.proposal: ProposalState(event)}
+        case ev.PlanApproved() | ev.PlanRejected() | ev.PlanExpired():
+            states = _known(states, event.proposal, decision=event)
+        case ev.PlanApplied():
+            states = _known(states, event.proposal, applied=event)
+        case ev.PlanFailed():
+            states = _known(states, event.proposal, failed=event)
+        case ev.PlanScored():
+            states = _known(states, event.proposal, scored=event)
+        case ev.CommandRefused():
+            # Such as "approve p3".
+            states = _known(states, event.command.rpartition(" ")[2], refused=event)
+    return states
+
+
+def _known(states: dict[_K, _S], key: _K, **news: object) -> dict[_K, _S]:
+    """`states` with news of one of them; news of what the log never opened is passed over."""
+    return {**states, key: _changed(states[key], **news)} if key in states else states
+
+
+def _with_back(state: RunState, ranks: Collection[int]) -> RunState:
+    """Ranks take part; those that were lost are back."""
+    back = state.lost.keys() & ranks
+    lost = {rank: loss for rank, loss in state.lost.items() if rank not in back}
+    return _changed(state, lost=lost, rejoined=state.rejoined | back)
