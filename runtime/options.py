@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -19,36 +19,70 @@ DeviceKind = Literal["auto", "real", "sleep", "virtual"]
 DType = Literal["float32", "float64"]
 
 
+LAYOUT, MATHS, DEVICE, FAULTS = "Layout", "Maths and data", "Device", "Faults and decisions"
+"""The panels of the help page."""
+
+
 class OptionsError(ValueError):
     """A bad option; the message is one sentence: what is wrong, what is allowed."""
 
 
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """How a person is asked for a field of `RunOptions`: the command line is built from this, and `check` reads the bound.
+
+    `least`: the lowest value that is allowed. `metavar`: what stands for the value in the help. `default`: what happens
+    without the option, in words, where the field's default does not say it.
+    """
+
+    help: str
+    panel: str
+    least: int | None = None
+    metavar: str | None = None
+    default: str | None = None
+
+
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that determines a run. `corpus` None = the standard library's sources, `store` None = the default store.
+    """Everything that determines a run, in the order of the help page. `store` None = the default store.
 
     `instrument_turns`: ranks record spans in blocks of so many iterations, in turns with none (0 = always); the overhead is
     measured so.
     """
 
-    tp: int = 1
-    pp: int = 4
-    dp: int = 2
-    layers: int = 16
-    dim: int = 32
-    heads: int = 2
-    tokens: int = 256
-    micro_batches: int = 16
-    iterations: int = 150
-    seed: int = 0
-    schedule: str = "1f1b"
-    device: DeviceKind = "auto"
-    profile: str = "steady"
-    corpus: str | None = None
-    store: str | None = None
-    mode: Mode = "auto"
+    tp: Annotated[int, Parameter(help="Tensor-parallel shards.", panel=LAYOUT, least=1)] = 1
+    pp: Annotated[int, Parameter(help="Pipeline stages.", panel=LAYOUT, least=1)] = 4
+    dp: Annotated[int, Parameter(help="Replicas.", panel=LAYOUT, least=1)] = 2
+    schedule: Annotated[
+        str, Parameter(help="Order of the chunks: gpipe, 1f1b, interleaved, zb-h1, zb-v or searched.", panel=LAYOUT)
+    ] = "1f1b"
+    layers: Annotated[int, Parameter(help="Layers of the model.", panel=MATHS, least=1)] = 16
+    dim: Annotated[int, Parameter(help="Width of the model.", panel=MATHS, least=8)] = 32
+    heads: Annotated[int, Parameter(help="Attention heads.", panel=MATHS, least=1)] = 2
+    tokens: Annotated[int, Parameter(help="Most tokens of a micro-batch.", panel=MATHS, least=16)] = 256
+    micro_batches: Annotated[int, Parameter(help="Micro-batches of an iteration.", panel=MATHS, least=1)] = 16
+    iterations: Annotated[int, Parameter(help="Iterations to train.", panel=MATHS, least=1)] = 150
+    seed: Annotated[int, Parameter(help="Seed of weights and batches.", panel=MATHS)] = 0
+    dtype: Annotated[DType, Parameter(help="Number format.", panel=MATHS, default="float32; float64 with --verify")] = "float32"
+    corpus: Annotated[
+        str | None,
+        Parameter(help="A folder of text files.", panel=MATHS, metavar="PATH", default="the standard library's sources"),
+    ] = None
+    device: Annotated[
+        DeviceKind, Parameter(help="What executes: auto = real when every rank has a core or GPU.", panel=DEVICE)
+    ] = "auto"
+    profile: Annotated[
+        str,
+        Parameter(
+            help="The device that sleep and virtual emulate; for some ranks another: steady,4-7=older.",
+            panel=DEVICE,
+            metavar="NAME",
+        ),
+    ] = "steady"
+    mode: Annotated[Mode, Parameter(help="Optional changes of plan: left, asked for, or applied.", panel=FAULTS)] = "auto"
     faults: tuple[FaultSpec, ...] = ()
-    dtype: DType = "float32"
-    verify: bool = False
+    verify: Annotated[bool, Parameter(help="Also run the same seed without faults and compare the losses.", panel=FAULTS)] = (
+        False
+    )
+    store: str | None = None
     instrument_turns: int = 0
 
     @property
@@ -73,14 +107,20 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def asked_for(options: type[msgspec.Struct]) -> dict[str, tuple[Any, Parameter]]:
+    """The fields that a person is asked for: name -> its type, and how."""
+    annotated = {field.name: field.type for field in msgspec.structs.fields(options) if get_origin(field.type) is Annotated}
+    return {name: (get_args(of)[0], get_args(of)[1]) for name, of in annotated.items()}
+
+
 def check(options: RunOptions) -> None:
     """Raise `OptionsError`, `PlanError` or `ProfileError` (all `ValueError`) when the run cannot be as asked."""
-    for name, least in (("layers", 1), ("dim", 8), ("heads", 1), ("tokens", 16), ("micro_batches", 1), ("iterations", 1)):
-        if getattr(options, name) < least:
-            raise OptionsError(f"--{name.replace('_', '-')} {getattr(options, name)} is too small, allowed: {least} or more")
-    for name, kind in (("device", DeviceKind), ("dtype", DType), ("mode", Mode)):
-        if getattr(options, name) not in get_args(kind):
-            raise OptionsError(f"--{name} {getattr(options, name)} is not known, allowed: {', '.join(get_args(kind))}")
+    for name, (kind, parameter) in asked_for(RunOptions).items():
+        flag, value = f"--{name.replace('_', '-')}", getattr(options, name)
+        if parameter.least is not None and value < parameter.least:
+            raise OptionsError(f"{flag} {value} is too small, allowed: {parameter.least} or more")
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            raise OptionsError(f"{flag} {value} is not known, allowed: {', '.join(get_args(kind))}")
     if options.dim % (2 * options.heads):
         raise OptionsError(
             f"--dim {options.dim} does not give --heads {options.heads} an even width, allowed: a multiple of 2 x heads"

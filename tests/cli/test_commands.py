@@ -122,7 +122,7 @@ def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_di
         (["run", "--fault", "melt:rank=1,at=2"], "allowed: slow, kill, hang, freeze"),
         (["run", "--fault", "kill:rank=9,at=2"], "rank=9"),
         (["run", "--fault", "kill:rank=1,at=2", "--no-faults"], "--no-faults"),
-        (["run", "--pp", "0"], "at least 1"),
+        (["run", "--pp", "0"], "--pp 0 is too small, allowed: 1 or more"),
         (["run", "--layers", "3"], "--layers 3 cannot fill --pp 4"),
         (["run", "--schedule", "zigzag"], "allowed: gpipe, 1f1b, interleaved, zb-h1, zb-v, searched"),
         (["run", "--dim", "7"], "--dim 7"),

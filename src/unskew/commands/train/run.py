@@ -5,63 +5,24 @@ from __future__ import annotations
 import signal
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from unskew.collector.events import Mode
 from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, locate, refuse, write_json
-from unskew.runtime.options import DeviceKind, DType, OptionsError, RunOptions, check
+from unskew.commands.parameters import asks_for
+from unskew.runtime.options import FAULTS, OptionsError, RunOptions, check
 
 if TYPE_CHECKING:
     from unskew.collector.paths import Store
 
-DEFAULTS = RunOptions()
-SCHEDULE_HELP = "Order of the chunks: gpipe, 1f1b, interleaved, zb-h1, zb-v or searched."
-LAYOUT, MATHS, DEVICE, FAULTS, OUTPUT = "Layout", "Maths and data", "Device", "Faults and decisions", "What you see"
+OUTPUT = "What you see"
 
 
+@asks_for(RunOptions, faults=("fault", "no_faults"))
 def run(
-    tp: Annotated[int, typer.Option(help="Tensor-parallel shards.", rich_help_panel=LAYOUT)] = DEFAULTS.tp,
-    pp: Annotated[int, typer.Option(help="Pipeline stages.", rich_help_panel=LAYOUT)] = DEFAULTS.pp,
-    dp: Annotated[int, typer.Option(help="Replicas.", rich_help_panel=LAYOUT)] = DEFAULTS.dp,
-    schedule: Annotated[str, typer.Option(help=SCHEDULE_HELP, rich_help_panel=LAYOUT)] = DEFAULTS.schedule,
-    layers: Annotated[int, typer.Option(help="Layers of the model.", rich_help_panel=MATHS)] = DEFAULTS.layers,
-    dim: Annotated[int, typer.Option(help="Width of the model.", rich_help_panel=MATHS)] = DEFAULTS.dim,
-    heads: Annotated[int, typer.Option(help="Attention heads.", rich_help_panel=MATHS)] = DEFAULTS.heads,
-    tokens: Annotated[int, typer.Option(help="Most tokens of a micro-batch.", rich_help_panel=MATHS)] = DEFAULTS.tokens,
-    micro_batches: Annotated[
-        int, typer.Option(help="Micro-batches of an iteration.", rich_help_panel=MATHS)
-    ] = DEFAULTS.micro_batches,
-    iterations: Annotated[int, typer.Option(help="Iterations to train.", rich_help_panel=MATHS)] = DEFAULTS.iterations,
-    seed: Annotated[int, typer.Option(help="Seed of weights and batches.", rich_help_panel=MATHS)] = DEFAULTS.seed,
-    dtype: Annotated[
-        DType | None, typer.Option(help="Number format.", show_default="float32; float64 with --verify", rich_help_panel=MATHS)
-    ] = None,
-    corpus: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="A folder of text files.",
-            show_default="the standard library's sources",
-            rich_help_panel=MATHS,
-        ),
-    ] = None,
-    device: Annotated[
-        DeviceKind, typer.Option(help="What executes: auto = real when every rank has a core or GPU.", rich_help_panel=DEVICE)
-    ] = DEFAULTS.device,
-    profile: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="The device that sleep and virtual emulate; for some ranks another: steady,4-7=older.",
-            rich_help_panel=DEVICE,
-        ),
-    ] = DEFAULTS.profile,
-    mode: Annotated[
-        Mode, typer.Option(help="Optional changes of plan: left, asked for, or applied.", rich_help_panel=FAULTS)
-    ] = DEFAULTS.mode,
+    asked: dict[str, Any],
     fault: Annotated[
         list[str] | None,
         typer.Option(
@@ -73,10 +34,6 @@ def run(
         ),
     ] = None,
     no_faults: Annotated[bool, typer.Option("--no-faults", help="Inject none.", rich_help_panel=FAULTS)] = False,
-    verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Also run the same seed without faults and compare the losses.", rich_help_panel=FAULTS),
-    ] = False,
     dashboard: Annotated[
         bool, typer.Option("--dashboard/--no-dashboard", help="Serve the dashboard on 127.0.0.1.", rich_help_panel=OUTPUT)
     ] = True,
@@ -87,32 +44,14 @@ def run(
     from unskew.analytics.core.faults import parse_faults
 
     place = locate(store)
-    options = RunOptions(
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        schedule=schedule,
-        layers=layers,
-        dim=dim,
-        heads=heads,
-        tokens=tokens,
-        micro_batches=micro_batches,
-        iterations=iterations,
-        seed=seed,
-        dtype=dtype or ("float64" if verify else "float32"),
-        corpus=corpus,
-        device=device,
-        profile=profile,
-        mode=mode,
-        store=str(place.root),
-        verify=verify,
-    )
+    asked.setdefault("dtype", "float64" if asked["verify"] else "float32")
+    options = RunOptions(**asked, store=str(place.root))
     with checking_input():
         check(options)
         if fault and no_faults:
             refuse("--fault and --no-faults contradict each other: give one of them")
         specs = [] if no_faults else fault or default_faults(options)
-        parsed = parse_faults(specs, ranks=options.ranks, iterations=iterations, schedule=schedule)
+        parsed = parse_faults(specs, ranks=options.ranks, iterations=options.iterations, schedule=options.schedule)
     perform(place, msgspec.structs.replace(options, faults=parsed), dashboard=dashboard, json=json)
 
 
