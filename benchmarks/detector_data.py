@@ -19,7 +19,7 @@ from support import datasets
 
 from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.iteration import Chunk
-from unskew.analytics.core.plan import uniform_plan
+from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named

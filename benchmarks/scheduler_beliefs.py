@@ -14,10 +14,11 @@ import msgspec
 import numpy as np
 from support.brute_force import random_cluster
 
+from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.plan import PlanError
-from unskew.analytics.planners.joint.evaluation import as_it_is, cost, holds
+from unskew.analytics.planners.joint.evaluation import holds, iteration_us
 from unskew.analytics.planners.joint.joint import plan_joint
-from unskew.analytics.planners.problem import Assignment, PlannerCluster, start
+from unskew.analytics.planners.problem import PlannerCluster, start
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.benchmarks.report import Figure, figure, publish
 from unskew.benchmarks.scheduler_planners import CASES, FIRST_SEED, LARGEST, SIZES, faulty_cluster
@@ -25,10 +26,10 @@ from unskew.collector.paths import Store
 
 ERROR = 0.1
 LARGE_SEEDS = 5
-Plan = Callable[[PlannerCluster], Assignment]
+Plan = Callable[[PlannerCluster], Layout]
 PLANNERS: dict[str, Plan] = {
-    "joint planner": lambda cluster: plan_joint(cluster).assignment,
-    "ResiHP's levels": lambda cluster: plan_progressive(cluster).assignment,
+    "joint planner": lambda cluster: plan_joint(cluster).layout,
+    "ResiHP's levels": lambda cluster: plan_progressive(cluster).layout,
 }
 
 
@@ -71,22 +72,18 @@ def _figures(what: str, clusters: list[PlannerCluster]) -> Iterator[Figure]:
         for number, cluster in enumerate(clusters):
             told = believed(cluster, np.random.default_rng(number), ERROR)
             try:
-                right_us, wrong_us = (_iteration_us(cluster, plan(one)) for one in (cluster, told))
+                right_us, wrong_us = (iteration_us(cluster, plan(one)) for one in (cluster, told))
             except PlanError:
                 continue
             if not np.isfinite(right_us):
                 continue
             losses.append(100.0 * (wrong_us / right_us - 1.0))
             present = start(cluster)
-            if (present.speeds > 0).all() and holds(cluster.job, present):
+            if (cluster.speeds > 0).all() and holds(cluster.job, present):
                 could_stay += 1
-                worse += wrong_us > cost(cluster, present).iteration_us * (1 + 1e-9)
+                worse += wrong_us > iteration_us(cluster, present) * (1 + 1e-9)
         yield figure(
             f"{name} told wrong by {ERROR:.0%}, {what}: iteration longer by", fmean(losses), "%", bar=None, better="lower",
             note=f"worst {max(losses):.1f} %, best {min(losses):.1f} %; slower than changing nothing in {worse} of "
             f"{could_stay} that could",
         )  # fmt: skip
-
-
-def _iteration_us(cluster: PlannerCluster, assignment: Assignment) -> float:
-    return cost(cluster, as_it_is(cluster, assignment)).iteration_us

@@ -11,18 +11,18 @@ from statistics import fmean, median
 import numpy as np
 from support.brute_force import best_us, random_cluster
 
+from unskew.analytics.core.layout import Layout, to_plan
 from unskew.analytics.core.plan import PlanError
+from unskew.analytics.core.sharing import share_out
 from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.schedule import build_schedule
-from unskew.analytics.planners.conversion import members, to_plan
 from unskew.analytics.planners.costing import chunk_times, pipeline_us
 from unskew.analytics.planners.joint.bounds import bounds
-from unskew.analytics.planners.joint.evaluation import cost, holds
+from unskew.analytics.planners.joint.evaluation import holds, iteration_us
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.joint.proof import proven_bound_us
 from unskew.analytics.planners.malleus import layers_of, micro_batches_of
-from unskew.analytics.planners.problem import Assignment, PlannerCluster, PlannerJob, healthy_cluster, start
-from unskew.analytics.planners.resihp.pp import share_out
+from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, group_speeds, healthy_cluster, start
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.planners.resihp.tp import choose
 from unskew.benchmarks.growth import draw_growth
@@ -99,7 +99,7 @@ def uniform_figures() -> Iterator[Figure]:
             note=f"{rate:.4f} of the healthy rate",
         )  # fmt: skip
     cluster = PlannerCluster(job=PlannerJob(n_layers=32, micro_batches=8), speeds=np.array([[[0.5], [1.0]], [[1.0], [1.0]]]))
-    uniform = cost(cluster, plan_progressive(cluster, levels={"tp", "pp"}).assignment).iteration_us
+    uniform = iteration_us(cluster, plan_progressive(cluster, levels={"tp", "pp"}).layout)
     yield figure(
         "two such replicas, one healthy: own partitions over one for both", uniform / plan_joint(cluster).predicted_us, "x",
         bar=None, better="higher", note="the same micro-batches in all; the joint planner also divides them unevenly",
@@ -124,8 +124,8 @@ def distance_figures() -> Iterator[Figure]:
         invalid += lower.pipelines_us > best * (1 + 1e-9) or lower.capacity_us > best * (1 + 1e-9)
         bound_gaps.append(best / lower.pipelines_us - 1.0)
         present = start(cluster)
-        if (present.speeds > 0).all() and holds(cluster.job, present):
-            worse += plan_joint(cluster).predicted_us > cost(cluster, present).iteration_us * (1 + 1e-9)
+        if (cluster.speeds > 0).all() and holds(cluster.job, present):
+            worse += plan_joint(cluster).predicted_us > iteration_us(cluster, present) * (1 + 1e-9)
         progressive_us = _levels_us(cluster)
         if np.isfinite(progressive_us):
             levels.append(progressive_us / best - 1.0)
@@ -160,12 +160,12 @@ def order_figures() -> Iterator[Figure]:
         cluster = random_cluster(np.random.default_rng(seed), largest=LARGEST)
         for plan, ratios in ((_joint_only, joint), (_levels, lent)):
             try:
-                assignment = plan(cluster)
+                layout = plan(cluster)
             except PlanError:
                 continue
-            predicted_us = cost(cluster, assignment).iteration_us
-            if np.isfinite(predicted_us) and bool(assignment.moves) == (ratios is lent):
-                ratios.append(_executed_us(cluster, assignment) / predicted_us - 1.0)
+            predicted_us = iteration_us(cluster, layout)
+            if np.isfinite(predicted_us) and bool(layout.moves) == (ratios is lent):
+                ratios.append(_executed_us(cluster, layout) / predicted_us - 1.0)
     for name, ratios in (("joint plans", joint), ("plans with lent stages", lent)):
         near = sum(abs(ratio) <= 0.01 for ratio in ratios) / len(ratios)
         note = f"{len(ratios)} jobs; from {100 * min(ratios):+.0f} % to {100 * max(ratios):+.0f} %"
@@ -173,19 +173,21 @@ def order_figures() -> Iterator[Figure]:
                      better="higher", note=note)  # fmt: skip
 
 
-def _joint_only(cluster: PlannerCluster) -> Assignment:
-    return plan_joint(cluster, compare=False).assignment
+def _joint_only(cluster: PlannerCluster) -> Layout:
+    return plan_joint(cluster, compare=False).layout
 
 
-def _levels(cluster: PlannerCluster) -> Assignment:
-    return plan_progressive(cluster).assignment
+def _levels(cluster: PlannerCluster) -> Layout:
+    return plan_progressive(cluster).layout
 
 
-def _executed_us(cluster: PlannerCluster, assignment: Assignment) -> float:
+def _executed_us(cluster: PlannerCluster, layout: Layout) -> float:
     """The iteration with the chunks in the order in which ranks execute them."""
-    job, schedule = cluster.job, build_schedule(to_plan(cluster, assignment, plan_version=1))
-    groups = np.argwhere(assignment.speeds > 0).tolist()
-    speed = {rank: assignment.speeds[d, s] for d, s in groups for rank in members(cluster, assignment, d, s)}
+    job, schedule = cluster.job, build_schedule(to_plan(layout, cluster.job.n_layers))
+    speeds = group_speeds(cluster, layout)
+    speed = {
+        rank: speeds[d, s] for d, one in enumerate(layout.pipelines) for s, group in enumerate(one.groups) for rank in group
+    }
     us = {"F": job.forward_us, "B": job.backward_us}
     work = [
         action.n_layers
@@ -200,7 +202,7 @@ def _executed_us(cluster: PlannerCluster, assignment: Assignment) -> float:
 def _levels_us(cluster: PlannerCluster) -> float:
     """The iteration (us) under ResiHP's plan; inf when it has none within the memory."""
     try:
-        return cost(cluster, plan_progressive(cluster).assignment).iteration_us
+        return iteration_us(cluster, plan_progressive(cluster).layout)
     except PlanError:
         return float("inf")
 
@@ -252,7 +254,7 @@ def _planned(cluster: PlannerCluster) -> tuple[float, float, float]:
     begun = time.process_time()
     found = plan_joint(cluster)
     gap = found.predicted_us / bounds(cluster).pipelines_us - 1.0
-    to_plan(cluster, found.assignment, plan_version=1)
+    to_plan(found.layout, cluster.job.n_layers)
     spent = time.process_time() - begun
     begun = time.process_time()
     plan_progressive(cluster)

@@ -11,7 +11,8 @@ import msgspec
 
 from unskew.analytics.core.device_profiles import profile, profiles_of
 from unskew.analytics.core.faults import FaultSpec
-from unskew.analytics.core.plan import Plan, uniform_plan
+from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.core.plan import Plan
 from unskew.collector.events import Mode
 from unskew.runtime.corpus import check_folder
 

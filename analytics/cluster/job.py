@@ -10,12 +10,14 @@ its hardware is replaced.
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Iterable
+from functools import cached_property, lru_cache
 
 import msgspec
 
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.layout import Layout, uniform_layout
 from unskew.analytics.core.workload import Work
 from unskew.data import table
 
@@ -118,6 +120,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_f
         """How many layers a whole TP group can hold: parameters, gradients and optimiser state."""
         layer_bytes = self.parameters / self.n_layers * constant("bytes_per_parameter") / self.tp
         return int(constant("hbm_gib_a100") * 2**30 * constant("memory_share") / layer_bytes)
+
+
+@lru_cache(maxsize=64)
+def healthy(job: Job) -> Layout:
+    """The layout that a job starts with.
+
+    >>> layout = healthy(JOBS["llama2-7b"])
+    >>> [pipeline.layers for pipeline in layout.pipelines], layout.micro_batches
+    ([(16, 16), (16, 16)], 8)
+    """
+    return uniform(job, range(job.dp))
+
+
+def uniform(job: Job, replicas: Iterable[int], *, micro_batches: int | None = None) -> Layout:
+    """These replicas, whole, with even layers and micro-batches (of the whole job unless given). Raises `PlanError`."""
+    total = job.micro_batches if micro_batches is None else micro_batches
+    return uniform_layout(tp=job.tp, pp=job.pp, replicas=replicas, n_layers=job.n_layers, micro_batches=total)
 
 
 JOBS = {name: msgspec.structs.replace(job, name=name) for name, job in table("clusters", dict[str, Job]).items()}

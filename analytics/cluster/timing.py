@@ -11,14 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unskew.analytics.cluster.job import Job
-from unskew.analytics.cluster.layout import Layout, Pipeline, healthy, to_plan
+from unskew.analytics.cluster.job import Job, healthy
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.layout import Layout, Pipeline, to_plan
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.prediction import predict_iteration
@@ -44,17 +45,16 @@ def tp_slowdown(job: Job, k: int) -> float:
 
 def stage_speeds(job: Job, layout: Layout, speeds: Speeds) -> list[tuple[float, ...]]:
     """Per pipeline the speed of each of its stages (four digits), 0.0 where a stage has nobody or a dead device."""
-    flat, begins, sizes = layout.members
-    slowest = np.zeros(len(sizes))
-    if len(flat):
-        slowest[sizes > 0] = np.minimum.reduceat(speeds[flat], begins)
-    slowdowns = {int(size): tp_slowdown(job, int(size)) for size in np.unique(sizes) if size}
-    rounded = [round(float(one) / slowdowns[int(n)], 4) if n else 0.0 for one, n in zip(slowest, sizes, strict=True)]
-    found, position = [], 0
-    for pipeline in layout.pipelines:
-        found.append(tuple(rounded[position : position + len(pipeline.groups)]))
-        position += len(pipeline.groups)
-    return found
+    slowdowns = {int(size): tp_slowdown(job, int(size)) for size in np.unique(layout.degrees) if size}
+    return [
+        tuple(
+            round(speed / slowdowns[degree], 4) if degree else 0.0
+            for speed, degree, _ in zip(slowest, degrees, pipeline.groups, strict=False)
+        )
+        for slowest, degrees, pipeline in zip(
+            layout.slowest(speeds).tolist(), layout.degrees.tolist(), layout.pipelines, strict=True
+        )
+    ]
 
 
 def iteration_s(job: Job, layout: Layout, speeds: Speeds, links: Links | None = None) -> float:
@@ -97,15 +97,15 @@ def _message_us(links: Links | None, pipelines: Sequence[Pipeline]) -> float:
 
 @lru_cache(maxsize=4096)
 def _plan(layout: Layout, n_layers: int) -> Plan:
-    return to_plan(layout, range(len(layout.pipelines)), n_layers)
+    return to_plan(layout, n_layers)
 
 
 @lru_cache(maxsize=20000)
 def _component_us(job: Job, layout: Layout, stage_speeds: tuple[tuple[float, ...], ...], extra_us: float) -> float:
     plan = _plan(layout, job.n_layers)
-    flat = [speed for speeds in stage_speeds for speed in speeds]
+    numbered = enumerate(chain.from_iterable(stage_speeds))
     speeds: dict[int, dict[str, float]] = {
-        rank: dict.fromkeys(CHUNK_KINDS, speed) for rank, speed in enumerate(flat) if speed not in {0.0, 1.0}
+        rank: dict.fromkeys(CHUNK_KINDS, speed) for rank, speed in numbered if speed not in {0.0, 1.0}
     }
     cost = CostModel(chunks=job.cost.chunks, message_us=job.cost.message_us + extra_us)
     works: list[Work] = [job.work] * len(plan.routes)

@@ -10,6 +10,7 @@ ReCycle's rerouting, Malleus and AdaPtis:
 Layer 0 includes the embedding, the last layer the final norm and the output head: nothing else has parameters. Ranks and
 micro-batches are numbered from 0; layer ranges are ``[first_layer, first_layer + n_layers)``.
 
+>>> from unskew.analytics.core.layout import uniform_plan
 >>> plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=2)
 >>> [(role.rank, role.first_layer, role.n_layers) for role in plan.roles]
 [(0, 0, 2), (1, 2, 2)]
@@ -20,12 +21,15 @@ micro-batches are numbered from 0; layer ranges are ``[first_layer, first_layer 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import msgspec
 
 from unskew.collector.events import CHUNK_KINDS, ChunkKind
+
+T = TypeVar("T")
 
 
 class PlanError(ValueError):
@@ -205,55 +209,6 @@ def split_evenly(total: int, parts: int) -> list[int]:
     return [base + (start <= part < start + extra) for part in range(parts)]
 
 
-def plan_from_partition(
-    *,
-    plan_version: int,
-    n_layers: int,
-    schedule: str,
-    members: Iterable[Iterable[int]],
-    layers: Iterable[Iterable[int]],
-    micro_batches: Iterable[int],
-) -> Plan:
-    """A plan in which each replica is a pipeline of its own.
-
-    `members[d]` are replica d's ranks in the order in which a micro-batch passes them (a rank that is named more than once
-    holds several ranges), `layers[d]` their layer counts, `micro_batches[d]` how many micro-batches replica d executes;
-    micro-batches are dealt round-robin in proportion, so that heavy neighbours spread. Raises `PlanError`.
-
-    >>> plan = plan_from_partition(
-    ...     plan_version=0, n_layers=4, schedule="interleaved", members=[[0, 1, 0, 1]], layers=[[1, 1, 1, 1]], micro_batches=[2]
-    ... )
-    >>> [role.ranges for role in plan.roles]
-    [((0, 1), (2, 1)), ((1, 1), (3, 1))]
-    """
-    counts = list(micro_batches)
-    roles: list[Role] = []
-    hops: list[tuple[Hop, ...]] = []
-    for replica, (ranks, sizes) in enumerate(zip(map(tuple, members), map(tuple, layers), strict=True)):
-        held: dict[int, list[tuple[int, int]]] = {}
-        first, legs = 0, []
-        for rank, size in zip(ranks, sizes, strict=True):
-            legs.append(Hop(first_layer=first, n_layers=size, ranks=(rank,)))
-            ranges = held.setdefault(rank, [])
-            if ranges and sum(ranges[-1]) == first:
-                ranges[-1] = (ranges[-1][0], ranges[-1][1] + size)
-            else:
-                ranges.append((first, size))
-            first += size
-        for stage, (rank, ((start, count), *more)) in enumerate(held.items()):
-            roles.append(Role(rank=rank, replica=replica, stage=stage, first_layer=start, n_layers=count, more=tuple(more)))
-        hops.append(tuple(legs))
-    routes = []
-    dealt = [0] * len(counts)
-    for number in range(sum(counts)):
-        replica = min((d for d in range(len(counts)) if dealt[d] < counts[d]), key=lambda d: ((dealt[d] + 1) / counts[d], d))
-        dealt[replica] += 1
-        routes.append(Route(micro_batch=number, replica=replica, hops=hops[replica]))
-    plan = Plan(plan_version=plan_version, n_layers=n_layers, schedule=schedule, roles=tuple(roles), routes=tuple(routes))
-    validate(plan)
-    return plan
-
-
 PASSES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1, "zb-v": 2}
 """Schedule -> how often a micro-batch passes each rank in the plan a run starts with."""
 
@@ -270,7 +225,7 @@ def chunk_kinds(schedule: str) -> tuple[ChunkKind, ...]:
     return CHUNK_KINDS if splits_backward(schedule) else CHUNK_KINDS[:2]
 
 
-def way_of(schedule: str, ranks: Sequence[int]) -> list[int]:
+def way_of(schedule: str, ranks: Sequence[T]) -> list[T]:
     """The order in which a micro-batch passes the ranks of a pipeline: once, in a loop (interleaved), or there and back (ZB-V).
 
     >>> way_of("zb-v", [0, 1, 2])
@@ -281,27 +236,3 @@ def way_of(schedule: str, ranks: Sequence[int]) -> list[int]:
     if schedule == "zb-v":
         return [*ranks, *reversed(ranks)]
     return list(ranks) * PASSES[schedule]
-
-
-def uniform_plan(*, tp: int, pp: int, dp: int, n_layers: int, micro_batches: int, schedule: str = "1f1b") -> Plan:
-    """The plan a run starts with: rank = (replica * PP + stage) * TP + shard. Raises `PlanError` for an impossible layout."""
-    if min(tp, pp, dp) < 1:
-        raise PlanError(f"--tp, --pp and --dp must each be at least 1, not {tp}, {pp}, {dp}")
-    if tp != 1:
-        raise PlanError(f"--tp {tp}: tensor parallelism is not executed yet, only --tp 1 is allowed")
-    if schedule not in PASSES:
-        raise PlanError(f"--schedule {schedule} is not known, allowed: {', '.join(SCHEDULES)}")
-    stages = pp * PASSES[schedule]
-    if n_layers < stages:
-        passes = "" if PASSES[schedule] == 1 else f" passed {PASSES[schedule]} times by --schedule {schedule}"
-        raise PlanError(f"--layers {n_layers} cannot fill --pp {pp} stages{passes}: at least {stages} layers are needed")
-    if micro_batches < dp:
-        raise PlanError(f"--micro-batches {micro_batches} cannot feed --dp {dp} replicas: at least one per replica is needed")
-    return plan_from_partition(
-        plan_version=0,
-        n_layers=n_layers,
-        schedule=schedule,
-        members=[way_of(schedule, range(d * pp, (d + 1) * pp)) for d in range(dp)],
-        layers=[split_evenly(n_layers, stages)] * dp,
-        micro_batches=split_evenly(micro_batches, dp),
-    )

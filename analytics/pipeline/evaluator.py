@@ -19,7 +19,8 @@ from functools import cached_property, lru_cache
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.plan import plan_from_partition, way_of
+from unskew.analytics.core.layout import plan_from_partition
+from unskew.analytics.core.plan import way_of
 from unskew.analytics.pipeline.chunks import Chunks
 from unskew.analytics.pipeline.dag import Array, Ints
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule

@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, milp
 
+from unskew.analytics.core.layout import Layout, Pipeline
 from unskew.analytics.core.plan import PlanError, split_evenly
 from unskew.analytics.planners.costing import pipeline_us
 from unskew.analytics.planners.problem import Floats, PlannerCluster
@@ -43,16 +44,13 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class MalleusPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Per pipeline its groups in stage order with their layers (0: the group idles) and its micro-batches.
+    """The pipelines of its groups; groups and pipelines without work are left out.
 
     `objective` = max over pipelines of (slowest stage x micro-batches), in layers of a healthy group; `iteration_us` is what
     the pipeline model says, fill and drain included.
     """
 
-    pipelines: tuple[tuple[Group, ...], ...]
-    layers: tuple[tuple[int, ...], ...]
-    micro_batches: tuple[int, ...]
-    suspended: tuple[int, ...]
+    layout: Layout
     objective: float
     iteration_us: float
 
@@ -226,15 +224,20 @@ def plan_malleus(cluster: PlannerCluster) -> MalleusPlan:
         raise PlanError(f"the {job.n_layers} layers do not fit the groups that are left: a checkpoint is needed")
     objective, template, counts = best
     layers = [known[tuple(part)][0] for part in template]
-    pipelines = fill(cluster, template, layers, slow, whole)
     return MalleusPlan(
-        pipelines=pipelines,
-        layers=tuple(tuple(part) for part in layers),
-        micro_batches=tuple(counts),
-        suspended=tuple(sorted(suspended)),
+        layout=_layout(fill(cluster, template, layers, slow, whole), layers, counts),
         objective=objective,
         iteration_us=_iteration_us(cluster, template, layers, counts),
     )
+
+
+def _layout(pipelines: Sequence[Sequence[Group]], layers: Sequence[Sequence[int]], counts: Sequence[int]) -> Layout:
+    found = []
+    for number, (groups, sizes, count) in enumerate(zip(pipelines, layers, counts, strict=True)):
+        used = [(group.devices, n) for group, n in zip(groups, sizes, strict=True) if n]
+        if used and count:
+            found.append(Pipeline(number, tuple(devices for devices, _ in used), tuple(n for _, n in used), count))
+    return Layout(tuple(found))
 
 
 def _limits(cluster: PlannerCluster, part: Sequence[float]) -> list[int]:

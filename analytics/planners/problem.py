@@ -1,9 +1,8 @@
 """The planners' view of a big job: replicas x stages x tensor-parallel members as arrays, and what is done with them.
 
-A `Plan` names every rank and every micro-batch, which is right for executing and too much for 98,304 devices. Here a device
-is a number in an array: device ``(replica * pp + stage) * tp + shard`` as ranks are numbered. A `PlannerCluster` is what is
-given (job, speeds, nodes), an `Assignment` what is decided (who is active, layers per stage and replica, micro-batches per
-replica, work moved between replicas). `to_plan` (planners/conversion.py) makes the runtime's plan of it.
+A device is a number in an array: ``(replica * pp + stage) * tp + shard`` as ranks are numbered. A `PlannerCluster` is what is
+given (job, speeds, nodes); what is decided is a `Layout` (core/layout.py). The speed and degree of a group follow from
+its members, so that a plan made on other beliefs is priced at what its devices really do.
 
 Speed is 1.0 for a healthy device and 0.0 for a dead one. A stage's speed is relative to a healthy group of the nominal degree:
 ``efficiency[k - 1] x slowest member``, where ``efficiency[k - 1]`` is what k healthy devices reach (measured; k / tp if not
@@ -19,7 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from unskew.analytics.core.plan import PlanError, split_evenly
+from unskew.analytics.core.layout import Layout, Move, Pipeline, uniform_layout
+from unskew.analytics.core.plan import PlanError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -106,59 +106,29 @@ def healthy_cluster(
     return PlannerCluster(job=job, speeds=np.ones((dp, pp, tp)), nodes=nodes, efficiency=tuple(efficiency))
 
 
-class BorrowedDevice(msgspec.Struct, frozen=True, gc=False):
-    """A standby device (its number) that serves in the group of another (replica, stage) of its node."""
-
-    replica: int
-    stage: int
-    device: int
-
-
-class Move(msgspec.Struct, frozen=True, gc=False):
-    """Stage `stage` of these micro-batches (numbered within their home `source`) is executed by replica `target`."""
-
-    stage: int
-    source: int
-    target: int
-    micro_batches: tuple[int, ...]
-
-
-class Assignment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Who does what: arrays over [replica, stage (, member)].
-
-    `active`: home members that serve in their own group; `borrowed`: others that do. `speeds` and `degrees` of the groups
-    follow from them. `layers` sum to the job's in every replica that executes anything (0: the stage is left out),
-    `micro_batches` to the job's over the replicas.
-    """
-
-    active: Bools
-    borrowed: tuple[BorrowedDevice, ...] = ()
-    speeds: Floats
-    degrees: Ints
-    layers: Ints
-    micro_batches: Ints
-    moves: tuple[Move, ...] = ()
-
-    def standby(self, cluster: PlannerCluster) -> NDArray[np.int64]:
-        """Numbers of the living devices that do nothing."""
-        idle = ~self.active & (cluster.speeds > 0)
-        lent = [entry.device for entry in self.borrowed]
-        return np.setdiff1d(np.flatnonzero(idle.ravel()), lent).astype(np.int64)
-
-
-def start(cluster: PlannerCluster) -> Assignment:
-    """What a job starts with: everybody active, layers and micro-batches split evenly, at the devices' present speeds.
-
-    A group with a dead member has speed 0: it cannot work as it stands.
-    """
-    slowest = cluster.speeds.min(axis=2)
-    return Assignment(
-        active=cluster.speeds > 0,
-        speeds=slowest * cluster.rates[-1],
-        degrees=np.where(slowest > 0, cluster.tp, 0).astype(np.int64),
-        layers=np.tile(np.array(split_evenly(cluster.job.n_layers, cluster.pp), dtype=np.int64), (cluster.dp, 1)),
-        micro_batches=np.array(split_evenly(cluster.job.micro_batches, cluster.dp), dtype=np.int64),
+def start(cluster: PlannerCluster) -> Layout:
+    """What a job starts with: everybody works, layers and micro-batches split evenly."""
+    job = cluster.job
+    return uniform_layout(
+        tp=cluster.tp, pp=cluster.pp, replicas=range(cluster.dp), n_layers=job.n_layers, micro_batches=job.micro_batches
     )
+
+
+def layout_of(members: Ints, layers: Ints, micro_batches: Ints, moves: tuple[Move, ...] = ()) -> Layout:
+    """What was decided for the groups [replica, stage]; `members` [replica, stage, any] are device numbers, -1 = none."""
+    rows = zip(np.sort(members, axis=2).tolist(), layers.tolist(), micro_batches.tolist(), strict=True)
+    return Layout(
+        tuple(
+            Pipeline(replica, tuple(tuple(device for device in group if device >= 0) for group in groups), tuple(sizes), count)
+            for replica, (groups, sizes, count) in enumerate(rows)
+        ),
+        moves,
+    )
+
+
+def group_speeds(cluster: PlannerCluster, layout: Layout) -> Floats:
+    """[pipeline, stage]: what the layout's groups reach at the cluster's present speeds; a dead member stops its group."""
+    return np.asarray(layout.slowest(cluster.speeds.ravel()) * cluster.rates[layout.degrees])
 
 
 def layer_limits(job: PlannerJob, degrees: Ints, in_flight: Ints | int) -> Ints:

@@ -11,10 +11,10 @@ import numpy as np
 
 from unskew.analytics.cluster.accounting import Lost
 from unskew.analytics.cluster.event import ClusterEvent
-from unskew.analytics.cluster.job import Job
-from unskew.analytics.cluster.layout import Layout, healthy
+from unskew.analytics.cluster.job import Job, healthy
 from unskew.analytics.cluster.timing import Links, Speeds, iteration_s
 from unskew.analytics.core.constants import constant
+from unskew.analytics.core.layout import Layout
 
 
 class ClusterView(msgspec.Struct, frozen=True):

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from unskew.analytics.cluster.event import ClusterEvent
-from unskew.analytics.cluster.layout import LayoutError, uniform
+from unskew.analytics.cluster.job import uniform
 from unskew.analytics.core.constants import constant
+from unskew.analytics.core.plan import PlanError
 from unskew.analytics.policies.base import ClusterView, Pauses, Policy, Reaction
 from unskew.analytics.policies.restart import whole_replicas
 
@@ -51,7 +52,7 @@ class FtHsdpPolicy(Policy):
             return Reaction(layout=cluster.layout, redo="none", later=(back,), reason="its replica was away already")
         try:
             layout = uniform(job, alive, micro_batches=job.micro_batches // job.dp * len(alive))
-        except LayoutError:
+        except PlanError:
             later = (back,) if event.kind == "failed" else ()
             return Reaction(layout=cluster.layout, redo="none", later=later, reason="waits: every replica is hurt")
         if event.kind == "joined":

@@ -10,10 +10,11 @@ from __future__ import annotations
 import msgspec
 
 from unskew.analytics.cluster.event import ClusterEvent
-from unskew.analytics.cluster.job import Job
-from unskew.analytics.cluster.layout import Layout, Pipeline, healthy, proportional
+from unskew.analytics.cluster.job import Job, healthy
 from unskew.analytics.cluster.timing import Speeds, stage_speeds
 from unskew.analytics.core.constants import constant
+from unskew.analytics.core.layout import Layout, Pipeline
+from unskew.analytics.core.sharing import proportional
 from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, regroup
 
 

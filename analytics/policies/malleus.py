@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from unskew.analytics.cluster.event import ClusterEvent
-from unskew.analytics.cluster.job import Job
-from unskew.analytics.cluster.layout import Layout, Pipeline, healthy
-from unskew.analytics.cluster.timing import Speeds
+from unskew.analytics.cluster.job import healthy
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.malleus import must_replan, plan_malleus, rates
@@ -22,17 +20,6 @@ from unskew.analytics.policies.base import (
     survives,
 )
 from unskew.analytics.policies.planning import planned
-
-
-def malleus_layout(job: Job, speeds: Speeds) -> Layout:
-    """The plan of analytics/planners/malleus.py as the simulator runs it; groups without layers are left out."""
-    plan = plan_malleus(planned(job, speeds, measured=True))
-    pipelines = []
-    for number, (groups, layers, count) in enumerate(zip(plan.pipelines, plan.layers, plan.micro_batches, strict=True)):
-        used = [(group.devices, n) for group, n in zip(groups, layers, strict=True) if n]
-        if used and count:
-            pipelines.append(Pipeline(number, tuple(devices for devices, _ in used), tuple(n for _, n in used), count))
-    return Layout(tuple(pipelines))
 
 
 class MalleusPolicy(Policy):
@@ -59,7 +46,7 @@ class MalleusPolicy(Policy):
             layout = healthy(job)
         else:
             try:
-                layout = malleus_layout(job, cluster.speeds)
+                layout = plan_malleus(planned(job, cluster.speeds, measured=True)).layout
             except PlanError as error:
                 return Reaction(layout=None, reason=str(error))
         if not survives(cluster):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from unskew.analytics.cluster.event import ClusterEvent
-from unskew.analytics.cluster.layout import Layout, Pipeline, healthy, proportional
+from unskew.analytics.cluster.job import healthy
 from unskew.analytics.cluster.timing import stage_speeds
 from unskew.analytics.core.constants import constant
+from unskew.analytics.core.layout import Layout, Pipeline
+from unskew.analytics.core.sharing import proportional
 from unskew.analytics.policies.base import ClusterView, Policy, Reaction
 
 

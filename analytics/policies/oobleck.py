@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
-from unskew.analytics.cluster.layout import Layout, Pipeline, proportional
 from unskew.analytics.core.constants import constant
+from unskew.analytics.core.layout import Layout, Pipeline
 from unskew.analytics.core.plan import split_evenly
+from unskew.analytics.core.sharing import proportional
 from unskew.analytics.policies.base import ClusterView, Policy, Reaction, moved_layers, regroup, survives
 
 Group = tuple[int, ...]

@@ -8,8 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from unskew.analytics.cluster.event import ClusterEvent
-from unskew.analytics.cluster.layout import Layout, Pipeline, healthy
+from unskew.analytics.cluster.job import healthy
 from unskew.analytics.core.constants import constant
+from unskew.analytics.core.layout import Layout, Pipeline
 from unskew.analytics.policies.base import ClusterView, Policy, Reaction
 from unskew.analytics.policies.restart import whole_replicas
 

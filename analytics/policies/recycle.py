@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+
+import msgspec
+
 from unskew.analytics.cluster.event import ClusterEvent
-from unskew.analytics.cluster.job import Job
-from unskew.analytics.cluster.layout import Layout, LayoutError, Move, Pipeline, dealt, healthy
-from unskew.analytics.core.plan import split_evenly
+from unskew.analytics.cluster.job import Job, healthy
+from unskew.analytics.core.layout import Layout, Move
+from unskew.analytics.core.plan import PlanError, split_evenly
 from unskew.analytics.policies.base import ClusterView, Policy, Reaction, moved_layers, regroup
 
 
@@ -14,30 +19,40 @@ def dead_groups(job: Job, dead: set[int]) -> set[tuple[int, int]]:
     return {job.home(device) for device in dead}
 
 
-def rerouted(job: Job, lost: set[tuple[int, int]], *, micro_batches: list[int] | None = None) -> Layout:
+def rerouted(job: Job, lost: set[tuple[int, int]]) -> Layout:
     """The healthy layout without the `lost` groups: their micro-batches split evenly over the living peers of the stage.
 
-    Raises `LayoutError` when a stage has no living peer.
+    Raises `PlanError` when a stage has no living peer.
     """
     whole = healthy(job)
-    counts = micro_batches or [pipeline.micro_batches for pipeline in whole.pipelines]
-    pipelines = tuple(
-        Pipeline(
-            pipeline.replica,
-            tuple(() if (pipeline.replica, stage) in lost else group for stage, group in enumerate(pipeline.groups)),
-            pipeline.layers,
-            count,
-        )
-        for pipeline, count in zip(whole.pipelines, counts, strict=True)
-    )
+    pipelines = []
+    for home in whole.pipelines:
+        groups = tuple(() if (home.replica, stage) in lost else group for stage, group in enumerate(home.groups))
+        pipelines.append(msgspec.structs.replace(home, groups=groups))
     moves: tuple[Move, ...] = ()
     for replica, stage in sorted(lost):
         data_parallel_peers = [peer for peer in range(job.dp) if (peer, stage) not in lost]
         if not data_parallel_peers:
-            raise LayoutError(f"no replica of stage {stage} is left")
-        shares = split_evenly(counts[replica], len(data_parallel_peers))
-        moves += dealt(replica, stage, counts[replica], dict(zip(data_parallel_peers, shares, strict=True)))
-    return Layout(pipelines, moves)
+            raise PlanError(f"no replica of stage {stage} is left")
+        total = pipelines[replica].micro_batches
+        shares = split_evenly(total, len(data_parallel_peers))
+        moves += dealt(replica, stage, total, dict(zip(data_parallel_peers, shares, strict=True)))
+    return Layout(tuple(pipelines), moves)
+
+
+def dealt(home: int, stage: int, total: int, counts: Mapping[int, int]) -> tuple[Move, ...]:
+    """Moves that hand ``sum(counts)`` of the home's `total` micro-batches to replicas (replica -> how many), spread evenly.
+
+    >>> [(move.target, move.micro_batches) for move in dealt(2, 0, 8, {0: 2, 1: 2})]
+    [(0, (1, 5)), (1, (3, 7))]
+    """
+    moving = sum(counts.values())
+    places = [number for number in range(total) if (number + 1) * moving // total > number * moving // total]
+    takers = sorted(((2 * number + 1) / (2 * share), replica) for replica, share in counts.items() for number in range(share))
+    given: dict[int, list[int]] = defaultdict(list)
+    for place, (_, replica) in zip(places, takers, strict=True):
+        given[replica].append(place)
+    return tuple(Move(stage, home, replica, tuple(numbers)) for replica, numbers in given.items())
 
 
 class RecyclePolicy(Policy):
@@ -52,7 +67,7 @@ class RecyclePolicy(Policy):
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         try:
             layout = rerouted(cluster.job, dead_groups(cluster.job, cluster.dead()))
-        except LayoutError as error:
+        except PlanError as error:
             return Reaction(layout=None, reason=str(error))
         if layout == cluster.layout:
             return Reaction(layout=layout)

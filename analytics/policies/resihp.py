@@ -19,7 +19,7 @@ from unskew.analytics.policies.base import (
     regroup,
     survives,
 )
-from unskew.analytics.policies.planning import layout_of, planned
+from unskew.analytics.policies.planning import planned, working
 
 
 class ResihpPolicy(Policy):
@@ -43,7 +43,7 @@ class ResihpPolicy(Policy):
         job = cluster.job
         try:
             decided = plan_progressive(planned(job, cluster.speeds, measured=False), levels=self._levels)
-            layout = layout_of(job, decided.assignment)
+            layout = working(decided.layout)
         except PlanError as error:
             return Reaction(layout=None, reason=str(error))
         if not survives(cluster):

@@ -6,9 +6,9 @@ import math
 from typing import Literal
 
 from unskew.analytics.cluster.event import ClusterEvent
-from unskew.analytics.cluster.job import Job
-from unskew.analytics.cluster.layout import LayoutError, uniform
+from unskew.analytics.cluster.job import Job, uniform
 from unskew.analytics.core.constants import constant
+from unskew.analytics.core.plan import PlanError
 from unskew.analytics.policies.base import ClusterView, Pauses, Policy, Reaction
 
 
@@ -57,7 +57,7 @@ class RestartPolicy(Policy):
             )  # fmt: skip
         try:
             layout = uniform(job, whole_replicas(job, dead))
-        except LayoutError:
+        except PlanError:
             return Reaction(layout=cluster.layout, redo=self._redo, reason="waits: no whole replica is left")
         return Reaction(
             layout=layout, pauses=pauses, redo=self._redo, reason=f"{len(layout.pipelines)} whole replicas are left"

@@ -6,8 +6,8 @@ import math
 from contextlib import suppress
 
 from unskew.analytics.cluster.event import ClusterEvent
-from unskew.analytics.cluster.layout import Layout, LayoutError
 from unskew.analytics.core.constants import constant
+from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.resihp.progressive import plan_progressive
@@ -21,7 +21,7 @@ from unskew.analytics.policies.base import (
     regroup,
     survives,
 )
-from unskew.analytics.policies.planning import layout_of, planned
+from unskew.analytics.policies.planning import planned, working
 from unskew.analytics.policies.recycle import dead_groups, rerouted
 
 
@@ -51,13 +51,13 @@ class UnskewPolicy(Policy):
         measured = planned(job, cluster.speeds, measured=True)
         with suppress(PlanError):
             if self._joint:
-                found["joint"] = layout_of(job, plan_joint(measured, compare=False).assignment)
+                found["joint"] = working(plan_joint(measured, compare=False).layout)
         with suppress(PlanError):
             if self._levels:
-                found["three levels"] = layout_of(job, plan_progressive(measured).assignment)
+                found["three levels"] = working(plan_progressive(measured).layout)
                 ideal = planned(job, cluster.speeds, measured=False)
-                found["three levels, ideal TP"] = layout_of(job, plan_progressive(ideal).assignment)
-        with suppress(LayoutError):
+                found["three levels, ideal TP"] = working(plan_progressive(ideal).layout)
+        with suppress(PlanError):
             found["reroute"] = rerouted(job, dead_groups(job, cluster.dead()))
         return found
 

@@ -1,6 +1,6 @@
 """Candidate plans for a set of living ranks: each replica a pipeline of its own, ranks in the order of the run's first plan.
 
-The layer counts of a replica and the micro-batch counts of all replicas both come from `share_out` (planners/pp.py), exact for
+The layer counts of a replica and the micro-batch counts of all replicas both come from `share_out` (core/sharing.py), exact for
 its own question (the busiest part least busy); the pipeline's fill and drain are left to the evaluator and local search.
 """
 
@@ -12,35 +12,17 @@ from itertools import groupby
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.plan import PASSES, Plan, PlanError, Route, plan_from_partition, split_evenly, way_of
+from unskew.analytics.core.layout import Layout, Pipeline, rank_layout
+from unskew.analytics.core.plan import PASSES, Plan, PlanError, Route, split_evenly, way_of
+from unskew.analytics.core.sharing import share_out
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.problem import PlannerCluster, PlannerJob
-from unskew.analytics.planners.resihp.pp import share_out
 
 Members = tuple[tuple[int, ...], ...]
 """Per replica the ranks that a micro-batch passes, in order: under a looped schedule a rank comes up more than once (`way_of`).
 
 () for a replica that has none left.
 """
-
-
-class Shape(msgspec.Struct, frozen=True):
-    """A plan of separate pipelines: per replica its ranks in stage order, their layer counts, its micro-batches."""
-
-    members: Members
-    layers: tuple[tuple[int, ...], ...]
-    micro_batches: tuple[int, ...]
-
-    def plan(self, like: Plan, plan_version: int) -> Plan:
-        """The shape as a plan for the model and schedule of `like`."""
-        return plan_from_partition(
-            plan_version=plan_version,
-            n_layers=like.n_layers,
-            schedule=like.schedule,
-            members=self.members,
-            layers=self.layers,
-            micro_batches=self.micro_batches,
-        )
 
 
 class RankTime(msgspec.Struct, frozen=True):
@@ -65,15 +47,15 @@ def _way(plan: Plan, ranks: Sequence[int]) -> tuple[int, ...]:
     return tuple(way if len(way) <= plan.n_layers else ranks)
 
 
-def named_shapes(
+def named_layouts(
     plan: Plan, origin: Plan, members: Members, times: Mapping[int, RankTime], leavers: Sequence[int]
-) -> Iterator[tuple[str, Shape]]:
+) -> Iterator[tuple[str, Layout]]:
     """The candidates with a name. `leavers` are slow ranks, the slowest first: doing without the first 1, 2, ... is tried."""
     if len(times) == len(origin.roles):
         counts = tuple(sum(route.replica == replica for route in origin.routes) for replica in range(len(members)))
         sizes_then = tuple(_layers_held(origin, ranks) for ranks in members)
         if all(sizes_then):
-            yield "as at the start of the run", Shape(members, sizes_then, counts)
+            yield "as at the start of the run", rank_layout(members, sizes_then, counts, plan.schedule)
     on_duty = tuple(tuple(rank for rank in ranks if rank in plan.role_of) for ranks in members)
     held = tuple(_layers_held(plan, ranks) for ranks in on_duty)
     # Not by `Route.replica`: after a death the replica of a rerouted micro-batch may have nobody on duty.
@@ -83,27 +65,28 @@ def named_shapes(
         and all(sizes for ranks, sizes in zip(on_duty, held, strict=True) if ranks)
         and sum(counts) == len(plan.routes)
     ):
-        yield "as it is", Shape(on_duty, held, counts)
+        yield "as it is", rank_layout(on_duty, held, counts, plan.schedule)
     by_speed = tuple(_layers_by_speed(plan, ranks, times) for ranks in members)
-    yield "layers and micro-batches by speed", shape_from(plan, members, by_speed, times)
+    yield "layers and micro-batches by speed", layout_from(plan, members, by_speed, times)
     kept = tuple(_layers_held(plan, ranks) or fresh for ranks, fresh in zip(members, by_speed, strict=True))
-    yield "micro-batches by speed, layers where they are", shape_from(plan, members, kept, times)
+    yield "micro-batches by speed, layers where they are", layout_from(plan, members, kept, times)
     if len({len(ranks) for ranks in members}) == 1:
         stages = [max((times[rank] for rank in stage), key=lambda time: time.layer_us) for stage in zip(*members, strict=True)]
         sizes = tuple(share_out(plan.n_layers, _layer_parts(stages)))
         even = tuple(split_evenly(len(plan.routes), len(members)))
-        yield "one partition for all replicas (ResiHP)", Shape(members, (sizes,) * len(members), even)
+        layout = rank_layout(members, (sizes,) * len(members), even, plan.schedule)
+        yield "one partition for all replicas (ResiHP)", layout
     for count in range(1, len(leavers) + 1):
         without = tuple(tuple(rank for rank in ranks if rank not in leavers[:count]) for ranks in members)
         if _enough(without, members):
             layers = tuple(_layers_by_speed(plan, ranks, times) for ranks in without)
-            yield f"without {', '.join(f'rank {rank}' for rank in leavers[:count])}", shape_from(plan, without, layers, times)
+            yield f"without {', '.join(f'rank {rank}' for rank in leavers[:count])}", layout_from(plan, without, layers, times)
 
 
-def joint_shape(
+def joint_layout(
     plan: Plan, members: Members, times: Mapping[int, RankTime], job: PlannerJob, *, may_leave: bool
-) -> Iterator[tuple[str, Shape]]:
-    """The joint planner's shape, when it has one of this form: every living rank takes part unless it may be left out.
+) -> Iterator[tuple[str, Layout]]:
+    """The joint planner's layout, when it has one of this form: every living rank takes part unless it may be left out.
 
     Not for schedules that pass ranks more than once, whose pipelines the planner does not know.
     """
@@ -114,20 +97,21 @@ def joint_shape(
         for stage, rank in enumerate(ranks):
             speeds[replica, stage] = job.layer_us / times[rank].layer_us
     try:
-        found = plan_joint(PlannerCluster(job=job, speeds=speeds), compare=False).assignment
+        found = plan_joint(PlannerCluster(job=job, speeds=speeds), compare=False).layout.pipelines
     except PlanError:
         return
-    kept = [[stage for stage in range(len(ranks)) if found.layers[d, stage] > 0] for d, ranks in enumerate(members)]
+    kept = [[stage for stage, size in enumerate(pipeline.layers) if size] for pipeline in found]
     leave = any(len(stages) < len(ranks) for stages, ranks in zip(kept, members, strict=True))
     if leave and not (may_leave and _enough(kept, members)):
         return
-    shape = Shape(
-        members=tuple(tuple(ranks[stage] for stage in stages) for stages, ranks in zip(kept, members, strict=True)),
-        layers=tuple(tuple(int(found.layers[d, stage]) for stage in stages) for d, stages in enumerate(kept)),
-        micro_batches=tuple(int(count) if stages else 0 for count, stages in zip(found.micro_batches, kept, strict=True)),
+    layout = rank_layout(
+        [[ranks[stage] for stage in stages] for stages, ranks in zip(kept, members, strict=True)],
+        [[size for size in pipeline.layers if size] for pipeline in found],
+        [pipeline.micro_batches if stages else 0 for pipeline, stages in zip(found, kept, strict=True)],
+        plan.schedule,
     )
-    if sum(shape.micro_batches) == len(plan.routes):
-        yield "joint planner", shape
+    if layout.micro_batches == len(plan.routes):
+        yield "joint planner", layout
 
 
 def _enough(left: Sequence[Sequence[int]], members: Sequence[Sequence[int]]) -> bool:
@@ -164,8 +148,8 @@ def _layers_held(plan: Plan, ranks: Sequence[int]) -> tuple[int, ...]:
     return ()
 
 
-def shape_from(plan: Plan, members: Members, layers: tuple[tuple[int, ...], ...], times: Mapping[int, RankTime]) -> Shape:
-    """The shape whose micro-batch counts let the replicas finish together, by ``fill + (m - 1) * busiest stage``."""
+def layout_from(plan: Plan, members: Members, layers: tuple[tuple[int, ...], ...], times: Mapping[int, RankTime]) -> Layout:
+    """The layout whose micro-batch counts let the replicas finish together, by ``fill + (m - 1) * busiest stage``."""
     parts = []
     for ranks, sizes in zip(members, layers, strict=True):
         if ranks:
@@ -174,25 +158,27 @@ def shape_from(plan: Plan, members: Members, layers: tuple[tuple[int, ...], ...]
             busiest = max(sum(us for at, us in zip(ranks, stages, strict=True) if at == rank) for rank in ranks)
             parts.append((sum(stages) - busiest, busiest))
     counts = iter(share_out(len(plan.routes), parts))
-    return Shape(members, layers, tuple(next(counts) if ranks else 0 for ranks in members))
+    return rank_layout(members, layers, [next(counts) if ranks else 0 for ranks in members], plan.schedule)
 
 
-def neighbours(shape: Shape, busiest: int) -> Iterator[tuple[str, Shape]]:
-    """One step from `shape`: a layer between two ranks of replica `busiest`, or a micro-batch from it to another replica."""
-    sizes, ranks = shape.layers[busiest], shape.members[busiest]
-    for giver in range(len(sizes)):
-        for taker in range(len(sizes)):
-            if giver != taker and sizes[giver] > 1:
-                moved = tuple(size - (s == giver) + (s == taker) for s, size in enumerate(sizes))
-                layers = tuple(moved if replica == busiest else other for replica, other in enumerate(shape.layers))
+def neighbours(layout: Layout, busiest: int) -> Iterator[tuple[str, Layout]]:
+    """One step from `layout`: a layer between two ranks of replica `busiest`, or a micro-batch from it to another replica."""
+
+    def changed(changes: dict[int, Pipeline]) -> Layout:
+        pipelines = tuple(changes.get(replica, pipeline) for replica, pipeline in enumerate(layout.pipelines))
+        return msgspec.structs.replace(layout, pipelines=pipelines)
+
+    busy = layout.pipelines[busiest]
+    for giver, size in enumerate(busy.layers):
+        for taker, (rank,) in enumerate(busy.groups):
+            if giver != taker and size > 1:
+                moved = tuple(size - (s == giver) + (s == taker) for s, size in enumerate(busy.layers))
                 yield (
-                    f"refined: a layer from rank {ranks[giver]} to rank {ranks[taker]}",
-                    msgspec.structs.replace(shape, layers=layers),
+                    f"refined: a layer from rank {busy.groups[giver][0]} to rank {rank}",
+                    changed({busiest: msgspec.structs.replace(busy, layers=moved)}),
                 )
-    for taker, count in enumerate(shape.micro_batches):
-        if taker != busiest and count > 0 and shape.micro_batches[busiest] > 1:
-            counts = tuple(c - (r == busiest) + (r == taker) for r, c in enumerate(shape.micro_batches))
-            yield (
-                f"refined: a micro-batch from replica {busiest} to {taker}",
-                msgspec.structs.replace(shape, micro_batches=counts),
-            )
+    for taker, other in enumerate(layout.pipelines):
+        if taker != busiest and other.micro_batches > 0 and busy.micro_batches > 1:
+            counts = ((busy, busy.micro_batches - 1), (other, other.micro_batches + 1))
+            pair = {one.replica: msgspec.structs.replace(one, micro_batches=count) for one, count in counts}
+            yield f"refined: a micro-batch from replica {busiest} to {taker}", changed(pair)

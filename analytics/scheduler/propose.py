@@ -22,6 +22,7 @@ import msgspec
 
 from unskew.analytics.core.confidence import interval
 from unskew.analytics.core.cost import CostModel, speed_of
+from unskew.analytics.core.layout import Layout, plan_from_partition, to_plan
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.dag import Array
@@ -29,7 +30,7 @@ from unskew.analytics.pipeline.evaluator import Timeline, evaluate
 from unskew.analytics.pipeline.prediction import durations_us, layer_costs, model_for
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.problem import PlannerJob
-from unskew.analytics.scheduler.candidates import RankTime, Shape, joint_shape, members_of, named_shapes, neighbours
+from unskew.analytics.scheduler.candidates import RankTime, joint_layout, members_of, named_layouts, neighbours
 from unskew.analytics.scheduler.changes import describe, moved_layers
 from unskew.analytics.scheduler.cost_benefit import CostBenefit, FaultLife, weigh
 from unskew.analytics.scheduler.recovery import recover
@@ -219,7 +220,7 @@ class _Bench:
     def __init__(self, plan: Plan, state: SchedulerState, now: int) -> None:
         self.current, self.state, self.now, self.remaining = plan, state, now, state.iterations - now
         self.costs = layer_costs(state.batches, model_for(state.cost, plan.schedule))
-        self.scored: dict[Shape, Candidate] = {}
+        self.scored: dict[Layout, Candidate] = {}
         self.scheduled_actions = 0
 
     def iteration_us(self, plan: Plan) -> tuple[Array, Timeline]:
@@ -230,23 +231,23 @@ class _Bench:
         timeline = evaluate(schedule, durations, self.state.cost.message_us)
         return timeline.makespan_us + self.state.cost.end_us(plan), timeline
 
-    def score(self, name: str, shape: Shape) -> tuple[Candidate, int]:
+    def score(self, name: str, layout: Layout) -> tuple[Candidate, int]:
         """The candidate, and the replica that finishes last under it."""
-        plan = shape.plan(self.current, self.current.plan_version + 1)
+        plan = to_plan(layout, self.current.n_layers, plan_version=self.current.plan_version + 1)
         times, timeline = self.iteration_us(plan)
         moved = moved_layers(self.current, plan)
         regroup_us = self.state.regroup_us if plan.digest != self.current.digest else 0.0
         cost_us = regroup_us + sum(self.state.layer_bytes[layer] for layer in moved) / self.state.bytes_per_us
         candidate = Candidate(
             name=name,
-            members=shape.members,
-            layers=shape.layers,
-            micro_batches=shape.micro_batches,
+            members=tuple(tuple(rank for (rank,) in pipeline.groups) for pipeline in layout.pipelines),
+            layers=tuple(pipeline.layers for pipeline in layout.pipelines),
+            micro_batches=tuple(pipeline.micro_batches for pipeline in layout.pipelines),
             predicted_us=float(times.mean()),
             moved_layers=len(moved),
             cost_us=cost_us,
         )
-        self.scored[shape] = candidate
+        self.scored[layout] = candidate
         last = max(timeline.finish_us, key=lambda rank: float(timeline.finish_us[rank].mean()))
         return candidate, plan.role_of[last].replica
 
@@ -266,8 +267,14 @@ class _Bench:
         )
 
     def plan_of(self, candidate: Candidate) -> Plan:
-        shape = Shape(candidate.members, candidate.layers, candidate.micro_batches)
-        return shape.plan(self.current, self.current.plan_version + 1)
+        return plan_from_partition(
+            plan_version=self.current.plan_version + 1,
+            n_layers=self.current.n_layers,
+            schedule=self.current.schedule,
+            members=candidate.members,
+            layers=candidate.layers,
+            micro_batches=candidate.micro_batches,
+        )
 
     def objective(self, candidate: Candidate) -> float:
         """Mean iteration time with the cost of the change spread over the rest of the run."""
@@ -305,23 +312,23 @@ def _search(bench: _Bench, options: SchedulerOptions) -> Candidate:
     members = members_of(bench.state.origin, bench.state.alive)
     slowest = {rank: min(bench.state.speeds.get(rank, {}).values(), default=1.0) for rank in bench.state.alive}
     leavers = sorted((rank for rank in slowest if slowest[rank] < options.leave_below), key=lambda rank: (slowest[rank], rank))
-    shapes: dict[Shape, tuple[Candidate, int]] = {}
-    named = [*named_shapes(bench.current, bench.state.origin, members, bench.rank_times(), leavers)]
-    jointly = joint_shape(bench.current, members, bench.rank_times(), bench.job(), may_leave=options.leave_below > 0)
-    for name, shape in [*named, *jointly]:
-        if shape not in shapes:
-            shapes[shape] = bench.score(name, shape)
-    shape = min(shapes, key=lambda key: bench.objective(shapes[key][0]))
-    best, last = shapes[shape]
+    layouts: dict[Layout, tuple[Candidate, int]] = {}
+    named = [*named_layouts(bench.current, bench.state.origin, members, bench.rank_times(), leavers)]
+    jointly = joint_layout(bench.current, members, bench.rank_times(), bench.job(), may_leave=options.leave_below > 0)
+    for name, layout in [*named, *jointly]:
+        if layout not in layouts:
+            layouts[layout] = bench.score(name, layout)
+    layout = min(layouts, key=lambda key: bench.objective(layouts[key][0]))
+    best, last = layouts[layout]
     improved = True
     while improved:
         improved = False
-        for name, neighbour in neighbours(shape, last):
+        for name, neighbour in neighbours(layout, last):
             if neighbour in bench.scored or bench.scheduled_actions >= options.search_actions:
                 continue
             candidate, finishes_last = bench.score(name, neighbour)
             if bench.objective(candidate) < bench.objective(best):
-                shape, best, last, improved = neighbour, candidate, finishes_last, True
+                layout, best, last, improved = neighbour, candidate, finishes_last, True
                 break
     limit = bench.objective(best) * (1 + options.tie_percent / 100)
     near = [candidate for candidate in bench.scored.values() if bench.objective(candidate) <= limit]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from unskew.analytics.core.plan import plan_from_partition, uniform_plan
+from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.collector import events as ev
 from unskew.collector.files.segment import segment_name, telemetry_line
 from unskew.collector.files.tail import Entry

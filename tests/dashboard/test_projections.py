@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unskew.analytics.core.plan import plan_from_partition, uniform_plan
+from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.scheduler.recovery import recover
 from unskew.dashboard.panels.plan_view import places
 from unskew.dashboard.wording import ago, duration, ranges, signed_percent

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew.analytics.core.plan import uniform_plan
+from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.scheduler.propose import Proposal
 from unskew.collector.events import CommandRefused, Control, ModeChanged, PlanApproved, PlanExpired, PlanProposed, PlanRejected

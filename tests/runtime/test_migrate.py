@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore
 
-from unskew.analytics.core.plan import Plan, plan_from_partition
+from unskew.analytics.core.layout import plan_from_partition
+from unskew.analytics.core.plan import Plan
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import ModelSize
 from unskew.runtime.rank.comm import Comm

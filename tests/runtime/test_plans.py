@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew.analytics.core.plan import Plan, uniform_plan
+from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.core.plan import Plan
 from unskew.runtime.control.plans import Plans
 from unskew.runtime.protocol import PlanEntered
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from support.dashboard_store import COST, FIRST, RunWriter
 
-from unskew.analytics.core.plan import Plan, plan_from_partition
+from unskew.analytics.core.layout import plan_from_partition
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.scheduler.recovery import recover

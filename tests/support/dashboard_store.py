@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from unskew.analytics.core.device_profiles import profile
-from unskew.analytics.core.plan import Plan, uniform_plan
+from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.collector.events import (

@@ -8,8 +8,8 @@ import numpy as np
 
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
-from unskew.analytics.cluster.layout import Layout
 from unskew.analytics.cluster.timing import Links, Speeds
+from unskew.analytics.core.layout import Layout
 
 FATAL = frozenset({"failed", "maintenance"})
 
@@ -70,7 +70,7 @@ class Hardware:
 
     def missing(self, layout: Layout) -> Literal["nobody", "known", "unknown"]:
         """Is a device dead that the layout needs, and is it known to be?"""
-        needed = layout.members[0]
+        needed = layout.members
         gone = needed[self.truth[needed] == 0]
         if not len(gone):
             return "nobody"

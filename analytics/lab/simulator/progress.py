@@ -9,8 +9,8 @@ import numpy as np
 
 from unskew.analytics.cluster.accounting import Account
 from unskew.analytics.cluster.job import Job
-from unskew.analytics.cluster.layout import Layout
 from unskew.analytics.cluster.timing import fault_free_s
+from unskew.analytics.core.layout import Layout
 from unskew.analytics.lab.simulator.outcome import IterationSegment
 
 

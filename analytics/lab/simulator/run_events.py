@@ -16,8 +16,9 @@ from typing import Literal
 import numpy as np
 
 from unskew.analytics.cluster.event import ClusterEvent
-from unskew.analytics.cluster.job import Job
-from unskew.analytics.cluster.layout import Layout, healthy, to_plan
+from unskew.analytics.cluster.job import Job, healthy
+from unskew.analytics.core.layout import to_plan
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.lab.simulator.hardware import FATAL
 from unskew.analytics.lab.simulator.outcome import PolicyAnswer, SimulationOutcome
 from unskew.collector.events import (
@@ -62,7 +63,7 @@ def control_events(outcome: SimulationOutcome, cluster_events: Sequence[ClusterE
     width = max([job.pp, *(len(pipeline.layers) for layout in layouts for pipeline in layout.pipelines)])
     for rank in _ranks(job, range(0, job.devices, job.tp), width):
         yield _joined(job, rank, width)
-    yield _applied(job, healthy(job), width, 0, reason="the first plan")
+    yield _applied(to_plan(healthy(job).by_group(width=width), job.n_layers), reason="the first plan")
     at = _iteration_at(outcome)
     entries: list[tuple[float, list[Control]]] = [
         (event.at_s, _truth(job, width, event, at(event.at_s))) for event in cluster_events
@@ -161,7 +162,7 @@ def _plan(job: Job, width: int, number: int, answer: PolicyAnswer) -> Iterator[C
     layout = answer.reaction.layout
     if layout is None or not answer.acts:
         return
-    plan = to_plan(layout, range(len(layout.pipelines)), job.n_layers, width=width).renumbered(answer.plan_version)
+    plan = to_plan(layout.by_group(width=width), job.n_layers, plan_version=answer.plan_version)
     cost_us = int((answer.resumed_s - answer.at_s) * 1e6)
     before = None if math.isinf(answer.before_s) else int(answer.before_s * 1e6)
     gain = None if before is None or math.isinf(answer.predicted_s) else 100.0 * (1.0 - answer.predicted_s / answer.before_s)
@@ -173,18 +174,15 @@ def _plan(job: Job, width: int, number: int, answer: PolicyAnswer) -> Iterator[C
         baseline_us=before, gain_percent=gain, cost_us=cost_us, payback_iterations=None, at_iteration=answer.iteration,
         change=reason,
     )  # fmt: skip
-    yield _applied(job, layout, width, answer.plan_version, answer.iteration, proposal=f"p{number}", reason=reason)
+    yield _applied(plan, answer.iteration, proposal=f"p{number}", reason=reason)
     yield Regrouped(
         plan_version=answer.plan_version, iteration=answer.iteration, seconds=cost_us / 1e6, migrate_seconds=0.0, moved_bytes=0
     )
 
 
-def _applied(
-    job: Job, layout: Layout, width: int, plan_version: int, iteration: int = 0, *, proposal: str = "", reason: str = ""
-) -> PlanApplied:
-    plan = to_plan(layout, range(len(layout.pipelines)), job.n_layers, width=width).renumbered(plan_version)
+def _applied(plan: Plan, iteration: int = 0, *, proposal: str = "", reason: str = "") -> PlanApplied:
     return PlanApplied(
-        plan_version=plan_version,
+        plan_version=plan.plan_version,
         digest=plan.digest,
         proposal=proposal,
         iteration=iteration,

@@ -17,7 +17,8 @@ import numpy as np
 
 from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.iteration import Chunk, CommittedIteration
-from unskew.analytics.core.plan import Plan, uniform_plan
+from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.lab.studies.noise import Noise, chunk_factors, device_factors

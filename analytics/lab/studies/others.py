@@ -6,8 +6,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from unskew.analytics.cluster.job import JOBS
-from unskew.analytics.cluster.layout import healthy
+from unskew.analytics.cluster.job import JOBS, healthy
 from unskew.analytics.cluster.timing import capacity, fault_free_s, iteration_s
 from unskew.analytics.diagnosis.trace.fill import from_operations
 from unskew.analytics.diagnosis.trace.record import record
@@ -16,8 +15,8 @@ from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.pipeline.model_profiles import PROFILES, model_profile
 from unskew.analytics.planners.adaptis.task import AdaptisTask, gains
 from unskew.analytics.planners.adaptis.tune import BASELINES, tune
-from unskew.analytics.planners.malleus import layers_of, micro_batches_of
-from unskew.analytics.policies.malleus import malleus_layout
+from unskew.analytics.planners.malleus import layers_of, micro_batches_of, plan_malleus
+from unskew.analytics.policies.planning import planned
 
 # --- Malleus: its worked examples, and stragglers by situation
 
@@ -47,10 +46,10 @@ def _malleus(cell: Cell) -> Figures:
     speeds = np.ones(job.devices)
     speeds[devices] = 1.0 / np.array(cell.params["rates"])
     unmitigated = iteration_s(job, healthy(job), speeds)
-    planned = iteration_s(job, malleus_layout(job, speeds), speeds)
+    planned_s = iteration_s(job, plan_malleus(planned(job, speeds, measured=True)).layout, speeds)
     return {
-        f"{cell.name}: over the unmitigated run": unmitigated / planned,
-        f"{cell.name}: share of the surviving capacity": fault_free_s(job) / planned / capacity(job, speeds),
+        f"{cell.name}: over the unmitigated run": unmitigated / planned_s,
+        f"{cell.name}: share of the surviving capacity": fault_free_s(job) / planned_s / capacity(job, speeds),
     }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from unskew.analytics.cluster.job import JOBS, Job
 from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.iteration import Chunk
-from unskew.analytics.core.plan import uniform_plan
+from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.noise import chunk_factors, device_factors, load_lengths, load_noise

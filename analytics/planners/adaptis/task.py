@@ -7,7 +7,8 @@ from math import inf
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.plan import Plan, plan_from_partition
+from unskew.analytics.core.layout import plan_from_partition
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.pipeline.actions import action_of
 from unskew.analytics.pipeline.dag import Array
 from unskew.analytics.pipeline.evaluator import evaluate, per_hop

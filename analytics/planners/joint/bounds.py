@@ -24,11 +24,10 @@ the job's micro-batches is the bound.
 
 from __future__ import annotations
 
-import heapq
-
 import msgspec
 import numpy as np
 
+from unskew.analytics.core.sharing import proportional
 from unskew.analytics.planners.joint.capability import best_speeds
 from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, PlannerJob
 
@@ -139,13 +138,8 @@ def _weights(speeds: Floats, micro_batches: int) -> Floats:
 
 def least_busiest(job: PlannerJob, speeds: Floats) -> float:
     """The least possible time (us) of the busiest stage for one micro-batch over whole layers, 0 included."""
-    heap = [(1.0 / speed, speed, 1) for speed in speeds.tolist()]
-    heapq.heapify(heap)
-    time = 0.0
-    for _ in range(job.n_layers):
-        time, speed, count = heap[0]
-        heapq.heapreplace(heap, ((count + 1) / speed, speed, count + 1))
-    return time * job.layer_us
+    shares = proportional(job.n_layers, speeds.tolist())
+    return float((shares / speeds).max()) * job.layer_us
 
 
 def _work_us(job: PlannerJob) -> float:

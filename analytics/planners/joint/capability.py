@@ -10,7 +10,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from unskew.analytics.planners.problem import Assignment, BorrowedDevice, Floats, Ints, PlannerCluster, PlannerJob
+from unskew.analytics.core.layout import Layout
+from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, PlannerJob, layout_of
 from unskew.analytics.planners.resihp.tp import EPSILON, TpGroups, degrees_allowed, exclude
 
 
@@ -26,18 +27,14 @@ def capability(cluster: PlannerCluster, groups: TpGroups, *, powers_of_two: bool
     """From the groups of the TP level: who was lent is counted where it serves."""
     dp, pp, tp = cluster.speeds.shape
     flat = cluster.speeds.ravel().copy()
-    flat[[entry.device for entry in groups.borrowed]] = 0.0
-    own = flat.reshape(dp, pp, tp)
-    order = np.argsort(-own, axis=2, kind="stable") + np.arange(dp * pp).reshape(dp, pp, 1) * tp
-    for replica, stage in {(entry.replica, entry.stage) for entry in groups.borrowed}:
-        guests = [entry.device for entry in groups.borrowed if (entry.replica, entry.stage) == (replica, stage)]
-        first = (replica * pp + stage) * tp
-        crew = guests + [first + int(shard) for shard in np.flatnonzero(groups.active[replica, stage])]
-        crew.sort(key=lambda device: (-float(cluster.speeds.ravel()[device]), device))
-        order[replica, stage] = [*crew, *[-1] * (tp - len(crew))]
-    speeds = np.where(order >= 0, cluster.speeds.ravel()[order], 0.0)
-    lent = np.isin(order, [entry.device for entry in groups.borrowed]) & (order // tp == np.arange(dp * pp).reshape(dp, pp, 1))
-    speeds = np.where(lent, 0.0, speeds)
+    flat[groups.members[groups.guests]] = 0.0
+    order = np.argsort(-flat.reshape(dp, pp, tp), axis=2, kind="stable") + np.arange(dp * pp).reshape(dp, pp, 1) * tp
+    speeds = flat[order]
+    for replica, stage in np.argwhere(groups.guests.any(axis=2)).tolist():
+        crew = groups.members[replica, stage]
+        of_crew = np.where(crew >= 0, cluster.speeds.ravel()[crew], 0.0)
+        fastest = np.lexsort((crew, -of_crew, crew < 0))
+        order[replica, stage], speeds[replica, stage] = crew[fastest], of_crew[fastest]
     allowed = np.isin(np.arange(1, tp + 1), degrees_allowed(tp, powers_of_two=powers_of_two))
     scores = np.where(allowed, cluster.rates[1:] * speeds, 0.0)
     at_least = np.maximum.accumulate(scores[:, :, ::-1], axis=2)[:, :, ::-1]
@@ -52,7 +49,15 @@ def ways_to_lend(cluster: PlannerCluster) -> tuple[TpGroups, ...]:
     if cluster.nodes is None:
         return (any_degree,)
     powers = exclude(cluster, powers_of_two=True)
-    return (any_degree, powers) if powers.borrowed and powers.borrowed != any_degree.borrowed else (any_degree,)
+    lends_otherwise = powers.guests.any() and not np.array_equal(_lent(powers), _lent(any_degree))
+    return (any_degree, powers) if lends_otherwise else (any_degree,)
+
+
+def _lent(groups: TpGroups) -> Ints:
+    """Where devices are lent to: [device] the group that it serves as a guest, -1 = none."""
+    group_of = np.full(groups.members.size, -1, dtype=np.int64)
+    group_of[groups.members[groups.guests]] = np.flatnonzero(groups.guests) // groups.members.shape[2]
+    return group_of
 
 
 def best_speeds(cluster: PlannerCluster) -> Floats:
@@ -81,8 +86,8 @@ def speeds_at(job: PlannerJob, tables: Floats, layers: Ints, micro_batches: Ints
     return np.asarray(np.take_along_axis(wide, column, axis=-1)[..., 0])
 
 
-def settle(cluster: PlannerCluster, able: Capability, layers: Ints, micro_batches: Ints) -> Assignment:
-    """The assignment with the degrees that go with these layers and micro-batches; of equal scores the larger degree."""
+def settle(cluster: PlannerCluster, able: Capability, layers: Ints, micro_batches: Ints) -> Layout:
+    """The layout with the degrees that go with these layers and micro-batches; of equal scores the larger degree."""
     dp, pp, tp = cluster.speeds.shape
     needed = members_needed(cluster.job, layers, micro_batches)
     degree = np.arange(1, tp + 1)
@@ -91,17 +96,5 @@ def settle(cluster: PlannerCluster, able: Capability, layers: Ints, micro_batche
     best = scores.max(axis=2)
     chosen = tp - np.argmax(scores[:, :, ::-1] >= best[:, :, None] - EPSILON, axis=2)
     chosen = np.where(best > 0, chosen, 0)
-    serves = (np.arange(tp) < chosen[:, :, None]) & (able.order >= 0)
-    home = np.arange(dp * pp).reshape(dp, pp, 1)
-    own = able.order // tp == home
-    active = np.zeros(dp * pp * tp, dtype=np.bool_)
-    active[able.order[serves & own]] = True
-    guests = np.argwhere(serves & ~own).tolist()
-    return Assignment(
-        active=active.reshape(dp, pp, tp),
-        borrowed=tuple(BorrowedDevice(d, s, int(able.order[d, s, shard])) for d, s, shard in guests),
-        speeds=best,
-        degrees=chosen.astype(np.int64),
-        layers=layers,
-        micro_batches=micro_batches,
-    )
+    serves = np.arange(tp) < chosen[:, :, None]
+    return layout_of(np.where(serves, able.order, -1), layers, micro_batches)

@@ -20,12 +20,13 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.costing import distinct, replica_us
 from unskew.analytics.planners.joint.capability import Capability, capability, settle, speeds_at, ways_to_lend
-from unskew.analytics.planners.joint.evaluation import cost, holds
+from unskew.analytics.planners.joint.evaluation import holds, iteration_us
 from unskew.analytics.planners.joint.partition import PartitionSearch, bound_us, polish
-from unskew.analytics.planners.problem import Assignment, Floats, Ints, PlannerCluster, PlannerJob, start
+from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, PlannerJob, start
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.planners.resihp.tp import TpDecision, TpGroups, exclude
 
@@ -38,9 +39,9 @@ TABLE_CELLS = 4_000_000
 
 
 class JointPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The assignment, its predicted iteration and where it comes from ("joint", "nothing" or "progressive")."""
+    """The layout, its predicted iteration and where it comes from ("joint", "nothing" or "progressive")."""
 
-    assignment: Assignment
+    layout: Layout
     predicted_us: float
     source: str
     tp: tuple[TpDecision, ...]
@@ -69,15 +70,13 @@ def plan_joint(cluster: PlannerCluster, *, compare: bool = True, powers_of_two: 
         if groups is ways[0] or total > reach[0]
     ]
     present = start(cluster)
-    if (present.speeds > 0).all() and holds(cluster.job, present):
-        rivals.append(JointPlan(assignment=present, predicted_us=cost(cluster, present).iteration_us, source="nothing", tp=()))
+    if (cluster.speeds > 0).all() and holds(cluster.job, present):
+        rivals.append(JointPlan(layout=present, predicted_us=iteration_us(cluster, present), source="nothing", tp=()))
     if compare:
         try:
             levels = plan_progressive(cluster)
-            predicted_us = cost(cluster, levels.assignment).iteration_us
-            rivals.append(
-                JointPlan(assignment=levels.assignment, predicted_us=predicted_us, source="progressive", tp=levels.tp)
-            )
+            predicted_us = iteration_us(cluster, levels.layout)
+            rivals.append(JointPlan(layout=levels.layout, predicted_us=predicted_us, source="progressive", tp=levels.tp))
         except PlanError:
             pass
     best = min(rivals, key=lambda plan: (plan.predicted_us * (1 - 1e-9 * (plan.source == "nothing")), plan.source))
@@ -107,12 +106,10 @@ def _own_pipelines(cluster: PlannerCluster, groups: TpGroups, able: Capability) 
             break
         share = new
     if best is None:
-        return JointPlan(assignment=start(cluster), predicted_us=np.inf, source="joint", tp=groups.decisions)
+        return JointPlan(layout=start(cluster), predicted_us=np.inf, source="joint", tp=groups.decisions)
     layers, counts, predicted_us = refine(job, search, able.tables, best[1], best[2])
-    assignment = settle(cluster, able, layers, counts)
-    return JointPlan(
-        assignment=assignment, predicted_us=predicted_us + job.iteration_end_us, source="joint", tp=groups.decisions
-    )
+    layout = settle(cluster, able, layers, counts)
+    return JointPlan(layout=layout, predicted_us=predicted_us + job.iteration_end_us, source="joint", tp=groups.decisions)
 
 
 def classes_of(tables: Floats) -> ReplicaClasses:

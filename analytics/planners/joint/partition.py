@@ -13,10 +13,10 @@ from functools import lru_cache
 import numpy as np
 
 from unskew.analytics.core.plan import PlanError
+from unskew.analytics.core.sharing import share_out
 from unskew.analytics.planners.costing import chunk_times, pipeline_bound_us, replica_us
 from unskew.analytics.planners.joint.capability import speeds_at
 from unskew.analytics.planners.problem import Floats, Ints, PlannerJob, extra_layers, layer_limits
-from unskew.analytics.planners.resihp.pp import share_out
 
 DROPS = 4
 STEPS = 60

@@ -22,7 +22,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from unskew.analytics.planners.problem import Floats, Ints, Move, PlannerCluster, extra_layers
+from unskew.analytics.core.layout import Move
+from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, extra_layers
 from unskew.analytics.planners.resihp.simulation import INFINITE, Chunk, ReplicaSimulation
 
 
@@ -151,7 +152,7 @@ def cells(stage_us: Floats, size: int) -> list[Ints]:
 
 
 def moves_of(migrations: Sequence[Migration]) -> tuple[Move, ...]:
-    """Migrations as an assignment holds them."""
+    """Migrations as a layout holds them."""
     gathered: dict[tuple[int, int, int], list[int]] = {}
     for entry in migrations:
         gathered.setdefault((entry.stage, entry.source, entry.target), []).append(entry.micro_batch)

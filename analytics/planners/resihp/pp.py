@@ -8,13 +8,13 @@ partition on all of them. The present partition stays unless the busiest stage g
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from unskew.analytics.core.plan import PlanError
+from unskew.analytics.core.sharing import share_out
 from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, extra_layers, layer_limits
 
 
@@ -24,32 +24,6 @@ class PpDecision(msgspec.Struct, frozen=True, kw_only=True):
     before: tuple[int, ...]
     after: tuple[int, ...]
     speeds: tuple[float, ...]
-
-
-def share_out(total: int, parts: Sequence[tuple[float, float]], limits: Sequence[int] = ()) -> list[int]:
-    """`total` units in shares of at least 1 such that the largest of ``fixed + each * share`` is as small as it can be.
-
-    `parts` are (fixed, each), `limits` the largest share of each part. Greedy and exact: every unit goes to the part that it
-    makes least large (Malleus' first program, for equal layers). Raises `PlanError` when the limits leave no room.
-
-    >>> share_out(12, [(0, 1 / 1.0), (0, 1 / 0.4), (0, 1 / 1.0)])
-    [5, 2, 5]
-    """
-    room = list(limits) or [total] * len(parts)
-    if total < len(parts) or min(room) < 1 or sum(room) < total:
-        raise PlanError(f"{total} units do not fit {len(parts)} parts that take at least 1 and at most {room}")
-    shares = [1] * len(parts)
-    heap = [(fixed + 2 * each, number) for number, (fixed, each) in enumerate(parts) if room[number] > 1]
-    heapq.heapify(heap)
-    for _ in range(total - len(parts)):
-        number = heap[0][1]
-        shares[number] += 1
-        fixed, each = parts[number]
-        if shares[number] < room[number]:
-            heapq.heapreplace(heap, (fixed + each * (shares[number] + 1), number))
-        else:
-            heapq.heappop(heap)
-    return shares
 
 
 def repartition(cluster: PlannerCluster, speeds: Floats, degrees: Ints, before: Sequence[int]) -> PpDecision:

@@ -9,13 +9,15 @@ the measured ones. There is no test whether a plan is worth its cost: the paper 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set
 
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.plan import PlanError
-from unskew.analytics.planners.problem import Assignment, Ints, Level, PlannerCluster, start
+from unskew.analytics.core.layout import Layout, Move
+from unskew.analytics.core.plan import PlanError, split_evenly
+from unskew.analytics.planners.problem import Floats, Ints, Level, PlannerCluster, layout_of
 from unskew.analytics.planners.resihp.dp import Migration, migrate, moves_of, reroute_evenly
 from unskew.analytics.planners.resihp.pp import PpDecision, repartition
 from unskew.analytics.planners.resihp.tp import TpDecision, exclude
@@ -24,46 +26,48 @@ ALL_LEVELS: frozenset[Level] = frozenset({"tp", "pp", "dp"})
 
 
 class ProgressivePlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The assignment and what each level decided on the way to it."""
+    """The layout and what each level decided on the way to it."""
 
-    assignment: Assignment
+    layout: Layout
     tp: tuple[TpDecision, ...] = ()
     pp: PpDecision | None = None
     dp: tuple[Migration, ...] = ()
 
 
 def plan_progressive(cluster: PlannerCluster, *, levels: Set[Level] = ALL_LEVELS, delta: int = 1) -> ProgressivePlan:
-    """The plan of ResiHP for the cluster as it is. Raises `PlanError` when a stage has no group left in any replica."""
-    begin = start(cluster)
-    before = begin.layers[0]
-    active, borrowed, speeds, degrees = begin.active, begin.borrowed, begin.speeds, begin.degrees
-    tp: tuple[TpDecision, ...] = ()
-    believed = speeds
+    """The plan of ResiHP for the cluster as it is. Raises `PlanError` when nobody is left for a stage or takes its work."""
+    job, (dp, pp, tp) = cluster.job, cluster.speeds.shape
+    before = np.array(split_evenly(job.n_layers, pp), dtype=np.int64)
+    counts = np.array(split_evenly(job.micro_batches, dp), dtype=np.int64)
+    tp_level: tuple[TpDecision, ...] = ()
     if "tp" in levels:
         ideal = msgspec.structs.replace(cluster, efficiency=())
         groups = exclude(ideal, powers_of_two=True, least=least_degrees(cluster, before))
-        active, borrowed, degrees, tp = groups.active, groups.borrowed, groups.degrees, groups.decisions
-        believed = groups.speeds
-        speeds = believed * cluster.rates[degrees] / np.maximum(ideal.rates[degrees], 1.0 / cluster.tp)
+        members, degrees, believed, tp_level = groups.members, groups.degrees, groups.speeds, groups.decisions
+        speeds = believed * cluster.rates[degrees] / np.maximum(ideal.rates[degrees], 1.0 / tp)
+    else:
+        whole = cluster.speeds.min(axis=2)
+        members = np.where(whole[:, :, None] > 0, np.arange(dp * pp * tp).reshape(dp, pp, tp), -1)
+        degrees = np.where(whole > 0, tp, 0).astype(np.int64)
+        believed = speeds = whole * cluster.rates[-1]
     if (gone := ~(speeds > 0).any(axis=0)).any():
         raise PlanError(f"stage {int(np.argmax(gone))} has no group left in any replica: a checkpoint is needed")
-    pp = repartition(cluster, believed, degrees, before.tolist()) if "pp" in levels else None
-    layers = np.tile(np.array(pp.after if pp else before, dtype=np.int64), (cluster.dp, 1))
-    dp = migrate(cluster, speeds, degrees, layers, begin.micro_batches, delta=delta) if "dp" in levels else ()
-    return ProgressivePlan(
-        assignment=Assignment(
-            active=active,
-            borrowed=borrowed,
-            speeds=speeds,
-            degrees=degrees,
-            layers=layers,
-            micro_batches=begin.micro_batches,
-            moves=moves_of(dp) if "dp" in levels else reroute_evenly(speeds, begin.micro_batches),
-        ),
-        tp=tp,
-        pp=pp,
-        dp=dp,
-    )
+    pp_level = repartition(cluster, believed, degrees, before.tolist()) if "pp" in levels else None
+    layers = np.tile(np.array(pp_level.after if pp_level else before, dtype=np.int64), (dp, 1))
+    dp_level = migrate(cluster, speeds, degrees, layers, counts, delta=delta) if "dp" in levels else ()
+    moves = moves_of(dp_level) if "dp" in levels else reroute_evenly(speeds, counts)
+    _require_takers(speeds, layers, counts, moves)
+    return ProgressivePlan(layout=layout_of(members, layers, counts, moves), tp=tp_level, pp=pp_level, dp=dp_level)
+
+
+def _require_takers(speeds: Floats, layers: Ints, counts: Ints, moves: tuple[Move, ...]) -> None:
+    """Raises `PlanError` when a stage without a group keeps work that no other replica takes."""
+    taken = Counter[tuple[int, int]]()
+    for move in moves:
+        taken[move.source, move.stage] += len(move.micro_batches)
+    for replica, stage in np.argwhere((speeds <= 0) & (layers > 0)).tolist():
+        if taken[replica, stage] < int(counts[replica]):
+            raise PlanError(f"stage {stage} of replica {replica} has no group, and no other takes its work")
 
 
 def least_degrees(cluster: PlannerCluster, layers: Ints) -> Ints:

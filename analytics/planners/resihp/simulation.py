@@ -12,7 +12,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 
-from unskew.analytics.planners.problem import Floats, Move
+from unskew.analytics.core.layout import Move
+from unskew.analytics.planners.problem import Floats
 
 Chunk = tuple[int, int, int]
 """(micro-batch within its home, home replica, stage): a forward and its backward, which go together."""

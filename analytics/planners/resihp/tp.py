@@ -15,11 +15,12 @@ standby, the weakest group first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
 
-from unskew.analytics.planners.problem import Bools, BorrowedDevice, Floats, Ints, PlannerCluster
+from unskew.analytics.planners.problem import Bools, Floats, Ints, PlannerCluster
 
 EPSILON = 1e-12
 
@@ -36,14 +37,20 @@ class TpDecision(msgspec.Struct, frozen=True, kw_only=True):
     tie: bool
 
 
-class TpGroups(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The groups after the TP level: arrays [dp, pp, tp] and [dp, pp]; a decision per group that is not whole and healthy."""
+class TpGroups(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
+    """The groups after the TP level: `members` [dp, pp, tp] are device numbers, -1 = none, `speeds` and `degrees` [dp, pp]; a
+    decision per group that is not whole and healthy."""
 
-    active: Bools
-    borrowed: tuple[BorrowedDevice, ...]
+    members: Ints
     speeds: Floats
     degrees: Ints
     decisions: tuple[TpDecision, ...]
+
+    @cached_property
+    def guests(self) -> Bools:
+        """[dp, pp, tp]: members that stood by in another group of their node."""
+        dp, pp, tp = self.members.shape
+        return np.asarray((self.members >= 0) & (self.members // tp != np.arange(dp * pp).reshape(dp, pp, 1)))
 
 
 def degrees_allowed(tp: int, *, powers_of_two: bool) -> list[int]:
@@ -78,11 +85,11 @@ def exclude(cluster: PlannerCluster, *, powers_of_two: bool, least: Ints | int =
     best = scores.max(axis=2)
     chosen = tp - np.argmax(scores[:, :, ::-1] >= best[:, :, None] - EPSILON, axis=2)
     chosen = np.where(best > 0, chosen, 0)
-    active = np.zeros((dp, pp, tp), dtype=np.bool_)
-    np.put_along_axis(active, order, np.arange(tp) < chosen[:, :, None], axis=2)
-    groups = TpGroups(active=active, borrowed=(), speeds=best, degrees=chosen.astype(np.int64), decisions=())
-    members = _borrow(cluster, groups, powers_of_two, least_of)
-    return _finish(cluster, groups, members, powers_of_two, least_of)
+    numbers = order + np.arange(dp * pp).reshape(dp, pp, 1) * tp
+    members = np.where(np.arange(tp) < chosen[:, :, None], numbers, -1)
+    groups = TpGroups(members=members, speeds=best, degrees=chosen.astype(np.int64), decisions=())
+    lent = _borrow(cluster, groups, powers_of_two, least_of)
+    return _finish(cluster, groups, lent, powers_of_two, least_of)
 
 
 def _borrow(
@@ -94,7 +101,7 @@ def _borrow(
     speed = cluster.speeds.ravel()
     node_of = cluster.nodes.ravel()
     pp, tp = cluster.pp, cluster.tp
-    idle = np.flatnonzero(~groups.active.ravel() & (speed > 0))
+    idle = np.setdiff1d(np.flatnonzero(speed > 0), groups.members)
     short = np.argwhere(groups.speeds < cluster.rates[-1] - EPSILON)
     pools: dict[int, list[int]] = {}
     for device in idle.tolist():
@@ -103,7 +110,7 @@ def _borrow(
     for replica, stage in sorted(map(tuple, short.tolist()), key=lambda group: (groups.speeds[group], group)):
         first = (replica * pp + stage) * tp
         node = int(node_of[first])
-        own = [device for device in range(first, first + tp) if speed[device] > 0 and groups.active.ravel()[device]]
+        own = [device for device in groups.members[replica, stage].tolist() if device >= 0]
         pool = pools.get(node, [])
         if not any(device not in range(first, first + tp) for device in pool):
             continue
@@ -123,31 +130,24 @@ def _borrow(
 def _finish(
     cluster: PlannerCluster,
     groups: TpGroups,
-    members: dict[tuple[int, int], tuple[list[int], list[int]]],
+    lent: dict[tuple[int, int], tuple[list[int], list[int]]],
     powers_of_two: bool,
     least: Ints,
 ) -> TpGroups:
     """The groups with what was borrowed, and the decisions."""
     pp, tp = cluster.pp, cluster.tp
-    active, speeds, degrees = groups.active.ravel().copy(), groups.speeds.copy(), groups.degrees.copy()
+    members, speeds, degrees = groups.members.copy(), groups.speeds.copy(), groups.degrees.copy()
     flat = cluster.speeds.ravel()
-    borrowed = []
-    for (replica, stage), (chosen, candidates) in members.items():
-        first = (replica * pp + stage) * tp
-        active[first : first + tp] = False
-        for device in chosen:
-            if first <= device < first + tp:
-                active[device] = True
-            else:
-                borrowed.append(BorrowedDevice(replica, stage, device))
+    for (replica, stage), (chosen, _) in lent.items():
+        members[replica, stage] = [*chosen, *[-1] * (tp - len(chosen))]
         degrees[replica, stage] = len(chosen)
-        speeds[replica, stage] = cluster.rates[len(chosen)] * flat[candidates[len(chosen) - 1]]
+        speeds[replica, stage] = cluster.rates[len(chosen)] * flat[chosen[-1]]
+    idle = np.isin(np.arange(flat.size), members, invert=True) & (flat > 0)
     decisions = []
-    lent = {entry.device for entry in borrowed}
     for replica, stage in np.argwhere((cluster.speeds < 1.0).any(axis=2)).tolist():
         first = (replica * pp + stage) * tp
         own = sorted(range(first, first + tp), key=lambda device: (-flat[device], device))
-        candidates = members.get((replica, stage), ([], own))[1]
+        candidates = lent.get((replica, stage), ([], own))[1]
         _, scores, tie = choose(
             [float(flat[device]) for device in candidates],
             cluster.rates.tolist(),
@@ -161,14 +161,8 @@ def _finish(
                 scores=tuple(scores.items()),
                 degree=int(degrees[replica, stage]),
                 members=tuple(candidates[: int(degrees[replica, stage])]),
-                standby=tuple(device for device in own if flat[device] > 0 and not active[device] and device not in lent),
+                standby=tuple(device for device in own if idle[device]),
                 tie=tie,
             )
         )
-    return TpGroups(
-        active=active.reshape(cluster.speeds.shape),
-        borrowed=tuple(borrowed),
-        speeds=speeds,
-        degrees=degrees,
-        decisions=tuple(decisions),
-    )
+    return TpGroups(members=members, speeds=speeds, degrees=degrees, decisions=tuple(decisions))

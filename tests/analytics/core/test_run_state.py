@@ -6,7 +6,8 @@ from functools import reduce
 
 import msgspec
 
-from unskew.analytics.core.plan import Plan, uniform_plan
+from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.collector.events import (
     CommandRefused,

@@ -11,7 +11,8 @@ from support.held_bytes import held_bytes
 
 from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.iteration import Chunk, CommittedIteration, Transfer
-from unskew.analytics.core.plan import Plan, plan_from_partition, uniform_plan
+from unskew.analytics.core.layout import plan_from_partition, uniform_plan
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.bias import learn_noise
 from unskew.analytics.detector.detector import Detector, DetectorOptions, DetectorState, confirm, doubted, step

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unskew.analytics.core.device_profiles import profile
+from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.packing import pack
-from unskew.analytics.core.plan import uniform_plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.standby import AGREE, StandbyReading, concluded
 from unskew.analytics.scheduler.propose import SchedulerState, propose, recover

@@ -7,7 +7,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from unskew.analytics.core.plan import Plan, uniform_plan
+from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.trace.fill import from_spans
 from unskew.analytics.diagnosis.trace.record import record
 from unskew.analytics.diagnosis.trace.replay import makespan_us, take_apart

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from support.runtime_runs import SMALL, train
 
-from unskew.analytics.core.plan import plan_from_partition
+from unskew.analytics.core.layout import plan_from_partition
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose, sections_of
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.lost import time_lost

@@ -8,7 +8,8 @@ import pytest
 
 from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.iteration import Chunk, CommittedIteration
-from unskew.analytics.core.plan import Plan, uniform_plan
+from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.lab.baselines.change_point import ChangePointOptions, Series

@@ -12,7 +12,8 @@ import pytest
 from unskew.analytics.core.cost import Speeds, speed_of
 from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry
-from unskew.analytics.core.plan import Plan, PlanError, uniform_plan
+from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.options import SHARED_MACHINE
 from unskew.analytics.health.liveness import Suspect

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.analytics.core.iteration import IterationTelemetry
-from unskew.analytics.core.plan import Plan, uniform_plan
+from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.loop.intake import Intake
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.collector.events import IterationCommitted, MicroBatchPacked, Span, Telemetry

@@ -7,7 +7,7 @@ import pytest
 from unskew.analytics.core.confidence import interval
 from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.iteration import CommittedIteration
-from unskew.analytics.core.plan import plan_from_partition, uniform_plan
+from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.loop.scoring import PlanTrial, score_plan, score_verdict
 from unskew.analytics.pipeline.prediction import predict_iteration

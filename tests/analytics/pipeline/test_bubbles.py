@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew.analytics.core.plan import PASSES, Plan, plan_from_partition, splits_backward, uniform_plan
+from unskew.analytics.core.layout import plan_from_partition, uniform_plan
+from unskew.analytics.core.plan import PASSES, Plan, splits_backward
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.bubbles import bubbles
 from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of

@@ -10,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.legal_plans import legal_plans
 
-from unskew.analytics.core.plan import Hop, Plan, PlanError, Role, Route, plan_from_partition, uniform_plan
+from unskew.analytics.core.layout import plan_from_partition, uniform_plan
+from unskew.analytics.core.plan import Hop, Plan, PlanError, Role, Route
 from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.schedule import build_schedule
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.legal_plans import legal_plans
 
-from unskew.analytics.core.plan import PASSES, Plan, PlanError, splits_backward, uniform_plan
+from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.core.plan import PASSES, Plan, PlanError, splits_backward
 from unskew.analytics.pipeline.evaluator import evaluate, per_hop, pipeline_of
 from unskew.analytics.pipeline.memory import peak_activations
 from unskew.analytics.pipeline.notation import parse, with_orders, written

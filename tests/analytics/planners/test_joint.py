@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from support.brute_force import best_us, random_cluster
 from support.paths import DOCS
 
-from unskew.analytics.core.plan import PlanError, uniform_plan
-from unskew.analytics.planners.conversion import to_plan
+from unskew.analytics.core.layout import Layout, to_plan, uniform_plan
+from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.costing import chunk_times, pipeline_bound_us, pipeline_us
 from unskew.analytics.planners.joint.bounds import bounds
-from unskew.analytics.planners.joint.evaluation import as_it_is, cost, holds
+from unskew.analytics.planners.joint.evaluation import holds, iteration_us
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.joint.proof import proven_bound_us
-from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, healthy_cluster, start
+from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, group_speeds, healthy_cluster, start
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 
 TWO_STAGES = PlannerJob(n_layers=32, micro_batches=4)
@@ -38,8 +38,8 @@ def test_what_one_partition_for_all_replicas_costs():
 def test_per_replica_partitions_beat_one_for_all():
     job = PlannerJob(n_layers=32, micro_batches=8)
     cluster = PlannerCluster(job=job, speeds=np.array([[[0.5], [1.0]], [[1.0], [1.0]]]))
-    healthy = cost(cluster, start(healthy_cluster(job, tp=1, pp=2, dp=2))).iteration_us
-    uniform = cost(cluster, plan_progressive(cluster, levels={"tp", "pp"}).assignment).iteration_us
+    healthy = iteration_us(healthy_cluster(job, tp=1, pp=2, dp=2), start(cluster))
+    uniform = iteration_us(cluster, plan_progressive(cluster, levels={"tp", "pp"}).layout)
     assert healthy / uniform == pytest.approx(0.741, abs=5e-4)
     joint = plan_joint(cluster)
     assert healthy / joint.predicted_us > 0.83
@@ -55,7 +55,7 @@ def test_as_good_as_trying_every_plan(seed):
             plan_joint(cluster, compare=False)
         return
     joint = plan_joint(cluster, compare=False)
-    assert joint.predicted_us == pytest.approx(cost(cluster, joint.assignment).iteration_us)
+    assert joint.predicted_us == pytest.approx(iteration_us(cluster, joint.layout))
     assert best <= joint.predicted_us * (1 + 1e-9)
     assert joint.predicted_us <= 1.03 * best
     lower = bounds(cluster)
@@ -82,37 +82,36 @@ def test_a_joint_plan_is_legal_and_never_worse_than_nothing_or_the_levels(seed, 
         joint = plan_joint(cluster)
     except PlanError:
         return
-    assignment = joint.assignment
-    executing = assignment.micro_batches > 0
-    assert (assignment.layers[executing].sum(axis=1) == cluster.job.n_layers).all()
-    assert assignment.micro_batches.sum() == cluster.job.micro_batches
-    assert joint.source != "joint" or holds(cluster.job, assignment)
+    layout = joint.layout
+    assert all(sum(one.layers) == cluster.job.n_layers for one in layout.pipelines if one.micro_batches)
+    assert layout.micro_batches == cluster.job.micro_batches
+    assert joint.source != "joint" or holds(cluster.job, layout)
     present = start(cluster)
-    if (present.speeds > 0).all() and holds(cluster.job, present):
-        assert joint.predicted_us <= cost(cluster, present).iteration_us * (1 + 1e-9)
+    if (cluster.speeds > 0).all() and holds(cluster.job, present):
+        assert joint.predicted_us <= iteration_us(cluster, present) * (1 + 1e-9)
     try:
-        levels = cost(cluster, plan_progressive(cluster).assignment).iteration_us
+        levels = iteration_us(cluster, plan_progressive(cluster).layout)
     except PlanError:
         levels = np.inf
     assert joint.predicted_us <= levels * (1 + 1e-9)
-    plan = to_plan(cluster, assignment, plan_version=1)
+    plan = to_plan(layout, cluster.job.n_layers)
     assert (cluster.speeds.ravel()[list(plan.ranks)] > 0).all()
 
 
 def test_without_a_fault_the_start_is_kept_where_it_is_best():
     cluster = healthy_cluster(PlannerJob(n_layers=8, micro_batches=32), tp=1, pp=4, dp=2)
     joint = plan_joint(cluster)
-    assert joint.predicted_us == pytest.approx(cost(cluster, start(cluster)).iteration_us)
-    assert to_plan(cluster, start(cluster), plan_version=0) == uniform_plan(tp=1, pp=4, dp=2, n_layers=8, micro_batches=32)
+    assert joint.predicted_us == pytest.approx(iteration_us(cluster, start(cluster)))
+    assert to_plan(start(cluster), 8) == uniform_plan(tp=1, pp=4, dp=2, n_layers=8, micro_batches=32)
 
 
 def test_a_group_takes_more_members_where_memory_asks_for_them():
     """Three of four members would be as fast as four at 0.7 each would not; but only four hold the layers."""
     job = PlannerJob(n_layers=4, micro_batches=2, layer_bytes=1.0, capacity_bytes=1.0)
     speeds = np.array([[[1.0, 1.0, 1.0, 0.7]]])
-    assert plan_joint(PlannerCluster(job=job, speeds=speeds)).assignment.degrees.tolist() == [[4]]
+    assert plan_joint(PlannerCluster(job=job, speeds=speeds)).layout.degrees.tolist() == [[4]]
     roomy = PlannerJob(n_layers=4, micro_batches=2, layer_bytes=1.0, capacity_bytes=2.0)
-    assert plan_joint(PlannerCluster(job=roomy, speeds=speeds)).assignment.degrees.tolist() == [[3]]
+    assert plan_joint(PlannerCluster(job=roomy, speeds=speeds)).layout.degrees.tolist() == [[3]]
 
 
 def test_lending_within_a_node_is_planned_both_ways_and_bounded():
@@ -132,12 +131,10 @@ def test_lending_within_a_node_is_planned_both_ways_and_bounded():
 
 
 def test_work_that_nobody_takes_is_no_plan():
-    """A dead stage whose micro-batches nobody was given."""
-    speeds = np.ones((2, 2, 1))
-    speeds[0, 1] = 0.0
-    cluster = PlannerCluster(job=PlannerJob(n_layers=2, micro_batches=4), speeds=speeds)
-    with pytest.raises(PlanError, match="stage 1 of replica 0 has no group"):
-        to_plan(cluster, start(cluster), plan_version=1)
+    """A stage without a group whose micro-batches nobody was given."""
+    one = start(healthy_cluster(PlannerJob(n_layers=2, micro_batches=4), tp=1, pp=2, dp=1)).pipelines[0]
+    with pytest.raises(PlanError, match="nobody executes layer 1 of micro-batch 0"):
+        to_plan(Layout((msgspec.structs.replace(one, groups=((0,), ())),)), 2)
 
 
 def test_the_closed_form_is_nearly_always_the_makespan():
@@ -158,9 +155,7 @@ def test_lending_every_waiting_micro_batch_at_the_least_lag_costs_more_than_it_b
     speeds = np.ones((3, 4, 1))
     speeds[1, 2] = 0.0
     cluster = PlannerCluster(job=PlannerJob(n_layers=4, micro_batches=12), speeds=speeds)
-    ends = [
-        cost(cluster, plan_progressive(cluster, levels={"tp", "dp"}, delta=delta).assignment).iteration_us for delta in (0, 1)
-    ]
+    ends = [iteration_us(cluster, plan_progressive(cluster, levels={"tp", "dp"}, delta=delta).layout) for delta in (0, 1)]
     assert ends == [29.0, 25.0]
 
 
@@ -168,7 +163,7 @@ def test_the_page_runs():
     page = (DOCS / "internals" / "planners.md").read_text()
     scope: dict[str, object] = {}
     exec(page.split("```python\n")[1].split("```")[0], scope)
-    assert scope["plan"].assignment.micro_batches.sum() == 128  # type: ignore[attr-defined]
+    assert scope["plan"].layout.micro_batches == 128  # type: ignore[attr-defined]
 
 
 @pytest.mark.limit(20)
@@ -179,23 +174,20 @@ def test_a_large_job_is_planned_in_seconds():
     speeds[random.choice(len(speeds), 80, replace=False)] = random.choice([0.0, 0.5, 0.8], 80)
     faulty = cluster.with_speeds(speeds.reshape(cluster.speeds.shape))
     joint = plan_joint(faulty, compare=False)
-    assert joint.predicted_us <= 1.02 * cost(cluster, start(cluster)).iteration_us
+    assert joint.predicted_us <= 1.02 * iteration_us(cluster, start(cluster))
     assert joint.predicted_us >= bounds(faulty).pipelines_us
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_plan_made_on_true_beliefs_is_as_it_was_planned(seed):
-    """`as_it_is` finds the speeds of the groups again, lent members included; a slower member of a group slows it at once."""
+    """The groups' speeds are found again, lent members included; slower members slow their groups at once."""
     cluster = random_cluster(np.random.default_rng(seed), largest=6)
     nodes = np.zeros(cluster.speeds.shape, dtype=np.int64)  # one node: standby is lent
     cluster = msgspec.structs.replace(cluster, nodes=nodes)
-    for plan in (plan_joint, plan_progressive):
-        try:
-            assignment = plan(cluster).assignment
-        except PlanError:
-            continue
-        serving = assignment.layers * assignment.micro_batches[:, None] > 0
-        found = as_it_is(cluster, assignment).speeds
-        np.testing.assert_allclose(found[serving], assignment.speeds[serving], rtol=1e-9)
-        slower = as_it_is(cluster.with_speeds(cluster.speeds / 2), assignment).speeds
-        np.testing.assert_allclose(slower, found / 2)
+    try:
+        joint = plan_joint(cluster)
+    except PlanError:
+        return
+    assert iteration_us(cluster, joint.layout) == pytest.approx(joint.predicted_us, rel=1e-9)
+    slower = cluster.with_speeds(cluster.speeds / 2)
+    np.testing.assert_allclose(group_speeds(slower, joint.layout), group_speeds(cluster, joint.layout) / 2)

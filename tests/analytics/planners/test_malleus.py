@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from unskew.analytics.planners.joint.evaluation import cost
+from unskew.analytics.core.sharing import share_out
+from unskew.analytics.planners.joint.evaluation import iteration_us
 from unskew.analytics.planners.malleus import cut_node, deal, layers_of, micro_batches_of, must_replan, plan_malleus, rates
 from unskew.analytics.planners.problem import PlannerJob, healthy_cluster, start
-from unskew.analytics.planners.resihp.pp import share_out
 
 ALPHA_70B = (7.22, 3.66, 1.90, 1.0)
 """Slow-down of a layer on tp/8, tp/4, tp/2 and tp devices."""
@@ -40,10 +40,10 @@ def test_the_32_gpu_example():
     healthy, slow = thirty_two(layer_bytes=1.0, capacity_bytes=11.0)
     plan = plan_malleus(slow)
     assert plan.objective == pytest.approx(285)
-    assert sum(plan.micro_batches) == 64
-    assert [sum(sizes) for sizes in plan.layers] == [60] * 4
-    assert max(max(sizes) for sizes in plan.layers) <= 22
-    assert cost(healthy, start(healthy)).iteration_us < plan.iteration_us < cost(slow, start(slow)).iteration_us
+    assert plan.layout.micro_batches == 64
+    assert plan.layout.layers.sum(axis=1).tolist() == [60] * 4
+    assert plan.layout.layers.max() <= 22
+    assert iteration_us(healthy, start(healthy)) < plan.iteration_us < iteration_us(slow, start(slow))
     assert plan_malleus(thirty_two()[1]).objective == pytest.approx(280)  # all three in one pipeline, if memory allowed
 
 
@@ -83,11 +83,11 @@ def test_small_changes_do_not_replan():
 def test_whole_groups_stay_where_their_layers_are():
     cluster = healthy_cluster(PlannerJob(n_layers=32, micro_batches=16), tp=2, pp=4, dp=2, devices_per_node=2)
     plan = plan_malleus(cluster)
-    assert [[group.devices[0] // 2 for group in part] for part in plan.pipelines] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert plan.layout == start(cluster)
     speeds = cluster.speeds.copy()
     speeds[0, 2, 0] = 0.4
     moved = plan_malleus(cluster.with_speeds(speeds))
-    slow = next(part for part in moved.pipelines if any(group.rate > 1 for group in part))
-    assert slow[0].rate > 1
-    assert {group.devices[0] // 2 for group in slow[1:]} == {0, 1, 3}
-    assert slow[-1].devices[0] // 2 == 3
+    first, *others = moved.layout.pipelines[0].groups
+    assert first == (5,)  # what is left of the slow one, in front
+    assert set(others) == {(0, 1), (2, 3), (6, 7)}
+    assert others[-1] == (6, 7)

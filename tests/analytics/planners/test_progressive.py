@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unskew.analytics.core.layout import to_plan
 from unskew.analytics.core.plan import PlanError, validate
+from unskew.analytics.core.sharing import share_out
 from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.schedule import build_schedule
-from unskew.analytics.planners.conversion import to_plan
 from unskew.analytics.planners.costing import pipeline_bound_us, pipeline_us
-from unskew.analytics.planners.joint.evaluation import cost
+from unskew.analytics.planners.joint.evaluation import iteration_us
 from unskew.analytics.planners.joint.joint import plan_joint
-from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, healthy_cluster, start
+from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, group_speeds, healthy_cluster, start
 from unskew.analytics.planners.resihp.dp import cells
-from unskew.analytics.planners.resihp.pp import share_out
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.planners.resihp.tp import choose, exclude
 
@@ -60,10 +60,10 @@ def test_resihp_decides_by_ideal_degrees_and_gets_the_measured_speed():
     cluster = PlannerCluster(
         job=PlannerJob(n_layers=1, micro_batches=1), speeds=np.array([[[1.0, 1.0, 1.0, 0.4]]]), efficiency=(0.2, 0.35, 0.6, 1.0)
     )
-    assignment = plan_progressive(cluster).assignment
-    assert assignment.degrees.tolist() == [[2]]
-    assert assignment.speeds[0, 0] == pytest.approx(0.35)
-    assert plan_joint(cluster).assignment.degrees.tolist() == [[3]]
+    layout = plan_progressive(cluster).layout
+    assert layout.degrees.tolist() == [[2]]
+    assert group_speeds(cluster, layout)[0, 0] == pytest.approx(0.35)
+    assert plan_joint(cluster).layout.degrees.tolist() == [[3]]
 
 
 def test_standby_of_a_node_helps_its_other_group():
@@ -75,7 +75,8 @@ def test_standby_of_a_node_helps_its_other_group():
     )
     groups = exclude(cluster, powers_of_two=True)
     assert groups.degrees.tolist() == [[2, 2]]
-    assert [(entry.replica, entry.stage, entry.device) for entry in groups.borrowed] == [(0, 1, 2)]
+    assert groups.members[groups.guests].tolist() == [2]
+    assert sorted(groups.members[0, 1].tolist()) == [-1, -1, 2, 4]
     apart = exclude(PlannerCluster(job=cluster.job, speeds=speeds), powers_of_two=True)
     assert apart.degrees.tolist() == [[2, 1]]
 
@@ -104,9 +105,9 @@ def test_a_dead_stage_is_served_by_its_peers_and_a_slow_one_relieved():
     assert sorted(m.micro_batch for m in plan.dp if (m.source, m.stage) == (1, 2)) == [0, 1, 2, 3]
     assert any((m.source, m.stage) == (1, 0) for m in plan.dp)
     assert all((m.target, m.stage) != (1, 2) for m in plan.dp)
-    validate(to_plan(cluster, plan.assignment, plan_version=1))
+    validate(to_plan(plan.layout, 4))
     recycle = plan_progressive(cluster, levels={"tp"})
-    assert cost(cluster, plan.assignment).iteration_us <= cost(cluster, recycle.assignment).iteration_us
+    assert iteration_us(cluster, plan.layout) <= iteration_us(cluster, recycle.layout)
 
 
 def test_replicas_that_have_each_lost_a_stage_help_each_other():
@@ -115,8 +116,8 @@ def test_replicas_that_have_each_lost_a_stage_help_each_other():
     cluster = cluster_of(speeds, n_layers=4)
     for levels in ({"tp", "dp"}, {"tp", "pp", "dp"}, {"tp"}):
         plan = plan_progressive(cluster, levels=levels)
-        assert np.isfinite(cost(cluster, plan.assignment).iteration_us)
-        assert {(move.source, move.target, move.stage) for move in plan.assignment.moves} >= {(0, 1, 1), (1, 0, 3)}
+        assert np.isfinite(iteration_us(cluster, plan.layout))
+        assert {(move.source, move.target, move.stage) for move in plan.layout.moves} >= {(0, 1, 1), (1, 0, 3)}
 
 
 def test_cells_have_somebody_for_every_stage():
@@ -158,11 +159,9 @@ def test_the_level_by_level_makespan_is_the_pipelines_own(data):
     cluster = healthy_cluster(
         PlannerJob(n_layers=stages, micro_batches=micro_batches, message_us=message), tp=1, pp=stages, dp=1
     )
-    schedule = build_schedule(to_plan(cluster, start(cluster), plan_version=0))
+    schedule = build_schedule(to_plan(start(cluster), stages))
     durations = np.array([1.0 if action.kind == "F" else 2.0 for action in schedule.order])
-    assert cost(cluster, start(cluster)).iteration_us == pytest.approx(
-        float(evaluate(schedule, durations, message).makespan_us)
-    )
+    assert iteration_us(cluster, start(cluster)) == pytest.approx(float(evaluate(schedule, durations, message).makespan_us))
 
 
 @settings(deadline=None, max_examples=60)
@@ -177,15 +176,14 @@ def test_a_plan_for_any_cluster_is_legal_and_does_all_the_work(data):
         plan = plan_progressive(cluster, levels=levels)
     except PlanError:
         return
-    assignment = plan.assignment
-    assert np.isfinite(cost(cluster, assignment).iteration_us)
-    assert assignment.layers.sum(axis=1).tolist() == [cluster.job.n_layers] * dp
-    assert assignment.micro_batches.sum() == cluster.job.micro_batches
-    runtime_plan = to_plan(cluster, assignment, plan_version=1)
+    layout = plan.layout
+    assert np.isfinite(iteration_us(cluster, layout))
+    assert layout.layers.sum(axis=1).tolist() == [cluster.job.n_layers] * dp
+    assert layout.micro_batches == cluster.job.micro_batches
+    runtime_plan = to_plan(layout, cluster.job.n_layers)
     working = [rank for role in runtime_plan.roles for rank in [role.rank]]
     assert len(set(working)) == len(working)
     assert (speeds.ravel()[working] > 0).all()
     per_micro_batch = 3 * cluster.job.n_layers
-    assert (
-        cost(cluster, assignment).iteration_us >= cluster.job.micro_batches * per_micro_batch / assignment.speeds.sum() - 1e-6
-    )
+    capacity = group_speeds(cluster, layout).sum()
+    assert iteration_us(cluster, layout) >= cluster.job.micro_batches * per_micro_batch / capacity - 1e-6

@@ -9,19 +9,22 @@ import numpy as np
 import pytest
 
 from unskew.analytics.cluster.event import ClusterEvent
-from unskew.analytics.cluster.job import JOBS, Job
-from unskew.analytics.cluster.layout import Layout, Pipeline, healthy, proportional
+from unskew.analytics.cluster.job import JOBS, Job, healthy
 from unskew.analytics.cluster.timing import Speeds, fault_free_s, iteration_s, stage_speeds
+from unskew.analytics.core.layout import Layout
+from unskew.analytics.core.sharing import proportional
 from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
+from unskew.analytics.planners.malleus import plan_malleus
 from unskew.analytics.policies.adaptra import makespan_s, warm_ups
 from unskew.analytics.policies.base import ClusterView, Policy, Reaction, survives
 from unskew.analytics.policies.ft_hsdp import FtHsdpPolicy, closed_form
 from unskew.analytics.policies.greyhound import GreyhoundPolicy, gathered, shares
-from unskew.analytics.policies.malleus import MalleusPolicy, malleus_layout
+from unskew.analytics.policies.malleus import MalleusPolicy
 from unskew.analytics.policies.nothing import NothingPolicy
 from unskew.analytics.policies.ntp import NtpPolicy, availability, loss_dropping, loss_ntp
 from unskew.analytics.policies.oobleck import OobleckPolicy
+from unskew.analytics.policies.planning import planned
 from unskew.analytics.policies.recover import MicroBatchShares, RecoverPolicy, boundary, steady
 from unskew.analytics.policies.recycle import RecyclePolicy
 from unskew.analytics.policies.registry import POLICIES, PolicyError, policy
@@ -143,7 +146,7 @@ def test_recycle_gives_the_lost_stage_to_its_peer_which_then_works_twice() -> No
     job = bare(dp=2, micro_batches=2 * 64)
     answer = ask(RecyclePolicy(), job, speeds_of(job, {0: 0.0}))
     assert answer.layout is not None
-    assert {(move.home, move.stage, move.executor) for move in answer.layout.moves} == {(0, 0, 1)}
+    assert {(move.source, move.stage, move.target) for move in answer.layout.moves} == {(0, 0, 1)}
     ratio = iteration_s(job, answer.layout, speeds_of(job, {0: 0.0})) / fault_free_s(job)
     assert 2 * 64 / (64 + 3) <= ratio < 2.0  # the peer's busy time is the bound
     assert ask(RecyclePolicy(), job, speeds_of(job, {0: 0.0, 16: 0.0})).layout is None  # as ResiHP's dashes
@@ -181,7 +184,7 @@ def test_strengthened_recycle_hands_work_to_a_slow_peer() -> None:
     speeds = speeds_of(job, {0: 0.0, 16: 0.3})
     layout = ask(policy("strengthened-recycle"), job, speeds).layout
     assert layout is not None
-    assert {move.executor for move in layout.moves} == {1, 2}
+    assert {move.target for move in layout.moves} == {1, 2}
 
 
 def test_adaptra_absorbs_a_link_delay_with_more_warm_up() -> None:
@@ -211,7 +214,7 @@ def test_malleus_plans_a_straggler_away() -> None:
     """Its objective's worked examples are in test_planners_malleus; here the plan runs and pays."""
     job = bare(dp=2, micro_batches=32)
     slow = speeds_of(job, {0: 1 / 3.8})
-    layout = malleus_layout(job, slow)
+    layout = plan_malleus(planned(job, slow, measured=True)).layout
     assert [sum(pipeline.layers) for pipeline in layout.pipelines] == [40, 40]
     assert layout.micro_batches == 32
     assert iteration_s(job, layout, slow) < 0.6 * iteration_s(job, healthy(job), slow)
@@ -252,7 +255,6 @@ def test_the_last_holder_of_a_layer_takes_the_job_back_to_the_checkpoint(name: s
 
 def test_shares_are_the_best_whole_ones() -> None:
     assert proportional(12, [1.0, 0.4, 1.0], least=1) == [5, 2, 5]
-    assert isinstance(healthy(JOB).pipelines[0], Pipeline)
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:

@@ -13,7 +13,8 @@ from support.runtime_runs import train as train_live
 from unskew.analytics.core.cost import HEALTHY, ChunkCost, CostModel, PlaceCost, Speeds
 from unskew.analytics.core.device_profiles import ProfileError, profiles_of
 from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry
-from unskew.analytics.core.plan import Hop, Plan, Role, Route, plan_from_partition, uniform_plan, validate
+from unskew.analytics.core.layout import plan_from_partition, uniform_plan
+from unskew.analytics.core.plan import Hop, Plan, Role, Route, validate
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.detector.options import EMULATED
 from unskew.analytics.diagnosis.diagnose import diagnose

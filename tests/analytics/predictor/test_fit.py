@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry
-from unskew.analytics.core.plan import plan_from_partition, uniform_plan
+from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.predictor.fit import NotIdentifiable, at_healthy_speed, fit

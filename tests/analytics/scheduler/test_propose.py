@@ -14,11 +14,12 @@ from support.paths import DOCS
 from unskew.analytics.core.confidence import interval
 from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.device_profiles import profile
+from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.packing import pack
-from unskew.analytics.core.plan import PlanError, plan_from_partition, uniform_plan, validate
+from unskew.analytics.core.plan import PlanError, validate
+from unskew.analytics.core.sharing import share_out
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.pipeline.prediction import predict_iteration, predict_iterations
-from unskew.analytics.planners.resihp.pp import share_out
 from unskew.analytics.scheduler.propose import SchedulerOptions, SchedulerState, propose, recover
 
 ORIGIN = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=16)

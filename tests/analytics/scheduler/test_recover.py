@@ -5,7 +5,8 @@ from itertools import combinations
 
 import pytest
 
-from unskew.analytics.core.plan import PlanError, plan_from_partition, uniform_plan, validate
+from unskew.analytics.core.layout import plan_from_partition, uniform_plan
+from unskew.analytics.core.plan import PlanError, validate
 from unskew.analytics.scheduler.changes import describe, moved_layers
 from unskew.analytics.scheduler.propose import recover
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from support.paths import DOCS
 
-from unskew.analytics.core.plan import uniform_plan
+from unskew.analytics.core.layout import uniform_plan
 from unskew.collector import events as ev
 from unskew.collector import projections
 from unskew.collector.files import manifest

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from unskew.analytics.cluster.event import ClusterEvent
-from unskew.analytics.cluster.job import JOBS, Job
-from unskew.analytics.cluster.layout import Layout, healthy
+from unskew.analytics.cluster.job import JOBS, Job, healthy
 from unskew.analytics.cluster.timing import Speeds, capacity, fault_free_s, iteration_s
+from unskew.analytics.core.layout import Layout
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.resihp import paper
 from unskew.analytics.lab.studies.resihp.sessions import Make

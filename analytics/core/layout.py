@@ -1,0 +1,286 @@
+"""The layout: a plan in short, one entry per group of devices and none per micro-batch.
+
+A `Plan` names every rank and every micro-batch, which is right for executing and too much for 98,304 devices. Planners,
+scheduler, policies and simulator decide on a `Layout`; `to_plan` makes the plan of it.
+
+>>> layout = uniform_layout(tp=2, pp=2, replicas=range(2), n_layers=8, micro_batches=6)
+>>> [(pipeline.groups, pipeline.layers, pipeline.micro_batches) for pipeline in layout.pipelines]
+[(((0, 1), (2, 3)), (4, 4), 3), (((4, 5), (6, 7)), (4, 4), 3)]
+>>> len(to_plan(layout, 8).roles)
+8
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
+from itertools import accumulate, chain, count
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from unskew.analytics.core.plan import PASSES, SCHEDULES, Hop, Plan, PlanError, Role, Route, split_evenly, validate, way_of
+
+Ints = NDArray[np.int64]
+Group = tuple[int, ...]
+"""Devices that execute a stage as one (tensor parallelism); () = nobody."""
+
+
+class Pipeline(msgspec.Struct, frozen=True, gc=False):
+    """One replica: group `groups[s]` executes the `layers[s]` layers of stage s; the work of an empty group is moved.
+
+    A group comes up at several stages where a micro-batch passes it more than once (interleaved 1F1B, ZB-V).
+    """
+
+    replica: int
+    groups: tuple[Group, ...]
+    layers: tuple[int, ...]
+    micro_batches: int
+
+
+class Move(msgspec.Struct, frozen=True, gc=False):
+    """Stage `stage` of these micro-batches (numbered within their home `source`) is executed by replica `target`."""
+
+    stage: int
+    source: int
+    target: int
+    micro_batches: tuple[int, ...]
+
+
+class Layout(msgspec.Struct, frozen=True, dict=True):
+    """Who does what: pipelines, and stage work moved between their replicas. Arrays are [pipeline, stage]."""
+
+    pipelines: tuple[Pipeline, ...]
+    moves: tuple[Move, ...] = ()
+    schedule: str = "1f1b"
+
+    @cached_property
+    def micro_batches(self) -> int:
+        return sum(pipeline.micro_batches for pipeline in self.pipelines)
+
+    @cached_property
+    def devices(self) -> frozenset[int]:
+        """The devices that work."""
+        return frozenset(self.members.tolist())
+
+    @cached_property
+    def members(self) -> Ints:
+        """The devices of all groups in a row, pipeline by pipeline."""
+        groups = chain.from_iterable(pipeline.groups for pipeline in self.pipelines)
+        return np.fromiter(chain.from_iterable(groups), dtype=np.int64)
+
+    @cached_property
+    def degrees(self) -> Ints:
+        """How many devices each group has; 0 also where a pipeline has fewer stages than another."""
+        return _table([[len(group) for group in pipeline.groups] for pipeline in self.pipelines])
+
+    @cached_property
+    def layers(self) -> Ints:
+        return _table([pipeline.layers for pipeline in self.pipelines])
+
+    def slowest(self, speeds: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The speed of each group's slowest device, given [device]; 0 where nobody works."""
+        sizes = self.degrees.ravel()
+        found = np.zeros(len(sizes))
+        if len(self.members):
+            begins = (np.cumsum(sizes) - sizes)[sizes > 0]
+            found[sizes > 0] = np.minimum.reduceat(speeds[self.members], begins)
+        return found.reshape(self.degrees.shape)
+
+    @cached_property
+    def components(self) -> tuple[Component, ...]:
+        """Pipelines that exchange work; most stand alone."""
+        place = {pipeline.replica: index for index, pipeline in enumerate(self.pipelines)}
+        leader = list(range(len(self.pipelines)))
+
+        def find(index: int) -> int:
+            while leader[index] != index:
+                index = leader[index]
+            return index
+
+        for move in self.moves:
+            leader[find(place[move.target])] = find(place[move.source])
+        members: dict[int, list[int]] = defaultdict(list)
+        for index in range(len(self.pipelines)):
+            members[find(index)].append(index)
+        return tuple(Component(tuple(indices), self.by_group(indices)) for indices in members.values())
+
+    def by_group(self, indices: Sequence[int] | None = None, *, width: int | None = None) -> Layout:
+        """The pipelines `indices` (all) with one rank for each group and replicas counted from 0; moves within them stay.
+
+        Ranks count the groups; with `width` (stages) they are ``replica * width + stage`` by the replicas' own numbers.
+        """
+        chosen = [self.pipelines[index] for index in (range(len(self.pipelines)) if indices is None else indices)]
+        place = {pipeline.replica: position for position, pipeline in enumerate(chosen)}
+        ranks = count()
+        pipelines = []
+        for position, part in enumerate(chosen):
+            numbers = ranks if width is None else count(part.replica * width)
+            groups = tuple((rank,) if group else () for group, rank in zip(part.groups, numbers, strict=False))
+            pipelines.append(Pipeline(position, groups, part.layers, part.micro_batches))
+        moves = tuple(
+            Move(move.stage, place[move.source], place[move.target], move.micro_batches)
+            for move in self.moves
+            if move.source in place
+        )
+        return Layout(tuple(pipelines), moves, self.schedule)
+
+
+class Component(msgspec.Struct, frozen=True):
+    """Pipelines `indices` of a layout, and `shape`: the same as a layout of its own that names no devices (a cache's key)."""
+
+    indices: tuple[int, ...]
+    shape: Layout
+
+
+def _table(rows: Sequence[Sequence[int]]) -> Ints:
+    """Rows of any length as an array, filled up with 0."""
+    table = np.zeros((len(rows), max(map(len, rows), default=0)), dtype=np.int64)
+    for row, values in zip(table, rows, strict=True):
+        row[: len(values)] = values
+    return table
+
+
+def uniform_layout(
+    *, tp: int, pp: int, replicas: Iterable[int], n_layers: int, micro_batches: int, schedule: str = "1f1b"
+) -> Layout:
+    """These replicas, whole, layers and micro-batches split evenly: device = (replica * PP + stage) * TP + shard."""
+    chosen = list(replicas)
+    if not chosen:
+        raise PlanError("no replica is left")
+    layers = tuple(split_evenly(n_layers, pp * PASSES[schedule]))
+    shares = split_evenly(micro_batches, len(chosen))
+    return Layout(
+        tuple(
+            Pipeline(replica, _groups(tp, pp, replica, schedule), layers, share)
+            for replica, share in zip(chosen, shares, strict=True)
+        ),
+        schedule=schedule,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _groups(tp: int, pp: int, replica: int, schedule: str) -> tuple[Group, ...]:
+    firsts = range(replica * pp * tp, (replica + 1) * pp * tp, tp)
+    return tuple(way_of(schedule, [tuple(range(first, first + tp)) for first in firsts]))
+
+
+def rank_layout(
+    members: Iterable[Iterable[int]], layers: Iterable[Iterable[int]], micro_batches: Iterable[int], schedule: str
+) -> Layout:
+    """Pipelines of single ranks: `members[d]` in the order in which a micro-batch passes them, `layers[d]` their layers."""
+    return Layout(
+        tuple(
+            Pipeline(replica, tuple((rank,) for rank in ranks), tuple(sizes), share)
+            for replica, (ranks, sizes, share) in enumerate(zip(members, layers, micro_batches, strict=True))
+        ),
+        schedule=schedule,
+    )
+
+
+def to_plan(layout: Layout, n_layers: int, *, plan_version: int = 0) -> Plan:
+    """The plan that ranks execute; ranks are the layout's devices. Raises `PlanError` when it is illegal.
+
+    Micro-batches are dealt to their homes in turn, in proportion, so that heavy neighbours spread.
+    """
+    pipelines = {pipeline.replica: pipeline for pipeline in layout.pipelines}
+    moved = {(move.source, number, move.stage): move.target for move in layout.moves for number in move.micro_batches}
+    hops: dict[tuple[int, tuple[int, ...]], tuple[Hop, ...]] = {}
+    routes = []
+    homes = ((home.replica, j, home.micro_batches) for home in layout.pipelines for j in range(home.micro_batches))
+    for number, (home, j, _) in enumerate(sorted(homes, key=lambda entry: ((entry[1] + 1) / entry[2], entry[0]))):
+        layers = pipelines[home].layers
+        executors = tuple(moved.get((home, j, stage), home) for stage in range(len(layers)))
+        if (home, executors) not in hops:
+            legs = zip(executors, accumulate(layers, initial=0), layers, strict=False)
+            hops[home, executors] = tuple(hop for replica, *part in legs for hop in _hops(pipelines[replica], *part))
+        routes.append(Route(micro_batch=number, replica=home, hops=hops[home, executors]))
+    plan = Plan(
+        plan_version=plan_version,
+        n_layers=n_layers,
+        schedule=layout.schedule,
+        roles=tuple(chain.from_iterable(map(_roles, layout.pipelines))),
+        routes=tuple(routes),
+    )
+    validate(plan)
+    return plan
+
+
+def _hops(pipeline: Pipeline, first: int, n: int) -> tuple[Hop, ...]:
+    """Layers ``[first, first + n)`` at one pipeline: one hop per stage of it that holds a part of them."""
+    hops, begin = [], 0
+    for group, size in zip(pipeline.groups, pipeline.layers, strict=True):
+        low, high = max(first, begin), min(first + n, begin + size)
+        if low < high:
+            hops.append(Hop(first_layer=low, n_layers=high - low, ranks=group))
+        begin += size
+    return tuple(hops)
+
+
+def _roles(pipeline: Pipeline) -> list[Role]:
+    """A role for each device that holds layers; ranges that touch are one."""
+    stage_of: dict[Group | int, int] = {}
+    held: dict[Group, list[tuple[int, int]]] = defaultdict(list)
+    end = 0
+    for place, (group, size) in enumerate(zip(pipeline.groups, pipeline.layers, strict=True)):
+        stage_of.setdefault(group or place, len(stage_of))
+        if size:
+            ranges = held[group]
+            if ranges and sum(ranges[-1]) == end:
+                ranges[-1] = (ranges[-1][0], ranges[-1][1] + size)
+            else:
+                ranges.append((end, size))
+        end += size
+    return [
+        Role(
+            rank=rank,
+            replica=pipeline.replica,
+            stage=stage_of[group],
+            first_layer=first,
+            n_layers=n,
+            shard=shard,
+            more=tuple(more),
+        )
+        for group, ((first, n), *more) in held.items()
+        for shard, rank in enumerate(group)
+    ]
+
+
+def plan_from_partition(
+    *,
+    plan_version: int,
+    n_layers: int,
+    schedule: str,
+    members: Iterable[Iterable[int]],
+    layers: Iterable[Iterable[int]],
+    micro_batches: Iterable[int],
+) -> Plan:
+    """The plan of `rank_layout`. Raises `PlanError`.
+
+    >>> plan = plan_from_partition(
+    ...     plan_version=0, n_layers=4, schedule="interleaved", members=[[0, 1, 0, 1]], layers=[[1, 1, 1, 1]], micro_batches=[2]
+    ... )
+    >>> [role.ranges for role in plan.roles]
+    [((0, 1), (2, 1)), ((1, 1), (3, 1))]
+    """
+    return to_plan(rank_layout(members, layers, micro_batches, schedule), n_layers, plan_version=plan_version)
+
+
+def uniform_plan(*, tp: int, pp: int, dp: int, n_layers: int, micro_batches: int, schedule: str = "1f1b") -> Plan:
+    """The plan a run starts with: rank = (replica * PP + stage) * TP + shard. Raises `PlanError` for an impossible layout."""
+    if min(tp, pp, dp) < 1:
+        raise PlanError(f"--tp, --pp and --dp must each be at least 1, not {tp}, {pp}, {dp}")
+    if tp != 1:
+        raise PlanError(f"--tp {tp}: tensor parallelism is not executed yet, only --tp 1 is allowed")
+    if schedule not in PASSES:
+        raise PlanError(f"--schedule {schedule} is not known, allowed: {', '.join(SCHEDULES)}")
+    stages = pp * PASSES[schedule]
+    if n_layers < stages:
+        passes = "" if PASSES[schedule] == 1 else f" passed {PASSES[schedule]} times by --schedule {schedule}"
+        raise PlanError(f"--layers {n_layers} cannot fill --pp {pp} stages{passes}: at least {stages} layers are needed")
+    if micro_batches < dp:
+        raise PlanError(f"--micro-batches {micro_batches} cannot feed --dp {dp} replicas: at least one per replica is needed")
+    layout = uniform_layout(tp=tp, pp=pp, replicas=range(dp), n_layers=n_layers, micro_batches=micro_batches, schedule=schedule)
+    return to_plan(layout, n_layers)

@@ -1,0 +1,50 @@
+"""Units in whole shares such that the largest load is as small as it can be: layers over stages, micro-batches over replicas.
+
+Greedy and exact: every unit goes to the part that it makes least large, the first of equals.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+
+from unskew.analytics.core.plan import PlanError
+
+
+def share_out(total: int, parts: Sequence[tuple[float, float]], limits: Sequence[int] = ()) -> list[int]:
+    """`total` units in shares of at least 1 such that the largest of ``fixed + each * share`` is as small as it can be.
+
+    `parts` are (fixed, each), `limits` the largest share of each part. Raises `PlanError` when the limits leave no room.
+
+    >>> share_out(12, [(0, 1 / 1.0), (0, 1 / 0.4), (0, 1 / 1.0)])
+    [5, 2, 5]
+    """
+    room = list(limits) or [total] * len(parts)
+    if total < len(parts) or min(room) < 1 or sum(room) < total:
+        raise PlanError(f"{total} units do not fit {len(parts)} parts that take at least 1 and at most {room}")
+    return _greedy(total, lambda part, share: parts[part][0] + parts[part][1] * share, 1, room)
+
+
+def proportional(total: int, weights: Sequence[float], *, least: int = 0) -> list[int]:
+    """`total` units in shares of at least `least` such that the largest ``share / weight`` is as small as it can be.
+
+    >>> proportional(12, [1.0, 0.4, 1.0], least=1)
+    [5, 2, 5]
+    """
+    if any(weight <= 0 for weight in weights):
+        raise PlanError("a share needs a positive weight")
+    return _greedy(total, lambda part, share: share / weights[part], least, [total] * len(weights))
+
+
+def _greedy(total: int, load: Callable[[int, int], float], least: int, room: Sequence[int]) -> list[int]:
+    shares = [least] * len(room)
+    heap = [(load(part, least + 1), part) for part, most in enumerate(room) if most > least]
+    heapq.heapify(heap)
+    for _ in range(total - least * len(room)):
+        part = heap[0][1]
+        shares[part] += 1
+        if shares[part] < room[part]:
+            heapq.heapreplace(heap, (load(part, shares[part] + 1), part))
+        else:
+            heapq.heappop(heap)
+    return shares
