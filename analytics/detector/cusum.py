@@ -13,6 +13,7 @@ CUSUM on independent normal excesses of standard deviation sigma): with k = slac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import log
 
 import msgspec
@@ -36,31 +37,42 @@ class CusumLimits(msgspec.Struct, frozen=True):
         return np.asarray(self.threshold / (self.least_iterations - 0.5))
 
 
-class CusumSums(msgspec.Struct, frozen=True):
-    """Both sides of the tests of many units, and the iterations at which each sum was last zero."""
+class CusumSide(msgspec.Struct, frozen=True):
+    """One side of the tests of many units: the sums, and the iterations at which each was last zero."""
 
-    up: Floats
-    up_zero: Ints
-    down: Floats
-    down_zero: Ints
+    total: Floats
+    zero_at: Ints
+
+    @staticmethod
+    def fresh(shape: tuple[int, ...], iteration: int) -> CusumSide:
+        return CusumSide(np.zeros(shape), np.full(shape, iteration, dtype=np.int64))
+
+    def advance(self, iteration: int, gain: Floats) -> CusumSide:
+        """One iteration further; nan = not seen."""
+        total = np.where(np.isnan(gain), self.total, self.total + gain)
+        fell = total <= 0
+        return CusumSide(np.where(fell, 0.0, total), np.where(fell, iteration, self.zero_at))
+
+
+class CusumSums(msgspec.Struct, frozen=True):
+    """Both sides."""
+
+    up: CusumSide
+    down: CusumSide
 
     @staticmethod
     def fresh(shape: tuple[int, ...], iteration: int) -> CusumSums:
-        zero, at = np.zeros(shape), np.full(shape, iteration, dtype=np.int64)
-        return CusumSums(zero, at, zero, at)
+        side = CusumSide.fresh(shape, iteration)
+        return CusumSums(side, side)
+
+    def each(self, change: Callable[[CusumSide], CusumSide]) -> CusumSums:
+        """Both sides changed alike."""
+        return CusumSums(change(self.up), change(self.down))
 
     def advance(self, iteration: int, least: Floats, most: Floats, limits: CusumLimits) -> CusumSums:
         """One iteration further; `least` and `most` are what is left of the excess over the level believed, nan = not seen."""
-        cap = limits.cap
-        up, up_zero = _side(self.up, self.up_zero, iteration, np.minimum(least - limits.slack, cap))
-        down, down_zero = _side(self.down, self.down_zero, iteration, np.minimum(-most - limits.slack, cap))
-        return CusumSums(up, up_zero, down, down_zero)
-
-
-def _side(total: Floats, zero_at: Ints, iteration: int, gain: Floats) -> tuple[Floats, Ints]:
-    after = np.where(np.isnan(gain), total, total + gain)
-    fell = after <= 0
-    return np.where(fell, 0.0, after), np.where(fell, iteration, zero_at)
+        up, down = (np.minimum(over - limits.slack, limits.cap) for over in (least, -most))
+        return CusumSums(self.up.advance(iteration, up), self.down.advance(iteration, down))
 
 
 def threshold(sigma: float, slack: float, iterations: float) -> float:

@@ -318,7 +318,7 @@ def _scores(state: DetectorState, options: DetectorOptions) -> Floats:
     """[rank, kind]: the sums over their thresholds; a sum downwards counts for an accused rank only."""
     tracks = state.tracks
     accused = np.array([rank in state.open for rank in tracks.ranks])[:, None]
-    sums = np.where(accused, np.maximum(tracks.sums.up, tracks.sums.down), tracks.sums.up)
+    sums = np.where(accused, np.maximum(tracks.sums.up.total, tracks.sums.down.total), tracks.sums.up.total)
     return np.asarray(sums / _thresholds(state, options))
 
 
@@ -382,7 +382,7 @@ def _learned(state: DetectorState, own: Floats, options: DetectorOptions) -> Det
     assert state.company is not None
     suspects = {*state.open, *suspected(state.stages, state.company)}
     innocent = np.array([rank not in suspects for rank in tracks.ranks])[:, None]
-    quiet = innocent & ((tracks.sums.up <= 0) | (tracks.age < options.own_past))
+    quiet = innocent & ((tracks.sums.up.total <= 0) | (tracks.age < options.own_past))
     baseline = learn_baselines(tracks, own, quiet, options)
     return msgspec.structs.replace(state, tracks=tracks.grown(baseline, ~np.isnan(own), options.own_past))
 

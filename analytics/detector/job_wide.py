@@ -91,7 +91,8 @@ def step(
     limits = limits_of(sigma, options)
     over = np.asarray(x - reference - state.level)
     sums = state.sums.advance(iteration, over, over, limits)
-    quiet = sums.up <= 0 and sums.down <= 0
+    side = sums.up if sums.up.total >= sums.down.total else sums.down
+    quiet = side.total <= 0
     state = msgspec.structs.replace(
         state,
         iteration=iteration,
@@ -99,10 +100,8 @@ def step(
         past=(*past, x - state.level)[-options.window :] if quiet else state.past,
         recent=() if quiet else (*state.recent, (iteration, x))[-options.window :],
     )
-    rising = bool(sums.up >= sums.down)
-    total, zero_at = (sums.up, int(sums.up_zero)) if rising else (sums.down, int(sums.down_zero))
-    rows = [(at, seen) for at, seen in state.recent if at > zero_at]
-    if total <= limits.threshold or len(rows) < options.persistence:
+    rows = [(at, seen) for at, seen in state.recent if at > side.zero_at]
+    if side.total <= limits.threshold or len(rows) < options.persistence:
         return state, ()
     return _changed(state, rows, sigma, limits, options)
 

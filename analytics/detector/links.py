@@ -5,7 +5,7 @@ iteration, with the median over its transfers:
 
 1. excess = log(time / the link's own usual time) less the median excess of the other links: what all links suffer together is
    nobody's fault here;
-2. a CUSUM of the clipped excess in sigmas (Page 1954): no single iteration fires, however bad;
+2. a CUSUM of the clipped excess in sigmas (cusum.py): no single iteration fires, however bad;
 3. it fires, and the median excess since its last zero is at least `least_slowdown`, and the time lost is at least
    `least_share` of the iteration: a link that is slow but carries little accuses nobody.
 
@@ -14,13 +14,15 @@ The usual time is the median of the first `learn` iterations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import exp, log
 from statistics import median
 
 import msgspec
+import numpy as np
 
 from unskew.analytics.core.iteration import Transfer
+from unskew.analytics.detector.cusum import CusumSide
 
 Link = tuple[int, int]
 
@@ -90,27 +92,35 @@ def watch(
             after[link] = msgspec.structs.replace(track, first_us=() if usual_us else first, usual_us=usual_us, since=iteration)
         else:
             logs[link] = log(us / track.usual_us)
+    links = sorted(logs)
+    excess = np.array([logs[link] - _common(logs, link) for link in links])
+    before = [after[link] for link in links]
+    level = np.array([track.level for track in before])
+    # What contradicts the present belief: lateness on a healthy link, punctuality on a slow one.
+    z = np.clip(np.where(level > 0, level / 2 - excess, excess) / options.sigma, -options.clip, options.clip)
+    sums = CusumSide(np.array([track.sum for track in before]), np.array([track.since for track in before], dtype=np.int64))
+    sums = sums.advance(iteration, z - options.slack)
     changes = []
-    for link in sorted(logs):
-        others = [value for other, value in logs.items() if other != link]
-        excess = logs[link] - (median(others) if len(others) > 1 else 0.0)
-        share = len(seen[link]) * (after[link].usual_us or 0.0) / iteration_us
-        after[link], change = _advance(after[link], iteration, excess, options, link=link, share=share)
+    for number, link in enumerate(links):
+        share = len(seen[link]) * (before[number].usual_us or 0.0) / iteration_us
+        track = msgspec.structs.replace(before[number], sum=float(sums.total[number]), since=int(sums.zero_at[number]))
+        after[link], change = _judged(track, iteration, float(excess[number]), options, link=link, share=share)
         changes += [change] if change else []
     return after, tuple(changes)
 
 
-def _advance(
+def _common(logs: Mapping[Link, float], link: Link) -> float:
+    """What the other links show, if there are two or more."""
+    others = [value for other, value in logs.items() if other != link]
+    return median(others) if len(others) > 1 else 0.0
+
+
+def _judged(
     track: LinkTrack, iteration: int, excess: float, options: LinkOptions, *, link: Link, share: float
 ) -> tuple[LinkTrack, LinkChange | None]:
-    """The sum grows with what contradicts the present belief: lateness on a healthy link, punctuality on a slow one.
-
-    `share`: what the link's messages usually take, as a share of the iteration.
-    """
-    z = (track.level / 2 - excess if track.slow else excess) / options.sigma
-    total = track.sum + max(min(z, options.clip), -options.clip) - options.slack
-    if total <= 0:
-        return msgspec.structs.replace(track, sum=0.0, since=iteration, excesses=()), None
+    """What the link's sum says now. `share`: what its messages usually take, as a share of the iteration."""
+    if track.sum <= 0:
+        return msgspec.structs.replace(track, excesses=()), None
     recent = (*track.excesses[1 - options.window :], excess)
     level = median(recent)
     lost_share = share * (exp(level) - 1)
@@ -118,8 +128,8 @@ def _advance(
         turned = level < track.level / 2
     else:
         turned = level >= log(options.least_slowdown) and lost_share >= options.least_share
-    if total < options.threshold or not turned:
-        return msgspec.structs.replace(track, sum=total, excesses=recent), None
+    if track.sum < options.threshold or not turned:
+        return msgspec.structs.replace(track, excesses=recent), None
     change = LinkChange(
         link=link, slow=not track.slow, since=track.since + 1, ratio=exp(level), n=len(recent), lost_share=max(lost_share, 0.0)
     )

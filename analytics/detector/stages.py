@@ -13,7 +13,7 @@ from math import exp
 import msgspec
 import numpy as np
 
-from unskew.analytics.detector.cusum import CusumLimits, CusumSums
+from unskew.analytics.detector.cusum import CusumLimits, CusumSide, CusumSums
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import PeerGroups
 from unskew.analytics.detector.residuals import Floats
@@ -51,16 +51,15 @@ def watch(
     recent = (*stages.recent[1 - options.window :], (now, excess))
     verdicts: list[Verdict | VerdictClosed] = []
     level, opened = stages.level.copy(), dict(stages.open)
-    up, down = sums.up.copy(), sums.down.copy()
-    for group in np.flatnonzero((sums.up > threshold) | (sums.down > threshold)).tolist():
-        rising = sums.up[group] > threshold
-        zero_at = int((sums.up_zero if rising else sums.down_zero)[group])
-        rows = [(at, float(seen[group])) for at, seen in recent if at > zero_at and not np.isnan(seen[group])]
+    judged = np.zeros(len(level), dtype=bool)
+    for group in np.flatnonzero((sums.up.total > threshold) | (sums.down.total > threshold)).tolist():
+        side = sums.up if sums.up.total[group] > threshold else sums.down
+        rows = [(at, float(seen[group])) for at, seen in recent if at > side.zero_at[group] and not np.isnan(seen[group])]
         if len(rows) < options.least_iterations:
             continue
         found = float(np.median([value for _, value in rows]))
         slow = found >= options.least_level()
-        up[group] = down[group] = 0.0
+        judged[group] = True
         level[group] = found if slow else 0.0
         if slow:
             opened.setdefault(group, number)
@@ -88,7 +87,7 @@ def watch(
             reason = f"the stage takes as long as predicted since iteration {rows[0][0]}"
             closed = VerdictClosed(verdict=opened.pop(group), until_iteration=rows[0][0], at_iteration=now, reason=reason)
             verdicts.append(closed)
-    sums = CusumSums(up, sums.up_zero, down, sums.down_zero)
+    sums = sums.each(lambda side: CusumSide(np.where(judged, 0.0, side.total), side.zero_at))
     return Stages(stages.digest, sums, level, recent, opened), tuple(verdicts)
 
 
@@ -96,7 +95,7 @@ def suspected(stages: Stages | None, company: PeerGroups) -> set[int]:
     """Ranks of stages that are dearer, or may be: what they show now is no habit."""
     if stages is None or stages.digest != company.digest:
         return set()
-    groups = {*stages.open, *np.flatnonzero(stages.sums.up > 0).tolist()}
+    groups = {*stages.open, *np.flatnonzero(stages.sums.up.total > 0).tolist()}
     return {company.ranks[row] for group in groups for row in company.peer_groups.members[group].tolist() if row >= 0}
 
 

@@ -55,12 +55,13 @@ def decide(tracks: Tracks, row: int, thresholds: Floats, *, accused: bool, optio
     The level of a kind is the least of its typical excesses when it rose, the most when it fell. A kind is slow from
     `least_slowdown` on; once one is, or all together are, the other kinds are from half of it on.
     """
-    up = tracks.sums.up[row] / thresholds
-    down = tracks.sums.down[row] / thresholds if accused else np.zeros_like(up)
+    up = tracks.sums.up.total[row] / thresholds
+    down = tracks.sums.down.total[row] / thresholds if accused else np.zeros_like(up)
     rising = bool(up.max() >= down.max())
     column = int(np.argmax(up if rising else down))
-    zero_at = int((tracks.sums.up_zero if rising else tracks.sums.down_zero)[row, column])
-    rows = [seen for seen in tracks.recent if seen.iteration > zero_at and not np.isnan(seen.excess[0, row, column])]
+    side = tracks.sums.up if rising else tracks.sums.down
+    since = side.zero_at[row, column]
+    rows = [seen for seen in tracks.recent if seen.iteration > since and not np.isnan(seen.excess[0, row, column])]
     if max(up.max(), down.max()) <= 1 or len(rows) < options.least_iterations:
         return None
     excess = {}
@@ -77,12 +78,11 @@ def decide(tracks: Tracks, row: int, thresholds: Floats, *, accused: bool, optio
     slow = {kind: level for kind, level in levels.items() if level >= least / 2} if max(levels.values()) >= least else {}
     if not slow.keys() - {ALL}:
         slow = {}
-    sums = tracks.sums.up if rising else tracks.sums.down
     return SpeedChange(
         since=rows[0].iteration,
         iterations=len(rows),
         test=tracks.kinds[column],
-        cusum=float(sums[row, column]),
+        cusum=float(side.total[row, column]),
         threshold=float(thresholds[column]),
         levels=slow,
         excess=excess,

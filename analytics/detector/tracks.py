@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from unskew.analytics.detector.cusum import CusumLimits, CusumSums
+from unskew.analytics.detector.cusum import CusumLimits, CusumSide, CusumSums
 from unskew.analytics.detector.residuals import ALL, Flags, Floats, Ints, Residuals
 
 
@@ -72,9 +72,7 @@ class Tracks(msgspec.Struct, frozen=True):
             new[to] = old[source]
             return new
 
-        sums = CusumSums(
-            moved(self.sums.up, 0), moved(self.sums.up_zero, now), moved(self.sums.down, 0), moved(self.sums.down_zero, now)
-        )
+        sums = self.sums.each(lambda side: CusumSide(moved(side.total, 0), moved(side.zero_at, now)))
         recent = tuple(
             ExcessSample(seen.iteration, np.stack([moved(reading, np.nan) for reading in seen.excess])) for seen in self.recent
         )
@@ -104,12 +102,7 @@ class Tracks(msgspec.Struct, frozen=True):
         """Tests begin anew where said; with `forget` (new layers) also what they saw and how long."""
         if not where.any():
             return self
-        sums = CusumSums(
-            np.where(where, 0.0, self.sums.up),
-            np.where(where, now, self.sums.up_zero),
-            np.where(where, 0.0, self.sums.down),
-            np.where(where, now, self.sums.down_zero),
-        )
+        sums = self.sums.each(lambda side: CusumSide(np.where(where, 0.0, side.total), np.where(where, now, side.zero_at)))
         if not forget:
             return msgspec.structs.replace(self, sums=sums)
         recent = tuple(ExcessSample(seen.iteration, np.where(where, np.nan, seen.excess)) for seen in self.recent)
