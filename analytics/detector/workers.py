@@ -6,7 +6,7 @@ is learned as habit. The detector is the one that chunks are judged by.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,15 +20,21 @@ KINDS = ("F",)  # a worker's iteration is one piece of work of one kind
 
 
 def judge_workers(
-    times: Floats, options: DetectorOptions | None = None, *, iterations: Sequence[int] | None = None
+    times: Floats,
+    options: DetectorOptions | None = None,
+    *,
+    iterations: Sequence[int] | None = None,
+    role_of: Mapping[int, int] | None = None,
 ) -> list[Verdict | VerdictClosed]:
-    """Verdicts on `times` [iteration, worker] (any unit; nan = not seen), culprits by column; `iterations` number the rows."""
+    """Verdicts on `times` [iteration, worker] (any unit; nan = not seen). `iterations` number the rows, the keys of `role_of`
+    the columns; without it the workers are 0, 1, ... and all have one role."""
     n_rows, n_workers = times.shape
+    roles = dict.fromkeys(range(n_workers), 0) if role_of is None else role_of
     detector = Detector(options)
     own = np.nanmedian(times[: detector.options.own_past], axis=0)
-    workers, kind = np.arange(n_workers), np.zeros(n_workers, np.int64)
-    roles = equal_roles(dict.fromkeys(range(n_workers), 0))
+    workers, kind = np.array(list(roles)), np.zeros(n_workers, np.int64)
+    company = equal_roles(roles)
     found: list[Verdict | VerdictClosed] = []
     for row, number in enumerate(iterations if iterations is not None else range(n_rows)):
-        found += detector.observe_units(int(number), UnitTimes(KINDS, workers, kind, times[row], own), roles)
+        found += detector.observe_units(int(number), UnitTimes(KINDS, workers, kind, times[row], own), company)
     return found

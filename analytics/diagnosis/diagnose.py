@@ -21,7 +21,7 @@ from unskew.analytics.detector.job_wide import JobWideOptions, judge
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.verdicts import devices
 from unskew.analytics.diagnosis.causes import NEXT_STEP, named
-from unskew.analytics.diagnosis.failslow import follow_replicas, follow_run, follow_section, settled, thresholds
+from unskew.analytics.diagnosis.failslow import as_slow, follow_ranks, follow_run, follow_section, settled, thresholds
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.graph import GraphError
@@ -33,9 +33,10 @@ from unskew.analytics.diagnosis.waiting import follow_waits, read_waits
 from unskew.collector.events import COLLECTIVE_KINDS, Verdict
 
 NO_PLACES = (
-    "stage_imbalance: neither the ranks' places nor messages between them are recorded, so each rank is taken for a replica"
+    "stage_imbalance: no messages between ranks and no stages are recorded, so each rank is taken for a replica, and what a "
+    "pipeline waits is unexplained"
 )
-ONE_STAGE = (
+NO_WEIGHT = (
     "slow_device from the first iterations on, or slow and heavy alike: of one stage without document lengths, data that is "
     "always heavy on a rank looks like a slow device"
 )
@@ -129,15 +130,15 @@ def _with_lengths(log: RunLog) -> tuple[list[TraceSection], tuple[Verdict, ...],
 
 
 def _without_lengths(trace: Trace, options: DetectorOptions) -> tuple[list[TraceSection], tuple[Verdict, ...], list[str]]:
-    """A run whose micro-batches are as long as their peers let expect."""
+    """A run whose micro-batches are as long as their peers let expect; where that cannot be told, ranks as a whole."""
     try:
         section = without_lengths(record(trace))
     except ValueError as error:
-        return [], (), [f"slow_device, long_sequences, stage_imbalance: {error}"]
+        return [], follow_ranks(trace, options), [f"long_sequences, stage_imbalance, time lost: {error}", NO_WEIGHT]
     if len(section.stages) > 1:
         return [section], follow_section(section, options), []
-    section, verdicts = follow_replicas(section, options)
-    return [section], verdicts, [ONE_STAGE] if trace.streams else [NO_PLACES, ONE_STAGE]
+    verdicts = follow_ranks(trace, options)
+    return [as_slow(section, verdicts)], verdicts, [NO_WEIGHT] if trace.streams else [NO_PLACES, NO_WEIGHT]
 
 
 def _waited(log: RunLog) -> tuple[tuple[Verdict, ...], list[str]]:

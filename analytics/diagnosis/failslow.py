@@ -7,6 +7,7 @@ from functools import reduce
 
 import msgspec
 import numpy as np
+import polars as pl
 
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.run_state import RunState, fold
@@ -14,14 +15,14 @@ from unskew.analytics.detector.detector import Detector, Verdicts
 from unskew.analytics.detector.options import EMULATED, SHARED_MACHINE, DetectorOptions
 from unskew.analytics.detector.peer_groups import UnitRoles, equal_roles
 from unskew.analytics.detector.residuals import UnitTimes
-from unskew.analytics.detector.verdicts import devices
 from unskew.analytics.detector.workers import judge_workers
 from unskew.analytics.diagnosis.runlog import RunLog
+from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.health.gpu_evidence import GpuHistory, remembered, with_gpu
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.predictor.retraining import IterationSample, Retraining, speeds_then, suspicion, turned
-from unskew.collector.events import DeviceLost, Verdict, VerdictClosed
+from unskew.collector.events import CHUNK_KINDS, DeviceLost, Verdict, VerdictClosed
 
 
 class FailSlowResult(msgspec.Struct, frozen=True):
@@ -98,31 +99,31 @@ def follow_section(section: TraceSection, options: DetectorOptions) -> tuple[Ver
     return settled(said)
 
 
-def follow_replicas(section: TraceSection, options: DetectorOptions) -> tuple[TraceSection, tuple[Verdict, ...]]:
-    """A recording of one stage without lengths: a rank's forward and backward explain each other, so each rank's whole time is
-    compared with the other ranks' and with its own past (workers.py). In the section returned a rank that was named is expected
-    to take what it would take at its healthy speed."""
-    operations, work = section.recording.graph.operations, section.parts.work_us
-    mine = {rank: [i for of in section.cells.values() for i in of if operations[i].rank == rank] for rank in section.ranks}
-    times = np.stack([work[of].sum(axis=0) for of in mine.values()], axis=1)
-    said = settled(judge_workers(times, options, iterations=section.recording.iterations))
-    expected, found = section.expected_us.copy(), []
+def follow_ranks(trace: Trace, options: DetectorOptions) -> tuple[Verdict, ...]:
+    """A trace that does not tell what a single chunk should take (of one stage, a rank's forward and backward explain each
+    other; or nobody knows what waits for what): all of a rank's chunks in an iteration against its own past and the ranks with
+    the same layers (workers.py). Iterations with more or fewer chunks than most are left out."""
+    chunks = trace.operations.filter(pl.col("kind").is_in(CHUNK_KINDS) & pl.col("stage").is_not_null())
+    chunks = chunks.with_columns(n=pl.len().over("iteration")).filter(pl.col("n") == pl.col("n").mode().max())
+    role_of = dict(chunks.group_by("rank").agg(pl.coalesce("first_layer", "stage").min()).sort("rank").iter_rows())
+    spent = chunks.group_by("iteration", "rank").agg(pl.col("wall_us").sum())
+    table = spent.pivot("rank", index="iteration", values="wall_us").sort("iteration")
+    times = table.select(str(rank) for rank in role_of).to_numpy()
+    said = settled(judge_workers(times, options, iterations=table["iteration"].to_list(), role_of=role_of))
+    kinds = sorted(trace.kinds & set(CHUNK_KINDS))
+    return tuple(msgspec.structs.replace(one, speed=dict.fromkeys(kinds, min(one.speed.values()))) for one in said)
+
+
+def as_slow(section: TraceSection, verdicts: Iterable[Verdict]) -> TraceSection:
+    """The section in which a rank that was named is expected to take what it would take at its healthy speed."""
+    operations, expected = section.recording.graph.operations, section.expected_us.copy()
     numbers = np.array(section.recording.iterations)
-    for verdict in said:
-        rank, speed = section.ranks[verdict.culprits[0].rank or 0], min(verdict.speed.values())
-        until = verdict.until_iteration
+    for verdict in verdicts:
+        (rank,), until = (party.rank for party in verdict.culprits), verdict.until_iteration
+        mine = [i for of in section.cells.values() for i in of if operations[i].rank == rank]
         during = (numbers >= verdict.since_iteration) & (numbers < until if until is not None else True)
-        expected[np.ix_(mine[rank], during)] *= speed
-        found.append(
-            msgspec.structs.replace(
-                verdict,
-                culprits=devices([rank]),
-                victims=devices(set(section.ranks) - {rank}),
-                speed=dict.fromkeys(section.kinds, speed),
-                sentence=f"rank {rank} computes at {speed:.2f} of its healthy speed since iteration {verdict.since_iteration}",
-            )
-        )
-    return msgspec.structs.replace(section, expected_us=expected), tuple(found)
+        expected[np.ix_(mine, during)] *= min(verdict.speed.values())
+    return msgspec.structs.replace(section, expected_us=expected)
 
 
 def _roles(section: TraceSection) -> UnitRoles:

@@ -125,7 +125,7 @@ def ask(section: TraceSection, *, ranks: Sequence[int] = (), equal: bool = False
         if rank not in section.ranks:
             known = section.ranks
             some = f"{', '.join(map(str, known[:SHOWN]))}{f', ... {known[-1]}' if len(known) > SHOWN else ''}"
-            raise ValueError(f"--without-device {rank} has no part in it, allowed: {some}")
+            raise ValueError(f"rank {rank} has no part in it, allowed: {some}")
         changes.append((f"rank {rank} were as fast as its peers", partial(healthy_device, section, rank=rank)))
     if balanced:
         changes.append(("micro-batches carried equal work", partial(balanced_lengths, section)))

@@ -9,7 +9,7 @@ from support.datasets import dataset
 
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
-from unskew.analytics.diagnosis.failslow import follow_section
+from unskew.analytics.diagnosis.failslow import follow_ranks, follow_section
 from unskew.analytics.diagnosis.trace.fill import from_operations
 from unskew.analytics.diagnosis.trace.graph import Graph, GraphError, Operation
 from unskew.analytics.diagnosis.trace.lost import time_lost
@@ -101,6 +101,13 @@ def test_a_device_slowed_in_the_real_trace_is_accused_and_what_it_costs_is_state
     cost = time_lost(slowed, [verdict]).causes["slow_device"]
     assert cost[:number].sum() == 0
     assert cost[number:].sum() > 0
+
+
+@pytest.mark.parametrize("job", FILES)
+def test_ranks_as_a_whole_accuse_nobody_either(job: str) -> None:
+    """What is left where a trace cannot be replayed."""
+    rows = pl.read_parquet(dataset("bytedance-straggler", FILES[job]))
+    assert follow_ranks(from_operations(rows), DetectorOptions()) == ()
 
 
 def _fields(struct: object) -> dict[str, object]:

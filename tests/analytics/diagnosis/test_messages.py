@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import polars as pl
 import pytest
+from support.pipeline_spans import logged
 
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Plan
@@ -24,42 +25,6 @@ def timeline_of(plan: Plan) -> Timeline:
     """Chunks of 1,000 us a layer and kind, a message between ranks takes `MESSAGE_US`."""
     schedule = build_schedule(plan)
     return evaluate(schedule, np.array([1000.0 * action.n_layers for action in schedule.order]), MESSAGE_US)
-
-
-def logged(timeline: Timeline) -> list[Span]:
-    """What ranks would write of it: chunks, sends, and receives that begin when the rank has nothing else to do."""
-    order, chunks = timeline.schedule.order, timeline.schedule.chunks
-    spans = []
-
-    def write(kind: str, position: int, start_us: float, end_us: float, peer: int | None = None) -> None:
-        action = order[position]
-        spans.append(
-            Span(
-                kind=kind,
-                device=f"cpu-{action.rank}",
-                rank=action.rank,
-                plan_version=0,
-                attempt=0,
-                iteration=0,
-                start_us=round(start_us),
-                wall_us=round(end_us - start_us),
-                micro_batch=action.micro_batch,
-                first_layer=action.first_layer,
-                n_layers=action.n_layers if peer is None else None,
-                peer=peer,
-            )
-        )
-
-    arrival = dict(zip(timeline.messages.target.tolist(), timeline.messages.end_us.tolist(), strict=True))
-    for position in range(len(order)):
-        if position in arrival:
-            before = chunks.before[position]
-            free = timeline.end_us[before] if before >= 0 else 0.0
-            write("recv", position, free, max(arrival[position], free), order[chunks.given[position]].rank)
-        write(order[position].kind, position, timeline.start_us[position], timeline.end_us[position])
-    for source, target in zip(timeline.messages.source.tolist(), timeline.messages.target.tolist(), strict=True):
-        write("send", source, timeline.end_us[source], timeline.end_us[source] + MESSAGE_US, order[target].rank)
-    return sorted(spans, key=lambda span: (span.rank, span.start_us + span.wall_us, span.start_us))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-v"])

@@ -8,17 +8,18 @@ import pytest
 
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
-from unskew.analytics.diagnosis.failslow import follow_replicas
+from unskew.analytics.diagnosis.failslow import as_slow, follow_ranks
 from unskew.analytics.diagnosis.trace.fill import from_operations
 from unskew.analytics.diagnosis.trace.lost import time_lost
+from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.record import record
-from unskew.analytics.diagnosis.trace.section import TraceSection, without_lengths
+from unskew.analytics.diagnosis.trace.section import without_lengths
 
 NAMES = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc")
 SLOW, SINCE, STEPS = 2, 30, 60
 
 
-def section(seed: int, factor: float, *, spread: float) -> TraceSection:
+def trace(seed: int, factor: float, *, spread: float) -> Trace:
     """Four replicas of eight micro-batches, of spread work (log); replica 2 takes `factor` times as long from step 30 on."""
     random = np.random.default_rng(seed)
     rows: list[tuple[object, ...]] = []
@@ -37,12 +38,14 @@ def section(seed: int, factor: float, *, spread: float) -> TraceSection:
             reduced = max(ends) + 0.05
             rows.append((replica, 0, replica, step, "grads-reduce-scatter", end, reduced - end, 0, 0, -1, 0))
             rows.append((replica, 0, replica, step, "optimizer", reduced, 0.02, 0, 0, -1, 0))
-    return without_lengths(record(from_operations(pl.DataFrame(rows, schema=list(NAMES), orient="row"))))
+    return from_operations(pl.DataFrame(rows, schema=list(NAMES), orient="row"))
 
 
 @pytest.mark.parametrize("spread", [0.03, 0.3])
 def test_a_replica_that_turns_slow_is_named_and_what_it_costs_is_not_put_down_to_long_documents(spread: float) -> None:
-    found, verdicts = follow_replicas(section(1, 1.5, spread=spread), DetectorOptions())
+    slowed = trace(1, 1.5, spread=spread)
+    verdicts = follow_ranks(slowed, DetectorOptions())
+    found = as_slow(without_lengths(record(slowed)), verdicts)
     (verdict,) = verdicts
     assert [party.rank for party in verdict.culprits] == [SLOW]
     assert [party.rank for party in verdict.victims] == [0, 1, 3]
@@ -57,4 +60,4 @@ def test_a_replica_that_turns_slow_is_named_and_what_it_costs_is_not_put_down_to
 
 @pytest.mark.parametrize("seed", range(8))
 def test_uneven_documents_accuse_no_replica(seed: int) -> None:
-    assert follow_replicas(section(seed, 1.0, spread=0.4), DetectorOptions())[1] == ()
+    assert follow_ranks(trace(seed, 1.0, spread=0.4), DetectorOptions()) == ()

@@ -95,7 +95,7 @@ def test_what_if_without_the_slow_rank_gives_the_iterations_before_it_was_slow(
     assert abs(nobody.saves_percent) < 2
     before = pick(section, range(1, AT))
     assert answer.iteration_us == pytest.approx(what_if(before.recording).replayed_us, rel=0.1)
-    with pytest.raises(ValueError, match="--without-device 9 has no part in it, allowed: 0, 1, 2, 3"):
+    with pytest.raises(ValueError, match="rank 9 has no part in it, allowed: 0, 1, 2, 3"):
         ask(ill, ranks=[9])
 
 

@@ -1,0 +1,151 @@
+"""A foreign trace with forward and backward times per micro-batch reaches the chunk diagnosis, whichever importer wrote it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+from support.pipeline_spans import logged
+from typer.testing import CliRunner
+
+from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.diagnosis.trace.fill import from_spans
+from unskew.analytics.diagnosis.trace.graph import GraphError
+from unskew.analytics.diagnosis.trace.record import record
+from unskew.analytics.pipeline.evaluator import evaluate
+from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.cli import app
+from unskew.collector.events import IterationTimed, Span
+from unskew.collector.formats import registry
+from unskew.collector.formats.imported import ImportedRun
+from unskew.collector.paths import Store
+
+SLOW, SINCE, ITERATIONS, FACTOR = 3, 20, 40, 1.6
+BEGINS_US = 100_000_000  # from one iteration to the next
+
+
+def spans_of(plan: Plan, *, slow: float = 1.0, iterations: int = ITERATIONS) -> list[Span]:
+    """Micro-batches of uneven work, numbered within their replica; rank `SLOW` takes `slow` times as long from `SINCE` on."""
+    random, schedule = np.random.default_rng(7), build_schedule(plan)
+    place = {route.micro_batch: number for of in _by_replica(plan) for number, route in enumerate(of)}
+    found: list[Span] = []
+    for iteration in range(iterations):
+        work = np.exp(random.normal(0, 0.2, len(plan.routes)))
+        us = [
+            (1e4 if action.kind == "F" else 2e4)
+            * action.n_layers
+            * work[action.micro_batch]
+            * (slow if action.rank == SLOW and iteration >= SINCE else 1.0)
+            * np.exp(random.normal(0, 0.01))
+            for action in schedule.order
+        ]
+        timeline = evaluate(schedule, np.array(us), 500.0)
+        begin, end = BEGINS_US * iteration, float(timeline.makespan_us)
+        of_chunks = logged(timeline, iteration, begin)
+        found += (msgspec.structs.replace(span, micro_batch=place[span.micro_batch or 0]) for span in of_chunks)
+        for rank in plan.ranks:
+            free = max(s.start_us + s.wall_us for s in of_chunks if s.rank == rank and s.kind in "FB")
+            rest = {"device": str(rank), "rank": rank, "plan_version": 0, "attempt": 0, "iteration": iteration}
+            reduced = round(begin + end) + 1000
+            found.append(Span(kind="all_reduce", start_us=free, wall_us=reduced - free, **rest))
+            found.append(Span(kind="optimizer", start_us=reduced, wall_us=2000, **rest))
+    return found
+
+
+def _by_replica(plan: Plan) -> Sequence[Sequence[object]]:
+    replicas = sorted({route.replica for route in plan.routes})
+    return [[route for route in plan.routes if route.replica == replica] for replica in replicas]
+
+
+def frame_of(spans: Sequence[Span]) -> pl.DataFrame:
+    names = [field.name for field in msgspec.structs.fields(Span)]
+    return pl.DataFrame([{name: getattr(span, name) for name in names} for span in spans], infer_schema_length=None)
+
+
+def without_layers(spans: Sequence[Span]) -> list[Span]:
+    return [msgspec.structs.replace(span, first_layer=None, n_layers=None) for span in spans]
+
+
+PLAN = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=8)
+NO_COMMITS = pl.DataFrame()
+
+
+def diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spans: Sequence[Span]) -> dict[str, object]:
+    """What `unskew diagnose` says of a run that another importer wrote."""
+    ends = {span.iteration: span.start_us + span.wall_us for span in spans if span.kind == "optimizer"}
+    begins = {i: i * BEGINS_US for i in ends}
+    times = [IterationTimed(iteration=i, rank=0, start_us=begins[i], wall_us=ends[i] - begins[i]) for i in ends]
+    events = [*spans, *times]
+    run = ImportedRun(events=events, ranks=4, iterations=len(ends), facts={})
+    monkeypatch.setattr(registry, "IMPORTERS", ("other",))
+    monkeypatch.setattr(registry, "_module", lambda _side, _format: SimpleNamespace(read=lambda _path: [run]))
+    (tmp_path / "source").write_text("a trace")
+    store = Store(tmp_path / "store")
+    registry.bring_in(store, "other", tmp_path / "source", "foreign")
+    done = CliRunner().invoke(app, ["diagnose", "foreign", "--store", str(store.root), "--json", str(tmp_path / "d.json")])
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads((tmp_path / "d.json").read_text())["runs"]
+    return dict(found)
+
+
+@pytest.mark.parametrize("layers", [True, False])
+def test_ranks_are_placed_by_their_messages_and_their_layers_or_their_order(layers: bool) -> None:
+    plan = uniform_plan(tp=1, pp=3, dp=2, n_layers=6, micro_batches=8)
+    spans = spans_of(plan, iterations=3)
+    trace = from_spans(frame_of(spans if layers else without_layers(spans)), NO_COMMITS, {})
+    places = {
+        rank: (replica, stage) for rank, replica, stage in trace.operations.select("rank", "replica", "stage").iter_rows()
+    }
+    assert places == {role.rank: (role.replica, role.stage) for role in plan.roles}
+    assert not any(operation.kind == "vote" for operation in record(trace).graph.operations)
+
+
+def test_a_slow_device_is_named_and_what_it_costs_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = diagnosed(tmp_path, monkeypatch, without_layers(spans_of(PLAN, slow=FACTOR)))
+    assert found["observability"] == "chunks"
+    (slow,) = [verdict for verdict in found["verdicts"] if verdict["cause"] == "slow_device"]
+    assert [party["rank"] for party in slow["culprits"]] == [SLOW]
+    assert abs(slow["since_iteration"] - SINCE) <= 2
+    assert slow["speed"]["B"] == pytest.approx(1 / FACTOR, abs=0.05)
+    lost = found["time_lost_s"]
+    assert lost["slow_device"] > 0.4 * sum(lost.values())
+    assert lost["long_sequences"] > 0
+
+
+@pytest.mark.parametrize(("messages", "causes"), [(True, ["long_sequences"]), (False, [])])
+def test_a_healthy_trace_of_uneven_micro_batches_names_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: bool, causes: list[str]
+) -> None:
+    spans = [span for span in spans_of(PLAN) if messages or span.kind not in {"send", "recv"}]
+    found = diagnosed(tmp_path, monkeypatch, spans)
+    assert [verdict["cause"] for verdict in found["verdicts"]] == causes
+
+
+def test_what_does_not_tell_what_waits_for_what_is_refused_in_a_sentence() -> None:
+    silent = [span for span in spans_of(PLAN, iterations=3) if span.kind not in {"send", "recv"}]
+    with pytest.raises(GraphError, match="several stages and no messages between them"):
+        record(from_spans(frame_of(silent), NO_COMMITS, {}))
+    looped = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=8, schedule="interleaved")
+    with pytest.raises(GraphError, match="a micro-batch more than once in an iteration, and its layers are not recorded"):
+        record(from_spans(frame_of(without_layers(spans_of(looped, iterations=3))), NO_COMMITS, {}))
+    assert record(from_spans(frame_of(spans_of(looped, iterations=3)), NO_COMMITS, {})).iterations == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("layers", "sentence"), [(False, "each rank is taken for a replica"), (True, "no messages between them")]
+)
+def test_without_messages_a_weaker_analysis_still_names_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: bool, sentence: str
+) -> None:
+    silent = [span for span in spans_of(PLAN, slow=FACTOR) if span.kind not in {"send", "recv"}]
+    found = diagnosed(tmp_path, monkeypatch, silent if layers else without_layers(silent))
+    assert layers == (found["time_lost_s"] == {})
+    assert any(sentence in one for one in found["abstained"])
+    assert [p["rank"] for v in found["verdicts"] if v["cause"] == "slow_device" for p in v["culprits"]] == [SLOW]

@@ -1,0 +1,45 @@
+"""The spans that ranks would write of a pipeline's timeline."""
+
+from __future__ import annotations
+
+from unskew.analytics.pipeline.evaluator import Timeline
+from unskew.collector.events import Span
+
+
+def logged(timeline: Timeline, iteration: int = 0, start_us: float = 0.0) -> list[Span]:
+    """Chunks, sends, and receives that begin when the rank has nothing else to do; ended by their end, rank by rank."""
+    order, chunks = timeline.schedule.order, timeline.schedule.chunks
+    spans = []
+
+    def write(kind: str, position: int, begin_us: float, end_us: float, peer: int | None = None) -> None:
+        action = order[position]
+        spans.append(
+            Span(
+                kind=kind,
+                device=f"cpu-{action.rank}",
+                rank=action.rank,
+                plan_version=0,
+                attempt=0,
+                iteration=iteration,
+                start_us=round(start_us + begin_us),
+                wall_us=round(end_us - begin_us),
+                micro_batch=action.micro_batch,
+                first_layer=action.first_layer,
+                n_layers=action.n_layers if peer is None else None,
+                peer=peer,
+            )
+        )
+
+    arrival = dict(zip(timeline.messages.target.tolist(), timeline.messages.end_us.tolist(), strict=True))
+    for position in range(len(order)):
+        if position in arrival:
+            before = chunks.before[position]
+            free = timeline.end_us[before] if before >= 0 else 0.0
+            write("recv", position, free, max(arrival[position], free), order[chunks.given[position]].rank)
+        write(order[position].kind, position, timeline.start_us[position], timeline.end_us[position])
+    messages = timeline.messages
+    for source, target, begin_us, end_us in zip(
+        messages.source.tolist(), messages.target.tolist(), messages.start_us.tolist(), messages.end_us.tolist(), strict=True
+    ):
+        write("send", source, begin_us, end_us, order[target].rank)
+    return sorted(spans, key=lambda span: (span.rank, span.start_us + span.wall_us, span.start_us))
