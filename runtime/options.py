@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
-from unskew.analytics.core.device_profiles import profile, profiles_of
+from unskew.analytics.core.device_profiles import ProfileError, profile, profiles_of
 from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.layout import uniform_plan
-from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.plan import Plan, PlanError
 from unskew.collector.events import Mode
 from unskew.runtime.corpus import check_folder
 
@@ -115,21 +116,34 @@ def asked_for(options: type[msgspec.Struct]) -> dict[str, tuple[Any, Parameter]]
 
 
 def check(options: RunOptions) -> None:
-    """Raise `OptionsError`, `PlanError` or `ProfileError` (all `ValueError`) when the run cannot be as asked."""
+    """Raise `OptionsError` when the run cannot be as asked."""
     for name, (kind, parameter) in asked_for(RunOptions).items():
-        flag, value = f"--{name.replace('_', '-')}", getattr(options, name)
+        value = getattr(options, name)
         if parameter.least is not None and value < parameter.least:
-            raise OptionsError(f"{flag} {value} is too small, allowed: {parameter.least} or more")
+            raise OptionsError(f"{_flag(name)} {value} is too small, allowed: {parameter.least} or more")
         if get_origin(kind) is Literal and value not in get_args(kind):
-            raise OptionsError(f"{flag} {value} is not known, allowed: {', '.join(get_args(kind))}")
+            raise OptionsError(f"{_flag(name)} {value} is not known, allowed: {', '.join(get_args(kind))}")
     if options.dim % (2 * options.heads):
         raise OptionsError(
             f"--dim {options.dim} does not give --heads {options.heads} an even width, allowed: a multiple of 2 x heads"
         )
     if options.corpus is not None:
         check_folder(Path(options.corpus))
-    options.first_plan()
-    profiles_of(options.profile, options.ranks)
+    try:
+        profiles_of(options.profile, options.ranks)
+        options.first_plan()
+    except (PlanError, ProfileError) as error:
+        raise OptionsError(_with_flags(str(error))) from None
+
+
+def _with_flags(sentence: str) -> str:
+    """``layers=3`` as the command line has it: ``--layers 3``."""
+    asked = asked_for(RunOptions)
+    return re.sub(r"\b(\w+)=(\S+)", lambda one: f"{_flag(one[1])} {one[2]}" if one[1] in asked else one[0], sentence)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def cores() -> int:

@@ -35,7 +35,7 @@ PROFILES = {
 def profile(name: str) -> CostModel:
     """The cost model of a profile. Raises `ProfileError`."""
     if name not in PROFILES:
-        raise ProfileError(f"--profile {name} is not known, allowed: {', '.join(PROFILES)}")
+        raise ProfileError(f"profile={name} is not known, allowed: {', '.join(PROFILES)}")
     return PROFILES[name]
 
 
@@ -53,10 +53,10 @@ def profiles_of(text: str, ranks: int) -> tuple[str, ...]:
     for other in others:
         found = re.fullmatch(r"(\d+)(?:-(\d+))?=(.+)", other)
         if not found:
-            raise ProfileError(f"--profile {text}: {other} is not understood, allowed: RANK=NAME or FIRST-LAST=NAME")
+            raise ProfileError(f"profile={text}: {other} is not understood, allowed: RANK=NAME or FIRST-LAST=NAME")
         low, high, name = int(found[1]), int(found[2] or found[1]), found[3]
         if not low <= high < ranks:
-            raise ProfileError(f"--profile {text}: ranks {low} to {high} are not among the run's, allowed: 0 to {ranks - 1}")
+            raise ProfileError(f"profile={text}: ranks {low} to {high} are not among the run's, allowed: 0 to {ranks - 1}")
         profile(name)
         names[low : high + 1] = [name] * (high + 1 - low)
     return tuple(names)

@@ -70,13 +70,15 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def parse_faults(texts: Iterable[str], *, ranks: int, iterations: int, schedule: str = "1f1b") -> tuple[FaultSpec, ...]:
     """All SPECs of a run; besides what `parse_fault` refuses, two faults that end the same rank raise `FaultError`."""
-    faults = tuple(parse_fault(text, ranks=ranks, iterations=iterations, schedule=schedule) for text in texts)
+    faults: list[FaultSpec] = []
     ended: set[int] = set()
-    for fault in faults:
+    for text in texts:
+        fault = parse_fault(text, ranks=ranks, iterations=iterations, schedule=schedule)
+        faults.append(fault)
         if fault.ends_rank and fault.rank in ended:
-            raise FaultError(f"two faults end rank {fault.rank}: only one kill, hang or freeze per rank is allowed")
+            raise FaultError(f"{text}: two faults end rank {fault.rank}, only one kill, hang or freeze per rank is allowed")
         ended |= {fault.rank} if fault.ends_rank else set()
-    return faults
+    return tuple(faults)
 
 
 def parse_fault(text: str, *, ranks: int, iterations: int, schedule: str = "1f1b") -> FaultSpec:
@@ -87,7 +89,7 @@ def parse_fault(text: str, *, ranks: int, iterations: int, schedule: str = "1f1b
     """
     kind, _, rest = text.partition(":")
     if kind not in get_args(FaultKind):
-        raise FaultError(f"--fault {text}: unknown kind {kind!r}, allowed: {', '.join(get_args(FaultKind))}")
+        raise FaultError(f"{text}: unknown kind {kind!r}, allowed: {', '.join(get_args(FaultKind))}")
     values = _pairs(text, kind, rest)
     rank = _whole(text, "rank", values["rank"], ranks)
     at = _whole(text, "at", values["at"], iterations)
@@ -95,18 +97,14 @@ def parse_fault(text: str, *, ranks: int, iterations: int, schedule: str = "1f1b
     if "until" in values:
         until = _whole(text, "until", values["until"])
         if until <= at:
-            raise FaultError(f"--fault {text}: until={until} must be greater than at={at}")
+            raise FaultError(f"{text}: until={until} must be greater than at={at}")
     if "factor" in values:
         factor = _number(text, "factor", values["factor"])
         if not 1.0 < factor < float("inf"):
-            raise FaultError(
-                f"--fault {text}: factor={values['factor']} must be greater than 1 (1.8 = chunks take 1.8x as long)"
-            )
+            raise FaultError(f"{text}: factor={values['factor']} must be greater than 1 (1.8 = chunks take 1.8x as long)")
     phase = _one_of(text, "phase", values["phase"], CHUNK_KINDS) if "phase" in values else None
     if phase == "W" and not splits_backward(schedule):
-        raise FaultError(
-            f"--fault {text}: schedule {schedule} executes no W chunks of their own (B includes them), allowed: F, B"
-        )
+        raise FaultError(f"{text}: schedule {schedule} executes no W chunks of their own (B includes them), allowed: F, B")
     point = _one_of(text, "point", values.get("point", "compute"), get_args(KillPoint)) if kind == "kill" else None
     fields = {"kind": kind, "rank": rank, "at": at, "until": until, "factor": factor, "phase": phase, "point": point}
     return msgspec.convert(fields, FaultSpec)
@@ -118,15 +116,13 @@ def _pairs(text: str, kind: str, rest: str) -> dict[str, str]:
     for pair in rest.split(","):
         key, equals, value = pair.partition("=")
         if key not in allowed or not equals:
-            raise FaultError(
-                f"--fault {text}: {pair!r} is not a setting of {kind}, allowed: {', '.join(f'{k}=' for k in allowed)}"
-            )
+            raise FaultError(f"{text}: {pair!r} is not a setting of {kind}, allowed: {', '.join(f'{k}=' for k in allowed)}")
         if key in values:
-            raise FaultError(f"--fault {text}: {key} is given twice, once is allowed")
+            raise FaultError(f"{text}: {key} is given twice, once is allowed")
         values[key] = value
     for key in _REQUIRED[kind]:
         if key not in values:
-            raise FaultError(f"--fault {text}: {key}= is missing, {kind} needs {', '.join(f'{k}=' for k in _REQUIRED[kind])}")
+            raise FaultError(f"{text}: {key}= is missing, {kind} needs {', '.join(f'{k}=' for k in _REQUIRED[kind])}")
     return values
 
 
@@ -134,19 +130,17 @@ def _number(text: str, key: str, value: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise FaultError(f"--fault {text}: {key}={value} is not a number") from None
+        raise FaultError(f"{text}: {key}={value} is not a number") from None
 
 
 def _whole(text: str, key: str, value: str, end: int | None = None) -> int:
     number = int(value) if value.isascii() and value.isdecimal() else None
     if number is None or (end is not None and number >= end):
-        raise FaultError(
-            f"--fault {text}: {key}={value} must be a whole number {'from 0' if end is None else f'from 0 to {end - 1}'}"
-        )
+        raise FaultError(f"{text}: {key}={value} must be a whole number {'from 0' if end is None else f'from 0 to {end - 1}'}")
     return number
 
 
 def _one_of(text: str, key: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
-        raise FaultError(f"--fault {text}: {key}={value} is not known, allowed: {', '.join(allowed)}")
+        raise FaultError(f"{text}: {key}={value} is not known, allowed: {', '.join(allowed)}")
     return value

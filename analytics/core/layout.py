@@ -271,16 +271,16 @@ def plan_from_partition(
 def uniform_plan(*, tp: int, pp: int, dp: int, n_layers: int, micro_batches: int, schedule: str = "1f1b") -> Plan:
     """The plan a run starts with: rank = (replica * PP + stage) * TP + shard. Raises `PlanError` for an impossible layout."""
     if min(tp, pp, dp) < 1:
-        raise PlanError(f"--tp, --pp and --dp must each be at least 1, not {tp}, {pp}, {dp}")
+        raise PlanError(f"tp, pp and dp must each be at least 1, not {tp}, {pp}, {dp}")
     if tp != 1:
-        raise PlanError(f"--tp {tp}: tensor parallelism is not executed yet, only --tp 1 is allowed")
+        raise PlanError(f"tp={tp}: tensor parallelism is not executed yet, only tp=1 is allowed")
     if schedule not in PASSES:
-        raise PlanError(f"--schedule {schedule} is not known, allowed: {', '.join(SCHEDULES)}")
+        raise PlanError(f"schedule={schedule} is not known, allowed: {', '.join(SCHEDULES)}")
     stages = pp * PASSES[schedule]
     if n_layers < stages:
-        passes = "" if PASSES[schedule] == 1 else f" passed {PASSES[schedule]} times by --schedule {schedule}"
-        raise PlanError(f"--layers {n_layers} cannot fill --pp {pp} stages{passes}: at least {stages} layers are needed")
+        passes = "" if PASSES[schedule] == 1 else f" passed {PASSES[schedule]} times by schedule={schedule}"
+        raise PlanError(f"layers={n_layers} cannot fill pp={pp} stages{passes}: at least {stages} layers are needed")
     if micro_batches < dp:
-        raise PlanError(f"--micro-batches {micro_batches} cannot feed --dp {dp} replicas: at least one per replica is needed")
+        raise PlanError(f"micro_batches={micro_batches} cannot feed dp={dp} replicas: at least one per replica is needed")
     layout = uniform_layout(tp=tp, pp=pp, replicas=range(dp), n_layers=n_layers, micro_batches=micro_batches, schedule=schedule)
     return to_plan(layout, n_layers)

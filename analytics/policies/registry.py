@@ -43,5 +43,5 @@ class PolicyError(ValueError):
 def policy(name: str) -> Policy:
     """A policy by its name. Raises `PolicyError`."""
     if name not in POLICIES:
-        raise PolicyError(f"--policy {name} is not known, allowed: {', '.join(POLICIES)}")
+        raise PolicyError(f"{name} is not known, allowed: {', '.join(POLICIES)}")
     return POLICIES[name]()

@@ -75,3 +75,13 @@ def test_what_only_computes_does_no_input_or_output() -> None:
         names = {getattr(function, "attr", getattr(function, "id", "")) for function in called}
         found = [*filter(OUTSIDE.fullmatch, imported(path)), *filter(READS_OR_WRITES.fullmatch, names)]
         assert not found, f"{path.relative_to(ROOT)} uses {found}: that belongs in src/unskew/edge"
+
+
+def test_messages_of_analytics_name_no_options_of_the_command_line() -> None:
+    """The command names them: another caller has none."""
+    for path in (ROOT / "analytics").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documentation]
+        found = [one.value for one in texts if isinstance(one.value, str) and re.search(r"--[a-z]", one.value)]
+        assert not found, f"{path.relative_to(ROOT)} says {found}"

@@ -1,10 +1,10 @@
-"""What `unskew simulate` is told, as text: `--cluster` and `--faults`.
+"""What a simulation is asked for, as text: a cluster and its faults.
 
---cluster llama2-7b            a preset (data/clusters.toml), or
---cluster llama2-7b,dp=8       a preset with some of tp, dp, pp, micro_batches, n_layers changed
---faults llama3                failures at a published rate (data/rates.toml), or
---faults mtbf_s=3600,law=weibull,repair_s=1800,slow_per_100_hours=7.8     the fields of FaultLaw, or
---faults trace:FILE            a recorded trace (analytics/lab/simulator/traces.py); "healthy" = none
+llama2-7b            a preset (data/clusters.toml), or
+llama2-7b,dp=8       a preset with some of tp, dp, pp, micro_batches, n_layers changed
+
+llama3               failures at a published rate (data/rates.toml); "healthy" = none, or
+mtbf_s=3600,law=weibull,repair_s=1800,slow_per_100_hours=7.8     the fields of FaultLaw
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ _CHANGEABLE = ("tp", "dp", "pp", "micro_batches", "n_layers")
 
 
 def parse_cluster(text: str) -> Job:
-    """The job of `--cluster`. Raises `SpecError`."""
+    """The job that a text names. Raises `SpecError`."""
     name, _, rest = text.partition(",")
     if name not in JOBS:
-        raise SpecError(f"--cluster {text}: {name!r} is not known, allowed: {', '.join(JOBS)}")
+        raise SpecError(f"{text}: {name!r} is not known, allowed: {', '.join(JOBS)}")
     job = JOBS[name]
-    changes = _pairs("--cluster", text, rest, _CHANGEABLE)
+    changes = _pairs(text, rest, _CHANGEABLE)
     if not changes:
         return job
-    numbers = {key: _positive("--cluster", text, key, value) for key, value in changes.items()}
+    numbers = {key: _positive(text, key, value) for key, value in changes.items()}
     if "dp" in numbers and "micro_batches" not in numbers:
         numbers["micro_batches"] = job.micro_batches // job.dp * numbers["dp"]
     changed = msgspec.structs.replace(job, name=text, **numbers)
     if changed.n_layers < changed.pp or changed.micro_batches < changed.dp:
-        raise SpecError(f"--cluster {text}: at least one layer per stage and one micro-batch per replica are needed")
+        raise SpecError(f"{text}: at least one layer per stage and one micro-batch per replica are needed")
     if changed.devices > _MOST_DEVICES:
-        raise SpecError(f"--cluster {text}: {changed.devices:,} GPUs are more than the {_MOST_DEVICES:,} that are simulated")
+        raise SpecError(f"{text}: {changed.devices:,} GPUs are more than the {_MOST_DEVICES:,} that are simulated")
     return changed
 
 
 def parse_faults(text: str) -> FaultLaw:
-    """The law of `--faults`, when it is none of a trace. Raises `SpecError`."""
+    """The law of faults that a text names. Raises `SpecError`."""
     name, _, rest = text.partition(",")
     base: dict[str, object] = {}
     if name in RATES:
@@ -62,37 +62,37 @@ def parse_faults(text: str) -> FaultLaw:
         rest = text
     fields = msgspec.structs.fields(FaultLaw)
     if unknown := [name] if name and "=" not in name and name not in RATES and name != "healthy" else []:
-        raise SpecError(f"--faults {text}: {unknown[0]!r} is not known, allowed: healthy, {', '.join(RATES)}, trace:FILE "
+        raise SpecError(f"{text}: {unknown[0]!r} is not known, allowed: healthy, {', '.join(RATES)}, trace:FILE "
                         f"and {', '.join(field.name + '=' for field in fields)}")  # fmt: skip
-    given = _pairs("--faults", text, rest, tuple(field.name for field in fields))
+    given = _pairs(text, rest, tuple(field.name for field in fields))
     try:
         law = msgspec.convert({**base, **given}, FaultLaw, strict=False)
     except msgspec.ValidationError as error:
-        raise SpecError(f"--faults {text}: {error}") from None
+        raise SpecError(f"{text}: {error}") from None
     numbers = [value for value in msgspec.structs.asdict(law).values() if isinstance(value, float)]
     if not all(0 <= value < math.inf for value in numbers) or (law.mtbf_s is not None and law.mtbf_s < _LEAST_S):
-        raise SpecError(f"--faults {text}: rates and times must be positive and finite, mtbf_s at least {_LEAST_S:g}")
+        raise SpecError(f"{text}: rates and times must be positive and finite, mtbf_s at least {_LEAST_S:g}")
     for name, most in _MOST_OFTEN.items():
         if getattr(law, name) > most:
-            raise SpecError(f"--faults {text}: {name} is at most {most:,}")
+            raise SpecError(f"{text}: {name} is at most {most:,}")
     if max(law.correlated_share, law.lemon_share) > 1:
-        raise SpecError(f"--faults {text}: a share is at most 1")
+        raise SpecError(f"{text}: a share is at most 1")
     if law.repair_s == 0:
-        raise SpecError(f"--faults {text}: repair_s must be greater than 0; leave it out if nothing is repaired")
+        raise SpecError(f"{text}: repair_s must be greater than 0; leave it out if nothing is repaired")
     return law
 
 
-def _pairs(option: str, text: str, rest: str, allowed: tuple[str, ...]) -> Mapping[str, str]:
+def _pairs(text: str, rest: str, allowed: tuple[str, ...]) -> Mapping[str, str]:
     pairs = {}
     for pair in filter(None, rest.split(",")):
         key, equals, value = pair.partition("=")
         if key not in allowed or not equals:
-            raise SpecError(f"{option} {text}: {pair!r} is not a setting, allowed: {', '.join(f'{k}=' for k in allowed)}")
+            raise SpecError(f"{text}: {pair!r} is not a setting, allowed: {', '.join(f'{k}=' for k in allowed)}")
         pairs[key] = value
     return pairs
 
 
-def _positive(option: str, text: str, key: str, value: str) -> int:
+def _positive(text: str, key: str, value: str) -> int:
     if not (value.isascii() and value.isdecimal() and int(value) > 0):
-        raise SpecError(f"{option} {text}: {key}={value} must be a whole number of at least 1")
+        raise SpecError(f"{text}: {key}={value} must be a whole number of at least 1")
     return int(value)

@@ -1,4 +1,4 @@
-"""A searched plan for a run's own cost model: what ``--schedule searched`` starts with."""
+"""A searched plan for a run's own cost model: what schedule `searched` starts with."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ def searched_plan(*, pp: int, dp: int, n_layers: int, micro_batches: int, cost: 
     """AdaPtis' answer for `dp` equal replicas of `pp` healthy ranks, a pure function of its arguments; `tokens` of one document
     is the typical micro-batch. Raises `PlanError`."""
     if micro_batches % dp:
-        raise PlanError(
-            f"--schedule searched needs equal replicas: --micro-batches {micro_batches} is no multiple of --dp {dp}"
-        )
+        raise PlanError(f"schedule=searched needs equal replicas: micro_batches={micro_batches} is no multiple of dp={dp}")
     if n_layers < pp:
-        raise PlanError(f"--layers {n_layers} cannot fill --pp {pp} stages: at least one layer per stage is needed")
+        raise PlanError(f"layers={n_layers} cannot fill pp={pp} stages: at least one layer per stage is needed")
     kinds = cost.split
     work = Work(tokens, tokens * tokens)
     layer_us = tuple(kinds.chunk_us(kind, work, 1, has_head=False) for kind in CHUNK_KINDS)

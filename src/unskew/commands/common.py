@@ -41,12 +41,15 @@ def fail(sentence: str) -> NoReturn:
 
 
 @contextmanager
-def checking_input() -> Iterator[None]:
-    """Errors about input (all are ValueError, one sentence each) become a refusal; wrap only the checks, never the work."""
+def checking_input(option: str = "") -> Iterator[None]:
+    """Errors about input (all are ValueError, one sentence each) become a refusal; wrap only the checks, never the work.
+
+    `option`: whose value is checked; it is named before the sentence.
+    """
     try:
         yield
     except ValueError as error:
-        refuse(str(error))
+        refuse(f"{option} {error}".lstrip())
 
 
 class Commands(TyperGroup):

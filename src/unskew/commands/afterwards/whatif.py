@@ -55,10 +55,8 @@ def whatif(
     if not sections:
         refuse(f"run {run} cannot be replayed: {'; '.join(problems)}")
     section = chosen(sections, plan)
-    try:
+    with checking_input("--without-device:"):
         asked = ask(section, ranks=without_device or (), equal=equal_stages, balanced=balanced_lengths)
-    except ValueError as error:
-        refuse(f"--without-device: {error}")
     found = what_if(section.recording)
     answers = {"asked": msgspec.to_builtins(asked)}
     plans = [stretch(one) for one in sections]

@@ -64,11 +64,13 @@ def simulate(
         refuse("--spares and --seed must be at least 0")
     if checkpoint_s is not None and not _LEAST_CHECKPOINT_S <= checkpoint_s <= hours * 3600.0:
         refuse(f"--checkpoint-s {checkpoint_s:g} must be from {_LEAST_CHECKPOINT_S:g} to the {hours * 3600.0:g} s simulated")
-    with checking_input():
+    with checking_input("--cluster"):
         job = parse_cluster(cluster)
+    with checking_input("--policy"):
         chosen = [policy_named(name) for name in policy.split(",")]
-        if checkpoint_s is not None:
-            _refuse_without_checkpoints(chosen)
+    if checkpoint_s is not None:
+        _refuse_without_checkpoints(chosen)
+    with checking_input("--faults"):
         if faults.startswith("trace:"):
             cluster_events = load_trace(Path(faults.removeprefix("trace:")), job, hours=hours)
         else:

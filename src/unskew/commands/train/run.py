@@ -48,8 +48,9 @@ def run(
     options = RunOptions(**asked, store=str(place.root))
     with checking_input():
         check(options)
-        if fault and no_faults:
-            refuse("--fault and --no-faults contradict each other: give one of them")
+    if fault and no_faults:
+        refuse("--fault and --no-faults contradict each other: give one of them")
+    with checking_input("--fault"):
         specs = [] if no_faults else fault or default_faults(options)
         parsed = parse_faults(specs, ranks=options.ranks, iterations=options.iterations, schedule=options.schedule)
     perform(place, msgspec.structs.replace(options, faults=parsed), dashboard=dashboard, json=json)
