@@ -11,7 +11,7 @@ import polars as pl
 
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.run_state import RunState, fold
-from unskew.analytics.detector.detector import Detector, Verdicts
+from unskew.analytics.detector.detector import Detector
 from unskew.analytics.detector.options import EMULATED, SHARED_MACHINE, DetectorOptions
 from unskew.analytics.detector.peer_groups import UnitRoles, equal_roles
 from unskew.analytics.detector.residuals import UnitTimes
@@ -19,9 +19,9 @@ from unskew.analytics.detector.workers import judge_workers
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.section import TraceSection
-from unskew.analytics.health.gpu_evidence import GpuHistory, remembered, with_gpu
 from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.predictor.retraining import IterationSample, Retraining, speeds_then, suspicion, turned
+from unskew.analytics.loop.monitor import Monitor
+from unskew.analytics.predictor.retraining import IterationSample, Retraining
 from unskew.collector.events import CHUNK_KINDS, DeviceLost, Verdict, VerdictClosed
 
 
@@ -43,46 +43,38 @@ def thresholds(log: RunLog) -> DetectorOptions:
 
 def follow_run(log: RunLog) -> FailSlowResult:
     """One of our own runs again, iteration by iteration: predictors learned on the way, losses where the run saw them."""
-    detector, retraining = Detector(thresholds(log)), Retraining(classes=log.classes)
+    monitor = Monitor(options=thresholds(log), retraining=Retraining(classes=log.classes))
     said: list[Verdict | VerdictClosed] = []
-    opened: dict[int, Verdict] = {}
     seen: list[IterationSample] = []
-    gpus: dict[int, GpuHistory] = {}
     losses = sorted(log.lost, key=lambda lost: lost.watermark or 0)
     plan_version = 0
     for released in log.released:
-        committed, gpus = released.committed, remembered(gpus, released.gpus)
+        committed = released.committed
+        monitor = monitor.reading(released.gpus)
         while losses and (losses[0].watermark or 0) <= committed.iteration:
-            said += _lost(detector, log, losses.pop(0), committed.iteration)
-        plan = log.plans[committed.plan_version]
+            monitor, found = monitor.lost(*_loss(log, losses.pop(0), committed.iteration))
+            said += found
         if committed.plan_version != plan_version:
             plan_version = committed.plan_version
-            retraining.plan_changed(committed.iteration)
-        if not committed.log_complete:
-            continue
-        speeds, doubt = speeds_then(detector.speeds), 0.0
-        found: Verdicts = ()
-        if retraining.fitted is not None:
-            judgement = detector.observe(committed, plan, retraining.fitted.model)
-            doubt, found = suspicion(judgement.judged), judgement.verdicts
-            said += (with_gpu(one, gpus) if isinstance(one, Verdict) else one for one in found)
-        opened |= {one.verdict: one for one in found if isinstance(one, Verdict)}
-        seen.append(IterationSample(released, plan, speeds, suspicion=doubt))
-        retraining.observe(seen[-1])
-        for rank, since in turned(found, opened).items():
-            retraining.believed(rank, since, detector.speeds.get(rank, {}))
+            monitor = monitor.plan_changed(committed.iteration)
+        if committed.log_complete:
+            monitor, judged = monitor.judge(released, log.plans[committed.plan_version])
+            monitor, _ = monitor.learn(judged.sample, judged.verdicts)
+            said += judged.verdicts
+            seen.append(judged.sample)
     last = log.released[-1].committed.iteration if log.released else 0
     for lost in losses:
-        said += _lost(detector, log, lost, last)
-    return FailSlowResult(settled(said), retraining.fitted.model if retraining.fitted else None, tuple(seen))
+        monitor, found = monitor.lost(*_loss(log, lost, last))
+        said += found
+    return FailSlowResult(settled(said), monitor.fitted.model if monitor.fitted else None, tuple(seen))
 
 
-def _lost(detector: Detector, log: RunLog, lost: DeviceLost, iteration: int) -> Verdicts:
+def _loss(log: RunLog, lost: DeviceLost, iteration: int) -> tuple[Suspect, int]:
     """As the run saw it; in logs of old versions, which do not say, `iteration` and all that had a role beside it count."""
     with_it = [plan for plan in log.plans.values() if lost.rank in plan.ranks]
     others = tuple(rank for rank in with_it[-1].ranks if rank != lost.rank) if with_it else ()
     suspect = Suspect(rank=lost.rank, how=lost.how, detail=lost.detail, victims=lost.victims or others)
-    return detector.lost(suspect, iteration if lost.iteration is None else lost.iteration)
+    return suspect, iteration if lost.iteration is None else lost.iteration
 
 
 def follow_section(section: TraceSection, options: DetectorOptions) -> tuple[Verdict, ...]:

@@ -16,7 +16,7 @@ from statistics import median
 
 import msgspec
 
-from unskew.collector.events import Span
+from unskew.collector.events import Probed, Span
 
 Pair = tuple[int, int]
 
@@ -85,6 +85,16 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     slowdowns: dict[int, float]
     links: dict[Pair, float]
     cost_us: int
+
+    def event(self, at_iteration: int) -> Probed:
+        """The result for the log: it was measured before iteration `at_iteration`."""
+        return Probed(
+            at_iteration=at_iteration,
+            ranks=tuple(sorted(self.slowdowns)),
+            slowdowns={str(rank): round(slowdown, 4) for rank, slowdown in self.slowdowns.items()},
+            links=tuple((sender, receiver, round(rate, 3)) for (sender, receiver), rate in self.links.items()),
+            cost_us=self.cost_us,
+        )
 
 
 def measured(spans: Iterable[Span], reference: Mapping[int, float]) -> ProbeResult:

@@ -1,4 +1,4 @@
-"""Verdicts that no injected fault can prove or refute, scored by what came later.
+"""Verdicts scored: against injected truth (scoring.py), or, where no fault can prove or refute them, by what came later.
 
 * slow_device: over the next iterations (`OVER`, fewer when it is closed or the run ends before; at least `LEAST`) the kinds of
   work that were named, against their prediction and over what the other ranks took of theirs. Right iff the median excess (log)
@@ -15,7 +15,8 @@ from statistics import fmean, median
 
 import msgspec
 
-from unskew.collector.events import IterationJudged, RankRatio, Verdict, VerdictScored
+from unskew.analytics.loop.scoring import score_verdict
+from unskew.collector.events import Control, FaultInjected, IterationJudged, RankRatio, Verdict, VerdictScored
 
 OVER = 20
 LEAST = 8
@@ -60,6 +61,39 @@ class Hindsight(msgspec.Struct, frozen=True):
             speed_error=abs(exp(-claimed) - exp(-later)),
             by="later",
         )
+
+
+class VerdictScoring(msgspec.Struct, frozen=True, kw_only=True):
+    """The faults announced so far, and the verdicts under observation, by number; `truth_known` as in `Site`."""
+
+    truth_known: bool
+    faults: tuple[FaultInjected, ...] = ()
+    watched: dict[int, Hindsight] = {}
+
+    def injected(self, fault: FaultInjected) -> VerdictScoring:
+        """With one more fault."""
+        return msgspec.structs.replace(self, faults=(*self.faults, fault))
+
+    def named(self, verdict: Verdict) -> tuple[VerdictScoring, list[Control]]:
+        """Score a new verdict; what no injected fault tells of is watched."""
+        scored = score_verdict(verdict, self.faults, truth_known=self.truth_known)
+        if scored is not None:
+            return self, [scored]
+        if verdict.cause == "slow_device":
+            return msgspec.structs.replace(self, watched={**self.watched, verdict.verdict: Hindsight(verdict)}), []
+        return self, [seen_dead(verdict)] if verdict.cause == "dead" else []
+
+    def observed(self, judged: IterationJudged) -> tuple[VerdictScoring, list[Control]]:
+        """One more iteration; verdicts that have been watched long enough are scored."""
+        watched = {number: one.add(judged) for number, one in self.watched.items()}
+        complete = [number for number, one in watched.items() if one.complete]
+        return msgspec.structs.replace(self, watched=watched).ended(*complete)
+
+    def ended(self, *numbers: int) -> tuple[VerdictScoring, list[Control]]:
+        """Nothing more comes of these verdicts: score those that were watched, where that suffices."""
+        scores = [self.watched[number].score() for number in numbers if number in self.watched]
+        left = {number: one for number, one in self.watched.items() if number not in numbers}
+        return msgspec.structs.replace(self, watched=left), [scored for scored in scores if scored is not None]
 
 
 def seen_dead(verdict: Verdict) -> VerdictScored:

@@ -14,13 +14,12 @@ The steps, per committed iteration (pure: the same iterations give the same pred
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
 
 import msgspec
 
-from unskew.analytics.core.cost import CostModel, Speeds
+from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
@@ -86,29 +85,31 @@ class _Candidate(msgspec.Struct, frozen=True):
     later: tuple[IterationSample, ...] = ()
 
 
-class Retraining:
-    """The predictor of one run, and what it is learned from; `classes`: device class -> its ranks."""
+class Retraining(msgspec.Struct, frozen=True, kw_only=True):
+    """The predictor of one run and what it is learned from; never changed, only replaced. `classes`: device class -> ranks.
 
-    def __init__(self, options: RetrainingOptions | None = None, classes: Mapping[str, tuple[int, ...]] | None = None) -> None:
-        self.options = options or RetrainingOptions()
-        self._classes = classes or {}
-        self.fitted: Fit | None = None
-        self.number = 0
-        self._seen: deque[IterationSample] = deque(maxlen=self.options.refit_every)
-        self._candidate: _Candidate | None = None
-        self._due_at = 0
-        self._why = ""
+    `seen`: the last complete iterations; a new predictor is due at iteration `due_at`, because of `why`.
+    """
 
-    def recent(self, n: int) -> list[tuple[Work, ...]]:
+    options: RetrainingOptions = RetrainingOptions()
+    classes: dict[str, tuple[int, ...]] = {}
+    fitted: Fit | None = None
+    number: int = 0
+    seen: tuple[IterationSample, ...] = ()
+    candidate: _Candidate | None = None
+    due_at: int = 0
+    why: str = ""
+
+    def recent(self, n: int) -> tuple[tuple[Work, ...], ...]:
         """The work of the last `n` iterations' micro-batches, oldest first."""
-        return [seen.committed.works for seen in self._seen][-n:]
+        return tuple(seen.committed.works for seen in self.seen[-n:])
 
-    def plan_changed(self, iteration: int) -> None:
+    def plan_changed(self, iteration: int) -> Retraining:
         """A new plan is in force from `iteration` on: fit again some way into it."""
-        self._candidate = None
-        self._due_at, self._why = iteration + self.options.refit_every // 2, "plan change"
+        due_at = iteration + self.options.refit_every // 2
+        return msgspec.structs.replace(self, candidate=None, due_at=due_at, why="plan change")
 
-    def believed(self, rank: int, since: int, speeds: Mapping[str, float]) -> None:
+    def believed(self, rank: int, since: int, speeds: Mapping[str, float]) -> Retraining:
         """`rank` has had these speeds (kind -> speed) since iteration `since`, as is known only now."""
 
         def known(seen: IterationSample) -> IterationSample:
@@ -117,53 +118,50 @@ class Retraining:
             others = {other: kinds for other, kinds in seen.speeds.items() if other != rank}
             return msgspec.structs.replace(seen, speeds={**others, rank: dict(speeds)} if speeds else others)
 
-        self._seen = deque(map(known, self._seen), maxlen=self._seen.maxlen)
-        if self._candidate is not None:
-            later = tuple(map(known, self._candidate.later))
-            self._candidate = msgspec.structs.replace(self._candidate, later=later)
+        candidate = self.candidate
+        if candidate is not None:
+            candidate = msgspec.structs.replace(candidate, later=tuple(map(known, candidate.later)))
+        return msgspec.structs.replace(self, seen=tuple(map(known, self.seen)), candidate=candidate)
 
-    def observe(self, seen: IterationSample) -> PredictorFitted | None:
-        """Take the next complete iteration; the event when a predictor came into force with it."""
-        self._seen.append(seen)
-        now, doubtful = seen.committed.iteration, seen.suspicion >= self.options.doubt
+    def observe(self, sample: IterationSample) -> tuple[Retraining, PredictorFitted | None]:
+        """With the next complete iteration; the event when a predictor came into force with it."""
+        seen = (*self.seen, sample)[-self.options.refit_every :]
+        after = msgspec.structs.replace(self, seen=seen, candidate=None)
+        now, doubtful = sample.committed.iteration, sample.suspicion >= self.options.doubt
         if self.fitted is None:
-            enough = len(self._seen) >= self.options.warm_up
-            found = fit_seen(list(self._seen), self._classes) if enough else None
-            return self._adopt(found, "warm-up", now) if found is not None else None
-        if self._candidate is None:
-            if not doubtful:
-                self._look_for_reason(now)
-            return None
-        candidate = self._candidate = msgspec.structs.replace(self._candidate, later=(*self._candidate.later, seen))
+            found = fit_seen(seen, self.classes) if len(seen) >= self.options.warm_up else None
+            return (after, None) if found is None else after._adopted(found, "warm-up", now)
+        if self.candidate is None:
+            return (after if doubtful else after._with_candidate(now, self.fitted)), None
+        candidate = msgspec.structs.replace(self.candidate, later=(*self.candidate.later, sample))
         if len(candidate.later) < self.options.backtest:
-            return None
-        self._candidate = None
-        return None if doubtful else self._tested(candidate, self.fitted, now)
+            return msgspec.structs.replace(after, candidate=candidate), None
+        return (after, None) if doubtful else after._tested(candidate, self.fitted, now)
 
-    def _tested(self, candidate: _Candidate, old: Fit, now: int) -> PredictorFitted | None:
+    def _tested(self, candidate: _Candidate, old: Fit, now: int) -> tuple[Retraining, PredictorFitted | None]:
         """Back-test: the candidate replaces the `old` one or is dropped until the next is due."""
-        self._due_at, self._why = now + self.options.refit_every, ""
+        after = msgspec.structs.replace(self, due_at=now + self.options.refit_every, why="")
         new, before = backtest(candidate.fitted.model, candidate.later), backtest(old.model, candidate.later)
         if not new.beats(before):
-            return None
+            return after, None
         tested = {"chunks, later": 100 * new.chunks, "chunks, later, before": 100 * before.chunks,
                   "iteration, later": 100 * new.iterations, "iteration, later, before": 100 * before.iterations}  # fmt: skip
         errors = {**candidate.fitted.error_percent, **{name: round(error, 3) for name, error in tested.items()}}
-        return self._adopt(msgspec.structs.replace(candidate.fitted, error_percent=errors), candidate.trigger, now)
+        return after._adopted(msgspec.structs.replace(candidate.fitted, error_percent=errors), candidate.trigger, now)
 
-    def _look_for_reason(self, now: int) -> None:
-        """Fit a candidate when one is due."""
-        trigger = (self._why or "again from the log") if now >= self._due_at else self._drift(now)
-        if trigger and (found := fit_seen(list(self._seen), self._classes)) is not None:
-            self._candidate = _Candidate(found, trigger)
+    def _with_candidate(self, now: int, fitted: Fit) -> Retraining:
+        """With a candidate where one is due and can be fitted."""
+        trigger = (self.why or "again from the log") if now >= self.due_at else self._drift(now, fitted)
+        found = fit_seen(self.seen, self.classes) if trigger else None
+        return self if found is None else msgspec.structs.replace(self, candidate=_Candidate(found, trigger))
 
-    def _drift(self, now: int) -> str:
+    def _drift(self, now: int, fitted: Fit) -> str:
         """Why to fit early: the ranks' median chunk, or the iteration, has been off for some time; "" when neither has."""
         n = self.options.backtest
-        last = list(self._seen)[-n:]
-        if self.fitted is None or now < self._due_at - self.options.refit_every + 2 * n or len(last) < n:
+        last = self.seen[-n:]
+        if now < self.due_at - self.options.refit_every + 2 * n or len(last) < n:
             return ""
-        of_chunks = [off for seen in last if (off := median_ratio(self.fitted.model, seen.chunks)) is not None]
+        of_chunks = [off for seen in last if (off := median_ratio(fitted.model, seen.chunks)) is not None]
         of_iterations = [seen.committed.measured_us / seen.predicted_us for seen in last if seen.predicted_us]
         for what, offs in (("", of_chunks), (" of the iteration", of_iterations)):
             apart = [off - 1 for off in offs]
@@ -171,11 +169,10 @@ class Retraining:
                 return f"drift{what} of {100 * median(apart):+.1f} %"
         return ""
 
-    def _adopt(self, found: Fit, trigger: str, now: int) -> PredictorFitted:
-        self.fitted = found
-        self.number += 1
-        self._due_at = now + self.options.refit_every
-        return fitted_event(found, number=self.number, watermark=now, trigger=trigger)
+    def _adopted(self, found: Fit, trigger: str, now: int) -> tuple[Retraining, PredictorFitted]:
+        number, due_at = self.number + 1, now + self.options.refit_every
+        after = msgspec.structs.replace(self, fitted=found, number=number, due_at=due_at)
+        return after, fitted_event(found, number=number, watermark=now, trigger=trigger)
 
 
 def fitted_event(found: Fit, *, number: int, watermark: int, trigger: str) -> PredictorFitted:
@@ -249,8 +246,3 @@ def turned(found: Sequence[Verdict | VerdictClosed], opened: Mapping[int, Verdic
         if of is not None and of.cause == "slow_device" and (rank := of.culprits[0].rank) is not None:
             since[rank] = said.since_iteration if isinstance(said, Verdict) else said.until_iteration
     return since
-
-
-def speeds_then(speeds: Speeds) -> dict[int, dict[str, float]]:
-    """A copy that later beliefs do not change."""
-    return {rank: dict(kinds) for rank, kinds in speeds.items()}

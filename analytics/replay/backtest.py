@@ -14,13 +14,11 @@ from typing import Literal
 import msgspec
 
 from unskew.analytics.core.iteration import IterationTelemetry
-from unskew.analytics.core.plan import Plan
-from unskew.analytics.loop.adaptation import AdaptationStep
 from unskew.analytics.loop.scoring import score_verdict
 from unskew.analytics.replay.method import Method, MethodInput
 from unskew.analytics.replay.recorded_run import RecordedRun
 from unskew.analytics.replay.rehearsal import Rehearsal
-from unskew.collector.events import Control, FaultInjected, Verdict, VerdictScored
+from unskew.collector.events import Control, FaultInjected, IterationJudged, Verdict, VerdictScored
 
 Change = Literal["same", "earlier", "later", "fewer", "more"]
 """Of the other detector against the live one, per verdict: `fewer` = only the live one said it, `more` = only the other."""
@@ -75,7 +73,7 @@ def backtest(recorded: RecordedRun, method: Method) -> DetectorBacktest:
     watched = _Watched(recorded, method)
     watched.run(watched.last)
     faults = [noted.event for noted in recorded.control if isinstance(noted.event, FaultInjected)]
-    truth_known = watched.adaptation.site.truth_known
+    truth_known = watched.state.adaptation.site.truth_known
     live_verdicts = _first([noted.event for noted in recorded.control])
     other_verdicts = _first(watched.verdicts)
     live = [_said(verdict, faults, truth_known=truth_known) for verdict in live_verdicts]
@@ -100,22 +98,23 @@ class _Watched(Rehearsal):
         self.verdicts: list[Control] = []
         self.alarms: list[tuple[int, str]] = []
 
-    def observe(self, released: IterationTelemetry, plan: Plan) -> AdaptationStep:
-        fitted = self.adaptation.fitted
-        step = super().observe(released, plan)
+    def observe(self, released: IterationTelemetry) -> IterationJudged:
+        fitted = self.state.adaptation.monitor.fitted
+        plan = self.state.plans.by_plan_version[released.committed.plan_version]
+        judged = super().observe(released)
         outcome = self._method.observe(
             MethodInput(
                 committed=released.committed,
                 plan=plan,
                 cost=None if fitted is None else fitted.model,
-                predicted_us=step.judged.predicted_us,
+                predicted_us=judged.predicted_us,
             )
         )
         self.observed += 1
         self.verdicts += outcome.verdicts
         if outcome.alarm:
             self.alarms.append((released.committed.iteration, outcome.alarm))
-        return step
+        return judged
 
 
 class _One(msgspec.Struct, frozen=True):

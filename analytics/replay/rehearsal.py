@@ -1,9 +1,9 @@
 """The deciding part of a recorded run, fed again from its log.
 
-What the live controller gave to `Adaptation` is in the log: its site and options (`AdaptationStarted`), the committed
-iterations, and, each with its watermark (how many iterations had been judged by then), the faults announced, the ranks lost,
-the measurements of ranks on standby, and the plans issued and applied. The control stream is walked in its order; before an
-event with watermark w all iterations below w are observed.
+What the live controller gave to its rules is in the log: site and options (`AdaptationStarted`), the committed iterations, and,
+each with its watermark (how many iterations had been judged by then), the faults announced, the ranks lost, the measurements of
+ranks on standby, and the plans issued and applied. The control stream is walked in its order; before an event with watermark w
+all iterations below w are observed. The rules decide again; which plans and approvals followed is taken from the log.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from __future__ import annotations
 import msgspec
 
 from unskew.analytics.core.iteration import IterationTelemetry
-from unskew.analytics.core.plan import Plan, PlanError
-from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.loop.adaptation import Adaptation, AdaptationStep
+from unskew.analytics.loop import controller_rules as rules
+from unskew.analytics.loop.adaptation import Adaptation
 from unskew.analytics.replay.recorded_run import RecordedRun
-from unskew.analytics.scheduler.recovery import recover
 from unskew.collector.events import (
     AdaptationStarted,
     Control,
     DeviceLost,
     Event,
     FaultInjected,
+    IterationJudged,
     PlanApplied,
     PlanIssued,
     PlanKept,
@@ -53,12 +52,12 @@ def started_of(recorded: RecordedRun) -> AdaptationStarted:
 
 
 class Rehearsal:
-    """The adaptation of a recorded run, fed again; `made` is all that it said."""
+    """The rules fed again with what happened in a recorded run; `made` is all that they decided to log."""
 
     def __init__(self, recorded: RecordedRun) -> None:
         started = started_of(recorded)
         try:
-            self.adaptation = Adaptation.like(started)
+            self.state = rules.ControllerState.begin(Adaptation.like(started))
         except (msgspec.ValidationError, ValueError) as error:
             raise ReplayError(f"run {recorded.run} was decided by other options than this code knows: {error}") from error
         self._control = [noted.event for noted in recorded.control]
@@ -72,14 +71,8 @@ class Rehearsal:
                 f"run {recorded.run} cannot be replayed: its telemetry begins at iteration {self.first}, "
                 "what came before is pruned"
             )
-        self._plans = recorded.plans
         self._next = 0
-        self._issued: list[PlanIssued] = []
-        self._in_force: int | None = None
-        self._lost: DeviceLost | None = None
         self.made: list[Event] = []
-        self.alive = set(self.adaptation.site.origin.ranks)
-        self.plan = self.adaptation.site.origin
 
     @property
     def first(self) -> int:
@@ -89,100 +82,53 @@ class Rehearsal:
     def last(self) -> int:
         return self._iterations[-1].committed.iteration
 
-    @property
-    def in_force(self) -> Plan:
-        """The plan that every living member acted on last; `plan` is that of the last iteration."""
-        return self._plans[self._in_force or 0]
-
     def run(self, until: int) -> None:
         """Up to and including iteration `until`."""
         for place, event in enumerate(self._control):
-            watermark = watermark_of(event)
-            if watermark is not None:
-                if watermark > until + 1:
+            if (judged := _judged_before(event)) is not None:
+                if judged > until + 1:
                     break
-                self._observe_below(watermark)
+                self._observe_below(judged)
             self._take(place, event)
         self._observe_below(until + 1)
         if until == self.last and any(isinstance(event, RunFinished) and event.status == "done" for event in self._control):
-            self.made += self.adaptation.finish()
+            self._follow(rules.finished(self.state))
 
-    def observe(self, released: IterationTelemetry, plan: Plan) -> AdaptationStep:
-        """What the adaptation says to one iteration; a subclass may look on."""
-        return self.adaptation.observe(released, plan)
+    def observe(self, released: IterationTelemetry) -> IterationJudged:
+        """Give the rules one iteration; a subclass may look on."""
+        return next(one for one in self._follow(rules.committed(self.state, released)) if isinstance(one, IterationJudged))
 
     def _observe_below(self, watermark: int) -> None:
         while self._next < len(self._iterations) and self._iterations[self._next].committed.iteration < watermark:
             released = self._iterations[self._next]
             self._next += 1
-            iteration, self.plan = released.committed.iteration, self._plans[released.committed.plan_version]
-            step = self.observe(released, self.plan)
-            self.made += [step.judged, *step.events]
-            under_way = bool(self._issued) and self._issued[-1].plan_version != self.plan.plan_version
-            if not under_way and iteration + 1 < self.adaptation.site.iterations:
-                self.made += _answer(step, iteration, self.plan)
+            self.observe(released)
 
     def _take(self, place: int, event: Control) -> None:
-        if isinstance(event, FaultInjected):
-            self.adaptation.injected(event)
-        elif isinstance(event, DeviceLost):
-            self.alive.discard(event.rank)
-            self._lost = event
-            suspect = Suspect(rank=event.rank, how=event.how, detail=event.detail, victims=event.victims)
-            self.made += self.adaptation.lost(suspect, event.iteration or 0)
-        elif isinstance(event, StandbyMeasured):
-            self.made += self.adaptation.measured(event.rank, event.iteration, event.product_us, event.watermark)
-        elif isinstance(event, PlanProposed) and not event.optional:
-            self._recover(event)
-        elif isinstance(event, PlanIssued):
-            self._issued.append(event)
-        elif isinstance(event, PlanApplied):
-            self._in_force = event.plan_version
-            regrouped = next(
-                one for one in self._control[place:] if isinstance(one, Regrouped) and one.plan_version == event.plan_version
-            )
-            self.made += self.adaptation.applied(
-                self._plans[event.plan_version], event.proposal, regrouped, old=self._replaced(event.plan_version)
-            )
+        """What the event tells of the world, for the rules; then the event itself, as it is in the log."""
+        match event:
+            case FaultInjected():
+                self._follow(rules.injected(self.state, event))
+            case DeviceLost():
+                self._follow(rules.lost(self.state, event))
+            case StandbyMeasured():
+                self._follow(rules.measured(self.state, event))
+            case PlanApplied():
+                later = (one for one in self._control[place:] if isinstance(one, Regrouped))
+                regrouped = next(one for one in later if one.plan_version == event.plan_version)
+                self._follow(rules.applied(self.state, event, regrouped))
+        self.state = self.state.take(event)
 
-    def _replaced(self, plan_version: int) -> Plan | None:
-        """The plan that plan `plan_version` replaced by choice."""
-        chosen = any(issued.plan_version == plan_version and issued.optional and issued.proposal for issued in self._issued)
-        return self._plans[plan_version - 1] if chosen else None
-
-    def _recover(self, recorded: PlanProposed) -> None:
-        """The minimal recovery again: from the plan in force, or from a recovery that was under way."""
-        assert self._lost is not None
-        base = self._plans[self._in_force or 0]
-        if self._issued and self._issued[-1].plan_version > base.plan_version and not self._issued[-1].optional:
-            base = self._plans[self._issued[-1].plan_version]
-        try:
-            plan = recover(base, {self._lost.rank}, recorded.plan_version)
-        except PlanError:
-            return
-        expected_us = self.adaptation.expected_us(plan)
-        self.made.append(
-            msgspec.structs.replace(
-                recorded,
-                digest=plan.digest,
-                plan=plan.to_data(),
-                predicted_us=None if expected_us is None else round(expected_us),
-            )
-        )
-
-
-def _answer(step: AdaptationStep, iteration: int, plan: Plan) -> list[Event]:
-    """What the controller makes of the Scheduler's answer (runtime/control/approval_queue.py), less the proposal's name.
-
-    A probe is no answer: what it measures is in the log, and comes with a later iteration.
-    """
-    if step.probe is not None:
-        return []
-    found = step.proposal
-    if found is None:
-        kept = PlanKept(plan_version=plan.plan_version, at_iteration=iteration, reason=step.reason, verdict=step.verdict)
-        return [kept] if step.reason else []
-    return [found.event("", verdict=step.verdict, reason=step.reason, at_iteration=iteration, old=plan)]
+    def _follow(self, outcome: rules.Outcome) -> list[Event]:
+        """Note what was decided; the state goes on without it, but with what was learned."""
+        after, decisions = outcome
+        self.state = msgspec.structs.replace(self.state, adaptation=after.adaptation, committed=after.committed)
+        made: list[Event] = []
+        for decision in decisions:
+            made += [decision] if isinstance(decision, IterationJudged) else []
+            made += decision.events if isinstance(decision, rules.Log) else []
+        self.made += made
+        return made
 
 
 _MARKED = (FaultInjected, DeviceLost, StandbyMeasured, PlanIssued, PlanApplied)
@@ -191,6 +137,13 @@ _MARKED = (FaultInjected, DeviceLost, StandbyMeasured, PlanIssued, PlanApplied)
 def watermark_of(event: Control) -> int | None:
     """How many iterations had been judged when this came; None where an event does not say."""
     return event.watermark if isinstance(event, _MARKED) else None
+
+
+def _judged_before(event: Control) -> int | None:
+    """How many iterations are to be observed before an event is taken; None where it does not matter."""
+    if isinstance(event, PlanProposed) and event.optional:
+        return event.at_iteration + 1
+    return watermark_of(event)
 
 
 _LOSSES = ("dead", "hung")

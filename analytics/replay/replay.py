@@ -1,10 +1,10 @@
 """Replaying a run's decisions from its log alone, up to any iteration, and comparing them with what the live run recorded.
 
 1. bring telemetry into whole iterations, by the same intake (recorded_run.py);
-2. give them to an `Adaptation`, with everything else that the live one was given, where it was given (rehearsal.py);
+2. give them to the controller's rules, with everything else that the live one was given, where it was given (rehearsal.py);
 3. compare each judgement, predictor, verdict, score and proposal with the recorded one (differences.py).
 
-What people and modes decided (approvals, expiries) is not replayed: it is in the log and taken from there.
+What people and modes decided (approvals, expiries) is taken from the log.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def replay(recorded: RecordedRun, until: int | None = None) -> Replay:
     return Replay(
         run=recorded.run,
         until=last,
-        plan=rehearsal.in_force,
-        alive=tuple(sorted(rehearsal.alive)),
-        speeds=rehearsal.adaptation.detector.speeds,
+        plan=rehearsal.state.plans.in_force,
+        alive=tuple(sorted(rehearsal.state.alive)),
+        speeds=rehearsal.state.adaptation.monitor.speeds,
         verdicts=tuple(state.verdict for state in replayed.open_verdicts),
         predictor=replayed.predictors[-1] if replayed.predictors else None,
         proposals=tuple(_proposal(state) for state in known.proposals.values() if state.status in {"open", "approved"}),
@@ -84,10 +84,15 @@ def replay(recorded: RecordedRun, until: int | None = None) -> Replay:
 
 
 def _as_far_as_recorded(recorded: RecordedRun, made: Sequence[Event]) -> list[Event]:
-    """Without the newest judgements whose line is missing: a run that goes on or was killed had not handed them over yet."""
+    """What is compared, without the newest judgements whose line is missing: a run that goes on or was killed had not handed
+    them over yet."""
     last = max(recorded.judged, default=-1)
     over = any(isinstance(noted.event, RunFinished) for noted in recorded.control)
-    return [event for event in made if over or not isinstance(event, IterationJudged) or event.iteration <= last]
+    return [
+        event
+        for event in made
+        if type(event) in IDENTITY and (over or not isinstance(event, IterationJudged) or event.iteration <= last)
+    ]
 
 
 def _until(recorded: RecordedRun, until: int, *, whole: bool) -> list[LoggedControl]:

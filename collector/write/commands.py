@@ -6,12 +6,10 @@ A command to a run without a living controller is refused at once, because nobod
 from __future__ import annotations
 
 import os
-import uuid
-from time import time_ns
-from typing import Literal
 
 import msgspec
 
+from unskew.collector.command import Command
 from unskew.collector.locks import HeldLock, hold, is_held
 from unskew.collector.paths import Store, StoreError, checked_name, make_folder
 
@@ -20,22 +18,6 @@ _WAITING, _TAKEN, _REFUSED = ".json", ".taken", ".refused"
 
 class CommandError(StoreError):
     """The command cannot reach a controller; one sentence."""
-
-
-def _now_us() -> int:
-    return time_ns() // 1000
-
-
-class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """`target` is a proposal for approve and reject, a mode for mode, and empty for a note, whose text is `reason`."""
-
-    kind: Literal["approve", "reject", "mode", "note"]
-    run: str
-    by: str
-    target: str = ""
-    reason: str = ""
-    id: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)
-    at_us: int = msgspec.field(default_factory=_now_us)
 
 
 def _lock_name(run: str) -> str:

@@ -7,8 +7,9 @@ from typing import Literal
 import streamlit as st
 
 from unskew.analytics.core.run_state import ProposalState
+from unskew.collector.command import Command
 from unskew.collector.events import Mode
-from unskew.collector.write.commands import Command, CommandError, send
+from unskew.collector.write.commands import CommandError, send
 from unskew.dashboard.data import Snapshot, store
 from unskew.dashboard.wording import duration
 

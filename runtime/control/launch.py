@@ -19,7 +19,8 @@ from unskew.analytics.core.code_hash import code_hash
 from unskew.analytics.detector.options import EMULATED, SHARED_MACHINE, DetectorOptions
 from unskew.analytics.health.liveness import LivenessOptions
 from unskew.analytics.health.timeouts import too_early
-from unskew.analytics.loop.adaptation import Adaptation, Site
+from unskew.analytics.loop.adaptation import Adaptation
+from unskew.analytics.loop.site import Site
 from unskew.collector.events import RunFinished, RunStarted
 from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.paths import Store, StoreError
@@ -133,7 +134,7 @@ class Session:
             tail=tail,
             inbox=Inbox(self._store, self.run_id),
             membership=membership,
-            adaptation=Adaptation(_site(options, placement)),
+            adaptation=Adaptation.begin(_site(options, placement)),
             rank_specs=[self._rank_spec(rank, node, placement, port, membership.folder) for rank in range(options.ranks)],
             node=node,
             on_entries=self._entries,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.runtime_runs import LONG_CHUNKS, Run, train
 
+from unskew.collector.command import Command
 from unskew.collector.events import (
     CommandRefused,
     FaultInjected,
@@ -22,7 +23,7 @@ from unskew.collector.events import (
     Verdict,
 )
 from unskew.collector.files.tail import Entry
-from unskew.collector.write.commands import Command, CommandError, send
+from unskew.collector.write.commands import CommandError, send
 
 pytestmark = [pytest.mark.limit(120), pytest.mark.slow]
 SLOW = "slow:rank=1,factor=2,at=9"

@@ -14,11 +14,12 @@ import pytest
 from support.processes import collectors, send_signal
 from support.runtime_runs import LONG_CHUNKS, Run, train, wait_until
 
+from unskew.collector.command import Command
 from unskew.collector.events import IterationJudged, RunFinished, Verdict
 from unskew.collector.files.tail import Entry
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
-from unskew.collector.write.commands import Command, CommandError, send
+from unskew.collector.write.commands import CommandError, send
 from unskew.runtime.node.processes import process_state
 
 pytestmark = [pytest.mark.limit(90), pytest.mark.alone]

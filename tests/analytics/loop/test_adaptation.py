@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 import pytest
+from support.adaptation_loop import Loop
 
 from unskew.analytics.core.cost import Speeds, speed_of
 from unskew.analytics.core.device_profiles import profile
@@ -17,7 +18,8 @@ from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.options import SHARED_MACHINE
 from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.loop.adaptation import Adaptation, AdaptationStep, Site
+from unskew.analytics.loop.adaptation import AdaptationStep
+from unskew.analytics.loop.site import Site
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.collector.events import PlanScored, PredictorFitted, Regrouped, Verdict, VerdictClosed, VerdictScored
 
@@ -59,7 +61,7 @@ def train(
         )  # fmt: skip
 
 
-def follow(loop: Adaptation, iterations: Iterator[IterationTelemetry], plan: Plan = PLAN) -> dict[int, AdaptationStep]:
+def follow(loop: Loop, iterations: Iterator[IterationTelemetry], plan: Plan = PLAN) -> dict[int, AdaptationStep]:
     return {released.committed.iteration: loop.observe(released, plan) for released in iterations}
 
 
@@ -73,9 +75,9 @@ def healthy(_now: int) -> Speeds:
 
 def test_an_incomplete_iteration_is_neither_judged_nor_learned_from_and_only_puts_learning_off() -> None:
     """The first fit is due in iteration 7, the second 40 later; it is tested on the eight after that."""
-    fits = [fit.watermark for fit in events(follow(Adaptation(SITE), train(healthy, 60)), PredictorFitted)]
+    fits = [fit.watermark for fit in events(follow(Loop(SITE), train(healthy, 60)), PredictorFitted)]
     assert fits == [7, 55]
-    steps = follow(Adaptation(SITE), train(healthy, 60, incomplete={20, 47}))
+    steps = follow(Loop(SITE), train(healthy, 60, incomplete={20, 47}))
     assert [fit.watermark for fit in events(steps, PredictorFitted)] == [7, 56]
     assert [now for now, step in steps.items() if now > 7 and step.judged.predicted_us is None] == [20, 47]
     assert [now for now, step in steps.items() if now > 7 and not step.judged.ranks] == [20, 47]
@@ -83,7 +85,7 @@ def test_an_incomplete_iteration_is_neither_judged_nor_learned_from_and_only_put
 
 
 def test_disturbed_iterations_do_not_replace_a_better_predictor() -> None:
-    loop = Adaptation(SITE)
+    loop = Loop(SITE)
     follow(loop, train(healthy, 20))
     assert loop.fitted is not None
     good = loop.fitted.model
@@ -98,7 +100,7 @@ def test_drift_of_all_ranks_is_learned_before_its_turn_and_back_tested() -> None
     def warm(now: int) -> Speeds:
         return {rank: {"F": 1 / 1.06, "B": 1 / 1.06} for rank in PLAN.ranks} if now >= 30 else {}
 
-    loop = Adaptation(SITE)
+    loop = Loop(SITE)
     steps = follow(loop, train(warm, 50))
     first, second = events(steps, PredictorFitted)
     assert first.trigger == "warm-up"
@@ -110,7 +112,7 @@ def test_drift_of_all_ranks_is_learned_before_its_turn_and_back_tested() -> None
 
 def test_a_device_believed_slow_is_fitted_as_slow() -> None:
     """After the verdict its times are divided by its speed, iteration by iteration: the healthy reference stays."""
-    loop = Adaptation(SITE)
+    loop = Loop(SITE)
     follow(loop, train(slow(3, 1 / 1.8, at=30), 70))
     assert loop.fitted is not None
     work = work_of([60, 60, 60])
@@ -123,7 +125,7 @@ def test_a_device_believed_slow_is_fitted_as_slow() -> None:
 def test_a_slowness_that_takes_long_to_name_is_not_learned_as_healthy(at: int) -> None:
     """Where cores are shared sixteen slow iterations are asked; eight drift. Of two ranks one slow is half of the evidence."""
     plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=16, micro_batches=8)
-    loop = Adaptation(msgspec.structs.replace(SITE, origin=plan, detector=SHARED_MACHINE))
+    loop = Loop(msgspec.structs.replace(SITE, origin=plan, detector=SHARED_MACHINE))
     steps = follow(loop, train(slow(1, 1 / 1.8, at=at), 80, plan=plan), plan)
     (verdict,) = events(steps, Verdict)
     assert (verdict.culprits[0].rank, verdict.since_iteration, verdict.at_iteration) == (1, at, at + 15)
@@ -137,13 +139,14 @@ def test_a_slowness_that_takes_long_to_name_is_not_learned_as_healthy(at: int) -
         assert fitted == pytest.approx(true, rel=0.01)
 
 
-def in_trial(loop: Adaptation, truth: Truth) -> Plan:
+def in_trial(loop: Loop, truth: Truth) -> Plan:
     """The loop after rank 3 was named, with the plan that it then proposed just applied."""
     steps = follow(loop, train(truth, 40))
     (proposal,) = [step.proposal for step in steps.values() if step.proposal]
     plan = proposal.plan.renumbered(1)
     regrouped = Regrouped(plan_version=1, iteration=40, seconds=0.3, migrate_seconds=0.1, moved_bytes=10**6)
-    assert loop.applied(plan, "p1", regrouped, old=PLAN) == []
+    loop.now, scores = loop.now.applied(plan, "p1", regrouped, before=PLAN, old=PLAN)
+    assert scores == []
     return plan
 
 
@@ -152,21 +155,21 @@ def test_a_trial_that_a_slowdown_ends_says_whose(rank: int, why: str) -> None:
     def truth(now: int) -> Speeds:
         return {**slow(3, 0.6, at=20)(now), **slow(rank, 0.3, at=44)(now)}
 
-    loop = Adaptation(SITE)
+    loop = Loop(SITE)
     plan = in_trial(loop, truth)
     scores = events(follow(loop, train(truth, 15, plan=plan, first=40), plan), PlanScored)
     assert [score.void for score in scores] == [why]
 
 
 def test_a_proposal_carries_what_it_was_founded_on() -> None:
-    loop = Adaptation(SITE)
+    loop = Loop(SITE)
     steps = follow(loop, train(slow(3, 0.6, at=20), 40))
     (proposal,) = [step.proposal for step in steps.values() if step.proposal]
     evidence = proposal.evidence
     assert evidence["predictor"] == 1
-    assert evidence["speeds"] == {"3": loop.detector.speeds[3]}
+    assert evidence["speeds"] == {"3": loop.now.monitor.speeds[3]}
     assert evidence["gain_interval_us"] == proposal.gain_interval_us
-    assert evidence["options"] == loop.options.scheduler.digest
+    assert evidence["options"] == loop.now.options.scheduler.digest
     assert msgspec.json.decode(msgspec.json.encode(evidence))["speeds"] == evidence["speeds"]
 
 
@@ -174,19 +177,19 @@ def test_a_plan_that_cannot_be_made_ends_nothing_and_is_said(monkeypatch: pytest
     def propose(*_: object) -> None:
         raise PlanError("nobody executes layer 3")
 
-    monkeypatch.setattr("unskew.analytics.loop.adaptation.propose", propose)
-    steps = follow(Adaptation(SITE), train(slow(3, 0.6, at=20), 40))
+    monkeypatch.setattr("unskew.analytics.loop.asking.propose", propose)
+    steps = follow(Loop(SITE), train(slow(3, 0.6, at=20), 40))
     assert max(steps) == 39
     assert "no other plan could be made: nobody executes layer 3" in [step.reason for step in steps.values()]
 
 
 @pytest.mark.parametrize("truth_known", [False, True])
 def test_only_where_every_slowness_is_injected_one_without_a_fault_is_called_false(truth_known: bool) -> None:
-    loop = Adaptation(msgspec.structs.replace(SITE, truth_known=truth_known))
+    loop = Loop(msgspec.structs.replace(SITE, truth_known=truth_known))
     steps = follow(loop, train(slow(3, 0.6, at=20), 40))
     assert len(events(steps, Verdict)) == 1
     assert [score.correct for score in events(steps, VerdictScored)] == [False] * truth_known
-    dead, scored = loop.lost(Suspect(rank=5, how="exit", detail="signal 9"), 40)
+    _, (dead, scored) = loop.now.lost(Suspect(rank=5, how="exit", detail="signal 9"), 40)
     assert isinstance(dead, Verdict)
     assert isinstance(scored, VerdictScored)
     assert (scored.correct, scored.by) == (True, "later")
@@ -199,10 +202,10 @@ def test_where_nobody_knows_the_truth_later_evidence_scores_a_verdict(until: int
     def truth(now: int) -> Speeds:
         return slow(3, 0.6, at=20)(now) if now < until else {}
 
-    loop = Adaptation(SITE)
+    loop = Loop(SITE)
     steps = follow(loop, train(truth, 50))
     verdict = events(steps, Verdict)[0]
-    scores = [*events(steps, VerdictScored), *[event for event in loop.finish() if isinstance(event, VerdictScored)]]
+    scores = [*events(steps, VerdictScored), *[event for event in loop.now.finished() if isinstance(event, VerdictScored)]]
     if until == 400:
         (score,) = scores
         assert (score.verdict, score.correct, score.by) == (verdict.verdict, True, "later")
@@ -215,7 +218,7 @@ def test_where_nobody_knows_the_truth_later_evidence_scores_a_verdict(until: int
 
 def test_an_end_that_was_learned_while_the_run_started_up_is_learned_again_when_the_iterations_show_it() -> None:
     """The first ten iterations end 150 ms later than all that follow; chunks are as predicted throughout."""
-    loop = Adaptation(SITE)
+    loop = Loop(SITE)
     slow_start = (
         msgspec.structs.replace(
             one, committed=msgspec.structs.replace(one.committed, measured_us=one.committed.measured_us + late)

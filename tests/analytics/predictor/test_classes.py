@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from support.adaptation_loop import Loop
 from support.runtime_runs import train as train_live
 
 from unskew.analytics.core.cost import HEALTHY, ChunkCost, CostModel, PlaceCost, Speeds
@@ -18,7 +19,8 @@ from unskew.analytics.core.plan import Hop, Plan, Role, Route, validate
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.detector.options import EMULATED
 from unskew.analytics.diagnosis.diagnose import diagnose
-from unskew.analytics.loop.adaptation import Adaptation, Site
+from unskew.analytics.loop.adaptation import Adaptation
+from unskew.analytics.loop.site import Site
 from unskew.analytics.pipeline.prediction import durations_us, layer_costs, predict_iteration
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.predictor.fit import expected_us, fit
@@ -87,12 +89,12 @@ def train(
         )  # fmt: skip
 
 
-def adaptation(classes: dict[str, tuple[int, ...]]) -> Adaptation:
+def adaptation(classes: dict[str, tuple[int, ...]]) -> Loop:
     site = Site(
         origin=PLAN, iterations=500, layer_bytes=(10**6,) * 16, bytes_per_us=200.0, regroup_us=3e5, detector=EMULATED,
         truth_known=True, classes=classes,
     )  # fmt: skip
-    return Adaptation(site)
+    return Loop(site)
 
 
 def test_in_a_mixed_cluster_nobody_is_accused_of_being_old_and_a_slow_old_device_is_named_with_its_own_speed() -> None:
@@ -136,8 +138,9 @@ def test_what_is_fitted_survives_the_log() -> None:
     again = msgspec.convert(msgspec.json.decode(msgspec.json.encode(fitted.model)), CostModel)
     assert loop.fitted is not None
     assert again == loop.fitted.model
-    like = Adaptation.like(msgspec.json.decode(msgspec.json.encode(loop.started()), type=type(loop.started())))
-    assert like.site == loop.site
+    started = loop.now.started()
+    like = Adaptation.like(msgspec.json.decode(msgspec.json.encode(started), type=type(started)))
+    assert like == Adaptation.begin(loop.now.site)
 
 
 def test_a_class_that_has_no_head_yet_borrows_it_in_proportion_and_one_that_has_nothing_else_tells_it_apart() -> None:

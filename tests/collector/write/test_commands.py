@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from unskew.collector.command import Command
 from unskew.collector.paths import Store
-from unskew.collector.write.commands import Command, CommandError, Inbox, controller_alive, hold_controller_lock, send
+from unskew.collector.write.commands import CommandError, Inbox, controller_alive, hold_controller_lock, send
 
 
 def approve(target: str, at_us: int) -> Command:

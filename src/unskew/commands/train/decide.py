@@ -11,8 +11,8 @@ from unskew.collector.events import CommandRefused, Event, Mode, ModeChanged, Pl
 from unskew.commands.common import StoreOption, fail, known_run, locate, refuse
 
 if TYPE_CHECKING:
+    from unskew.collector.command import Command
     from unskew.collector.paths import Store
-    from unskew.collector.write.commands import Command
 
 ANSWER_WITHIN_S = 15.0
 
@@ -27,7 +27,7 @@ RunOption = Annotated[
 
 def approve(proposal: Proposal, by: By, reason: Reason, run: RunOption = None, store: StoreOption = None) -> None:
     """Let a proposed change of plan take effect."""
-    from unskew.collector.write.commands import Command
+    from unskew.collector.command import Command
 
     place = locate(store)
     decide(place, Command(kind="approve", run=living_run(place, run), target=proposal, by=by, reason=reason))
@@ -35,7 +35,7 @@ def approve(proposal: Proposal, by: By, reason: Reason, run: RunOption = None, s
 
 def reject(proposal: Proposal, by: By, reason: Reason, run: RunOption = None, store: StoreOption = None) -> None:
     """Turn down a proposed change of plan."""
-    from unskew.collector.write.commands import Command
+    from unskew.collector.command import Command
 
     place = locate(store)
     decide(place, Command(kind="reject", run=living_run(place, run), target=proposal, by=by, reason=reason))
@@ -49,7 +49,7 @@ def mode(
     store: StoreOption = None,
 ) -> None:
     """Choose who decides on optional changes of plan: nobody (observe), people (approve) or the controller (auto)."""
-    from unskew.collector.write.commands import Command
+    from unskew.collector.command import Command
 
     place = locate(store)
     decide(place, Command(kind="mode", run=known_run(place, run), target=mode, by=by, reason=reason))

@@ -1,0 +1,171 @@
+"""Proposals that wait for approval: what the mode allows, what people say, what expires.
+
+The queue is what the run's control events add up to (`take`); its other methods return the events to be logged next.
+
+Modes govern optional changes: observe only records a proposal, approve waits for somebody, auto approves within its limits. A
+minimal recovery after a death is no optional change.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.scheduler.changes import describe
+from unskew.analytics.scheduler.propose import Proposal
+from unskew.collector.command import Command
+from unskew.collector.events import (
+    CommandRefused,
+    Control,
+    Mode,
+    ModeChanged,
+    Note,
+    PlanApproved,
+    PlanExpired,
+    PlanIssued,
+    PlanProposed,
+    PlanRejected,
+    RunStarted,
+)
+
+_MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+class AutoLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What mode auto may do by itself: so many optional changes a run, so many iterations apart, with at least this gain."""
+
+    most_changes: int = 20
+    least_apart: int = 5
+    least_gain_percent: float = 3.0
+
+
+class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """One proposal is open at a time, a newer one replaces it; `approved_by` None = nobody has approved it yet.
+
+    `numbered` proposals were made, `changes` optional ones applied, the last change of any kind in iteration `last_change`.
+    """
+
+    iterations: int
+    mode: Mode = "auto"
+    limits: AutoLimits = AutoLimits()
+    open: PlanProposed | None = None
+    approved_by: str | None = None
+    numbered: int = 0
+    changes: int = 0
+    last_change: int | None = None
+
+    @property
+    def approved(self) -> PlanProposed | None:
+        """The proposal to be applied."""
+        return self.open if self.approved_by is not None else None
+
+    def take(self, event: Control) -> ApprovalQueue:
+        """With one more event of the run in the log."""
+        closed: dict[str, Any] = {"open": None, "approved_by": None}
+        match event:
+            case RunStarted() | ModeChanged():
+                changed: dict[str, Any] = {"mode": event.mode}
+            case PlanProposed(optional=False):
+                changed = {"numbered": self.numbered + 1, "last_change": event.at_iteration}
+            case PlanProposed():
+                changed = {"numbered": self.numbered + 1, "open": event, "approved_by": None}
+            case PlanApproved() if self._is_open(event.proposal):
+                changed = {"approved_by": event.by}
+            case PlanRejected() | PlanExpired() if self._is_open(event.proposal):
+                changed = closed
+            case PlanIssued() if self._is_open(event.proposal):
+                changed = {**closed, "changes": self.changes + 1, "last_change": event.watermark}
+            case _:
+                return self
+        return msgspec.structs.replace(self, **changed)
+
+    def propose(self, found: Proposal, verdict: int | None, reason: str, iteration: int, old: Plan) -> list[Control]:
+        """Make an optional proposal, unless an approved one is about to be applied."""
+        if self.approved is not None:
+            return []
+        made = found.event(self._next_name, verdict=verdict, reason=reason, at_iteration=iteration, old=old)
+        return [*self.expire("a newer proposal came"), made]
+
+    def recovery(
+        self, plan: Plan, old: Plan, rank: int, *, verdict: int | None, iteration: int, expected_us: float | None
+    ) -> tuple[PlanProposed, PlanApproved]:
+        """The minimal recovery after the loss of `rank`, proposed and approved in one breath."""
+        return (
+            PlanProposed(
+                proposal=self._next_name,
+                plan_version=plan.plan_version,
+                digest=plan.digest,
+                optional=False,
+                reason=f"rank {rank} was lost: its work is rerouted to ranks that hold its layers",
+                verdict=verdict,
+                plan=plan.to_data(),
+                predicted_us=None if expected_us is None else round(expected_us),
+                baseline_us=None,
+                gain_percent=None,
+                cost_us=0,
+                payback_iterations=None,
+                at_iteration=iteration,
+                change=describe(old, plan),
+            ),
+            PlanApproved(
+                proposal=self._next_name, by="controller", reason=f"minimal recovery applies at once in mode {self.mode}"
+            ),
+        )
+
+    def settle(self, iteration: int) -> list[Control]:
+        """What becomes of the open proposal by itself: it expires when it no longer pays, auto approves it."""
+        if self.open is None:
+            return []
+        if self.approved is not None:
+            return self.expire("mode observe applies no change") if self.mode == "observe" else []
+        gain_us = (self.open.baseline_us or 0) - (self.open.predicted_us or 0)
+        if gain_us * (self.iterations - iteration) < self.open.cost_us:
+            return self.expire(f"at iteration {iteration} too few iterations are left to repay the change")
+        gain_percent = self.open.gain_percent or 0.0
+        if self.mode != "auto" or self._auto_refuses(gain_percent, iteration):
+            return []
+        reason = f"gain of {gain_percent:.1f} % is within the limits of auto"
+        return [PlanApproved(proposal=self.open.proposal, by="auto", reason=reason)]
+
+    def expire(self, reason: str) -> list[Control]:
+        """Nothing is to be open any more."""
+        return [] if self.open is None else [PlanExpired(proposal=self.open.proposal, reason=reason)]
+
+    def command(self, command: Command) -> Control:
+        """What somebody asks: approve, reject, another mode, a note. A command that cannot be carried out is refused in the
+        log."""
+        if command.kind == "note":
+            return Note(text=command.reason, by=command.by)
+        if refusal := self._refusal(command):
+            return CommandRefused(command=f"{command.kind} {command.target}".strip(), by=command.by, reason=refusal)
+        if command.kind == "mode":
+            mode: Mode = next(mode for mode in _MODES if mode == command.target)
+            return ModeChanged(mode=mode, by=command.by, reason=command.reason)
+        answer = PlanApproved if command.kind == "approve" else PlanRejected
+        return answer(proposal=command.target, by=command.by, reason=command.reason)
+
+    def _refusal(self, command: Command) -> str:
+        """Why a command cannot be carried out; "" when it can."""
+        if command.kind == "mode":
+            known = f"mode {command.target} is not known, allowed: {', '.join(_MODES)}"
+            return "" if command.target in _MODES else known
+        if not self._is_open(command.target) or self.approved is not None:
+            return f"proposal {command.target} is not open"
+        return "mode observe applies no change; switch to approve first" if self.mode == "observe" else ""
+
+    def _auto_refuses(self, gain_percent: float, iteration: int) -> bool:
+        limits = self.limits
+        return (
+            self.changes >= limits.most_changes
+            or gain_percent < limits.least_gain_percent
+            or (self.last_change is not None and iteration - self.last_change < limits.least_apart)
+        )
+
+    def _is_open(self, proposal: str) -> bool:
+        return self.open is not None and self.open.proposal == proposal
+
+    @property
+    def _next_name(self) -> str:
+        return f"p{self.numbered + 1}"

@@ -1,0 +1,259 @@
+"""The rules of a controller: what happened -> what it decides. A live run, its replay and its backtest go by them.
+
+A rule is pure: (state, what happened) -> (state, decisions). Times stand in what happened. What a rule decides to log changes
+the state as the same events do when they are read back from the log: so a replay gives the rules the same causes, compares what
+they decide, and takes what the run did from its record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from unskew.analytics.core.iteration import IterationTelemetry
+from unskew.analytics.core.plan import Plan, PlanError
+from unskew.analytics.health.liveness import Suspect
+from unskew.analytics.health.probing import Probe
+from unskew.analytics.loop.adaptation import Adaptation, AdaptationStep
+from unskew.analytics.loop.approval_queue import ApprovalQueue
+from unskew.analytics.loop.plans import Plans
+from unskew.analytics.scheduler.recovery import recover
+from unskew.collector.command import Command
+from unskew.collector.events import (
+    Control,
+    DeviceJoined,
+    DeviceLost,
+    FaultInjected,
+    IterationJudged,
+    Mode,
+    Note,
+    PlanApplied,
+    PlanIssued,
+    PlanKept,
+    Regrouped,
+    StandbyMeasured,
+    Verdict,
+)
+
+
+class Log(msgspec.Struct, frozen=True):
+    """Append these events, as one batch, before what is decided after them is done."""
+
+    events: tuple[Control, ...]
+    actor: str = "controller"
+
+
+class Issue(msgspec.Struct, frozen=True, kw_only=True):
+    """Send `plan` to the ranks. `abort`: at once, else at the next boundary; `leaving`: ranks that hand over and leave;
+    `probe`: what they measure when it begins."""
+
+    plan: Plan
+    proposal: str
+    reason: str
+    abort: bool
+    leaving: tuple[int, ...] = ()
+    probe: Probe | None = None
+
+
+class MeasureIdle(msgspec.Struct, frozen=True):
+    """Let ranks that execute nothing measure themselves while the others are in `iteration`."""
+
+    ranks: tuple[int, ...]
+    iteration: int
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """The run cannot go on."""
+
+    reason: str
+
+
+Decision = IterationJudged | Log | Issue | MeasureIdle | Stop
+
+
+class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
+    """`adaptation` and `committed` (iterations judged so far) follow from the iterations; the rest is what the run's control
+    events add up to."""
+
+    adaptation: Adaptation
+    queue: ApprovalQueue
+    plans: Plans
+    alive: frozenset[int] = frozenset()
+    committed: int = 0
+
+    @staticmethod
+    def begin(adaptation: Adaptation, mode: Mode = "auto") -> ControllerState:
+        """Before anything has happened."""
+        site = adaptation.site
+        queue = ApprovalQueue(iterations=site.iterations, mode=mode)
+        return ControllerState(adaptation=adaptation, queue=queue, plans=Plans(first=site.origin))
+
+    def take(self, event: Control) -> ControllerState:
+        """With one more event of the run in the log."""
+        alive = self.alive
+        if isinstance(event, DeviceJoined):
+            alive |= {event.rank}
+        elif isinstance(event, DeviceLost):
+            alive -= {event.rank}
+        return msgspec.structs.replace(self, queue=self.queue.take(event), plans=self.plans.take(event), alive=alive)
+
+
+Outcome = tuple[ControllerState, list[Decision]]
+
+
+def started(state: ControllerState) -> Outcome:
+    """The run begins with its first plan."""
+    return _issue(state, state.plans.first, "the run's first plan", abort=True, after=[state.adaptation.started()])
+
+
+def joined(state: ControllerState, event: DeviceJoined) -> Outcome:
+    """A rank has started."""
+    return _log(state, event)
+
+
+def committed(state: ControllerState, released: IterationTelemetry) -> Outcome:
+    """One whole committed iteration: judge it, then act, unless another plan is on its way or the run is over."""
+    plan = state.plans.by_plan_version[released.committed.plan_version]
+    adaptation, step = state.adaptation.observe(released, plan, state.alive)
+    state = msgspec.structs.replace(state, adaptation=adaptation, committed=released.committed.iteration + 1)
+    state, logged = _log(state, *step.events)
+    if plan.plan_version != state.plans.latest.plan_version or state.committed >= state.queue.iterations:
+        return state, [step.judged, *logged]
+    state, answered = _answer(state, step, plan)
+    state, issued = _apply_approved(state)
+    return state, [step.judged, *logged, *answered, *issued, *_measure_idle(state)]
+
+
+def lost(state: ControllerState, event: DeviceLost) -> Outcome:
+    """A rank's process has ended: name it, then reroute its work; on standby it had none."""
+    rank, iteration, why = event.rank, event.iteration or 0, f"rank {event.rank} was lost"
+    suspect = Suspect(rank=rank, how=event.how, detail=event.detail, victims=event.victims)
+    involved = rank in state.plans.involved
+    adaptation, found = state.adaptation.lost(suspect, iteration)
+    state = msgspec.structs.replace(state, adaptation=adaptation)
+    given_up = state.plans.give_up(why) if involved else []
+    state, decisions = _log(state, event, *found, *state.queue.expire(why), *given_up)
+    if not involved:
+        return state, decisions
+    if state.queue.mode == "observe":
+        return state, [*decisions, Stop(f"{why} ({event.detail}) and mode observe changes nothing: the run stops")]
+    base = state.plans.base
+    try:
+        plan = recover(base, {rank}, state.plans.next_plan_version)
+    except PlanError as error:
+        return state, [*decisions, Stop(str(error))]
+    verdict = next((one.verdict for one in found if isinstance(one, Verdict)), None)
+    expected_us = adaptation.expected_us(plan)
+    proposed = state.queue.recovery(plan, base, rank, verdict=verdict, iteration=iteration, expected_us=expected_us)
+    reason, name = f"{why} ({event.how})", proposed[0].proposal
+    state, issued = _issue(state, plan, reason, abort=True, proposal=name, after=proposed)
+    return state, [*decisions, *issued]
+
+
+def cut_off(state: ControllerState, reason: str) -> Outcome:
+    """Ranks cannot go on although none was lost: the same plan again."""
+    note = Note(text=f"{reason}: regrouping with the same plan", by="controller")
+    plan = state.plans.base.renumbered(state.plans.next_plan_version)
+    return _issue(state, plan, reason, abort=True, after=[note, *state.plans.give_up(reason)])
+
+
+def applied(state: ControllerState, event: PlanApplied, regrouped: Regrouped) -> Outcome:
+    """Every living member acts on the plan."""
+    pending = state.plans.pending
+    adaptation, over = state.adaptation.applied(
+        Plan.from_data(event.plan), event.proposal, regrouped, before=state.plans.applied, old=pending.old if pending else None
+    )
+    return _log(msgspec.structs.replace(state, adaptation=adaptation), *over, event, regrouped)
+
+
+def injected(state: ControllerState, event: FaultInjected) -> Outcome:
+    """A fault is about to be carried out."""
+    return _log(msgspec.structs.replace(state, adaptation=state.adaptation.injected(event)), event)
+
+
+def measured(state: ControllerState, product: StandbyMeasured) -> Outcome:
+    """A rank that executes nothing has multiplied its matrix; what slowdown that is, is found here."""
+    adaptation, events = state.adaptation.measured(product)
+    return _log(msgspec.structs.replace(state, adaptation=adaptation), *events)
+
+
+def commanded(state: ControllerState, commands: Sequence[Command]) -> Outcome:
+    """What people ask."""
+    decisions: list[Decision] = []
+    for command in commands:
+        state, logged = _log(state, state.queue.command(command), actor=command.by)
+        decisions += logged
+    state, issued = _apply_approved(state)
+    return state, [*decisions, *issued]
+
+
+def finished(state: ControllerState) -> Outcome:
+    """The run ends: score what there is, close what is open."""
+    why = "the run ended"
+    return _log(state, *state.adaptation.finished(), *state.queue.expire(why), *state.plans.give_up(why))
+
+
+def _answer(state: ControllerState, step: AdaptationStep, plan: Plan) -> Outcome:
+    """What becomes of the Scheduler's answer, or of a wish to probe: that holds training up, so not in mode observe."""
+    iteration = step.judged.iteration
+    if step.probe is not None:
+        if state.queue.mode == "observe" or state.plans.pending is not None:
+            return state, []
+        again = plan.renumbered(state.plans.next_plan_version)
+        return _issue(state, again, f"probe: {step.reason}", abort=False, probe=step.probe)
+    if step.proposal is not None:
+        return _log(state, *state.queue.propose(step.proposal, step.verdict, step.reason, iteration, plan))
+    if not step.reason:
+        return state, []
+    kept = PlanKept(plan_version=plan.plan_version, at_iteration=iteration, reason=step.reason, verdict=step.verdict)
+    return _log(state, kept, *state.queue.expire(step.reason))
+
+
+def _apply_approved(state: ControllerState) -> Outcome:
+    """Issue the approved plan; one change at a time."""
+    if state.plans.pending is not None:
+        return state, []
+    state, decisions = _log(state, *state.queue.settle(state.committed))
+    approved = state.queue.approved
+    if approved is None:
+        return state, decisions
+    plan = Plan.from_data(approved.plan).renumbered(state.plans.next_plan_version)
+    reason = f"approved by {state.queue.approved_by}"
+    state, issued = _issue(state, plan, reason, abort=False, proposal=approved.proposal)
+    return state, [*decisions, *issued]
+
+
+def _measure_idle(state: ControllerState) -> list[Decision]:
+    """Now and then the ranks that execute nothing measure themselves; it holds nobody up, so in every mode."""
+    idle = state.alive - state.plans.in_force.executors
+    every = state.adaptation.options.probing.standby_every
+    due = idle and state.plans.pending is None and state.committed % every == 0
+    return [MeasureIdle(tuple(sorted(idle)), state.committed)] if due else []
+
+
+def _issue(
+    state: ControllerState,
+    plan: Plan,
+    reason: str,
+    *,
+    abort: bool,
+    proposal: str = "",
+    probe: Probe | None = None,
+    after: Sequence[Control] = (),
+) -> Outcome:
+    """Log a plan, in one batch `after` what led to it, then send it."""
+    leaving = set() if abort else state.alive.intersection(state.plans.in_force.ranks) - {*plan.ranks}
+    issued = PlanIssued(
+        plan_version=plan.plan_version, proposal=proposal, optional=not abort, plan=plan.to_data(), watermark=state.committed
+    )
+    send = Issue(plan=plan, proposal=proposal, reason=reason, abort=abort, leaving=tuple(sorted(leaving)), probe=probe)
+    state, logged = _log(state, *after, issued)
+    return state, [*logged, send]
+
+
+def _log(state: ControllerState, *events: Control, actor: str = "controller") -> Outcome:
+    """Log `events` as one batch; they are in the state at once."""
+    for event in events:
+        state = state.take(event)
+    return state, [Log(events, actor)] if events else []

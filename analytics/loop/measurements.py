@@ -1,0 +1,51 @@
+"""What was measured directly, beside the iterations: matrix products of suspects (probes) and of ranks that execute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from unskew.analytics.detector.standby import StandbyReading
+from unskew.analytics.health.probing import Probe, ProbeOptions, ProbeResult, measured, references, wanted
+from unskew.collector.events import Span, StandbyMeasured
+
+
+class Measurements(msgspec.Struct, frozen=True, kw_only=True):
+    """`references`: rank -> us of its product when the run began; `readings`: of ranks on standby since the last conclusion."""
+
+    references: dict[int, float] = {}
+    probed_at: int | None = None
+    readings: dict[int, tuple[StandbyReading, ...]] = {}
+
+    def probed(self, spans: Sequence[Span]) -> tuple[Measurements, ProbeResult | None]:
+        """What was probed before an iteration; the first probe, when the run began, is what later ones are compared with."""
+        if not spans:
+            return self, None
+        if not self.references:
+            return msgspec.structs.replace(self, references=references(spans)), None
+        return self, measured(spans, self.references)
+
+    def probe(
+        self, iteration: int, doubted: Mapping[int, float], n_ranks: int, options: ProbeOptions
+    ) -> tuple[Measurements, Probe | None, str]:
+        """The probe to run after `iteration`, where the evidence is not enough and more can be had."""
+        if not self.references:
+            return self, None, ""
+        probe, reason = wanted(iteration, doubted, n_ranks, self.probed_at, options)
+        return (self, None, "") if probe is None else (msgspec.structs.replace(self, probed_at=iteration), probe, reason)
+
+    def on_standby(self, product: StandbyMeasured) -> tuple[Measurements, StandbyMeasured]:
+        """A rank that executes nothing has multiplied its matrix; with its slowdown, where there is a reference."""
+        reference = self.references.get(product.rank)
+        if not reference:
+            return self, msgspec.structs.replace(product, slowdown=None)
+        slowdown = product.product_us / reference
+        readings = (*self.readings.get(product.rank, ()), StandbyReading(product.iteration, slowdown))
+        after = msgspec.structs.replace(self, readings={**self.readings, product.rank: readings})
+        return after, msgspec.structs.replace(product, slowdown=round(slowdown, 4))
+
+    def without(self, ranks: Collection[int]) -> Measurements:
+        """What these ranks showed on standby is concluded, or over."""
+        left = {rank: readings for rank, readings in self.readings.items() if rank not in ranks}
+        return msgspec.structs.replace(self, readings=left)

@@ -1,0 +1,43 @@
+"""What the deciding part of a run is given: the place it decides for, and its options."""
+
+from __future__ import annotations
+
+import msgspec
+
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.detector.options import DetectorOptions
+from unskew.analytics.health.probing import ProbeOptions
+from unskew.analytics.predictor.retraining import RetrainingOptions
+from unskew.analytics.scheduler.propose import SchedulerOptions
+
+
+class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts are iterations. `settle`: so long after a change of plan or of belief before the Scheduler is asked; `score_over`:
+    an effect is scored over so many (scoring.py says over how few it is void)."""
+
+    retraining: RetrainingOptions = RetrainingOptions()
+    recent: int = 20
+    settle: int = 2
+    score_over: int = 20
+    probing: ProbeOptions = ProbeOptions()
+    scheduler: SchedulerOptions = SchedulerOptions()
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """What the Scheduler must know of the place, beyond what the log tells (see `SchedulerState`).
+
+    `bytes_per_us`, `regroup_us`: what a change of plan costs until the run has measured its own. `shared_cores`: ranks
+    outnumber these cores of a real device, None elsewhere. Then an iteration takes at least all its CPU time over the
+    cores, and no gain of a plan is claimed. `truth_known`: every slowness is injected (emulated devices). `detector`: the
+    thresholds for this class of device. `classes`: device class -> its ranks (`CostModel.classes`).
+    """
+
+    origin: Plan
+    iterations: int
+    layer_bytes: tuple[int, ...]
+    bytes_per_us: float
+    regroup_us: float
+    shared_cores: int | None = None
+    detector: DetectorOptions = DetectorOptions()
+    truth_known: bool = False
+    classes: dict[str, tuple[int, ...]] = {}
