@@ -1,6 +1,6 @@
 """Only iteration times: a slowdown of the whole job, and nobody to name for it (docs/reference/verdicts/job_wide.md).
 
-Per iteration, on x = log(time / prediction), or on log(time) where nothing is predicted:
+Per iteration, on x = log(time):
 
 1. reference = median of the last `window` quiet values, noise = 1.4826 x their median distance from it;
 2. a two-sided CUSUM on x - reference - level (cusum.py), its threshold from the same budget of false alarms;
@@ -54,34 +54,23 @@ class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
     next_verdict: int = 1
 
 
-class JobWide:
-    """`step` with its state held."""
-
-    def __init__(self, options: JobWideOptions | None = None) -> None:
-        self.options = options or JobWideOptions()
-        self.state = JobWideState()
-
-    def observe(self, iteration: int, measured_us: float, predicted_us: float | None = None) -> Verdicts:
-        """Judge the next iteration's time. Raises `ValueError` when it is not later than the last."""
-        self.state, verdicts = step(self.state, iteration, measured_us, self.options, predicted_us=predicted_us)
-        return verdicts
-
-
 def judge(times: Iterable[tuple[int, float]], options: JobWideOptions | None = None) -> list[Verdict | VerdictClosed]:
     """The verdicts on a whole series of (iteration, us), in order."""
-    job = JobWide(options)
-    return [verdict for iteration, us in times for verdict in job.observe(iteration, us)]
+    options, state = options or JobWideOptions(), JobWideState()
+    found: list[Verdict | VerdictClosed] = []
+    for iteration, us in times:
+        state, verdicts = step(state, iteration, us, options)
+        found += verdicts
+    return found
 
 
-def step(
-    state: JobWideState, iteration: int, measured_us: float, options: JobWideOptions, *, predicted_us: float | None = None
-) -> tuple[JobWideState, Verdicts]:
-    """One iteration further."""
+def step(state: JobWideState, iteration: int, measured_us: float, options: JobWideOptions) -> tuple[JobWideState, Verdicts]:
+    """One iteration further. Raises `ValueError` when it is not later than the last."""
     if iteration <= state.iteration:
         raise ValueError(f"iteration {iteration} after iteration {state.iteration}: iterations are judged once, in order")
-    if measured_us <= 0 or (predicted_us is not None and predicted_us <= 0):
+    if measured_us <= 0:
         return msgspec.structs.replace(state, iteration=iteration), ()
-    x = log(measured_us / (predicted_us or 1.0))
+    x = log(measured_us)
     if len(state.past) < options.least_past:
         sums = CusumSums.fresh((), iteration)
         return msgspec.structs.replace(state, iteration=iteration, past=(*state.past, x), sums=sums), ()
