@@ -13,7 +13,8 @@
    the place whose layers overlap most with those that it holds; what a replica cannot place goes to others by the same overlap.
 7. Re-plan (`must_replan`) only when some device's rate moved by 0.3 or more, or one died or came back.
 
-Both programs go to HiGHS (scipy.optimize.milp). Simplified: one layer cost for all stages but the embedding and head, no
+Both programs go to HiGHS (scipy.optimize.milp): `share_out` (core/sharing.py) reaches the same optima by other shares, which
+are not what the paper's figures were compared with. Simplified: one layer cost for all stages but the embedding and head, no
 cross-node cost in step 6; the paper's weight(k) in R is 1.
 """
 

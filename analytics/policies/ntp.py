@@ -11,29 +11,6 @@ from unskew.analytics.core.sharing import proportional
 from unskew.analytics.policies.base import ClusterView, Policy, Reaction
 
 
-def availability(failed: float, domain: int) -> float:
-    """The share of scale-up domains without a failed GPU when a share `failed` of all GPUs has failed at random.
-
-    >>> round(availability(0.001, 64), 2)
-    0.94
-    """
-    return float((1.0 - failed) ** domain)
-
-
-def loss_dropping(failed: float, domain: int) -> float:
-    """Throughput lost when every domain with a failed GPU is dropped (the paper: up to 12 % at 4e-3 and domains of 32)."""
-    return 1.0 - availability(failed, domain)
-
-
-def loss_ntp(failed: float, domain: int) -> float:
-    """Throughput lost when such domains work on with what they have and domains of equal size are packed together.
-
-    A domain with j of n GPUs gone gives (n - j) / n: on average exactly the failed share is lost, at most j / n of a replica;
-    the packed replica runs at its weakest domain, here the domain with one GPU gone: 1 / n of the hurt domains' throughput.
-    """
-    return loss_dropping(failed, domain) / domain + failed
-
-
 class NtpPolicy(Policy):
     """Simplified: gradient resharding is hidden (the paper: at most 4 % of backward, NVIDIA says under 1 %); no power boost
     (NTP-PW); dead slots are not re-packed into few replicas, slots are fixed here; a failure restarts the job, as there.

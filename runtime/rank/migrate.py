@@ -21,7 +21,7 @@ class LayersLost(RuntimeError):  # noqa: N818 - an event of the run, not a defec
     """No survivor holds a current copy of some layer: only a checkpoint could bring it back."""
 
 
-class LayerMove(msgspec.Struct, frozen=True):
+class LayerTransfer(msgspec.Struct, frozen=True):
     """`target` takes `layer` from `source`."""
 
     layer: int
@@ -29,7 +29,7 @@ class LayerMove(msgspec.Struct, frozen=True):
     target: int
 
 
-def plan_moves(plan: Plan, current: Mapping[int, Sequence[int]]) -> tuple[LayerMove, ...]:
+def plan_moves(plan: Plan, current: Mapping[int, Sequence[int]]) -> tuple[LayerTransfer, ...]:
     """Which copies must travel so that every rank holds its role's layers; `current[rank]` = layers it has a current copy of.
 
     Each missing layer comes from the current holder that sends least so far (the lowest rank among equals).
@@ -46,7 +46,7 @@ def plan_moves(plan: Plan, current: Mapping[int, Sequence[int]]) -> tuple[LayerM
                 raise LayersLost(f"layer {layer} is lost: no surviving rank holds a current copy")
             source = min(holders, key=lambda rank: (sends[rank], rank))
             sends[source] += 1
-            moves.append(LayerMove(layer, source, role.rank))
+            moves.append(LayerTransfer(layer, source, role.rank))
     return tuple(moves)
 
 
@@ -59,7 +59,7 @@ def exchange_holdings(comm: Comm, n_layers: int, layers: Mapping[int, HeldLayer]
     }
 
 
-def execute_moves(comm: Comm, moves: Sequence[LayerMove], layers: Mapping[int, HeldLayer], committed: int) -> int:
+def execute_moves(comm: Comm, moves: Sequence[LayerTransfer], layers: Mapping[int, HeldLayer], committed: int) -> int:
     """Send and take what concerns this rank; `layers` must already have a place for what comes. Returns bytes received.
 
     Ends with a barrier: when it returns on one rank, every rank holds what the plan asks of it. Raises `PeerLost`.

@@ -84,19 +84,30 @@ def least_time_us(job: PlannerJob, table: Floats, sizes: Ints) -> float:
 
     A table that ends too early counts as finished at its end, which keeps the bound valid.
     """
-    if not len(table):
-        return float("inf")
+    return finish(table, sizes, job.micro_batches, open_ended=True)[0] if len(table) else float("inf")
+
+
+def finish(table: Floats, sizes: Ints, total: int, *, open_ended: bool = False) -> tuple[float, Ints]:
+    """(the least T, what each kind can do by then) such that the kinds' replicas together finish `total` micro-batches.
+
+    `table` [kind, 0, 1, ... micro-batches] are times, never falling, `sizes` how many replicas are of each kind. `open_ended`:
+    a kind that comes to the end of its row can do any number.
+    """
     most = table.shape[1] - 1
+
+    def possible(limit_us: float) -> Ints:
+        counts = (table <= limit_us * (1 + 1e-12)).sum(axis=1) - 1
+        return np.asarray(np.where(counts >= most, total, counts) if open_ended else counts)
+
     values = np.unique(table)
     low, high = 0, len(values) - 1
     while low < high:
         middle = (low + high) // 2
-        finished = (table <= values[middle] * (1 + 1e-12)).sum(axis=1) - 1
-        if int((finished * sizes).sum()) >= job.micro_batches or (most < job.micro_batches and (finished >= most).any()):
+        if int((possible(values[middle]) * sizes).sum()) >= total:
             high = middle
         else:
             low = middle + 1
-    return float(values[low])
+    return float(values[low]), possible(values[low])
 
 
 def _replica_bounds(job: PlannerJob, speeds: Floats, most: int, usual: int) -> Floats:

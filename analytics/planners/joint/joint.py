@@ -23,6 +23,7 @@ import numpy as np
 from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.costing import distinct, replica_us
+from unskew.analytics.planners.joint.bounds import finish
 from unskew.analytics.planners.joint.capability import Capability, capability, settle, speeds_at, ways_to_lend
 from unskew.analytics.planners.joint.evaluation import holds, iteration_us
 from unskew.analytics.planners.joint.partition import PartitionSearch, bound_us, polish
@@ -131,20 +132,8 @@ def share_micro_batches(job: PlannerJob, classes: ReplicaClasses, layers: Ints, 
     sizes = classes.sizes[able]
     if int(sizes.sum()) * most < job.micro_batches:
         table = time_table(job, layers[able], classes.tables[able], job.micro_batches)
-    values = np.unique(table)
-    low, high = 0, len(values) - 1
-
-    def possible(limit_us: float) -> Ints:
-        return np.asarray((table <= limit_us * (1 + 1e-12)).sum(axis=1) - 1)
-
-    while low < high:
-        middle = (low + high) // 2
-        if int((possible(values[middle]) * sizes).sum()) >= job.micro_batches:
-            high = middle
-        else:
-            low = middle + 1
     per_class = np.zeros(len(classes.sizes), dtype=np.int64)
-    per_class[able] = possible(values[low])
+    per_class[able] = finish(table, sizes, job.micro_batches)[1]
     counts = per_class[classes.of_replica]
     surplus = int(counts.sum()) - job.micro_batches
     padded = np.zeros((len(classes.sizes), table.shape[1]))

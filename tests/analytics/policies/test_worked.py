@@ -22,7 +22,7 @@ from unskew.analytics.policies.ft_hsdp import FtHsdpPolicy, closed_form
 from unskew.analytics.policies.greyhound import GreyhoundPolicy, gathered, shares
 from unskew.analytics.policies.malleus import MalleusPolicy
 from unskew.analytics.policies.nothing import NothingPolicy
-from unskew.analytics.policies.ntp import NtpPolicy, availability, loss_dropping, loss_ntp
+from unskew.analytics.policies.ntp import NtpPolicy
 from unskew.analytics.policies.oobleck import OobleckPolicy
 from unskew.analytics.policies.planning import planned
 from unskew.analytics.policies.recover import MicroBatchShares, RecoverPolicy, boundary, steady
@@ -201,10 +201,7 @@ def test_adaptra_absorbs_a_link_delay_with_more_warm_up() -> None:
 
 
 def test_ntp_keeps_what_dropping_replicas_loses() -> None:
-    """0.1 % failed at TP64 = 94 % availability; at 4e-3 and domains of 32 dropping loses 12 %, NTP at most 3 %."""
-    assert round(availability(0.001, 64), 2) == 0.94
-    assert round(loss_dropping(4e-3, 32), 2) == 0.12
-    assert loss_ntp(4e-3, 32) < 0.03
+    """A replica that has lost three of eight devices goes on with five, and with fewer micro-batches."""
     answer = ask(NtpPolicy(), bare(tp=8), speeds_of(bare(tp=8), {0: 0.0, 1: 0.0, 2: 0.0}))
     assert answer.layout is not None
     assert [len(pipeline.groups[0]) for pipeline in answer.layout.pipelines] == [5, 8]  # no power of two is needed
