@@ -13,7 +13,7 @@ run: .venv/run.stamp
 check: lint
 	$(TWO_AT_ONCE) -m "not slow and not alone" $(ARGS)
 
-# What measures time goes after the rest, by itself. 5: ARGS chose no test of that kind.
+# What starts ranks or measures time goes after the rest, by itself. 5: ARGS chose no test of that kind.
 test: .venv/test.stamp chromium
 	$(TWO_AT_ONCE) -m "not alone" $(ARGS) || test $$? = 5
 	$(BIN)/python -m pytest -m alone $(ARGS) || test $$? = 5

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 
 FACTS = {"run_id", "device", "iterations", "losses", "iteration_s", "faults", "verdicts", "plans", "events", "verify"}
 Processes = Callable[[], dict[int, str]]

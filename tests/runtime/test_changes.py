@@ -25,7 +25,7 @@ from unskew.collector.events import (
 from unskew.collector.files.tail import Entry
 from unskew.collector.write.commands import CommandError, send
 
-pytestmark = [pytest.mark.limit(120), pytest.mark.slow]
+pytestmark = [pytest.mark.limit(120), pytest.mark.alone]
 SLOW = "slow:rank=1,factor=2,at=9"
 
 

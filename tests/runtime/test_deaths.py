@@ -9,7 +9,7 @@ from support.runtime_runs import Run, train
 
 from unskew.collector.events import DeviceLost, IterationCommitted, PlanApplied, Regrouped, RunFinished, Verdict
 
-pytestmark = [pytest.mark.limit(90), pytest.mark.slow]
+pytestmark = [pytest.mark.limit(90), pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

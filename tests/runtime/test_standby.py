@@ -30,7 +30,7 @@ from unskew.collector.files.tail import Entry
 from unskew.collector.read.reader import open_store
 from unskew.edge.recorded_run import recorded_run
 
-pytestmark = [pytest.mark.limit(240), pytest.mark.slow]
+pytestmark = [pytest.mark.limit(240), pytest.mark.alone]
 SLOW = "slow:rank=1,factor=6,at=9"
 LAYOUT = {"layers": 4, "iterations": 60}
 
@@ -90,9 +90,7 @@ def test_the_only_holder_of_layers_hands_them_over_before_it_stands_by(tmp_path:
 
 
 # A hang takes a second to be named, so that run needs iterations that take their time.
-@pytest.mark.parametrize(
-    ("fault", "how", "device"), [("kill", "exit", "virtual"), pytest.param("hang", "hung", "sleep", marks=pytest.mark.alone)]
-)
+@pytest.mark.parametrize(("fault", "how", "device"), [("kill", "exit", "virtual"), ("hang", "hung", "sleep")])
 def test_nothing_is_redone_when_a_rank_is_lost_on_standby(
     fault: str, how: str, device: str, tmp_path: Path, undisturbed: Run
 ) -> None:

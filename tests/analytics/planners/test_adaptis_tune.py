@@ -143,7 +143,7 @@ def test_lengths_scale_the_quadratic_part_alone():
         model_profile("llama")
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.limit(120)
 def test_a_tuned_plan_trains_what_1f1b_trains(tmp_path):
     """The search's own order, executed by real ranks that hold several ranges each: the same losses, also after a death."""
