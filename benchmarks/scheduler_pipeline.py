@@ -14,7 +14,7 @@ import numpy as np
 from unskew.analytics.core.plan import PASSES, splits_backward
 from unskew.analytics.pipeline.bubbles import bubbles
 from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
-from unskew.analytics.pipeline.model_profiles import PROFILES, model_profile
+from unskew.analytics.pipeline.model_profiles import MODELS, model_profile
 from unskew.analytics.planners.adaptis.task import AdaptisResult, AdaptisTask
 from unskew.analytics.planners.adaptis.tune import BASELINES, gains, tune
 from unskew.benchmarks.report import Figure, figure, publish
@@ -95,7 +95,7 @@ def _median_ms(work: Callable[[], object], times: int) -> float:
 def adaptis_figures() -> Iterator[Figure]:
     """AdaPtis on every profile and shape, and on a pipeline with a slow device."""
     over_best, over_interleaved, gaps, seconds = [], [], [], []
-    for name in PROFILES:
+    for name in MODELS:
         profile = model_profile(name)
         for devices, micro_batches in SHAPES:
             for slow in ((), ((devices // 2, 0.5),)) if devices == 4 else ((),):

@@ -1,6 +1,6 @@
-"""Models as a planner sees them: what each unit (embedding, block, head) costs, holds and keeps.
+"""Models as a planner sees them: what each unit (embedding, block, head) costs, holds and keeps (data/models.toml).
 
-Two kinds of profile, both for micro-batches of one sequence of 4,096 tokens:
+Two kinds of times, both for micro-batches of one sequence of 4,096 tokens:
 
 * measured: per-layer times as the authors of AdaPtis/OctoPipe publish them with their simulator SimPipe (llama3-8b,
   llama3-70b);
@@ -15,12 +15,11 @@ A split of a unit's forward into a linear and a quadratic part in the tokens ser
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import numpy as np
 
 from unskew.analytics.pipeline.dag import Array
+from unskew.data import table
 
 TOKENS = 4096
 FLOPS_PER_US = 400e6  # 400 TFLOP/s: what large kernels reach on one H100; only ratios of costs matter to a plan
@@ -58,167 +57,158 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
         return np.array([(unit.f_us, unit.b_us, unit.w_us) for unit in self.units]).T
 
 
-def _measured(
-    name: str, ms: dict[str, str], *, hidden: int, vocabulary: int, blocks: int, block_parameters: int
-) -> ModelProfile:
-    """A profile of published times: `ms` has "F B W" per unit in milliseconds."""
-
-    def unit(of: str, parameters: int, kept: float) -> UnitCost:
-        f, b, w = (1000.0 * float(part) for part in ms[of].split())
-        return UnitCost(name=of, f_us=f, b_us=b, w_us=w, parameters=parameters, kept_bytes=kept)
-
-    width = TOKENS * hidden
-    units = (
-        unit("embedding", vocabulary * hidden, 2.0 * width),
-        *[unit("block", block_parameters, 34.0 * width)] * blocks,
-        unit("head", vocabulary * hidden, 4.0 * TOKENS * vocabulary),
-    )
-    return ModelProfile(name=name, units=units, source="SimPipe's published profile: sequence 4096, micro-batch 1")
-
-
-class _Stated:
-    """Builds units from a model's published dimensions."""
-
-    def __init__(self, hidden: int) -> None:
-        self.hidden = hidden
-
-    def unit(
-        self,
-        name: str,
-        *,
-        weights: float,
-        active: float | None = None,
-        pairs: float = 0.0,
-        scan: float = 0.0,
-        kept: float = 17.0,
-    ) -> UnitCost:
-        """`weights` held, `active` of them used per token; `pairs`: operations per pair of tokens before the causal half;
-        `scan`: further operations per token; `kept`: bytes per token and hidden value."""
-        linear = (2.0 * (weights if active is None else active) + scan) * TOKENS / FLOPS_PER_US
-        quadratic = pairs / 2 * TOKENS * TOKENS / FLOPS_PER_US
-        return UnitCost(
-            name=name,
-            f_us=linear + quadratic,
-            b_us=linear + 2 * quadratic,
-            w_us=linear,
-            f_quadratic_us=quadratic,
-            b_quadratic_us=2 * quadratic,
-            parameters=round(weights),
-            kept_bytes=kept * TOKENS * self.hidden,
-        )
-
-    def embedding(self, vocabulary: int) -> UnitCost:
-        return self.unit("embedding", weights=vocabulary * self.hidden, active=0.0, kept=2.0)
-
-    def head(self, vocabulary: int) -> UnitCost:
-        return self.unit("head", weights=vocabulary * self.hidden, kept=4.0 * vocabulary / self.hidden)
-
-    def attention(self, heads: int, groups: int, width: int) -> UnitCost:
-        weights = self.hidden * width * (2 * heads + 2 * groups)
-        return self.unit("attention", weights=weights, pairs=4.0 * heads * width)
-
-    def latent_attention(self, heads: int, *, query: int, latent: int, nope: int, rope: int, value: int) -> UnitCost:
-        weights = self.hidden * (query + latent + rope) + query * heads * (nope + rope)
-        weights += latent * heads * (nope + value) + heads * value * self.hidden
-        return self.unit("attention", weights=weights, pairs=2.0 * heads * (nope + rope + value))
-
-    def mlp(self, ffn: int, matrices: int = 3) -> UnitCost:
-        return self.unit("mlp", weights=matrices * self.hidden * ffn)
-
-    def experts(self, ffn: int, *, routed: int, used: int, shared: int = 0) -> UnitCost:
-        expert = 3.0 * self.hidden * ffn
-        router = self.hidden * routed
-        return self.unit("moe", weights=expert * (routed + shared) + router, active=expert * (used + shared) + router)
-
-    def mamba(self, inner: int, state: int, groups: int = 1) -> UnitCost:
-        weights = self.hidden * (2 * inner + 2 * groups * state) + inner * self.hidden
-        return self.unit("mamba", weights=weights, scan=9.0 * inner * state)
-
-
-def joined(name: str, *parts: UnitCost) -> UnitCost:
-    """Units that cannot be parted, as one."""
-    sums = {field: sum(getattr(part, field) for part in parts) for field in UnitCost.__struct_fields__ if field != "name"}
-    return UnitCost(name=name, **sums)
-
-
-def _nemotron_h_8b() -> ModelProfile:
-    of = _Stated(4096)
-    kinds = {"M": of.mamba(8192, 128, 8), "-": of.mlp(21504, 2), "*": of.attention(32, 8, 128)}
-    pattern = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
-    units = (of.embedding(131072), *(kinds[letter] for letter in pattern), of.head(131072))
-    return ModelProfile(
-        name="nemotron-h-8b",
-        units=units,
-        source="dimensions and layer pattern of nvidia/Nemotron-H-8B-Base-8K's config.json (arXiv 2504.03624); times stated",
-    )
-
-
-def _jamba_52b() -> ModelProfile:
-    of = _Stated(4096)
-    blocks = []
-    for layer in range(32):
-        mixer = of.attention(32, 8, 128) if layer % 8 == 4 else of.mamba(8192, 16)
-        after = of.experts(14336, routed=16, used=2) if layer % 2 == 1 else of.mlp(14336)
-        blocks.append(joined(f"{mixer.name}+{after.name}", mixer, after))
-    return ModelProfile(
-        name="jamba-52b",
-        units=(of.embedding(65536), *blocks, of.head(65536)),
-        source="dimensions of ai21labs/Jamba-v0.1's config.json (arXiv 2403.19887); times stated",
-    )
-
-
-def _gemma2_9b() -> ModelProfile:
-    of = _Stated(3584)
-    block = joined("block", of.attention(16, 8, 256), of.mlp(14336))
-    return ModelProfile(
-        name="gemma2-9b",
-        units=(of.embedding(256000), *[block] * 42, of.head(256000)),
-        source="dimensions of google/gemma-2-9b's config.json (arXiv 2408.00118); sliding windows not modelled; times stated",
-    )
-
-
-def _deepseek_like() -> ModelProfile:
-    of = _Stated(7168)
-    attention = of.latent_attention(128, query=1536, latent=512, nope=128, rope=64, value=128)
-    dense = joined("dense block", attention, of.mlp(18432))
-    sparse = joined("moe block", attention, of.experts(2048, routed=256, used=8, shared=1))
-    return ModelProfile(
-        name="deepseek-like",
-        units=(of.embedding(129280), *[dense] * 3, *[sparse] * 58, of.head(129280)),
-        source="dimensions of DeepSeek-V3's config.json (arXiv 2412.19437), without multi-token prediction; times stated",
-    )
-
-
-PROFILES: dict[str, Callable[[], ModelProfile]] = {
-    "llama3-8b": lambda: _measured(
-        "llama3-8b",
-        {"block": "1.737 1.967 1.083", "embedding": "3.54 2.11 0", "head": "10.39 7.46 0.04"},
-        hidden=4096,
-        vocabulary=128256,
-        blocks=32,
-        block_parameters=218_112_000,
-    ),
-    "llama3-70b": lambda: _measured(
-        "llama3-70b",
-        {"block": "5.599 6.844 4.366", "embedding": "4.37 2.09 0", "head": "11.45 18.61 7.43"},
-        hidden=8192,
-        vocabulary=128256,
-        blocks=80,
-        block_parameters=855_654_400,
-    ),
-    "nemotron-h-8b": _nemotron_h_8b,
-    "jamba-52b": _jamba_52b,
-    "gemma2-9b": _gemma2_9b,
-    "deepseek-like": _deepseek_like,
-}
-
-
 class UnknownModelError(ValueError):
     """An unknown profile; the message is one sentence."""
 
 
+class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    """A part of a unit, by its dimensions; `ms`: measured F, B, W."""
+
+    ms: tuple[float, float, float] | None = None
+
+    def stated(self, hidden: int) -> UnitCost:
+        """What the dimensions say."""
+        raise NotImplementedError
+
+    def cost(self, hidden: int) -> UnitCost:
+        stated = self.stated(hidden)
+        if self.ms is None:
+            return stated
+        f, b, w = (1000.0 * part for part in self.ms)
+        return msgspec.structs.replace(stated, f_us=f, b_us=b, w_us=w, f_quadratic_us=0.0, b_quadratic_us=0.0)
+
+
+class Embedding(_Part, frozen=True, kw_only=True, tag="embedding"):
+    vocabulary: int
+
+    def stated(self, hidden: int) -> UnitCost:
+        return _stated("embedding", hidden, weights=self.vocabulary * hidden, active=0.0, kept=2.0)
+
+
+class Head(_Part, frozen=True, kw_only=True, tag="head"):
+    vocabulary: int
+
+    def stated(self, hidden: int) -> UnitCost:
+        return _stated("head", hidden, weights=self.vocabulary * hidden, kept=4.0 * self.vocabulary / hidden)
+
+
+class Block(_Part, frozen=True, kw_only=True, tag="block"):
+    """Attention and MLP as one, measured."""
+
+    parameters: int
+
+    def stated(self, hidden: int) -> UnitCost:
+        return _stated("block", hidden, weights=self.parameters, kept=34.0)
+
+
+class Attention(_Part, frozen=True, kw_only=True, tag="attention"):
+    heads: int
+    groups: int
+    width: int
+
+    def stated(self, hidden: int) -> UnitCost:
+        weights = hidden * self.width * (2 * self.heads + 2 * self.groups)
+        return _stated("attention", hidden, weights=weights, pairs=4.0 * self.heads * self.width)
+
+
+class LatentAttention(_Part, frozen=True, kw_only=True, tag="latent-attention"):
+    heads: int
+    query: int
+    latent: int
+    nope: int
+    rope: int
+    value: int
+
+    def stated(self, hidden: int) -> UnitCost:
+        weights = hidden * (self.query + self.latent + self.rope) + self.query * self.heads * (self.nope + self.rope)
+        weights += self.latent * self.heads * (self.nope + self.value) + self.heads * self.value * hidden
+        return _stated("attention", hidden, weights=weights, pairs=2.0 * self.heads * (self.nope + self.rope + self.value))
+
+
+class Mlp(_Part, frozen=True, kw_only=True, tag="mlp"):
+    ffn: int
+    matrices: int = 3
+
+    def stated(self, hidden: int) -> UnitCost:
+        return _stated("mlp", hidden, weights=self.matrices * hidden * self.ffn)
+
+
+class Experts(_Part, frozen=True, kw_only=True, tag="experts"):
+    ffn: int
+    routed: int
+    used: int
+    shared: int = 0
+
+    def stated(self, hidden: int) -> UnitCost:
+        expert, router = 3.0 * hidden * self.ffn, hidden * self.routed
+        held, active = expert * (self.routed + self.shared) + router, expert * (self.used + self.shared) + router
+        return _stated("moe", hidden, weights=held, active=active)
+
+
+class Mamba(_Part, frozen=True, kw_only=True, tag="mamba"):
+    inner: int
+    state: int
+    groups: int = 1
+
+    def stated(self, hidden: int) -> UnitCost:
+        weights = hidden * (2 * self.inner + 2 * self.groups * self.state) + self.inner * hidden
+        return _stated("mamba", hidden, weights=weights, scan=9.0 * self.inner * self.state)
+
+
+def _stated(
+    name: str,
+    hidden: int,
+    *,
+    weights: float,
+    active: float | None = None,
+    pairs: float = 0.0,
+    scan: float = 0.0,
+    kept: float = 17.0,
+) -> UnitCost:
+    """`weights` held, `active` of them used per token; `pairs`: operations per pair of tokens before the causal half; `scan`:
+    further operations per token; `kept`: bytes per token and hidden value."""
+    linear = (2.0 * (weights if active is None else active) + scan) * TOKENS / FLOPS_PER_US
+    quadratic = pairs / 2 * TOKENS * TOKENS / FLOPS_PER_US
+    return UnitCost(
+        name=name,
+        f_us=linear + quadratic,
+        b_us=linear + 2 * quadratic,
+        w_us=linear,
+        f_quadratic_us=quadratic,
+        b_quadratic_us=2 * quadratic,
+        parameters=round(weights),
+        kept_bytes=kept * TOKENS * hidden,
+    )
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row of the table. `layers`: letters and how often they are repeated; `parts`: what a letter's layer consists of."""
+
+    source: str
+    hidden: int
+    embedding: Embedding
+    head: Head
+    layers: tuple[tuple[str, int], ...]
+    parts: dict[str, tuple[Block | Attention | LatentAttention | Mlp | Experts | Mamba, ...]]
+
+    def units(self) -> tuple[UnitCost, ...]:
+        cost = {letter: _joined([part.cost(self.hidden) for part in parts]) for letter, parts in self.parts.items()}
+        blocks = [cost[letter] for letters, times in self.layers for letter in letters * times]
+        return (self.embedding.cost(self.hidden), *blocks, self.head.cost(self.hidden))
+
+
+def _joined(parts: list[UnitCost]) -> UnitCost:
+    """Units that cannot be parted, as one."""
+    name = "+".join(part.name for part in parts)
+    sums = {field: sum(getattr(part, field) for part in parts) for field in UnitCost.__struct_fields__ if field != "name"}
+    return UnitCost(name=name, **sums)
+
+
+MODELS = table("models", dict[str, Model])
+
+
 def model_profile(name: str) -> ModelProfile:
     """The profile of this name. Raises `UnknownModelError`."""
-    if name not in PROFILES:
-        raise UnknownModelError(f"model {name} is not known, allowed: {', '.join(PROFILES)}")
-    return PROFILES[name]()
+    if name not in MODELS:
+        raise UnknownModelError(f"model {name} is not known, allowed: {', '.join(MODELS)}")
+    return ModelProfile(name=name, units=MODELS[name].units(), source=MODELS[name].source)

@@ -12,7 +12,7 @@ from unskew.analytics.diagnosis.trace.fill import from_operations
 from unskew.analytics.diagnosis.trace.record import record
 from unskew.analytics.diagnosis.trace.whatif import what_if
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
-from unskew.analytics.pipeline.model_profiles import PROFILES, model_profile
+from unskew.analytics.pipeline.model_profiles import MODELS, model_profile
 from unskew.analytics.planners.adaptis.task import AdaptisTask, gains
 from unskew.analytics.planners.adaptis.tune import BASELINES, tune
 from unskew.analytics.planners.malleus import layers_of, micro_batches_of, plan_malleus
@@ -95,7 +95,7 @@ def _adaptis(cell: Cell) -> Figures:
 ADAPTIS = Study(
     name="adaptis",
     about="partition, placement and schedule tuned together, per model profile (arXiv 2509.23722)",
-    cells=lambda _seeds: [Cell(study="adaptis", name=name, seed=0) for name in PROFILES],
+    cells=lambda _seeds: [Cell(study="adaptis", name=name, seed=0) for name in MODELS],
     measure=_adaptis,
     paper={"over interleaved 1F1B, mean of profiles and shapes": 1.42},
     why=lambda figure, _paper, _ours: "other models and shapes; the paper's text could not be read" if "mean" in figure else "",

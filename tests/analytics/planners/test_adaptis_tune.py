@@ -13,7 +13,7 @@ from support.runtime_runs import train
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.pipeline.evaluator import evaluate, per_hop
 from unskew.analytics.pipeline.memory import peak_activations
-from unskew.analytics.pipeline.model_profiles import PROFILES, TOKENS, UnknownModelError, model_profile
+from unskew.analytics.pipeline.model_profiles import MODELS, TOKENS, UnknownModelError, model_profile
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.adaptis.bound import busiest_device_us, lower_bound_us
 from unskew.analytics.planners.adaptis.dispatch import DispatchOptions, PipelineTask, dispatch
@@ -28,7 +28,7 @@ def task_of(name: str, devices: int = 4, micro_batches: int = 8, **changes: obje
     return AdaptisTask(**{**facts, "kept": np.array([unit.kept_bytes for unit in profile.units]), **changes})
 
 
-@pytest.mark.parametrize("name", sorted(PROFILES))
+@pytest.mark.parametrize("name", sorted(MODELS))
 def test_never_below_the_best_baseline_nor_beyond_the_bound(name):
     task = task_of(name)
     found = tune(task, evaluations=120)
