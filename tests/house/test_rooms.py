@@ -1,4 +1,4 @@
-"""Rooms, the sub-packages: which may import which, and each of a size that one can look over.
+"""Rooms, the sub-packages: which may import which, no circle of modules, and each of a size that one can look over.
 
 An import within a function counts like one at the top.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,13 @@ def test_rooms_import_only_what_lies_below_them(package: str) -> None:
         if name.startswith(prefix) and other.startswith(prefix) and height(other, package) > height(name, package)
     ]
     assert not up, "; ".join(up)
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    try:
+        TopologicalSorter(GRAPH).prepare()
+    except CycleError as circle:
+        pytest.fail(" -> ".join(reversed(circle.args[1])))
 
 
 def test_the_lab_is_for_commands_and_benches() -> None:
