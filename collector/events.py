@@ -31,6 +31,7 @@ Cause = Literal[
     "slow_device", "slow_link", "dead", "hung", "long_sequences", "stage_imbalance", "input_bound", "gc_pause", "unknown"
 ]
 Mode = Literal["observe", "approve", "auto"]
+DeviceKind = Literal["cores", "gpus", "sleep", "virtual"]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -282,7 +283,8 @@ class Dropped(Telemetry, frozen=True, kw_only=True, tag="dropped@1"):
 class RunStarted(Control, frozen=True, kw_only=True, tag="run_started@1"):
     """`options` are those of `unskew run`; `clock` is monotonic, virtual or imported; `code` hashes the deciding modules.
 
-    The project's `version` has another name in a line, where `version` is the stream's.
+    `device` is a sentence for people; `device_kind` says what executes: CPU cores, a GPU to each rank, or an emulation; None =
+    nothing that is known. The project's `version` has another name in a line, where `version` is the stream's.
     """
 
     run: str
@@ -293,6 +295,7 @@ class RunStarted(Control, frozen=True, kw_only=True, tag="run_started@1"):
     options: dict[str, Any]
     code: str
     version: str = msgspec.field(name="unskew_version")
+    device_kind: DeviceKind | None = None
 
 
 class RunFinished(Control, frozen=True, kw_only=True, tag="run_finished@1"):

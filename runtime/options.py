@@ -14,10 +14,10 @@ from unskew.analytics.core.device_profiles import ProfileError, profile, profile
 from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Plan, PlanError
-from unskew.collector.events import Mode
+from unskew.collector.events import DeviceKind, Mode
 from unskew.runtime.corpus import check_folder
 
-DeviceKind = Literal["auto", "real", "sleep", "virtual"]
+AskedDevice = Literal["auto", "real", "sleep", "virtual"]
 DType = Literal["float32", "float64"]
 
 
@@ -69,7 +69,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         Parameter(help="A folder of text files.", panel=MATHS, metavar="PATH", default="the standard library's sources"),
     ] = None
     device: Annotated[
-        DeviceKind, Parameter(help="What executes: auto = real when every rank has a core or GPU.", panel=DEVICE)
+        AskedDevice, Parameter(help="What executes: auto = real when every rank has a core or GPU.", panel=DEVICE)
     ] = "auto"
     profile: Annotated[
         str,
@@ -155,10 +155,17 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Which kind of device the ranks get, whether rank r computes on GPU r, and the sentence that gives the reason;
     `classes`: each rank's class of device (its GPU's model, `cpu`, or the profile that it emulates)."""
 
-    device: DeviceKind
+    device: AskedDevice
     on_gpus: bool
     why: str
     classes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> DeviceKind:
+        """What executes, for the log."""
+        if self.device in {"sleep", "virtual"}:
+            return "sleep" if self.device == "sleep" else "virtual"
+        return "gpus" if self.on_gpus else "cores"
 
 
 def place(options: RunOptions, gpus: int, gpu_models: Sequence[str] = ()) -> Placement:

@@ -8,6 +8,7 @@ from math import isfinite, log
 import msgspec
 
 from unskew.analytics.detector.cusum import threshold
+from unskew.collector.events import DeviceKind
 
 
 class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,3 +85,10 @@ SHARED_MACHINE = DetectorOptions(
 """For real CPU cores: ranks share caches, power and execution units with whatever else runs on the machine and beside it.
 Healthy ranks really were 1.2 to 1.5 times slower for five to fifteen iterations, time without a core taken out, and a probe's
 product took 0.6 to 1.7 times as long as when the run began."""
+
+
+def options_for(kind: DeviceKind | None) -> DetectorOptions:
+    """The thresholds for a kind of device."""
+    if kind in {"sleep", "virtual"}:
+        return EMULATED
+    return SHARED_MACHINE if kind == "cores" else DetectorOptions()

@@ -18,10 +18,10 @@ from typing import Literal
 import msgspec
 
 from unskew.analytics.detector.job_wide import JobWideOptions, judge
-from unskew.analytics.detector.options import DetectorOptions
+from unskew.analytics.detector.options import DetectorOptions, options_for
 from unskew.analytics.detector.verdicts import devices
 from unskew.analytics.diagnosis.causes import NEXT_STEP, named
-from unskew.analytics.diagnosis.failslow import as_slow, follow_ranks, follow_run, follow_section, settled, thresholds
+from unskew.analytics.diagnosis.failslow import as_slow, follow_ranks, follow_run, follow_section, settled
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.graph import GraphError
@@ -79,7 +79,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         measured = [(section, time_lost(section, verdicts)) for section in sections]
         if measured:
             number = 1 + max((verdict.verdict for verdict in verdicts), default=0)
-            verdicts += tuple(named(measured, number, thresholds(log).digest))
+            verdicts += tuple(named(measured, number, options_for(log.device_kind).digest))
             lost_s = _device_seconds(log, measured)
     elif seen == "collectives":
         verdicts, problems = _waited(log)
@@ -103,7 +103,7 @@ def diagnose(log: RunLog) -> Diagnosis:
 
 def sections_of(log: RunLog) -> tuple[list[TraceSection], tuple[Verdict, ...], list[str]]:
     """The stretches of a run that has chunks, the Detector's verdicts on them, and what could not be used, a sentence each."""
-    return _with_lengths(log) if log.released else _without_lengths(log.trace, thresholds(log))
+    return _with_lengths(log) if log.released else _without_lengths(log.trace, options_for(log.device_kind))
 
 
 def _with_lengths(log: RunLog) -> tuple[list[TraceSection], tuple[Verdict, ...], list[str]]:
@@ -151,7 +151,7 @@ def _waited(log: RunLog) -> tuple[tuple[Verdict, ...], list[str]]:
         except ValueError as error:
             problems.append(f"slow_device under plan {plan_version}: {error}")
             continue
-        found = follow_waits(waits, thresholds(log))
+        found = follow_waits(waits, options_for(log.device_kind))
         said += [msgspec.structs.replace(verdict, verdict=len(said) + i) for i, verdict in enumerate(found, start=1)]
     return tuple(said), problems
 
@@ -223,7 +223,7 @@ def _missing(log: RunLog, seen: Observability) -> list[str]:
         found.append("slow_link: no times of messages between ranks")
     elif not log.released:
         found.append("slow_link: only messages of our own runs with their chunks are judged")
-    elif not thresholds(log).links:
+    elif not options_for(log.device_kind).links:
         found.append("slow_link: messages between processes that share cores, or are emulated, measure no link")
     if "data_wait" not in kinds:
         found.append("input_bound: no data_wait spans")

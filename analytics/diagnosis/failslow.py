@@ -12,7 +12,7 @@ import polars as pl
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.analytics.detector.detector import Detector
-from unskew.analytics.detector.options import EMULATED, SHARED_MACHINE, DetectorOptions
+from unskew.analytics.detector.options import DetectorOptions, options_for
 from unskew.analytics.detector.peer_groups import UnitRoles, equal_roles
 from unskew.analytics.detector.residuals import UnitTimes
 from unskew.analytics.detector.workers import judge_workers
@@ -34,16 +34,9 @@ class FailSlowResult(msgspec.Struct, frozen=True):
     seen: tuple[IterationSample, ...] = ()
 
 
-def thresholds(log: RunLog) -> DetectorOptions:
-    """Those of the run's class of device."""
-    if log.emulated:
-        return EMULATED
-    return SHARED_MACHINE if log.on_cores else DetectorOptions()
-
-
 def follow_run(log: RunLog) -> FailSlowResult:
     """One of our own runs again, iteration by iteration: predictors learned on the way, losses where the run saw them."""
-    monitor = Monitor(options=thresholds(log), retraining=Retraining(classes=log.classes))
+    monitor = Monitor(options=options_for(log.device_kind), retraining=Retraining(classes=log.classes))
     said: list[Verdict | VerdictClosed] = []
     seen: list[IterationSample] = []
     losses = sorted(log.lost, key=lambda lost: lost.watermark or 0)

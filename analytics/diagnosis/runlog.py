@@ -10,7 +10,7 @@ import polars as pl
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.trace.model import Trace
-from unskew.collector.events import CollectiveRecorded, DeviceLost, FaultInjected, GroupRecorded
+from unskew.collector.events import CollectiveRecorded, DeviceKind, DeviceLost, FaultInjected, GroupRecorded
 
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     run: str
-    device: str
+    device_kind: DeviceKind | None
     clock: str
     options: dict[str, Any]
     ranks: int
@@ -41,13 +41,3 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def imported(self) -> bool:
         return self.clock == "imported"
-
-    @property
-    def emulated(self) -> bool:
-        """Whether chunk times are slept or on a logical clock; `device` begins with its kind."""
-        return self.device.startswith(("sleep", "virtual"))
-
-    @property
-    def on_cores(self) -> bool:
-        """Whether ranks compute on CPU cores."""
-        return self.device.startswith("real") and "GPU" not in self.device

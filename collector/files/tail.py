@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from unskew.collector.events import CONTROL, TELEMETRY, Event
+from unskew.collector.events import CONTROL, TELEMETRY, Event, RunStarted
 from unskew.collector.files.flushes import is_torn, unpack
 from unskew.collector.files.segment import SUFFIX, first_seq, segment_name, segment_names
-from unskew.collector.files.upcasters import upcast
+from unskew.collector.files.upcasters import upcast, with_device_kind
 from unskew.collector.paths import Store
 
 READ_BYTES = 4 * 1024 * 1024
@@ -205,7 +205,7 @@ def decode_event(line: bytes) -> Event | None:
             event: Event = decode(line)
         except (msgspec.ValidationError, UnicodeDecodeError):
             continue
-        return event
+        return with_device_kind(event) if isinstance(event, RunStarted) else event
     return None
 
 

@@ -8,12 +8,13 @@ The fields of a span are columns of the log: they may be added, never renamed.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from unskew.collector.events import Event, tag_of
+from unskew.collector.events import DeviceKind, Event, RunStarted, tag_of
 
 
 class Upcast(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +50,16 @@ def upcast(fields: dict[str, Any]) -> dict[str, Any]:
     while (step := STEPS.get(fields.get("type", ""))) is not None:
         fields = step.line(fields)
     return fields
+
+
+def with_device_kind(started: RunStarted) -> RunStarted:
+    """Old versions had the kind of device in the sentence alone: "sleep: 8 ranks have ...", "real: 2 ranks on 2 GPUs"."""
+    if started.device_kind is not None:
+        return started
+    kinds: dict[str, DeviceKind] = {
+        "sleep": "sleep", "virtual": "virtual", "real": "gpus" if "GPU" in started.device else "cores"
+    }  # fmt: skip
+    return msgspec.structs.replace(started, device_kind=kinds.get(re.split("[:,]", started.device)[0]))
 
 
 def rows_of(event: type[Event], source: str) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from torch._C._distributed_c10d import TCPStore
 
 from unskew.analytics.core.code_hash import code_hash
-from unskew.analytics.detector.options import EMULATED, SHARED_MACHINE, DetectorOptions
+from unskew.analytics.detector.options import options_for
 from unskew.analytics.health.liveness import LivenessOptions
 from unskew.analytics.health.timeouts import too_early
 from unskew.analytics.loop.adaptation import Adaptation
@@ -205,6 +205,7 @@ def _started(run_id: str, options: RunOptions, placement: Placement) -> RunStart
     return RunStarted(
         run=run_id,
         device=placement.why,
+        device_kind=placement.kind,
         clock="virtual" if placement.device == "virtual" else "monotonic",
         mode=options.mode,
         ranks=options.ranks,
@@ -230,21 +231,14 @@ def _site(options: RunOptions, placement: Placement) -> Site:
         layer_bytes=tuple(per_element * count for count in elements),
         bytes_per_us=_BYTES_PER_US,
         regroup_us=_REGROUP_US,
-        shared_cores=cores() if placement.device == "real" and not placement.on_gpus and options.ranks > cores() else None,
+        shared_cores=cores() if placement.kind == "cores" and options.ranks > cores() else None,
         truth_known=placement.device != "real",
-        detector=_thresholds(placement),
+        detector=options_for(placement.kind),
         classes={
             name: tuple(rank for rank, own in enumerate(placement.classes) if own == name)
             for name in sorted({*placement.classes})
         },
     )
-
-
-def _thresholds(placement: Placement) -> DetectorOptions:
-    """For the class of device: emulated, on shared cores, or a GPU to each rank."""
-    if placement.device != "real":
-        return EMULATED
-    return DetectorOptions() if placement.on_gpus else SHARED_MACHINE
 
 
 def _compare(one: SummaryBuilder, other: SummaryBuilder) -> Verification:

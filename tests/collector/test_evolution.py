@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from support.golden_lines import FOLDER, fields_in, golden
 
-from unskew.collector.events import CONTROL, TELEMETRY, Event, Note, tag_of
+from unskew.collector.events import CONTROL, TELEMETRY, Event, Note, RunStarted, tag_of
 from unskew.collector.files import rows, upcasters
 from unskew.collector.files.segment import control_line, segment_name, telemetry_line
 from unskew.collector.files.tail import Entry, SpoolLines, Tail, decode_event
@@ -77,6 +77,24 @@ def test_old_versions_are_read_as_the_newest_by_code_and_by_sql(monkeypatch: pyt
         ((payload,),) = connection.sql(f"select payload from ({rows_of(Note, 'log')})").fetchall()
         assert decode_event(payload.encode()) == Note(text="a 'quoted' word", by="nobody")
         assert connection.sql("select payload from log").fetchall() == [(line.decode(),)], "what was written stays"
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [
+        ("sleep: 8 ranks have only 2 cores, chunk times of profile steady are emulated", "sleep"),
+        ("virtual, as asked", "virtual"),
+        ("real: 2 ranks on 2 cores", "cores"),
+        ("real, as asked: 2 ranks on 4 GPUs", "gpus"),
+        ("imported", None),
+    ],
+)
+def test_a_run_from_before_the_field_tells_its_kind_of_device(device: str, kind: str | None) -> None:
+    started = decode_event(
+        golden(RunStarted).read_bytes().splitlines()[0].replace(b'"device":"text"', b'"device":"%b"' % device.encode())
+    )
+    assert isinstance(started, RunStarted)
+    assert started.device_kind == kind
 
 
 def test_a_type_that_nobody_knows_is_kept_as_it_was_written(tmp_path: Path) -> None:

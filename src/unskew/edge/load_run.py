@@ -25,6 +25,7 @@ from unskew.collector.events import (
     IterationCommitted,
     MicroBatchPacked,
     Regrouped,
+    RunStarted,
     Span,
     tag_of,
 )
@@ -38,7 +39,7 @@ _SPAN = tuple(field.encode_name for field in msgspec.structs.fields(Span))
 
 def load_run(reader: Reader, run: str) -> RunLog:
     """What the log holds of `run`, which must be in the store."""
-    (about,) = reader.sql("select device, clock, ranks, options from runs where run = ?", [run]).to_dicts()
+    (about,) = reader.sql("select clock, ranks, options from runs where run = ?", [run]).to_dicts()
     options: dict[str, Any] = json.loads(about["options"] or "{}")
     plans = {
         row["plan_version"]: Plan.from_data(json.loads(row["plan"]))
@@ -51,7 +52,7 @@ def load_run(reader: Reader, run: str) -> RunLog:
            order by spans.iteration, spans.rank, seq""",
         [run],
     )
-    commits = _events(reader, run, IterationCommitted)
+    started, commits = _events(reader, run, RunStarted), _events(reader, run, IterationCommitted)
     packed = _events(reader, run, MicroBatchPacked)
     stepped = pl.DataFrame(
         [(c.iteration, c.plan_version, c.start_us, c.wall_us) for c in commits],
@@ -61,7 +62,7 @@ def load_run(reader: Reader, run: str) -> RunLog:
     exact = straggler_analysis.operations(reader, run)
     return RunLog(
         run=run,
-        device=about["device"],
+        device_kind=started[0].device_kind if started else None,
         clock=about["clock"],
         options=options,
         ranks=int(about["ranks"]),
