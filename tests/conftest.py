@@ -18,7 +18,7 @@ import pytest
 
 DEFAULT_LIMIT_S = 60.0
 STUCK_AFTER_S = 30.0
-GONE_WITHIN_S = 40.0
+GONE_WITHIN_S = 10.0
 MARK = "UNSKEW_TEST_SESSION"
 STDERR = pytest.StashKey[int]()
 
