@@ -132,7 +132,7 @@ def _others(first: int, last: int) -> Iterator[SpoolLines]:
         yield SpoolLines(f"rank-{rank:04d}.1", 0, bytes(data))
     for i in range(first, last):
         ratios = tuple(
-            RankRatio(rank=rank, measured_us=160_000 * (2 if rank == 13 else 1), predicted_us=160_000, f=1.0, b=1.0)
+            RankRatio(rank=rank, measured_us=160_000 * (2 if rank == 13 else 1), healthy_us=160_000, f=1.0, b=1.0)
             for rank in range(RANKS)
         )
         judged = IterationJudged(

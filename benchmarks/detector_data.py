@@ -193,7 +193,7 @@ def sleeping_device(bench: Bench, seeds: Sequence[int] = range(3), iterations: i
         run = bench.run(msgspec.structs.replace(EIGHT_RANKS, device="sleep", seed=seed, iterations=iterations))
         judged = [event for event in run.of(IterationJudged) if event.predicted_us is not None and event.log_complete]
         errors += [abs((event.predicted_us or 0) / event.measured_us - 1) for event in judged]
-        covered += [one.measured_us / one.predicted_us for event in judged for one in event.ranks if one.predicted_us]
+        covered += [one.measured_us / one.healthy_us for event in judged for one in event.ranks if one.healthy_us]
     note = (
         f"{len(errors)} iterations of {len(seeds)} runs after warm-up; worst {100 * max(errors):.1f} %"
         if errors

@@ -126,11 +126,12 @@ class Heartbeat(Telemetry, frozen=True, kw_only=True, tag="heartbeat@1", gc=Fals
 
 
 class RankRatio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A rank's chunk times of one iteration over the prediction for a healthy device; None = it executed none of that kind."""
+    """A rank's chunk times of one iteration over `healthy_us`, what a healthy device would take; None = it executed none of
+    that kind."""
 
     rank: int
     measured_us: int
-    predicted_us: int
+    healthy_us: int = msgspec.field(name="predicted_us")
     f: float | None = None
     b: float | None = None
     w: float | None = None
@@ -151,7 +152,8 @@ class HostClock(Telemetry, frozen=True, kw_only=True, tag="host_clock@1"):
 class IterationJudged(Telemetry, frozen=True, kw_only=True, tag="iteration_judged@1"):
     """The Detector's view of one committed iteration: everything that led to a verdict or to none.
 
-    `log_complete` False: chunks were missing when patience ended, and nobody was judged by it.
+    `predicted_us`: what this iteration was to take at the speeds estimated then. `log_complete` False: chunks were missing when
+    patience ended, and nobody was judged by it.
     """
 
     iteration: int

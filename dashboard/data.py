@@ -136,12 +136,12 @@ _AXIS = """
         from (select iteration, iteration_us, (row_number() over (order by iteration) - 1) // $grain as x
               from iterations where run = $run and iteration between $first and $last))"""
 _CELLS = """
-    select x, named as iteration, rank, sum(measured_us)::bigint as measured_us, sum(predicted_us)::bigint as predicted_us,
+    select x, named as iteration, rank, sum(measured_us)::bigint as measured_us, sum(reference_us)::bigint as reference_us,
         sum(iteration_us)::bigint as iteration_us
     from told join axis using (iteration) group by x, named, rank order by x, rank"""
 _JUDGED = f"""
     with {_AXIS}, told as (
-        select iteration, rank, measured_us, predicted_us from judged
+        select iteration, rank, measured_us, predicted_us as reference_us from judged
         where run = $run and iteration between $first and $last and predicted_us > 0)
     {_CELLS}"""
 _CHUNKS = """
@@ -152,21 +152,21 @@ _TIMED = """
     where run = $run and iteration between $first and $last and type like 'iteration_timed@%' and rank is not null"""
 _BESIDE_PEERS = """
     with {axis}, spent as ({spent}),
-    told as (select *, median(measured_us) over (partition by iteration) as predicted_us from spent)
+    told as (select *, median(measured_us) over (partition by iteration) as reference_us from spent)
     {cells}"""
 
 
 @st.cache_data(ttl=1, show_spinner=False, max_entries=16)
 def judged(run: str, first: int, last: int, grain: int) -> pl.DataFrame:
     """Of the iterations `first` to `last` that are in the log, `grain` taken together: x (their position), iteration (the first
-    of them), rank, and the sums measured_us and predicted_us (chunk time) and iteration_us."""
+    of them), rank, and the sums measured_us, reference_us (of a healthy device; both chunk time) and iteration_us."""
     return sql(_JUDGED, {"run": run, "first": first, "last": last, "grain": grain}, refresh=False)
 
 
 @st.cache_data(ttl=60, show_spinner=False, max_entries=16)
 def beside_peers(run: str, first: int, last: int, grain: int) -> tuple[str, pl.DataFrame]:
     """Of an imported run, which nobody judged: what was timed ("compute", "iteration", "" = nothing per rank), and the columns
-    of `judged`, with the median of the ranks in the place of a prediction."""
+    of `judged`, with the median of the ranks as reference."""
     for what, spent in (("compute", _CHUNKS), ("iteration", _TIMED)):
         query = _BESIDE_PEERS.format(axis=_AXIS, spent=spent, cells=_CELLS)
         found = sql(query, {"run": run, "first": first, "last": last, "grain": grain}, refresh=False)

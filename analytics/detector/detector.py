@@ -432,7 +432,7 @@ def _ratios(state: DetectorState, load: Residuals, options: DetectorOptions) -> 
     by_kind = {kind: [v if v > 0 else None for v in ratio[:, i].tolist()] for i, kind in enumerate(load.kinds)}
     none = [None] * len(load.ranks)
     return tuple(
-        RankRatio(rank=rank, measured_us=round(us), predicted_us=round(predicted), f=f, b=b, w=w, score=round(s, 3))
+        RankRatio(rank=rank, measured_us=round(us), healthy_us=round(predicted), f=f, b=b, w=w, score=round(s, 3))
         for rank, us, predicted, f, b, w, s in zip(
             load.ranks,
             load.measured_us.tolist(),

@@ -37,7 +37,7 @@ LOWEST, HIGHEST, ROW = 192, 480, 24
 
 class HeatmapCells(msgspec.Struct, frozen=True):
     """What the chart draws. `measure`: whose time a cell is ("compute", "iteration"; "" = nothing is known by rank);
-    `rows`: the columns x, iteration, rank, measured_us, predicted_us, iteration_us; `against`: what predicted_us is;
+    `rows`: the columns x, iteration, rank, measured_us, reference_us, iteration_us; `against`: what reference_us is;
     `ranks`: those with a row; `grain`: iterations to a column."""
 
     measure: str
@@ -111,7 +111,7 @@ def _nothing(snapshot: Snapshot) -> str:
 def cells(found: HeatmapCells, window: Window, measure: str) -> pl.DataFrame:
     """The cells of the window: positions x and y, value, and the tooltip of each."""
     lasts = pl.Series(window.iterations)[[min(at, len(window.iterations)) - 1 for at in _ends(window, found.grain)]]
-    ratio = pl.col("measured_us") / pl.col("predicted_us")
+    ratio = pl.col("measured_us") / pl.col("reference_us")
     wait = 100 * (1 - pl.col("measured_us") / pl.col("iteration_us")).clip(0)
     value = {RATIO: ratio, MILLISECONDS: pl.col("measured_us") / 1e3, WAIT: wait}[measure]
     one = pl.format("iteration {}", "iteration")
@@ -124,7 +124,7 @@ def cells(found: HeatmapCells, window: Window, measure: str) -> pl.DataFrame:
         "rank",
         (one if found.grain == 1 else several).alias("when"),
         _milliseconds("measured_us").alias("measured"),
-        _milliseconds("predicted_us").alias("predicted"),
+        _milliseconds("reference_us").alias("reference"),
         ratio.round(2).cast(pl.String).alias("ratio"),
         pl.format("{} %", wait.round(0).cast(pl.Int64)).fill_null("–").alias("wait"),
     )
@@ -146,7 +146,7 @@ def chart(snapshot: Snapshot, window: Window, found: HeatmapCells, data: pl.Data
     body = _body(found.ranks)
     shown = [mark for mark in marks(snapshot.state) if window.holds(mark.iteration)]
     axis = {"type": "category", "data": names, "axisTick": {"show": False}, "splitLine": {"show": False}}
-    tooltip = f"<b>rank {{@rank}}, {{@when}}</b><br>{{@measured}} measured, {{@predicted}} {found.against}: {{@ratio}}" + (
+    tooltip = f"<b>rank {{@rank}}, {{@when}}</b><br>{{@measured}} measured, {{@reference}} {found.against}: {{@ratio}}" + (
         "<br>not computing for {@wait} of the iteration" if found.measure == "compute" else ""
     )
     return {

@@ -68,7 +68,7 @@ def committed(iteration: int, rank: int, loss: float = 2.0) -> ev.IterationCommi
 
 
 def judged(iteration: int, *ratios: tuple[int, float]) -> ev.IterationJudged:
-    ranks = tuple(ev.RankRatio(rank=rank, measured_us=int(ratio * 1000), predicted_us=1000) for rank, ratio in ratios)
+    ranks = tuple(ev.RankRatio(rank=rank, measured_us=int(ratio * 1000), healthy_us=1000) for rank, ratio in ratios)
     return ev.IterationJudged(iteration=iteration, plan_version=0, measured_us=1_200_000, predicted_us=1_000_000, ranks=ranks)
 
 

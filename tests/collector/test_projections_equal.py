@@ -41,7 +41,7 @@ committed = st.builds(
     start_us=st.just(0), wall_us=st.integers(0, 1000), log_complete=st.booleans(),
 )  # fmt: skip
 ratios = st.builds(
-    ev.RankRatio, rank=few, measured_us=st.integers(1, 99), predicted_us=st.integers(1, 99), f=st.none() | st.floats(0, 2)
+    ev.RankRatio, rank=few, measured_us=st.integers(1, 99), healthy_us=st.integers(1, 99), f=st.none() | st.floats(0, 2)
 )
 judged = st.builds(
     ev.IterationJudged, iteration=few, plan_version=few, measured_us=st.integers(0, 99), predicted_us=maybe_us,

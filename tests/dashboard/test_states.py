@@ -215,7 +215,7 @@ def test_a_long_window_is_shown_several_iterations_to_a_column_that_sum_up_exact
         first for first in range(0, 40, 7) if one.filter(pl.col("iteration").is_between(first, first + 6)).height
     ]
     expected = one.group_by((pl.col("iteration") // 7 * 7).alias("iteration"), "rank").agg(
-        pl.col("measured_us", "predicted_us", "iteration_us").sum()
+        pl.col("measured_us", "reference_us", "iteration_us").sum()
     )
     assert several["x"].to_list() == (several["iteration"] // 7).to_list()
     assert_frame_equal(several.drop("x"), expected.sort("iteration", "rank"), check_dtypes=False)
@@ -264,7 +264,7 @@ def test_an_imported_trace_has_a_page_without_loss_tokens_and_plan(store: Store,
 
     told, beside = data.beside_peers(asked.split()[2], 7, 7, 1)
     assert told == "compute"
-    assert beside.select("rank", "measured_us", "predicted_us").rows() == [(0, 100_000, 150_000), (4, 200_000, 150_000)]
+    assert beside.select("rank", "measured_us", "reference_us").rows() == [(0, 100_000, 150_000), (4, 200_000, 150_000)]
 
 
 def test_a_diagnosis_made_afterwards_stands_on_the_page(store: Store, tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ class RunWriter:
                     f=off["F"],
                     b=off["B"],
                     score=max(off.values()) - 1,
-                    predicted_us=int(sum(predicted.values())),
+                    healthy_us=int(sum(predicted.values())),
                     measured_us=int(sum(predicted[kind] * off[kind] for kind in predicted)),
                 )
             )

@@ -127,8 +127,8 @@ def _measured(state: LiveState, event: ev.Event | None) -> LiveState:
         case ev.IterationJudged():
             predicted_s = None if event.predicted_us is None else event.predicted_us / 1e6
             past = _known(state.past, event.iteration, measured_s=event.measured_us / 1e6, predicted_s=predicted_s)
-            living = (one for one in event.ranks if one.rank not in state.run.lost and one.predicted_us)
-            ratios = {**state.ratios, **{one.rank: one.measured_us / one.predicted_us for one in living}}
+            living = (one for one in event.ranks if one.rank not in state.run.lost and one.healthy_us)
+            ratios = {**state.ratios, **{one.rank: one.measured_us / one.healthy_us for one in living}}
             return replace(state, past=past, ratios=ratios)
         case ev.DeviceLost():
             return replace(state, ratios={rank: ratio for rank, ratio in state.ratios.items() if rank != event.rank})

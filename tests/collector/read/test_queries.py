@@ -51,7 +51,7 @@ def write(store: Store, run: str, *, slow: int | None) -> None:
             )
             writer.append(commit)
         ratios = tuple(
-            ev.RankRatio(rank=rank, measured_us=180 if late and rank == slow else 60, predicted_us=60) for rank in range(RANKS)
+            ev.RankRatio(rank=rank, measured_us=180 if late and rank == slow else 60, healthy_us=60) for rank in range(RANKS)
         )
         writer.append(ev.IterationJudged(iteration=iteration, plan_version=0, measured_us=300, predicted_us=100, ranks=ratios))
     writer.append(ev.Dropped(count=11))

@@ -51,7 +51,7 @@ def telemetry() -> Iterator[tuple[int, ev.Telemetry]]:
                 iteration=iteration, plan_version=0, attempt=counted, rank=rank, loss=2.5, tokens=14, start_us=0,
                 wall_us=1000 + rank, log_complete=rank == 0 or iteration != 2,
             )  # fmt: skip
-        ratio = ev.RankRatio(rank=1, measured_us=180, predicted_us=100, f=1.8, score=0.8)
+        ratio = ev.RankRatio(rank=1, measured_us=180, healthy_us=100, f=1.8, score=0.8)
         yield 0, ev.IterationJudged(iteration=iteration, plan_version=0, measured_us=1001, predicted_us=900, ranks=(ratio,))
     yield 0, ev.Heartbeat(rank=0, pid=7, iteration=2, progress=9, activity="compute", age_us=5, stalled_us=0)
     yield 0, ev.Dropped(count=4)
