@@ -253,7 +253,7 @@ def test_a_run_on_two_kinds_of_device_accuses_the_slow_one_only_and_predicts_the
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("steady,4=warp", "--profile warp is not known, allowed: steady, long-context, older"),
+        ("steady,4=warp", "profile=warp is not known, allowed: steady, long-context, older"),
         ("steady,6-9=older", "ranks 6 to 9 are not among the run's, allowed: 0 to 7"),
         ("steady,older", "older is not understood, allowed: RANK=NAME or FIRST-LAST=NAME"),
     ],
