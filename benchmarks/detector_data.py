@@ -72,8 +72,8 @@ def published() -> list[Figure]:
         off = max(
             abs(us / them - 1) for us, them in zip(ours.iteration_slowdown.values(), steps["slowdown"].to_list(), strict=True)
         )
-        accused = follow_section(section, DetectorOptions())
-        lost = time_lost(section, accused)
+        flagged = follow_section(section, DetectorOptions())
+        lost = time_lost(section, flagged)
         causes = [verdict.cause for verdict in named([(section, lost)], 1, "")]
         n = f"{len(ours.iteration_slowdown)} steps"
         share = {name: f"{100 * us.sum() / lost.measured_us.sum():.1f} %" for name, us in lost.causes.items() if us.any()}
@@ -82,7 +82,7 @@ def published() -> list[Figure]:
                 f"ByteDance {job}: slowdown per step against the published, worst", 100 * off, "%", bar=0.5, better="lower",
                 note=n,
             ),
-            figure(f"ByteDance {job}: devices accused", len(accused), "", bar=0, better="lower", note=n),
+            figure(f"ByteDance {job}: devices accused", len(flagged), "", bar=0, better="lower", note=n),
             figure(
                 f"ByteDance {job}: cause {cause} and no other", float(causes == [cause]), "", bar=1, better="higher",
                 note=f"named: {', '.join(causes) or 'none'}; of the time: {share}, unexplained "

@@ -80,16 +80,16 @@ def ours(setting: JobSetting, outings: Sequence[DetectionOutcome]) -> list[Figur
 
 
 def in_the_table(setting: JobSetting, method: str, outings: Sequence[DetectionOutcome]) -> list[Figure]:
-    """One row of the table of all methods: recall with its curve, alarms and accusations of healthy ranks."""
+    """One row of the table of all methods: recall with its curve, alarms and verdicts of healthy ranks."""
     slow = [outing for outing in outings if outing.factor is not None and outing.factor >= 1.15]
     name = f"{setting.name}, {method}"
     recall = 100 * sum(outing.named for outing in slow) / len(slow) if slow else None
     alarms = sum(outing.false_alarms for outing in outings) / len(outings)
-    accused = sum(outing.accused for outing in outings) / len(outings)
+    flagged = sum(outing.flagged for outing in outings) / len(outings)
     return [
         figure(f"{name}: recall from 1.15 on", recall, "%", bar=None, better="higher", note=curve(outings)),
         figure(f"{name}: false alarms", alarms, "a job", bar=None, better="lower", note=PUBLISHED.get(method, "")),
-        figure(f"{name}: healthy ranks accused", accused, "a job", bar=None, better="lower"),
+        figure(f"{name}: healthy ranks accused", flagged, "a job", bar=None, better="lower"),
     ]
 
 

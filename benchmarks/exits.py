@@ -2,7 +2,7 @@
 
     python -m unskew.benchmarks.exits PID
 
-prints the wall clock in microseconds once the process is gone (its memory given back, its parent told); nothing where the
+prints the wall clock in microseconds once the process is gone (its memory given back, its parent informed); nothing where the
 kernel does not let it pass the queue, for then it would see the end late.
 """
 
@@ -23,9 +23,9 @@ class ExitWatch:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def ended_us(self) -> int | None:
-        """Wall clock in microseconds, None where it cannot be told; blocks until the process has ended."""
-        said = self._process.communicate()[0]
-        return int(said) if said else None
+        """Wall clock in microseconds, None where it is unknown; blocks until the process has ended."""
+        output = self._process.communicate()[0]
+        return int(output) if output else None
 
 
 def _watch(pid: int) -> None:

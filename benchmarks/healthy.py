@@ -1,4 +1,4 @@
-"""Nothing is wrong, and documents are of uneven lengths: is anybody accused?"""
+"""Nothing is wrong, and documents are of uneven lengths: is anybody flagged?"""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def figures(bench: Bench, cases: Sequence[RunOptions] = CASES, iterations: int =
         bench.run(msgspec.structs.replace(case, iterations=iterations))
         for case in bench.steps("healthy, uneven lengths", cases)
     ]
-    accusations = sum(len(run.of(Verdict)) for run in runs)
+    verdicts = sum(len(run.of(Verdict)) for run in runs)
     squares = [sum(length**2 for length in event.lengths) for run in runs for event in run.of(MicroBatchPacked)]
     real = sum(case.device == "real" for case in cases)
     return [
         figure(
-            "healthy: devices accused", accusations, "", bar=0, better="lower",
+            "healthy: devices accused", verdicts, "", bar=0, better="lower",
             note=f"{len(runs)} runs of {iterations} iterations, {real} of them on the real device with 2 ranks; sum of squared "
             f"lengths of a micro-batch from {min(squares)} to {max(squares)}",
         ),

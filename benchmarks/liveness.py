@@ -37,7 +37,7 @@ def figures(bench: Bench, ranks: Sequence[int] = RANKS, options: RunOptions = BU
         delays = [case.delay_s for case in cases if case.delay_s is not None]
         longest_s = max(delays) if len(delays) == len(cases) else None
         since = "exit" if kind == "kill" else kind
-        told = sum(case.named == [(rank, HOW[kind])] for rank, case in zip(ranks, cases, strict=True))
+        named = sum(case.named == [(rank, HOW[kind])] for rank, case in zip(ranks, cases, strict=True))
         announced = median([case.since_announced_s for case in cases if case.since_announced_s is not None] or [nan])
         also = f"; from the signal, before the kernel has taken the process down, {announced:.3f} s" if kind == "kill" else ""
         found += [
@@ -47,7 +47,7 @@ def figures(bench: Bench, ranks: Sequence[int] = RANKS, options: RunOptions = BU
                 note=f"median {median(delays or [nan]):.3f} s of {len(delays)} named of {len(cases)}{also}; {where}",
             ),
             figure(
-                f"liveness: {kind} told from the others, and nobody else named", told, "", bar=len(cases), better="higher",
+                f"liveness: {kind} told from the others, and nobody else named", named, "", bar=len(cases), better="higher",
             ),
         ]  # fmt: skip
     return [*found, *_quiet(bench, options, quiet_s, where)]

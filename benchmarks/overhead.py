@@ -22,7 +22,7 @@ from unskew.runtime.rank.device import ChunkOf, RealDevice
 
 PAIRS = 1_500
 """Of neighbouring iterations, one with and one without. On two shared cores an iteration resembles the next one (correlation
-0.8) and not the one twenty later (0.4), so turns of one tell apart what blocks of twenty cannot."""
+0.8) and not the one twenty later (0.4), so turns of one distinguish what blocks of twenty cannot."""
 SKIPPED_PAIRS = 20
 _RESAMPLES = 2_000
 _NEIGHBOURS = 20

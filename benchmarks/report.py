@@ -2,7 +2,7 @@
 
     {"bench", "machine", "command", "figures": [{"name", "value", "unit", "bar", "better", "ok", "note"}]}
 
-One entry per figure that an issue or README states. A figure that misses its bar says so (`ok` false); it is not an error.
+One entry per figure that an issue or README states. A figure that misses its bar has `ok` false; it is not an error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _Step = TypeVar("_Step")
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured figure. `value` None = could not be measured here (`note` says why); `bar` None = stated without a bar."""
+    """One measured figure. `value` None = could not be measured here (`note` gives the reason); `bar` None = stated without
+    a bar."""
 
     name: str
     value: float | None

@@ -64,7 +64,7 @@ class _Witness:
     """Keeps a run's events, and looks at the processes of its ranks while they live."""
 
     def __init__(self, store: Store, iterations: int, watch: Watch | None) -> None:
-        # Not at the very end: commits that are read after the ranks were told to stop find no process any more.
+        # Not at the very end: commits that are read after the ranks were asked to stop find no process any more.
         self._store, self._late, self._watch = store, iterations - 6, watch
         self.events: list[Event] = []
         self.same: frozenset[int] = frozenset()
@@ -78,7 +78,7 @@ class _Witness:
             self.same -= {event.rank}
         elif isinstance(event, Regrouped) or (isinstance(event, IterationCommitted) and event.iteration == self._late):
             found = frozenset(rank for rank, (pid, born) in self._born.items() if born and started_at(pid) == born)
-            # An event of the last moments is read when all of them have been told to stop: that look tells nothing.
+            # An event of the last moments is read when all of them have been asked to stop: that look shows nothing.
             self.same = found or self.same
         if self._watch is not None:
             self._watch(self._store, event)
@@ -121,7 +121,7 @@ class Bench:
 
 
 def done(what: str, runs: Sequence[FinishedRun], note: str = "") -> Figure:
-    """How many of the runs came to their end, and why the others did not."""
+    """How many of the runs ended, and why the others did not."""
     reasons = [run.failure for run in runs if run.failure]
     name, ended = f"{what}: runs that trained on to the end", len(runs) - len(reasons)
     return figure(name, ended, "", bar=len(runs), better="higher", note="; ".join([note, *reasons] if note else reasons))

@@ -1,5 +1,5 @@
-"""The Scheduler's figures: pipeline model, planners, planners on wrong beliefs, simulator and studies. `unskew bench NAME` runs
-one part alone: scheduler_pipeline, scheduler_planners, scheduler_beliefs, scheduler_studies."""
+"""The Scheduler's figures: pipeline model, planners, planners on wrong estimates, simulator and studies. `unskew bench
+NAME` runs one part alone: scheduler_pipeline, scheduler_planners, scheduler_beliefs, scheduler_studies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Planners on wrong beliefs: what a plan is worth when speeds, delays and costs are not what the planner was told.
+"""Planners on wrong estimates: what a plan is worth when speeds, delays and costs are not what the planner assumed.
 
-A planner plans for `believed(cluster)` and is scored on the cluster as it is: the iteration of its plan over that of the plan
-which it makes when it is told the truth. A part of `unskew bench scheduler`; alone: `unskew bench scheduler_beliefs`.
+A planner plans for `estimated(cluster)` and is scored on the cluster as it is: the iteration of its plan over that of the plan
+which it makes when it knows the truth. A part of `unskew bench scheduler`; alone: `unskew bench scheduler_beliefs`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def figures() -> Iterator[Figure]:
         yield from _figures(f"{large[0].speeds.size:,} devices", large)
 
 
-def believed(cluster: PlannerCluster, random: np.random.Generator, error: float) -> PlannerCluster:
-    """What a planner is told, each of these off by up to `error` on its own: the speeds of slow devices (who is healthy or dead
+def estimated(cluster: PlannerCluster, random: np.random.Generator, error: float) -> PlannerCluster:
+    """What a planner assumes, each of these off by up to `error` on its own: the speeds of slow devices (who is healthy or dead
     is known), the efficiency of each TP degree below the nominal one, forward, backward, head, embedding, messages. Memory is
     known."""
 
@@ -70,9 +70,9 @@ def _figures(what: str, clusters: list[PlannerCluster]) -> Iterator[Figure]:
     for name, plan in PLANNERS.items():
         losses, worse, could_stay = [], 0, 0
         for number, cluster in enumerate(clusters):
-            told = believed(cluster, np.random.default_rng(number), ERROR)
+            estimates = estimated(cluster, np.random.default_rng(number), ERROR)
             try:
-                right_us, wrong_us = (iteration_us(cluster, plan(one)) for one in (cluster, told))
+                right_us, wrong_us = (iteration_us(cluster, plan(one)) for one in (cluster, estimates))
             except PlanError:
                 continue
             if not np.isfinite(right_us):

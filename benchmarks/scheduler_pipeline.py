@@ -120,7 +120,7 @@ def adaptis_figures() -> Iterator[Figure]:
                     "x",
                     bar=None,
                     better="higher",
-                    note=_told(found),
+                    note=_summary(found),
                 )
     yield figure("AdaPtis over the best of its baselines, worst task", min(over_best), "x", bar=1.0, better="higher")
     yield figure(
@@ -139,7 +139,7 @@ def _speeds(count: int, slow: Sequence[tuple[int, float]]) -> tuple[float, ...]:
     return tuple(dict(slow).get(device, 1.0) for device in range(count))
 
 
-def _told(found: AdaptisResult) -> str:
+def _summary(found: AdaptisResult) -> str:
     gained = gains(found)
     others = ", ".join(f"{name} {gained[name]:.3f}" for name in BASELINES if name != "interleaved")
     return f"over {others}; {gained['bound']:.3f} x the lower bound; {len(found.layout.sizes)} stages"

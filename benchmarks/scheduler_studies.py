@@ -26,7 +26,7 @@ SEEDS = 5
 
 def figures(seeds: int = SEEDS) -> list[Figure]:
     """Everything of this part; the studies with `seeds` seeds."""
-    return [*_seconds(), *_worked(), *_recorded(), *_against_resihp(seeds), *_wrong_beliefs(seeds)]
+    return [*_seconds(), *_worked(), *_recorded(), *_against_resihp(seeds), *_wrong_estimates(seeds)]
 
 
 def main(json_path: Path | None, store: Store) -> None:  # noqa: ARG001  # keeps no run
@@ -84,7 +84,7 @@ _RECORDED: tuple[tuple[str, str, str, float | None, Better], ...] = (
 
 
 def _recorded() -> list[Figure]:
-    """What public recordings say, where they are at hand."""
+    """What public recordings show, where they are at hand."""
     found, rows = [], dict[tuple[str, str], StudyRow]()
     with tempfile.TemporaryDirectory(prefix="unskew-studies-") as folder:
         for name in dict.fromkeys(name for name, *_ in _RECORDED):
@@ -125,7 +125,7 @@ def _gap(result: StudyResult) -> float:
     return sum(gaps) / len(gaps)
 
 
-def _wrong_beliefs(seeds: int) -> list[Figure]:
+def _wrong_estimates(seeds: int) -> list[Figure]:
     """What it costs when speeds, delays and costs are wrong by up to 10 % without the planner's knowing."""
     job, law = JOBS["llama2-13b"], FaultLaw(mtbf_s=7200.0, repair_s=3600.0, slow_per_100_hours=40.0)
     loss = []
@@ -133,7 +133,7 @@ def _wrong_beliefs(seeds: int) -> list[Figure]:
         cluster_events = arrivals(job, law, hours=12.0, seed=seed)
         right, wrong = (
             simulate(
-                job, POLICIES["unskew"](), cluster_events, SimulationOptions(hours=12.0, seed=seed, belief_error=error)
+                job, POLICIES["unskew"](), cluster_events, SimulationOptions(hours=12.0, seed=seed, estimate_error=error)
             ).effective
             for error in (0.0, 0.1)
         )

@@ -89,18 +89,18 @@ def killed(store: Store, kills: int, steps: Steps = silently) -> list[Figure]:
     names = (f"rank-{number % PRODUCERS:04d}.{number // PRODUCERS}" for number in range(10**6))
 
     def produce() -> None:
-        said = store.root.with_name(next(names))
-        said.touch()
-        command = [sys.executable, "-c", _PRODUCER, str(store.root), said.name, str(len(producers)), str(said)]
-        producers.append((said, subprocess.Popen(command)))
+        report = store.root.with_name(next(names))
+        report.touch()
+        command = [sys.executable, "-c", _PRODUCER, str(store.root), report.name, str(len(producers)), str(report)]
+        producers.append((report, subprocess.Popen(command)))
 
     def end_oldest() -> None:
-        said, child = producers.pop(0)
-        while not said.stat().st_size and child.poll() is None:  # it must have begun to be killed under load
+        report, child = producers.pop(0)
+        while not report.stat().st_size and child.poll() is None:  # it must have begun to be killed under load
             time.sleep(0.01)
         child.kill()
         child.wait()
-        known[said.name], known[f"control-{said.name}"] = map(int, said.read_bytes().split())
+        known[report.name], known[f"control-{report.name}"] = map(int, report.read_bytes().split())
 
     store.root.mkdir(parents=True)
     for _ in range(PRODUCERS):
@@ -147,7 +147,8 @@ def killed(store: Store, kills: int, steps: Steps = silently) -> list[Figure]:
 
 
 def aimed(folder: Path, kills: int, steps: Steps = silently) -> list[Figure]:
-    """Kills at the acts of sealing, publishing, merging and rebuilding: what the views say then, and when the work was redone.
+    """Kills at the acts of sealing, publishing, merging and rebuilding: what the views answer then, and when the work was
+    redone.
 
     A kill is wrong when an answer is another one afterwards or after the next process has done the work to its end, or when
     `check` finds anything or something half-done is left.
@@ -184,7 +185,7 @@ def aimed(folder: Path, kills: int, steps: Steps = silently) -> list[Figure]:
 
 
 def _aims(origin: Store, copy: Store, kills: int) -> Iterator[tuple[str, str, int, int]]:
-    """(work, part, act, acts of the part): the work done once tells how many there are; `kills` of each part, spread evenly."""
+    """(work, part, act, acts of the part): the work done once shows how many there are; `kills` of each part, spread evenly."""
     for work, parts in _WORKS.items():
         shutil.copytree(origin.root, copy.root)
         counted = store_kills.acts(copy, work)
@@ -240,7 +241,7 @@ def _left(store: Store) -> bool:
 
 
 def flipped(folder: Path, flips: int, steps: Steps = silently) -> list[Figure]:
-    """One bit of one file at a time: an answer changes, and `check` sees nothing or says it mended what it did not.
+    """One bit of one file at a time: an answer changes, and `check` sees nothing or claims to have mended what it did not.
 
     Files: sealed, published, spooled, the manifest, and store.duckdb, which is asked by itself.
     """
@@ -268,7 +269,8 @@ def flipped(folder: Path, flips: int, steps: Steps = silently) -> list[Figure]:
 
 
 def _noticed(store: Store, kept: Path, truth: Mapping[bool, object]) -> bool:
-    """Whether `check` names what is wrong; what it says it mended must answer as before, or store.duckdb as readers do."""
+    """Whether `check` names what is wrong; what it claims to have mended must answer as before, or store.duckdb as readers
+    do."""
     shutil.copytree(store.root, kept)  # the check is of the store where it is: store.duckdb knows its files by where they are
     try:
         checked = check(store, mend=True)

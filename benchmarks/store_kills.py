@@ -4,7 +4,7 @@
     store_kills STORE WORK PART NUMBER  the same, and dies right before act NUMBER of PART
 
 An act is what the process asks of the file system that others could see: a file opened to be written, renamed or removed, a
-folder made. Python tells of each before it is done (`sys.addaudithook`), so a kill before every act leaves every state that a
+folder made. Python reports each before it is done (`sys.addaudithook`), so a kill before every act leaves every state that a
 kill can leave between two of them.
 """
 
@@ -44,10 +44,10 @@ def spawn(store: Store, work: str, *aim: str) -> subprocess.Popen[bytes]:
 def acts(store: Store, work: str) -> Mapping[str, int]:
     """Do `work` to its end; how many acts each part of it had. Raises RuntimeError when it fails."""
     child = spawn(store, work)
-    said, _ = child.communicate()
+    output, _ = child.communicate()
     if child.returncode:
         raise RuntimeError(f"{work} of {store.root} ended with {child.returncode}")
-    counted: dict[str, int] = json.loads(said.splitlines()[-1])
+    counted: dict[str, int] = json.loads(output.splitlines()[-1])
     return counted
 
 
@@ -96,7 +96,7 @@ def _collect(root: str) -> None:
     from unskew.collector.service import collecting, compaction, projecting, sealing  # noqa: PLC0415
     from unskew.collector.service import process as service  # noqa: PLC0415
 
-    background.NICENESS = 0  # it must come to the acts at which it is to die, whatever else runs
+    background.NICENESS = 0  # it must reach the acts at which it is to die, whatever else runs
     compaction.MANY = 2
     service.STEP_S, collecting.COMPACT_S, sealing.SEAL_BYTES, projecting.PUBLISH_S = 0.05, 0.5, 1_200_000, 0.2
     service.main(["--store", root, "--idle-s", "0.2"])

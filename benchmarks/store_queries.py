@@ -2,7 +2,7 @@
 
 The store is made up in the collector's form (big_store.py); a collector and eight writers add 10,000 events a second to it.
 Each question is asked through the reader once a second, a third of a second after the one before; the refresh before it counts.
-The first answers, for which a fresh reader reads the footers of all files, are told apart; so is how many events came in.
+The first answers, for which a fresh reader reads the footers of all files, are distinguished; so is how many events came in.
 Beside it SQLite with the same spans, a column per field and a JSON payload per row, with indexes on iteration and time, and
 nothing written to it meanwhile.
 """
@@ -128,8 +128,8 @@ class _Asked(msgspec.Struct):
 
 
 def _ask_while_ingesting(store: Store, iterations: int, rounds: int, steps: Steps) -> _Asked:
-    told = _Asked()
-    with _ingesting(store, iterations, told), open_store(store) as reader:
+    answers = _Asked()
+    with _ingesting(store, iterations, answers), open_store(store) as reader:
         asked = list(questions(reader).items())
         for number in steps("questions while events come in", range((rounds + 1) * len(asked))):
             name, ask = asked[number % len(asked)]
@@ -138,15 +138,15 @@ def _ask_while_ingesting(store: Store, iterations: int, rounds: int, steps: Step
             ask()
             took_s = time.perf_counter() - start_s
             if number < len(asked):
-                told.first_ms[name] = 1e3 * took_s
+                answers.first_ms[name] = 1e3 * took_s
             else:
-                told.took_ms.setdefault(name, []).append(1e3 * took_s)
+                answers.took_ms.setdefault(name, []).append(1e3 * took_s)
             time.sleep(max(0.0, ROUND_S / len(asked) - took_s))
-    return told
+    return answers
 
 
 @contextmanager
-def _ingesting(store: Store, iterations: int, told: _Asked) -> Iterator[None]:
+def _ingesting(store: Store, iterations: int, answers: _Asked) -> Iterator[None]:
     """Eight writers of 10,000 events a second in all, and a collector that takes them; at the end, how they did."""
     command = [sys.executable, "-m", __spec__.name, str(store.root), str(iterations)]
     with collector(store) as peak_mb:
@@ -156,8 +156,8 @@ def _ingesting(store: Store, iterations: int, told: _Asked) -> Iterator[None]:
             producer.stdout.readline()
             yield
         finally:
-            said, _ = producer.communicate(b"\n")
-    told.per_second, told.memory_mb = float(said), peak_mb()
+            output, _ = producer.communicate(b"\n")
+    answers.per_second, answers.memory_mb = float(output), peak_mb()
 
 
 def _produce(root: str, first_iteration: int) -> None:
@@ -247,7 +247,7 @@ _SQL: dict[Form, dict[str, str]] = {"columns": _question_sql("columns"), "json":
 
 
 def _fill(store: Store, path: Path, form: Form) -> None:
-    """The made-up spans, through no Python object of ours: what is compared is the answer, not the way in."""
+    """The made-up spans, through no Python object of ours: what is compared is the answer, not how it got in."""
     SqliteStore(path, form).close()
     fields = ", ".join(f'"{name}"' for name in SPAN_FIELDS)
     own = f"{fields}, null" if form == "columns" else LINE

@@ -10,7 +10,7 @@ from unskew.dashboard.theme import ACCENT, DEAD, QUIET, SLOW
 from unskew.dashboard.window import Window
 
 LEFT, RIGHT = 58, 66
-"""Margins of wide charts, so that their axes stand exactly one above the other."""
+"""Margins of wide charts, so that their axes are exactly one above the other."""
 
 MARK_COLOURS = {"fault": DEAD, "verdict": SLOW, "plan": ACCENT}
 

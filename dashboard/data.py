@@ -47,7 +47,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     `log`: the control events; `state`: what they add up to. `iterations` has the columns of `IterationRow`; `judged` has
     iteration, rank, measured_us, predicted_us of the last ones.
     `n_dropped` events were discarded by full buffers or a full disk; `problems`: what the collector found wrong in this log.
-    `age_s` is the wall time since the last event, of a run that is over since its end; `controlled` says that a living
+    `age_s` is the wall time since the last event, of a run that is over since its end; `controlled`: a living
     controller holds the run.
     """
 
@@ -138,9 +138,9 @@ _AXIS = """
 _CELLS = """
     select x, named as iteration, rank, sum(measured_us)::bigint as measured_us, sum(reference_us)::bigint as reference_us,
         sum(iteration_us)::bigint as iteration_us
-    from told join axis using (iteration) group by x, named, rank order by x, rank"""
+    from measured join axis using (iteration) group by x, named, rank order by x, rank"""
 _JUDGED = f"""
-    with {_AXIS}, told as (
+    with {_AXIS}, measured as (
         select iteration, rank, measured_us, predicted_us as reference_us from judged
         where run = $run and iteration between $first and $last and predicted_us > 0)
     {_CELLS}"""
@@ -152,7 +152,7 @@ _TIMED = """
     where run = $run and iteration between $first and $last and type like 'iteration_timed@%' and rank is not null"""
 _BESIDE_PEERS = """
     with {axis}, spent as ({spent}),
-    told as (select *, median(measured_us) over (partition by iteration) as reference_us from spent)
+    measured as (select *, median(measured_us) over (partition by iteration) as reference_us from spent)
     {cells}"""
 
 

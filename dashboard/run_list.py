@@ -81,7 +81,7 @@ def _problems() -> None:
     found = data.problems()
     if found:
         with card("problems"):
-            title("Problems of the log", "found by the collector; unskew store check says more")
+            title("Problems of the log", "found by the collector; unskew store check has more")
             for problem in found[:HISTORY_ROWS]:
                 st.html(f'<div class="u-note">{escape(problem)}</div>')
 

@@ -36,7 +36,7 @@ Panel = Callable[[], None]
 
 
 def controls(run: str) -> None:
-    """What stands in the header: the window of iterations, and, while the run goes on, Live or Paused."""
+    """What the header has: the window of iterations, and, while the run goes on, Live or Paused."""
     st.space("stretch")
     st.segmented_control(
         "Iterations", [*WINDOWS, ALL, AROUND_CHOSEN], default="Last 200", key="window", bind="query-params",
@@ -144,7 +144,7 @@ def _status(snapshot: Snapshot) -> None:
 
 
 def _window(snapshot: Snapshot) -> Window:
-    """The iterations shown, from a round one on. Around the chosen one it stands still, however far the run goes on."""
+    """The iterations shown, from a round one on. Around the chosen one it does not move, however far the run goes on."""
     known = snapshot.iterations["iteration"].to_list() or [0]
     size, chosen = st.session_state["window"], st.session_state.get("iteration")
     if size == AROUND_CHOSEN and chosen is not None:

@@ -30,7 +30,7 @@ class Window(msgspec.Struct, frozen=True):
         return self.first <= iteration <= self.last
 
     def position(self, iteration: int) -> int:
-        """Where the iteration stands; where the next one does when it is not in the log."""
+        """The position of the iteration; of the next one when it is not in the log."""
         return min(bisect_left(self.iterations, iteration), len(self.iterations) - 1)
 
     def placed(self, rows: pl.DataFrame) -> pl.DataFrame:
@@ -50,7 +50,7 @@ def label_step(length: int) -> int:
 
 
 def newest(iterations: Sequence[int], size: int | None) -> Window:
-    """The last `size` iterations (None: all) and a few more, so that it begins at a round one and stands still for a while.
+    """The last `size` iterations (None: all) and a few more, so that it begins at a round one and does not move for a while.
 
     >>> newest(range(1, 95), 60).first
     35

@@ -88,7 +88,7 @@ def speeds(speed: Mapping[str, float]) -> str:
 
 
 def device_kind(device: str) -> str:
-    """The kind at the head of a run's device, which may go on to say why it was chosen.
+    """The kind at the head of a run's device, which may have the reason behind it.
 
     >>> device_kind("sleep: 8 ranks have only 2 cores"), device_kind("virtual, as asked")
     ('sleep', 'virtual')

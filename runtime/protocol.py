@@ -204,7 +204,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
 class RankStatuses(Message, frozen=True, kw_only=True):
     """From agent to controller, ten times a second: all its ranks."""
 
-    pulses: tuple[RankStatus, ...]
+    statuses: tuple[RankStatus, ...]
 
 
 AnyMessage = (

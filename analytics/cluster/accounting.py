@@ -3,7 +3,7 @@
 * useful: what the committed micro-batches would have taken on the whole, healthy job;
 * capacity: what dead and slow devices take away, less what a plan with smaller bubbles than the first wins back;
 * imbalance: what the plan leaves of the surviving capacity;
-* detection, reconfigure, restart, stall, checkpoint: standing still, and why;
+* detection, reconfigure, restart, stall, checkpoint: standstill, and why;
 * redo: work that was thrown away, at a failure or since the last checkpoint;
 * stopped: the job had ended;
 * unexplained: the whole minus all these (the noise of iterations, mostly).
@@ -35,12 +35,12 @@ class Account(msgspec.Struct):
     def lose(self, cause: Lost, seconds: float) -> None:
         self.lost_s[cause] += seconds
 
-    def save(self, *, under_way_s: float = 0.0) -> None:
+    def save(self, *, in_progress_s: float = 0.0) -> None:
         """The work so far can no longer be lost, but for the useful part of an iteration that has only begun."""
-        self.useful_s += self.since_save.pop("useful", 0.0) - under_way_s
+        self.useful_s += self.since_save.pop("useful", 0.0) - in_progress_s
         for cause, seconds in self.since_save.items():
             self.lost_s[cause] += seconds
-        self.since_save = {"useful": under_way_s}
+        self.since_save = {"useful": in_progress_s}
 
     def fall_back(self) -> None:
         """Return to the last checkpoint."""

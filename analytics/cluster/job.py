@@ -88,7 +88,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_f
 
     @cached_property
     def cost(self) -> CostModel:
-        """What chunks cost a whole, healthy TP group, in us: B, both halves, twice as long as F; the head as FLOPs say."""
+        """What chunks cost a whole, healthy TP group, in us: B, both halves, twice as long as F; the head by its FLOPs."""
         if self.given_iteration_s is not None:
             per_replica = self.micro_batches / self.dp
             stages = per_replica + self.pp - 1

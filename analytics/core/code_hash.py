@@ -1,4 +1,4 @@
-"""Which version of the deciding code this is: a run records it, and a replay tells whether it decides by the same."""
+"""Which version of the deciding code this is: a run records it, and a replay reports whether it decides by the same."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from unskew.data import table
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`value` in `unit`, and who says so ("ours" = a choice of ours, with its reason)."""
+    """`value` in `unit`, and its source ("ours" = a choice of ours, with its reason)."""
 
     value: float
     unit: str

@@ -75,19 +75,19 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Chunk costs per kind, one message's latency between ranks, and the end of an iteration (gradients, vote, optimiser).
 
     `chunks` are those of the reference: devices of class `device_class` in TP groups of `tp` members. `others` holds the same
-    kinds of work for the other classes and degrees; `classes` tells which ranks are of which class (in none: the reference's).
+    kinds of work for the other classes and degrees; `classes` lists which ranks are of which class (in none: the reference's).
     `iteration_end_us` is that of a plan whose gradient collectives all run at once; see `end_us`.
 
-    Without a "W" of its own, "B" is the whole backward pass; with it, the gradient of activations alone. `bars`: kind of
-    work, or "iteration" -> half-width of the prediction's 90 % error bar, as the log of a ratio (fit.py); absent = not
-    known.
+    Without a "W" of its own, "B" is the whole backward pass; with it, the gradient of activations alone.
+    `prediction_intervals`: kind of work, or "iteration" -> half-width of the 90 % prediction interval, as the log of a
+    ratio (fit.py); absent = not known.
     """
 
     chunks: Costs
     message_us: float = 0.0
     iteration_end_us: float = 0.0
     collective_us: float = 0.0
-    bars: dict[str, float] = {}
+    prediction_intervals: dict[str, float] = msgspec.field(name="bars", default_factory=dict)
     device_class: str = ""
     tp: int = 1
     others: tuple[PlaceCost, ...] = ()
@@ -128,7 +128,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def split(self) -> CostModel:
-        """The model for schedules that split it. What was measured only as a whole is split by what the maths says: attention
+        """The model for schedules that split it. What was measured only as a whole is split by the maths: attention
         has no weights, so W has half of the linear part (one of two equal products) and nothing of the quadratic one."""
         return self if "W" in self.chunks or "B" not in self.chunks else self._each(_split)
 
@@ -138,8 +138,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def interval_us(self, what: str, us: float) -> tuple[float, float] | None:
         """Where nine in ten measurements lie when `us` is predicted for a chunk of kind `what`, or for an "iteration"."""
-        bar = self.bars.get(what)
-        return None if bar is None else (us * exp(-bar), us * exp(bar))
+        interval = self.prediction_intervals.get(what)
+        return None if interval is None else (us * exp(-interval), us * exp(interval))
 
     def end_us(self, plan: Plan) -> float:
         """The end of an iteration under `plan`: each collective that has to wait for another one adds `collective_us`.

@@ -1,11 +1,11 @@
-"""Fault SPECs: what `--fault` says, checked before anything starts.
+"""Fault SPECs: the arguments of `--fault`, checked before anything starts.
 
     slow:rank=3,factor=1.8,at=30[,until=60][,phase=F|B|W]    chunks take `factor` times as long in iterations at .. until-1
     kill:rank=6,at=70[,point=compute|before_barrier|before_step]     SIGKILL inside iteration `at`
     hang:rank=2,at=50                                        main thread stuck, heartbeats go on
     freeze:rank=2,at=50                                      SIGSTOP
 
-Iterations and ranks are numbered from 0. `point` says where in the iteration the rank dies: in the middle of its chunks, or in
+Iterations and ranks are numbered from 0. `point` is where in the iteration the rank dies: in the middle of its chunks, or in
 one of the two windows of the commit protocol.
 """
 

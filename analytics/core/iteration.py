@@ -44,7 +44,7 @@ class CommittedIteration(msgspec.Struct, frozen=True, kw_only=True):
 
 class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """A whole committed iteration, the times of its messages and gradient collectives, what was probed before it, and what
-    GPUs said of themselves in it, by rank."""
+    GPUs reported about themselves in it, by rank."""
 
     committed: CommittedIteration
     transfers_us: tuple[float, ...]

@@ -21,7 +21,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from unskew.analytics.core.plan import PASSES, SCHEDULES, Hop, Plan, PlanError, Role, Route, split_evenly, validate, way_of
+from unskew.analytics.core.plan import (
+    PASSES,
+    SCHEDULES,
+    Hop,
+    Plan,
+    PlanError,
+    Role,
+    Route,
+    split_evenly,
+    stage_order_of,
+    validate,
+)
 
 Ints = NDArray[np.int64]
 Group = tuple[int, ...]
@@ -164,7 +175,7 @@ def uniform_layout(
 @lru_cache(maxsize=4096)
 def _groups(tp: int, pp: int, replica: int, schedule: str) -> tuple[Group, ...]:
     firsts = range(replica * pp * tp, (replica + 1) * pp * tp, tp)
-    return tuple(way_of(schedule, [tuple(range(first, first + tp)) for first in firsts]))
+    return tuple(stage_order_of(schedule, [tuple(range(first, first + tp)) for first in firsts]))
 
 
 def rank_layout(

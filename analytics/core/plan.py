@@ -3,7 +3,7 @@
 A plan is immutable, numbered (`plan_version`) and hashed (`digest`). One model serves uniform stages, per-replica partitions,
 ReCycle's rerouting, Malleus and AdaPtis:
 
-* a `Role` says that a rank holds a range of layers, as stage `stage` of replica `replica`;
+* a `Role` states that a rank holds a range of layers, as stage `stage` of replica `replica`;
 * a `Route` gives one micro-batch its hops; a hop is a layer range and the ranks (one, or a TP group) that execute it;
 * a plan is legal iff each route's hops cover every layer once, in order, and each executor holds the hop's layers.
 
@@ -88,7 +88,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """The way of one micro-batch; `replica` is its home, which bounds how many of its kind are in flight."""
+    """The path of one micro-batch; `replica` is its home, which bounds how many of its kind are in flight."""
 
     micro_batch: int
     replica: int
@@ -225,7 +225,7 @@ def chunk_kinds(schedule: str) -> tuple[ChunkKind, ...]:
     return CHUNK_KINDS if splits_backward(schedule) else CHUNK_KINDS[:2]
 
 
-def way_of(schedule: str, ranks: Sequence[T]) -> list[T]:
+def stage_order_of(schedule: str, ranks: Sequence[T]) -> list[T]:
     """The order in which a micro-batch passes the ranks of a pipeline: once, in a loop (interleaved), or there and back (ZB-V).
 
     >>> way_of("zb-v", [0, 1, 2])

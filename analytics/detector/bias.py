@@ -1,4 +1,4 @@
-"""What the fail-slow detector learns on its way: the noise of each kind of work, and each healthy rank's habit."""
+"""What the fail-slow detector learns: the noise of each kind of work, and each healthy rank's bias."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def learn_noise(noise: Floats, unexplained: Floats, options: DetectorOptions) ->
     """[kind] sigma: a slow mean of the spread between ranks of what is not explained in this iteration (`unexplained` [rank,
     kind], nan = not seen); nan in `noise` = nothing learned yet.
 
-    Spread, not size: what all ranks share (a batch dearer than predicted) is no noise, for nobody is accused of it, and as
-    noise it would hide a slow rank. A minority of slow ranks and a spike do not count either. Spread by the median distance
-    from the median (small samples: Croux and Rousseeuw 1992, ``n / (n - 0.8)``). Of two ranks nobody knows what they share: the
-    one nearer to its prediction counts.
+    Spread, not size: what all ranks share (a batch more expensive than predicted) is no noise, for nobody is flagged of it,
+    and as noise it would hide a slow rank. A minority of slow ranks and a spike do not count either. Spread by the median
+    distance from the median (small samples: Croux and Rousseeuw 1992, ``n / (n - 0.8)``). Of two ranks nobody knows what
+    they share: the one nearer to its prediction counts.
     """
     learned = noise.copy()
     for kind in range(len(noise)):
@@ -38,7 +38,7 @@ def learn_noise(noise: Floats, unexplained: Floats, options: DetectorOptions) ->
 
 
 def learn_roles(tracks: Tracks, over: Floats, young: Flags, company: PeerGroups) -> Floats:
-    """[rank, kind]: what a role costs over the prediction and the habits of those who play it (`over`, nan = not seen), as a
+    """[rank, kind]: what a role costs over the prediction and the biases of those who play it (`over`, nan = not seen), as a
     running mean over the time in which their own past on these layers is not known.
 
     Of three or more the median counts, of two the one nearer to its prediction; who plays a role alone learns nothing of it.
@@ -50,8 +50,8 @@ def learn_roles(tracks: Tracks, over: Floats, young: Flags, company: PeerGroups)
 
 def learn_baselines(tracks: Tracks, own: Floats, quiet: Flags, options: DetectorOptions) -> Floats:
     """[rank, kind]: a rank's baseline follows what it shows over it (`own`, nan = not seen) where `quiet`: it does not stand
-    accused and its test has no suspicion. At first a running mean, later with `baseline_gain`; what would be named in a young
-    rank is never a habit, and a known habit moves by less than what is named. Where the ranks have a shift in common, only what
+    flagged and its test has no suspicion. At first a running mean, later with `baseline_gain`; what would be named in a young
+    rank is never a bias, and a known bias moves by less than what is named. Where the ranks have a shift in common, only what
     one shows over that is its own."""
     gain = np.maximum(options.baseline_gain, 1.0 / (tracks.age + 1.0))
     bound = options.least_level(young=True)

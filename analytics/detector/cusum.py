@@ -1,9 +1,10 @@
-"""The sequential test: a two-sided CUSUM around the level believed of each unit (a device's kind of work, a link, a job).
+"""The sequential test: a two-sided CUSUM around the estimated level of each unit (a device's kind of work, a link, a job).
 
 Source: Page 1954. Each iteration adds ``min(excess - level - slack, cap)`` to a sum that never falls below zero; a sum over
-`threshold` is a change, and the iteration after the sum's last zero is its onset. The cap bounds what one iteration can say, so
-that it takes `least_iterations` of them, however bad: no lone spike fires. Upwards counts the least of the excesses (against
-prediction, peers, mates), downwards the most: an excuse always counts for the status quo.
+`threshold` is a change, and the iteration after the sum's last zero is its onset. The cap bounds what one iteration can
+contribute, so that it takes `least_iterations` of them, however bad: no lone spike fires. Upwards counts the least of the
+excesses (against prediction, data-parallel peers, pipeline peers), downwards the most: an excuse always counts for the
+status quo.
 
 The threshold follows from a budget of false alarms (Siegmund 1985, eq. 2.57: the mean time between false alarms of a
 CUSUM on independent normal excesses of standard deviation sigma): with k = slack / sigma and b = threshold / sigma + 1.166,
@@ -70,7 +71,7 @@ class CusumSums(msgspec.Struct, frozen=True):
         return CusumSums(change(self.up), change(self.down))
 
     def advance(self, iteration: int, least: Floats, most: Floats, limits: CusumLimits) -> CusumSums:
-        """One iteration further; `least` and `most` are what is left of the excess over the level believed, nan = not seen."""
+        """One iteration further; `least` and `most` are what is left of the excess over the estimated level, nan = not seen."""
         up, down = (np.minimum(over - limits.slack, limits.cap) for over in (least, -most))
         return CusumSums(self.up.advance(iteration, up), self.down.advance(iteration, down))
 

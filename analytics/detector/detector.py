@@ -2,7 +2,7 @@
 
 Per iteration, for all ranks and kinds of work at once (arrays [rank, kind]):
 
-1. the residual against the prediction, less the rank's own habit; against its peers and its mates (residuals.py);
+1. the residual against the prediction, less the rank's own bias; against its data-parallel and pipeline peers (residuals.py);
 2. a two-sided CUSUM per (rank, kind) and over all kinds together (cusum.py);
 3. where one fires, the level since the onset, estimated by medians, decides: a new verdict, a revision of the open one (same
    number, new speed), its closing, or nothing (the deviation is smaller than `least_slowdown`) (suspicion.py);
@@ -76,7 +76,7 @@ class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def speeds(self) -> dict[int, dict[str, float]]:
-        """rank -> kind -> believed speed, where it is not the healthy one."""
+        """rank -> kind -> estimated speed, where it is not the healthy one."""
         tracks = self.tracks
         found: dict[int, dict[str, float]] = {}
         for row, column in np.argwhere(tracks.level).tolist():
@@ -108,12 +108,12 @@ class Detector:
         self.state, verdicts = step_units(self.state, iteration, times, roles, self.options)
         return verdicts
 
-    def doubted(self, over: int) -> dict[int, float]:
-        """Ranks that are slow and excused (`doubted`)."""
-        return doubted(self.state, self.options, over)
+    def suspected_ranks(self, over: int) -> dict[int, float]:
+        """Ranks that are slow and excused (`suspected_ranks`)."""
+        return suspected_ranks(self.state, self.options, over)
 
     def confirm(self, rank: int, ratio: float, iteration: int) -> Verdicts:
-        """A probe has measured a doubted rank (`confirm`)."""
+        """A probe has measured a suspected rank (`confirm`)."""
         self.state, verdicts = confirm(self.state, rank, ratio, iteration, self.options)
         return verdicts
 
@@ -172,7 +172,7 @@ def _check_order(state: DetectorState, now: int) -> None:
 def _judged(
     state: DetectorState, load: Residuals, now: int, options: DetectorOptions
 ) -> tuple[DetectorState, tuple[RankRatio, ...], Verdicts]:
-    """The tests, what they say of ranks and of stages, and what is learned."""
+    """The tests, what follows from them for ranks and stages, and what is learned."""
     state, own = _watched(state, now, load, options)
     ratios = _ratios(state, load, options)
     verdicts: list[Verdict | VerdictClosed] = []
@@ -185,7 +185,7 @@ def _judged(
 
 
 def lose(state: DetectorState, suspect: Suspect, iteration: int, options: DetectorOptions) -> tuple[DetectorState, Verdicts]:
-    """Forget a lost rank and say so."""
+    """Forget a lost rank, with its verdict and the closing of what was open against it."""
     number = state.next_verdict
     found: list[Verdict | VerdictClosed] = [lost_verdict(number, suspect, iteration, options.digest)]
     if suspect.rank in state.open:
@@ -203,10 +203,10 @@ def lose(state: DetectorState, suspect: Suspect, iteration: int, options: Detect
     ), tuple(found)
 
 
-def doubted(state: DetectorState, options: DetectorOptions, over: int = 8) -> dict[int, float]:
-    """Ranks that are slower than their own past and prediction, and are not accused because peers or mates are as well: rank ->
-    median own excess (log) over the last `over` iterations, where it is as much as is named. A probe can tell where
-    `options.probes`, elsewhere nobody is doubted."""
+def suspected_ranks(state: DetectorState, options: DetectorOptions, over: int = 8) -> dict[int, float]:
+    """Ranks that are slower than their own past and prediction, and are not flagged because data-parallel or pipeline peers
+    are as well: rank -> median own excess (log) over the last `over` iterations, where it is as much as is named. A probe
+    can decide where `options.probes`, elsewhere nobody is suspected."""
     tracks = state.tracks
     if not options.probes or len(tracks.recent) < over or ALL not in tracks.kinds:
         return {}
@@ -221,7 +221,7 @@ def confirm(
     state: DetectorState, rank: int, ratio: float, iteration: int, options: DetectorOptions
 ) -> tuple[DetectorState, Verdicts]:
     """A probe of `rank` took `ratio` times as long as on a healthy device: a verdict on all its kinds of work, if that is as
-    much as is named and the rank does not stand accused already."""
+    much as is named and the rank does not is flagged already."""
     tracks = state.tracks
     if rank in state.open or rank not in tracks.ranks or log(ratio) < options.least_level():
         return state, ()
@@ -237,8 +237,8 @@ def confirm(
         excess=dict.fromkeys(kinds, excess),
     )
     levels = np.array([log(ratio) if kind in kinds else 0.0 for kind in tracks.kinds])
-    state = msgspec.structs.replace(state, tracks=tracks.believing(tracks.ranks.index(rank), levels, iteration))
-    return _accused(state, rank, change, iteration, options)
+    state = msgspec.structs.replace(state, tracks=tracks.with_levels(tracks.ranks.index(rank), levels, iteration))
+    return _flagged(state, rank, change, iteration, options)
 
 
 def _prepared(state: DetectorState, load: Residuals, now: int, work: Plan | UnitRoles) -> DetectorState:
@@ -251,7 +251,7 @@ def _prepared(state: DetectorState, load: Residuals, now: int, work: Plan | Unit
 
 
 def _rebased(state: DetectorState, chunks: ChunkColumns, load: Residuals, cost: CostModel) -> DetectorState:
-    """Habits against this predictor."""
+    """Biases against this predictor."""
     tracks = state.tracks
     if state.cost is not None and state.cost is not cost and state.cost != cost:
         before = loads(chunk_times(chunks, state.cost))
@@ -260,7 +260,7 @@ def _rebased(state: DetectorState, chunks: ChunkColumns, load: Residuals, cost: 
 
 
 def _watched(state: DetectorState, now: int, load: Residuals, options: DetectorOptions) -> tuple[DetectorState, Floats]:
-    """The tests one iteration further, and what each (rank, kind) shows over its habit.
+    """The tests one iteration further, and what each (rank, kind) shows over its bias.
 
     A rank on new layers is not judged in its first iteration there; its tests begin anew.
     """
@@ -289,13 +289,14 @@ def _watched(state: DetectorState, now: int, load: Residuals, options: DetectorO
 
 
 def _excess(own: Floats, unexplained: Floats, has_past: Flags, company: PeerGroups) -> Floats:
-    """[reading, rank, kind]: against the rank's own prediction and habit, its peers, its mates; nan = no such reference.
+    """[reading, rank, kind]: against the rank's own prediction and bias, its data-parallel peers, pipeline peers; nan = no
+    such reference.
 
     A known slowness of the others is no excuse. A single peer is one only until the rank's own past is known: two ranks of one
-    role, slowed alike, would excuse each other, and what a role costs is in the habit by then.
+    role, slowed alike, would excuse each other, and what a role costs is in the bias by then.
     """
     data_parallel_peers, n_peers = median_of_others(unexplained, company.peer_groups)
-    pipeline_peers, _ = median_of_others(unexplained, company.mate_groups)
+    pipeline_peers, _ = median_of_others(unexplained, company.pipeline_peer_groups)
     data_parallel_peers = np.where(has_past & (n_peers < 2), np.nan, data_parallel_peers)
     return np.stack([own, own - data_parallel_peers, own - pipeline_peers])
 
@@ -315,10 +316,10 @@ def _thresholds(state: DetectorState, options: DetectorOptions) -> Floats:
 
 
 def _scores(state: DetectorState, options: DetectorOptions) -> Floats:
-    """[rank, kind]: the sums over their thresholds; a sum downwards counts for an accused rank only."""
+    """[rank, kind]: the sums over their thresholds; a sum downwards counts for a flagged rank only."""
     tracks = state.tracks
-    accused = np.array([rank in state.open for rank in tracks.ranks])[:, None]
-    sums = np.where(accused, np.maximum(tracks.sums.up.total, tracks.sums.down.total), tracks.sums.up.total)
+    flagged = np.array([rank in state.open for rank in tracks.ranks])[:, None]
+    sums = np.where(flagged, np.maximum(tracks.sums.up.total, tracks.sums.down.total), tracks.sums.up.total)
     return np.asarray(sums / _thresholds(state, options))
 
 
@@ -328,29 +329,29 @@ def _fired(state: DetectorState, options: DetectorOptions) -> list[int]:
 
 
 def _decided(state: DetectorState, rank: int, now: int, options: DetectorOptions) -> tuple[DetectorState, Verdicts]:
-    """What the rank's tests say now: nothing, a verdict (new or revised), or the end of one."""
+    """What the rank's tests lead to now: nothing, a verdict (new or revised), or the end of one."""
     tracks = state.tracks
     row = tracks.ranks.index(rank)
-    accused = rank in state.open
-    change = decide(tracks, row, _thresholds(state, options), accused=accused, options=options)
+    flagged = rank in state.open
+    change = decide(tracks, row, _thresholds(state, options), flagged=flagged, options=options)
     if change is None:
         return state, ()
-    believed = tracks.level[row]
+    estimated = tracks.level[row]
     levels = np.array([change.levels.get(kind, 0.0) for kind in tracks.kinds])
-    news = max(abs(levels[i] - believed[i]) for i, kind in enumerate(tracks.kinds) if kind != ALL) >= options.sigma_floor
+    news = max(abs(levels[i] - estimated[i]) for i, kind in enumerate(tracks.kinds) if kind != ALL) >= options.sigma_floor
     state = msgspec.structs.replace(
-        state, tracks=tracks.believing(row, levels if news else believed, now, from_anchor=news and bool(change.creep))
+        state, tracks=tracks.with_levels(row, levels if news else estimated, now, from_anchor=news and bool(change.creep))
     )
     if not news:
         return state, ()
     if not change.levels:
         closed = closed_verdict(state.open[rank], rank, change, now)
-        still = {accused: number for accused, number in state.open.items() if accused != rank}
+        still = {flagged: number for flagged, number in state.open.items() if flagged != rank}
         return msgspec.structs.replace(state, open=still, acquitted={**state.acquitted, rank: now}), (closed,)
-    return _accused(state, rank, change, now, options)
+    return _flagged(state, rank, change, now, options)
 
 
-def _accused(
+def _flagged(
     state: DetectorState, rank: int, change: SpeedChange, now: int, options: DetectorOptions
 ) -> tuple[DetectorState, Verdicts]:
     assert state.company is not None
@@ -388,7 +389,7 @@ def _learned(state: DetectorState, own: Floats, options: DetectorOptions) -> Det
 
 
 def _watched_stages(state: DetectorState, own: Floats, now: int, options: DetectorOptions) -> tuple[DetectorState, Verdicts]:
-    """Stages that became dearer on all of their ranks, or cost what they did again."""
+    """Stages that became more expensive on all of their ranks, or cost what they did again."""
     assert state.company is not None
     tracks, company, stages = state.tracks, state.company, state.stages
     over: Verdicts = ()

@@ -26,9 +26,9 @@ Verdicts = tuple[Verdict | VerdictClosed, ...]
 
 class JobWideOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`least_slowdown`: the smallest that is named; `slack`: the part of it forgiven in each iteration, at least `slack_sigmas`
-    of the noise. Counts are iterations: `window` for the reference, `least_past` before anything is said, `least_iterations`
-    before a test can fire, `persistence` before a verdict (EROICA's window): a job as a whole often is slow for less, and
-    nobody could be named for it."""
+    of the noise. Counts are iterations: `window` for the reference, `least_past` before anything is reported,
+    `least_iterations` before a test can fire, `persistence` before a verdict (EROICA's window): a job as a whole often is
+    slow for less, and nobody could be named for it."""
 
     least_slowdown: float = 1.09
     slack: float = 0.6
@@ -43,7 +43,7 @@ class JobWideOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
-    """`past`: the last quiet values of x, less what was believed, oldest first; `recent`: (iteration, x) since then."""
+    """`past`: the last quiet values of x, less what was estimated, oldest first; `recent`: (iteration, x) since then."""
 
     iteration: int = -1
     past: tuple[float, ...] = ()
@@ -105,7 +105,7 @@ def limits_of(sigma: float, options: JobWideOptions) -> CusumLimits:
 def _changed(
     state: JobWideState, rows: list[tuple[int, float]], sigma: float, limits: CusumLimits, options: JobWideOptions
 ) -> tuple[JobWideState, Verdicts]:
-    """The test has fired: what is believed now. A faster job than ever, or a change too small to name, is the new habit."""
+    """The test has fired: what is estimated now. A faster job than ever, or a change too small to name, is the new bias."""
     level = float(np.median([x for _, x in rows]) - np.median(state.past))
     slow = level >= log(options.least_slowdown)
     past = state.past if slow or state.open is not None else tuple(x for _, x in rows)

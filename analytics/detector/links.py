@@ -7,7 +7,7 @@ iteration, with the median over its transfers:
    nobody's fault here;
 2. a CUSUM of the clipped excess in sigmas (cusum.py): no single iteration fires, however bad;
 3. it fires, and the median excess since its last zero is at least `least_slowdown`, and the time lost is at least
-   `least_share` of the iteration: a link that is slow but carries little accuses nobody.
+   `least_share` of the iteration: a link that is slow but carries little flags nobody.
 
 The usual time is the median of the first `learn` iterations.
 """
@@ -42,7 +42,7 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class LinkTrack(msgspec.Struct, frozen=True):
     """What is remembered of a link: its first times, then its usual one; the sum; the excesses since the sum's last zero;
-    `level`: the excess believed while it is slow, 0 while it is healthy.
+    `level`: the excess estimated while it is slow, 0 while it is healthy.
     """
 
     first_us: tuple[float, ...] = ()
@@ -96,7 +96,7 @@ def watch(
     excess = np.array([logs[link] - _common(logs, link) for link in links])
     before = [after[link] for link in links]
     level = np.array([track.level for track in before])
-    # What contradicts the present belief: lateness on a healthy link, punctuality on a slow one.
+    # What contradicts the present estimate: lateness on a healthy link, punctuality on a slow one.
     z = np.clip(np.where(level > 0, level / 2 - excess, excess) / options.sigma, -options.clip, options.clip)
     sums = CusumSide(np.array([track.sum for track in before]), np.array([track.since for track in before], dtype=np.int64))
     sums = sums.advance(iteration, z - options.slack)

@@ -1,7 +1,7 @@
 """With whom a rank can be compared: the company covers what a prediction does not know.
 
 * peers: ranks of equal role (they hold a common layer) in other replicas, with other micro-batches;
-* mates: ranks that execute the same micro-batches on other layers. A heavy batch shifts all of them alike.
+* pipeline peers: ranks that execute the same micro-batches on other layers. A heavy batch shifts all of them alike.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class PeerGroups(msgspec.Struct, frozen=True):
     data_parallel_peers: dict[int, tuple[int, ...]]
     pipeline_peers: dict[int, tuple[int, ...]]
     peer_groups: PeerSets
-    mate_groups: PeerSets
+    pipeline_peer_groups: PeerSets
 
 
 def company_of(work: Plan | UnitRoles, ranks: tuple[int, ...]) -> PeerGroups:
-    """Peers and mates of everybody; `ranks` are the rows of the detector's arrays."""
+    """Data-parallel and pipeline peers of everybody; `ranks` are the rows of the detector's arrays."""
     roles = roles_of(work) if isinstance(work, Plan) else work
     holders: dict[int, set[int]] = defaultdict(set)
     for rank, held in roles.layers.items():
@@ -78,13 +78,20 @@ def company_of(work: Plan | UnitRoles, ranks: tuple[int, ...]) -> PeerGroups:
     for members in roles.teams:
         for rank in members:
             team[rank].update(members)
-    peers, mates = {}, {}
+    peers, pipeline_peers = {}, {}
     for rank, held in sorted(roles.layers.items()):
         same = {rank}.union(*(holders[layer] for layer in held))
         peers[rank] = tuple(sorted(same - {rank}))
-        mates[rank] = tuple(sorted(team[rank] - same))
+        pipeline_peers[rank] = tuple(sorted(team[rank] - same))
     return PeerGroups(
-        work.digest, ranks, roles.layers, roles.stage_of, peers, mates, _groups(peers, ranks), _groups(mates, ranks)
+        work.digest,
+        ranks,
+        roles.layers,
+        roles.stage_of,
+        peers,
+        pipeline_peers,
+        _groups(peers, ranks),
+        _groups(pipeline_peers, ranks),
     )
 
 

@@ -1,7 +1,7 @@
 """How far the work of a rank is from what it should take on a healthy device.
 
 A residual is ``log(measured / expected)``, per rank and kind the median over the iteration's pieces of work: 0 = as expected,
-log 1.8 = 1.8 times as long. A rank stands for any unit that is judged: where no chunks are known, a worker or a process.
+log 1.8 = 1.8 times as long. A rank is any unit that is judged: where no chunks are known, a worker or a process.
 
 Everything is arrays [rank, kind]; nan = not seen in this iteration.
 """

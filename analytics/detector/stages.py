@@ -1,7 +1,7 @@
-"""A stage that became dearer on all of its ranks alike: as devices they excuse each other, as a stage they are named.
+"""A stage that became more expensive on all of its ranks alike: as devices they excuse each other, as a stage they are named.
 
 Per group of three or more ranks that hold the same layers, and iteration: s = median over its ranks of what they show over the
-prediction, their role and their habit, over all kinds of work. Its excess is the lesser of s and s less the median of the
+prediction, their role and their bias, over all kinds of work. Its excess is the lesser of s and s less the median of the
 other groups' s (what all groups share is the batch's or the job's). The same two-sided CUSUM as for devices decides
 (cusum.py).
 """
@@ -92,7 +92,7 @@ def watch(
 
 
 def suspected(stages: Stages | None, company: PeerGroups) -> set[int]:
-    """Ranks of stages that are dearer, or may be: what they show now is no habit."""
+    """Ranks of stages that are more expensive, or may be: what they show now is no bias."""
     if stages is None or stages.digest != company.digest:
         return set()
     groups = {*stages.open, *np.flatnonzero(stages.sums.up.total > 0).tolist()}

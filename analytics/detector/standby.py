@@ -1,13 +1,13 @@
-"""Ranks on standby: slow devices that the plan does better without. What their own measurements change in what is believed.
+"""Ranks on standby: slow devices that the plan does better without. What their own measurements change in what is estimated.
 
 The same for ranks that hold their layers as a spare copy and execute nothing.
 
-Such a rank executes nothing, so the log says nothing of it. It multiplies its matrix now and then, while the others train
+Such a rank executes nothing, so the log has nothing about it. It multiplies its matrix now and then, while the others train
 (docs/scheduler.md), and the time over the one when the run began is its slowdown. One measurement decides nothing:
 
 * healthy again, when the last few are all below what is named as slow; how many doubles with each time that the rank was slow,
   so that one that goes to and fro comes back ever more rarely;
-* slower or less slow than was believed, when the last two agree on it: the believed speed is their middle.
+* slower or less slow than was estimated, when the last two agree on it: the estimated speed is their middle.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class StandbyReading(msgspec.Struct, frozen=True):
     slowdown: float
 
 
-def concluded(readings: Sequence[StandbyReading], believed: float, episodes: int, least: float) -> tuple[StandbyReading, ...]:
-    """The last readings that agree on another slowdown than the `believed` one; () while they do not.
+def concluded(readings: Sequence[StandbyReading], estimated: float, episodes: int, least: float) -> tuple[StandbyReading, ...]:
+    """The last readings that agree on another slowdown than the `estimated` one; () while they do not.
 
     `episodes`: how often the rank has been slow; `least`: the slowdown from which a device is called slow.
 
@@ -53,22 +53,22 @@ def concluded(readings: Sequence[StandbyReading], believed: float, episodes: int
     if len(last) < AGREE:
         return ()
     if min(slowdowns) >= least:
-        return last if max(slowdowns) * least <= believed or min(slowdowns) >= believed * least else ()
+        return last if max(slowdowns) * least <= estimated or min(slowdowns) >= estimated * least else ()
     patience = AGREE << min(max(episodes - 1, 0), _MOST_DOUBLINGS)
     healthy = tuple(readings[-patience:])
-    agree = believed > 1.0 and len(healthy) == patience and all(reading.slowdown < least for reading in healthy)
+    agree = estimated > 1.0 and len(healthy) == patience and all(reading.slowdown < least for reading in healthy)
     return healthy if agree else ()
 
 
-def believe(
+def update_estimate(
     state: DetectorState, rank: int, readings: Sequence[StandbyReading], iteration: int, options: DetectorOptions
 ) -> tuple[DetectorState, Verdicts]:
-    """What the detector believes of `rank` after these readings, with the verdict that says so: revised, closed, or new.
+    """What the detector estimates of `rank` after these readings, with the verdict that results: revised, closed, or new.
 
     As before and no verdict while the readings conclude nothing. `iteration`: the last one judged.
     """
-    believed = 1.0 / min(state.speeds.get(rank, {}).values(), default=1.0)
-    agreed = concluded(readings, believed, state.episodes.get(rank, 0), options.least_slowdown)
+    estimated = 1.0 / min(state.speeds.get(rank, {}).values(), default=1.0)
+    agreed = concluded(readings, estimated, state.episodes.get(rank, 0), options.least_slowdown)
     if not agreed or rank not in state.tracks.ranks:
         return state, ()
     slowdown = median(reading.slowdown for reading in agreed)
@@ -83,19 +83,19 @@ def _healthy(state: DetectorState, rank: int, since: int, iteration: int) -> tup
     reason = f"rank {rank}, measured on standby, is back at its healthy speed since iteration {since}"
     closed = [
         VerdictClosed(verdict=number, until_iteration=since, at_iteration=iteration, reason=reason)
-        for accused, number in state.open.items()
-        if accused == rank
+        for flagged, number in state.open.items()
+        if flagged == rank
     ]
     return msgspec.structs.replace(
         state,
-        tracks=tracks.believing(tracks.ranks.index(rank), np.zeros(len(tracks.kinds)), iteration),
-        open={accused: number for accused, number in state.open.items() if accused != rank},
+        tracks=tracks.with_levels(tracks.ranks.index(rank), np.zeros(len(tracks.kinds)), iteration),
+        open={flagged: number for flagged, number in state.open.items() if flagged != rank},
         acquitted={**state.acquitted, rank: iteration},
     ), tuple(closed)
 
 
 def _change(state: DetectorState, rank: int, found: StandbyReading, options: DetectorOptions) -> SpeedChange:
-    """All kinds of its work are as slow as its product: nothing tells them apart."""
+    """All kinds of its work are as slow as its product: nothing distinguishes them."""
     level = log(found.slowdown)
     kinds = (*state.tracks.kinds_of(rank), ALL)
     return SpeedChange(
@@ -129,7 +129,7 @@ def _slow(
     levels = np.array([change.levels.get(kind, 0.0) for kind in tracks.kinds])
     return msgspec.structs.replace(
         state,
-        tracks=tracks.believing(tracks.ranks.index(rank), levels, iteration),
+        tracks=tracks.with_levels(tracks.ranks.index(rank), levels, iteration),
         open={**state.open, rank: number},
         episodes={**state.episodes, rank: episodes},
         next_verdict=max(state.next_verdict, number + 1),

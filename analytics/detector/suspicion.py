@@ -1,4 +1,4 @@
-"""From the sequential tests of one rank to what should now be believed of it."""
+"""From the sequential tests of one rank to what should now be estimated of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SpeedChange(msgspec.Struct, frozen=True, kw_only=True):
     """A test has fired. `levels` (kind -> -log speed, `ALL` included) is empty when the rank is as healthy as the rest.
 
     `test`, `cusum`, `threshold`: the kind whose sum is highest over its threshold; `excess`: typical excess per kind over
-    `iterations` iterations since `since`. `creep`: by how much the habits (log, per kind) had already risen when the test
+    `iterations` iterations since `since`. `creep`: by how much the biases (log, per kind) had already risen when the test
     fired, where that is as much as half of what is named; `levels` includes it.
     """
 
@@ -49,14 +49,14 @@ class SpeedChange(msgspec.Struct, frozen=True, kw_only=True):
     creep: dict[str, float] = {}
 
 
-def decide(tracks: Tracks, row: int, thresholds: Floats, *, accused: bool, options: DetectorOptions) -> SpeedChange | None:
-    """What the tests of the rank at `row` say; None when nothing has changed or too few iterations speak.
+def decide(tracks: Tracks, row: int, thresholds: Floats, *, flagged: bool, options: DetectorOptions) -> SpeedChange | None:
+    """What the tests of the rank at `row` lead to; None when nothing has changed or too few iterations speak.
 
     The level of a kind is the least of its typical excesses when it rose, the most when it fell. A kind is slow from
     `least_slowdown` on; once one is, or all together are, the other kinds are from half of it on.
     """
     up = tracks.sums.up.total[row] / thresholds
-    down = tracks.sums.down.total[row] / thresholds if accused else np.zeros_like(up)
+    down = tracks.sums.down.total[row] / thresholds if flagged else np.zeros_like(up)
     rising = bool(up.max() >= down.max())
     column = int(np.argmax(up if rising else down))
     side = tracks.sums.up if rising else tracks.sums.down
@@ -91,7 +91,7 @@ def decide(tracks: Tracks, row: int, thresholds: Floats, *, accused: bool, optio
 
 
 def _creep(tracks: Tracks, row: int, column: int, options: DetectorOptions) -> dict[str, float]:
-    """kind -> by how much the rank's habit has risen since its own past became known; empty when that is little."""
+    """kind -> by how much the rank's bias has risen since its own past became known; empty when that is little."""
     risen = tracks.baseline[row] - tracks.anchor[row]
     if tracks.level[row].any() or not risen[column] >= options.least_level() / 2:
         return {}

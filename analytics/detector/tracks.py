@@ -13,7 +13,7 @@ from unskew.analytics.detector.residuals import ALL, Flags, Floats, Ints, Residu
 
 
 class ExcessSample(msgspec.Struct, frozen=True):
-    """The excess of one iteration over the healthy baseline, [reading, rank, kind]; nan = not judged. What is believed of the
+    """The excess of one iteration over the healthy baseline, [reading, rank, kind]; nan = not judged. What is estimated of the
     rank itself is not subtracted."""
 
     iteration: int
@@ -25,7 +25,7 @@ class Tracks(msgspec.Struct, frozen=True):
 
     `role` is what its role costs over the prediction (the model's misfit), learned from all who play it while its own past is
     not known; `baseline` is what the healthy device shows by itself, learned slowly and never above a bound; `anchor` is the
-    baseline when its own past became known; `level` is ``-log(believed speed)``; `age` the iterations seen on its present
+    baseline when its own past became known; `level` is ``-log(estimated speed)``; `age` the iterations seen on its present
     layers; `recent` the last iterations, oldest first.
     """
 
@@ -99,7 +99,7 @@ class Tracks(msgspec.Struct, frozen=True):
         return values
 
     def restarted(self, where: Flags, now: int, *, forget: bool = False) -> Tracks:
-        """Tests begin anew where said; with `forget` (new layers) also what they saw and how long."""
+        """Tests begin anew in these cells; with `forget` (new layers) also what they saw and how long."""
         if not where.any():
             return self
         sums = self.sums.each(lambda side: CusumSide(np.where(where, 0.0, side.total), np.where(where, now, side.zero_at)))
@@ -117,8 +117,8 @@ class Tracks(msgspec.Struct, frozen=True):
             recent=(*self.recent[1 - window :], ExcessSample(now, excess)),
         )
 
-    def believing(self, row: int, levels: Floats, now: int, *, from_anchor: bool = False) -> Tracks:
-        """The rank's levels are these from now on, over its habit or, where that crept, over what it was; tests begin anew."""
+    def with_levels(self, row: int, levels: Floats, now: int, *, from_anchor: bool = False) -> Tracks:
+        """The rank's levels are these from now on, over its bias or, where that crept, over what it was; tests begin anew."""
         where = np.zeros(self.level.shape, dtype=bool)
         where[row] = True
         level = self.level.copy()
@@ -130,8 +130,8 @@ class Tracks(msgspec.Struct, frozen=True):
     def rebased(self, before: Floats, after: Floats) -> Tracks:
         """Roles against a new predictor, from one iteration's residuals against the old one and the new one.
 
-        What a rank shows over its role and habit stays, unless the new predictor explains it better than that (all ranks had
-        become slower than the old one said); a believed slowness always stays.
+        What a rank shows over its role and bias stays, unless the new predictor explains it better than that (all ranks had
+        become slower than the old one predicted); an estimated slowness always stays.
         """
         shifted = self.role + after - before
         closer = np.abs(after - shifted - self.baseline) <= np.abs(after - self.role - self.baseline)

@@ -35,7 +35,7 @@ def slow_verdict(
     episodes: int,
     options: DetectorOptions,
 ) -> Verdict:
-    """`rank` is slow as `change` says; `kinds` is how many kinds of work it executes, `sigma` the noise of the test that fired,
+    """`rank` is slow as in `change`; `kinds` is how many kinds of work it executes, `sigma` the noise of the test that fired,
     `episodes` how often the rank has been slow, this time included.
 
     Confidence: that the level is more than the test's slack.
@@ -76,7 +76,7 @@ def confidence_of(excess: float, sigma: float, n: int) -> float:
 
 
 def link_verdict(number: int, change: links.LinkChange, at: int, config: str) -> Verdict:
-    """A link is slow as `change` says; the receiver's waiting is its only trace, so both ends are its victims."""
+    """A link is slow as in `change`; the receiver's waiting is its only trace, so both ends are its victims."""
     sender, receiver = change.link
     return Verdict(
         verdict=number,
@@ -107,7 +107,7 @@ def closed_verdict(number: int, rank: int, change: SpeedChange, at: int) -> Verd
 
 
 def lost_verdict(number: int, suspect: Suspect, at: int, config: str) -> Verdict:
-    """A frozen rank hangs: its process exists and does nothing; `evidence["how"]` tells the three apart."""
+    """A frozen rank hangs: its process exists and does nothing; `evidence["how"]` distinguishes the three."""
     cause: Cause = "dead" if suspect.how == "exit" else "hung"
     state = {"exit": "died", "hung": "hangs", "frozen": "is frozen"}[suspect.how]
     return Verdict(
@@ -137,6 +137,6 @@ def _ordinal(number: int) -> str:
 
 
 def _ratios(found: Excess) -> dict[str, Any]:
-    """Time ratios: against the rank's own prediction, its peers, its mates."""
+    """Time ratios: against the rank's own prediction, its data-parallel peers, pipeline peers."""
     pairs = (("predicted", found.own), ("peers", found.data_parallel_peers), ("mates", found.pipeline_peers))
     return {name: round(exp(value), 3) for name, value in pairs if value is not None}

@@ -1,7 +1,7 @@
 """Only each worker's time per iteration: workers of equal role, compared with the others and with their own past.
 
 No lengths and no stages are known, so a worker's healthy time is a constant, the median of its first rows; what changes slowly
-is learned as habit. The detector is the one that chunks are judged by.
+is learned as bias. The detector is the one that chunks are judged by.
 """
 
 from __future__ import annotations

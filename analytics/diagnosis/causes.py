@@ -1,7 +1,7 @@
 """Verdicts on causes that no single device has: unequal batches, unequal stages, pauses (docs/reference/verdicts/).
 
 A cause is named when it costs at least `LEAST_SHARE` of the time of the iterations and at least half of what the costliest
-costs; what the others cost stands in the time lost. Unequal stages are named only under the plan that the run began with: a
+costs; what the others cost is in the time lost. Unequal stages are named only under the plan that the run began with: a
 later plan is uneven because it answers a slow or a dead device, and to even it out would undo that. Where the workload was
 inferred from peers, unequal lengths are named only when forward and backward times of micro-batches move together (correlation
 >= 0.9, ByteDance's rule).

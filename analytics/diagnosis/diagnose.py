@@ -2,7 +2,7 @@
 
 Four observabilities, the best that the log allows:
 
-1. chunks: forward and backward times per micro-batch. The Detector judges devices; replay tells what each cause cost;
+1. chunks: forward and backward times per micro-batch. The Detector judges devices; replay shows what each cause cost;
 2. collectives only, with waiting inside: under a barrier the culprit is the rank that waits least (waiting.py);
 3. flight recorders: who did not join which collective (flight_recorder.py);
 4. iteration times only: a change of the whole job, nobody named (analytics/detector/job_wide.py).
@@ -142,8 +142,8 @@ def _without_lengths(trace: Trace, options: DetectorOptions) -> tuple[list[Trace
 
 
 def _waited(log: RunLog) -> tuple[tuple[Verdict, ...], list[str]]:
-    """Who waits least, plan by plan (another plan gives ranks other work), and which plans do not tell."""
-    said: list[Verdict] = []
+    """Who waits least, plan by plan (another plan gives ranks other work), and which plans do not show it."""
+    verdicts: list[Verdict] = []
     problems = []
     for plan_version in log.trace.plan_versions:
         try:
@@ -152,12 +152,12 @@ def _waited(log: RunLog) -> tuple[tuple[Verdict, ...], list[str]]:
             problems.append(f"slow_device under plan {plan_version}: {error}")
             continue
         found = follow_waits(waits, options_for(log.device_kind))
-        said += [msgspec.structs.replace(verdict, verdict=len(said) + i) for i, verdict in enumerate(found, start=1)]
-    return tuple(said), problems
+        verdicts += [msgspec.structs.replace(verdict, verdict=len(verdicts) + i) for i, verdict in enumerate(found, start=1)]
+    return tuple(verdicts), problems
 
 
 def _hung(standstill: HangDiagnosis) -> tuple[Verdict, ...]:
-    """Who holds up a job that stands still; a dump knows no iterations."""
+    """Who holds up a job that makes no progress; a dump knows no iterations."""
     if not standstill.culprits:
         return ()
     return (
@@ -190,7 +190,7 @@ def _device_seconds(log: RunLog, measured: Sequence[tuple[TraceSection, LostTime
 
 
 def _recoveries(log: RunLog) -> dict[int, str]:
-    """Epoch in which survivors found together again -> how the first that it was about was lost.
+    """Plan version in which survivors found together again -> how the first that it was about was lost.
 
     It is the first one behind the last plan with the lost rank; a rank without a role is missed by nobody.
     """

@@ -26,8 +26,8 @@ from unskew.collector.events import CHUNK_KINDS, DeviceLost, Verdict, VerdictClo
 
 
 class FailSlowResult(msgspec.Struct, frozen=True):
-    """Verdicts as they stand at the end, the last predictor (None when none could be fitted), and the complete iterations with
-    what was believed of the devices in each."""
+    """Verdicts as they are at the end, the last predictor (None when none could be fitted), and the complete iterations with
+    what was estimated of the devices in each."""
 
     verdicts: tuple[Verdict, ...]
     cost: CostModel | None
@@ -37,7 +37,7 @@ class FailSlowResult(msgspec.Struct, frozen=True):
 def follow_run(log: RunLog) -> FailSlowResult:
     """One of our own runs again, iteration by iteration: predictors learned on the way, losses where the run saw them."""
     monitor = Monitor(options=options_for(log.device_kind), retraining=Retraining(classes=log.classes))
-    said: list[Verdict | VerdictClosed] = []
+    verdicts: list[Verdict | VerdictClosed] = []
     seen: list[IterationSample] = []
     losses = sorted(log.lost, key=lambda lost: lost.watermark or 0)
     plan_version = 0
@@ -46,24 +46,25 @@ def follow_run(log: RunLog) -> FailSlowResult:
         monitor = monitor.reading(released.gpus)
         while losses and (losses[0].watermark or 0) <= committed.iteration:
             monitor, found = monitor.lost(*_loss(log, losses.pop(0), committed.iteration))
-            said += found
+            verdicts += found
         if committed.plan_version != plan_version:
             plan_version = committed.plan_version
             monitor = monitor.plan_changed(committed.iteration)
         if committed.log_complete:
             monitor, judged = monitor.judge(released, log.plans[committed.plan_version])
             monitor, _ = monitor.learn(judged.sample, judged.verdicts)
-            said += judged.verdicts
+            verdicts += judged.verdicts
             seen.append(judged.sample)
     last = log.released[-1].committed.iteration if log.released else 0
     for lost in losses:
         monitor, found = monitor.lost(*_loss(log, lost, last))
-        said += found
-    return FailSlowResult(settled(said), monitor.fitted.model if monitor.fitted else None, tuple(seen))
+        verdicts += found
+    return FailSlowResult(settled(verdicts), monitor.fitted.model if monitor.fitted else None, tuple(seen))
 
 
 def _loss(log: RunLog, lost: DeviceLost, iteration: int) -> tuple[Suspect, int]:
-    """As the run saw it; in logs of old versions, which do not say, `iteration` and all that had a role beside it count."""
+    """As the run saw it; in logs of old versions, which do not record it, `iteration` and all that had a role beside it
+    count."""
     with_it = [plan for plan in log.plans.values() if lost.rank in plan.ranks]
     others = tuple(rank for rank in with_it[-1].ranks if rank != lost.rank) if with_it else ()
     suspect = Suspect(rank=lost.rank, how=lost.how, detail=lost.detail, victims=lost.victims or others)
@@ -77,11 +78,11 @@ def follow_section(section: TraceSection, options: DetectorOptions) -> tuple[Ver
     chunks = [i for _, i in cells]
     rank = np.array([operations[i].rank for i in chunks])
     kind = np.array([section.kinds.index(name) for name, _ in cells])
-    said: list[Verdict | VerdictClosed] = []
+    verdicts: list[Verdict | VerdictClosed] = []
     for column, iteration in enumerate(section.recording.iterations):
         us, expected_us = section.parts.work_us[chunks, column], section.expected_us[chunks, column]
-        said += detector.observe_units(iteration, UnitTimes(section.kinds, rank, kind, us, expected_us), roles)
-    return settled(said)
+        verdicts += detector.observe_units(iteration, UnitTimes(section.kinds, rank, kind, us, expected_us), roles)
+    return settled(verdicts)
 
 
 def follow_ranks(trace: Trace, options: DetectorOptions) -> tuple[Verdict, ...]:
@@ -94,9 +95,9 @@ def follow_ranks(trace: Trace, options: DetectorOptions) -> tuple[Verdict, ...]:
     spent = chunks.group_by("iteration", "rank").agg(pl.col("wall_us").sum())
     table = spent.pivot("rank", index="iteration", values="wall_us").sort("iteration")
     times = table.select(str(rank) for rank in role_of).to_numpy()
-    said = settled(judge_workers(times, options, iterations=table["iteration"].to_list(), role_of=role_of))
+    verdicts = settled(judge_workers(times, options, iterations=table["iteration"].to_list(), role_of=role_of))
     kinds = sorted(trace.kinds & set(CHUNK_KINDS))
-    return tuple(msgspec.structs.replace(one, speed=dict.fromkeys(kinds, min(one.speed.values()))) for one in said)
+    return tuple(msgspec.structs.replace(one, speed=dict.fromkeys(kinds, min(one.speed.values()))) for one in verdicts)
 
 
 def as_slow(section: TraceSection, verdicts: Iterable[Verdict]) -> TraceSection:
@@ -112,7 +113,7 @@ def as_slow(section: TraceSection, verdicts: Iterable[Verdict]) -> TraceSection:
 
 
 def _roles(section: TraceSection) -> UnitRoles:
-    """Peers are the ranks of a stage, mates those of a replica."""
+    """Peers are the ranks of a stage, pipeline peers those of a replica."""
     replicas: dict[int, set[int]] = {}
     for operation in section.recording.graph.operations:
         replicas.setdefault(operation.replica, set()).add(operation.rank)
@@ -120,6 +121,6 @@ def _roles(section: TraceSection) -> UnitRoles:
     return equal_roles(stage_of, tuple(tuple(sorted(ranks)) for _, ranks in sorted(replicas.items())))
 
 
-def settled(said: Iterable[Verdict | VerdictClosed]) -> tuple[Verdict, ...]:
+def settled(verdicts: Iterable[Verdict | VerdictClosed]) -> tuple[Verdict, ...]:
     """Each verdict as it was revised and closed in the end."""
-    return tuple(state.verdict for state in reduce(fold, said, RunState()).verdicts.values())
+    return tuple(state.verdict for state in reduce(fold, verdicts, RunState()).verdicts.values())

@@ -1,10 +1,10 @@
-"""Which ranks did not join which collective: from the flight recorders of a job that stands still.
+"""Which ranks did not join which collective: from the flight recorders of a job that makes no progress.
 
 A flight recorder's dump names the operations that its rank has launched and that have not come to an end. Steps:
 
 1. A rank waits in its oldest such operation. It waits for the members of that group who have not launched it: they have no
    entry for it, and the number of their last one, where it is known, is smaller. A message waits for its other side.
-2. Who is waited for, and waits for nobody, is a culprit: it has launched nothing that is open, or stands in an operation that
+2. Who is waited for, and waits for nobody, is a culprit: it has launched nothing that is open, or is in an operation that
    all have joined and that does not end (its device has stopped), or has left no dump at all.
 3. Who waits, along the chain, for a culprit is a victim. A ring of ranks that wait for each other has no culprit: the ranks
    disagree on what comes next, and nobody is named.
@@ -35,7 +35,7 @@ class CollectiveWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HangDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds everybody up. `why` has a sentence per culprit; `abstained` says why nobody is named."""
+    """Who holds everybody up. `why` has a sentence per culprit; `abstained` is why nobody is named."""
 
     culprits: tuple[int, ...]
     victims: tuple[int, ...]
@@ -101,7 +101,7 @@ def _last_launched(
 def _other_side(
     entry: CollectiveRecorded, members: tuple[int, ...], pending: Mapping[int, list[CollectiveRecorded]]
 ) -> tuple[int, ...]:
-    """The peer of a message, unless it has launched its side (a message of the same number the other way round)."""
+    """The peer of a message, unless it has launched its side (a message of the same number reversed)."""
     found = _MESSAGE.search(entry.op)
     if found is None or not members:
         return ()
@@ -133,9 +133,9 @@ def _judge(waits: tuple[CollectiveWait, ...], dumped: set[int]) -> HangDiagnosis
         standing = sorted(own)
         abstained = (
             f"ranks {standing} wait and nobody is outstanding: either they wait for each other in different operations, or all "
-            "have launched one that does not end; the devices' states or stacks would tell"
+            "have launched one that does not end; the devices' states or stacks would show which"
             if standing
-            else "no operation is under way in any dump"
+            else "no operation is in progress in any dump"
         )
     return HangDiagnosis(
         culprits=tuple(sorted(culprits)),
@@ -150,9 +150,9 @@ def _why(wanted: list[CollectiveWait], own: CollectiveWait | None, has_dump: boo
     first = min(wanted, key=lambda wait: wait.rank)
     names = ", ".join(str(wait.rank) for wait in wanted)
     if own is not None:
-        state = f"stands itself in {own.op} #{own.group_seq} of {own.description}, which all have joined and which does not end"
+        state = f"is itself in {own.op} #{own.group_seq} of {own.description}, which all have joined and which does not end"
     else:
-        state = "has nothing under way itself" if has_dump else "has left no dump"
+        state = "has nothing in progress itself" if has_dump else "has left no dump"
     return f"did not join {first.op} #{first.group_seq} of {first.description}, in which {names} wait, and {state}"
 
 

@@ -5,8 +5,8 @@ covered by its collectives and receives (sends run beside its work), and by the 
 optimizer. Steps:
 
 1. roles: the members of one gradient group have the same role, one in each replica; where ranks are in several groups, the
-   smallest counts. A group of all ranks says nothing of roles where ranks send each other messages (a pipeline); a rank without
-   a group has a role of its own;
+   smallest counts. A group of all ranks shows nothing of roles where ranks send each other messages (a pipeline); a rank
+   without a group has a role of its own;
 2. a rank's own time is expected to be its role's median over iterations and members;
 3. the Detector judges own times like chunks: against the expectation, and against the peers of the role.
 
@@ -87,13 +87,13 @@ def follow_waits(waits: OwnTimes, options: DetectorOptions) -> tuple[Verdict, ..
     }
     expected_us = np.array([usual[waits.role_of[rank]] for rank in waits.ranks])
     ranks, kind = np.array(waits.ranks), np.zeros(len(waits.ranks), np.int64)
-    said: list[Verdict | VerdictClosed] = []
+    verdicts: list[Verdict | VerdictClosed] = []
     for iteration, own_us in zip(waits.iterations, waits.own_us, strict=True):
-        said += detector.observe_units(iteration, UnitTimes(KINDS, ranks, kind, own_us, expected_us), roles)
+        verdicts += detector.observe_units(iteration, UnitTimes(KINDS, ranks, kind, own_us, expected_us), roles)
     seen = {"seen": "collectives, waiting inside"}
     return tuple(
         msgspec.structs.replace(verdict, speed={"own": verdict.speed["F"]}, evidence={**verdict.evidence, **seen})
-        for verdict in settled(said)
+        for verdict in settled(verdicts)
     )
 
 

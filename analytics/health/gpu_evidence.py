@@ -1,7 +1,7 @@
-"""What a device says of itself (NVML), as evidence in the verdict on it: clocks, why they are held down, memory errors.
+"""What a device reports about itself (NVML), as evidence in the verdict on it: clocks, why they are held down, memory errors.
 
 It never decides: a held-down clock is a reason for slowness, not slowness. Only what was read since the slowness began is
-evidence of it; reasons and errors that were there when the run began are told from those that came later.
+evidence of it; reasons and errors that were there when the run began are separated from those that came later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unskew.collector.events import GpuState, Verdict
 
 
 class GpuHistory(msgspec.Struct, frozen=True):
-    """The first state that a rank's device told, and the newest."""
+    """The first state that a rank's device reported, and the newest."""
 
     first: GpuState
     newest: GpuState
@@ -30,12 +30,12 @@ def remembered(known: Mapping[int, GpuHistory], states: Iterable[GpuState]) -> d
 
 
 def with_gpu(verdict: Verdict, known: Mapping[int, GpuHistory]) -> Verdict:
-    """The verdict on a slow device with `evidence["gpu"]`, where its device has told something since the slowness began."""
+    """The verdict on a slow device with `evidence["gpu"]`, where its device has reported something since the slowness began."""
     rank = verdict.culprits[0].rank if verdict.cause == "slow_device" and verdict.culprits else None
-    told = None if rank is None else known.get(rank)
-    if told is None or told.newest.iteration is None or told.newest.iteration < verdict.since_iteration:
+    history = None if rank is None else known.get(rank)
+    if history is None or history.newest.iteration is None or history.newest.iteration < verdict.since_iteration:
         return verdict
-    first, now = told.first, told.newest
+    first, now = history.first, history.newest
     new_reasons = tuple(reason for reason in now.held_down_by if reason not in first.held_down_by)
     evidence: dict[str, Any] = {
         "at_iteration": now.iteration,
@@ -48,8 +48,8 @@ def with_gpu(verdict: Verdict, known: Mapping[int, GpuHistory]) -> Verdict:
         "uncorrected_errors": now.uncorrected_errors,
         "new_uncorrected_errors": _more(first.uncorrected_errors, now.uncorrected_errors),
     }
-    said = [sentence for sentence in (_clock(now, new_reasons), _errors(evidence["new_uncorrected_errors"])) if sentence]
-    sentence = "; ".join([verdict.sentence, *said])
+    sentences = [sentence for sentence in (_clock(now, new_reasons), _errors(evidence["new_uncorrected_errors"])) if sentence]
+    sentence = "; ".join([verdict.sentence, *sentences])
     return msgspec.structs.replace(verdict, sentence=sentence, evidence={**verdict.evidence, "gpu": evidence})
 
 

@@ -1,9 +1,9 @@
 """Dead, hung, frozen, or only waiting: decided from child exits, heartbeats and progress (docs/liveness.md).
 
 * dead: the process has ended;
-* frozen: it exists but sends no heartbeat, or the kernel says that it is stopped;
+* frozen: it exists but sends no heartbeat, or the kernel reports it as stopped;
 * hung: heartbeats go on, progress does not, and what it does is its own work;
-* whoever waits for another is a victim and never accused, however long it waits;
+* whoever waits for another is a victim and never flagged, however long it waits;
 * a rank on standby has no work: it is neither hung nor a victim, but it can be dead or frozen.
 
 A rank that is ready to run but given no core is none of these: that time, as the kernel counts it, does not count against it.
@@ -28,7 +28,7 @@ class RankLiveness(msgspec.Struct, frozen=True, kw_only=True):
     `stalled_s` is the time since progress last moved, `process_state` the kernel's letter for the process ("T" stopped),
     `waits_for` the rank it is blocked on, None when it waits for a group or for nobody. `starved_s` of `stalled_s`, and
     `beat_starved_s` of `heartbeat_age_s`, the thread was ready to run but had no core; None = not measured. Within
-    `promised_s` of its last progress it said that it would move again.
+    `promised_s` of its last progress it promised to move again.
     """
 
     rank: int
@@ -46,9 +46,9 @@ class RankLiveness(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def idle_s(self) -> float:
-        """For how long heartbeats tell of no progress: `stalled_s` up to the last of them, without the time it had no core.
+        """For how long heartbeats have shown no progress: `stalled_s` up to the last of them, without the time it had no core.
 
-        Since then nobody knows: a thread that beats late says nothing about the one that works.
+        Since then nobody knows: a thread that beats late is no evidence on the one that works.
         """
         return self.stalled_s - self.heartbeat_age_s - (self.starved_s or 0.0)
 
@@ -62,8 +62,8 @@ class LivenessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds. `hung_s` holds until chunk times are known (see `learned`); `start_s` is for a rank that has not
     begun (idle), also for its silence.
 
-    A pulse older than `stale_s` says nothing: its agent is not heard. A stopped process is known by its state, after
-    `stopped_s`. Where the kernel does not tell for how long a thread had no core, nobody is named before `blind_s`: at load
+    A status older than `stale_s` does not count: its agent is not heard. A stopped process is known by its state, after
+    `stopped_s`. Where the kernel does not report for how long a thread had no core, nobody is named before `blind_s`: at load
     14 on two cores healthy ranks were silent for 0.5 s. Where it does, `uncounted` of that time, `uncounted_s` at most, may be
     missing from its count: of 43 s of a healthy rank's silence it once lacked 0.8 s.
     """
@@ -98,11 +98,13 @@ def decide(now_s: float, table: Mapping[int, RankLiveness], options: LivenessOpt
 
     Abstains when all (two or more) are silent at once: then the listener is at fault, or the node was asleep.
     """
-    heard = {rank: pulse for rank, pulse in sorted(table.items()) if now_s - pulse.at_s <= options.stale_s or not pulse.alive}
-    alive = [rank for rank, pulse in heard.items() if pulse.alive]
-    found = {rank: accusation for rank, pulse in heard.items() if (accusation := _accuse(pulse, options))}
+    heard = {
+        rank: status for rank, status in sorted(table.items()) if now_s - status.at_s <= options.stale_s or not status.alive
+    }
+    alive = [rank for rank, status in heard.items() if status.alive]
+    found = {rank: finding for rank, status in heard.items() if (finding := _judge(status, options))}
     if len(alive) > 1 and all(rank in found and found[rank][0] == "frozen" for rank in alive):
-        found = {rank: accusation for rank, accusation in found.items() if rank not in alive}
+        found = {rank: finding for rank, finding in found.items() if rank not in alive}
         if not found:
             return (
                 (),
@@ -123,34 +125,34 @@ def decide(now_s: float, table: Mapping[int, RankLiveness], options: LivenessOpt
     return (), "all ranks make progress or wait for one that does"
 
 
-def _accuse(pulse: RankLiveness, options: LivenessOptions) -> tuple[Literal["exit", "hung", "frozen"], str] | None:
-    if not pulse.alive:
-        return "exit", pulse.exit_detail or "its process has ended"
-    if pulse.process_state == STOPPED and pulse.heartbeat_age_s >= options.stopped_s:
-        return "frozen", f"its process is stopped, no heartbeat for {pulse.heartbeat_age_s:.2f} s"
+def _judge(status: RankLiveness, options: LivenessOptions) -> tuple[Literal["exit", "hung", "frozen"], str] | None:
+    if not status.alive:
+        return "exit", status.exit_detail or "its process has ended"
+    if status.process_state == STOPPED and status.heartbeat_age_s >= options.stopped_s:
+        return "frozen", f"its process is stopped, no heartbeat for {status.heartbeat_age_s:.2f} s"
     # A process that has only been born beats for the first time when it has loaded what it needs.
-    silence_s = options.start_s if pulse.activity == "idle" else options.frozen_s
-    if pulse.silent_s >= _at_least_s(silence_s, pulse.beat_starved_s, options):
+    silence_s = options.start_s if status.activity == "idle" else options.frozen_s
+    if status.silent_s >= _at_least_s(silence_s, status.beat_starved_s, options):
         return (
             "frozen",
-            f"no heartbeat for {pulse.heartbeat_age_s:.2f} s while its process exists{_no_core(pulse.beat_starved_s)}",
+            f"no heartbeat for {status.heartbeat_age_s:.2f} s while its process exists{_no_core(status.beat_starved_s)}",
         )
-    if pulse.activity not in {*WAITING, "standby"} and pulse.idle_s >= _patience_s(pulse, options):
-        broken = f" and the {pulse.promised_s:g} s it had promised are over" if pulse.promised_s else ""
+    if status.activity not in {*WAITING, "standby"} and status.idle_s >= _patience_s(status, options):
+        broken = f" and the {status.promised_s:g} s it had promised are over" if status.promised_s else ""
         return (
             "hung",
-            f"no progress in {pulse.activity} for {pulse.stalled_s:.2f} s while heartbeats go on"
-            f"{_no_core(pulse.starved_s)}{broken}",
+            f"no progress in {status.activity} for {status.stalled_s:.2f} s while heartbeats go on"
+            f"{_no_core(status.starved_s)}{broken}",
         )
     return None
 
 
-def _patience_s(pulse: RankLiveness, options: LivenessOptions) -> float:
-    return max(_hung_s(pulse, options), options.start_s if pulse.activity == "idle" else 0.0)
+def _patience_s(status: RankLiveness, options: LivenessOptions) -> float:
+    return max(_hung_s(status, options), options.start_s if status.activity == "idle" else 0.0)
 
 
-def _hung_s(pulse: RankLiveness, options: LivenessOptions) -> float:
-    return _at_least_s(max(options.hung_s, pulse.promised_s), pulse.starved_s, options)
+def _hung_s(status: RankLiveness, options: LivenessOptions) -> float:
+    return _at_least_s(max(options.hung_s, status.promised_s), status.starved_s, options)
 
 
 def _at_least_s(usual_s: float, starved_s: float | None, options: LivenessOptions) -> float:
@@ -179,5 +181,5 @@ def _victims(culprit: int, table: Mapping[int, RankLiveness], suspects: Collecti
     return tuple(found)
 
 
-def _waits(pulse: RankLiveness) -> str:
-    return f"waits for {pulse.waits_for}" if pulse.waits_for is not None else f"waits in {pulse.activity}"
+def _waits(status: RankLiveness) -> str:
+    return f"waits for {status.waits_for}" if status.waits_for is not None else f"waits in {status.activity}"

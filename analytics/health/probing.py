@@ -1,12 +1,13 @@
 """Validation on demand: when the log's evidence is not enough, suspects are measured directly, while training waits for them.
 
-A probe is an action of an epoch record: a matrix product on each suspect, three times, against the same product on the same
+A probe is an action of a plan record: a matrix product on each suspect, three times, against the same product on the same
 device when the run began; and transfers between the suspects, 16, 32 and 64 MB, in passes in which every rank talks to one
 other only, so that the number of passes does not grow with the suspects (Greyhound, section 5.2: a ring of even size takes two
 passes, of odd size three).
 
-It is asked for when ranks are slower than their own prediction and habit and would be named, did not their peers or mates
-excuse them: two ranks of one role slowed alike, all mates of a rank, or a predictor that is wrong. The probe tells these apart.
+It is asked for when ranks are slower than their own prediction and bias and would be named, did not their data-parallel or
+pipeline peers excuse them: two ranks of one role slowed alike, all pipeline peers of a rank, or a predictor that is wrong.
+The probe distinguishes these.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`over`: iterations for which the doubt must have lasted; `again`: iterations until the next probe; `least_slowdown`: of
-    the matrix product, from which a device is called slow; `most`: no more suspects than this share of the ranks are probed: a
-    job that is slow everywhere has another cause; `standby_every`: iterations between two measurements of a rank on standby.
+    """`over`: iterations for which the suspicion must have lasted; `again`: iterations until the next probe;
+    `least_slowdown`: of the matrix product, from which a device is called slow; `most`: no more suspects than this share of
+    the ranks are probed: a job that is slow everywhere has another cause; `standby_every`: iterations between two
+    measurements of a rank on standby.
     """
 
     over: int = 8
@@ -60,15 +62,16 @@ def passes(ranks: Sequence[int]) -> tuple[tuple[Pair, ...], ...]:
 
 
 def wanted(
-    now: int, doubted: Mapping[int, float], n_ranks: int, last_at: int | None, options: ProbeOptions
+    now: int, suspected_ranks: Mapping[int, float], n_ranks: int, last_at: int | None, options: ProbeOptions
 ) -> tuple[Probe | None, str]:
     """The probe to run after iteration `now`, and why, or why not.
 
-    `doubted`: rank -> excess (log) of its own time that its peers or mates excuse (`detector.doubted`).
+    `suspected_ranks`: rank -> excess (log) of its own time that its data-parallel or pipeline peers excuse
+    (`detector.suspected`).
     """
-    if not doubted:
+    if not suspected_ranks:
         return None, "nobody is in doubt"
-    ranks = tuple(sorted(doubted))
+    ranks = tuple(sorted(suspected_ranks))
     names = ", ".join(map(str, ranks))
     if last_at is not None and now - last_at < options.again:
         return None, f"ranks {names} are in doubt and were probed after iteration {last_at}"

@@ -25,7 +25,7 @@ class Timeout(msgspec.Struct, frozen=True):
 
 
 def too_early(ladder: Sequence[Timeout]) -> tuple[str, ...]:
-    """What is wrong, a sentence each: from the quickest rung to the slowest. Empty = every rung stands."""
+    """What is wrong, a sentence each: from the quickest rung to the slowest. Empty = every rung is long enough."""
     return tuple(
         f"{rung.name} is {rung.seconds:g} s and must be at least {_times(rung)}{below.name} ({below.seconds:g} s): "
         f"{rung.factor * below.seconds:g} s"

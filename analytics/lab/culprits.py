@@ -1,6 +1,6 @@
-"""Who holds the others up, among thousands: devices and links ranked by what their own time says.
+"""Who holds the others up, among thousands: devices and links ranked by their own time.
 
-Under a barrier everybody's step takes equally long, so the step's time accuses nobody. Two things do:
+Under a barrier everybody's step takes equally long, so the step's time flags nobody. Two things do:
 
 * measured work: the time of a device's chunks, before the collective or message that would hide it;
 * waiting: who waits least. A device's own time is the step's time less all its waiting, so where only collectives and messages
@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEAST_GROUP = 3
-"""Members that a group needs for its median to say who differs."""
+"""Members that a group needs for its median to show who differs."""
 
 
 class Ranking(NamedTuple):

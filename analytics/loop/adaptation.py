@@ -42,7 +42,7 @@ from unskew.collector.events import (
 
 
 class AdaptationStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What one iteration led to. `reason` says why there is no proposal, when the Scheduler was asked, or why `probe`."""
+    """What one iteration led to. `reason` is why there is no proposal, when the Scheduler was asked, or why `probe`."""
 
     judged: IterationJudged
     events: tuple[Control, ...] = ()
@@ -82,7 +82,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def like(started: AdaptationStarted) -> Adaptation:
-        """One at its beginning, as the log says. Raises `msgspec.ValidationError` when this code knows other options."""
+        """One at its beginning, from the log. Raises `msgspec.ValidationError` when this code knows other options."""
         return Adaptation.begin(msgspec.convert(started.site, Site), msgspec.convert(started.options, AdaptationOptions))
 
     def observe(self, released: IterationTelemetry, plan: Plan, alive: frozenset[int]) -> tuple[Adaptation, AdaptationStep]:
@@ -93,9 +93,11 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         step = AdaptationStep(judged=found.judged)
         if found.predicted_us is not None:
             scoring, looked_back = loop.scoring.observed(found.judged)
-            loop, said = msgspec.structs.replace(loop, scoring=scoring)._said(monitor, found.verdicts, committed.iteration)
+            loop, decided = msgspec.structs.replace(loop, scoring=scoring)._with_verdicts(
+                monitor, found.verdicts, committed.iteration
+            )
             loop, scored = loop._tried(committed, found.predicted_us)
-            events += [*looked_back, *said, *scored]
+            events += [*looked_back, *decided, *scored]
             loop, step = loop._sought(step, plan, alive)
         if committed.log_complete:
             monitor, fitted = loop.monitor.learn(found.sample, events)
@@ -104,8 +106,8 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         return loop, msgspec.structs.replace(step, events=tuple(events))
 
     def lost(self, suspect: Suspect, iteration: int) -> tuple[Adaptation, list[Control]]:
-        """A rank is dead, hung or frozen: the verdict, its score, and the end of the trial under way."""
-        return self._said(*self.monitor.lost(suspect, iteration), iteration)
+        """A rank is dead, hung or frozen: the verdict, its score, and the end of the trial in progress."""
+        return self._with_verdicts(*self.monitor.lost(suspect, iteration), iteration)
 
     def measured(self, product: StandbyMeasured) -> tuple[Adaptation, list[Control]]:
         """A rank that executes nothing has multiplied its matrix."""
@@ -114,10 +116,10 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         if product.slowdown is None:
             return loop, [product]
         monitor, verdicts = self.monitor.on_standby(product.rank, measurements.readings[product.rank], judged)
-        loop, said = loop._said(monitor, verdicts, judged)
+        loop, decided = loop._with_verdicts(monitor, verdicts, judged)
         if verdicts:
             loop = msgspec.structs.replace(loop, measurements=measurements.without({product.rank}))
-        return loop, [product, *said]
+        return loop, [product, *decided]
 
     def injected(self, fault: FaultInjected) -> Adaptation:
         """The truth, for scoring verdicts."""
@@ -162,11 +164,11 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         events: list[Control] = [found.event(iteration)]
         for rank, slowdown in found.slowdowns.items():
             if slowdown >= self.options.probing.least_slowdown:
-                loop, said = loop._said(*loop.monitor.probed(rank, slowdown, iteration), iteration)
-                events += said
+                loop, decided = loop._with_verdicts(*loop.monitor.probed(rank, slowdown, iteration), iteration)
+                events += decided
         return loop, events
 
-    def _said(self, monitor: Monitor, verdicts: Verdicts, iteration: int) -> tuple[Adaptation, list[Control]]:
+    def _with_verdicts(self, monitor: Monitor, verdicts: Verdicts, iteration: int) -> tuple[Adaptation, list[Control]]:
         """With the monitor's new state and what its verdicts lead to: their scores, the end of the trial, a question."""
         loop, events = msgspec.structs.replace(self, monitor=monitor), list[Control](verdicts)
         for one in verdicts:
@@ -190,7 +192,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(loop, asking=asking), events
 
     def _tried(self, committed: CommittedIteration, predicted_us: float) -> tuple[Adaptation, list[Control]]:
-        """With the iteration in the trial under way, which closes when it has lasted long enough."""
+        """With the iteration in the trial in progress, which closes when it has lasted long enough."""
         fitted = self.monitor.fitted
         if self.trial is None or fitted is None or committed.plan_version != self.trial.plan.plan_version:
             return self, []
@@ -213,6 +215,8 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         measurements = self.measurements
         if proposal is None and not reason and self.site.shared_cores is None:
             options = self.options.probing
-            measurements, probe, reason = measurements.probe(iteration, self.monitor.doubted(options.over), len(alive), options)
+            measurements, probe, reason = measurements.probe(
+                iteration, self.monitor.suspected_ranks(options.over), len(alive), options
+            )
         loop = msgspec.structs.replace(self, asking=asking, measurements=measurements)
         return loop, msgspec.structs.replace(step, proposal=proposal, verdict=asking.verdict, reason=reason, probe=probe)

@@ -12,8 +12,8 @@ from unskew.collector.events import Regrouped
 
 
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
-    """The Scheduler is asked at iteration `at`, after `verdict`; what the last change of plan cost is what the next is believed
-    to cost."""
+    """The Scheduler is asked at iteration `at`, after `verdict`; what the last change of plan cost is what the next is
+    estimated to cost."""
 
     bytes_per_us: float
     regroup_us: float

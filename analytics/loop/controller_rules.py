@@ -63,13 +63,13 @@ class MeasureIdle(msgspec.Struct, frozen=True):
     iteration: int
 
 
-class Stop(msgspec.Struct, frozen=True):
+class StopRun(msgspec.Struct, frozen=True):
     """The run cannot go on."""
 
     reason: str
 
 
-Decision = IterationJudged | Log | Issue | MeasureIdle | Stop
+Decision = IterationJudged | Log | Issue | MeasureIdle | StopRun
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,12 +137,12 @@ def lost(state: ControllerState, event: DeviceLost) -> Outcome:
     if not involved:
         return state, decisions
     if state.queue.mode == "observe":
-        return state, [*decisions, Stop(f"{why} ({event.detail}) and mode observe changes nothing: the run stops")]
+        return state, [*decisions, StopRun(f"{why} ({event.detail}) and mode observe changes nothing: the run stops")]
     base = state.plans.base
     try:
         plan = recover(base, {rank}, state.plans.next_plan_version)
     except PlanError as error:
-        return state, [*decisions, Stop(str(error))]
+        return state, [*decisions, StopRun(str(error))]
     verdict = next((one.verdict for one in found if isinstance(one, Verdict)), None)
     expected_us = adaptation.expected_us(plan)
     proposed = state.queue.recovery(plan, base, rank, verdict=verdict, iteration=iteration, expected_us=expected_us)

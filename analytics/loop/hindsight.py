@@ -45,17 +45,17 @@ class Hindsight(msgspec.Struct, frozen=True):
         return Hindsight(self.verdict, (*self.excess, own - median(others)))
 
     def score(self) -> VerdictScored | None:
-        """What the later iterations say; None when they are too few."""
+        """What the later iterations show; None when they are too few."""
         if len(self.excess) < LEAST:
             return None
         claimed = -fmean(log(speed) for speed in self.verdict.speed.values())
         later = median(self.excess)
         correct = later >= ENOUGH * claimed
-        told = f"later evidence: {exp(later):.2f} times as long as the others in {len(self.excess)} iterations"
+        evidence = f"later evidence: {exp(later):.2f} times as long as the others in {len(self.excess)} iterations"
         return VerdictScored(
             verdict=self.verdict.verdict,
             correct=correct,
-            truth=told if correct else None,
+            truth=evidence if correct else None,
             delay_iterations=None,
             onset_error_iterations=None,
             speed_error=abs(exp(-claimed) - exp(-later)),

@@ -3,8 +3,9 @@
 The watermark is `IterationCommitted`: before it is written every rank has handed its events of the iteration to the kernel.
 Entries of different writers are read one after the other, so an iteration is released one poll after its first watermark was
 seen: by then every writer has been read past it. What may still be missing is waited for, up to a second: chunks, where the
-vote said that some rank was late (``log_complete`` false), and the other ranks' watermarks, whose times count. If chunks do not
-come the iteration is released as incomplete, and nobody is judged by it; an iteration without any watermark is passed over.
+vote showed that some rank was late (``log_complete`` false), and the other ranks' watermarks, whose times count. If chunks
+do not come the iteration is released as incomplete, and nobody is judged by it; an iteration without any watermark is
+passed over.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Intake:
         self._polls = 0
 
     def take(self, events: Iterable[Event | None], plan_of: dict[int, Plan]) -> list[IterationTelemetry]:
-        """The iterations that this poll completes; `plan_of[epoch]` tells which chunks included the output head."""
+        """The iterations that this poll completes; `plan_of[plan version]` shows which chunks included the output head."""
         self._polls += 1
         for event in events:
             if not isinstance(event, (Span, MicroBatchPacked, IterationCommitted, GpuState)) or event.iteration is None:
@@ -87,7 +88,7 @@ class Intake:
         return released
 
     def _skip_gap(self) -> None:
-        """Go on behind iterations that no rank's log tells of (every disk was full) when a later one has waited long enough."""
+        """Go on behind iterations that are in no rank's log (every disk was full) when a later one has waited long enough."""
         later = [number for number, opened in self._open.items() if opened.marks and number > self._next]
         if not later or (self._next in self._open and self._open[self._next].marks):
             return
@@ -138,7 +139,7 @@ def _chunk(span: Span, works: dict[int, Work], plan: Plan) -> Chunk:
 def _transfers(spans: list[Span]) -> tuple[Transfer, ...]:
     """Messages, timed from the moment both sides were ready: the receiver waited, and the sender had posted.
 
-    A micro-batch's way is a chain, so of its messages from one rank to another (several, where it passes ranks more than once)
+    A micro-batch's path is a chain, so of its messages from one rank to another (several, where it passes ranks more than once)
     the n-th sent is the n-th taken; where the log lacks one of them, none is timed.
     """
     sent: dict[tuple[int | None, ...], list[Span]] = {}
@@ -149,8 +150,8 @@ def _transfers(spans: list[Span]) -> tuple[Transfer, ...]:
         elif span.kind == "recv":
             taken.setdefault((span.peer, span.rank, span.micro_batch), []).append(span)
     times = []
-    for way, receives in taken.items():
-        sends = sent.get(way, [])
+    for channel, receives in taken.items():
+        sends = sent.get(channel, [])
         if len(sends) != len(receives):
             continue
         for send, receive in zip(sorted(sends, key=_start_us), sorted(receives, key=_start_us), strict=True):
@@ -165,7 +166,7 @@ def _start_us(span: Span) -> int:
 
 
 def _collectives_us(spans: list[Span]) -> tuple[float, ...]:
-    """Times of gradient collectives from the moment their last member had come; a group's members stand in its name."""
+    """Times of gradient collectives from the moment their last member had come; a group's members are in its name."""
     members: dict[str, list[Span]] = {}
     for span in spans:
         if span.kind == "all_reduce" and span.group:

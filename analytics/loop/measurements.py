@@ -27,12 +27,12 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         return self, measured(spans, self.references)
 
     def probe(
-        self, iteration: int, doubted: Mapping[int, float], n_ranks: int, options: ProbeOptions
+        self, iteration: int, suspected_ranks: Mapping[int, float], n_ranks: int, options: ProbeOptions
     ) -> tuple[Measurements, Probe | None, str]:
         """The probe to run after `iteration`, where the evidence is not enough and more can be had."""
         if not self.references:
             return self, None, ""
-        probe, reason = wanted(iteration, doubted, n_ranks, self.probed_at, options)
+        probe, reason = wanted(iteration, suspected_ranks, n_ranks, self.probed_at, options)
         return (self, None, "") if probe is None else (msgspec.structs.replace(self, probed_at=iteration), probe, reason)
 
     def on_standby(self, product: StandbyMeasured) -> tuple[Measurements, StandbyMeasured]:

@@ -15,7 +15,7 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector import detector
 from unskew.analytics.detector.detector import DetectorState, Verdicts
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.detector.standby import StandbyReading, believe
+from unskew.analytics.detector.standby import StandbyReading, update_estimate
 from unskew.analytics.health.gpu_evidence import GpuHistory, remembered, with_gpu
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.pipeline.prediction import predict_iteration, predict_iterations
@@ -51,7 +51,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def speeds(self) -> dict[int, dict[str, float]]:
-        """rank -> kind -> believed speed, where it is not the healthy one."""
+        """rank -> kind -> estimated speed, where it is not the healthy one."""
         return self.detector.speeds
 
     def reading(self, states: Iterable[GpuState]) -> Monitor:
@@ -78,15 +78,15 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         # Where cores are shared the prediction is bounded by them, which no fit can mend.
         to_learn = found.judged.predicted_us if self.shared_cores is None else None
         sample = IterationSample(released, plan, speeds, to_learn, suspicion(found.judged))
-        after, verdicts = self._said(state, found.verdicts)
+        after, verdicts = self._with_verdicts(state, found.verdicts)
         return after, JudgedIteration(judged=found.judged, sample=sample, predicted_us=predicted_us, verdicts=verdicts)
 
-    def learn(self, sample: IterationSample, said: Iterable[Event]) -> tuple[Monitor, PredictorFitted | None]:
-        """From an iteration with a complete log, and from what was `said` with it."""
+    def learn(self, sample: IterationSample, decided: Iterable[Event]) -> tuple[Monitor, PredictorFitted | None]:
+        """From an iteration with a complete log, and from what was `decided` in it."""
         retraining, fitted = self.retraining.observe(sample)
-        turns = turned([one for one in said if isinstance(one, Verdict | VerdictClosed)], self.verdicts)
+        turns = turned([one for one in decided if isinstance(one, Verdict | VerdictClosed)], self.verdicts)
         for rank, since in turns.items():
-            retraining = retraining.believed(rank, since, self.speeds.get(rank, {}))
+            retraining = retraining.correct_speeds(rank, since, self.speeds.get(rank, {}))
         return msgspec.structs.replace(self, retraining=retraining), fitted
 
     def expected_us(self, plan: Plan, recent: int) -> float | None:
@@ -102,21 +102,21 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
 
     def lost(self, suspect: Suspect, iteration: int) -> tuple[Monitor, Verdicts]:
         """A rank is dead, hung or frozen."""
-        return self._said(*detector.lose(self.detector, suspect, iteration, self.options))
+        return self._with_verdicts(*detector.lose(self.detector, suspect, iteration, self.options))
 
-    def doubted(self, over: int) -> dict[int, float]:
-        """Ranks that are slow and excused (`detector.doubted`)."""
-        return detector.doubted(self.detector, self.options, over)
+    def suspected_ranks(self, over: int) -> dict[int, float]:
+        """Ranks that are slow and excused (`detector.suspected`)."""
+        return detector.suspected_ranks(self.detector, self.options, over)
 
     def probed(self, rank: int, slowdown: float, iteration: int) -> tuple[Monitor, Verdicts]:
-        """A probe has measured a doubted rank (`detector.confirm`)."""
-        return self._said(*detector.confirm(self.detector, rank, slowdown, iteration, self.options))
+        """A probe has measured a suspected rank (`detector.confirm`)."""
+        return self._with_verdicts(*detector.confirm(self.detector, rank, slowdown, iteration, self.options))
 
     def on_standby(self, rank: int, readings: Sequence[StandbyReading], iteration: int) -> tuple[Monitor, Verdicts]:
         """A rank that executes nothing has been measured again (`standby.believe`)."""
-        return self._said(*believe(self.detector, rank, readings, iteration, self.options))
+        return self._with_verdicts(*update_estimate(self.detector, rank, readings, iteration, self.options))
 
-    def _said(self, state: DetectorState, verdicts: Verdicts) -> tuple[Monitor, Verdicts]:
+    def _with_verdicts(self, state: DetectorState, verdicts: Verdicts) -> tuple[Monitor, Verdicts]:
         """With the Detector's new state and its verdicts, to which the GPUs' own words are added."""
         verdicts = tuple(with_gpu(one, self.gpus) if isinstance(one, Verdict) else one for one in verdicts)
         newest = {one.verdict: one for one in verdicts if isinstance(one, Verdict)}

@@ -41,12 +41,12 @@ class Plans(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def involved(self) -> frozenset[int]:
-        """Ranks with a role in the plan in force or in the one under way; a living rank beside them is on standby."""
+        """Ranks with a role in the plan in force or in the one in progress; a living rank beside them is on standby."""
         return frozenset((*self.in_force.ranks, *(self.pending.plan.ranks if self.pending else ())))
 
     @property
     def base(self) -> Plan:
-        """What a recovery starts from: the plan in force, or a recovery that was already under way.
+        """What a recovery starts from: the plan in force, or a recovery that was already in progress.
 
         A pending optional plan is given up: its layers may not have moved yet, the old holders still hold them.
         """

@@ -1,7 +1,7 @@
 """What a decision was worth: the effect of a plan, and verdicts against injected truth.
 
 The effect of a plan is never before-mean against after-mean, because the batches differ. Per committed iteration it is what the
-old plan would have taken, at the speeds believed, for these very batches, minus what was measured.
+old plan would have taken, at the estimated speeds, for these very batches, minus what was measured.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.rows)
 
     def add(self, committed: CommittedIteration, cost: CostModel, speeds: Speeds, predicted_us: float) -> PlanTrial:
-        """The trial with one more iteration; `speeds` are those believed now, `predicted_us` is this plan's prediction."""
+        """The trial with one more iteration; `speeds` are those estimated now, `predicted_us` is this plan's prediction."""
         if committed.plan_version != self.plan.plan_version or committed.iteration < self.from_iteration + SETTLING:
             return self
         baseline_us = predict_iteration(self.old, committed.works, cost, speeds).iteration_us if self.old else None
@@ -116,7 +116,7 @@ HOW = {"kill": "exit", "hang": "hung", "freeze": "frozen"}
 def score_verdict(verdict: Verdict, faults: Sequence[FaultInjected], *, truth_known: bool) -> VerdictScored | None:
     """The verdict against injected truth: correct iff a fault of this rank and cause was on between its onset and its naming.
 
-    Without such a fault a slow device is a false accusation where `truth_known`: on an emulated device every slowness is
+    Without such a fault a slow device is a false verdict where `truth_known`: on an emulated device every slowness is
     injected. Elsewhere nobody knows, and a lost rank was seen lost whoever caused it: None, there is nothing to score against.
 
     Errors of a correct verdict: iterations from injection to verdict (0 = within the same iteration), onset minus injection,

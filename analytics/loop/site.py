@@ -12,8 +12,8 @@ from unskew.analytics.scheduler.propose import SchedulerOptions
 
 
 class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts are iterations. `settle`: so long after a change of plan or of belief before the Scheduler is asked; `score_over`:
-    an effect is scored over so many (scoring.py says over how few it is void)."""
+    """Counts are iterations. `settle`: so long after a change of plan or of estimate before the Scheduler is asked;
+    `score_over`: an effect is scored over so many (scoring.py says over how few it is void)."""
 
     retraining: RetrainingOptions = RetrainingOptions()
     recent: int = 20

@@ -36,14 +36,14 @@ def canonical_lists(plan: Plan) -> dict[int, list[Action]] | None:
         return None
     lists: dict[int, list[Action]] = {rank: [] for rank in plan.ranks}
     for routes in pipelines:
-        way = [hop.rank for hop in routes[0].hops]
-        ranks = list(dict.fromkeys(way))
-        passes = len(way) // len(ranks)
-        if plan.schedule == "1f1b" and way == ranks:
+        stage_order = [hop.rank for hop in routes[0].hops]
+        ranks = list(dict.fromkeys(stage_order))
+        passes = len(stage_order) // len(ranks)
+        if plan.schedule == "1f1b" and stage_order == ranks:
             lists.update({rank: _one_f_one_b(routes, d, len(ranks)) for d, rank in enumerate(ranks)})
-        elif plan.schedule == "zb-v" and way == [*ranks, *reversed(ranks)]:
+        elif plan.schedule == "zb-v" and stage_order == [*ranks, *reversed(ranks)]:
             lists.update({rank: _zb_v(routes, d, len(ranks)) for d, rank in enumerate(ranks)})
-        elif plan.schedule == "interleaved" and passes > 1 and way == ranks * passes and len(routes) % len(ranks) == 0:
+        elif plan.schedule == "interleaved" and passes > 1 and stage_order == ranks * passes and len(routes) % len(ranks) == 0:
             lists.update({rank: _interleaved(routes, d, len(ranks), passes) for d, rank in enumerate(ranks)})
         else:
             return None

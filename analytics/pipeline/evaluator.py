@@ -1,6 +1,6 @@
 """A schedule and the durations of its chunks -> a timeline (dag.py has the pass itself).
 
-Predictor, what-if, scheduler and simulator all use this. Two ways in:
+Predictor, what-if, scheduler and simulator all use this. Two entries:
 
 * `evaluate(schedule, durations)` for a plan: every chunk of every rank, with its messages;
 * `pipeline_of(name, ...)` for planners and simulators: one pipeline of a schedule as arrays, cached, without a plan. Replicas,
@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.layout import plan_from_partition
-from unskew.analytics.core.plan import way_of
+from unskew.analytics.core.plan import stage_order_of
 from unskew.analytics.pipeline.chunks import Chunks
 from unskew.analytics.pipeline.dag import Array, Ints
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
@@ -86,13 +86,13 @@ def evaluate(
 @lru_cache(maxsize=512)
 def pipeline_of(schedule: str, *, ranks: int, micro_batches: int) -> Chunks:
     """One pipeline as arrays: ranks 0..ranks-1, passed as the schedule does. Raises `PlanError` for an unknown schedule."""
-    way = way_of(schedule, range(ranks))
+    stage_order = stage_order_of(schedule, range(ranks))
     plan = plan_from_partition(
         plan_version=0,
-        n_layers=len(way),
+        n_layers=len(stage_order),
         schedule=schedule,
-        members=[way],
-        layers=[[1] * len(way)],
+        members=[stage_order],
+        layers=[[1] * len(stage_order)],
         micro_batches=[micro_batches],
     )
     return build_schedule(plan).chunks
@@ -101,6 +101,6 @@ def pipeline_of(schedule: str, *, ranks: int, micro_batches: int) -> Chunks:
 def per_hop(pipeline: Chunks, costs_us: Array) -> Array:
     """Durations of a pipeline's chunks from costs per kind and hop: [kind, hop, ...axes] -> [chunk, ...axes].
 
-    Kinds are those of the schedule: F, B (whole) or F, B, W. A hop is one range of layers, in the order of the way.
+    Kinds are those of the schedule: F, B (whole) or F, B, W. A hop is one range of layers, in stage order.
     """
     return np.asarray(costs_us[pipeline.kind, pipeline.hop])

@@ -35,21 +35,21 @@ def listed_order(plan: Plan) -> list[Action]:
     """
     pipelines = separate_pipelines(plan)
     if pipelines is None:
-        return _Simulation({route.micro_batch: route for route in plan.routes}, plan.schedule).run()
+        return _ListScheduler({route.micro_batch: route for route in plan.routes}, plan.schedule).run()
     order: list[Action] = []
     known: dict[tuple[object, ...], tuple[list[Route], list[Action]]] = {}
     for routes in pipelines:
         ranks = list(dict.fromkeys(hop.rank for hop in routes[0].hops))
         form = (len(routes), *((ranks.index(hop.rank), hop.n_layers) for hop in routes[0].hops))
         if form not in known:
-            known[form] = routes, _Simulation({route.micro_batch: route for route in routes}, plan.schedule).run()
+            known[form] = routes, _ListScheduler({route.micro_batch: route for route in routes}, plan.schedule).run()
         model, actions = known[form]
         twin = {route.micro_batch: routes[number] for number, route in enumerate(model)}
         order += actions if model is routes else [action_of(twin[a.micro_batch], a.kind, a.hop) for a in actions]
     return order
 
 
-class _Simulation:
+class _ListScheduler:
     """State of the list scheduler: inboxes of arrived inputs, micro-batches in flight, running actions."""
 
     def __init__(self, routes: Mapping[int, Route], schedule: str) -> None:
@@ -143,7 +143,7 @@ class _Simulation:
 
 
 def _following(route: Route, action: Action) -> Action | None:
-    """The action that takes this one's output to another hop; None at the end of the way back, and after W."""
+    """The action that takes this one's output to another hop; None at the end of the change back, and after W."""
     last = len(route.hops) - 1
     if action.kind == "F":
         kind: ChunkKind = "B" if action.hop == last else "F"

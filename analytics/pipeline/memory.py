@@ -50,7 +50,7 @@ def memory_over_time(
 
 
 def peak_activations(chunks: Chunks, activation_bytes: Array) -> dict[int, float]:
-    """rank -> most bytes of activations kept at once. A rank works on one chunk at a time, so the order alone tells."""
+    """rank -> most bytes of activations kept at once. A rank works on one chunk at a time, so the order alone decides."""
     kept = _kept(chunks, activation_bytes)
     sign = chunks.are("F").astype(float) - _releasing(chunks)
     return {rank: float(np.cumsum((sign * kept)[positions]).max()) for rank, positions in chunks.rank_positions()}

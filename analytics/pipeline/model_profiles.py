@@ -61,7 +61,7 @@ class UnknownModelError(ValueError):
     """An unknown profile; the message is one sentence."""
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+class _UnitPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
     """A part of a unit, by its dimensions; `ms`: measured F, B, W."""
 
     ms: tuple[float, float, float] | None = None
@@ -78,21 +78,21 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return msgspec.structs.replace(stated, f_us=f, b_us=b, w_us=w, f_quadratic_us=0.0, b_quadratic_us=0.0)
 
 
-class Embedding(_Part, frozen=True, kw_only=True, tag="embedding"):
+class Embedding(_UnitPart, frozen=True, kw_only=True, tag="embedding"):
     vocabulary: int
 
     def stated(self, hidden: int) -> UnitCost:
         return _stated("embedding", hidden, weights=self.vocabulary * hidden, active=0.0, kept=2.0)
 
 
-class Head(_Part, frozen=True, kw_only=True, tag="head"):
+class Head(_UnitPart, frozen=True, kw_only=True, tag="head"):
     vocabulary: int
 
     def stated(self, hidden: int) -> UnitCost:
         return _stated("head", hidden, weights=self.vocabulary * hidden, kept=4.0 * self.vocabulary / hidden)
 
 
-class Block(_Part, frozen=True, kw_only=True, tag="block"):
+class Block(_UnitPart, frozen=True, kw_only=True, tag="block"):
     """Attention and MLP as one, measured."""
 
     parameters: int
@@ -101,7 +101,7 @@ class Block(_Part, frozen=True, kw_only=True, tag="block"):
         return _stated("block", hidden, weights=self.parameters, kept=34.0)
 
 
-class Attention(_Part, frozen=True, kw_only=True, tag="attention"):
+class Attention(_UnitPart, frozen=True, kw_only=True, tag="attention"):
     heads: int
     groups: int
     width: int
@@ -111,7 +111,7 @@ class Attention(_Part, frozen=True, kw_only=True, tag="attention"):
         return _stated("attention", hidden, weights=weights, pairs=4.0 * self.heads * self.width)
 
 
-class LatentAttention(_Part, frozen=True, kw_only=True, tag="latent-attention"):
+class LatentAttention(_UnitPart, frozen=True, kw_only=True, tag="latent-attention"):
     heads: int
     query: int
     latent: int
@@ -125,7 +125,7 @@ class LatentAttention(_Part, frozen=True, kw_only=True, tag="latent-attention"):
         return _stated("attention", hidden, weights=weights, pairs=2.0 * self.heads * (self.nope + self.rope + self.value))
 
 
-class Mlp(_Part, frozen=True, kw_only=True, tag="mlp"):
+class Mlp(_UnitPart, frozen=True, kw_only=True, tag="mlp"):
     ffn: int
     matrices: int = 3
 
@@ -133,7 +133,7 @@ class Mlp(_Part, frozen=True, kw_only=True, tag="mlp"):
         return _stated("mlp", hidden, weights=self.matrices * hidden * self.ffn)
 
 
-class Experts(_Part, frozen=True, kw_only=True, tag="experts"):
+class Experts(_UnitPart, frozen=True, kw_only=True, tag="experts"):
     ffn: int
     routed: int
     used: int
@@ -145,7 +145,7 @@ class Experts(_Part, frozen=True, kw_only=True, tag="experts"):
         return _stated("moe", hidden, weights=held, active=active)
 
 
-class Mamba(_Part, frozen=True, kw_only=True, tag="mamba"):
+class Mamba(_UnitPart, frozen=True, kw_only=True, tag="mamba"):
     inner: int
     state: int
     groups: int = 1

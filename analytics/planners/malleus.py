@@ -6,7 +6,8 @@
    ``R = sum 1 / y``; what is left over is suspended. A group's rate is ``y = alpha(tp / k) x its slowest member's rate``, with
    alpha the measured slow-down of a layer on fewer devices.
 3. Pipelines (`deal`): straggling groups, the slowest first, over the pipelines, at their front stages; stage counts differ by
-   at most one. All distinct ways are tried while they are few, else each goes where the pipelines' throughputs stay most even.
+   at most one. All distinct choices are tried while they are few, else each goes where the pipelines' throughputs stay most
+   even.
 4. ILP 1 (`layers_of`), per pipeline: ``min max_j y_j l_j``, whole ``l_j >= 0`` summing to L, within the memory. Optimum o_i.
 5. ILP 2 (`micro_batches_of`): ``min max_i o_i m_i``, ``sum m_i = M``, ``m_i >= stages of i``.
 6. The template with the least ``max_i o_i m_i`` is filled with devices (`fill`): a whole group stays in its replica and takes
@@ -48,7 +49,7 @@ class MalleusPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The pipelines of its groups; groups and pipelines without work are left out.
 
     `objective` = max over pipelines of (slowest stage x micro-batches), in layers of a healthy group; `iteration_us` is what
-    the pipeline model says, fill and drain included.
+    by the pipeline model, fill and drain included.
     """
 
     layout: Layout
@@ -153,7 +154,7 @@ def deal(straggling: Sequence[float], n_whole: int, pipelines: int) -> list[list
     total = len(straggling) + n_whole
     base, more = divmod(total, pipelines)
     ordered = sorted(straggling, reverse=True)
-    ways = (
+    choices = (
         product(range(pipelines), repeat=len(ordered))
         if pipelines ** len(ordered) <= TEMPLATES
         else [_even(ordered, pipelines)]
@@ -161,8 +162,8 @@ def deal(straggling: Sequence[float], n_whole: int, pipelines: int) -> list[list
     sizes = {tuple(base + (i < more) for i in order) for order in _orders(pipelines, more)}
     seen: set[tuple[tuple[int, tuple[float, ...]], ...]] = set()
     templates = []
-    for way in ways:
-        of = [tuple(rate for rate, place in zip(ordered, way, strict=True) if place == i) for i in range(pipelines)]
+    for choice in choices:
+        of = [tuple(rate for rate, place in zip(ordered, choice, strict=True) if place == i) for i in range(pipelines)]
         for size in sorted(sizes):
             key = tuple(sorted(zip(size, of, strict=True)))
             if key in seen or any(len(part) > count for part, count in zip(of, size, strict=True)):
@@ -184,12 +185,12 @@ def _orders(pipelines: int, more: int) -> list[tuple[int, ...]]:
 def _even(ordered: Sequence[float], pipelines: int) -> tuple[int, ...]:
     """The slowest group first to the pipeline that has lost least."""
     lost = [0.0] * pipelines
-    way = []
+    choice = []
     for rate in ordered:
         place = min(range(pipelines), key=lambda i: (lost[i], i))
         lost[place] += 1.0 - 1.0 / rate
-        way.append(place)
-    return tuple(way)
+        choice.append(place)
+    return tuple(choice)
 
 
 def plan_malleus(cluster: PlannerCluster) -> MalleusPlan:

@@ -2,7 +2,7 @@
 
 A device is a number in an array: ``(replica * pp + stage) * tp + shard`` as ranks are numbered. A `PlannerCluster` is what is
 given (job, speeds, nodes); what is decided is a `Layout` (core/layout.py). The speed and degree of a group follow from
-its members, so that a plan made on other beliefs is priced at what its devices really do.
+its members, so that a plan made on other estimates is priced at what its devices really do.
 
 Speed is 1.0 for a healthy device and 0.0 for a dead one. A stage's speed is relative to a healthy group of the nominal degree:
 ``efficiency[k - 1] x slowest member``, where ``efficiency[k - 1]`` is what k healthy devices reach (measured; k / tp if not

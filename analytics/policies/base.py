@@ -1,4 +1,4 @@
-"""What a policy is: a pure answer to what happened. `react(cluster, event) -> Reaction` (an epoch record, or stop)."""
+"""What a policy is: a pure answer to what happened. `react(cluster, event) -> Reaction` (a plan record, or stop)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unskew.analytics.core.layout import Layout
 
 
 class ClusterView(msgspec.Struct, frozen=True):
-    """What a policy knows when it is asked: `speeds` are believed, `layout` is what runs, `spares` are whole nodes."""
+    """What a policy knows when it is asked: `speeds` are estimated, `layout` is what runs, `spares` are whole nodes."""
 
     job: Job
     now_s: float
@@ -29,7 +29,7 @@ class ClusterView(msgspec.Struct, frozen=True):
     slow_since_s: Mapping[int, float] = {}
 
     def seconds(self, layout: Layout) -> float:
-        """Believed iteration time under `layout`."""
+        """Estimated iteration time under `layout`."""
         return iteration_s(self.job, layout, self.speeds, self.links)
 
     def dead(self) -> set[int]:
@@ -37,11 +37,11 @@ class ClusterView(msgspec.Struct, frozen=True):
 
 
 Pauses = tuple[tuple[Lost, float], ...]
-"""(cause, seconds) of standing still, in their order."""
+"""(cause, seconds) of standstill, in their order."""
 
 
 class Reaction(msgspec.Struct, frozen=True, kw_only=True):
-    """The epoch record: run `layout` after the pauses; `layout` None = the job stops.
+    """The plan record: run `layout` after the pauses; `layout` None = the job stops.
 
     `redo`: what is thrown away. none = in-flight work is kept, iteration = the iteration is redone, checkpoint = back to the
     last checkpoint. `spares`: nodes taken from the pool; `replaced`: the slots that are healthy hardware when the pauses end.
@@ -58,7 +58,8 @@ class Reaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy(ABC):
-    """`sees`: the kinds of happening that it is told; a delay of its own for each; `checkpoint_s`: the interval, None = none.
+    """`sees`: the kinds of cluster event that it observes; a delay of its own for each; `checkpoint_s`: the interval, None
+    = none.
 
     `false_alarms_per_hour` x `false_alarm_s` is time that its detector wastes (published per job of unknown length: an hour is
     assumed); `slow_recall` the share of slow phases it finds.

@@ -12,7 +12,7 @@ from unskew.analytics.policies.base import ClusterView, Policy, Reaction
 
 
 class NtpPolicy(Policy):
-    """Simplified: gradient resharding is hidden (the paper: at most 4 % of backward, NVIDIA says under 1 %); no power boost
+    """Simplified: gradient resharding is hidden (the paper: at most 4 % of backward, NVIDIA states under 1 %); no power boost
     (NTP-PW); dead slots are not re-packed into few replicas, slots are fixed here; a failure restarts the job, as there.
     """
 

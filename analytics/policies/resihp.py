@@ -26,7 +26,7 @@ class ResihpPolicy(Policy):
     """The three levels are analytics/planners/resihp/progressive.py; `levels` switches some off, as its figure 11 does.
 
     Simplified: slow links are only timed, not planned for; validation costs its measured seconds; re-join undoes the shrink at
-    once (the paper does not say).
+    once (the paper does not state it).
     """
 
     name = "resihp"

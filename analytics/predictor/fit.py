@@ -4,13 +4,13 @@ class and TP degree.
 Source: ResiHP (section 4.2, eq. 1: linear in tokens and in the sum of squared document lengths), fitted per layer so that the
 model survives a repartition. The steps:
 
-1. the caller gives times at healthy speed (`at_healthy_speed`), so that a device believed slow does not bend the model;
+1. the caller gives times at healthy speed (`at_healthy_speed`), so that a device estimated slow does not bend the model;
 2. chunks of one kind, device class and TP degree are fitted together and by themselves, robustly (regression.py); terms that
-   the data cannot tell apart are named in `Fit.unidentified` (all micro-batches of one size: a is not separable from b, so the
+   the data cannot distinguish are named in `Fit.unidentified` (all micro-batches of one size: a is not separable from b, so the
    whole is counted per token), ranks that the others contradict in `Fit.left_out`;
 3. what a class has not executed yet (the head) is borrowed from the others, in proportion;
-4. error bars by split conformal prediction (Lei et al. 2018): of n absolute log errors on micro-batches that were held out, the
-   ``ceil(0.9 (n + 1))``-th covers a further one in nine of ten cases, whatever their distribution.
+4. prediction intervals by split conformal prediction (Lei et al. 2018): of n absolute log errors on micro-batches that were
+   held out, the ``ceil(0.9 (n + 1))``-th covers a further one in nine of ten cases, whatever their distribution.
 
 It cannot see a device that was slow from the start and is the only one of its class, or the only one to execute the head: that
 looks like a slow class, or a costly head.
@@ -32,7 +32,7 @@ from unskew.analytics.predictor.regression import Floats, RegressionData, ratios
 
 TERMS = ("token_us", "head_us_per_token", "token2_us", "layer_us")  # in this order a term gives way to those before it
 HELD_OUT = 4  # every fourth
-COVERAGE = 0.9  # of the error bars
+COVERAGE = 0.9  # of the prediction intervals
 
 
 class NotIdentifiable(ValueError):  # noqa: N818  # a state of the data, not a mistake
@@ -43,9 +43,9 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """A fitted model and what is known of its quality.
 
     `error_percent`: per kind, mean absolute relative error on held-out micro-batches (the model itself is fitted on all).
-    `unidentified`: per kind, the terms that the data could not tell from the others; of several places the key is "kind, class
-    at TP degree". `left_out`: per kind, ranks that the others contradict. Chunks without a positive time measure nothing and
-    are not counted in `n_chunks`.
+    `unidentified`: per kind, the terms that the data could not separate from the others; of several places the key is
+    "kind, class at TP degree". `left_out`: per kind, ranks that the others contradict. Chunks without a positive time
+    measure nothing and are not counted in `n_chunks`.
     """
 
     model: CostModel
@@ -56,7 +56,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def at_healthy_speed(chunks: Iterable[Chunk], speeds: Speeds) -> list[Chunk]:
-    """The chunks as if their devices were not as slow as `speeds` says of the time when they ran."""
+    """The chunks as if their devices were not as slow as `speeds` has them at the time when they ran."""
     return [msgspec.structs.replace(chunk, us=chunk.us * speed_of(speeds, chunk.rank, chunk.kind)) for chunk in chunks]
 
 
@@ -72,7 +72,7 @@ def median_error(model: CostModel, chunks: Iterable[Chunk]) -> float:
     return median([abs(expected_us(model, chunk) / chunk.us - 1) for chunk in known] or [inf])
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True):
+class _KindFit(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of work at one place: what was fitted to `chunks`, and predicted over measured of those that were held out."""
 
     chunks: Sequence[Chunk]
@@ -86,7 +86,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
         return "head_us_per_token" not in self.unidentified
 
 
-_Parts = Mapping[Place, Mapping[str, _Part]]
+_Parts = Mapping[Place, Mapping[str, _KindFit]]
 
 
 def fit(chunks: Sequence[Chunk], classes: Mapping[str, tuple[int, ...]] | None = None) -> Fit:
@@ -107,7 +107,7 @@ def fit(chunks: Sequence[Chunk], classes: Mapping[str, tuple[int, ...]] | None =
     parts = {place: {kind: _fit_part(mine) for kind, mine in found[place].items()} for place in by_size}
     of_kind = {kind: [of[kind] for of in parts.values() if kind in of] for kind in kinds}
     ratios = {kind: np.concatenate([part.ratios for part in of]) for kind, of in of_kind.items()}
-    bars = {kind: error_bar(of.tolist()) for kind, of in ratios.items()}
+    prediction_intervals = {kind: prediction_interval(of.tolist()) for kind, of in ratios.items()}
     first, *others = [
         PlaceCost(device_class=name, tp=tp, chunks={kind: _cost_at(kind, (name, tp), parts) for kind in kinds})
         for name, tp in by_size
@@ -116,7 +116,7 @@ def fit(chunks: Sequence[Chunk], classes: Mapping[str, tuple[int, ...]] | None =
         model=msgspec.structs.replace(
             model,
             chunks=first.chunks,
-            bars={kind: bar for kind, bar in bars.items() if bar is not None},
+            prediction_intervals={kind: interval for kind, interval in prediction_intervals.items() if interval is not None},
             device_class=first.device_class,
             tp=first.tp,
             others=tuple(others),
@@ -133,8 +133,9 @@ def fit(chunks: Sequence[Chunk], classes: Mapping[str, tuple[int, ...]] | None =
     )
 
 
-def error_bar(ratios: Sequence[float]) -> float | None:
-    """Half-width of the error bar from predicted over measured on data not fitted, as a log; None when they are too few."""
+def prediction_interval(ratios: Sequence[float]) -> float | None:
+    """Half-width of the prediction interval from predicted over measured on data not fitted, as a log; None when they are
+    too few."""
     rank = ceil(COVERAGE * (len(ratios) + 1))
     if rank > len(ratios):
         return None
@@ -146,11 +147,11 @@ def _words(kind: str, place: Place, *, alone: bool) -> str:
     return kind if alone else " ".join([f"{kind},", *([name] if name else []), f"at TP {tp}"])
 
 
-def _fit_part(chunks: Sequence[Chunk]) -> _Part:
+def _fit_part(chunks: Sequence[Chunk]) -> _KindFit:
     rows = [(c.n_layers * c.work.tokens, c.has_head * c.work.tokens, c.n_layers * c.work.sum_sq, c.n_layers) for c in chunks]
     data = RegressionData(np.array(rows, float), np.array([c.us for c in chunks], float), np.array([c.rank for c in chunks]))
     solution = solve(data)
-    return _Part(
+    return _KindFit(
         chunks=chunks,
         cost=ChunkCost(**dict(zip(TERMS, solution.coefficients.tolist(), strict=True))),
         unidentified=tuple(name for i, name in enumerate(TERMS) if i not in solution.terms),
@@ -172,7 +173,7 @@ def _held_out(chunks: Sequence[Chunk]) -> NDArray[np.bool_]:
 def _cost_at(kind: str, place: Place, parts: _Parts) -> ChunkCost:
     """What was fitted there. What was never executed there (the head, a kind of work) is as elsewhere, in the proportion in
     which the two places need time for the layers that both have executed; a head that came with every chunk, so that it cannot
-    be told from the layers, has the share that it has elsewhere."""
+    be separated from the layers, has the share that it has elsewhere."""
     elsewhere = [donor for donor in parts if donor != place and kind in parts[donor]]
     heads = [donor for donor in elsewhere if parts[donor][kind].knows_head]
     if kind not in parts[place]:
@@ -190,7 +191,7 @@ def _cost_at(kind: str, place: Place, parts: _Parts) -> ChunkCost:
     return msgspec.structs.replace(part.cost, token_us=token_us, head_us_per_token=share * token_us)
 
 
-def _proportion(here: Mapping[str, _Part], there: Mapping[str, _Part]) -> float:
+def _proportion(here: Mapping[str, _KindFit], there: Mapping[str, _KindFit]) -> float:
     """How many times as long the layers of the chunks executed here take as they would there."""
     shared = [(part, there[kind].cost) for kind, part in here.items() if kind in there]
     ours = sum(part.cost.us(chunk.work, chunk.n_layers, False) for part, _ in shared for chunk in part.chunks)

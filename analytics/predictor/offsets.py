@@ -14,7 +14,7 @@ import msgspec
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
-from unskew.analytics.predictor.fit import Fit, NotIdentifiable, error_bar
+from unskew.analytics.predictor.fit import Fit, NotIdentifiable, prediction_interval
 
 
 class TimedIteration(msgspec.Struct, frozen=True):
@@ -34,10 +34,10 @@ def fit_terms(
 ) -> Fit:
     """The fit with `message_us` and `iteration_end_us` set so that predicted iterations match the measured ones.
 
-    `predict_us` is the evaluator at the speeds believed; `transfers_us` are times of single messages from the moment both sides
-    were ready (none: messages are free and the end carries them), `collectives_us` of gradient collectives likewise.
-    `error_percent` gains "iteration": mean absolute relative error of the odd iterations when the end is learned from the even
-    ones (its error bar likewise). Raises `NotIdentifiable` without an iteration.
+    `predict_us` is the evaluator at the estimated speeds; `transfers_us` are times of single messages from the moment both
+    sides were ready (none: messages are free and the end carries them), `collectives_us` of gradient collectives likewise.
+    `error_percent` gains "iteration": mean absolute relative error of the odd iterations when the end is learned from the
+    even ones (its prediction interval likewise). Raises `NotIdentifiable` without an iteration.
     """
     if not iterations:
         raise NotIdentifiable("no iteration to learn the iteration's end from: at least one committed iteration is needed")
@@ -52,13 +52,15 @@ def fit_terms(
     half_end = max(0.0, median(remains[::2]))
     tested = list(zip(iterations, makespans, strict=True))[1::2] or [(iterations[0], makespans[0])]
     ratios = [(makespan + half_end) / seen.us for seen, makespan in tested]
-    bar = error_bar(ratios)
+    interval = prediction_interval(ratios)
     return msgspec.structs.replace(
         fitted,
         model=msgspec.structs.replace(
             bare,
             iteration_end_us=max(0.0, median(remains)),
-            bars=fitted.model.bars if bar is None else {**fitted.model.bars, "iteration": bar},
+            prediction_intervals=fitted.model.prediction_intervals
+            if interval is None
+            else {**fitted.model.prediction_intervals, "iteration": interval},
         ),
         error_percent={**fitted.error_percent, "iteration": 100 * fmean(abs(ratio - 1) for ratio in ratios)},
     )

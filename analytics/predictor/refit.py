@@ -1,6 +1,6 @@
 """A predictor fitted again from a finished or running log, by hand: tested on later iterations before it replaces the old one.
 
-The first `share` of the run's complete iterations are fitted (believed speeds divided out), the rest are predicted by the new
+The first `share` of the run's complete iterations are fitted (estimated speeds divided out), the rest are predicted by the new
 model and by the one in force; the new one replaces it by the rule of retraining.py. The one in force may have been fitted on
 some of these, which is to its advantage.
 """
@@ -22,7 +22,7 @@ LEAST = 12
 
 
 class RefitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`coverage`: kind of work, "iteration" -> share of later measurements within the new model's 90 % error bars."""
+    """`coverage`: kind of work, "iteration" -> share of later measurements within the new model's 90 % prediction intervals."""
 
     fitted: Fit
     fitted_on: tuple[int, int]
@@ -49,7 +49,7 @@ def retrain(
     learned, later = seen[:at], seen[at:]
     found = fit_seen(learned, classes)
     if found is None or not later:
-        raise ValueError("its iterations do not tell what chunks should take: none is complete with lengths and times")
+        raise ValueError("its iterations do not show what chunks should take: none is complete with lengths and times")
     return RefitReport(
         fitted=found,
         fitted_on=(learned[0].committed.iteration, learned[-1].committed.iteration),
@@ -61,12 +61,12 @@ def retrain(
 
 
 def coverage(model: CostModel, later: Sequence[IterationSample]) -> dict[str, float]:
-    """How many later measurements lie within the error bars, where there are any."""
+    """How many later measurements lie within the prediction intervals, where there are any."""
     inside: dict[str, list[bool]] = {}
 
     def count(what: str, predicted_us: float, us: float) -> None:
-        if what in model.bars and us > 0:
-            inside.setdefault(what, []).append(abs(log(max(predicted_us, 1e-9) / us)) <= model.bars[what])
+        if what in model.prediction_intervals and us > 0:
+            inside.setdefault(what, []).append(abs(log(max(predicted_us, 1e-9) / us)) <= model.prediction_intervals[what])
 
     for seen in later:
         committed = seen.committed

@@ -1,6 +1,6 @@
 """The robust regression behind the predictor: chunk times of one kind of work, on devices of one class, as a sum of terms.
 
-1. terms that the data cannot tell apart are dropped: a later one gives way to those before it;
+1. terms that the data cannot distinguish are dropped: a later one gives way to those before it;
 2. relative least squares with non-negative coefficients and Huber weights, so that a spike counts little;
 3. a rank that the others contradict is left out: an unknown slow device must not bend the healthy reference.
 """
@@ -33,7 +33,7 @@ class RegressionData(msgspec.Struct, frozen=True):
 
 
 class RegressionSolution(msgspec.Struct, frozen=True):
-    """`coefficients` (terms,), 0 for those not in `terms`, the indices of the terms that the data tell apart; ranks
+    """`coefficients` (terms,), 0 for those not in `terms`, the indices of the terms that the data distinguish; ranks
     `left_out`."""
 
     coefficients: Floats
@@ -109,7 +109,7 @@ def _fit_robust(data: RegressionData, terms: list[int]) -> Floats:
         weights = np.sqrt(trust) / predicted
         weights /= np.sqrt(np.mean(weights**2))
         before = coefficients.copy()
-        # As many rows as terms say the same as all of them: the solver's time would grow with the rows.
+        # As many rows as terms hold the same information as all of them: the solver's time would grow with the rows.
         q, r = np.linalg.qr(data.design[:, terms] * weights[:, None])
         coefficients[terms] = nnls(r, q.T @ (data.us * weights))[0]
         predicted = np.maximum(data.design @ coefficients, 1e-9)

@@ -3,11 +3,11 @@
 The steps, per committed iteration (pure: the same iterations give the same predictors):
 
 1. warm-up: the first iterations fit the first predictor, which nothing precedes;
-2. a new one is fitted when one is due: `refit_every` iterations after the last, some way into a new plan, or on drift: in each
-   of the last `backtest` iterations the median chunk of all ranks, or the iteration itself, was more than `drift` off to the
-   same side (the first iterations, on which the first predictor is fitted, often take longer than the rest of the run).
-   Believed speeds of the time are divided out first, so a device believed slow is fitted as slow and does not bend the healthy
-   reference;
+2. a new one is fitted when one is due: `refit_every` iterations after the last, some iterations into a new plan, or on
+   drift: in each of the last `backtest` iterations the median chunk of all ranks, or the iteration itself, was more than
+   `drift` off to the same side (the first iterations, on which the first predictor is fitted, often take longer than the
+   rest of the run). Estimated speeds of the time are divided out first, so a device estimated slow is fitted as slow and
+   does not bend the healthy reference;
 3. back-test: both predictors predict the next `backtest` iterations, which neither has seen; the new one replaces the old iff
    its chunks are no worse and the sum of its two median errors (chunks, iterations) is smaller.
 """
@@ -34,17 +34,17 @@ disturbed iterations fits disturbed iterations."""
 
 
 class RetrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts are iterations; `drift` is a ratio less one, `doubt` a score of the Detector (above 1 it accuses)."""
+    """Counts are iterations; `drift` is a ratio less one, `suspicious_score` a score of the Detector (above 1 it flags)."""
 
     warm_up: int = 8
     refit_every: int = 40
     backtest: int = 8
     drift: float = 0.03
-    doubt: float = 0.25
+    suspicious_score: float = msgspec.field(name="doubt", default=0.25)
 
 
 class IterationSample(msgspec.Struct, frozen=True):
-    """A committed iteration, the plan it ran under, the speeds believed when it ran, and its time as it was predicted then.
+    """A committed iteration, the plan it ran under, the estimated speeds when it ran, and its time as it was predicted then.
     `suspicion`: the highest score of a rank in it."""
 
     released: IterationTelemetry
@@ -105,11 +105,11 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(seen.committed.works for seen in self.seen[-n:])
 
     def plan_changed(self, iteration: int) -> Retraining:
-        """A new plan is in force from `iteration` on: fit again some way into it."""
+        """A new plan is in force from `iteration` on: fit again some iterations later."""
         due_at = iteration + self.options.refit_every // 2
         return msgspec.structs.replace(self, candidate=None, due_at=due_at, why="plan change")
 
-    def believed(self, rank: int, since: int, speeds: Mapping[str, float]) -> Retraining:
+    def correct_speeds(self, rank: int, since: int, speeds: Mapping[str, float]) -> Retraining:
         """`rank` has had these speeds (kind -> speed) since iteration `since`, as is known only now."""
 
         def known(seen: IterationSample) -> IterationSample:
@@ -127,16 +127,16 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
         """With the next complete iteration; the event when a predictor came into force with it."""
         seen = (*self.seen, sample)[-self.options.refit_every :]
         after = msgspec.structs.replace(self, seen=seen, candidate=None)
-        now, doubtful = sample.committed.iteration, sample.suspicion >= self.options.doubt
+        now, suspicious = sample.committed.iteration, sample.suspicion >= self.options.suspicious_score
         if self.fitted is None:
             found = fit_seen(seen, self.classes) if len(seen) >= self.options.warm_up else None
             return (after, None) if found is None else after._adopted(found, "warm-up", now)
         if self.candidate is None:
-            return (after if doubtful else after._with_candidate(now, self.fitted)), None
+            return (after if suspicious else after._with_candidate(now, self.fitted)), None
         candidate = msgspec.structs.replace(self.candidate, later=(*self.candidate.later, sample))
         if len(candidate.later) < self.options.backtest:
             return msgspec.structs.replace(after, candidate=candidate), None
-        return (after, None) if doubtful else after._tested(candidate, self.fitted, now)
+        return (after, None) if suspicious else after._tested(candidate, self.fitted, now)
 
     def _tested(self, candidate: _Candidate, old: Fit, now: int) -> tuple[Retraining, PredictorFitted | None]:
         """Back-test: the candidate replaces the `old` one or is dropped until the next is due."""
@@ -188,10 +188,10 @@ def fitted_event(found: Fit, *, number: int, watermark: int, trigger: str) -> Pr
 
 
 def fit_seen(seen: Sequence[IterationSample], classes: Mapping[str, tuple[int, ...]] | None = None) -> Fit | None:
-    """The predictor of these iterations; None when they do not tell. `classes`: device class -> its ranks."""
+    """The predictor of these iterations; None when they do not suffice. `classes`: device class -> its ranks."""
     plan, speeds = seen[-1].plan, seen[-1].speeds
     chunks = [chunk for one in seen for chunk in one.chunks]
-    # The first iteration pays for start-up once; it says nothing about the end of the others.
+    # The first iteration pays for start-up once; it is no evidence on the end of the others.
     measured = [
         TimedIteration(one.plan, one.committed.works, one.committed.measured_us)
         for one in seen
@@ -239,10 +239,10 @@ def suspicion(judged: IterationJudged) -> float:
 
 
 def turned(found: Sequence[Verdict | VerdictClosed], opened: Mapping[int, Verdict]) -> dict[int, int]:
-    """rank -> the iteration since which its speed is another, as these verdicts say; `opened`: all so far, by number."""
+    """rank -> the iteration since which its speed is another, by these verdicts; `opened`: all so far, by number."""
     since: dict[int, int] = {}
-    for said in found:
-        of = opened.get(said.verdict)
+    for verdict in found:
+        of = opened.get(verdict.verdict)
         if of is not None and of.cause == "slow_device" and (rank := of.culprits[0].rank) is not None:
-            since[rank] = said.since_iteration if isinstance(said, Verdict) else said.until_iteration
+            since[rank] = verdict.since_iteration if isinstance(verdict, Verdict) else verdict.until_iteration
     return since

@@ -1,8 +1,10 @@
-"""Another detector over the log of a run that was: what it would have said beside what was said, and which of both was right.
+"""Another detector over the log of a run that was: what it would have reported beside what was reported, and which of both
+was right.
 
 The run is rehearsed (rehearsal.py), so at each iteration the other detector is given what the live one was given: the same
-chunks, plan and predictor of that moment, and the iteration's time as predicted at the speeds believed live. It sees the run as
-it went: a plan that came because of a live verdict stays. Only verdicts on slowness are compared; a loss is seen, not detected.
+chunks, plan and predictor of that moment, and the iteration's time as predicted at the speeds estimated live. It sees the
+run as it went: a plan that came because of a live verdict stays. Only verdicts on slowness are compared; a loss is seen,
+not detected.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from unskew.analytics.replay.rehearsal import Rehearsal
 from unskew.collector.events import Control, FaultInjected, IterationJudged, Verdict, VerdictScored
 
 Change = Literal["same", "earlier", "later", "fewer", "more"]
-"""Of the other detector against the live one, per verdict: `fewer` = only the live one said it, `more` = only the other."""
+"""Of the other detector against the live one, per verdict: `fewer` = only the live one reported it, `more` = only the other."""
 
 
 class DetectorVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One detector's verdict: first revision, with the speeds of the newest. `correct` None = there is no truth to tell by."""
+    """One detector's verdict: first revision, with the speeds of the newest. `correct` None = there is no truth to judge it
+    by."""
 
     verdict: int
     at_iteration: int
@@ -36,7 +39,7 @@ class DetectorVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerdictPair(msgspec.Struct, frozen=True, kw_only=True):
-    """What both said about the same culprits and cause, at the same time round; None = said nothing."""
+    """What both reported about the same culprits and cause, nearest in time; None = nothing."""
 
     cause: str
     culprits: str
@@ -58,7 +61,7 @@ class DetectorTally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DetectorBacktest(msgspec.Struct, frozen=True, kw_only=True):
-    """`alarms`: moments at which the other took the run for failing, before validation (rivals/method.py)."""
+    """`alarms`: moments at which the other took the run for failing, before validation (baselines/method.py)."""
 
     run: str
     iterations: int
@@ -70,14 +73,14 @@ class DetectorBacktest(msgspec.Struct, frozen=True, kw_only=True):
 
 def backtest(recorded: RecordedRun, method: Method) -> DetectorBacktest:
     """Run `method`, a fresh one, over a recorded run. Raises `ReplayError` when the log cannot be rehearsed."""
-    watched = _Watched(recorded, method)
+    watched = _BacktestRehearsal(recorded, method)
     watched.run(watched.last)
     faults = [noted.event for noted in recorded.control if isinstance(noted.event, FaultInjected)]
     truth_known = watched.state.adaptation.site.truth_known
     live_verdicts = _first([noted.event for noted in recorded.control])
     other_verdicts = _first(watched.verdicts)
-    live = [_said(verdict, faults, truth_known=truth_known) for verdict in live_verdicts]
-    other = [_said(verdict, faults, truth_known=truth_known) for verdict in other_verdicts]
+    live = [_scored_verdict(verdict, faults, truth_known=truth_known) for verdict in live_verdicts]
+    other = [_scored_verdict(verdict, faults, truth_known=truth_known) for verdict in other_verdicts]
     return DetectorBacktest(
         run=recorded.run,
         iterations=watched.observed,
@@ -88,7 +91,7 @@ def backtest(recorded: RecordedRun, method: Method) -> DetectorBacktest:
     )
 
 
-class _Watched(Rehearsal):
+class _BacktestRehearsal(Rehearsal):
     """A rehearsal that shows each iteration to another detector as well."""
 
     def __init__(self, recorded: RecordedRun, method: Method) -> None:
@@ -119,7 +122,7 @@ class _Watched(Rehearsal):
 
 class _One(msgspec.Struct, frozen=True):
     verdict: Verdict
-    said: DetectorVerdict
+    reported: DetectorVerdict
     scored: VerdictScored | None
 
     @property
@@ -149,10 +152,10 @@ def _first(events: Iterable[Control]) -> list[tuple[Verdict, Verdict]]:
     return list(found.values())
 
 
-def _said(revisions: tuple[Verdict, Verdict], faults: Sequence[FaultInjected], *, truth_known: bool) -> _One:
+def _scored_verdict(revisions: tuple[Verdict, Verdict], faults: Sequence[FaultInjected], *, truth_known: bool) -> _One:
     first, newest = revisions
     scored = score_verdict(first, faults, truth_known=truth_known)
-    said = DetectorVerdict(
+    reported = DetectorVerdict(
         verdict=first.verdict,
         at_iteration=first.at_iteration,
         since_iteration=first.since_iteration,
@@ -160,7 +163,7 @@ def _said(revisions: tuple[Verdict, Verdict], faults: Sequence[FaultInjected], *
         sentence=newest.sentence,
         correct=None if scored is None else scored.correct,
     )
-    return _One(first, said, scored)
+    return _One(first, reported, scored)
 
 
 def _pairs(live: Sequence[_One], other: Sequence[_One]) -> tuple[VerdictPair, ...]:
@@ -168,12 +171,12 @@ def _pairs(live: Sequence[_One], other: Sequence[_One]) -> tuple[VerdictPair, ..
     left, pairs = list(other), []
     for one in live:
         same = [candidate for candidate in left if candidate.about == one.about]
-        found = min(same, key=lambda candidate: abs(candidate.said.at_iteration - one.said.at_iteration), default=None)
+        found = min(same, key=lambda candidate: abs(candidate.reported.at_iteration - one.reported.at_iteration), default=None)
         if found is not None:
             left.remove(found)
         pairs.append(_pair(one, found))
     pairs += [_pair(None, one) for one in left]
-    return tuple(sorted(pairs, key=lambda pair: min(said.at_iteration for said in (pair.live, pair.other) if said)))
+    return tuple(sorted(pairs, key=lambda pair: min(reported.at_iteration for reported in (pair.live, pair.other) if reported)))
 
 
 def _pair(live: _One | None, other: _One | None) -> VerdictPair:
@@ -182,13 +185,13 @@ def _pair(live: _One | None, other: _One | None) -> VerdictPair:
     change: Change = "fewer" if other is None else "more"
     moved = 0
     if live is not None and other is not None:
-        moved = other.said.at_iteration - live.said.at_iteration
+        moved = other.reported.at_iteration - live.reported.at_iteration
         change = "same" if moved == 0 else "later" if moved > 0 else "earlier"
     return VerdictPair(
         cause=known.about[0],
         culprits=known.about[1],
-        live=live.said if live else None,
-        other=other.said if other else None,
+        live=live.reported if live else None,
+        other=other.reported if other else None,
         change=change,
         iterations=abs(moved),
     )
@@ -201,6 +204,6 @@ def _tally(verdicts: Sequence[_One], faults: Sequence[FaultInjected]) -> Detecto
         verdicts=len(verdicts),
         injected=sum(fault.kind == "slow" for fault in faults),
         found=len({one.scored.truth for one in right if one.scored}),
-        false=sum(one.said.correct is False for one in verdicts),
+        false=sum(one.reported.correct is False for one in verdicts),
         delay_iterations=median(delays) if delays else None,
     )

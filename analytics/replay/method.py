@@ -20,7 +20,7 @@ class MethodInput(msgspec.Struct, frozen=True, kw_only=True):
     """One committed iteration, the plan under which it ran, and the predictor of that moment.
 
     `cost` None = no predictor yet, or no lengths known: methods that need one wait. `predicted_us` is the iteration's
-    predicted time at the speeds that our Detector believes; a method with beliefs of its own predicts by itself from `cost`.
+    predicted time at the speeds that our Detector estimates; a method with estimates of its own predicts by itself from `cost`.
     """
 
     committed: CommittedIteration
@@ -30,7 +30,7 @@ class MethodInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MethodOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a method says after an iteration.
+    """What a method reports after an iteration.
 
     `alarm` is a sentence when the method takes this moment for a failure before any validation: for a method that validates,
     this is when training would be stopped for it (the false alarms that ResiHP's table 5 counts); "" otherwise. `verdicts`

@@ -1,4 +1,4 @@
-"""A recorded run as its log tells it: control events in the order of their stream, telemetry in each writer's order.
+"""A recorded run as its log has it: control events in the order of their stream, telemetry in each writer's order.
 
 The order in which files were read, sealed or collected leaves no trace here.
 """
@@ -41,7 +41,7 @@ class RecordedRun(msgspec.Struct, frozen=True):
 
     @property
     def plans(self) -> dict[int, Plan]:
-        """Every plan that was issued, by its epoch."""
+        """Every plan that was issued, by its version."""
         return {
             noted.event.plan_version: Plan.from_data(noted.event.plan)
             for noted in self.control

@@ -37,11 +37,11 @@ from unskew.collector.events import (
 
 
 class ReplayError(ValueError):
-    """A log that cannot be replayed; the message says what it lacks."""
+    """A log that cannot be replayed; the message names what it lacks."""
 
 
 def started_of(recorded: RecordedRun) -> AdaptationStarted:
-    """What the run's deciding part was given. Raises `ReplayError` when the log does not say."""
+    """What the run's deciding part was given. Raises `ReplayError` when the log does not have it."""
     for noted in recorded.control:
         if isinstance(noted.event, AdaptationStarted):
             return noted.event
@@ -135,7 +135,7 @@ _MARKED = (FaultInjected, DeviceLost, StandbyMeasured, PlanIssued, PlanApplied)
 
 
 def watermark_of(event: Control) -> int | None:
-    """How many iterations had been judged when this came; None where an event does not say."""
+    """How many iterations had been judged when this came; None where an event does not record it."""
     return event.watermark if isinstance(event, _MARKED) else None
 
 
@@ -150,7 +150,7 @@ _LOSSES = ("dead", "hung")
 
 
 def moment_of(event: Control) -> int:
-    """The iteration after whose judgement an event came, or before whose successor's; -1 = it does not tell."""
+    """The iteration after whose judgement an event came, or before whose successor's; -1 = unknown."""
     watermark = watermark_of(event)
     if watermark is not None:
         return watermark - 1
@@ -162,7 +162,7 @@ def moment_of(event: Control) -> int:
         case VerdictClosed() | PlanKept() | Probed():
             return event.at_iteration
         case Verdict() | PlanProposed():
-            # Of a loss they tell the iteration that the rank was in.
+            # Of a loss they record the iteration that the rank was in.
             lost = event.cause in _LOSSES if isinstance(event, Verdict) else not event.optional
             return -1 if lost else event.at_iteration
         case _:

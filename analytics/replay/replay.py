@@ -35,7 +35,7 @@ class ReplayedProposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """The state before the iteration after `until` was judged: `plan` in force, believed `speeds` (rank -> kind,
+    """The state before the iteration after `until` was judged: `plan` in force, estimated `speeds` (rank -> kind,
     where not healthy).
 
     `same_code`: the run was decided by this very version of analytics, so that any difference is an error.
@@ -97,7 +97,7 @@ def _as_far_as_recorded(recorded: RecordedRun, made: Sequence[Event]) -> list[Ev
 
 def _until(recorded: RecordedRun, until: int, *, whole: bool) -> list[LoggedControl]:
     """The control events up to the moment before the iteration after `until` was judged. What was appended at once stays
-    together; what tells no iteration (what people and modes decide, looking back) is placed by the clock of the controller,
+    together; what names no iteration (what people and modes decide, looking back) is placed by the clock of the controller,
     which wrote both."""
     if whole:
         return list(recorded.control)

@@ -13,38 +13,40 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.layout import Layout, Pipeline, rank_layout
-from unskew.analytics.core.plan import PASSES, Plan, PlanError, Route, split_evenly, way_of
+from unskew.analytics.core.plan import PASSES, Plan, PlanError, Route, split_evenly, stage_order_of
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.problem import PlannerCluster, PlannerJob
 
 Members = tuple[tuple[int, ...], ...]
-"""Per replica the ranks that a micro-batch passes, in order: under a looped schedule a rank comes up more than once (`way_of`).
+"""Per replica the ranks that a micro-batch passes, in order: under a looped schedule a rank comes up more than once
+(`stage_order_of`).
 
 () for a replica that has none left.
 """
 
 
 class RankTime(msgspec.Struct, frozen=True):
-    """Mean microseconds of F + B of one micro-batch on a rank at its believed speed: per layer, and for the output head."""
+    """Mean microseconds of F + B of one micro-batch on a rank at its estimated speed: per layer, and for the output head."""
 
     layer_us: float
     head_us: float
 
 
 def members_of(origin: Plan, alive: frozenset[int]) -> Members:
-    """The living ranks of each replica in the stage order of the run's first plan, in the way of its schedule."""
+    """The living ranks of each replica in the stage order of the run's first plan, as its schedule passes them."""
     roles = sorted(origin.roles, key=lambda role: role.stage)
     replicas = range(1 + max(role.replica for role in roles))
     return tuple(
-        _way(origin, [role.rank for role in roles if role.replica == replica and role.rank in alive]) for replica in replicas
+        _stage_order(origin, [role.rank for role in roles if role.replica == replica and role.rank in alive])
+        for replica in replicas
     )
 
 
-def _way(plan: Plan, ranks: Sequence[int]) -> tuple[int, ...]:
+def _stage_order(plan: Plan, ranks: Sequence[int]) -> tuple[int, ...]:
     """As the plan's schedule passes these ranks; once each where the replica has too few layers for more."""
-    way = way_of(plan.schedule, ranks) if plan.schedule in PASSES else list(ranks)
-    return tuple(way if len(way) <= plan.n_layers else ranks)
+    stage_order = stage_order_of(plan.schedule, ranks) if plan.schedule in PASSES else list(ranks)
+    return tuple(stage_order if len(stage_order) <= plan.n_layers else ranks)
 
 
 def named_layouts(

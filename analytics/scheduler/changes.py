@@ -1,4 +1,4 @@
-"""What a change of plan moves, and how to say it in a sentence."""
+"""What a change of plan moves, and its description in a sentence."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ min over 16 slow phases of jobs of at least 512 GPUs, up to nearly ten hours: Gr
 t = how long the fault has lasted, T = its duration, r = what is left of the run:
 
 1. expected life ``E[min(T - t, r) | T > t]``, numerically; what is dead stays dead: r;
-2. cost = cost of the change + P(T - t < r) x the same once more, for the way back: hysteresis against faults that come and go;
+2. cost = cost of the change + P(T - t < r) x the same once more, for the change back: hysteresis against faults that come
+   and go;
 3. worth it iff gain per second x expected life >= margin x cost;
 4. payback = cost of the change / gain per second; risk = P(T - t < payback | T > t), the probability that the fault ends
    before the change is repaid.
@@ -51,7 +52,8 @@ class FaultLife(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostBenefit(msgspec.Struct, frozen=True, kw_only=True):
-    """`life_s`: how long the gain is expected to last; `cost_s` with the way back; `payback_s` None when nothing is gained."""
+    """`life_s`: how long the gain is expected to last; `cost_s` with the change back; `payback_s` None when nothing is
+    gained."""
 
     worth: bool
     life_s: float

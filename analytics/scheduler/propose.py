@@ -6,7 +6,7 @@ slow-down, after a death, after a device has healed. Steps of `propose`:
 1. named candidates (candidates.py): layers and micro-batches by speed, micro-batches only, one partition for all replicas
    (ResiHP section 6.2), without the slowest ranks, the joint planner's (planners/joint.py);
 2. local search from the best: one layer or one micro-batch away from the replica that finishes last, as long as it helps;
-3. each is scored by the one evaluator on the recent batches at the believed speeds: mean predicted iteration time plus the
+3. each is scored by the one evaluator on the recent batches at the estimated speeds: mean predicted iteration time plus the
    cost of the change spread over the remaining iterations; among near ties the one that moves the fewest layers wins;
 4. proposed only if the gain is large enough, certain over the batches, and repays the change within the expected life of the
    fault (planners/worth.py).
@@ -40,7 +40,7 @@ __all__ = ["Candidate", "Proposal", "SchedulerOptions", "SchedulerState", "propo
 
 
 class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is believed when a plan is sought. `origin` is the run's first plan: it gives each rank its replica and its place.
+    """What is estimated when a plan is sought. `origin` is the run's first plan: it gives each rank its replica and its place.
 
     `batches[k][m]`: work of micro-batch m in the k-th recent iteration (10 to 30 of them). `iterations` = length of the run.
     `layer_bytes[l]`: parameters and optimiser state of layer l; `bytes_per_us`: at which rate moved layers travel, all
@@ -94,7 +94,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     `gain_interval_us`: 95 % interval of the mean gain over the batches (confidence.py); None with fewer than two batches.
     `life_iterations`: for how long the gain is expected to last; `risk`: probability that the fault ends before the change is
     repaid; None where nothing is gained.
-    `evidence`: as plain data what else the choice was founded on: believed speeds, the interval, the hash of the options.
+    `evidence`: as plain data what else the choice was founded on: estimated speeds, the interval, the hash of the options.
     """
 
     plan: Plan
@@ -254,8 +254,8 @@ class _Bench:
     def worth(self, proposal: Proposal, options: SchedulerOptions) -> CostBenefit:
         """Gain against cost over the life of the fault: of several the one that began last, which is expected to end first."""
         baseline_s = proposal.baseline_us / 1e6
-        believed = {rank: min(kinds.values(), default=1.0) for rank, kinds in self.state.speeds.items()}
-        slow = [rank for rank, speed in believed.items() if speed < 1.0 and rank in self.state.alive]
+        estimated = {rank: min(kinds.values(), default=1.0) for rank, kinds in self.state.speeds.items()}
+        slow = [rank for rank, speed in estimated.items() if speed < 1.0 and rank in self.state.alive]
         ages = [max(0, self.now - self.state.slow_since.get(rank, self.now)) * baseline_s for rank in slow]
         return weigh(
             gain_per_s=1.0 - proposal.predicted_us / proposal.baseline_us,

@@ -89,7 +89,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return f"{address.scheme}://{address.netloc}/…" if self.webhook else " ".join(self.command)
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _RulesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rule: tuple[Rule, ...] = ()
     command: tuple[str, ...] = ()
     webhook: str = ""
@@ -103,7 +103,7 @@ def rules_file(store: Store) -> Path:
 def load_rules(path: Path) -> tuple[Rule, ...]:
     """The rules of a file, each with a name and a recipient. Raises `RuleError`."""
     try:
-        content = msgspec.toml.decode(path.read_bytes(), type=_File)
+        content = msgspec.toml.decode(path.read_bytes(), type=_RulesFile)
     except OSError as error:
         raise RuleError(f"{path} cannot be read ({error.strerror}): it holds the rules of alerts") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -120,12 +120,12 @@ def _allowed(complaint: str) -> str:
     if ".when`" in complaint:
         return f", allowed: {', '.join(get_args(When))}"
     if "unknown field" in complaint:
-        kind = Rule if ".rule[" in complaint else _File
+        kind = Rule if ".rule[" in complaint else _RulesFile
         return f", known are: {', '.join(field.name for field in msgspec.structs.fields(kind))}"
     return ""
 
 
-def _completed(path: Path, number: int, rule: Rule, content: _File) -> Rule:
+def _completed(path: Path, number: int, rule: Rule, content: _RulesFile) -> Rule:
     where = f"{path}: rule {rule.name or number}"
     if (rule.when is None) == (not rule.sql):
         raise RuleError(f"{where} needs one of sql = ... and when = ..., which is one of {', '.join(get_args(When))}")

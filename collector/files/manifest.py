@@ -172,7 +172,7 @@ def _read(store: Store) -> Manifest | None:
         ) from error
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _ManifestFile(msgspec.Struct, forbid_unknown_fields=True):
     """The manifest's file: the manifest and the checksum of its bytes."""
 
     sha256: str
@@ -183,7 +183,7 @@ def _decode(data: bytes) -> Manifest:
     """Raises ValueError when `data` is not what `publish` wrote."""
     if data.startswith(b'{\n "number"'):  # from before manifests had a checksum
         return msgspec.json.decode(data, type=Manifest)
-    file = msgspec.json.decode(data, type=_File)
+    file = msgspec.json.decode(data, type=_ManifestFile)
     if hashlib.sha256(file.manifest).hexdigest() != file.sha256:
         raise ValueError("its checksum is of other bytes")
     return msgspec.json.decode(file.manifest, type=Manifest)

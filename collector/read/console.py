@@ -115,7 +115,7 @@ def ask(
     """What `take` makes of the answer to one query over a `locked` connection; batch by batch. Raises `ConsoleError`."""
     import duckdb  # noqa: PLC0415
 
-    with _telling():
+    with _console_errors():
         try:
             kinds = [statement.type for statement in connection.extract_statements(sql)]
         except ValueError:  # a kind that DuckDB's Python has no name for
@@ -129,7 +129,7 @@ def ask(
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
+def _console_errors() -> Iterator[None]:
     """What DuckDB complains about becomes a `ConsoleError`."""
     import duckdb  # noqa: PLC0415
 

@@ -54,7 +54,7 @@ def prediction(state: RunState, run: str, iteration: int) -> pl.DataFrame | None
     if not plans or not fits or len(works) != len(plans[-1].plan.routes):
         return None
     cost = msgspec.convert(fits[-1].model, CostModel)
-    timeline = predict_iteration(plans[-1].plan, works, cost, believed(state, iteration)).timeline
+    timeline = predict_iteration(plans[-1].plan, works, cost, estimated_speeds(state, iteration)).timeline
     rows = [
         (action.rank, action.kind, action.micro_batch, float(start) / 1e3, float(end - start) / 1e3)
         for action, start, end in zip(timeline.schedule.order, timeline.start_us, timeline.end_us, strict=True)
@@ -62,7 +62,7 @@ def prediction(state: RunState, run: str, iteration: int) -> pl.DataFrame | None
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
-def believed(state: RunState, iteration: int) -> dict[int, dict[str, float]]:
+def estimated_speeds(state: RunState, iteration: int) -> dict[int, dict[str, float]]:
     """The speeds that the verdicts of that time name."""
     speeds: dict[int, dict[str, float]] = {}
     for judged in state.verdicts.values():

@@ -47,12 +47,12 @@ _POLL_S = 0.05
 _DRAIN_S = 3.0
 
 
-class RunFailed(RuntimeError):  # noqa: N818 - an event of the run, not a defect
+class RunError(RuntimeError):
     """The run cannot go on; the message is one sentence: what happened and, where there is one, what to do."""
 
 
 class Controller:
-    """One run, from the first epoch record to the last commit. `on_entries` sees every log entry as it comes."""
+    """One run, from the first plan record to the last commit. `on_entries` sees every log entry as it comes."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Controller:
         self.finished: set[int] = set()
 
     def run(self) -> None:
-        """Until every living rank has committed every iteration. Raises `RunFailed`."""
+        """Until every living rank has committed every iteration. Raises `RunError`."""
         answer_soon()
         asked_ns = time.monotonic_ns()
         self.membership.send(Start(rank_specs=tuple(self.rank_specs)))
@@ -126,10 +126,10 @@ class Controller:
                     )
                 case rules.MeasureIdle(ranks, iteration):
                     self.membership.send(MeasureStandby(ranks=ranks, iteration=iteration))
-                case rules.Stop(reason):
-                    raise RunFailed(reason)
+                case rules.StopRun(reason):
+                    raise RunError(reason)
 
-    # --- what the agent says -----------------------------------------------------------------------------------------
+    # --- what the agent sends ----------------------------------------------------------------------------------------
 
     def _take(self, message: AnyMessage) -> None:
         match message:
@@ -164,11 +164,12 @@ class Controller:
                 self._carry_out(rules.measured(self.state, product))
 
     def _failed(self, message: RankFailed) -> None:
-        """A rank raised an error and is about to end. One alone is a device's death; two in one epoch share a cause."""
+        """A rank raised an error and is about to end. One alone is a device's death; two under one plan version share a
+        cause."""
         same_version = [rank for rank, other in self.failures.items() if other.plan_version == message.plan_version]
         if message.fatal or same_version:
             also = f", as did rank {same_version[0]}" if same_version else ""
-            raise RunFailed(f"rank {message.rank} cannot go on{also}: {message.detail}")
+            raise RunError(f"rank {message.rank} cannot go on{also}: {message.detail}")
         self.failures[message.rank] = message
 
     def _device_joined(self, message: RankForked) -> DeviceJoined:
@@ -205,16 +206,16 @@ class Controller:
 
     def _keep_watch(self) -> None:
         """Kill who hangs; regroup who is cut off. The log has it before it is done."""
-        now_s, pulses = time.monotonic(), self.membership.pulses
+        now_s, statuses = time.monotonic(), self.membership.statuses
         longest_work_s = self.membership.longest_work_s if self.state.committed else None
-        for suspect in self.watch.suspects(now_s, pulses, longest_work_s):
+        for suspect in self.watch.suspects(now_s, statuses, longest_work_s):
             self.control_log.append(Suspected(rank=suspect.rank, how=suspect.how, detail=suspect.detail))
             self.membership.send(Kill(rank=suspect.rank))
-        if (found := self.watch.regroup_reason(now_s, pulses)) is None:
+        if (found := self.watch.regroup_reason(now_s, statuses)) is None:
             return
         reason, too_often = found
         if too_often:
-            raise RunFailed(f"{reason}, and regrouping did not help")
+            raise RunError(f"{reason}, and regrouping did not help")
         self._carry_out(rules.cut_off(self.state, reason), time.monotonic_ns())
 
     # --- the log -----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import Inbox, hold_controller_lock
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.control.control_log import ControlLog
-from unskew.runtime.control.controller import Controller, RunFailed
+from unskew.runtime.control.controller import Controller, RunError
 from unskew.runtime.control.interrupts import Interrupts
 from unskew.runtime.control.membership import AgentLost, Membership
 from unskew.runtime.control.summary import Summary, SummaryBuilder, Verification
@@ -38,7 +38,7 @@ from unskew.runtime.options import Placement, RunOptions, check, cores, place
 from unskew.runtime.protocol import Prepare, RankSpec, Ready, Stop
 
 _PREPARE_S = 120.0
-# What a change of plan costs on loopback, until the run has measured its own: standing still, and bytes per microsecond.
+# What a change of plan costs on loopback, until the run has measured its own: standstill, and bytes per microsecond.
 _REGROUP_US = 300_000.0
 _BYTES_PER_US = 200.0
 
@@ -49,7 +49,7 @@ def run(
     on_event: Callable[[Entry], None] = lambda _: None,
     on_tick: Callable[[], None] = lambda: None,
 ) -> Summary:
-    """Train as `options` say and return what it came to; `on_event` sees every log entry, `on_tick` is called often.
+    """Train by `options` and return the result; `on_event` sees every log entry, `on_tick` is called often.
 
     With `options.verify` the same seed is also run without faults, on the virtual device, and the losses are compared.
     Raises `ValueError` for bad options before anything starts; `KeyboardInterrupt` leaves a finished log.
@@ -87,7 +87,7 @@ class Session:
             status, reason = "done", ""
             try:
                 self._train(control_log, telemetry, tail, membership, interrupts.check)
-            except (RunFailed, AgentLost) as failure:
+            except (RunError, AgentLost) as failure:
                 status, reason = "failed", str(failure)
             except KeyboardInterrupt:
                 status, reason = "stopped", "Ctrl-C or SIGTERM"
@@ -106,7 +106,7 @@ class Session:
                 self._read_all(tail)
 
     def summary(self, verification: Verification | None) -> Summary:
-        """What the run came to; asks the store what it holds."""
+        """the result of the run; asks the store what it holds."""
         with open_store(self._store) as reader:
             stored = reader.sql("select count(*) as n from events where run = ?", [self.run_id])["n"][0]
         return self.builder.summary(self.run_id, self._device, int(stored), verification)
@@ -151,11 +151,11 @@ class Session:
             for message in membership.poll(0.1):
                 if isinstance(message, Ready):
                     if message.problem:
-                        raise RunFailed(message.problem)
+                        raise RunError(message.problem)
                     return message
             check_interrupt()
             self._on_tick()
-        raise RunFailed(f"the node was not ready within {_PREPARE_S:.0f} s")
+        raise RunError(f"the node was not ready within {_PREPARE_S:.0f} s")
 
     def _rank_spec(self, rank: int, node: str, placement: Placement, port: int, folder: Path) -> RankSpec:
         return RankSpec(

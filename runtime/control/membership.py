@@ -1,4 +1,4 @@
-"""The controller's side of the agents: who is connected, who is alive, and what they say."""
+"""The controller's side of the agents: who is connected, who is alive, and what they send."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AgentLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
 
 
 class Membership:
-    """Starts the node's agent, keeps the pulse of every rank, and passes messages on."""
+    """Starts the node's agent, keeps the status of every rank, and passes messages on."""
 
     def __init__(self, log: Path) -> None:
         self._secret = secrets.token_hex(16)
@@ -70,9 +70,9 @@ class Membership:
             )
         self._agent: Channel | None = None
         self.ahead_us = 0
-        """The node's wall clock minus ours, not more than it is: the way of the greeting is in it."""
+        """The node's wall clock minus ours, not more than it is: the greeting's travel time is in it."""
         self.pids: dict[int, int] = {}
-        self.pulses: dict[int, RankLiveness] = {}
+        self.statuses: dict[int, RankLiveness] = {}
         self._iterations: dict[int, int] = {}
         self.longest_work_s = 0.0
         """The longest recent stretch of work of any rank that then moved on."""
@@ -146,25 +146,25 @@ class Membership:
             self._iterations[message.fault.rank] = message.iteration
         elif isinstance(message, RankExited):
             self.pids.pop(message.rank, None)
-            self.pulses.pop(message.rank, None)
+            self.statuses.pop(message.rank, None)
         elif isinstance(message, RankStatuses):
             now = time.monotonic()
-            self.longest_work_s = max((pulse.longest_work_s for pulse in message.pulses), default=0.0)
-            for pulse in message.pulses:
-                if pulse.rank in self.pids:
-                    self._iterations[pulse.rank] = pulse.iteration
-                    self.pulses[pulse.rank] = RankLiveness(
-                        rank=pulse.rank,
+            self.longest_work_s = max((status.longest_work_s for status in message.statuses), default=0.0)
+            for status in message.statuses:
+                if status.rank in self.pids:
+                    self._iterations[status.rank] = status.iteration
+                    self.statuses[status.rank] = RankLiveness(
+                        rank=status.rank,
                         at_s=now,
                         alive=True,
-                        heartbeat_age_s=pulse.heartbeat_age_s,
-                        stalled_s=pulse.stalled_s,
-                        activity=pulse.activity,
-                        waits_for=pulse.waits_for,
-                        process_state=pulse.state,
-                        starved_s=pulse.starved_s,
-                        beat_starved_s=pulse.beat_starved_s,
-                        promised_s=pulse.promised_s,
+                        heartbeat_age_s=status.heartbeat_age_s,
+                        stalled_s=status.stalled_s,
+                        activity=status.activity,
+                        waits_for=status.waits_for,
+                        process_state=status.state,
+                        starved_s=status.starved_s,
+                        beat_starved_s=status.beat_starved_s,
+                        promised_s=status.promised_s,
                     )
 
     def _connected(self) -> Channel:

@@ -1,4 +1,4 @@
-"""What a run came to, gathered from its log: `unskew run --json`."""
+"""The result of a run, gathered from its log: `unskew run --json`."""
 
 from __future__ import annotations
 

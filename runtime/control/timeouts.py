@@ -1,11 +1,12 @@
-"""The timeouts of a run, from the quickest to the slowest; `analytics/health/timeouts.py` says why they must climb."""
+"""The timeouts of a run, from the quickest to the slowest; `analytics/health/timeouts.py` gives the reason why they must
+climb."""
 
 from __future__ import annotations
 
 from unskew.analytics.health.liveness import LivenessOptions
 from unskew.analytics.health.timeouts import Timeout
 from unskew.runtime.control.watch import STANDSTILL_S
-from unskew.runtime.node.heartbeats import PULSE_S
+from unskew.runtime.node.heartbeats import STATUS_S
 from unskew.runtime.rank.comm import WAIT
 from unskew.runtime.rank.control_thread import BEAT_S
 
@@ -14,7 +15,7 @@ def ladder(options: LivenessOptions) -> tuple[Timeout, ...]:
     """Every rung of a run."""
     return (
         Timeout("the heartbeats' period", BEAT_S),
-        Timeout("the agent's pulse", PULSE_S),
+        Timeout("the agent's status", STATUS_S),
         Timeout("stopped_s", options.stopped_s, factor=2),
         Timeout("frozen_s", options.frozen_s, factor=3),
         Timeout("hung_floor_s", options.hung_floor_s),

@@ -14,7 +14,7 @@ _BREAKS_IN_A_ROW = 5
 class LivenessWatch:
     """State of the controller's watch; times are its monotonic clock.
 
-    A rank whose communication broke waits for an epoch record that aborts. When a death explains the break, that record is on
+    A rank whose communication broke waits for a plan record that aborts. When a death explains the break, that record is on
     its way; when none does within a second, the same plan is issued again under a new number, at most five times without a
     commit.
     """
@@ -25,12 +25,12 @@ class LivenessWatch:
         self._newest_abort = 0
         self._in_a_row = 0
 
-    def suspects(self, now_s: float, pulses: Mapping[int, RankLiveness], longest_work_s: float | None) -> tuple[Suspect, ...]:
+    def suspects(self, now_s: float, statuses: Mapping[int, RankLiveness], longest_work_s: float | None) -> tuple[Suspect, ...]:
         """Ranks to be killed because they hang or are frozen, each named once.
 
-        `longest_work_s`: the longest stretch of work that came to an end, None before the first iteration is committed.
+        `longest_work_s`: the longest stretch of work that has ended, None before the first iteration is committed.
         """
-        table = {rank: pulse for rank, pulse in pulses.items() if rank not in self._condemned}
+        table = {rank: status for rank, status in statuses.items() if rank not in self._condemned}
         options = LivenessOptions() if longest_work_s is None else LivenessOptions().learned(longest_work_s)
         found = decide(now_s, table, options)[0]
         self._condemned.update({suspect.rank: suspect for suspect in found})
@@ -46,19 +46,19 @@ class LivenessWatch:
             self._broken_since_s = now_s
 
     def aborted(self, plan_version: int) -> None:
-        """An epoch record that aborts has been issued: it answers what was broken before."""
+        """A plan record that aborts has been issued: it answers what was broken before."""
         self._newest_abort, self._broken_since_s = plan_version, None
 
     def progressed(self) -> None:
         """An iteration was committed."""
         self._in_a_row = 0
 
-    def regroup_reason(self, now_s: float, pulses: Mapping[int, RankLiveness]) -> tuple[str, bool] | None:
+    def regroup_reason(self, now_s: float, statuses: Mapping[int, RankLiveness]) -> tuple[str, bool] | None:
         """(why the same plan should be issued again, whether that was tried too often); None when all is well."""
         reason = ""
         if self._broken_since_s is not None and now_s - self._broken_since_s >= _BROKEN_S:
             reason = "communication broke although no rank died"
-        elif pulses and all(pulse.stalled_s >= STANDSTILL_S for pulse in pulses.values()):
+        elif statuses and all(status.stalled_s >= STANDSTILL_S for status in statuses.values()):
             reason = f"nothing has moved for {STANDSTILL_S:g} s and nobody can be named"
         if not reason:
             return None

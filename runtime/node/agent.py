@@ -21,7 +21,7 @@ from unskew.collector.events import Heartbeat, HostClock
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.service.process import ensure_collector
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.node.heartbeats import PULSE_S, HeartbeatTable
+from unskew.runtime.node.heartbeats import STATUS_S, HeartbeatTable
 from unskew.runtime.priority import answer_at_once
 from unskew.runtime.protocol import (
     AGENT_SOCKET,
@@ -77,11 +77,11 @@ class Agent:
             self._ranks.fileno(): self._accept,
             self._beats.fileno(): self._hear,
         }
-        next_pulse = next_housekeeping = time.monotonic()
+        next_status = next_housekeeping = time.monotonic()
         try:
             while self._running:
                 of_ranks = {channel.fileno(): channel for channel in self._channels}
-                wait_s = max(min(next_pulse, next_housekeeping) - time.monotonic(), 0.0)
+                wait_s = max(min(next_status, next_housekeeping) - time.monotonic(), 0.0)
                 # Ranks first: what one sent before it died must be passed on before its death is.
                 for descriptor in select.select([*of_ranks, *handlers], [], [], wait_s)[0]:
                     if descriptor in handlers:
@@ -89,10 +89,10 @@ class Agent:
                     else:
                         self._from_rank(of_ranks[descriptor])
                 now = time.monotonic()
-                if now >= next_pulse:
-                    next_pulse = now + PULSE_S
+                if now >= next_status:
+                    next_status = now + STATUS_S
                     self._table.look(now)
-                    self._report(RankStatuses(pulses=self._table.pulses(now)))
+                    self._report(RankStatuses(statuses=self._table.statuses(now)))
                 if now >= next_housekeeping:
                     next_housekeeping = now + _HOUSEKEEPING_S
                     self._keep_house(now)
@@ -179,18 +179,18 @@ class Agent:
                 print(f"the collector cannot be started: {error}", file=sys.stderr)
                 self._collector_wait_s = min(2 * self._collector_wait_s, _MOST_WAIT_S)
             self._next_collector = now + self._collector_wait_s
-        for pulse in self._table.pulses(now):
+        for status in self._table.statuses(now):
             self._spool.append(
                 Heartbeat(
-                    rank=pulse.rank,
-                    pid=self._table.pid(pulse.rank),
-                    iteration=pulse.iteration,
-                    progress=self._table.count(pulse.rank),
-                    activity=pulse.activity,
-                    age_us=int(pulse.heartbeat_age_s * 1e6),
-                    stalled_us=int(pulse.stalled_s * 1e6),
-                    waits_for=pulse.waits_for,
-                    longest_gap_us=int(self._table.take_longest_gap_s(pulse.rank) * 1e6),
+                    rank=status.rank,
+                    pid=self._table.pid(status.rank),
+                    iteration=status.iteration,
+                    progress=self._table.count(status.rank),
+                    activity=status.activity,
+                    age_us=int(status.heartbeat_age_s * 1e6),
+                    stalled_us=int(status.stalled_s * 1e6),
+                    waits_for=status.waits_for,
+                    longest_gap_us=int(self._table.take_longest_gap_s(status.rank) * 1e6),
                 )
             )
 

@@ -10,7 +10,7 @@ from unskew.analytics.health.liveness import Activity
 from unskew.runtime.node.processes import CoreTime, core_time, process_state, thread_state, threads_of
 from unskew.runtime.protocol import HeartbeatDatagram, RankStatus
 
-PULSE_S = 0.1
+STATUS_S = 0.1
 _FORGET = 0.99
 _STILL_S = 0.25
 
@@ -61,7 +61,7 @@ class _Lack(msgspec.Struct):
         self.since_sign_s = 0.0
 
 
-class _Known(msgspec.Struct):
+class _RankRecord(msgspec.Struct):
     pid: int
     beat_s: float
     moved_s: float
@@ -81,11 +81,11 @@ class HeartbeatTable:
     """Last heartbeat and last progress of each living rank; times are the agent's monotonic clock."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _RankRecord] = {}
         self._looked_s: float | None = None
 
     def born(self, rank: int, pid: int, now_s: float) -> None:
-        self._known[rank] = _Known(pid, now_s, now_s, _Lack(), _Lack())
+        self._known[rank] = _RankRecord(pid, now_s, now_s, _Lack(), _Lack())
 
     def gone(self, rank: int) -> None:
         self._known.pop(rank, None)
@@ -107,14 +107,14 @@ class HeartbeatTable:
         known.activity, known.waits_for, known.promised_s = beat.activity, beat.waits_for, beat.promised_s
 
     def look(self, now_s: float) -> None:
-        """Ask the kernel which threads had no core since the last look; due every `PULSE_S`.
+        """Ask the kernel which threads had no core since the last look; due every `STATUS_S`.
 
         Of a rank that stands still all threads are asked, but for its progress not the one that beats: that one wakes many
         times a second and is late a little each time, however stuck the others are.
         """
         passed_s = now_s - self._looked_s if self._looked_s is not None else 0.0
         self._looked_s = now_s
-        late_s = max(passed_s - 2 * PULSE_S, 0.0)
+        late_s = max(passed_s - 2 * STATUS_S, 0.0)
         for known in self._known.values():
             still = now_s - min(known.moved_s, known.beat_s) > _STILL_S
             siblings = threads_of(known.pid) if still else ()
@@ -123,7 +123,7 @@ class HeartbeatTable:
             if known.thread:
                 known.beating.look(known.pid, (known.thread, *siblings), now_s, passed_s, late_s)
 
-    def pulses(self, now_s: float) -> tuple[RankStatus, ...]:
+    def statuses(self, now_s: float) -> tuple[RankStatus, ...]:
         return tuple(
             RankStatus(
                 rank=rank,

@@ -52,13 +52,13 @@ class _Waiter:
     """
 
     def __init__(self) -> None:
-        self._works: SimpleQueue[tuple[Any, _Waited] | None] = SimpleQueue()
+        self._works: SimpleQueue[tuple[Any, _WaitOutcome] | None] = SimpleQueue()
         self._stopped = threading.Event()
         threading.Thread(target=self._serve, name="waiter", daemon=True).start()
 
     def wait(self, work: Any) -> None:
         """Until `work` is done. Raises `PeerLost` when it failed, or when `stop` was called."""
-        waited = _Waited()
+        waited = _WaitOutcome()
         self._works.put((work, waited))
         while not waited.over.wait(_STOP_POLL_S):
             if self._stopped.is_set():
@@ -80,7 +80,7 @@ class _Waiter:
             waited.over.set()
 
 
-class _Waited:
+class _WaitOutcome:
     """How one wait ended."""
 
     def __init__(self) -> None:

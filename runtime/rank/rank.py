@@ -111,7 +111,7 @@ class Rank:
         while True:
             try:
                 if self.on_standby:
-                    self._stand_by()
+                    self._be_on_standby()
                 elif self.stepped < self.options.iterations:
                     self._iterate()
                 else:
@@ -131,7 +131,7 @@ class Rank:
         """Whether the plan it acts on has no role for it."""
         return self.rank_spec.rank not in self.plan.role_of
 
-    def _stand_by(self) -> None:
+    def _be_on_standby(self) -> None:
         """Wait to be measured, or for a change of plan that gives this rank a part."""
         with self.progress.waiting("standby"):
             order = self.control.wait_on_standby(self.plan.plan_version)

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """The command; where the packages it needs are not installed, it says which extra brings them."""
+    """The command; where the packages it needs are not installed, it names the extra that brings them."""
     try:
         from unskew.cli import app
 

@@ -18,7 +18,7 @@ from unskew.terminal.follow import LogFollower
 from unskew.terminal.live import Screen
 from unskew.terminal.live_state import LiveState, fold
 from unskew.terminal.live_view import newest, plain, render, sparkline
-from unskew.terminal.sentences import say
+from unskew.terminal.sentences import sentence_of
 
 PLAN = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=4)
 STARTED = ev.RunStarted(
@@ -148,7 +148,7 @@ def test_without_a_terminal_each_sentence_is_one_plain_line(capsys) -> None:
 
 def test_every_control_event_but_the_silent_ones_has_a_sentence() -> None:
     silent = {ev.DeviceJoined, ev.AdaptationStarted, ev.PlanIssued, ev.Diagnosed, ev.AlertDelivered}
-    assert {kind for kind in ev.CONTROL if say.dispatch(kind) is say.dispatch(object)} == silent
+    assert {kind for kind in ev.CONTROL if sentence_of.dispatch(kind) is sentence_of.dispatch(object)} == silent
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_score_claims_no_more_than_its_interval(effect: float, interval: tuple
     scored = ev.PlanScored(
         plan_version=1, proposal="p-1", from_iteration=1, to_iteration=20, n=20, effect_s=effect, interval_s=interval
     )  # fmt: skip
-    sentence = say(scored)
+    sentence = sentence_of(scored)
     assert sentence is not None
     assert sentence.text == words
 
@@ -191,8 +191,8 @@ def test_a_view_that_fails_ends_nothing_and_says_so_once(broken: str, monkeypatc
                 screen.tick()
         screen.feed(entry(ev.RunFinished(status="done", iterations=2)))
     assert screen.state.run.finished is not None
-    told = capsys.readouterr().err.splitlines()
-    assert told == ["the live view is incomplete, training is not affected: ZeroDivisionError: no ranks"]
+    printed = capsys.readouterr().err.splitlines()
+    assert printed == ["the live view is incomplete, training is not affected: ZeroDivisionError: no ranks"]
 
 
 def test_following_loses_nothing_when_a_clock_steps_back_or_a_loss_diverges(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def output(*arguments: str) -> str:
 @pytest.mark.limit(120)
 def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) -> None:
     store, answer = ["--store", str(tmp_path / "store")], tmp_path / "out" / "run.json"
-    told = output(*SMALL, "--iterations", "5", "--no-dashboard", "--json", str(answer), *store)
+    printed = output(*SMALL, "--iterations", "5", "--no-dashboard", "--json", str(answer), *store)
     facts = json.loads(answer.read_text())
     assert {
         "run_id",
@@ -55,8 +55,8 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
     } == set(facts)
     assert (facts["device"], facts["iterations"], len(facts["losses"])) == ("virtual", 5, 5)
     assert facts["events"]["written"] == facts["events"]["stored"]
-    assert str(tmp_path / "store") in told
-    assert facts["run_id"] in told
+    assert str(tmp_path / "store") in printed
+    assert facts["run_id"] in printed
     rows = json.loads(output("sql", "select iteration, loss from iterations order by 1", "--format", "json", *store))
     assert [row["loss"] for row in rows] == pytest.approx(facts["losses"])
     watched = output("watch", *store)

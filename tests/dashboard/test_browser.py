@@ -38,10 +38,10 @@ def test_page_follows_the_log_and_sends_an_approval(tmp_path: Path) -> None:
         driver.get(f"{address}/?run=slow")
 
         def culprit() -> str | None:
-            said = headline(driver)
-            if said.startswith("Nothing has been heard"):  # a browser that starts slowly finds a run that was silent
+            shown = headline(driver)
+            if shown.startswith("Nothing has been heard"):  # a browser that starts slowly finds a run that was silent
                 writer.train(1)
-            return said if said.startswith("Rank 3 runs at 0.55") else None
+            return shown if shown.startswith("Rank 3 runs at 0.55") else None
 
         wait_for(culprit, 60, "the page does not name rank 3")
         wait_for(lambda: len(driver.find_elements(By.CSS_SELECTOR, "canvas")) >= 3 or None, 60, "no charts")

@@ -26,7 +26,7 @@ def test_plan_names_what_changed_and_leaves_the_dead_in_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("found", "expected"),
     [
         (duration(812_400), "812 ms"),
         (duration(999_600), "1.00 s"),
@@ -39,5 +39,5 @@ def test_plan_names_what_changed_and_leaves_the_dead_in_place() -> None:
         (ranges([4, 5]), "4, 5"),
     ],
 )
-def test_numbers_as_words(said: str, expected: str) -> None:
-    assert said == expected
+def test_numbers_as_words(found: str, expected: str) -> None:
+    assert found == expected

@@ -262,8 +262,8 @@ def test_an_imported_trace_has_a_page_without_loss_tokens_and_plan(store: Store,
     (asked,) = [code.value for code in app.code]
     assert asked.startswith("unskew diagnose ")
 
-    told, beside = data.beside_peers(asked.split()[2], 7, 7, 1)
-    assert told == "compute"
+    measure, beside = data.beside_peers(asked.split()[2], 7, 7, 1)
+    assert measure == "compute"
     assert beside.select("rank", "measured_us", "reference_us").rows() == [(0, 100_000, 150_000), (4, 200_000, 150_000)]
 
 

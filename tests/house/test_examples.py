@@ -11,7 +11,7 @@ from support.paths import ROOT
 EXAMPLES = ROOT / "examples"
 
 
-def said(example: str, argument: str) -> str:
+def output_of(example: str, argument: str) -> str:
     ran = subprocess.run(
         [sys.executable, EXAMPLES / example, argument], capture_output=True, text=True, check=False, timeout=50
     )
@@ -20,14 +20,14 @@ def said(example: str, argument: str) -> str:
 
 
 def test_a_foreign_loop_is_recorded_diagnosed_and_asked_about(tmp_path: Path) -> None:
-    diagnosis = said("record_own_loop.py", str(tmp_path))
+    diagnosis = output_of("record_own_loop.py", str(tmp_path))
     assert "mine: 200 iterations" in diagnosis
     assert "cannot be said  slow_device" in diagnosis
-    assert said("query_log.py", str(tmp_path / "store")).startswith("mine: done, 200 iterations; ")
+    assert output_of("query_log.py", str(tmp_path / "store")).startswith("mine: done, 200 iterations; ")
 
 
 def test_policies_are_simulated_side_by_side() -> None:
-    lines = said("simulate.py", "24").splitlines()
+    lines = output_of("simulate.py", "24").splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["checkpoint-restart", "ft-hsdp", "resihp", "unskew"]
 
 

@@ -54,5 +54,5 @@ def test_a_command_without_its_packages_names_the_extra_that_brings_them(
     installed: list[str], lacks: str, tmp_path: Path
 ) -> None:
     ended = python_with_only(tmp_path, *installed, code=COMMAND)
-    says = f"unskew needs {lacks}, which is not installed: pip install 'unskew[platform]'\n"
-    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", says)
+    sentence = f"unskew needs {lacks}, which is not installed: pip install 'unskew[platform]'\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", sentence)

@@ -63,11 +63,11 @@ class Person:
             self.judged += 1
             if self.judged == 4:
                 self.plans_before = len(run.of(PlanApplied))
-                self.say(run, self.kind)
+                self.decide(run, self.kind)
             elif self.judged == 8:
-                self.say(run, "approve")
+                self.decide(run, "approve")
 
-    def say(self, run: Run, kind: str) -> None:
+    def decide(self, run: Run, kind: str) -> None:
         command = Command(kind=kind, run=run.id, by="mira", target=self.proposal, reason="it pays")  # type: ignore[arg-type]
         send(run.store, run.id, command)
 
@@ -85,7 +85,7 @@ def test_in_mode_approve_a_change_waits_for_a_person(tmp_path: Path, undisturbed
     assert [refused.reason for refused in run.of(CommandRefused)] == [f"proposal {person.proposal} is not open"]
     assert run.losses == pytest.approx(undisturbed, rel=0, abs=1e-12)
     with pytest.raises(CommandError, match=f"run {run.id} has no living controller .* nobody would act on 'approve'"):
-        person.say(run, "approve")
+        person.decide(run, "approve")
 
 
 def test_what_a_person_rejects_is_not_applied(tmp_path: Path) -> None:

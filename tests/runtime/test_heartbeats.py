@@ -9,7 +9,7 @@ import time
 import msgspec
 import pytest
 
-from unskew.runtime.node import heartbeats as pulse
+from unskew.runtime.node import heartbeats
 from unskew.runtime.node.processes import CoreTime, core_time
 from unskew.runtime.protocol import HeartbeatDatagram, RankStatus, decode_beat, encode_beat
 
@@ -19,30 +19,30 @@ PID, BEATING, OTHER = 100, 101, 102
 @pytest.fixture
 def lacks(monkeypatch: pytest.MonkeyPatch) -> dict[int, float | None]:
     """thread -> seconds without a core, as the kernel would tell."""
-    told: dict[int, float | None] = {PID: 0.0, BEATING: 0.0, OTHER: 0.0}
+    waited: dict[int, float | None] = {PID: 0.0, BEATING: 0.0, OTHER: 0.0}
 
     def core_time(_pid: int, thread: int) -> CoreTime | None:
-        waited_s = told[thread]
+        waited_s = waited[thread]
         return None if waited_s is None else CoreTime(1.0, waited_s)
 
-    monkeypatch.setattr(pulse, "core_time", core_time)
-    monkeypatch.setattr(pulse, "thread_state", lambda _pid, _thread: "S")
-    monkeypatch.setattr(pulse, "threads_of", lambda _pid: tuple(told))
-    return told
+    monkeypatch.setattr(heartbeats, "core_time", core_time)
+    monkeypatch.setattr(heartbeats, "thread_state", lambda _pid, _thread: "S")
+    monkeypatch.setattr(heartbeats, "threads_of", lambda _pid: tuple(waited))
+    return waited
 
 
-def beat(table: pulse.HeartbeatTable, count: int, at_s: float) -> None:
+def beat(table: heartbeats.HeartbeatTable, count: int, at_s: float) -> None:
     table.beat(HeartbeatDatagram(0, BEATING, count, 3, "compute"), now_s=at_s)
 
 
-def look(table: pulse.HeartbeatTable, *at_s: float) -> RankStatus:
+def look(table: heartbeats.HeartbeatTable, *at_s: float) -> RankStatus:
     for now in at_s:
         table.look(now)
-    return table.pulses(at_s[-1])[0]
+    return table.statuses(at_s[-1])[0]
 
 
 def test_time_without_a_core_counts_from_the_last_progress(lacks: dict[int, float | None]) -> None:
-    table = pulse.HeartbeatTable()
+    table = heartbeats.HeartbeatTable()
     table.born(0, PID, 0.0)
     beat(table, 1, 0.0)
     look(table, 0.0)
@@ -55,7 +55,7 @@ def test_time_without_a_core_counts_from_the_last_progress(lacks: dict[int, floa
 def test_a_sibling_counts_once_the_rank_stands_still_and_the_beating_thread_only_for_silence(
     lacks: dict[int, float | None],
 ) -> None:
-    table = pulse.HeartbeatTable()
+    table = heartbeats.HeartbeatTable()
     table.born(0, PID, 0.0)
     beat(table, 1, 0.0)
     lacks[OTHER] = 0.05
@@ -69,8 +69,8 @@ def test_a_sibling_counts_once_the_rank_stands_still_and_the_beating_thread_only
 def test_a_wait_that_goes_on_counts_before_the_kernel_adds_it(
     lacks: dict[int, float | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "thread_state", lambda _pid, thread: "R" if thread == PID else "S")
-    table = pulse.HeartbeatTable()
+    monkeypatch.setattr(heartbeats, "thread_state", lambda _pid, thread: "R" if thread == PID else "S")
+    table = heartbeats.HeartbeatTable()
     table.born(0, PID, 0.0)
     beat(table, 1, 0.0)
     assert look(table, *(tenth / 10 for tenth in range(11))).starved_s == pytest.approx(0.9)
@@ -91,7 +91,7 @@ def test_the_kernel_adds_a_wait_when_it_ends() -> None:
             burners.append(burner)
             assert burner.stdout is not None
             burner.stdout.readline()
-        pid, table = burners[0].pid, pulse.HeartbeatTable()
+        pid, table = burners[0].pid, heartbeats.HeartbeatTable()
         began_s = time.monotonic()
         table.born(0, pid, began_s)
         stood_still = 0
@@ -100,7 +100,7 @@ def test_the_kernel_adds_a_wait_when_it_ends() -> None:
             table.look(now_s)
             time.sleep(0.1)
             stood_still += core_time(pid, pid) == before
-        (found,) = table.pulses(now_s)
+        (found,) = table.statuses(now_s)
         assert stood_still >= 5
         assert found.starved_s is not None
         assert found.starved_s > 0.8 * found.stalled_s
@@ -112,7 +112,7 @@ def test_the_kernel_adds_a_wait_when_it_ends() -> None:
 
 def test_nobody_is_blamed_for_the_time_the_agent_had_no_core(lacks: dict[int, float | None]) -> None:
     assert lacks
-    table = pulse.HeartbeatTable()
+    table = heartbeats.HeartbeatTable()
     table.born(0, PID, 0.0)
     beat(table, 1, 0.0)
     found = look(table, 0.0, 1.2)
@@ -123,7 +123,7 @@ def test_nobody_is_blamed_for_the_time_the_agent_had_no_core(lacks: dict[int, fl
 
 def test_where_the_kernel_does_not_tell_it_is_not_measured(lacks: dict[int, float | None]) -> None:
     lacks.update(dict.fromkeys(lacks))
-    table = pulse.HeartbeatTable()
+    table = heartbeats.HeartbeatTable()
     table.born(0, PID, 0.0)
     beat(table, 1, 0.0)
     assert look(table, 0.0, 0.1).starved_s is None
@@ -131,7 +131,7 @@ def test_where_the_kernel_does_not_tell_it_is_not_measured(lacks: dict[int, floa
 
 def test_the_longest_recent_work_is_forgotten_slowly(lacks: dict[int, float | None]) -> None:
     assert lacks
-    table = pulse.HeartbeatTable()
+    table = heartbeats.HeartbeatTable()
     table.born(0, PID, 0.0)
     beat(table, 1, 0.0)
     beat(table, 1, 2.0)

@@ -98,11 +98,13 @@ def test_with_the_collector_down_verdicts_come_and_afterwards_nothing_is_lost_or
 
 def slices(call: str) -> list[tuple[int, str]]:
     """(policy, slice) of a thread that made the call, and of its child."""
-    told = "print(os.sched_getscheduler(0), next((x.split()[-1] for x in open('/proc/self/sched') if 'se.slice' in x), ''))"
-    code = f"import os, sys; from unskew.runtime.priority import *; {call}; os.fork() and os.wait(); {told}; sys.stdout.flush()"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    probe = "print(os.sched_getscheduler(0), next((x.split()[-1] for x in open('/proc/self/sched') if 'se.slice' in x), ''))"
+    code = (
+        f"import os, sys; from unskew.runtime.priority import *; {call}; os.fork() and os.wait(); {probe}; sys.stdout.flush()"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     # The child is waited for, so it speaks first.
-    child, parent = (line.partition(" ") for line in said.splitlines())
+    child, parent = (line.partition(" ") for line in output.splitlines())
     return [(int(policy), length) for policy, _, length in (parent, child)]
 
 

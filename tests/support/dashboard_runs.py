@@ -40,7 +40,7 @@ def slow(store: Store, run: str = "slow", *, mode: Mode = "approve") -> RunWrite
     writer.speeds = {3: {"F": 0.556, "B": 0.556}}
     writer.train(4)
     writer.control(_slow_verdict())
-    writer.believed = {3: {"F": 0.55, "B": 0.55}}
+    writer.estimated_speeds = {3: {"F": 0.55, "B": 0.55}}
     writer.control(proposal(repartitioned(1)))
     writer.train(26)
     return writer

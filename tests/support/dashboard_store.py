@@ -39,14 +39,14 @@ WARM_UP = 6
 
 
 class RunWriter:
-    """Writes one run iteration by iteration; `speeds` is the truth, `believed` what the detector knows."""
+    """Writes one run iteration by iteration; `speeds` is the truth, `estimated_speeds` what the detector knows."""
 
     def __init__(self, store: Store, run: str, *, mode: Mode = "auto", iterations: int = 180, incarnation: int = 1) -> None:
         self.random = random.Random(run)
         self.run, self.iteration, self.clock_us = run, 0, 0
         self.plan = FIRST
         self.speeds: dict[int, dict[str, float]] = {}
-        self.believed: dict[int, dict[str, float]] = {}
+        self.estimated_speeds: dict[int, dict[str, float]] = {}
         self.stream = ControlStream(store, run, "control", f"controller.{incarnation}")
         self.telemetry = SpoolWriter(store, run, f"rank-0000.{incarnation}")
         self.control(
@@ -94,7 +94,7 @@ class RunWriter:
         works = [work_of(documents) for documents in lengths]
         truth = predict_iteration(self.plan, works, COST, self.speeds)
         measured_us = int(truth.iteration_us * self.random.uniform(1.0, 1.02) + 9_000)
-        predicted_us = int(predict_iteration(self.plan, works, COST, self.believed).iteration_us + 14_000)
+        predicted_us = int(predict_iteration(self.plan, works, COST, self.estimated_speeds).iteration_us + 14_000)
         fitted = self.iteration >= WARM_UP
         if self.iteration == WARM_UP:
             self.control(

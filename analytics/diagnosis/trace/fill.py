@@ -1,6 +1,6 @@
 """What fills a trace: the spans of a log, or the exact operations of one that holds them.
 
-Where a rank stands is told by the plan, or by the operations themselves. Of spans without a plan it is found out: ranks that
+A rank's place is given by the plan, or by the operations themselves. Of spans without a plan it is found out: ranks that
 send each other messages are one replica; its stages follow each other as their first layers do, or, where no layers are
 recorded, as their first forward passes begin. A stage then counts as one layer.
 """

@@ -20,7 +20,7 @@ class GraphError(ValueError):
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False):
-    """One operation of every iteration: what `kind` says, on `rank`, which is `stage` of `replica`. Only a chunk of work has a
+    """One operation of every iteration: of `kind`, on `rank`, which is `stage` of `replica`. Only a chunk of work has a
     `micro_batch`, which is unique within the replica, and `layers` (first, number), only a message a `peer`."""
 
     kind: str

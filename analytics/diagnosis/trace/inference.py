@@ -1,6 +1,6 @@
 """The workload of micro-batches whose lengths nobody logged, inferred from peers.
 
-The same micro-batch costs much or little on every stage, forward and backward: what its other chunks took tells what a chunk
+The same micro-batch costs much or little on every stage, forward and backward: what its other chunks took shows what a chunk
 should take. Steps, for chunk times t[kind, stage, micro-batch] (micro-batches of all iterations and replicas in a row):
 
 1. a standard score per (kind, stage): ``z = (t - median) / (1.4826 x median distance from it)``;

@@ -8,5 +8,5 @@ from unskew.analytics.diagnosis.trace.replay import TraceRecording
 
 
 def record(trace: Trace) -> TraceRecording:
-    """By the rule that the trace names. Raises `GraphError` where it does not tell what waits for what."""
+    """By the rule that the trace names. Raises `GraphError` where it does not show what waits for what."""
     return streams.record(trace) if trace.streams else turns.record(trace)

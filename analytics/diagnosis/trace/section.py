@@ -61,7 +61,7 @@ class TraceSection(msgspec.Struct, frozen=True, dict=True):
 def with_lengths(
     recording: TraceRecording, works: Mapping[int, Sequence[Work]], cost: CostModel, plan_version: int
 ) -> TraceSection:
-    """A section whose chunks should take what `cost` says of their lengths: `works[iteration][micro-batch]`."""
+    """A section whose chunks should take what `cost` predicts for their lengths: `works[iteration][micro-batch]`."""
     operations = recording.graph.operations
     n_layers = max((sum(operation.layers) for operation in operations if operation.layers is not None), default=0)
     expected = np.full_like(recording.wall_us, np.nan)

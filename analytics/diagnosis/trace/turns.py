@@ -84,7 +84,7 @@ def record(trace: Trace) -> TraceRecording:
 
 
 def _check(trace: Trace) -> None:
-    """Raise `GraphError` where the operations do not tell what waits for what."""
+    """Raise `GraphError` where the operations do not show what waits for what."""
     chunks = trace.operations.filter(pl.col("kind").is_in(CHUNK_KINDS) & pl.col("stage").is_not_null())
     if chunks["first_layer"].n_unique() > 1 and chunks["stage"].n_unique() == 1:
         raise GraphError("the trace has several stages and no messages between them, so nobody knows what waits for what")
@@ -148,7 +148,7 @@ def _start_us(row: _Row) -> float:
     return float(row["start_us"])
 
 
-def _by_way(rows: list[_Row], kind: str, sender: str, receiver: str) -> dict[_Key, list[_Row]]:
+def _by_channel(rows: list[_Row], kind: str, sender: str, receiver: str) -> dict[_Key, list[_Row]]:
     """(sender, receiver, micro-batch) -> the spans of a kind, in order of time."""
     found: dict[_Key, list[_Row]] = {}
     for row in sorted((row for row in rows if row["kind"] == kind), key=_start_us):
@@ -167,15 +167,15 @@ class _Messages:
         # (kind, micro-batch, first layer of the receiving chunk) -> its chunk, the send, the receive
         self._sides: dict[_Key, tuple[_Row, _Row, _Row]] = {}
         self._by_sender: dict[_Key, _Key] = {}
-        # Of a micro-batch's messages from one rank to another the n-th sent is the n-th taken: its way is a chain.
-        ways: dict[_Key, list[tuple[_Row, _Row]]] = {}
+        # Of a micro-batch's messages from one rank to another the n-th sent is the n-th taken: its path is a chain.
+        channels: dict[_Key, list[tuple[_Row, _Row]]] = {}
         for row in sorted(chunks, key=_start_us):
             given = self.source_of(row)
             if given is not None and given["rank"] != row["rank"]:
-                ways.setdefault((given["rank"], row["rank"], row["micro_batch"]), []).append((given, row))
-        sends, receives = _by_way(rows, "send", "rank", "peer"), _by_way(rows, "recv", "peer", "rank")
-        for way, links in ways.items():
-            sent, taken = sends.get(way, []), receives.get(way, [])
+                channels.setdefault((given["rank"], row["rank"], row["micro_batch"]), []).append((given, row))
+        sends, receives = _by_channel(rows, "send", "rank", "peer"), _by_channel(rows, "recv", "peer", "rank")
+        for channel, links in channels.items():
+            sent, taken = sends.get(channel, []), receives.get(channel, [])
             if len(sent) == len(taken) == len(links):
                 for (given, row), send, receive in zip(links, sent, taken, strict=True):
                     self._sides[_chunk_key(row)] = given, send, receive

@@ -41,7 +41,7 @@ class GreyhoundDetector:
             return MethodOutput()
         return self.react(change, observed, probe)
 
-    def dismisses(self, change: ChangePoint, observed: MethodInput) -> bool:  # noqa: ARG002  # ResiHP's filter stands here
+    def dismisses(self, change: ChangePoint, observed: MethodInput) -> bool:  # noqa: ARG002  # ResiHP's filter overrides this
         """Whether the change is harmless after all."""
         return False
 
@@ -62,7 +62,7 @@ class GreyhoundDetector:
         verdicts = tuple(
             verdict
             for rank, ratio in culprits.items()
-            for verdict in self.names.accuse(
+            for verdict in self.names.flag(
                 rank,
                 {"F": round(1 / ratio, 4), "B": round(1 / ratio, 4)},
                 since=since,

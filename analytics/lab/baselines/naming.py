@@ -9,7 +9,7 @@ from unskew.collector.events import Party, Verdict, VerdictClosed
 
 
 class VerdictNames:
-    """Who stands accused by one method, under which number."""
+    """Who is flagged by one method, under which number."""
 
     def __init__(self, method: str) -> None:
         self._method = method
@@ -20,10 +20,10 @@ class VerdictNames:
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted(self._open))
 
-    def accuse(
+    def flag(
         self, rank: int, speed: dict[str, float], *, since: int, at: int, sentence: str, evidence: dict[str, Any]
     ) -> Verdicts:
-        """A verdict, unless the rank already stands accused. Published methods give no confidence: 1.0."""
+        """A verdict, unless the rank already is flagged. Published methods give no confidence: 1.0."""
         if rank in self._open:
             return ()
         self._open[rank] = self._next

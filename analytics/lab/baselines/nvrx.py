@@ -97,7 +97,7 @@ class NvrxDetector:
                 verdicts += self._names.acquit(rank, at, "its scores are above the thresholds again")
                 continue
             speed = {section: round(min(relative.get(section, 1.0), individual[section]), 4) for section in sorted(low)}
-            verdicts += self._names.accuse(
+            verdicts += self._names.flag(
                 rank,
                 speed,
                 since=since,

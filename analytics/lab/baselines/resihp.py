@@ -36,7 +36,7 @@ class ResihpDetector(GreyhoundDetector):
             return MethodOutput()
         self._before = self.series
         outcome = super().observe(observed, probe)
-        self._believe(outcome.verdicts)
+        self._update_estimates(outcome.verdicts)
         return outcome
 
     def dismisses(self, change: ChangePoint, observed: MethodInput) -> bool:
@@ -50,7 +50,7 @@ class ResihpDetector(GreyhoundDetector):
         self.iterations.pop()
         return True
 
-    def _believe(self, verdicts: Verdicts) -> None:
+    def _update_estimates(self, verdicts: Verdicts) -> None:
         for verdict in verdicts:
             if isinstance(verdict, Verdict):
                 rank = verdict.culprits[0].rank

@@ -1,9 +1,10 @@
 """TraceML's rule for a straggling rank: under a barrier the culprit is the rank that waits least.
 
 Over a window of iterations, per rank: wait = iteration time - its own compute. Impact = (median of the waits - the least) /
-mean iteration time: below 10 % nothing is said, from 10 % on a warning, from 20 % on it is critical. A kind of work is named
-as the cause only where its excess over the median rank covers 80 % of the excess wait. Sequence lengths do not enter, nor who
-holds how many layers. It knows no change of plan; here the window begins anew at one, so that it never mixes two plans.
+mean iteration time: below 10 % nothing is reported, from 10 % on a warning, from 20 % on it is critical. A kind of work is
+named as the cause only where its excess over the median rank covers 80 % of the excess wait. Sequence lengths do not enter,
+nor who holds how many layers. It knows no change of plan; here the window begins anew at one, so that it never mixes two
+plans.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class TracemlDetector:
             kind: round(median(own[kind] for own in means.values() if kind in own) / means[found.rank][kind], 4)
             for kind in found.kinds
         }
-        new = self._names.accuse(
+        new = self._names.flag(
             found.rank,
             speed,
             since=at - self.options.window + 1,

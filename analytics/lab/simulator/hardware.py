@@ -1,4 +1,4 @@
-"""The devices and links of a simulated job: how they are, and what the policy believes of them."""
+"""The devices and links of a simulated job: how they are, and what the policy estimates of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ FATAL = frozenset({"failed", "maintenance"})
 
 
 class Hardware:
-    """`truth`, `belief` [device slot]: speeds, 0.0 = dead. `spares`: whole nodes. `slow_since`: slot -> second it turned slow.
+    """`truth`, `estimate` [device slot]: speeds, 0.0 = dead. `spares`: whole nodes. `slow_since`: slot -> second it turned
+    slow.
 
     A slot that a spare serves keeps its number; when the broken node is repaired, it is a spare itself.
     """
@@ -23,7 +24,7 @@ class Hardware:
     def __init__(self, job: Job, spares: int) -> None:
         self.job, self.spares = job, spares
         self.truth: Speeds = np.ones(job.devices)
-        self.belief: Speeds = np.ones(job.devices)
+        self.estimate: Speeds = np.ones(job.devices)
         self.links: Links = {}
         self.slow_since: dict[int, float] = {}
         self._on_spares: set[int] = set()
@@ -48,16 +49,16 @@ class Hardware:
             self.links = links | ({event.link: event.delay_s or 0.0} if event.kind == "link_slowed" else {})
         return True
 
-    def believe(self, event: ClusterEvent, measured: float) -> None:
+    def update_estimate(self, event: ClusterEvent, measured: float) -> None:
         """What the policy takes from the event: a speed that was measured, not given; `measured` times the true one."""
         devices = list(event.devices)
         if event.kind in FATAL:
-            self.belief[devices] = 0.0
+            self.estimate[devices] = 0.0
         elif event.kind == "slowed":
-            self.belief[devices] = np.clip(self.truth[devices] * measured, 0.02, 1.0) * (self.truth[devices] > 0)
+            self.estimate[devices] = np.clip(self.truth[devices] * measured, 0.02, 1.0) * (self.truth[devices] > 0)
             self.slow_since |= dict.fromkeys(devices, event.at_s)
         elif event.kind in {"recovered", "joined"}:
-            self.belief[devices] = self.truth[devices]
+            self.estimate[devices] = self.truth[devices]
             for device in devices:
                 self.slow_since.pop(device, None)
 
@@ -65,7 +66,7 @@ class Hardware:
         """`nodes` spares serve these slots from now on."""
         slots = list(devices)
         self.spares -= nodes
-        self.truth[slots] = self.belief[slots] = 1.0
+        self.truth[slots] = self.estimate[slots] = 1.0
         self._on_spares |= set(slots)
 
     def missing(self, layout: Layout) -> Literal["nobody", "known", "unknown"]:
@@ -74,4 +75,4 @@ class Hardware:
         gone = needed[self.truth[needed] == 0]
         if not len(gone):
             return "nobody"
-        return "unknown" if (self.belief[gone] > 0).any() else "known"
+        return "unknown" if (self.estimate[gone] > 0).any() else "known"

@@ -53,7 +53,7 @@ class TrainingProgress:
 
     def save(self, layout: Layout) -> None:
         """A checkpoint: nothing before it can be lost."""
-        self.account.save(under_way_s=self._under_way_s(layout))
+        self.account.save(in_progress_s=self._in_progress_s(layout))
         self._saved_iteration, self._saved_tokens = self.iteration, self.tokens
 
     def fall_back(self) -> None:
@@ -64,12 +64,12 @@ class TrainingProgress:
 
     def redo(self, layout: Layout) -> None:
         """What is done of the present iteration is thrown away."""
-        whole_s = self._under_way_s(layout)
+        whole_s = self._in_progress_s(layout)
         self.account.since_save["useful"] = self.account.since_save.get("useful", 0.0) - whole_s
         self.account.lose("redo", whole_s)
         self.begun = 0.0
 
-    def _under_way_s(self, layout: Layout) -> float:
+    def _in_progress_s(self, layout: Layout) -> float:
         """What of `useful` belongs to the iteration that has begun."""
         return self.ideal_s * layout.micro_batches / self.job.micro_batches * self.begun
 

@@ -1,4 +1,4 @@
-"""Chance in a simulated job: what the detector finds and measures, and how wrong the policy's beliefs are.
+"""Chance in a simulated job: what the detector finds and measures, and how wrong the policy's estimates are.
 
 Every happening and every use of it has a stream of its own, so policies that are compared under one seed meet the same luck,
 whatever each of them did before.
@@ -15,10 +15,10 @@ _NOISE, _FOUND, _MEASURED, _DELAY, _PAUSES = range(5)
 
 
 class SeededRandomness:
-    """`belief_error`: the largest share by which something that the policy believes is off, without its knowing."""
+    """`estimate_error`: the largest share by which something that the policy estimates is off, without its knowing."""
 
-    def __init__(self, seed: int, belief_error: float) -> None:
-        self._seed, self._belief_error = seed, belief_error
+    def __init__(self, seed: int, estimate_error: float) -> None:
+        self._seed, self._estimate_error = seed, estimate_error
         self.noise = np.random.default_rng([seed, _NOISE])
 
     def found(self, event: ClusterEvent, recall: float) -> bool:
@@ -31,11 +31,11 @@ class SeededRandomness:
         return (1.0 + constant("speed_error") * float(stream.standard_normal())) * self._wrong(stream)
 
     def delay(self, event: ClusterEvent) -> float:
-        """The detector's delay over the one that is believed."""
+        """The detector's delay over the one that is estimated."""
         return self._wrong(self._stream(_DELAY, event))
 
     def pauses(self, event: ClusterEvent, count: int) -> list[float]:
-        """Each pause over the one that is believed."""
+        """Each pause over the one that is estimated."""
         stream = self._stream(_PAUSES, event)
         return [self._wrong(stream) for _ in range(count)]
 
@@ -43,5 +43,5 @@ class SeededRandomness:
         return np.random.default_rng([self._seed, use, int(event.at_s * 1e6)])
 
     def _wrong(self, stream: np.random.Generator) -> float:
-        error = self._belief_error
+        error = self._estimate_error
         return 1.0 if error == 0 else float(1.0 + stream.uniform(-error, error))

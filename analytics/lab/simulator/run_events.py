@@ -1,6 +1,6 @@
 """The events that a simulated job's run consists of, as a real job writes them.
 
-A rank of the log stands for a TP group: ``replica * PP + stage``, PP of the longest pipeline. It is lost whenever one of its
+A rank of the log represents a TP group: ``replica * PP + stage``, PP of the longest pipeline. It is lost whenever one of its
 devices is, and joins again when it has all of them back: repaired, or replaced by a spare. The clock is virtual; the training
 loss is the Chinchilla law's for the tokens so far (Hoffmann et al. 2022, equation 10): nothing is trained.
 """

@@ -3,7 +3,7 @@
 Between two happenings an iteration's time is constant up to noise, so a segment of them is drawn in one array operation. A
 failure stops the job until it is detected; the policy answers with a layout and pauses; a failure during the pauses starts
 detection anew. A slow phase changes the iteration's time at once and is answered after the detector's delay, with the speed
-that the detector believes. A node that a spare has replaced becomes a spare itself when it is repaired.
+that the detector estimates. A node that a spare has replaced becomes a spare itself when it is repaired.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = ["SimulationOptions", "simulate"]
 
 
 class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`noise_cv`: of one iteration; `spares`: whole nodes; `belief_error`: speeds, delays and costs as the policy believes them
-    are wrong by up to this share, without its knowing; `checkpoint_s`: time between checkpoints, None = the policy's own
-    (a policy that writes none writes none either way)."""
+    """`noise_cv`: of one iteration; `spares`: whole nodes; `estimate_error`: speeds, delays and costs as the policy
+    estimates them are wrong by up to this share, without its knowing; `checkpoint_s`: time between checkpoints, None = the
+    policy's own (a policy that writes none writes none either way)."""
 
     hours: float
     seed: int = 0
     spares: int = 0
     noise_cv: float = constant("iteration_cv")
-    belief_error: float = 0.0
+    estimate_error: float = msgspec.field(name="belief_error", default=0.0)
     checkpoint_s: float | None = None
 
 
@@ -49,7 +49,7 @@ _State = Literal["running", "detecting", "pausing", "waiting", "stopped"]
 class _Simulation:
     def __init__(self, job: Job, policy: Policy, options: SimulationOptions) -> None:
         self.job, self.policy, self.options = job, policy, options
-        self.randomness = SeededRandomness(options.seed, options.belief_error)
+        self.randomness = SeededRandomness(options.seed, options.estimate_error)
         self.end_s = options.hours * 3600.0
         self.checkpoint_s = policy.checkpoint_s and (options.checkpoint_s or policy.checkpoint_s)
         self.hardware = Hardware(job, options.spares)
@@ -166,10 +166,10 @@ class _Simulation:
             self.push(self.now + max(1.0, sum(seconds for _, seconds in self.pauses)), "react", event)
             return
         known = self.hardware
-        known.believe(event, self.randomness.measured(event))
-        before = iteration_s(self.job, self.layout, known.belief, known.links)
+        known.update_estimate(event, self.randomness.measured(event))
+        before = iteration_s(self.job, self.layout, known.estimate, known.links)
         cluster = ClusterView(
-            self.job, self.now, known.belief.copy(), known.links, self.layout, known.spares, dict(known.slow_since)
+            self.job, self.now, known.estimate.copy(), known.links, self.layout, known.spares, dict(known.slow_since)
         )
         self.apply(event, self.policy.react(cluster, event), before)
 
@@ -189,7 +189,7 @@ class _Simulation:
         changed = reaction.layout != self.layout
         self.layout = reaction.layout
         self.plan_version += changed
-        predicted = iteration_s(self.job, self.layout, self.hardware.belief, self.hardware.links)
+        predicted = iteration_s(self.job, self.layout, self.hardware.estimate, self.hardware.links)
         longer = self.randomness.pauses(event, len(reaction.pauses))
         pauses = [(cause, seconds * by) for (cause, seconds), by in zip(reaction.pauses, longer, strict=True) if seconds > 0]
         self.begin_pauses(pauses, event)

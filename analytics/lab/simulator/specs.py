@@ -20,7 +20,7 @@ from unskew.analytics.lab.simulator.arrivals import RATES, FaultLaw
 
 
 class SpecError(ValueError):
-    """A text that says nothing possible; one sentence: what is wrong, what is allowed."""
+    """A text with no possible meaning; one sentence: what is wrong, what is allowed."""
 
 
 _LEAST_S = 1.0

@@ -1,7 +1,7 @@
 """Recorded traces of losses and returns -> cluster events. A trace's nodes are dealt round-robin to the job's nodes.
 
-Two forms, told by their columns: `t_ms, event (add, remove), node` (spot instances) and `nodenumz, started, fixed, system`
-(LANL's node outages; the system with the most records). A node that is lost twice at once is lost once.
+Two forms, recognised by their columns: `t_ms, event (add, remove), node` (spot instances) and `nodenumz, started, fixed,
+system` (LANL's node outages; the system with the most records). A node that is lost twice at once is lost once.
 """
 
 from __future__ import annotations

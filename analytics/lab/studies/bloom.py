@@ -35,9 +35,9 @@ _CONFIGURATION = ("size_b", "nhidden", "nheads", "dp", "tp", "pp", "mbs", "gbs",
 def measurements(frame: pl.DataFrame) -> pl.DataFrame:
     """Distinct measurements whose topology multiplies out, in the order of the source.
 
-    What the table leaves blank the source says: 64 heads, ZeRO stage 1; width 14400 (the one section without widths is repeated
-    with it). A measurement that was pasted twice counts once. Column `exchanged`: seconds and TFLOP/s are those of an earlier
-    row of the same configuration the other way round, a typing error.
+    What the table leaves blank the source states: 64 heads, ZeRO stage 1; width 14400 (the one section without widths is
+    repeated with it). A measurement that was pasted twice counts once. Column `exchanged`: seconds and TFLOP/s are those of
+    an earlier row of the same configuration reversed, a typing error.
     """
     frame = frame.filter(pl.col("topology_consistent")).with_columns(
         pl.col("nhidden").fill_null(14400), pl.col("nheads").fill_null(64), pl.col("zero_stage").fill_null(1)

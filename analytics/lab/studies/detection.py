@@ -3,7 +3,7 @@ that begins after the first and before the last 50 iterations), with the noise o
 
 A job, from its seed alone: documents are drawn from a corpus's quantiles, cut at the context length and packed by next fit, as
 in training; each chunk takes its cost times the device's factor, the chunk's factor and the fault's; the pipeline model
-(evaluator.py) turns the chunks into iteration times. `run` shows the job to detectors and keeps what they said.
+(evaluator.py) turns the chunks into iteration times. `run` shows the job to detectors and keeps their verdicts.
 """
 
 from __future__ import annotations
@@ -198,10 +198,10 @@ def warm_up(job: SyntheticJob) -> CostModel:
 
 
 class DetectionOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one detector said of one job. Delay and onset error in iterations after the fault began, None = never named.
+    """What one detector reported about one job. Delay and onset error in iterations after the fault began, None = never named.
 
     `false_alarms`: alarms while nothing was wrong, or after the culprit was named, or that ended in naming somebody else;
-    `accused`: verdicts against healthy ranks; `speed_error`: believed minus true speed of the culprit when it was named.
+    `flagged`: verdicts against healthy ranks; `speed_error`: estimated minus true speed of the culprit when it was named.
     """
 
     method: str
@@ -211,7 +211,7 @@ class DetectionOutcome(msgspec.Struct, frozen=True, kw_only=True):
     onset_error: int | None
     speed_error: float | None
     false_alarms: int
-    accused: int
+    flagged: int = msgspec.field(name="accused")
 
 
 def run(job: SyntheticJob, methods: Sequence[Callable[[], Method]]) -> list[DetectionOutcome]:
@@ -246,7 +246,7 @@ class _Notes:
         self._method, self._fault = method, fault
         self._first: Verdict | None = None
         self._known: set[int] = set()
-        self._false_alarms = self._accused = 0
+        self._false_alarms = self._flagged = 0
 
     def take(self, iteration: int, verdicts: Sequence[Verdict | VerdictClosed], *, alarmed: bool) -> None:
         fault = self._fault
@@ -263,7 +263,7 @@ class _Notes:
                 self._first = self._first or verdict
             elif new:
                 wrong += 1
-        self._accused += wrong
+        self._flagged += wrong
         if alarmed and (wrong or not (hits or (true and not named_before))):
             self._false_alarms += 1
 
@@ -279,5 +279,5 @@ class _Notes:
             onset_error=first.since_iteration - fault.at if fault and first else None,
             speed_error=speed - 1 / fault.factor if fault and speed is not None else None,
             false_alarms=self._false_alarms,
-            accused=self._accused,
+            flagged=self._flagged,
         )

@@ -118,8 +118,8 @@ def _recover_run() -> Figures:
     low, high = 0.0, first_s  # with restarts as long as the time between failures nothing is done
     for _ in range(10):
         restart_s = (low + high) / 2
-        rival = simulate(job, RestartPolicy(2 * first_s / 5, restart_s, detect_s=constant("heartbeat_s")), kills, options)
-        low, high = (restart_s, high) if ours.tokens < _MORE_TOKENS * rival.tokens else (low, restart_s)
+        baseline = simulate(job, RestartPolicy(2 * first_s / 5, restart_s, detect_s=constant("heartbeat_s")), kills, options)
+        low, high = (restart_s, high) if ours.tokens < _MORE_TOKENS * baseline.tokens else (low, restart_s)
     first = next(iter(ours.segments))
     last = ours.segments[-1]
     alive = (job.devices - 256) / job.devices

@@ -18,7 +18,7 @@ from unskew.data import table
 Floats = NDArray[np.float64]
 
 
-class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeviceNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`static_sd`, `drift_sd`: standard deviations of logs; `drift_phi` per iteration."""
 
     static_sd: float
@@ -45,7 +45,7 @@ class Seeds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file's content; `residuals`: kind of work -> evenly spaced quantiles of the log residual."""
 
-    device: Device
+    device: DeviceNoise
     spike: Spike
     residuals: dict[str, tuple[float, ...]]
     seeds: Seeds

@@ -17,19 +17,19 @@ MOST_NODES = 200  # of its search: a count, not a time, so that the bound does n
 def lower_bound_us(task: AdaptisTask) -> float:
     """No partition, placement or order of the task ends earlier. The largest of
 
-    * the way of one micro-batch: every F and B once and the first unit's W, on the fastest device;
+    * the path of one micro-batch: every F and B once and the first unit's W, on the fastest device;
     * work: the devices' capacity less what they lose before they can begin. Sorted by the first unit they hold, device j begins
       after the forwards of at least j units; the slowest devices may be those that begin last;
     * the busiest device: units are whole, so the best that any assignment of units to devices can do (a small integer program
       over kinds of units; its dual bound, which holds also when the solver stops early).
     """
     fastest = max(task.speeds)
-    way = float(task.costs_us[:2].sum() + task.costs_us[2, 0]) / fastest
+    path = float(task.costs_us[:2].sum() + task.costs_us[2, 0]) / fastest
     begins = np.concatenate([[0.0], np.cumsum(task.costs_us[0])])[: len(task.speeds)] / fastest
     speeds = np.sort(task.speeds)[::-1]
     work = float(task.micro_batches * task.costs_us.sum() + (speeds * begins).sum()) / float(speeds.sum())
     alike = begins if len(set(task.speeds)) == 1 else np.zeros_like(begins)
-    return max(way, work, busiest_device_us(task.costs_us.sum(axis=0) * task.micro_batches, task.speeds, alike))
+    return max(path, work, busiest_device_us(task.costs_us.sum(axis=0) * task.micro_batches, task.speeds, alike))
 
 
 def busiest_device_us(units_us: Array, speeds: Sequence[float], begins_us: Array) -> float:

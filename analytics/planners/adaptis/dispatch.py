@@ -5,7 +5,7 @@ must wait a little is waited for).
 A device that is free decides on what it knows then: chunks whose input has arrived, and chunks whose input is being computed,
 with the time of its arrival. The rule:
 
-1. a backward that is ready, else a forward that is ready and has room (with `forward_first` the other way round);
+1. a backward that is ready, else a forward that is ready and has room (with `forward_first` reversed);
 2. else, if weights' gradients are pending: do one, unless a backward or forward arrives before `patience` of its time has
    passed, which is worth waiting for;
 3. else wait for the next arrival.

@@ -52,19 +52,20 @@ def start_layouts(units_us: Array, speeds: Sequence[float]) -> Iterator[Pipeline
         for there, end in ((every, []), (every[:-1], every[-1:])):
             back = [there if turn % 2 == 0 else there[::-1] for turn in range(len(shares))]
             weights = [float(share) for share in shares for _ in there] + [float(sum(shares))] * len(end)
-            for way in ((*there * len(shares), *end), (*(device for turn in back for device in turn), *end)):
-                if 0 < len(way) <= len(units_us) and (way, shares) not in seen:
-                    seen.add((way, shares))
-                    yield balanced(way, units_us, speeds, weights)
+            for stage_order in ((*there * len(shares), *end), (*(device for turn in back for device in turn), *end)):
+                if 0 < len(stage_order) <= len(units_us) and (stage_order, shares) not in seen:
+                    seen.add((stage_order, shares))
+                    yield balanced(stage_order, units_us, speeds, weights)
 
 
-def balanced(way: Sequence[int], units_us: Array, speeds: Sequence[float], weights: Sequence[float]) -> PipelineLayout:
-    """Stages on the devices of `way`, with units moved over their boundaries until no single move lowers the largest load of a
-    device (then the sum of squared loads). Starts from stages in proportion to their weight and their device's speed."""
-    share = np.array([speeds[device] * weight for device, weight in zip(way, weights, strict=True)])
+def balanced(stage_order: Sequence[int], units_us: Array, speeds: Sequence[float], weights: Sequence[float]) -> PipelineLayout:
+    """Stages on the devices of `stage_order`, with units moved over their boundaries until no single move lowers the
+    largest load of a device (then the sum of squared loads). Starts from stages in proportion to their weight and their
+    device's speed."""
+    share = np.array([speeds[device] * weight for device, weight in zip(stage_order, weights, strict=True)])
     wanted = np.cumsum(share / share.sum()) * units_us.sum()
     ends = [int(end) for end in np.searchsorted(np.cumsum(units_us) - units_us / 2, wanted[:-1])]
-    total, stages = len(units_us), len(way)
+    total, stages = len(units_us), len(stage_order)
     for stage in range(stages - 1):
         ends[stage] = min(max(ends[stage], (ends[stage - 1] if stage else 0) + 1), total - (stages - 1 - stage))
     work = np.concatenate([[0.0], np.cumsum(units_us)])
@@ -72,7 +73,7 @@ def balanced(way: Sequence[int], units_us: Array, speeds: Sequence[float], weigh
     def score(ends: list[int]) -> tuple[float, float]:
         bounds = [0, *ends, total]
         loads = np.zeros(len(speeds))
-        np.add.at(loads, list(way), np.diff(work[bounds]))
+        np.add.at(loads, list(stage_order), np.diff(work[bounds]))
         loads /= np.asarray(speeds)
         return round(float(loads.max()), 6), float((loads**2).sum())
 
@@ -86,7 +87,7 @@ def balanced(way: Sequence[int], units_us: Array, speeds: Sequence[float], weigh
                 bounds = [0, *trial, total]
                 if bounds[stage] < bounds[stage + 1] < bounds[stage + 2] and (tried := score(trial)) < best:
                     ends, best, improved = trial, tried, True
-    return PipelineLayout(tuple(np.diff([0, *ends, total]).tolist()), tuple(way))
+    return PipelineLayout(tuple(np.diff([0, *ends, total]).tolist()), tuple(stage_order))
 
 
 def shifted_boundaries(layout: PipelineLayout) -> Iterator[tuple[str, PipelineLayout]]:

@@ -1,4 +1,4 @@
-"""AdaPtis' search: moves of partition, placement and schedule, chosen by where the idle time lies (adaptis.py tells the
+"""AdaPtis' search: moves of partition, placement and schedule, chosen by where the idle time lies (adaptis.py describes the
 rule)."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_TRIED = 40  # moves of one kind tried per round: with many stages there are
 
 
 class SearchState(msgspec.Struct, frozen=True):
-    """A layout under knobs, its order, and how the search came to it."""
+    """A layout under knobs, its order, and how the search reached it."""
 
     layout: PipelineLayout
     knobs: DispatchOptions

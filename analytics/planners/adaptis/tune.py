@@ -27,7 +27,7 @@ from math import inf
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.plan import PlanError, splits_backward, way_of
+from unskew.analytics.core.plan import PlanError, splits_backward, stage_order_of
 from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
 from unskew.analytics.pipeline.memory import peak_activations
 from unskew.analytics.planners.adaptis.bound import lower_bound_us
@@ -85,10 +85,10 @@ def tune(task: AdaptisTask, *, evaluations: int = 600, starts: int = 3) -> Adapt
 def _baseline(task: AdaptisTask, name: str) -> AdaptisResult | None:
     """A schedule on the usual partition; None when the units or the micro-batches do not allow it."""
     devices = len(task.speeds)
-    way = tuple(way_of(name, range(devices)))
-    if task.n_units < len(way) or (name == "interleaved" and task.micro_batches % devices):
+    stage_order = tuple(stage_order_of(name, range(devices)))
+    if task.n_units < len(stage_order) or (name == "interleaved" and task.micro_batches % devices):
         return None
-    layout = PipelineLayout(usual(task.n_units, len(way)), way)
+    layout = PipelineLayout(usual(task.n_units, len(stage_order)), stage_order)
     chunks = pipeline_of(name, ranks=devices, micro_batches=task.micro_batches)
     stages = stage_costs(task, layout)
     whole = stages if splits_backward(name) else np.stack([stages[0], stages[1] + stages[2]])

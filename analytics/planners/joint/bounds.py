@@ -55,7 +55,7 @@ def gap(cluster: PlannerCluster, predicted_us: float) -> float:
 
 
 def capacity_bound_us(job: PlannerJob, speeds: Floats) -> float:
-    """All work at all groups' speeds together; at least one micro-batch's way at the highest speed."""
+    """All work at all groups' speeds together; at least one micro-batch's path at the highest speed."""
     total = float(speeds.sum())
     if total <= 0:
         return float("inf")

@@ -2,7 +2,7 @@
 
 `tables[..., k]` is the best speed of a group that must have at least k members, ``max over k' >= k of rate(k') x slowest of the
 k' fastest``; column 0 is the best without any need, the last column (tp + 1 members) is 0. With a memory limit, the layers and
-the micro-batches in flight say how many members a stage needs; so degree, layers and micro-batches are chosen together.
+the micro-batches in flight decide how many members a stage needs; so degree, layers and micro-batches are chosen together.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def capability(cluster: PlannerCluster, groups: TpGroups, *, powers_of_two: bool
     return Capability(order=order.astype(np.int64), scores=scores, tables=tables)
 
 
-def ways_to_lend(cluster: PlannerCluster) -> tuple[TpGroups, ...]:
+def possible_lendings(cluster: PlannerCluster) -> tuple[TpGroups, ...]:
     """The groups when any degree may be chosen; and, where it differs, when only powers of two may: more members are left out
     then, whom other groups of the node can use."""
     any_degree = exclude(cluster, powers_of_two=False)
@@ -61,8 +61,8 @@ def _lent(groups: TpGroups) -> Ints:
 
 
 def best_speeds(cluster: PlannerCluster) -> Floats:
-    """[dp, pp]: the most that each group reaches in any of these ways."""
-    speeds = [capability(cluster, groups).tables[:, :, 0] for groups in ways_to_lend(cluster)]
+    """[dp, pp]: the most that each group reaches in any of these lendings."""
+    speeds = [capability(cluster, groups).tables[:, :, 0] for groups in possible_lendings(cluster)]
     return np.asarray(np.maximum.reduce(speeds))
 
 

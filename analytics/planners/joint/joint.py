@@ -3,7 +3,7 @@
 Every replica is a pipeline of its own with its own partition, which takes the problem apart:
 
 1. TP: per group the degree with the most throughput that its share of the memory allows, any degree, by the measured
-   efficiency (planners/tp.py, planners/capability.py); standby is lent within a node, in two ways where the
+   efficiency (planners/tp.py, planners/capability.py); standby is lent within a node, in two orders where the
    second gives more throughput in all;
 2. equal replicas form a class; of a job of 98,304 devices only those with a fault differ;
 3. PP: per class the layers that make its pipeline fastest for its share of micro-batches (planners/partition.py);
@@ -12,7 +12,7 @@ Every replica is a pipeline of its own with its own partition, which takes the p
 5. refinement by the makespan: layers of the slowest class, one micro-batch from the slowest replica to where it ends earliest;
 6. doing nothing and ResiHP's three levels (which may also lend single stages) are candidates too: the best of the three wins.
 
-planners/bounds.py says how far from the optimum the result can be at most.
+planners/joint/bounds.py bounds how far from the optimum the result can be at most.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.costing import distinct, replica_us
 from unskew.analytics.planners.joint.bounds import finish
-from unskew.analytics.planners.joint.capability import Capability, capability, settle, speeds_at, ways_to_lend
+from unskew.analytics.planners.joint.capability import Capability, capability, possible_lendings, settle, speeds_at
 from unskew.analytics.planners.joint.evaluation import holds, iteration_us
 from unskew.analytics.planners.joint.partition import PartitionSearch, bound_us, polish
 from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, PlannerJob, start
@@ -60,27 +60,27 @@ def plan_joint(cluster: PlannerCluster, *, compare: bool = True, powers_of_two: 
     """The plan for the cluster as it is. Raises `PlanError` when no replica can hold the model, alone or with its peers' help.
 
     `compare=False` leaves out step 6's comparison with ResiHP's levels, which takes most of the time of very large jobs;
-    `powers_of_two` allows only their degrees (an ablation, or a model whose heads divide no other way).
+    `powers_of_two` allows only their degrees (an ablation, or a model whose heads divide into no others).
     """
-    ways = [exclude(cluster, powers_of_two=True)] if powers_of_two else ways_to_lend(cluster)
-    able = [capability(cluster, groups, powers_of_two=powers_of_two) for groups in ways]
+    lendings = [exclude(cluster, powers_of_two=True)] if powers_of_two else possible_lendings(cluster)
+    able = [capability(cluster, groups, powers_of_two=powers_of_two) for groups in lendings]
     reach = [float(one.tables[:, :, 0].sum()) for one in able]
-    rivals = [
+    candidates = [
         _own_pipelines(cluster, groups, one)
-        for groups, one, total in zip(ways, able, reach, strict=True)
-        if groups is ways[0] or total > reach[0]
+        for groups, one, total in zip(lendings, able, reach, strict=True)
+        if groups is lendings[0] or total > reach[0]
     ]
     present = start(cluster)
     if (cluster.speeds > 0).all() and holds(cluster.job, present):
-        rivals.append(JointPlan(layout=present, predicted_us=iteration_us(cluster, present), source="nothing", tp=()))
+        candidates.append(JointPlan(layout=present, predicted_us=iteration_us(cluster, present), source="nothing", tp=()))
     if compare:
         try:
             levels = plan_progressive(cluster)
             predicted_us = iteration_us(cluster, levels.layout)
-            rivals.append(JointPlan(layout=levels.layout, predicted_us=predicted_us, source="progressive", tp=levels.tp))
+            candidates.append(JointPlan(layout=levels.layout, predicted_us=predicted_us, source="progressive", tp=levels.tp))
         except PlanError:
             pass
-    best = min(rivals, key=lambda plan: (plan.predicted_us * (1 - 1e-9 * (plan.source == "nothing")), plan.source))
+    best = min(candidates, key=lambda plan: (plan.predicted_us * (1 - 1e-9 * (plan.source == "nothing")), plan.source))
     if not np.isfinite(best.predicted_us):
         raise PlanError("no replica that is left can hold the model: a checkpoint and another layout are needed")
     return best

@@ -99,7 +99,7 @@ def _steps(stages: int) -> Ints:
 def _descend(job: PlannerJob, layers: Ints, tables: Floats, micro_batches: Ints, owner: Ints) -> tuple[Ints, Ints, Floats]:
     """Steepest descent of all rows side by side: (rows that ended [k], their layers [k, stages], their bounds [k]).
 
-    A row that comes to layers where another of its owner has been would only follow it, and is dropped.
+    A row that reaches layers where another of its owner has been would only follow it, and is dropped.
     """
     layers = layers.copy()
     bound = bound_us(job, layers, tables, micro_batches)

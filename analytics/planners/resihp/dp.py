@@ -47,7 +47,7 @@ class _Rule:
         self.delta = delta
         self.room: list[list[int]] = room.tolist()
         self.decided: list[Migration] = []
-        self.on_the_way: list[list[Chunk]] = [[] for _ in range(room.shape[1])]
+        self.in_transit: list[list[Chunk]] = [[] for _ in range(room.shape[1])]
         self.counts = counts
 
     def __call__(self, simulation: ReplicaSimulation) -> None:
@@ -69,7 +69,7 @@ class _Rule:
         if dead[d_min] or progress[d_max] - progress[d_min] > self.delta:
             chunk = (pending[d_min], d_min, stage)
             simulation.move(chunk, d_max)
-            self.on_the_way[stage].append(chunk)
+            self.in_transit[stage].append(chunk)
             self.decided.append(
                 Migration(
                     step_us=simulation.now_us,
@@ -85,9 +85,9 @@ class _Rule:
 
     def _progress(self, simulation: ReplicaSimulation, stage: int) -> list[int]:
         """P of every replica: passed, and what was moved counted as passed at home and as owed where it went."""
-        self.on_the_way[stage] = [chunk for chunk in self.on_the_way[stage] if chunk not in simulation.forwarded]
+        self.in_transit[stage] = [chunk for chunk in self.in_transit[stage] if chunk not in simulation.forwarded]
         progress = [passed[stage] for passed in simulation.passed]
-        for chunk in self.on_the_way[stage]:
+        for chunk in self.in_transit[stage]:
             progress[chunk[1]] += 1
             progress[simulation.place(chunk)[0]] -= 1
         return progress
@@ -95,7 +95,7 @@ class _Rule:
     def _memory_feasible(self, simulation: ReplicaSimulation, target: int, stage: int) -> bool:
         """Room for one more set of activations beside the target's own and those received that have not begun."""
         waiting = sum(
-            simulation.place(chunk)[0] == target and chunk not in simulation.begun for chunk in self.on_the_way[stage]
+            simulation.place(chunk)[0] == target and chunk not in simulation.begun for chunk in self.in_transit[stage]
         )
         own = min(simulation.stages - stage, self.counts[target])
         return max(simulation.held[target][stage], own) + waiting + 1 <= self.room[target][stage]

@@ -26,7 +26,7 @@ ALL_LEVELS: frozenset[Level] = frozenset({"tp", "pp", "dp"})
 
 
 class ProgressivePlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The layout and what each level decided on the way to it."""
+    """The layout and what each level decided."""
 
     layout: Layout
     tp: tuple[TpDecision, ...] = ()
@@ -43,16 +43,16 @@ def plan_progressive(cluster: PlannerCluster, *, levels: Set[Level] = ALL_LEVELS
     if "tp" in levels:
         ideal = msgspec.structs.replace(cluster, efficiency=())
         groups = exclude(ideal, powers_of_two=True, least=least_degrees(cluster, before))
-        members, degrees, believed, tp_level = groups.members, groups.degrees, groups.speeds, groups.decisions
-        speeds = believed * cluster.rates[degrees] / np.maximum(ideal.rates[degrees], 1.0 / tp)
+        members, degrees, estimated, tp_level = groups.members, groups.degrees, groups.speeds, groups.decisions
+        speeds = estimated * cluster.rates[degrees] / np.maximum(ideal.rates[degrees], 1.0 / tp)
     else:
         whole = cluster.speeds.min(axis=2)
         members = np.where(whole[:, :, None] > 0, np.arange(dp * pp * tp).reshape(dp, pp, tp), -1)
         degrees = np.where(whole > 0, tp, 0).astype(np.int64)
-        believed = speeds = whole * cluster.rates[-1]
+        estimated = speeds = whole * cluster.rates[-1]
     if (gone := ~(speeds > 0).any(axis=0)).any():
         raise PlanError(f"stage {int(np.argmax(gone))} has no group left in any replica: a checkpoint is needed")
-    pp_level = repartition(cluster, believed, degrees, before.tolist()) if "pp" in levels else None
+    pp_level = repartition(cluster, estimated, degrees, before.tolist()) if "pp" in levels else None
     layers = np.tile(np.array(pp_level.after if pp_level else before, dtype=np.int64), (dp, 1))
     dp_level = migrate(cluster, speeds, degrees, layers, counts, delta=delta) if "dp" in levels else ()
     moves = moves_of(dp_level) if "dp" in levels else reroute_evenly(speeds, counts)

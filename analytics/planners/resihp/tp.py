@@ -1,11 +1,11 @@
-"""TP level: which members of a tensor-parallel group work, which stand by (ResiHP, section 6.1, eq. 3-4).
+"""TP level: which members of a tensor-parallel group work, which are on standby (ResiHP, section 6.1, eq. 3-4).
 
 For the living members of a group, sorted by speed: ``score(k) = rate(k) x slowest of the k fastest``; the k with the largest
 score wins, where k runs over the powers of two (ResiHP) or over all degrees (ours), from the smallest whose shard fits the
-memory up to the nominal degree. ``rate(k)`` is k / tp in the paper, what was measured where a cluster says so.
+memory up to the nominal degree. ``rate(k)`` is k / tp in the paper, what was measured where a cluster has it.
 
 Tie rule (the paper has none): of equal scores the larger degree, because it moves nothing; of equal speeds the lower shard.
-Members left out stand by for their node: groups of the node that fell short choose once more among their members and the
+Members left out are the standby of their node: groups of the node that fell short choose once more among their members and the
 standby, the weakest group first.
 
 >>> choose((1.0, 1.0, 1.0, 0.4), (0.0, 0.25, 0.5, 0.75, 1.0), powers_of_two=True)[0]

@@ -37,7 +37,7 @@ def read(path: Path) -> Sequence[ImportedRun]:
     steps: dict[tuple[int | None, int], IterationTimed] = {}
     n_steps = 0
     for file in source_files(path, ".jsonl"):
-        own = _File(file)
+        own = _LogFile(file)
         events += own.events()
         for step in own.steps():
             steps[step.rank, step.iteration] = step
@@ -51,7 +51,7 @@ def read(path: Path) -> Sequence[ImportedRun]:
     return [ImportedRun(events=[*events, *steps.values()], ranks=len(ranks), iterations=len(iterations), facts=facts)]
 
 
-class _File:
+class _LogFile:
     """One file's records, in order."""
 
     def __init__(self, path: Path) -> None:

@@ -92,7 +92,7 @@ def checking_usage(command: str) -> Iterator[None]:
             raise
         complaint = " ".join(error.format_message().split()).replace("Value error, ", "")  # type: ignore[attr-defined]
         where = getattr(getattr(error, "ctx", None), "command_path", command)
-        refuse(f"{where}: {complaint[:1].lower()}{complaint[1:].rstrip('.')}; {where} --help says more")
+        refuse(f"{where}: {complaint[:1].lower()}{complaint[1:].rstrip('.')}; {where} --help has more")
 
 
 def locate(option: str | None) -> Store:
@@ -143,7 +143,7 @@ def warn(problems: Sequence[str]) -> None:
     for problem in problems[:WARNINGS]:
         print(f"warning: {problem}", file=sys.stderr)
     if len(problems) > WARNINGS:
-        print(f"warning: {len(problems) - WARNINGS} more problems stand in the store's manifest.json", file=sys.stderr)
+        print(f"warning: {len(problems) - WARNINGS} more problems are in the store's manifest.json", file=sys.stderr)
 
 
 def writable(option: typer.CallbackParam, path: Path | None) -> Path | None:

@@ -19,7 +19,7 @@ where run = ? and list_contains(?, type) and seq > coalesce(seen, -1) order by w
 
 
 class LogFollower:
-    """The entries of `run` that tell its story (no spans). A context manager."""
+    """The entries of `run` that make up its story (no spans). A context manager."""
 
     def __init__(self, store: Store, run: str) -> None:
         self._reader, self._run = open_store(store), run

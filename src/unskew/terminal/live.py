@@ -22,7 +22,7 @@ PLAIN_LINE_S = 5.0
 class Screen:
     """Feeds log entries to the view. A context manager: on exit the last state stays on screen.
 
-    Whatever fails in here ends nothing but the view of that moment; on exit one line on stderr says so.
+    Whatever fails in here ends nothing but the view of that moment; on exit one line on stderr reports it.
     """
 
     def __init__(self, console: Console, facts: Facts) -> None:

@@ -12,7 +12,7 @@ from unskew.analytics.core.plan import Role
 from unskew.analytics.core.run_state import RunState
 from unskew.collector import events as ev
 from unskew.collector.files.tail import Entry
-from unskew.terminal.sentences import Sentence, say
+from unskew.terminal.sentences import Sentence, sentence_of
 
 HISTORY = 60
 """Iterations kept for the curves."""
@@ -42,7 +42,7 @@ class IterationView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SentenceView(msgspec.Struct, frozen=True):
-    """A sentence and the last committed iteration when it was said; None before the first."""
+    """A sentence and the last committed iteration when it came; None before the first."""
 
     iteration: int | None
     sentence: Sentence
@@ -69,7 +69,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> IterationView | None:
-        """The newest iteration of which all is known, so that no figure of one stands beside a figure of another; before the
+        """The newest iteration of which all is known, so that no figure of one is beside a figure of another; before the
         first was judged, the newest committed one."""
         committed = [one for one in self.past if one.loss is not None]
         whole = [one for one in committed if one.measured_s is not None]
@@ -104,7 +104,7 @@ def fold(state: LiveState, entry: Entry) -> LiveState:
     """The state after one more entry of the run's log; entries of one iteration may come in any order of writers."""
     event = entry.event
     state = _measured(msgspec.structs.replace(state, run=run_state.fold(state.run, event, entry.at_us)), event)
-    sentence = say(event)
+    sentence = sentence_of(event)
     if sentence is not None:
         lines = (*state.lines, SentenceView(state.iteration, sentence))[-REMEMBERED:]
         state = msgspec.structs.replace(state, lines=lines)

@@ -25,7 +25,7 @@ FIXED_ROWS = 15
 BARS = "▁▂▃▄▅▆▇█"
 TONES: dict[Tone, str] = {"plain": "", "good": "green", "bad": "red", "ask": "yellow", "quiet": "dim"}
 Facts = Sequence[tuple[str, str]]
-"""What the log does not say and the header shows: (label, value) such as ("store", "data/store")."""
+"""What the log does not have and the header shows: (label, value) such as ("store", "data/store")."""
 
 
 def render(state: LiveState, facts: Facts, width: int, height: int) -> RenderableType:

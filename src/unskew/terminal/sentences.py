@@ -1,4 +1,4 @@
-"""What a control event says to people, in one sentence: the terminal's running text and `unskew watch`."""
+"""A control event as one sentence for people: the terminal's running text and `unskew watch`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tone = Literal["plain", "good", "bad", "ask", "quiet"]
 
 
 class Sentence(msgspec.Struct, frozen=True):
-    """`topic` is one word for the left margin; `tone` says how loud it is."""
+    """`topic` is one word for the left margin; `tone` is how loud it is."""
 
     topic: str
     text: str
@@ -21,7 +21,7 @@ class Sentence(msgspec.Struct, frozen=True):
 
 
 @singledispatch
-def say(_event: object) -> Sentence | None:
+def sentence_of(_event: object) -> Sentence | None:
     """The sentence for an event; None for what people need not read (telemetry, unknown types)."""
     return None
 
@@ -31,49 +31,49 @@ def because(reason: str) -> str:
     return f": {reason}" if reason else ""
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.RunStarted) -> Sentence:
     return Sentence("run", f"{event.run} on {event.ranks} ranks, mode {event.mode}, device {event.device}", "quiet")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.RunFinished) -> Sentence:
     text = {"done": "training is done", "failed": "the run failed", "stopped": "the run was stopped"}[event.status]
     tone: Tone = "bad" if event.status == "failed" else "good" if event.status == "done" else "plain"
     return Sentence("run", f"{text} after {event.iterations} iterations{because(event.reason)}", tone)
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.Suspected) -> Sentence:
     return Sentence("suspect", f"rank {event.rank} is {event.how} and will be killed: {event.detail}", "bad")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.Probed) -> Sentence:
     found = ", ".join(f"rank {rank} takes {slowdown:.2f} of its healthy time" for rank, slowdown in event.slowdowns.items())
     return Sentence("probe", f"{found or 'nothing could be compared'}; it held up training for {event.cost_us / 1e6:.2f} s")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.StandbyMeasured) -> Sentence:
     found = "could not be compared" if event.slowdown is None else f"takes {event.slowdown:.2f} times its healthy time"
     return Sentence("standby", f"rank {event.rank}, measured on standby, {found}", "quiet")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.DeviceLost) -> Sentence:
     how = {"exit": "is dead", "hung": "hangs", "frozen": "is frozen"}[event.how]
     return Sentence("lost", f"rank {event.rank} {how}{because(event.detail)}", "bad")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.Regrouped) -> Sentence:
     moved = f", {event.moved_bytes / 1e6:.1f} MB moved in {event.migrate_seconds:.2f} s" if event.moved_bytes else ""
     again = " again" if event.plan_version else ""
     return Sentence("regroup", f"the ranks work together{again} after {event.seconds:.2f} s{moved}")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.FaultInjected) -> Sentence:
     what = {"kill": "is killed", "hang": "is made to hang", "freeze": "is frozen"}.get(event.kind, "is slowed")
     factor = f" {event.factor:g} times" if event.factor else ""
@@ -82,22 +82,22 @@ def _(event: ev.FaultInjected) -> Sentence:
     return Sentence("fault", f"on purpose: rank {event.rank} {what}{factor}{phase}{until}", "quiet")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.ModeChanged) -> Sentence:
     return Sentence("mode", f"{event.by} sets the mode to {event.mode}{because(event.reason)}")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.Note) -> Sentence:
     return Sentence("note", f"{event.by}: {event.text}")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.CommandRefused) -> Sentence:
     return Sentence("refused", f"{event.command} by {event.by}{because(event.reason)}", "bad")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.PredictorFitted) -> Sentence:
     errors = event.error_percent
     later = [_off(what, errors[key], errors.get(f"{key}, before")) for key, what in LATER if key in errors]
@@ -107,26 +107,26 @@ def _(event: ev.PredictorFitted) -> Sentence:
 
 
 LATER = (("iteration, later", "later iterations"), ("chunks, later", "later chunks"))
-"""What a fit says of iterations that it has not seen, in words."""
+"""How well a fit predicts iterations that it has not seen, in words."""
 
 
 def _off(what: str, percent: float, before: float | None) -> str:
     return f"{what} {percent:.1f} % off" + ("" if before is None else f" (before {before:.1f} %)")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.Verdict) -> Sentence:
     return Sentence("verdict", event.sentence, "bad")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.VerdictClosed) -> Sentence:
     return Sentence(
         "verdict", f"verdict {event.verdict} is over at iteration {event.until_iteration}{because(event.reason)}", "good"
     )
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.VerdictScored) -> Sentence:
     if not event.correct:
         truth = f"the truth was {event.truth}" if event.truth else "nothing was wrong there"
@@ -136,7 +136,7 @@ def _(event: ev.VerdictScored) -> Sentence:
     return Sentence("score", f"verdict {event.verdict} was right{delay}", "quiet")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.PlanProposed) -> Sentence:
     if not event.optional:
         return Sentence("propose", f"{event.proposal}: {event.reason}")
@@ -146,27 +146,27 @@ def _(event: ev.PlanProposed) -> Sentence:
     return Sentence("propose", f"{event.proposal}: {event.change or event.reason}{predicted}", "ask")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.PlanApproved) -> Sentence:
     return Sentence("approve", f"{event.by} approves {event.proposal}{because(event.reason)}")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.PlanRejected) -> Sentence:
     return Sentence("reject", f"{event.by} rejects {event.proposal}{because(event.reason)}")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.PlanKept) -> Sentence:
     return Sentence("plan", f"plan {event.plan_version} stays: {event.reason}", "quiet")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.PlanExpired) -> Sentence:
     return Sentence("expire", f"{event.proposal} is void{because(event.reason)}", "quiet")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.PlanApplied) -> Sentence | None:
     if not event.proposal:
         return None
@@ -175,12 +175,12 @@ def _(event: ev.PlanApplied) -> Sentence | None:
     )
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.PlanFailed) -> Sentence:
     return Sentence("plan", f"plan {event.plan_version} could not be applied{because(event.reason)}", "bad")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.PlanScored) -> Sentence:
     if event.void or event.effect_s is None:
         return Sentence("score", f"the effect of plan {event.plan_version} is void{because(event.void or '')}", "quiet")
@@ -193,22 +193,22 @@ def _(event: ev.PlanScored) -> Sentence:
 
 
 def _worth(low: float, high: float) -> tuple[str, Tone]:
-    """What an interval of the time saved says."""
+    """What an interval of the time saved means."""
     if low > 0:
         return "pays", "good"
     return ("does harm", "bad") if high < 0 else ("makes no certain difference", "plain")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.Dropped) -> Sentence:
     return Sentence("dropped", f"{event.count} telemetry events did not fit a buffer and are lost", "bad")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.AlertOpened) -> Sentence:
     return Sentence("alert", f"{event.alert} opened: {event.text}", "bad")
 
 
-@say.register
+@sentence_of.register
 def _(event: ev.AlertClosed) -> Sentence:
     return Sentence("alert", f"{event.alert} closed{because(event.reason)}", "good")

@@ -1,4 +1,4 @@
-"""What a run came to, as people read it: the same facts as `unskew run --json`."""
+"""The result of a run, as people read it: the same facts as `unskew run --json`."""
 
 from __future__ import annotations
 

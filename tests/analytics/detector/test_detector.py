@@ -15,7 +15,7 @@ from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.bias import learn_noise
-from unskew.analytics.detector.detector import Detector, DetectorOptions, DetectorState, confirm, doubted, step
+from unskew.analytics.detector.detector import Detector, DetectorOptions, DetectorState, confirm, step, suspected_ranks
 from unskew.analytics.detector.options import EMULATED
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.predictor.fit import fit
@@ -43,8 +43,8 @@ def train(
 ) -> Iterator[CommittedIteration]:
     """Committed iterations of uneven lengths: chunk cv, spikes of 1.5-3.4x, AR(1) drift, 2 % static spread between ranks."""
     random = np.random.default_rng([seed, first])
-    habit = np.random.default_rng(seed).normal(0, 0.02, max(plan.ranks) + 1)
-    drift = random.normal(0, 0.015, len(habit))
+    bias = np.random.default_rng(seed).normal(0, 0.02, max(plan.ranks) + 1)
+    drift = random.normal(0, 0.015, len(bias))
     jobs = [
         (route.micro_batch, hop.rank, hop.n_layers, hop.first_layer + hop.n_layers == plan.n_layers, kind)
         for route in plan.routes
@@ -60,7 +60,7 @@ def train(
             Chunk(
                 rank, kind, n_layers, has_head, works[m],
                 COST.chunk_us(kind, works[m], n_layers, has_head=has_head)
-                * float(noise[i] * spike[i] * np.exp(habit[rank] + drift[rank])) * factor(iteration, rank, kind),
+                * float(noise[i] * spike[i] * np.exp(bias[rank] + drift[rank])) * factor(iteration, rank, kind),
             )
             for i, (m, rank, n_layers, has_head, kind) in enumerate(jobs)
         )  # fmt: skip
@@ -280,11 +280,11 @@ def test_what_only_the_company_excuses_is_doubted_and_a_probe_confirms_it() -> N
     detector = Detector()
     slowed = train(PP4_DP2, lambda now, rank, _: 1.3 if now >= 30 and rank in replica_0 else 1.0, seed=5, n=45)
     assert watch(detector, slowed, PP4_DP2) == []
-    assert doubted(detector.state, detector.options).keys() == replica_0
+    assert suspected_ranks(detector.state, detector.options).keys() == replica_0
     state, (verdict,) = confirm(detector.state, 2, 1.3, 45, detector.options)
     assert culprit(verdict) == 2
     assert state.speeds == {2: {kind: pytest.approx(1 / 1.3) for kind in "FB"}}
-    assert doubted(state, detector.options).keys() == replica_0 - {2}
+    assert suspected_ranks(state, detector.options).keys() == replica_0 - {2}
     assert confirm(detector.state, 2, 1.02, 45, detector.options) == (detector.state, ())
 
 
@@ -346,15 +346,15 @@ def test_a_stage_that_becomes_dearer_on_all_of_its_ranks_is_named_and_none_of_th
 def test_its_memory_stays_flat_however_often_a_device_turns_slow_and_heals_and_a_link_as_well() -> None:
     """Ten faults of 20 iterations, then ten more, on devices and links: nothing is kept of those that are over."""
     detector, links = Detector(), [(rank, rank + 1) for rank in (0, 1, 2, 4, 5, 6)]
-    held, said = [], 0
+    held, n_verdicts = [], 0
     random = np.random.default_rng(0)
     for one in train(PP4_DP2, lambda now, rank, _: 1.5 if now % 40 >= 20 and rank == 2 else 1.0, seed=3, n=800, spikes=0.0):
         late = 5.0 if one.iteration % 40 >= 20 else 1.0
         times = (Transfer(a, b, 4e3 * (late if a == 5 else 1.0) * float(np.exp(random.normal(0, 0.05)))) for a, b in links)
         seen = msgspec.structs.replace(one, transfers=tuple(times))
-        said += len(detector.observe(seen, PP4_DP2, COST).verdicts)
+        n_verdicts += len(detector.observe(seen, PP4_DP2, COST).verdicts)
         if one.iteration % 40 == 15:
             held.append(held_bytes(detector.state))
-    assert said > 60
+    assert n_verdicts > 60
     assert held[-1] > 10_000
     assert max(held[10:]) <= max(held[2:10])

@@ -87,7 +87,7 @@ def test_the_protocols_jobs_in_small(setting: object) -> None:
     for seed, factor in enumerate((1.1, 1.3, None)):
         job = synthetic_job(chosen, NOISE.seeds.tuning + 500 + seed, NOISE, LENGTHS, factor)
         (outing,) = run(job, [METHODS["unskew"]])
-        assert (outing.false_alarms, outing.accused, outing.named) == (0, 0, factor is not None)
+        assert (outing.false_alarms, outing.flagged, outing.named) == (0, 0, factor is not None)
         if outing.delay is not None and outing.onset_error is not None and outing.speed_error is not None:
             assert outing.delay <= (10 if factor == 1.1 else 4)
             assert abs(outing.onset_error) <= 2

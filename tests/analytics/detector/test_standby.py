@@ -18,13 +18,13 @@ from unskew.analytics.scheduler.propose import SchedulerState, propose, recover
 LEAST = 1.15
 
 
-def agreed(slowdowns: Sequence[float], believed: float, episodes: int = 1) -> list[float]:
+def agreed(slowdowns: Sequence[float], estimated: float, episodes: int = 1) -> list[float]:
     readings = [StandbyReading(5 * number, slowdown) for number, slowdown in enumerate(slowdowns)]
-    return [reading.slowdown for reading in concluded(readings, believed, episodes, LEAST)]
+    return [reading.slowdown for reading in concluded(readings, estimated, episodes, LEAST)]
 
 
 @pytest.mark.parametrize(
-    ("slowdowns", "believed", "episodes", "conclusion"),
+    ("slowdowns", "estimated", "episodes", "conclusion"),
     [
         ([1.0], 6.0, 1, []),
         ([6.0, 1.0], 6.0, 1, []),
@@ -41,19 +41,19 @@ def agreed(slowdowns: Sequence[float], believed: float, episodes: int = 1) -> li
     ],
 )
 def test_readings_conclude_what_they_agree_on(
-    slowdowns: list[float], believed: float, episodes: int, conclusion: list[float]
+    slowdowns: list[float], estimated: float, episodes: int, conclusion: list[float]
 ) -> None:
-    assert agreed(slowdowns, believed, episodes) == conclusion
+    assert agreed(slowdowns, estimated, episodes) == conclusion
 
 
 @given(st.lists(st.floats(0.5, 20), max_size=70), st.floats(1, 20), st.integers(0, 9))
 def test_one_reading_never_decides_and_what_is_believed_is_not_concluded_again(
-    slowdowns: list[float], believed: float, episodes: int
+    slowdowns: list[float], estimated: float, episodes: int
 ) -> None:
-    found = agreed(slowdowns, believed, episodes)
+    found = agreed(slowdowns, estimated, episodes)
     assert found == [] or (len(found) >= AGREE and found == slowdowns[-len(found) :])
     assert all(slowdown < LEAST for slowdown in found) or all(slowdown >= LEAST for slowdown in found)
-    assert not found or not min(found) < believed < max(found)
+    assert not found or not min(found) < estimated < max(found)
     assert not found or agreed(slowdowns, sorted(found)[0] if min(found) >= LEAST else 1.0, episodes) == []
 
 

@@ -22,7 +22,7 @@ HOT = GpuState(
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def history(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Rank 1 turns slow in iteration 16; and its GPU says why, rank 0's that nothing holds it down."""
     run = train(
         tmp_path_factory.mktemp("gpu"), "slow:rank=1,factor=1.8,at=16", device="virtual", pp=2, dp=2, micro_batches=4,
@@ -49,8 +49,8 @@ def verdict_of(run: Run, *, offline: bool) -> Verdict:
 @pytest.mark.alone
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("offline", [False, True], ids=["replayed", "diagnosed"])
-def test_the_verdict_says_what_the_gpu_said_since_it_was_slow(told: Run, offline: bool) -> None:
-    verdict = verdict_of(told, offline=offline)
+def test_the_verdict_says_what_the_gpu_said_since_it_was_slow(history: Run, offline: bool) -> None:
+    verdict = verdict_of(history, offline=offline)
     assert verdict.culprits[0].rank == 1
     assert verdict.since_iteration == 16
     assert "its clock is held down at 900 of 1980 MHz by: temperature, by hardware, 91 C" in verdict.sentence
@@ -58,7 +58,7 @@ def test_the_verdict_says_what_the_gpu_said_since_it_was_slow(told: Run, offline
     gpu = verdict.evidence["gpu"]
     assert (gpu["at_iteration"], gpu["clock_mhz"], gpu["clock_mhz_when_the_run_began"]) == (16, 900, 1900)
     assert gpu["held_down_by_since_the_run_began"] == ["temperature, by hardware"]
-    live = told.of(Verdict)[0]  # there was no GPU
+    live = history.of(Verdict)[0]  # there was no GPU
     assert "gpu" not in live.evidence
 
 

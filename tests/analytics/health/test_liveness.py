@@ -10,7 +10,7 @@ OPTIONS = LivenessOptions().learned(longest_chunk_s=0.2)
 NOW_S = 100.0
 
 
-def pulse(
+def status(
     rank, activity="compute", *, stalled=0.0, beat=0.05, onto=None, state=None, alive=True, at=NOW_S, detail="",
     starved=0.0, beat_starved=0.0, promised=0.0,
 ):  # fmt: skip
@@ -21,97 +21,97 @@ def pulse(
 
 
 SCENARIOS = {
-    "healthy": ([pulse(0), pulse(1, "recv", onto=0)], [], "make progress"),
+    "healthy": ([status(0), status(1, "recv", onto=0)], [], "make progress"),
     "killed while its peers receive from it": (
-        [pulse(0, "recv", onto=1, stalled=0.1), pulse(1, alive=False, detail="signal 9"), pulse(2, "send", onto=1)],
+        [status(0, "recv", onto=1, stalled=0.1), status(1, alive=False, detail="signal 9"), status(2, "send", onto=1)],
         [(1, "exit", (0, 2))],
         "signal 9",
     ),
     "hung in its own work, the chain behind it waits": (
-        [pulse(0, "recv", onto=1, stalled=60), pulse(1, "recv", onto=2, stalled=60), pulse(2, stalled=2.1)],
+        [status(0, "recv", onto=1, stalled=60), status(1, "recv", onto=2, stalled=60), status(2, stalled=2.1)],
         [(2, "hung", (0, 1))],
         "heartbeats go on",
     ),
     "hung, the others wait in the all-reduce": (
-        [pulse(0, "collective", stalled=9), pulse(1, stalled=9), pulse(2, "commit", stalled=9)],
+        [status(0, "collective", stalled=9), status(1, stalled=9), status(2, "commit", stalled=9)],
         [(1, "hung", (0, 2))],
         "no progress in compute",
     ),
-    "a long chunk, not yet hung": ([pulse(0, stalled=0.9), pulse(1, "recv", onto=0, stalled=500)], [], "make progress"),
-    "no progress for want of a core": ([pulse(0, stalled=9, starved=8.5), pulse(1, "recv", onto=0)], [], "make progress"),
+    "a long chunk, not yet hung": ([status(0, stalled=0.9), status(1, "recv", onto=0, stalled=500)], [], "make progress"),
+    "no progress for want of a core": ([status(0, stalled=9, starved=8.5), status(1, "recv", onto=0)], [], "make progress"),
     "hung, and without a core for part of it": (
-        [pulse(0, stalled=3, starved=1.5), pulse(1, "recv", onto=0)],
+        [status(0, stalled=3, starved=1.5), status(1, "recv", onto=0)],
         [(0, "hung", (1,))],
         "without a core for 1.50 s",
     ),
     "no news of progress, because the heartbeats are late": (
-        [pulse(0, stalled=1.4, beat=0.6), pulse(1, "recv", onto=0)],
+        [status(0, stalled=1.4, beat=0.6), status(1, "recv", onto=0)],
         [],
         "make progress",
     ),
-    "born, and not yet loaded": ([pulse(0), pulse(1, "idle", stalled=2, beat=2)], [], "make progress"),
+    "born, and not yet loaded": ([status(0), status(1, "idle", stalled=2, beat=2)], [], "make progress"),
     "born, and silent for half a minute": (
-        [pulse(0), pulse(1, "idle", stalled=31, beat=31)],
+        [status(0), status(1, "idle", stalled=31, beat=31)],
         [(1, "frozen", ())],
         "no heartbeat",
     ),
-    "silent for want of a core": ([pulse(0), pulse(1, beat=4, beat_starved=3.5)], [], "make progress"),
+    "silent for want of a core": ([status(0), status(1, beat=4, beat_starved=3.5)], [], "make progress"),
     "silent for 43 s, of which the count of the time without a core lacks a little": (
-        [pulse(0, stalled=43.3, starved=41), pulse(1, beat=43.3, beat_starved=42.5)],
+        [status(0, stalled=43.3, starved=41), status(1, beat=43.3, beat_starved=42.5)],
         [],
         "make progress",
     ),
     "hung and frozen, and nearly always without a core": (
-        [pulse(0, stalled=100, starved=95), pulse(1, beat=200, beat_starved=190), pulse(2, "recv", onto=0)],
+        [status(0, stalled=100, starved=95), status(1, beat=200, beat_starved=190), status(2, "recv", onto=0)],
         [(0, "hung", (2,)), (1, "frozen", ())],
         "without a core for 95.00 s",
     ),
     "silent, and without a core for part of it": (
-        [pulse(0), pulse(1, beat=4, beat_starved=2)],
+        [status(0), status(1, beat=4, beat_starved=2)],
         [(1, "frozen", ())],
         "without a core for 2.00 s",
     ),
     "the kernel does not tell who had a core": (
-        [pulse(0, stalled=2, starved=None), pulse(1, beat=2, beat_starved=None)],
+        [status(0, stalled=2, starved=None), status(1, beat=2, beat_starved=None)],
         [],
         "make progress",
     ),
-    "a checkpoint that was promised": ([pulse(0, stalled=55, promised=60), pulse(1, "recv", onto=0)], [], "make progress"),
+    "a checkpoint that was promised": ([status(0, stalled=55, promised=60), status(1, "recv", onto=0)], [], "make progress"),
     "a promise that was not kept": (
-        [pulse(0, stalled=61, promised=60), pulse(1, "recv", onto=0)],
+        [status(0, stalled=61, promised=60), status(1, "recv", onto=0)],
         [(0, "hung", (1,))],
         "the 60 s it had promised are over",
     ),
     "stopped: the kernel says so at once": (
-        [pulse(0, "recv", onto=1), pulse(1, beat=0.25, state="T")],
+        [status(0, "recv", onto=1), status(1, beat=0.25, state="T")],
         [(1, "frozen", (0,))],
         "stopped",
     ),
-    "silent for 0.25 s is not yet frozen": ([pulse(0), pulse(1, beat=0.25, state="S")], [], "make progress"),
+    "silent for 0.25 s is not yet frozen": ([status(0), status(1, beat=0.25, state="S")], [], "make progress"),
     "frozen while it waited for a healthy rank": (
-        [pulse(0), pulse(1, "recv", onto=0, beat=3.6, stalled=3.6)],
+        [status(0), status(1, "recv", onto=0, beat=3.6, stalled=3.6)],
         [(1, "frozen", ())],
         "no heartbeat",
     ),
     "everybody waits in a circle": (
-        [pulse(0, "recv", onto=1, stalled=30), pulse(1, "send", onto=2, stalled=30), pulse(2, "recv", onto=0, stalled=30)],
+        [status(0, "recv", onto=1, stalled=30), status(1, "send", onto=2, stalled=30), status(2, "recv", onto=0, stalled=30)],
         [],
         "everybody waits and nobody computes",
     ),
-    "all silent at once": ([pulse(0, beat=3.8), pulse(1, beat=3.9, state="T")], [], "listener"),
+    "all silent at once": ([status(0, beat=3.8), status(1, beat=3.9, state="T")], [], "listener"),
     "one dead and the rest silent": (
-        [pulse(0, alive=False), pulse(1, beat=3.9), pulse(2, beat=3.9)],
+        [status(0, alive=False), status(1, beat=3.9), status(2, beat=3.9)],
         [(0, "exit", ())],
         "rank 0 exit",
     ),
-    "the last one is silent": ([pulse(3, beat=3.9)], [(3, "frozen", ())], "no heartbeat"),
-    "agent not heard": ([pulse(0), pulse(1, at=NOW_S - 3, beat=0.0, stalled=50)], [], "agent is not heard"),
-    "on standby for minutes": ([pulse(0, alive=False), pulse(1, "standby", stalled=300)], [(0, "exit", ())], "rank 0 exit"),
-    "silent on standby": ([pulse(0), pulse(1, "standby", beat=3.6)], [(1, "frozen", ())], "no heartbeat"),
-    "not begun yet": ([pulse(0, "idle", stalled=12), pulse(1, "regroup", stalled=12)], [], "everybody waits"),
-    "never begins": ([pulse(0, "idle", stalled=31), pulse(1, "regroup", stalled=31)], [(0, "hung", (1,))], "idle"),
+    "the last one is silent": ([status(3, beat=3.9)], [(3, "frozen", ())], "no heartbeat"),
+    "agent not heard": ([status(0), status(1, at=NOW_S - 3, beat=0.0, stalled=50)], [], "agent is not heard"),
+    "on standby for minutes": ([status(0, alive=False), status(1, "standby", stalled=300)], [(0, "exit", ())], "rank 0 exit"),
+    "silent on standby": ([status(0), status(1, "standby", beat=3.6)], [(1, "frozen", ())], "no heartbeat"),
+    "not begun yet": ([status(0, "idle", stalled=12), status(1, "regroup", stalled=12)], [], "everybody waits"),
+    "never begins": ([status(0, "idle", stalled=31), status(1, "regroup", stalled=31)], [(0, "hung", (1,))], "idle"),
     "two culprits, each with its own victims": (
-        [pulse(0, alive=False), pulse(1, "recv", onto=0), pulse(2, stalled=8), pulse(3, "send", onto=2, stalled=8)],
+        [status(0, alive=False), status(1, "recv", onto=0), status(2, stalled=8), status(3, "send", onto=2, stalled=8)],
         [(0, "exit", (1,)), (2, "hung", (3,))],
         "rank 2 hung",
     ),
@@ -120,8 +120,8 @@ SCENARIOS = {
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_names_the_culprit_and_only_the_culprit(name: str) -> None:
-    pulses, expected, because = SCENARIOS[name]
-    suspects, reason = decide(NOW_S, {p.rank: p for p in pulses}, OPTIONS)
+    statuses, expected, because = SCENARIOS[name]
+    suspects, reason = decide(NOW_S, {p.rank: p for p in statuses}, OPTIONS)
     assert [(s.rank, s.how, s.victims) for s in suspects] == expected
     assert because in reason
 
@@ -133,8 +133,8 @@ def test_hung_timeout_follows_the_longest_chunk_and_has_a_floor() -> None:
 
 
 waiting = st.sampled_from(["recv", "send", "collective", "commit", "regroup"])
-pulses = st.builds(
-    pulse,
+statuses = st.builds(
+    status,
     rank=st.integers(0, 7),
     activity=st.one_of(waiting, st.sampled_from(["compute", "idle"])),
     stalled=st.floats(0, 1e4),
@@ -144,15 +144,15 @@ pulses = st.builds(
 )
 
 
-@given(st.lists(pulses, max_size=8))
+@given(st.lists(statuses, max_size=8))
 def test_who_waits_and_is_heard_is_never_accused_and_no_suspect_is_a_victim(rows: list[RankLiveness]) -> None:
     table = {p.rank: p for p in rows}
     suspects, reason = decide(NOW_S, table, OPTIONS)
     assert reason
-    accused: set[int] = {s.rank for s in suspects}
-    for rank in accused:
+    flagged: set[int] = {s.rank for s in suspects}
+    for rank in flagged:
         p = table[rank]
         assert not p.alive or p.heartbeat_age_s >= OPTIONS.frozen_s or p.activity in ("compute", "idle")
-    assert {rank for rank, p in table.items() if not p.alive} <= accused
-    assert accused.isdisjoint(victim for s in suspects for victim in s.victims)
+    assert {rank for rank, p in table.items() if not p.alive} <= flagged
+    assert flagged.isdisjoint(victim for s in suspects for victim in s.victims)
     assert all(isinstance(s, Suspect) and s.detail for s in suspects)

@@ -24,7 +24,7 @@ def test_every_link_of_the_ring_once_in_at_most_three_passes(ranks: list[int]) -
 
 
 @pytest.mark.parametrize(
-    ("doubted", "last_at", "ranks", "because"),
+    ("suspected_ranks", "last_at", "ranks", "because"),
     [
         ({}, None, None, "nobody is in doubt"),
         ({3: 0.4, 1: 0.3}, None, (1, 3), "ranks 1, 3 are slower than they were for 8 iterations"),
@@ -33,8 +33,8 @@ def test_every_link_of_the_ring_once_in_at_most_three_passes(ranks: list[int]) -
         (dict.fromkeys(range(5), 0.4), None, None, "5 of 8 ranks are slower than predicted: that is not a device's fault"),
     ],
 )
-def test_when_suspects_are_probed(doubted, last_at, ranks, because) -> None:
-    probe, reason = wanted(100, doubted, 8, last_at, OPTIONS)
+def test_when_suspects_are_probed(suspected_ranks, last_at, ranks, because) -> None:
+    probe, reason = wanted(100, suspected_ranks, 8, last_at, OPTIONS)
     assert (probe.ranks if probe else None) == ranks
     assert because in reason
 

@@ -17,7 +17,7 @@ def test_the_timeouts_of_a_run_climb() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"stopped_s": 0.15}, "stopped_s is 0.15 s and must be at least 2 x the agent's pulse (0.1 s): 0.2 s"),
+        ({"stopped_s": 0.15}, "stopped_s is 0.15 s and must be at least 2 x the agent's status (0.1 s): 0.2 s"),
         ({"frozen_s": 0.3}, "frozen_s is 0.3 s and must be at least 3 x stopped_s (0.2 s): 0.6 s"),
         ({"hung_s": 90.0}, "start_s is 30 s and must be at least hung_s before chunk times are known (90 s): 90 s"),
     ],

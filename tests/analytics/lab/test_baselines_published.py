@@ -123,28 +123,28 @@ def uneven_batches(plan: Plan, n: int, seed: int) -> list[CommittedIteration]:
 
 
 def test_long_documents_accuse_healthy_ranks_where_lengths_are_not_known_and_nobody_where_they_are() -> None:
-    accused: dict[str, set[int | None]] = {}
+    flagged: dict[str, set[int | None]] = {}
     for name in ("nvrx", "traceml", "unskew"):
         method = METHODS[name]()
         outcomes = [method.observe(MethodInput(committed=one, plan=PLAN, cost=COST)) for one in uneven_batches(PLAN, 40, 1)]
-        accused[name] = {v.culprits[0].rank for o in outcomes for v in o.verdicts if isinstance(v, Verdict)}
+        flagged[name] = {v.culprits[0].rank for o in outcomes for v in o.verdicts if isinstance(v, Verdict)}
     replica_0 = {role.rank for role in PLAN.roles if role.replica == 0}
-    assert accused["nvrx"] == replica_0
-    assert accused["traceml"]
-    assert accused["traceml"] <= replica_0
-    assert accused["unskew"] == set()
+    assert flagged["nvrx"] == replica_0
+    assert flagged["traceml"]
+    assert flagged["traceml"] <= replica_0
+    assert flagged["unskew"] == set()
 
 
 def test_traceml_never_mixes_two_plans_in_its_window() -> None:
     """Fifteen iterations under one plan, then fifteen under the next: twenty in a row under one plan there never were."""
     method = METHODS["traceml"]()
-    said = [
+    outcomes = [
         method.observe(
             MethodInput(committed=msgspec.structs.replace(one, plan_version=one.iteration // 15), plan=PLAN, cost=COST)
         )
         for one in uneven_batches(PLAN, 30, 1)
     ]
-    assert all(outcome.verdicts == () for outcome in said)
+    assert all(outcome.verdicts == () for outcome in outcomes)
     later = [
         method.observe(
             MethodInput(

@@ -46,6 +46,6 @@ def test_every_loss_and_every_return_of_a_rank_is_in_the_log(
         ).to_dicts()[JOB.dp * JOB.pp :]
         verdicts = reader.sql("select count(*) as n from verdicts where cause = 'dead'")["n"][0]
     assert {event["rank"] for event in events} == {1}
-    said = [("lost " + event["detail"].split()[-1]) if event["type"] == "device_lost" else "joined" for event in events]
-    assert said == expected
+    changes = [("lost " + event["detail"].split()[-1]) if event["type"] == "device_lost" else "joined" for event in events]
+    assert changes == expected
     assert verdicts == sum(one.startswith("lost") for one in expected)

@@ -147,7 +147,7 @@ def test_a_failure_during_recovery_starts_detection_anew() -> None:
 def test_wrong_beliefs_cost_little() -> None:
     """Speeds, delays and costs wrong by 10 % without the planner's knowing."""
     right, wrong = (
-        np.mean([play("unskew", seed=seed, belief_error=error).effective for seed in range(4)]) for error in (0.0, 0.1)
+        np.mean([play("unskew", seed=seed, estimate_error=error).effective for seed in range(4)]) for error in (0.0, 0.1)
     )
     assert right - 0.02 < wrong < right + 0.01
 
@@ -192,7 +192,7 @@ def test_ten_thousand_iterations_of_256_devices_and_a_day_of_98304_take_seconds(
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "sentence"),
     [
         ("nobody", "is not known"),
         ("llama3,law=normal", "law"),
@@ -205,8 +205,8 @@ def test_ten_thousand_iterations_of_256_devices_and_a_day_of_98304_take_seconds(
         ("mtbf=3", "is not a setting"),
     ],
 )
-def test_bad_faults_are_refused_in_one_sentence(text: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
+def test_bad_faults_are_refused_in_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(SpecError, match=sentence):
         parse_faults(text)
 
 

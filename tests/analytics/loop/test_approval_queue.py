@@ -56,7 +56,7 @@ def lay(approval_queue: ApprovalQueue, proposal: Proposal, iteration: int = 10) 
     return after(approval_queue, events), made.proposal
 
 
-def say(approval_queue: ApprovalQueue, kind: str, target: str) -> Control:
+def decide(approval_queue: ApprovalQueue, kind: str, target: str) -> Control:
     return approval_queue.command(Command(kind=kind, run="r", by="mira", target=target, reason="because"))  # type: ignore[arg-type]
 
 
@@ -74,7 +74,7 @@ def settled(approval_queue: ApprovalQueue, iteration: int) -> tuple[ApprovalQueu
 def test_mode_approve_waits_for_a_person() -> None:
     approval_queue, name = lay(queue("approve"), found())
     assert settled(approval_queue, 11) == (approval_queue, None, [])
-    approved = say(approval_queue, "approve", name)
+    approved = decide(approval_queue, "approve", name)
     assert approved == PlanApproved(proposal=name, by="mira", reason="because")
     approval_queue, applied, events = settled(approval_queue.take(approved), 12)
     assert applied is not None
@@ -84,20 +84,20 @@ def test_mode_approve_waits_for_a_person() -> None:
 
 def test_a_rejected_proposal_is_gone() -> None:
     approval_queue, name = lay(queue("approve"), found())
-    rejected = say(approval_queue, "reject", name)
+    rejected = decide(approval_queue, "reject", name)
     assert rejected == PlanRejected(proposal=name, by="mira", reason="because")
     approval_queue = approval_queue.take(rejected)
-    assert isinstance(say(approval_queue, "approve", name), CommandRefused)
+    assert isinstance(decide(approval_queue, "approve", name), CommandRefused)
     assert settled(approval_queue, 12)[1:] == (None, [])
 
 
 def test_mode_observe_only_records() -> None:
     approval_queue, name = lay(queue("observe"), found())
-    refused = say(approval_queue, "approve", name)
+    refused = decide(approval_queue, "approve", name)
     assert isinstance(refused, CommandRefused)
     assert "mode observe applies no change" in refused.reason
     assert settled(approval_queue, 12)[1:] == (None, [])
-    changed = say(approval_queue, "mode", "auto")
+    changed = decide(approval_queue, "mode", "auto")
     assert changed == ModeChanged(mode="auto", by="mira", reason="because")
     assert settled(approval_queue.take(changed), 12)[1] is not None
 
@@ -107,7 +107,7 @@ def test_a_mode_nobody_knows_and_a_proposal_that_is_not_open_are_refused_in_a_se
         ("mode", "party", "mode party is not known, allowed: observe, approve, auto"),
         ("approve", "p7", "proposal p7 is not open"),
     ]:
-        assert say(queue("approve"), kind, target) == CommandRefused(command=f"{kind} {target}", by="mira", reason=reason)
+        assert decide(queue("approve"), kind, target) == CommandRefused(command=f"{kind} {target}", by="mira", reason=reason)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -143,23 +143,23 @@ def test_whatever_happens_each_proposal_ends_once_and_auto_keeps_its_limits(firs
     taken: list[tuple[str, int]] = []
     for step in steps:
         now += 1
-        said: list[Control] = []
+        decided: list[Control] = []
         if step[0] == "propose":
-            said = approval_queue.propose(found(step[1], step[2]), None, "", now, PLAN)
-            if said:  # nothing is laid over a proposal that somebody has approved
-                gain_of[said[-1].proposal] = step[1]  # type: ignore[attr-defined]
+            decided = approval_queue.propose(found(step[1], step[2]), None, "", now, PLAN)
+            if decided:  # nothing is laid over a proposal that somebody has approved
+                gain_of[decided[-1].proposal] = step[1]  # type: ignore[attr-defined]
         elif step[0] in ("approve", "reject"):
-            said = [say(approval_queue, step[0], f"p{step[1]}")]
+            decided = [decide(approval_queue, step[0], f"p{step[1]}")]
         elif step[0] == "mode":
-            said = [say(approval_queue, "mode", step[1])]
+            decided = [decide(approval_queue, "mode", step[1])]
         elif step[0] == "expire":
-            said = approval_queue.expire("a rank was lost")
+            decided = approval_queue.expire("a rank was lost")
         if step[0] != "take":
-            approval_queue = after(approval_queue, said)
-            events += said
+            approval_queue = after(approval_queue, decided)
+            events += decided
             continue
-        approval_queue, applied, said = settled(approval_queue, now)
-        events += said
+        approval_queue, applied, decided = settled(approval_queue, now)
+        events += decided
         if applied is not None:
             # Somebody said so, and it is the newest proposal.
             (approved,) = [e for e in events if isinstance(e, PlanApproved) and e.proposal == applied.proposal]

@@ -140,8 +140,8 @@ SCORED = {
 
 @pytest.mark.parametrize("name", SCORED)
 def test_a_verdict_is_scored_against_injected_truth(name: str) -> None:
-    said, faults, expected = SCORED[name]
-    scored = score_verdict(said, faults, truth_known=True)
+    decided, faults, expected = SCORED[name]
+    scored = score_verdict(decided, faults, truth_known=True)
     assert scored is not None
     assert scored.correct == (expected is not None) == (scored.truth is not None)
     assert (scored.delay_iterations, scored.onset_error_iterations, scored.speed_error) == (expected or (None, None, None))
@@ -156,5 +156,5 @@ UNMATCHED = {
 
 @pytest.mark.parametrize("name", UNMATCHED)
 def test_what_nobody_injected_is_not_called_wrong_where_it_may_be_true(name: str) -> None:
-    said, faults, truth_known = UNMATCHED[name]
-    assert score_verdict(said, faults, truth_known=truth_known) is None
+    decided, faults, truth_known = UNMATCHED[name]
+    assert score_verdict(decided, faults, truth_known=truth_known) is None

@@ -64,11 +64,11 @@ def replay(schedule):
 
 def crossing_plan():
     """Ranks 0 and 1 hold everything and send both ways: here the cap and the order of messages block each other."""
-    ways = [[(1, 1), (5, 0)], [(4, 1), (2, 0)], [(1, 0), (3, 1), (2, 0)]]
+    orders = [[(1, 1), (5, 0)], [(4, 1), (2, 0)], [(1, 0), (3, 1), (2, 0)]]
     routes = []
-    for micro_batch, way in enumerate(ways):
-        firsts = [sum(count for count, _ in way[:leg]) for leg in range(len(way))]
-        hops = tuple(Hop(first_layer=f, n_layers=n, ranks=(rank,)) for f, (n, rank) in zip(firsts, way, strict=True))
+    for micro_batch, stage_order in enumerate(orders):
+        firsts = [sum(count for count, _ in stage_order[:leg]) for leg in range(len(stage_order))]
+        hops = tuple(Hop(first_layer=f, n_layers=n, ranks=(rank,)) for f, (n, rank) in zip(firsts, stage_order, strict=True))
         routes.append(Route(micro_batch=micro_batch, replica=0, hops=hops))
     roles = tuple(Role(rank=rank, replica=0, stage=0, first_layer=0, n_layers=6) for rank in range(2))
     return Plan(plan_version=0, n_layers=6, schedule="1f1b", roles=roles, routes=tuple(routes))
@@ -95,9 +95,9 @@ def test_a_timeline_respects_data_ranks_and_bounds(plan, message, data):
         assert all(span[first][1] <= span[then][0] for first, then in pairwise(actions))
     at = {(a.kind, a.micro_batch, a.hop): a for a in schedule.order}
     for route in plan.routes:
-        way = [at["F", route.micro_batch, h] for h in range(len(route.hops))]
-        way += [at["B", route.micro_batch, h] for h in reversed(range(len(route.hops)))]
-        for first, then in pairwise(way):
+        stage_order = [at["F", route.micro_batch, h] for h in range(len(route.hops))]
+        stage_order += [at["B", route.micro_batch, h] for h in reversed(range(len(route.hops)))]
+        for first, then in pairwise(stage_order):
             assert span[then][0] >= span[first][1] + (message if first.rank != then.rank else 0)
     assert timeline.makespan_us >= max(timeline.busy_us.values())
     assert sum(timeline.busy_us.values()) == sum(cost.values())
@@ -159,9 +159,9 @@ def test_an_illegal_plan_is_refused_in_a_sentence(path, value, sentence):
     data = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=2).to_data()
     Plan.from_data(data)
     place = json.loads(json.dumps(data))
-    *way, last = path
+    *stage_order, last = path
     inner = place
-    for step in way:
+    for step in stage_order:
         inner = inner[step]
     inner[last] = value
     with pytest.raises(PlanError, match=sentence):

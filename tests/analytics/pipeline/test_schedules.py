@@ -123,8 +123,8 @@ def test_any_legal_plan_runs_under_any_schedule(plan, name, data):
     free, serial = (evaluate(schedule, durations, message, serial_links=links) for links in (False, True))
     at = {(a.kind, a.micro_batch, a.hop): i for i, a in enumerate(schedule.order)}
     for route in plan.routes:
-        way = [("F", hop) for hop in range(len(route.hops))] + [("B", hop) for hop in reversed(range(len(route.hops)))]
-        positions = [at[kind, route.micro_batch, hop] for kind, hop in way]
+        stage_order = [("F", hop) for hop in range(len(route.hops))] + [("B", hop) for hop in reversed(range(len(route.hops)))]
+        positions = [at[kind, route.micro_batch, hop] for kind, hop in stage_order]
         assert (free.end_us[positions[:-1]] <= free.start_us[positions[1:]]).all()
         assert free.makespan_us >= durations[positions].sum()
         for hop in range(len(route.hops)) if "W" in kinds else ():

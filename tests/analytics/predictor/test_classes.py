@@ -102,11 +102,11 @@ def test_in_a_mixed_cluster_nobody_is_accused_of_being_old_and_a_slow_old_device
     healthy = [event for released in train(40) for event in loop.observe(released, PLAN).events]
     assert not [event for event in healthy if isinstance(event, Verdict)]
     slow = {5: {"F": 0.7, "B": 0.7}}
-    said = [event for released in train(30, first=40, speeds=slow) for event in loop.observe(released, PLAN).events]
-    verdict = next(event for event in said if isinstance(event, Verdict))
+    events = [event for released in train(30, first=40, speeds=slow) for event in loop.observe(released, PLAN).events]
+    verdict = next(event for event in events if isinstance(event, Verdict))
     assert [party.rank for party in verdict.culprits] == [5]
     assert verdict.speed["F"] == pytest.approx(0.7, abs=0.03)
-    assert {event.culprits[0].rank for event in said if isinstance(event, Verdict)} == {5}
+    assert {event.culprits[0].rank for event in events if isinstance(event, Verdict)} == {5}
 
 
 @pytest.mark.parametrize(("classes", "bound"), [(CLASSES, 0.01), ({}, 0.5)])
@@ -133,8 +133,8 @@ def test_a_repartition_is_predicted_before_it_was_ever_measured(classes: dict[st
 
 def test_what_is_fitted_survives_the_log() -> None:
     loop = adaptation(CLASSES)
-    said = [event for released in train(12) for event in loop.observe(released, PLAN).events]
-    fitted = next(event for event in said if isinstance(event, PredictorFitted))
+    events = [event for released in train(12) for event in loop.observe(released, PLAN).events]
+    fitted = next(event for event in events if isinstance(event, PredictorFitted))
     again = msgspec.convert(msgspec.json.decode(msgspec.json.encode(fitted.model)), CostModel)
     assert loop.fitted is not None
     assert again == loop.fitted.model

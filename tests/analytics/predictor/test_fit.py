@@ -32,13 +32,13 @@ def measure(
     chunks = []
     for rank in range(ranks):
         n_layers, has_head = 3 + rank % 2, rank % stages == stages - 1
-        habit = random.normal(0, 0.02)
+        bias = random.normal(0, 0.02)
         for _ in range(n):
             total = tokens or int(random.integers(200, 512))
             work = work_of([int(part) for part in 1 + random.dirichlet(np.full(6, 0.5)) * total])
             work = Work(tokens or work.tokens, work.sum_sq)
             for kind in "FB":
-                us = TRUTH.chunk_us(kind, work, n_layers, has_head=has_head) * np.exp(random.normal(habit, cv))
+                us = TRUTH.chunk_us(kind, work, n_layers, has_head=has_head) * np.exp(random.normal(bias, cv))
                 us *= (slow or {}).get(rank, 1.0) * (random.uniform(2, 4) if random.random() < spikes else 1.0)
                 chunks.append(Chunk(rank, kind, n_layers, has_head, work, float(us)))
     return chunks
@@ -179,7 +179,7 @@ def test_coverage_of_iterations_is_counted_as_that_of_chunks() -> None:
     """Three iterations within their error bar of 10 %, one 50 % longer than predicted; its two micro-batches likewise."""
     plan, works = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=2), (work_of([40]), work_of([60]))
     cost = ChunkCost(layer_us=100.0, token_us=1.0, token2_us=0.0)
-    model = CostModel(chunks={"F": cost, "B": cost}, bars={"F": 0.1, "iteration": 0.1})
+    model = CostModel(chunks={"F": cost, "B": cost}, prediction_intervals={"F": 0.1, "iteration": 0.1})
     predicted = predict_iteration(plan, works, model).iteration_us
 
     def seen(iteration: int, factor: float) -> IterationSample:
@@ -198,7 +198,7 @@ def test_coverage_of_iterations_is_counted_as_that_of_chunks() -> None:
 
 def test_no_error_bar_from_too_few() -> None:
     fitted = fit(measure(seed=1, ranks=1, n=8))
-    assert fitted.model.bars == {}
+    assert fitted.model.prediction_intervals == {}
     assert fitted.model.interval_us("F", 100.0) is None
 
 

@@ -162,7 +162,7 @@ def test_the_same_thresholds_say_the_same_and_blunter_ones_less(log: RecordedRun
     assert [(pair.change, pair.iterations > 0) for pair in patient.pairs] == [("later", True)]
 
 
-class Accuser:
+class FalseAlarm:
     """Names rank 3 at iteration 10, wrongly."""
 
     name = "accuser"
@@ -184,7 +184,7 @@ class Accuser:
 
 
 def test_a_false_accusation_counts_as_one_more_and_wrong(log: RecordedRun) -> None:
-    found = backtest(log, Accuser())
+    found = backtest(log, FalseAlarm())
     assert [(pair.culprits, pair.change) for pair in found.pairs] == [("rank 3", "more"), ("rank 1", "fewer")]
     assert found.other.false == 1
     assert found.alarms == ((10, "rank 3 it is"),)

@@ -134,16 +134,19 @@ def test_a_device_slow_beyond_use_is_left_out_and_comes_back():
 
 def test_a_fault_that_may_end_soon_must_pay_sooner():
     """An iteration takes about a second; half of the slow phases end within 31 minutes, and this one has just begun."""
-    believed = state(slow={2: 1 / 1.8}, iterations=50_000)
-    proposal, reason = propose(0, ORIGIN, believed)
+    estimated = state(slow={2: 1 / 1.8}, iterations=50_000)
+    proposal, reason = propose(0, ORIGIN, estimated)
     assert proposal is not None, reason
     assert 0.0 <= proposal.risk < 0.001
     assert 3_000 < proposal.life_iterations < 4_500  # 72 minutes of 1.1 s, the run's end cuts little off
-    old = propose(40_000, ORIGIN, msgspec.structs.replace(believed, slow_since={2: 30_000}))[0]
+    old = propose(40_000, ORIGIN, msgspec.structs.replace(estimated, slow_since={2: 30_000}))[0]
     assert old.life_iterations > 1.5 * proposal.life_iterations  # it has lasted three hours already
-    dear = msgspec.structs.replace(believed, regroup_us=1e9)
-    assert "do not repay" in propose(0, ORIGIN, dear)[1]
-    assert propose(0, recover(ORIGIN, {2}, 1), msgspec.structs.replace(dear, alive=dear.alive - {2}, speeds={}))[0] is not None
+    expensive = msgspec.structs.replace(estimated, regroup_us=1e9)
+    assert "do not repay" in propose(0, ORIGIN, expensive)[1]
+    assert (
+        propose(0, recover(ORIGIN, {2}, 1), msgspec.structs.replace(expensive, alive=expensive.alive - {2}, speeds={}))[0]
+        is not None
+    )
 
 
 def test_a_looped_schedule_gets_proposals_too():
@@ -206,19 +209,19 @@ def test_a_proposal_is_legal_and_never_worse_than_doing_nothing(slow, dead, now)
         plan = recover(origin, dead, 1)
     except PlanError:
         return
-    believed = state(origin=origin, dead=dead, slow=slow, batches=draw_batches(7, 5))
-    proposal, reason = propose(now, plan, believed, SchedulerOptions(min_gain_percent=0.1))
+    estimated = state(origin=origin, dead=dead, slow=slow, batches=draw_batches(7, 5))
+    proposal, reason = propose(now, plan, estimated, SchedulerOptions(min_gain_percent=0.1))
     assert reason
     if proposal is None:
         return
     validate(proposal.plan)
-    assert set(proposal.plan.ranks) <= believed.alive
+    assert set(proposal.plan.ranks) <= estimated.alive
     assert len(proposal.plan.routes) == 7
-    times = predict_iterations(proposal.plan, believed.batches, COST, believed.speeds)
+    times = predict_iterations(proposal.plan, estimated.batches, COST, estimated.speeds)
     assert proposal.predicted_us == pytest.approx(times.mean())
-    assert proposal.predicted_us < predict_iterations(plan, believed.batches, COST, believed.speeds).mean()
-    speed = sum(slow.get(rank, 1.0) for rank in believed.alive)
-    work = [sum(COST.chunk_us(kind, w, 7, has_head=True) for w in works for kind in "FB") for works in believed.batches]
+    assert proposal.predicted_us < predict_iterations(plan, estimated.batches, COST, estimated.speeds).mean()
+    speed = sum(slow.get(rank, 1.0) for rank in estimated.alive)
+    work = [sum(COST.chunk_us(kind, w, 7, has_head=True) for w in works for kind in "FB") for works in estimated.batches]
     assert proposal.predicted_us >= np.mean(work) / speed
 
 

@@ -174,14 +174,16 @@ def test_each_named_condition_holds_when_it_should_and_ends(log: Log, hook: Hook
 
 
 def test_sql_rules_commands_and_failures_that_are_tried_three_times(log: Log, hook: Hook, tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    tell = Rule(name="ranks", sql="select run, rank as subject, 'hello' as text from devices", command=("tee", "-a", str(said)))
+    received = tmp_path / "said"
+    delivers = Rule(
+        name="ranks", sql="select run, rank as subject, 'hello' as text from devices", command=("tee", "-a", str(received))
+    )
     fail = Rule(name="fails", sql="select run from runs", command=("sh", "-c", "echo no pager >&2; exit 3"))
     wrong = Rule(name="wrong", sql="select nothing from runs", webhook=hook.address)
     refused = Rule(name="refused", sql="select run from runs", webhook=hook.address)
     hook.status = 503
-    step(log.store, tell, fail, wrong, refused)
-    assert said.read_text().count('"phase":"opened"') == 2
+    step(log.store, delivers, fail, wrong, refused)
+    assert received.read_text().count('"phase":"opened"') == 2
     with open_store(log.store) as reader:
         failed = dict(reader.sql("select target, detail from alert_deliveries where not ok and tries = 3").rows())
     assert failed == {
@@ -189,7 +191,7 @@ def test_sql_rules_commands_and_failures_that_are_tried_three_times(log: Log, ho
         hook.address.replace("alert", "…"): "it answered 503 Service Unavailable",
     }
     assert len(hook.got) == 3
-    step(log.store, tell, fail, wrong, refused)
+    step(log.store, delivers, fail, wrong, refused)
     assert len(hook.got) == 3
 
 
@@ -201,16 +203,16 @@ def test_what_may_have_arrived_is_not_told_again(hook: Hook, tmp_path: Path, mon
     hook.slow_s = 0.6
     slow = alert_delivery.deliver(Rule(name="x", webhook=hook.address), MESSAGE)
     assert (slow.ok, slow.tries, len(hook.got)) == (False, 1, 1)
-    told = tmp_path / "told"
-    hangs = alert_delivery.deliver(Rule(name="x", command=("sh", "-c", f"echo x >> {told}; sleep 60 & wait")), MESSAGE)
-    assert (hangs.ok, hangs.tries, told.read_text()) == (False, 1, "x\n")
+    received = tmp_path / "told"
+    hangs = alert_delivery.deliver(Rule(name="x", command=("sh", "-c", f"echo x >> {received}; sleep 60 & wait")), MESSAGE)
+    assert (hangs.ok, hangs.tries, received.read_text()) == (False, 1, "x\n")
     assert "may have arrived" in hangs.detail
 
 
 def test_a_command_that_leaves_something_running_has_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alert_delivery, "TIMEOUT_S", 1.0)
-    told = tmp_path / "told"
-    rule = Rule(name="x", command=("sh", "-c", f"echo x >> {told}; sleep 3 & exit 0"))
+    received = tmp_path / "told"
+    rule = Rule(name="x", command=("sh", "-c", f"echo x >> {received}; sleep 3 & exit 0"))
     assert alert_delivery.deliver(rule, MESSAGE) == alert_delivery.DeliveryResult(True, 1)
     talks = Rule(name="x", command=("sh", "-c", "head -c 100000 /dev/zero | tr '\\0' x >&2; exit 1"))
     assert len(alert_delivery.deliver(talks, MESSAGE).detail) < 400
@@ -240,16 +242,16 @@ def test_an_answer_that_is_no_http_ends_nothing() -> None:
 
 
 def test_who_is_slow_holds_up_nobody_else(log: Log, hook: Hook, tmp_path: Path, wait_for: Callable[..., None]) -> None:
-    go, told = tmp_path / "go", tmp_path / "told"
-    waits = ("sh", "-c", f"while [ ! -e {go} ]; do sleep 0.05; done; cat >> {told}")
+    go, received = tmp_path / "go", tmp_path / "told"
+    waits = ("sh", "-c", f"while [ ! -e {go} ]; do sleep 0.05; done; cat >> {received}")
     slow = Rule(name="slow", sql="select run, rank as subject from devices", command=waits)
     alerting = Alerting(log.store, [slow, Rule(name="quick", sql="select run from runs", webhook=hook.address)])
     alerting.step(now_us())
     wait_for(lambda: bool(hook.got))
-    assert not told.exists()
+    assert not received.exists()
     go.touch()
     alerting.close()
-    assert told.read_text().count('"phase":"opened"') == 2
+    assert received.read_text().count('"phase":"opened"') == 2
 
 
 @pytest.mark.parametrize(
@@ -343,8 +345,8 @@ def test_what_a_killed_process_was_telling_is_not_told_again_and_the_log_says_so
 ) -> None:
     rules = log.store.root / "alerts.toml"
     started, over = log.store.root / "started", log.store.root / "over"
-    tells = f"echo x >> {started}; while [ ! -e {over} ]; do sleep 0.05; done"
-    rules.write_text(f'[[rule]]\nwhen = "verdict"\ncommand = ["sh", "-c", "{tells}"]\n')
+    slow_command = f"echo x >> {started}; while [ ! -e {over} ]; do sleep 0.05; done"
+    rules.write_text(f'[[rule]]\nwhen = "verdict"\ncommand = ["sh", "-c", "{slow_command}"]\n')
     log.add(SLOW)
     command = [sys.executable, "-m", "unskew", "alerts", "run", "--store", str(log.store.root)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
@@ -412,7 +414,7 @@ def test_one_evaluator_per_store_and_rules_that_are_gone_close_what_they_opened(
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "sentence"),
     [
         (
             "[[rule]]\nwhen = 'dead'\nwebhook = 'http://h/'",
@@ -432,12 +434,12 @@ def test_one_evaluator_per_store_and_rules_that_are_gone_close_what_they_opened(
         ("[[rule]", "alerts.toml"),
     ],
 )
-def test_a_wrong_rules_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+def test_a_wrong_rules_file_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     file = tmp_path / "alerts.toml"
     file.write_text(text)
     with pytest.raises(RuleError, match=r"alerts\.toml") as refused:
         load_rules(file)
-    assert says in str(refused.value)
+    assert sentence in str(refused.value)
     result = call("run", "--store", str(tmp_path))
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
 

@@ -193,8 +193,8 @@ def test_an_iteration_told_twice_holds_as_told_last(tmp_path: Path, format: str,
     (run,) = bring_in(store, format, tmp_path / "a.jsonl")
     with open_store(store) as reader:
         timed = reader.sql("select (payload->>'wall_us')::bigint from events where type = 'iteration_timed@1'").rows()
-        told = reader.sql("select options->'facts'->>'told_again' from runs").rows()
-    assert (timed, told, run.iterations) == ([(2_000,)], [("1",)], 1)
+        repeated = reader.sql("select options->'facts'->>'told_again' from runs").rows()
+    assert (timed, repeated, run.iterations) == ([(2_000,)], [("1",)], 1)
 
 
 def test_windows_files_and_unicode_line_separators_within_a_text_are_read(tmp_path: Path) -> None:

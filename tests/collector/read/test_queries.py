@@ -66,12 +66,12 @@ def write(store: Store, run: str, *, slow: int | None) -> None:
             ],
             actor="c",
         )  # fmt: skip
-        said = ControlStream(store, run, "analysis/diagnose", "diagnose")
+        written = ControlStream(store, run, "analysis/diagnose", "diagnose")
         for seconds in (9.0, 0.5):  # what was said last counts
             lost_s = {"slow_device": seconds, "unexplained": -0.1}
             diagnosed = ev.Diagnosed(observability="chunks", verdicts=(), time_lost_s=lost_s, abstained=())
-            said.append(said.version, [diagnosed], actor="diagnose")
-        said.close()
+            written.append(written.version, [diagnosed], actor="diagnose")
+        written.close()
     stream.close()
 
 
@@ -198,7 +198,7 @@ def test_no_word_or_number_is_cut_on_a_terminal_of_80_columns(store: Store, monk
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "sentence"),
     [
         ((), "name one query"),
         (("select 1", "--saved", "goodput"), "name one query"),
@@ -209,17 +209,17 @@ def test_no_word_or_number_is_cut_on_a_terminal_of_80_columns(store: Store, monk
         (("select 1", "--out", "/proc/nope/x"), "--out /proc/nope/x: there is no folder /proc/nope"),
     ],
 )
-def test_bad_usage_is_one_sentence(store: Store, arguments: tuple[str, ...], says: str) -> None:
+def test_bad_usage_is_one_sentence(store: Store, arguments: tuple[str, ...], sentence: str) -> None:
     result = call(*arguments, "--store", str(store.root))
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert says in result.stderr
+    assert sentence in result.stderr
 
 
 def test_numbers_are_numbers_in_json(store: Store, tmp_path: Path) -> None:
     """DuckDB's sums are wider than 64 bits and 1.5 is a decimal; Polars writes both as text."""
-    query, told = "select sum(range) as n, 1.5 as share from range(4)", tmp_path / "told.json"
-    result = call(query, "--format", "json", "--json", str(told), "--store", str(store.root))
-    assert json.loads(result.stdout) == json.loads(told.read_text()) == [{"n": 6, "share": 1.5}]
+    query, json_path = "select sum(range) as n, 1.5 as share from range(4)", tmp_path / "told.json"
+    result = call(query, "--format", "json", "--json", str(json_path), "--store", str(store.root))
+    assert json.loads(result.stdout) == json.loads(json_path.read_text()) == [{"n": 6, "share": 1.5}]
 
 
 def test_the_bounds_of_an_effect_are_numbers(answers: dict[str, pl.DataFrame]) -> None:
@@ -229,15 +229,15 @@ def test_the_bounds_of_an_effect_are_numbers(answers: dict[str, pl.DataFrame]) -
 
 @pytest.mark.parametrize("format", ["table", "csv", "json"])
 def test_what_a_form_cannot_hold_leaves_the_file_as_it_was(store: Store, tmp_path: Path, format: str) -> None:
-    out, told = tmp_path / "out", tmp_path / "told.json"
+    out, json_path = tmp_path / "out", tmp_path / "told.json"
     out.write_text("as it was")
     command = [sys.executable, "-m", "unskew", "sql", "select 'infinity'::timestamp as t", "--store", str(store.root)]
-    command += ["--format", format, "--out", str(out), "--json", str(told)]
+    command += ["--format", format, "--out", str(out), "--json", str(json_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1), "not a stack of Polars besides"
     assert "cannot hold this answer" in result.stderr
     assert out.read_text() == "as it was"
-    assert not told.exists()
+    assert not json_path.exists()
 
 
 @pytest.mark.parametrize("format", ["table", "csv", "json", "parquet"])

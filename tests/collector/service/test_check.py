@@ -105,9 +105,9 @@ def test_what_is_made_of_the_log_is_mended_and_the_rest_is_named(store: Store) -
     (store.root / "sealed" / "over" / "000009-telemetry.new").write_bytes(b"half")
     result = CliRunner().invoke(app, ["store", "check", "--store", str(store.root), "--json", str(store.root / "said.json")])
     assert result.exit_code == 0, result.output
-    said = msgspec.json.decode((store.root / "said.json").read_bytes())
-    assert said["well"] is True
-    assert len(said["findings"]) == result.output.count("mended: ") > 1
+    answer = msgspec.json.decode((store.root / "said.json").read_bytes())
+    assert answer["well"] is True
+    assert len(answer["findings"]) == result.output.count("mended: ") > 1
     assert same(answers(store), truth)
     assert check(store, mend=False).findings == ()
 

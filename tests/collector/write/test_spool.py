@@ -259,12 +259,12 @@ def test_a_control_stream_goes_on_after_its_writer_was_killed(store: Store) -> N
         while int(child.stdout.readline()) < 40:
             pass
         child.kill()
-        said = max([40, *map(int, child.stdout.read().split())])
+        newest = max([40, *map(int, child.stdout.read().split())])
     (segment,) = (store.spool("r") / "controller.1@plan").iterdir()
     with segment.open("ab") as file:
         file.write(b'{"seq":999,"at_us":1,"stream":"plan","ver')
     stream = ControlStream(store, "r", "plan", "controller.2")
-    assert stream.version in {said, said + 2}
+    assert stream.version in {newest, newest + 2}
     stream.append(stream.version, [note("on")], actor="c")
     stream.close()
     versions = [entry.version for entry in Tail(store, "r").poll()]

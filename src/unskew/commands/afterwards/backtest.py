@@ -109,25 +109,25 @@ def table(result: DetectorBacktest, name: str) -> Table:
     return grid
 
 
-def _cell(said: DetectorVerdict | None) -> str:
-    if said is None:
+def _cell(verdict: DetectorVerdict | None) -> str:
+    if verdict is None:
         return "–"
-    speed = ", ".join(f"{kind} {value:.2f}" for kind, value in sorted(said.speed.items()))
-    truth = {True: ", right", False: ", wrong", None: ""}[said.correct]
-    return f"at {said.at_iteration}, since {said.since_iteration}" + (f", speed {speed}" if speed else "") + truth
+    speed = ", ".join(f"{kind} {value:.2f}" for kind, value in sorted(verdict.speed.items()))
+    truth = {True: ", right", False: ", wrong", None: ""}[verdict.correct]
+    return f"at {verdict.at_iteration}, since {verdict.since_iteration}" + (f", speed {speed}" if speed else "") + truth
 
 
 def score(tally: DetectorTally) -> str:
     """A detector's tally in a sentence."""
-    said = f"{tally.verdicts} verdict{'s' * (tally.verdicts != 1)} on slowness"
+    found = f"{tally.verdicts} verdict{'s' * (tally.verdicts != 1)} on slowness"
     if not tally.injected:
-        return f"{said}, {tally.false} of them false; no slowdown was injected"
+        return f"{found}, {tally.false} of them false; no slowdown was injected"
     delay = "" if tally.delay_iterations is None else f", {tally.delay_iterations:g} iterations after it began (median)"
-    return f"{said}, {tally.false} of them false; {tally.found} of {tally.injected} injected slowdowns found{delay}"
+    return f"{found}, {tally.false} of them false; {tally.found} of {tally.injected} injected slowdowns found{delay}"
 
 
 def facts(result: DetectorBacktest, detector: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """What the screen says, as plain data."""
+    """What the screen shows, as plain data."""
     import msgspec
 
     data: dict[str, Any] = msgspec.to_builtins(result)

@@ -41,7 +41,7 @@ def diagnose(
     json: JsonOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Say what was wrong in a run, who did it, what it cost, and what cannot be said for want of data."""
+    """Report what was wrong in a run, who did it, what it cost, and what cannot be said for want of data."""
     from rich.console import Console
 
     from unskew.analytics.diagnosis.diagnose import diagnose as decide
@@ -60,7 +60,7 @@ def diagnose(
     with reader:
         warn(reader.problems)
         found = [decide(load_run(reader, run)) for run in names]
-        before = [said_before(reader, run) for run in names]
+        before = [last_diagnosis(reader, run) for run in names]
     for one, last in zip(found, before, strict=True):
         record(place, one, last)
     write_json(json, {"runs": [as_data(one) for one in found]})
@@ -68,7 +68,7 @@ def diagnose(
         Console().print(shown(one))
 
 
-def said_before(reader: Reader, run: str) -> Diagnosed | None:
+def last_diagnosis(reader: Reader, run: str) -> Diagnosed | None:
     """The last diagnosis in the run's log."""
     from unskew.collector.events import Diagnosed
     from unskew.collector.files.tail import decode_event
@@ -104,14 +104,14 @@ def record(place: Store, one: Diagnosis, before: Diagnosed | None) -> None:
 
 
 def as_data(one: Diagnosis) -> dict[str, Any]:
-    """The facts as they stand in --json; verdicts as everywhere."""
+    """The facts as --json has them; verdicts as everywhere."""
     import msgspec
 
     data: dict[str, Any] = msgspec.to_builtins(one)
-    for said, verdict in zip(data["verdicts"], one.verdicts, strict=True):
-        said.pop("type")
-        said["culprits"], said["victims"] = (msgspec.to_builtins(p) for p in (verdict.culprits, verdict.victims))
-        said["speed"], said["until_iteration"] = verdict.speed, verdict.until_iteration
+    for entry, verdict in zip(data["verdicts"], one.verdicts, strict=True):
+        entry.pop("type")
+        entry["culprits"], entry["victims"] = (msgspec.to_builtins(p) for p in (verdict.culprits, verdict.victims))
+        entry["speed"], entry["until_iteration"] = verdict.speed, verdict.until_iteration
     return data
 
 
@@ -123,13 +123,13 @@ def shown(one: Diagnosis) -> RenderableType:
 
     count = f"{one.iterations} iteration{'' if one.iterations == 1 else 's'}"
     parts: list[RenderableType] = [Text(f"{one.run_id}: {count}, {SEEN[one.observability]}", "bold")]
-    said = Table.grid(padding=(0, 2))
+    table = Table.grid(padding=(0, 2))
     for verdict in one.verdicts:
         until = f", until iteration {verdict.until_iteration}" if verdict.until_iteration is not None else ""
         sure = (f"{until}  (confidence {verdict.confidence:.2f})", "dim")
-        said.add_row(Text(verdict.cause, "bold"), Text.assemble(verdict.sentence, sure))
-        said.add_row("", Text(f"next: {verdict.evidence['next_step']}", "dim"))
-    parts.append(said if one.verdicts else Text("nothing is wrong, as far as the data tells"))
+        table.add_row(Text(verdict.cause, "bold"), Text.assemble(verdict.sentence, sure))
+        table.add_row("", Text(f"next: {verdict.evidence['next_step']}", "dim"))
+    parts.append(table if one.verdicts else Text("nothing is wrong, as far as the data shows"))
     if one.time_lost_s:
         grid = Table(title="Time lost against ideal", title_justify="left", header_style="bold")
         grid.add_column("cause")

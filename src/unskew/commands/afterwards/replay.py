@@ -72,7 +72,7 @@ def sentences(replayed: Replay) -> list[str]:
 
 
 def facts(replayed: Replay) -> dict[str, Any]:
-    """What the screen says, as plain data."""
+    """What the screen shows, as plain data."""
     import msgspec
 
     plan = replayed.plan

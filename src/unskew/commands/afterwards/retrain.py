@@ -89,7 +89,7 @@ def _show(run: str, found: RefitReport) -> None:
     Console().print(_errors(found.new, found.old))
     if found.coverage:
         kinds = ", ".join(f"{100 * part:.0f} % of {kind}" for kind, part in found.coverage.items())
-        print(f"within the 90 % error bars: {kinds}")
+        print(f"within the 90 % prediction intervals: {kinds}")
     for kind, terms in found.fitted.unidentified.items():
         if terms:
             print(f"{kind}: no telling from these iterations what is due to {' and '.join(terms)} alone")

@@ -33,7 +33,7 @@ def whatif(
     json: JsonOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Say what the iterations of a run would have cost otherwise: its operations are replayed with changed durations."""
+    """Report what the iterations of a run would have cost otherwise: its operations are replayed with changed durations."""
     import msgspec
     from rich.console import Console
 
@@ -89,7 +89,7 @@ def stretch(section: TraceSection) -> dict[str, int]:
 
 
 def shown(data: dict[str, Any]) -> RenderableType:
-    """The answer for people; the simulator's own error stands beside it."""
+    """The answer for people; the simulator's own error is beside it."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -26,7 +26,7 @@ SHOWN = 20
 
 @app.command()
 def check(rules: RulesOption = None, json: JsonOption = None, store: StoreOption = None) -> None:
-    """Read the rules, ask each once, and show what holds now; nobody is told and nothing is logged."""
+    """Read the rules, ask each once, and show what holds now; nothing is delivered and nothing is logged."""
     from unskew.collector.alerts.evaluation import RuleReader
     from unskew.collector.alerts.rules import load_rules
 
@@ -72,7 +72,7 @@ def show(json: JsonOption = None, store: StoreOption = None) -> None:
 @app.command()
 def run(
     rules: RulesOption = None,
-    once: Annotated[bool, typer.Option("--once", help="Evaluate once, tell, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Evaluate once, deliver, and end.")] = False,
     period_s: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often the rules are asked.")] = 2.0,
     store: StoreOption = None,
 ) -> None:

@@ -24,7 +24,7 @@ TABLE_ROWS = 200
 COUNTED_ROWS = 100_000
 """A table shows the first of its rows and counts up to here; a file gets all."""
 _LEAST_COLUMN = 12
-"""Text wrapped into columns narrower than this on average tells nothing."""
+"""Text wrapped into columns narrower than this on average is unreadable."""
 _UNBOUNDED = 1_000_000
 
 
@@ -33,7 +33,7 @@ def sql(
         str | None, typer.Argument(metavar="QUERY", help='Such as "select * from verdicts".', show_default=False)
     ] = None,
     saved: Annotated[str | None, typer.Option(metavar="NAME", help="A saved query instead.", show_default=False)] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Name the saved queries and what each tells.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Name the saved queries and what each answers.")] = False,
     format: Annotated[Literal["table", "csv", "json", "parquet"], typer.Option(help="The form of the rows.")] = "table",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where the rows go.", show_default="the terminal", callback=placed)
@@ -58,11 +58,11 @@ def sql(
         rows = console.query(place, text, timeout_s=timeout, row_limit=COUNTED_ROWS + 1 if counted_only else None)
         warn(manifest.load(place).problems)
     with holding("--json"):
-        told = None if json is None else as_json(rows)
+        encoded = None if json is None else as_json(rows)
     with holding(f"--format {format}"):
         answer = formed(rows, format, sys.stdout if out is None else StringIO())
-    if json is not None and told is not None:
-        _write("--json", json, told)
+    if json is not None and encoded is not None:
+        _write("--json", json, encoded)
     if out is not None:
         _write("--out", out, answer)
     elif isinstance(answer, bytes):
@@ -72,7 +72,7 @@ def sql(
 
 
 def _text(query: str | None, saved: str | None) -> str:
-    """The query that is meant; exactly one of the two ways to name it must be used."""
+    """The query that is meant; exactly one of the two options that name it must be used."""
     from unskew.collector.read.saved_queries import saved_queries
 
     if query is not None and saved is None:

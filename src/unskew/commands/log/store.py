@@ -116,5 +116,5 @@ def _maintaining(store: Store) -> Iterator[None]:
     except (StoreError, OSError, duckdb.Error) as error:
         if (damaged := damage(error)) is not None:
             refuse(str(damaged))
-        said = str(error).partition("\n")[0]
-        fail(f"{store.root}: {error.strerror or said}" if isinstance(error, OSError) and not error.filename else said)
+        sentence = str(error).partition("\n")[0]
+        fail(f"{store.root}: {error.strerror or sentence}" if isinstance(error, OSError) and not error.filename else sentence)

@@ -1,4 +1,4 @@
-"""`unskew approve`, `reject` and `mode`: what people tell a run's controller, and what it answered."""
+"""`unskew approve`, `reject` and `mode`: what people decide for a run's controller, and what it answered."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def decide(store: Store, command: Command) -> None:
     """Send the command and wait for what the controller makes of it; prints that, exit 1 when it was refused."""
     from unskew.collector.files.tail import Tail
     from unskew.collector.write.commands import CommandError, send
-    from unskew.terminal.sentences import say
+    from unskew.terminal.sentences import sentence_of
 
     tail = Tail.of_decisions(store, command.run)
     try:
@@ -83,7 +83,7 @@ def decide(store: Store, command: Command) -> None:
     deadline = time.monotonic() + ANSWER_WITHIN_S
     while time.monotonic() < deadline:
         for entry in tail.poll():
-            if answers(entry.event, command) and (sentence := say(entry.event)):
+            if answers(entry.event, command) and (sentence := sentence_of(entry.event)):
                 if isinstance(entry.event, CommandRefused):
                     fail(f"refused: {sentence.text}")
                 print(sentence.text)

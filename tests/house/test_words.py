@@ -1,0 +1,150 @@
+"""The field's words (docs/glossary.md): names, headings and columns use them, and a class name says what one thing is."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+from support.paths import ROOT
+
+from unskew.collector.files import rows
+from unskew.collector.read.views import VIEWS, create_views
+
+INSTEAD = {
+    "epoch": "plan version",
+    "way": "stage order, path or method",
+    "mate": "pipeline peer",
+    "habit": "bias",
+    "accuse": "flag",
+    "accusation": "verdict",
+    "doubt": "suspect",
+    "believe": "estimate",
+    "belief": "estimate",
+    "dear": "expensive",
+    "rival": "baseline or candidate",
+    "pulse": "liveness or status",
+    "desk": "approval queue",
+    "lying": "open proposal",
+    "ledger": "control log",
+    "seat": "rank spec",
+    "luck": "randomness",
+    "happening": "cluster event",
+    "tell": "report",
+    "told": "reported",
+    "say": "report or state",
+    "said": "reported or stated",
+    "error bar": "prediction interval",
+}
+"""Our own word -> the field's. Inflections count, too."""
+
+STAY = {
+    "epoch": "the alias of plan_version in SQL",
+    "accused": "the alias of the view flagged",
+    "scheduler_beliefs": "the name by which people start this bench",
+}
+"""Names that stay, with the reason."""
+
+TEXTS_ARE_NAMES = {"runtime/protocol.py", "collector/events.py"}
+"""Messages and events: there a class is named for what has happened."""
+
+PARTICIPLE = re.compile(
+    r"(?:^|_|[a-z])((?!Speed$|Seed$)[A-Z][a-z]*ed|Known|Seen|Told|Taken|Given|Found|Made|Held|Sent|Kept|Done|Gone)$"
+)
+
+SOURCES = sorted(
+    file
+    for folder in ("collector", "analytics", "runtime", "dashboard", "src/unskew", "benchmarks", "tests", "tools")
+    for file in (ROOT / folder).rglob("*.py")
+    if not any(part.is_symlink() for part in (file, *file.parents))
+)
+PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+_ENDING = r"(?:s|d|es|ed|r|st|ful|\w*ing)?"
+_BANNED = {word: re.compile(rf"\b{re.escape(word)}{_ENDING}\b") for word in INSTEAD}
+
+
+def complaint(name: str) -> str | None:
+    """What is wrong with the words of a name; None when nothing is."""
+    if name in STAY:
+        return None
+    text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_|\W", " ", name).lower()
+    for word, pattern in _BANNED.items():
+        if pattern.search(text):
+            return f'"{name}" has our own word "{word}": use {INSTEAD[word]} (docs/glossary.md)'
+    return None
+
+
+def names_in(file: Path) -> Iterator[tuple[int, str]]:
+    """Line and name of every identifier; names of tests are sentences and not among them."""
+    for token in tokenize.generate_tokens(io.StringIO(file.read_text()).readline):
+        if token.type == tokenize.NAME and not token.string.startswith("test_"):
+            yield token.start[0], token.string
+
+
+def place(file: Path, line: int) -> str:
+    return f"{file.relative_to(ROOT)}:{line}"
+
+
+def test_identifiers_use_the_words_of_the_glossary() -> None:
+    first: dict[str, str] = {}
+    for file in SOURCES:
+        for line, name in names_in(file):
+            first.setdefault(name, place(file, line))
+    found = [f"{where}: {wrong}" for name, where in first.items() if (wrong := complaint(name))]
+    assert not found, "\n".join(found)
+
+
+def test_headings_use_the_words_of_the_glossary() -> None:
+    found = [
+        f"{place(page, number)}: {wrong}"
+        for page in PAGES
+        for number, line in enumerate(page.read_text().splitlines(), start=1)
+        if line.startswith("#") and (wrong := complaint(line))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_columns_use_the_words_of_the_glossary() -> None:
+    with duckdb.connect() as connection:
+        rows.create_table(connection, "log")
+        create_views(connection)
+        columns = [(view, str(row[0])) for view in VIEWS for row in connection.sql(f"describe {view}").fetchall()]
+    found = [f"view {view}: {wrong}" for view, column in columns for name in (view, column) if (wrong := complaint(name))]
+    assert not found, "\n".join(dict.fromkeys(found))
+
+
+def test_a_class_name_says_what_one_thing_is() -> None:
+    places = defaultdict(list)
+    for file in SOURCES:
+        if file.is_relative_to(ROOT / "tests") or file.is_relative_to(ROOT / "benchmarks"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append((file, node.lineno))
+    found = [
+        f"{place(*where[0])}: class {name} is also in {place(*where[1])}: give each its own name"
+        for name, where in places.items()
+        if len(where) > 1
+    ]
+    found += [
+        f"{place(*where[0])}: class {name} is a participle: name what it is (past tense is for events and messages)"
+        for name, where in places.items()
+        if PARTICIPLE.search(name) and str(where[0][0].relative_to(ROOT)) not in TEXTS_ARE_NAMES
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_lines_of_the_pages_are_at_most_120_columns_wide() -> None:
+    """Tables, links and what people type or see as it is (indented) may be wider."""
+    found = [
+        f"{place(page, number)}: {len(line)} columns, at most 120 are read with ease"
+        for page in PAGES
+        for number, line in enumerate(page.read_text().splitlines(), start=1)
+        if len(line) > 120 and not line.startswith(("|", "    ")) and "](" not in line
+    ]
+    assert not found, "\n".join(found)
