@@ -24,11 +24,9 @@ from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
 from unskew.analytics.diagnosis.failslow import follow_section
-from unskew.analytics.diagnosis.trace.fill import from_operations
-from unskew.analytics.diagnosis.trace.inference import fit_curve
 from unskew.analytics.diagnosis.trace.lost import time_lost
-from unskew.analytics.diagnosis.trace.record import record
-from unskew.analytics.diagnosis.trace.section import TraceSection, without_lengths
+from unskew.analytics.diagnosis.trace.model import from_operations
+from unskew.analytics.diagnosis.trace.section import TraceSection, fit_curve, record, without_lengths
 from unskew.analytics.diagnosis.trace.whatif import what_if
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.predictor.fit import fit

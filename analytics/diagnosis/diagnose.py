@@ -24,11 +24,10 @@ from unskew.analytics.diagnosis.causes import NEXT_STEP, named
 from unskew.analytics.diagnosis.failslow import as_slow, follow_ranks, follow_run, follow_section, settled
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
 from unskew.analytics.diagnosis.runlog import RunLog
-from unskew.analytics.diagnosis.trace.graph import GraphError
 from unskew.analytics.diagnosis.trace.lost import ORDER, LostTime, time_lost
 from unskew.analytics.diagnosis.trace.model import Trace
-from unskew.analytics.diagnosis.trace.record import record
-from unskew.analytics.diagnosis.trace.section import TraceSection, with_lengths, without_lengths
+from unskew.analytics.diagnosis.trace.replay import GraphError
+from unskew.analytics.diagnosis.trace.section import TraceSection, record, with_lengths, without_lengths
 from unskew.analytics.diagnosis.waiting import follow_waits, read_waits
 from unskew.collector.events import COLLECTIVE_KINDS, Verdict
 

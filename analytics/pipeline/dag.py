@@ -11,7 +11,7 @@ Operations of equal depth do not depend on each other, so the pass goes level by
 all further axes (replicas, iterations, candidates, scenarios). Where levels are narrow and there is no further axis, plain
 numbers are faster.
 
-Schedules (chunks.py) and recorded traces (diagnosis/trace/graph.py) are such graphs. List scheduling (list_scheduling.py,
+Schedules (chunks.py) and recorded traces (diagnosis/trace/replay.py) are such graphs. List scheduling (list_scheduling.py,
 planners/adaptis/dispatch.py, planners/resihp/simulation.py) is another thing: it decides the order, which is given here.
 """
 

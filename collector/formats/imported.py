@@ -26,6 +26,9 @@ from unskew.collector.paths import Store, StoreError, checked_name, make_folder
 from unskew.collector.read.reader import Reader
 from unskew.collector.write.spool import ControlStream, SpoolWriter
 
+LARGEST = 2**53
+"""What a number of a file may be: beyond, a double does not distinguish one whole number from the next."""
+
 _BATCH = 5_000
 _DISK_PATIENCE_S = 60.0
 _LONGEST_NAME = 200

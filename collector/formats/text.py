@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from unskew.collector.formats.imported import FormatError
+from unskew.collector.formats.imported import LARGEST, FormatError
 
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -42,10 +42,6 @@ def json_of(path: Path, line: int, text: str | bytes) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}, line {line}: not JSON ({error})") from error
-
-
-LARGEST = 2**53
-"""What a number of a file may be: beyond, a double does not distinguish one whole number from the next."""
 
 
 def number(where: str, name: str, value: object) -> float:

@@ -1,15 +1,20 @@
-"""What a run's operations did and when: the one form in which every analysis of a trace reads them.
+"""A trace: what a run's operations did and when, the one form in which every analysis reads them, and what fills it.
 
-Live runs write spans, importers write spans or exact operations: fill.py makes a `Trace` of either, and no analysis asks which.
+Live runs write spans, importers write spans or exact operations: a `Trace` is made of either, and no analysis asks which.
+
+A rank's place is given by the plan, or by the operations themselves. Of spans without a plan it is found out: ranks that
+send each other messages are one replica; its stages follow each other as their first layers do, or, where no layers are
+recorded, as their first forward passes begin. A stage then counts as one layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import polars as pl
 
+from unskew.analytics.core.plan import Plan
 from unskew.collector.events import CHUNK_KINDS
 
 PAUSES = {"gc": "gc_pause", "data_wait": "input_bound"}
@@ -22,6 +27,14 @@ _NUMBERS = (
 COLUMNS: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(_NUMBERS, pl.Int64), "kind": pl.String, "group": pl.String, "start_us": pl.Float64, "wall_us": pl.Float64,
 }  # fmt: skip
+
+OPERATIONS = {
+    "forward-compute": "F", "backward-compute": "B", "forward-send": "send", "forward-recv": "recv", "backward-send": "send",
+    "backward-recv": "recv", "params-all-gather": "all_gather", "grads-reduce-scatter": "reduce_scatter",
+    "embedding-grads-all-reduce": "all_reduce", "layernorm-grads-all-reduce": "all_reduce",
+    "optimizer-clip-main-grad": "optimizer", "optimizer": "optimizer", "gc": "gc",
+}  # fmt: skip
+"""NDTimeline's operations -> the kinds of a trace."""
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,3 +74,101 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     def only(self, kinds: Iterable[str]) -> Trace:
         """What is left when nothing but these kinds was recorded."""
         return msgspec.structs.replace(self, operations=self.operations.filter(pl.col("kind").is_in(list(kinds))))
+
+
+def from_operations(rows: pl.DataFrame) -> Trace:
+    """The trace of operations in NDTimeline's form (ByteDance, OSDI'25).
+
+    One row is one operation of one worker in one step: `dp_rank`, `stage`, `rank`, `step`, `optype`, `start_ts` and `duration`
+    in seconds, `seq_id` (order among the operations of one type), `mc` (model chunk of the stage), `mb_id` (-1 = none).
+    """
+    kind = pl.col("optype").cast(pl.String)
+    operations = rows.select(
+        pl.lit(0).alias("plan_version"),
+        pl.col("step").alias("iteration"),
+        "rank",
+        pl.col("dp_rank").alias("replica"),
+        "stage",
+        pl.when(pl.col("mb_id") >= 0).then("mb_id").alias("micro_batch"),
+        pl.col("mc").alias("model_chunk"),
+        pl.col("seq_id").alias("turn"),
+        kind.replace(OPERATIONS).alias("kind"),
+        kind.alias("group"),
+        *((1e6 * pl.col(old).cast(pl.Float64)).alias(new) for old, new in (("start_ts", "start_us"), ("duration", "wall_us"))),
+    )
+    return Trace(operations=_typed(operations), iterations=_extents(operations), streams=True)
+
+
+def from_spans(spans: pl.DataFrame, commits: pl.DataFrame, plans: Mapping[int, Plan]) -> Trace:
+    """The trace of spans as the log has them, of the attempts that counted. `commits`: plan_version, iteration,
+    start_us and wall_us of what each rank stepped; an import has none, and its iterations last as long as its spans."""
+    operations = _typed(spans.with_columns(turn=pl.col("group_seq")))
+    if not plans:
+        return Trace(operations=_placed(operations), iterations=_extents(operations))
+    roles = pl.DataFrame(
+        [(version, role.rank, role.replica, role.stage) for version, plan in plans.items() for role in plan.roles],
+        schema=dict.fromkeys(("plan_version", "rank", "replica", "stage"), pl.Int64),
+        orient="row",
+    )
+    placed = operations.drop("replica", "stage").join(roles, on=["plan_version", "rank"], how="left", maintain_order="left")
+    return Trace(operations=_typed(placed), iterations=_extents(commits), votes=True)
+
+
+def _typed(operations: pl.DataFrame) -> pl.DataFrame:
+    """With all columns of a trace, null where the source has none."""
+    return operations.select(
+        (pl.col(name) if name in operations.columns else pl.lit(None).alias(name)).cast(dtype)
+        for name, dtype in COLUMNS.items()
+    )
+
+
+def _extents(rows: pl.DataFrame) -> pl.DataFrame:
+    """Begin and end of each iteration, of all that began and ended in it."""
+    start, wall = (pl.col(name).cast(pl.Float64) for name in ("start_us", "wall_us"))
+    extents = rows.group_by("plan_version", "iteration").agg(begin_us=start.min(), end_us=(start + wall).max())
+    return extents.with_columns(pl.col("plan_version", "iteration").cast(pl.Int64)).sort("plan_version", "iteration")
+
+
+def _placed(operations: pl.DataFrame) -> pl.DataFrame:
+    """Spans without a plan: the replica and stage of every rank that executes chunks; micro-batches, which may be numbered
+    within a replica, unique in the iteration; stages for layers where there are none."""
+    chunks = operations.filter(pl.col("kind").is_in(CHUNK_KINDS) & pl.col("micro_batch").is_not_null())
+    if not chunks.height:
+        return operations
+    begins = chunks.group_by("iteration", "rank").agg(pl.col("start_us").min(), pl.col("first_layer").min())
+    begins = begins.with_columns(late_us=pl.col("start_us") - pl.col("start_us").min().over("iteration"))
+    order = begins.group_by("rank").agg(pl.col("first_layer").min(), pl.col("late_us").median()).sort(
+        "first_layer", "late_us", "rank"
+    )  # fmt: skip
+    ranks = order["rank"].to_list()
+    replica_of = _replicas(ranks, operations)
+    stages: dict[int, list[int]] = {}
+    for rank in ranks:
+        stages.setdefault(replica_of[rank], []).append(rank)
+    places = pl.DataFrame(
+        [(rank, replica, stage) for replica, own in stages.items() for stage, rank in enumerate(own)],
+        schema=dict.fromkeys(("rank", "replica", "stage"), pl.Int64),
+        orient="row",
+    )
+    placed = operations.drop("replica", "stage").join(places, on="rank", how="left", maintain_order="left")
+    most = pl.col("micro_batch").max() + 1
+    chunk = pl.col("kind").is_in(CHUNK_KINDS)
+    return _typed(
+        placed.with_columns(
+            micro_batch=pl.col("micro_batch") + pl.col("replica") * most,
+            n_layers=pl.when(chunk & pl.col("first_layer").is_null()).then(1).otherwise("n_layers"),
+            first_layer=pl.when(chunk).then(pl.coalesce("first_layer", "stage")).otherwise("first_layer"),
+        )
+    )
+
+
+def _replicas(ranks: list[int], operations: pl.DataFrame) -> dict[int, int]:
+    """Rank -> its replica: who is connected by messages, numbered in the order of the least rank."""
+    messages = operations.filter(pl.col("kind").is_in(["send", "recv"])).select("rank", "peer").drop_nulls().unique()
+    least = {rank: rank for rank in ranks}
+    pairs = [(one, other) for one, other in messages.iter_rows() if one in least and other in least]
+    while any(least[one] != least[other] for one, other in pairs):
+        for one, other in pairs:
+            least[one] = least[other] = min(least[one], least[other])
+    number = {rank: i for i, rank in enumerate(sorted(set(least.values())))}
+    return {rank: number[least[rank]] for rank in ranks}

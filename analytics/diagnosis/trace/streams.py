@@ -18,10 +18,8 @@ from itertools import pairwise
 import msgspec
 import polars as pl
 
-from unskew.analytics.diagnosis.trace.fill import OPERATIONS
-from unskew.analytics.diagnosis.trace.graph import Graph, GraphError, Operation
-from unskew.analytics.diagnosis.trace.model import Trace
-from unskew.analytics.diagnosis.trace.replay import TraceRecording
+from unskew.analytics.diagnosis.trace.model import OPERATIONS, Trace
+from unskew.analytics.diagnosis.trace.replay import Graph, GraphError, Operation, TraceRecording
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv")

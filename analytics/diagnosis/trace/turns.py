@@ -16,9 +16,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from unskew.analytics.diagnosis.trace.graph import Graph, GraphError, Operation
 from unskew.analytics.diagnosis.trace.model import PAUSES, Trace
-from unskew.analytics.diagnosis.trace.replay import TraceRecording
+from unskew.analytics.diagnosis.trace.replay import Graph, GraphError, Operation, TraceRecording
 from unskew.analytics.pipeline.dag import Array
 from unskew.collector.events import CHUNK_KINDS, COLLECTIVE_KINDS
 

@@ -8,8 +8,8 @@ import polars as pl
 
 from unskew.analytics.cluster.job import JOBS, healthy
 from unskew.analytics.cluster.timing import capacity, fault_free_s, iteration_s
-from unskew.analytics.diagnosis.trace.fill import from_operations
-from unskew.analytics.diagnosis.trace.record import record
+from unskew.analytics.diagnosis.trace.model import from_operations
+from unskew.analytics.diagnosis.trace.section import record
 from unskew.analytics.diagnosis.trace.whatif import what_if
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.pipeline.model_profiles import MODELS, model_profile

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unskew.collector.events import CollectiveRecorded, GroupRecorded, Telemetry
-from unskew.collector.formats.imported import FormatError, ImportedRun, source_files
-from unskew.collector.formats.text import LARGEST, content, rank_number
+from unskew.collector.formats.imported import LARGEST, FormatError, ImportedRun, source_files
+from unskew.collector.formats.text import content, rank_number
 
 _STATES = ("scheduled", "started", "completed")
 _JSON = re.compile(rb"\s*\{")

@@ -13,8 +13,8 @@ import polars
 
 from unskew.collector.events import IterationTimed
 from unskew.collector.formats.columns import parquet, typed
-from unskew.collector.formats.imported import FormatError, ImportedRun
-from unskew.collector.formats.text import LARGEST, content
+from unskew.collector.formats.imported import LARGEST, FormatError, ImportedRun
+from unskew.collector.formats.text import content
 
 _NEEDED: dict[str, Any] = {"step": polars.Int64(), "seconds": polars.Float64()}
 _OPTIONAL: dict[str, Any] = {

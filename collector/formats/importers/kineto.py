@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from unskew.collector.events import IterationTimed, SourceRecorded, Span, SpanKind, Telemetry
-from unskew.collector.formats.imported import FormatError, ImportedRun, source_files
-from unskew.collector.formats.text import LARGEST, MOST_RANKS, content, rank_number, whole
+from unskew.collector.formats.imported import LARGEST, FormatError, ImportedRun, source_files
+from unskew.collector.formats.text import MOST_RANKS, content, rank_number, whole
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from unskew.collector.events import IterationTimed
-from unskew.collector.formats.imported import FormatError, ImportedRun
-from unskew.collector.formats.text import LARGEST, duration, lines
+from unskew.collector.formats.imported import LARGEST, FormatError, ImportedRun
+from unskew.collector.formats.text import duration, lines
 
 _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|")
 _ELAPSED = re.compile(r"elapsed time per iteration \((ms|s)\):\s*([^\s|/]+)[\s|/]")

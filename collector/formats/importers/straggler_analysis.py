@@ -19,8 +19,7 @@ import polars
 
 from unskew.collector.events import CHUNK_KINDS, IterationTimed, OperationsRecorded, Span, SpanKind, Telemetry
 from unskew.collector.formats.columns import parquet, typed
-from unskew.collector.formats.imported import FormatError, ImportedRun
-from unskew.collector.formats.text import LARGEST
+from unskew.collector.formats.imported import LARGEST, FormatError, ImportedRun
 
 if TYPE_CHECKING:
     from unskew.collector.read.reader import Reader

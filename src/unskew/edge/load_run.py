@@ -11,7 +11,7 @@ import polars as pl
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.runlog import RunLog
-from unskew.analytics.diagnosis.trace.fill import from_operations, from_spans
+from unskew.analytics.diagnosis.trace.model import from_operations, from_spans
 from unskew.analytics.loop.intake import Intake
 from unskew.collector.events import (
     CHUNK_KINDS,

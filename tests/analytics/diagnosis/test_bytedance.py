@@ -10,12 +10,10 @@ from support.datasets import dataset
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
 from unskew.analytics.diagnosis.failslow import follow_ranks, follow_section
-from unskew.analytics.diagnosis.trace.fill import from_operations
-from unskew.analytics.diagnosis.trace.graph import Graph, GraphError, Operation
 from unskew.analytics.diagnosis.trace.lost import time_lost
-from unskew.analytics.diagnosis.trace.record import record
-from unskew.analytics.diagnosis.trace.replay import makespan_us, take_apart
-from unskew.analytics.diagnosis.trace.section import TraceSection, without_lengths
+from unskew.analytics.diagnosis.trace.model import from_operations
+from unskew.analytics.diagnosis.trace.replay import Graph, GraphError, Operation, makespan_us, take_apart
+from unskew.analytics.diagnosis.trace.section import TraceSection, record, without_lengths
 from unskew.analytics.diagnosis.trace.whatif import WhatIf, what_if
 
 FILES = {"ST": "ops-ST.parquet", "SE": "ops-SE-windows12.parquet"}

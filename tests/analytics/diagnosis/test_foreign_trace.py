@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.diagnosis.trace.fill import from_spans
-from unskew.analytics.diagnosis.trace.graph import GraphError
-from unskew.analytics.diagnosis.trace.record import record
+from unskew.analytics.diagnosis.trace.model import from_spans
+from unskew.analytics.diagnosis.trace.replay import GraphError
+from unskew.analytics.diagnosis.trace.section import record
 from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.cli import app

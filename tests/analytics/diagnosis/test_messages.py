@@ -10,9 +10,9 @@ from support.pipeline_spans import logged
 
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.diagnosis.trace.fill import from_spans
-from unskew.analytics.diagnosis.trace.record import record
+from unskew.analytics.diagnosis.trace.model import from_spans
 from unskew.analytics.diagnosis.trace.replay import makespan_us, take_apart
+from unskew.analytics.diagnosis.trace.section import record
 from unskew.analytics.loop.intake import Intake
 from unskew.analytics.pipeline.evaluator import Timeline, evaluate
 from unskew.analytics.pipeline.schedule import build_schedule

@@ -9,11 +9,9 @@ import pytest
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
 from unskew.analytics.diagnosis.failslow import as_slow, follow_ranks
-from unskew.analytics.diagnosis.trace.fill import from_operations
 from unskew.analytics.diagnosis.trace.lost import time_lost
-from unskew.analytics.diagnosis.trace.model import Trace
-from unskew.analytics.diagnosis.trace.record import record
-from unskew.analytics.diagnosis.trace.section import without_lengths
+from unskew.analytics.diagnosis.trace.model import Trace, from_operations
+from unskew.analytics.diagnosis.trace.section import record, without_lengths
 
 NAMES = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc")
 SLOW, SINCE, STEPS = 2, 30, 60

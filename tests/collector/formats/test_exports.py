@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.runtime_runs import SMALL, Run, train
 from typer.testing import CliRunner, Result
 
-from unskew.analytics.diagnosis.trace.fill import from_operations
-from unskew.analytics.diagnosis.trace.record import record
+from unskew.analytics.diagnosis.trace.model import from_operations
+from unskew.analytics.diagnosis.trace.section import record
 from unskew.analytics.diagnosis.trace.whatif import what_if
 from unskew.cli import app
 from unskew.collector.events import RunStarted
