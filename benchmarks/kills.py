@@ -59,7 +59,7 @@ def figures(
         ),
         figure(
             "kill: (layer, micro-batch, F or B) not executed exactly once per committed iteration",
-            sum(run.not_once for run in runs), "", bar=0, better="lower", note="from the log, by epoch and attempt",
+            sum(run.not_once for run in runs), "", bar=0, better="lower", note="from the log, by plan version and attempt",
         ),
         figure("kill: iterations whose log is not complete", sum(run.incomplete for run in runs), "", bar=0, better="lower"),
         figure(

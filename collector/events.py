@@ -152,7 +152,7 @@ class HostClock(Telemetry, frozen=True, kw_only=True, tag="host_clock@1"):
 class IterationJudged(Telemetry, frozen=True, kw_only=True, tag="iteration_judged@1"):
     """The Detector's view of one committed iteration: everything that led to a verdict or to none.
 
-    `predicted_us`: what this iteration was to take at the speeds estimated then. `log_complete` False: chunks were missing when
+    `predicted_us`: what this iteration was to take at the estimated speeds. `log_complete` False: chunks were missing when
     patience ended, and nobody was judged by it.
     """
 

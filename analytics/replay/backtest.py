@@ -2,7 +2,7 @@
 was right.
 
 The run is rehearsed (rehearsal.py), so at each iteration the other detector is given what the live one was given: the same
-chunks, plan and predictor of that moment, and the iteration's time as predicted at the speeds estimated live. It sees the
+chunks, plan and predictor of that moment, and the iteration's time as predicted at the live run's estimated speeds. It sees the
 run as it went: a plan that came because of a live verdict stays. Only verdicts on slowness are compared; a loss is seen,
 not detected.
 """

@@ -49,13 +49,12 @@ def check_run(sql: Query, run: str) -> list[PlanCheck]:
     if predictors.is_empty():
         raise CheckError(f"run {run} has no fitted predictor: there is nothing to predict with")
     models = [(int(mark), msgspec.convert(_data(model), CostModel)) for mark, model in predictors.iter_rows()]
-    plans = {
-        int(plan_version): (int(first), Plan.from_data(_data(plan)))
-        for plan_version, first, plan in sql("select epoch, from_iteration, plan from plans where run = ?", [run]).iter_rows()
-    }
+    applied = sql("select plan_version, from_iteration, plan from plans where run = ?", [run])
+    plans = {int(version): (int(first), Plan.from_data(_data(plan))) for version, first, plan in applied.iter_rows()}
     verdicts = sql("select culprits, speed, since_iteration, until_iteration from verdicts where run = ?", [run]).rows()
     works = _works(sql, run)
-    rows = sql("select iteration, epoch, attempt, iteration_us from iterations where run = ? order by iteration", [run]).rows()
+    columns = "iteration, plan_version, attempt, iteration_us"
+    rows = sql(f"select {columns} from iterations where run = ? order by iteration", [run]).rows()
     gathered: dict[int, list[tuple[float, float]]] = {}
     redone: Counter[int] = Counter()
     for iteration, plan_version, attempt, measured_us in rows:
