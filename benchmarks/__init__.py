@@ -1,1 +1,1 @@
-"""What `unskew bench NAME` runs: each module here that has `main(json_path)` is a benchmark of its name."""
+"""Benchmarks: figures measured against their bars, a module for each part; registry.py names them."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import duckdb
 import msgspec
 
-from unskew.benchmarks.report import Steps, silently
+from unskew.benchmarks.runs import Bench
 from unskew.collector import projections
 from unskew.collector.events import (
     DeviceJoined,
@@ -61,7 +61,7 @@ from range(?, ?) iterations(i), range({RANKS}) ranks(rank), range({SPANS_PER_RAN
 """
 
 
-def build(store: Store, spans: int, steps: Steps = silently) -> int:
+def build(bench: Bench, store: Store, spans: int) -> int:
     """Fill an empty store with one run of about `spans` spans, sealed and published; returns how many iterations it has."""
     iterations = max(1, spans // SPANS_PER_ITERATION)
     _announce(store, iterations)
@@ -71,7 +71,7 @@ def build(store: Store, spans: int, steps: Steps = silently) -> int:
         rows.create_table(connection, "hot")
         connection.execute("create view log as select * from hot").fetchall()
         cuts = list(enumerate(_cuts(iterations), 1))
-        making = steps(f"a store of {spans / 1e6:g}e6 spans, file by file", cuts)
+        making = bench.steps(f"a store of {spans / 1e6:g}e6 spans, file by file", cuts)
         files = [_seal(connection, store, number, first, last) for number, (first, last) in making]
         now = msgspec.structs.replace(now, number=now.number + 1, sealed=(*now.sealed, *files))
         published = projections.publish(connection, store, now)

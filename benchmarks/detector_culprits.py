@@ -8,11 +8,12 @@ from support.watched_jobs import MILDEST, PAST, RECENT, SLOWEST, JobShape, job, 
 from unskew.analytics.lab.culprits import own_from_waits, rank_devices, rank_links
 from unskew.analytics.lab.studies.noise import Noise, load_noise
 from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks.runs import Bench
 
 LAYOUTS = {256: JobShape(8, 4, 8), 2048: JobShape(8, 8, 32), 8192: JobShape(8, 16, 64)}
 
 
-def figures(jobs: int = 400) -> list[Figure]:
+def figures(_bench: Bench, jobs: int = 400) -> list[Figure]:
     """One and two faults at once; seeds apart from those used for tuning."""
     noise, found = load_noise(), []
     for by, bars in (("chunks", {256: 99.5, 8192: 99.5}), ("collectives", {256: 98.0, 2048: 97.0, 8192: 92.0})):

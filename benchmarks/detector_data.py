@@ -1,14 +1,10 @@
-"""Predictor, causes and what-if on real data: ByteDance's published traces, real CPU chunks, the sleeping device, the clock.
-
-`unskew bench detector_data` runs it alone; benchmarks/detector.py shows its figures among the others.
-"""
+"""Predictor, causes and what-if on real data: ByteDance's published traces, real CPU chunks, the sleeping device, the clock."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import fmean, median
 
 import msgspec
@@ -31,9 +27,8 @@ from unskew.analytics.diagnosis.trace.whatif import what_if
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.predictor.fit import fit
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import EIGHT_RANKS, Bench, perform
+from unskew.benchmarks.runs import EIGHT_RANKS, Bench
 from unskew.collector.events import IterationJudged
-from unskew.collector.paths import Store
 from unskew.runtime.model.model import Layer, ModelSize, build_layer
 from unskew.runtime.rank.device import ChunkOf, RealDevice
 
@@ -60,7 +55,7 @@ def published() -> list[Figure]:
             datasets.find("bytedance-straggler", "expected-steps.csv"),
         )
         if path is None or table is None:
-            found.append(figure(f"ByteDance {job}", None, "", bar=None, better="lower", note=ABSENT))
+            found.append(figure(f"ByteDance {job}", None, "", better="lower", note=ABSENT))
             continue
         section = without_lengths(record(from_operations(pl.read_parquet(path))))
         ours = what_if(section.recording)
@@ -87,7 +82,7 @@ def published() -> list[Figure]:
                 f"{100 * lost.unexplained_us.sum() / lost.measured_us.sum():.1f} %",
             ),
             figure(
-                f"ByteDance {job}: replay against measured steps, mean error", 100 * ours.simulator_error, "%", bar=None,
+                f"ByteDance {job}: replay against measured steps, mean error", 100 * ours.simulator_error, "%",
                 better="lower", note="without launch delays; shown beside every what-if",
             ),
         ]  # fmt: skip
@@ -201,7 +196,7 @@ def sleeping_device(bench: Bench, seeds: Sequence[int] = range(3), iterations: i
         figure("sleeping device: predicted iteration, mean error", 100 * fmean(errors) if errors else None, "%", bar=2.5,
                better="lower", note=note),
         figure("sleeping device: a rank's chunks over their prediction, mean", fmean(covered) if covered else None, "",
-               bar=None, better="lower", note="1 = as predicted"),
+               better="lower", note="1 = as predicted"),
     ]  # fmt: skip
 
 
@@ -228,7 +223,3 @@ def _seconds(call: Callable[[], object], repeats: int = 200) -> float:
         call()
         times.append(time.perf_counter() - before)
     return median(times)
-
-
-def main(json_path: Path | None, store: Store) -> None:
-    perform("detector_data", [figures], json_path, store)

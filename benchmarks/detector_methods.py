@@ -87,9 +87,9 @@ def in_the_table(setting: JobSetting, method: str, outings: Sequence[DetectionOu
     alarms = sum(outing.false_alarms for outing in outings) / len(outings)
     flagged = sum(outing.flagged for outing in outings) / len(outings)
     return [
-        figure(f"{name}: recall from 1.15 on", recall, "%", bar=None, better="higher", note=curve(outings)),
-        figure(f"{name}: false alarms", alarms, "a job", bar=None, better="lower", note=PUBLISHED.get(method, "")),
-        figure(f"{name}: healthy ranks accused", flagged, "a job", bar=None, better="lower"),
+        figure(f"{name}: recall from 1.15 on", recall, "%", better="higher", note=curve(outings)),
+        figure(f"{name}: false alarms", alarms, "a job", better="lower", note=PUBLISHED.get(method, "")),
+        figure(f"{name}: healthy ranks accused", flagged, "a job", better="lower"),
     ]
 
 

@@ -28,7 +28,7 @@ LARGE = JobSetting(pp=8, tokens=8_192, micro_batches=8, hidden=4_096, dp=32, ite
 LONG = JobSetting(pp=4, tokens=8_192, micro_batches=4, hidden=4_096, iterations=400)
 
 
-def figures(bench: Bench) -> list[Figure]:  # noqa: ARG001 - keeps no run
+def figures(_bench: Bench) -> list[Figure]:
     return [*job_wide(), *workers(), *cost_of_judging()]
 
 
@@ -96,10 +96,8 @@ def workers() -> list[Figure]:
     first = len(named[1] - {6}) if 6 in named[1] else None
     return [
         figure(names[0], first, "workers", bar=0, better="lower", note=f"named: {sorted(named[1])}; {note}"),
-        figure(
-            names[1], 100 * right / max(len(named[3]), 1), "%", bar=None, better="higher", note=f"named: {sorted(named[3])}"
-        ),
-        figure(names[2], 100 * right / len(truth[3]), "%", bar=None, better="higher", note=f"labelled: {sorted(truth[3])}"),
+        figure(names[1], 100 * right / max(len(named[3]), 1), "%", better="higher", note=f"named: {sorted(named[3])}"),
+        figure(names[2], 100 * right / len(truth[3]), "%", better="higher", note=f"labelled: {sorted(truth[3])}"),
     ]
 
 

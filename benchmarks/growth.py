@@ -13,9 +13,12 @@ from unskew.benchmarks.report import Figure
 _TIME = re.compile(r"a full plan for ([\d,]+) devices")
 
 
-def draw_growth(figures: Sequence[Figure], json_path: Path) -> Path:
-    """Write the chart as a page beside the report (`NAME.growth.html`, readable without a network) and return its path."""
+def draw_growth(figures: Sequence[Figure], json_path: Path) -> Path | None:
+    """Write the chart as a page beside the report (`NAME.growth.html`, readable without a network) and return its path; None
+    where no figure is such a time."""
     timed = [(int(found[1].replace(",", "")), one) for one in figures if (found := _TIME.fullmatch(one.name))]
+    if not timed:
+        return None
     devices, spent_s, allowed_s = zip(*((n, one.value, one.bar) for n, one in timed), strict=True)
     axes = {"xaxis": {"type": "log", "title": "devices"}, "yaxis": {"type": "log", "title": "CPU seconds of one core"}}
     chart = Chart(layout={"title": "A full plan: time over the number of devices", **axes})

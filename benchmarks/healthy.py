@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import EIGHT_RANKS, TWO_RANKS, Bench, done, perform
+from unskew.benchmarks.runs import EIGHT_RANKS, TWO_RANKS, Bench, done
 from unskew.collector.events import MicroBatchPacked, PlanApplied, Verdict
-from unskew.collector.paths import Store
 from unskew.runtime.options import RunOptions
 
 ITERATIONS = 200
@@ -38,10 +36,6 @@ def figures(bench: Bench, cases: Sequence[RunOptions] = CASES, iterations: int =
         ),
         done("healthy", runs),
         figure(
-            "healthy: changes of plan", sum(len(run.of(PlanApplied)) - 1 for run in runs), "", bar=None, better="lower",
+            "healthy: changes of plan", sum(len(run.of(PlanApplied)) - 1 for run in runs), "", better="lower",
         ),
     ]  # fmt: skip
-
-
-def main(json_path: Path | None, store: Store) -> None:
-    perform("healthy", [figures], json_path, store)

@@ -7,14 +7,13 @@ import signal
 import threading
 from collections.abc import Sequence
 from math import inf
-from pathlib import Path
 from statistics import median
 
 import msgspec
 from support.processes import send_signal
 
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, Watch, done, perform
+from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, Watch, done
 from unskew.collector.events import DeviceJoined, Event, IterationCommitted, Regrouped
 from unskew.collector.paths import Store
 from unskew.runtime.options import RunOptions
@@ -49,7 +48,7 @@ def figures(
         ),
         figure(
             "kill: the same in float32",
-            max((_difference(run, single_reference) for run in single_runs), default=None), "nats", bar=None, better="lower",
+            max((_difference(run, single_reference) for run in single_runs), default=None), "nats", better="lower",
             note=f"{len(single_runs)} runs; the order of summation differs",
         ),
         figure(
@@ -66,7 +65,7 @@ def figures(
             "kill: from the death until all survivors have regrouped, median", median(seconds) if seconds else None, "s",
             bar=0.5, better="lower", note="death as the kernel reports it to the parent; all survivors on the new plan",
         ),
-        figure("kill: the same, longest", max(seconds, default=None), "s", bar=None, better="lower"),
+        figure("kill: the same, longest", max(seconds, default=None), "s", better="lower"),
     ]  # fmt: skip
 
 
@@ -96,7 +95,3 @@ def _difference(run: FinishedRun, reference: Sequence[float]) -> float:
     if len(run.summary.losses) != len(reference):
         return inf
     return max(abs(mine - other) for mine, other in zip(run.summary.losses, reference, strict=True))
-
-
-def main(json_path: Path | None, store: Store) -> None:
-    perform("kills", [figures], json_path, store)

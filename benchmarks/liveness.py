@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from math import nan
-from pathlib import Path
 from statistics import median
 
 import msgspec
@@ -13,7 +12,7 @@ import numpy as np
 
 from unskew.benchmarks.exits import ExitWatch
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import Bench, perform
+from unskew.benchmarks.runs import Bench
 from unskew.collector.events import DeviceJoined, DeviceLost, Event, FaultInjected, Heartbeat, Suspected
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
@@ -101,7 +100,3 @@ def _quiet(bench: Bench, options: RunOptions, seconds: float, where: str) -> lis
             f"{1e3 * at[0]:.0f} ms, 99 % {1e3 * at[1]:.0f} ms, longest {1e3 * at[2]:.0f} ms",
         )
     ]  # fmt: skip
-
-
-def main(json_path: Path | None, store: Store) -> None:
-    perform("liveness", [figures], json_path, store)

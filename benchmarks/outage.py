@@ -6,13 +6,12 @@ import random
 import signal
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 from support.processes import collectors, send_signal
 
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, done, perform
+from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, done
 from unskew.collector.events import Event, IterationCommitted, Verdict
 from unskew.collector.locks import HeldLock, hold
 from unskew.collector.paths import Store
@@ -82,7 +81,3 @@ def _delay(run: FinishedRun, rank: int) -> int | None:
     if not verdicts or [party.rank for party in verdicts[0].culprits] != [rank]:
         return None
     return verdicts[0].at_iteration - AT + 1
-
-
-def main(json_path: Path | None, store: Store) -> None:
-    perform("outage", [figures], json_path, store)

@@ -14,7 +14,7 @@ from support.processes import collectors, cpu_s
 
 from unskew.analytics.core.workload import Work
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import TWO_RANKS, Bench, FinishedRun, perform
+from unskew.benchmarks.runs import TWO_RANKS, Bench, FinishedRun
 from unskew.collector.events import Event, IterationCommitted, Span
 from unskew.collector.paths import Store
 from unskew.collector.write.spool import SpoolWriter
@@ -62,13 +62,13 @@ def figures(bench: Bench, pairs: int = PAIRS, always: int = 200) -> list[Figure]
             f"{off_us / 1e3:.1f} ms an iteration without",
         ),
         figure(
-            "overhead: the same by CPU time, span by span", 100 * chunk_us * spans / (1e6 * iteration_s), "%", bar=None,
+            "overhead: the same by CPU time, span by span", 100 * chunk_us * spans / (1e6 * iteration_s), "%",
             better="lower",
             note=f"{chunk_us:.1f} us of CPU each for clocks, span, encoding and writing; {spans:.0f} a rank and iteration of "
             f"{1e3 * iteration_s:.1f} ms",
         ),
         figure(
-            "overhead: the collector's CPU", watch.share_percent, "% of a core", bar=None, better="lower",
+            "overhead: the collector's CPU", watch.share_percent, "% of a core", better="lower",
             note=f"at {len(steady.events) / sum(steady.summary.iteration_s):.0f} events a second; niced, a process of its own",
         ),
         figure(
@@ -144,7 +144,3 @@ class _CollectorWatch:
 
     def _now(self) -> tuple[float, float]:
         return (cpu_s(self._pid) if self._pid is not None else 0.0), time.monotonic()
-
-
-def main(json_path: Path | None, store: Store) -> None:
-    perform("overhead", [figures], json_path, store)

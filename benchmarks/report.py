@@ -7,27 +7,21 @@ One entry per figure that an issue or README states. A figure that misses its ba
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
 import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-
-import unskew.benchmarks as package
 
 Better = Literal["lower", "higher"]
 _Step = TypeVar("_Step")
@@ -53,7 +47,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     figures: tuple[Figure, ...]
 
 
-def figure(name: str, value: float | None, unit: str, *, bar: float | None, better: Better, note: str = "") -> Figure:
+def figure(name: str, value: float | None, unit: str, *, bar: float | None = None, better: Better, note: str = "") -> Figure:
     """A figure judged against its bar: reaching it exactly is enough.
 
     >>> figure("regroup", 0.5, "s", bar=0.5, better="lower").ok
@@ -78,17 +72,6 @@ def machine() -> dict[str, str | int]:
     }
 
 
-class Steps(Protocol):
-    """How a long benchmark goes through its steps, so that people see how far it is."""
-
-    def __call__(self, what: str, of: Sequence[_Step], /) -> Iterator[_Step]: ...
-
-
-def silently(_what: str, of: Sequence[_Step], /) -> Iterator[_Step]:
-    """Steps that nobody sees."""
-    yield from of
-
-
 def shown(progress: Progress, what: str, of: Sequence[_Step], /) -> Iterator[_Step]:
     """Steps with a bar; where there is no terminal, a line when they begin and one when they end."""
     if progress.console.is_terminal:
@@ -103,13 +86,6 @@ def shown(progress: Progress, what: str, of: Sequence[_Step], /) -> Iterator[_St
 def bars() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, refresh_per_second=2)  # what is measured meanwhile shares the cores
-
-
-@contextmanager
-def showing() -> Iterator[Steps]:
-    """`Steps` that people see."""
-    with bars() as progress:
-        yield partial(shown, progress)
 
 
 def _processor() -> str:
@@ -149,10 +125,3 @@ def table(report: Report) -> Table:
         bar = "" if entry.bar is None else f"{'≤' if entry.better == 'lower' else '≥'} {digits(entry.bar)} {entry.unit}"
         grid.add_row(entry.name, value, bar, words[entry.ok], entry.note)
     return grid
-
-
-def benches() -> dict[str, Callable[[Path | None], None]]:
-    """The installed benchmarks by name."""
-    names = [info.name for info in pkgutil.iter_modules(package.__path__)]
-    modules = {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}
-    return {name: module.main for name, module in modules.items() if hasattr(module, "main")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from rich.progress import Progress
 from support.processes import collectors, send_signal, started_at, wait_for_collectors
 
 from unskew.analytics.core.faults import parse_faults
+from unskew.benchmarks.growth import draw_growth
 from unskew.benchmarks.report import Figure, bars, figure, publish, shown
 from unskew.collector.events import DeviceJoined, DeviceLost, Event, IterationCommitted, Regrouped, RunFinished
 from unskew.collector.paths import Store
@@ -23,7 +24,7 @@ from unskew.runtime.options import RunOptions
 _Event = TypeVar("_Event", bound=Event)
 _Step = TypeVar("_Step")
 Watch = Callable[[Store, Event], None]
-Part = Callable[["Bench"], list[Figure]]
+Part = Callable[["Bench"], Iterable[Figure]]
 
 EIGHT_RANKS = RunOptions(pp=4, dp=2, layers=16, micro_batches=8, dim=16, heads=1, tokens=128)
 """PP4 x DP2 with maths so small that two cores carry eight ranks; the device's profile sets the time (15 and 30 ms a chunk)."""
@@ -88,7 +89,7 @@ class Bench:
     """Runs, one after the other, in one store, with a bar that shows what is running."""
 
     def __init__(self, progress: Progress, store: Store) -> None:
-        self._progress, self._store = progress, store
+        self._progress, self.store = progress, store
 
     def steps(self, what: str, of: Sequence[_Step]) -> Iterator[_Step]:
         """`of`, one by one, shown to people."""
@@ -96,7 +97,7 @@ class Bench:
 
     def run(self, options: RunOptions, *faults: str, watch: Watch | None = None, settle: bool = False) -> FinishedRun:
         """One run; with `settle` the collector is left to end by itself before the store is looked at."""
-        store = self._store
+        store = self.store
         parsed = parse_faults(faults, ranks=options.ranks, iterations=options.iterations, schedule=options.schedule)
         chosen = msgspec.structs.replace(options, store=str(store.root), faults=parsed)
         witness = _Witness(store, options.iterations, watch)
@@ -131,13 +132,16 @@ def perform(name: str, parts: Sequence[Part], json_path: Path | None, store: Sto
     """Run the parts in turn and publish all their figures; a part that breaks is reported and does not cost the others."""
     figures: list[Figure] = []
     with bars() as progress:
-        for part in parts:
+        bench = Bench(progress, store)
+        for part in bench.steps(name, parts):
             try:
-                figures += part(Bench(progress, store))
+                figures += part(bench)
             except Exception as error:
                 note = f"broke: {type(error).__name__}: {error}"
-                figures.append(figure(part.__module__.rpartition(".")[2], None, "", bar=None, better="lower", note=note))
+                figures.append(figure(part.__module__.rpartition(".")[2], None, "", better="lower", note=note))
     for pid in collectors(store):
         send_signal(pid, signal.SIGTERM)
     wait_for_collectors(store)
     publish(name, figures, json_path)
+    if json_path is not None and (page := draw_growth(figures, json_path)):
+        print(f"growth of the planning time: {page}")

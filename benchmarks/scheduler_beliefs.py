@@ -1,13 +1,12 @@
 """Planners on wrong estimates: what a plan is worth when speeds, delays and costs are not what the planner assumed.
 
 A planner plans for `estimated(cluster)` and is scored on the cluster as it is: the iteration of its plan over that of the plan
-which it makes when it knows the truth. A part of `unskew bench scheduler`; alone: `unskew bench scheduler_beliefs`.
+which it makes when it knows the truth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from statistics import fmean
 
 import msgspec
@@ -20,9 +19,9 @@ from unskew.analytics.planners.joint.evaluation import holds, iteration_us
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.problem import PlannerCluster, start
 from unskew.analytics.planners.resihp.progressive import plan_progressive
-from unskew.benchmarks.report import Figure, figure, publish
+from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks.runs import Bench
 from unskew.benchmarks.scheduler_planners import CASES, FIRST_SEED, LARGEST, SIZES, faulty_cluster
-from unskew.collector.paths import Store
 
 ERROR = 0.1
 LARGE_SEEDS = 5
@@ -33,11 +32,7 @@ PLANNERS: dict[str, Plan] = {
 }
 
 
-def main(json_path: Path | None, store: Store) -> None:  # noqa: ARG001 - keeps no run
-    publish("scheduler_beliefs", list(figures()), json_path)
-
-
-def figures() -> Iterator[Figure]:
+def figures(_bench: Bench) -> Iterator[Figure]:
     """Small random jobs with many faults, then the jobs of the planning times with 0.5 % faulty devices."""
     small = [random_cluster(np.random.default_rng(seed), largest=LARGEST) for seed in range(FIRST_SEED, FIRST_SEED + CASES)]
     yield from _figures(f"{CASES} small jobs", small)
@@ -83,7 +78,7 @@ def _figures(what: str, clusters: list[PlannerCluster]) -> Iterator[Figure]:
                 could_stay += 1
                 worse += wrong_us > iteration_us(cluster, present) * (1 + 1e-9)
         yield figure(
-            f"{name} told wrong by {ERROR:.0%}, {what}: iteration longer by", fmean(losses), "%", bar=None, better="lower",
+            f"{name} told wrong by {ERROR:.0%}, {what}: iteration longer by", fmean(losses), "%", better="lower",
             note=f"worst {max(losses):.1f} %, best {min(losses):.1f} %; slower than changing nothing in {worse} of "
             f"{could_stay} that could",
         )  # fmt: skip

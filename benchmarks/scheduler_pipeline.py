@@ -1,12 +1,10 @@
-"""The pipeline model's figures: known makespans, speed of the timeline, AdaPtis against its baselines. A part of
-`unskew bench scheduler`; alone: `unskew bench scheduler_pipeline`."""
+"""The pipeline model's figures: known makespans, speed of the timeline, AdaPtis against its baselines."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from math import exp, log
-from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
@@ -17,8 +15,8 @@ from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
 from unskew.analytics.pipeline.model_profiles import MODELS, model_profile
 from unskew.analytics.planners.adaptis.task import AdaptisResult, AdaptisTask
 from unskew.analytics.planners.adaptis.tune import BASELINES, gains, tune
-from unskew.benchmarks.report import Figure, figure, publish
-from unskew.collector.paths import Store
+from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks.runs import Bench
 
 ORACLES = ((4, 8, 33, 27), (8, 8, 45, 31), (2, 4, 15, 13))
 """(stages, micro-batches, makespan of 1F1B, of ZB-H1) with F = B = W = 1."""
@@ -27,11 +25,7 @@ SHAPES = ((4, 8), (8, 16), (8, 32))
 PAPER_MEAN_GAIN = 1.42
 
 
-def main(json_path: Path | None, store: Store) -> None:  # noqa: ARG001 - keeps no run
-    publish("scheduler_pipeline", list(figures()), json_path)
-
-
-def figures() -> Iterator[Figure]:
+def figures(_bench: Bench) -> Iterator[Figure]:
     """Every figure, in the order in which they are measured."""
     yield from oracle_figures()
     yield from speed_figures()
@@ -70,16 +64,14 @@ def speed_figures() -> Iterator[Figure]:
         better="lower", note="start and end of every chunk; all durations differ",
     )  # fmt: skip
     start, end = large.run(many, 0.1)
-    yield figure(
-        "its bubbles, classed", _median_ms(lambda: bubbles(large, start, end), 10), "ms", bar=None, better="lower"
-    )  # fmt: skip
+    yield figure("its bubbles, classed", _median_ms(lambda: bubbles(large, start, end), 10), "ms", better="lower")
     small = pipeline_of("1f1b", ranks=4, micro_batches=8)
     costs = np.array([[1.0, 1.2, 0.9, 1.1], [2.0, 2.4, 1.8, 2.2]])
     ms = _median_ms(lambda: small.makespan_us(per_hop(small, costs)), 500)
-    yield figure("makespans a second, PP4 x 8 micro-batches, one at a time", 1000.0 / ms, "1/s", bar=None, better="higher")
+    yield figure("makespans a second, PP4 x 8 micro-batches, one at a time", 1000.0 / ms, "1/s", better="higher")
     candidates = np.random.default_rng(0).uniform(1.0, 2.0, (2, 4, 1000))
     ms = _median_ms(lambda: small.makespan_us(per_hop(small, candidates)), 20)
-    yield figure("the same, 1,000 candidates in one pass", 1e6 / ms, "1/s", bar=None, better="higher")
+    yield figure("the same, 1,000 candidates in one pass", 1e6 / ms, "1/s", better="higher")
 
 
 def _median_ms(work: Callable[[], object], times: int) -> float:
@@ -118,20 +110,19 @@ def adaptis_figures() -> Iterator[Figure]:
                     f"AdaPtis over interleaved 1F1B: {where}",
                     gained["interleaved"],
                     "x",
-                    bar=None,
                     better="higher",
                     note=_summary(found),
                 )
     yield figure("AdaPtis over the best of its baselines, worst task", min(over_best), "x", bar=1.0, better="higher")
     yield figure(
-        "AdaPtis over interleaved 1F1B, geometric mean", exp(fmean(map(log, over_interleaved))), "x", bar=None,
+        "AdaPtis over interleaved 1F1B, geometric mean", exp(fmean(map(log, over_interleaved))), "x",
         better="higher", note=f"the paper's mean over its own models and cluster: {PAPER_MEAN_GAIN}",
     )  # fmt: skip
     yield figure(
-        "AdaPtis: time over a lower bound, mean", fmean(gaps), "x", bar=None, better="lower",
+        "AdaPtis: time over a lower bound, mean", fmean(gaps), "x", better="lower",
         note=f"worst {max(gaps):.3f}; no plan at all can be below 1",
     )  # fmt: skip
-    yield figure("AdaPtis: one search", fmean(seconds), "s", bar=None, better="lower", note=f"longest {max(seconds):.1f} s")
+    yield figure("AdaPtis: one search", fmean(seconds), "s", better="lower", note=f"longest {max(seconds):.1f} s")
 
 
 def _speeds(count: int, slow: Sequence[tuple[int, float]]) -> tuple[float, ...]:

@@ -1,11 +1,9 @@
-"""The planners' figures: worked cases of the papers, distance from the best plan, time to plan up to 98,304 devices. A part of
-`unskew bench scheduler`; alone: `unskew bench scheduler_planners`."""
+"""The planners' figures: worked cases of the papers, distance from the best plan, time to plan up to 98,304 devices."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
@@ -25,9 +23,8 @@ from unskew.analytics.planners.malleus import layers_of, micro_batches_of
 from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, group_speeds, healthy_cluster, start
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.planners.resihp.tp import choose
-from unskew.benchmarks.growth import draw_growth
-from unskew.benchmarks.report import Figure, figure, publish
-from unskew.collector.paths import Store
+from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks.runs import Bench
 
 CASES = 300
 FIRST_SEED = 10_000
@@ -44,14 +41,7 @@ SIZES = (
 """(TP, PP, DP), micro-batches, seconds allowed."""
 
 
-def main(json_path: Path | None, store: Store) -> None:  # noqa: ARG001 - keeps no run
-    found = list(figures())
-    publish("scheduler_planners", found, json_path)
-    if json_path is not None:
-        print(f"growth of the planning time: {draw_growth(found, json_path)}")
-
-
-def figures() -> Iterator[Figure]:
+def figures(_bench: Bench) -> Iterator[Figure]:
     """Every figure, in the order in which they are measured."""
     yield from worked_figures()
     yield from uniform_figures()
@@ -102,7 +92,7 @@ def uniform_figures() -> Iterator[Figure]:
     uniform = iteration_us(cluster, plan_progressive(cluster, levels={"tp", "pp"}).layout)
     yield figure(
         "two such replicas, one healthy: own partitions over one for both", uniform / plan_joint(cluster).predicted_us, "x",
-        bar=None, better="higher", note="the same micro-batches in all; the joint planner also divides them unevenly",
+        better="higher", note="the same micro-batches in all; the joint planner also divides them unevenly",
     )  # fmt: skip
 
 
@@ -137,12 +127,12 @@ def distance_figures() -> Iterator[Figure]:
     yield figure("joint planner over the best plan, mean", 100 * fmean(gaps), "%", bar=1.0, better="lower", note=note)
     yield figure("joint planner over the best plan, worst", 100 * max(gaps), "%", bar=3.0, better="lower")
     yield figure(
-        "ResiHP's levels over the best plan, mean", 100 * fmean(levels), "%", bar=None, better="lower",
+        "ResiHP's levels over the best plan, mean", 100 * fmean(levels), "%", better="lower",
         note=f"median {100 * median(levels):.1f} %, worst {100 * max(levels):.0f} %; no plan within the memory in "
         f"{levels_failed} jobs",
     )  # fmt: skip
     yield figure(
-        "jobs in which ResiHP's levels beat all plans of separate pipelines", sum(gap < -1e-9 for gap in levels), "", bar=None,
+        "jobs in which ResiHP's levels beat all plans of separate pipelines", sum(gap < -1e-9 for gap in levels), "",
         better="lower", note="by lending single stages; the joint planner then takes theirs",
     )  # fmt: skip
     yield figure("jobs in which the joint plan is worse than doing nothing", worse, "", bar=0, better="lower")
@@ -169,7 +159,7 @@ def order_figures() -> Iterator[Figure]:
     for name, ratios in (("joint plans", joint), ("plans with lent stages", lent)):
         near = sum(abs(ratio) <= 0.01 for ratio in ratios) / len(ratios)
         note = f"{len(ratios)} jobs; from {100 * min(ratios):+.0f} % to {100 * max(ratios):+.0f} %"
-        yield figure(f"runtime's order within 1 % of the planners' makespan, {name}", 100 * near, "% of jobs", bar=None,
+        yield figure(f"runtime's order within 1 % of the planners' makespan, {name}", 100 * near, "% of jobs",
                      better="higher", note=note)  # fmt: skip
 
 
@@ -233,7 +223,7 @@ def time_figures() -> Iterator[Figure]:
             f"{median(row[1] for row in rows):.3f} s; at most {100 * max(row[2] for row in rows):.1f} % over the best plan",
         )  # fmt: skip
     growth = float(np.polyfit(np.log(devices), np.log(spent_s), 1)[0])
-    yield figure("growth: planning time ~ devices to the power of", growth, "", bar=None, better="lower")
+    yield figure("growth: planning time ~ devices to the power of", growth, "", better="lower")
 
 
 def proof_figures() -> Iterator[Figure]:
@@ -244,7 +234,7 @@ def proof_figures() -> Iterator[Figure]:
         begun = time.perf_counter()
         gap = predicted_us / proven_bound_us(cluster, predicted_us) - 1.0
         yield figure(
-            f"joint planner over the best plan, {int(np.prod(shape)):,} devices: at most", 100 * gap, "%", bar=None,
+            f"joint planner over the best plan, {int(np.prod(shape)):,} devices: at most", 100 * gap, "%",
             better="lower", note=f"proved in {time.perf_counter() - begun:.0f} s",
         )  # fmt: skip
 

@@ -17,20 +17,16 @@ from unskew.analytics.lab.studies.registry import STUDIES
 from unskew.analytics.policies.ft_hsdp import closed_form
 from unskew.analytics.policies.recover import MicroBatchShares, boundary, steady
 from unskew.analytics.policies.registry import POLICIES
-from unskew.benchmarks.report import Better, Figure, figure, publish
-from unskew.collector.paths import Store
+from unskew.benchmarks.report import Better, Figure, figure
+from unskew.benchmarks.runs import Bench
 from unskew.edge.run_study import StudyResult, run_study
 
 SEEDS = 5
 
 
-def figures(seeds: int = SEEDS) -> list[Figure]:
+def figures(_bench: Bench, seeds: int = SEEDS) -> list[Figure]:
     """Everything of this part; the studies with `seeds` seeds."""
     return [*_seconds(), *_worked(), *_recorded(), *_against_resihp(seeds), *_wrong_estimates(seeds)]
-
-
-def main(json_path: Path | None, store: Store) -> None:  # noqa: ARG001  # keeps no run
-    publish("scheduler_studies", figures(), json_path)
 
 
 def _seconds() -> list[Figure]:
@@ -111,7 +107,7 @@ def _against_resihp(seeds: int) -> list[Figure]:
             )
             found.append(figure(f"{name}: cells worse than ResiHP", len(worse), "cells", bar=0, better="lower", note=note))
             gap = _gap(result)
-            found.append(figure(f"{name}: mean gap to capacity", gap, "%", bar=None, better="lower", note="Unskew"))
+            found.append(figure(f"{name}: mean gap to capacity", gap, "%", better="lower", note="Unskew"))
     return found
 
 
@@ -139,4 +135,4 @@ def _wrong_estimates(seeds: int) -> list[Figure]:
         )
         loss.append(100.0 * (right - wrong))
     mean = sum(loss) / len(loss)
-    return [figure("loss when beliefs are wrong by 10 %", mean, "points", bar=None, better="lower", note="effective time")]
+    return [figure("loss when beliefs are wrong by 10 %", mean, "points", better="lower", note="effective time")]

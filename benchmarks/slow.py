@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, median
 
 import msgspec
@@ -12,9 +11,8 @@ from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.pipeline.prediction import predict_iterations
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, done, perform
+from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, done
 from unskew.collector.events import IterationCommitted, MicroBatchPacked, PlanApplied, PlanScored, PredictorFitted, Verdict
-from unskew.collector.paths import Store
 
 OPTIONS = msgspec.structs.replace(EIGHT_RANKS, device="sleep")
 AT = 14
@@ -136,7 +134,3 @@ def _works(run: FinishedRun) -> dict[int, tuple[Work, ...]]:
         iteration: tuple(work_of(lengths[iteration, number]) for number in range(run.options.micro_batches))
         for iteration in range(run.options.iterations)
     }
-
-
-def main(json_path: Path | None, store: Store) -> None:
-    perform("slow", [figures_of_a_strong_fault, figures_of_a_weak_fault], json_path, store)

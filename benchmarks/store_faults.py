@@ -18,7 +18,8 @@ from pathlib import Path
 import duckdb
 
 from unskew.benchmarks import store_kills
-from unskew.benchmarks.report import Figure, Steps, figure, publish, showing, silently
+from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks.runs import Bench
 from unskew.benchmarks.store_producer import spans
 from unskew.collector.events import DeviceJoined, IterationCommitted, Note, RunStarted
 from unskew.collector.files.manifest import load
@@ -65,21 +66,15 @@ _LOAD_ACTS, _LOAD_S = 6, 5.0
 """Under load a kill is aimed at one of the first so many acts of a part, and waited for so long."""
 
 
-def main(json: Path | None = None) -> None:
-    with showing() as steps:
-        found = figures(steps=steps)
-    publish("store_faults", found, json)
-
-
-def figures(kills: int = KILLS, aimed_kills: int = AIMED_KILLS, flips: int = FLIPS, *, steps: Steps = silently) -> list[Figure]:
+def figures(bench: Bench, kills: int = KILLS, aimed_kills: int = AIMED_KILLS, flips: int = FLIPS) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="unskew-store-") as folder:
-        found = killed(Store(Path(folder) / "load"), kills, steps)
-        found += aimed(Path(folder), aimed_kills, steps)
-        found += flipped(Path(folder), flips, steps)
+        found = killed(bench, Store(Path(folder) / "load"), kills)
+        found += aimed(bench, Path(folder), aimed_kills)
+        found += flipped(bench, Path(folder), flips)
     return found
 
 
-def killed(store: Store, kills: int, steps: Steps = silently) -> list[Figure]:
+def killed(bench: Bench, store: Store, kills: int) -> list[Figure]:
     """Collectors and producers killed in turn under load; what a producer knew to be flushed is looked for afterwards.
 
     Every other collector dies at a random moment, the others in the midst of sealing, publishing and merging, in turn.
@@ -106,7 +101,7 @@ def killed(store: Store, kills: int, steps: Steps = silently) -> list[Figure]:
     for _ in range(PRODUCERS):
         produce()
     died = Counter[str]()
-    for number in steps("kills of collectors and producers under load", range(kills)):
+    for number in bench.steps("kills of collectors and producers under load", range(kills)):
         part = _WORKS["collect"][number // 2 % 3] if number % 2 else ""
         collector = store_kills.spawn(store, "collect", part, str(chance.randint(1, _LOAD_ACTS)))
         while not is_held(store.lock("collector")) and collector.poll() is None:
@@ -121,7 +116,7 @@ def killed(store: Store, kills: int, steps: Steps = silently) -> list[Figure]:
         collector.communicate()
     while producers:
         end_oldest()
-    for _ in steps("what is left is sealed", range(1)):
+    for _ in bench.steps("what is left is sealed", range(1)):
         store_kills.acts(store, "collect")
     findings = check(store, mend=False).findings
     lost = doubled = total = 0
@@ -146,7 +141,7 @@ def killed(store: Store, kills: int, steps: Steps = silently) -> list[Figure]:
     ]
 
 
-def aimed(folder: Path, kills: int, steps: Steps = silently) -> list[Figure]:
+def aimed(bench: Bench, folder: Path, kills: int) -> list[Figure]:
     """Kills at the acts of sealing, publishing, merging and rebuilding: what the views answer then, and when the work was
     redone.
 
@@ -157,7 +152,7 @@ def aimed(folder: Path, kills: int, steps: Steps = silently) -> list[Figure]:
     _portions(origin)
     truth, wrong, done = _answers(origin), list[str](), Counter[str]()
     copy = Store(folder / "copy")
-    for work, part, number, of in steps("kills in seal, publish, compaction, rebuild", list(_aims(origin, copy, kills))):
+    for work, part, number, of in bench.steps("kills in seal, publish, compaction, rebuild", list(_aims(origin, copy, kills))):
         shutil.copytree(origin.root, copy.root)
         child = store_kills.spawn(copy, work, part, str(number))
         child.communicate()
@@ -240,7 +235,7 @@ def _left(store: Store) -> bool:
     return any(store.root.glob("**/*.new")) or sealed != {store.root / one.file for one in load(store).sealed}
 
 
-def flipped(folder: Path, flips: int, steps: Steps = silently) -> list[Figure]:
+def flipped(bench: Bench, folder: Path, flips: int) -> list[Figure]:
     """One bit of one file at a time: an answer changes, and `check` sees nothing or claims to have mended what it did not.
 
     Files: sealed, published, spooled, the manifest, and store.duckdb, which is asked by itself.
@@ -251,7 +246,7 @@ def flipped(folder: Path, flips: int, steps: Steps = silently) -> list[Figure]:
     files = [path for path in files if "locks" not in path.parts and path.suffix != ".log"]
     truth = {True: _database_answers(store), False: _answers(store)}
     unnoticed, changed = list[str](), Counter[str]()
-    for _ in steps("flipped bits", range(flips)):
+    for _ in bench.steps("flipped bits", range(flips)):
         path = chance.choice(files)
         whole, at = path.read_bytes(), chance.randrange(path.stat().st_size)
         path.chmod(0o644)

@@ -13,7 +13,8 @@ from statistics import median
 
 from support.sqlite_store import Form, SqliteStore
 
-from unskew.benchmarks.report import Figure, Steps, digits, figure, silently
+from unskew.benchmarks.report import Figure, digits, figure
+from unskew.benchmarks.runs import Bench
 from unskew.benchmarks.store_processes import GIVE_UP_S, PRODUCERS, RUN, collector, producers, two_cores
 from unskew.benchmarks.store_producer import FLUSH, spans
 from unskew.collector.files import rows
@@ -41,13 +42,13 @@ _START_US = 1_763_000_000_000_000
 
 
 def figures(
+    bench: Bench,
+    *,
     flat_out: int = FLAT_OUT,
     backlog: int = BACKLOG,
     fresh_s: float = FRESH_S,
     loop: int = LOOP,
     sealed: int = SEALED,
-    *,
-    steps: Steps = silently,
 ) -> list[Figure]:
     """All of them; the counts are of events."""
     with tempfile.TemporaryDirectory(prefix="unskew-store-") as folder:
@@ -59,7 +60,7 @@ def figures(
             lambda: freshness(Store(root / "fresh"), fresh_s),
             lambda: sealed_size(Store(root / "size"), sealed),
         ]
-        return [one for part in steps("loop, throughput, memory, freshness, size", parts) for one in part()]
+        return [one for part in bench.steps("loop, throughput, memory, freshness, size", parts) for one in part()]
 
 
 def in_the_loop(store: Store, count: int) -> list[Figure]:
@@ -77,7 +78,7 @@ def in_the_loop(store: Store, count: int) -> list[Figure]:
             f"{beside_us:.2f} us of CPU an event ({each:,}), while the loop gives the core away for 1 ms an iteration",
         ),
         figure(
-            "store: the same when the loop waits until the kernel has the flush", median(waited_us), "us", bar=None,
+            "store: the same when the loop waits until the kernel has the flush", median(waited_us), "us",
             better="lower", note=f"median; {median(waited_us) * FLUSH:.0f} us an iteration. A vote waits so, 50 ms at most",
         ),
     ]  # fmt: skip
@@ -130,7 +131,7 @@ def throughput(store: Store, folder: Path, count: int) -> list[Figure]:
             "store: memory of the collector, flat out", peak_mb(), "MB", bar=500, better="lower", note="peak resident",
         ),
         figure(
-            "store: a span of the producers, sealed", size, "bytes", bar=None, better="lower",
+            "store: a span of the producers, sealed", size, "bytes", better="lower",
             note=f"all fields, {len(manifest.sealed)} files; {sizes}",
         ),
     ]  # fmt: skip

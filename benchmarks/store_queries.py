@@ -27,7 +27,8 @@ import numpy as np
 from support.sqlite_store import SPAN_FIELDS, Form, SqliteStore
 
 from unskew.benchmarks.big_store import ITERATION_US, RANKS, RUN, SPANS_PER_ITERATION, build
-from unskew.benchmarks.report import Figure, Steps, digits, figure, publish, showing, silently
+from unskew.benchmarks.report import Figure, digits, figure
+from unskew.benchmarks.runs import Bench
 from unskew.benchmarks.store_processes import collector
 from unskew.collector.events import IterationCommitted, Span
 from unskew.collector.files.rows import LINE
@@ -54,22 +55,16 @@ QUESTIONS = {
 }
 
 
-def main(json: Path | None = None) -> None:
-    with showing() as steps:
-        found = figures(steps=steps)
-    publish("store_queries", found, json)
-
-
-def figures(sizes: Sequence[int] = tuple(SIZES), rounds: int = ROUNDS, *, steps: Steps = silently) -> list[Figure]:
+def figures(bench: Bench, sizes: Sequence[int] = tuple(SIZES), rounds: int = ROUNDS) -> list[Figure]:
     """A figure per question and size; the notes hold the medians and SQLite's times."""
     found = []
     for spans in sizes:
         with tempfile.TemporaryDirectory(prefix="unskew-bench-queries-") as folder:
             store = Store(Path(folder) / "store")
             store.root.mkdir()
-            iterations = build(store, spans, steps)
-            asked = _ask_while_ingesting(store, iterations, rounds, steps)
-            beside = _sqlite(store, Path(folder), steps) if spans <= COMPARED_SPANS else {}
+            iterations = build(bench, store, spans)
+            asked = _ask_while_ingesting(bench, store, iterations, rounds)
+            beside = _sqlite(bench, store, Path(folder)) if spans <= COMPARED_SPANS else {}
         for name, what in QUESTIONS.items():
             took_ms = asked.took_ms[name]
             p95_ms = float(np.percentile(took_ms, 95))
@@ -127,11 +122,11 @@ class _Asked(msgspec.Struct):
     memory_mb: float = 0.0
 
 
-def _ask_while_ingesting(store: Store, iterations: int, rounds: int, steps: Steps) -> _Asked:
+def _ask_while_ingesting(bench: Bench, store: Store, iterations: int, rounds: int) -> _Asked:
     answers = _Asked()
     with _ingesting(store, iterations, answers), open_store(store) as reader:
         asked = list(questions(reader).items())
-        for number in steps("questions while events come in", range((rounds + 1) * len(asked))):
+        for number in bench.steps("questions while events come in", range((rounds + 1) * len(asked))):
             name, ask = asked[number % len(asked)]
             start_s = time.perf_counter()
             reader.refresh()
@@ -201,11 +196,11 @@ def _commit(writers: Sequence[SpoolWriter], iteration: int) -> None:
         )  # fmt: skip
 
 
-def _sqlite(store: Store, folder: Path, steps: Steps) -> dict[str, dict[str, float]]:
+def _sqlite(bench: Bench, store: Store, folder: Path) -> dict[str, dict[str, float]]:
     """Seconds of each question in SQLite, by form: the best of two."""
     forms: tuple[Form, ...] = ("columns", "json")
     found = {}
-    for form in steps("the same in SQLite, as columns and as JSON", forms):
+    for form in bench.steps("the same in SQLite, as columns and as JSON", forms):
         path = folder / f"{form}.sqlite"
         _fill(store, path, form)
         with sqlite3.connect(path) as connection:

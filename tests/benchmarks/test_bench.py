@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-import unskew.benchmarks
+import unskew
 from unskew.benchmarks.growth import draw_growth
-from unskew.benchmarks.report import figure
+from unskew.benchmarks.registry import BENCHES
+from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks.runs import Bench
 from unskew.cli import app
 
-DEMO = """
-from unskew.benchmarks.report import figure, publish
 
-def main(json_path):
-    publish("demo", [figure("regroup", 0.7, "s", bar=0.5, better="lower", note="8 ranks")], json_path)
-"""
-STORING = """
-def main(json_path, store):
-    (store.root / "run").write_text("kept")
-    print(store.root)
-"""
+def demo(_bench: Bench) -> list[Figure]:
+    return [figure("regroup", 0.7, "s", bar=0.5, better="lower", note="8 ranks")]
+
+
+def storing(bench: Bench) -> list[Figure]:
+    (bench.store.root / "run").write_text("kept")
+    print(bench.store.root)
+    return []
 
 
 @pytest.mark.parametrize(
@@ -43,11 +42,9 @@ def test_a_bar_is_met_by_reaching_it(value: float | None, bar: float | None, bet
 
 
 def test_a_bench_writes_its_figures_and_a_missed_bar_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "demo.py").write_text(DEMO)
-    monkeypatch.setattr(unskew.benchmarks, "__path__", [*unskew.benchmarks.__path__, str(tmp_path)])
+    monkeypatch.setitem(BENCHES, "demo", (demo,))
     monkeypatch.setattr(sys, "argv", ["unskew", "bench", "demo"])
     result = CliRunner().invoke(app, ["bench", "demo", "--json", str(tmp_path / "out" / "demo.json")])
-    monkeypatch.delitem(sys.modules, "unskew.benchmarks.demo")
     assert result.exit_code == 0, result.output
     assert "missed" in result.output
     report = json.loads((tmp_path / "out" / "demo.json").read_text())
@@ -57,22 +54,16 @@ def test_a_bench_writes_its_figures_and_a_missed_bar_is_no_error(tmp_path: Path,
     assert report["figures"] == [entry]
 
 
-@pytest.fixture
-def storing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "storing.py").write_text(STORING)
-    monkeypatch.setattr(unskew.benchmarks, "__path__", [str(tmp_path)])
-    yield
-    sys.modules.pop("unskew.benchmarks.storing", None)
-
-
-@pytest.mark.usefixtures("storing")
-def test_a_bench_that_keeps_runs_keeps_them_in_the_store_asked_for_or_in_none(tmp_path: Path) -> None:
+def test_a_bench_that_keeps_runs_keeps_them_in_the_store_asked_for_or_in_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BENCHES, "storing", (storing,))
     result = CliRunner().invoke(app, ["bench", "storing", "--store", str(tmp_path / "store")])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "store" / "run").read_text() == "kept"
     result = CliRunner().invoke(app, ["bench", "storing"])
     assert result.exit_code == 0, result.output
-    assert not Path(result.stdout.strip()).exists()
+    assert not Path(result.stdout.splitlines()[0]).exists()
 
 
 def test_the_growth_of_the_planning_time_is_drawn(tmp_path: Path) -> None:
@@ -80,9 +71,12 @@ def test_the_growth_of_the_planning_time_is_drawn(tmp_path: Path) -> None:
         figure(f"a full plan for {devices:,} devices", seconds, "s", bar=60.0, better="lower")
         for devices, seconds in ((64, 0.03), (98_304, 12.5))
     ]
-    page = draw_growth([figure("another", 1.0, "s", bar=None, better="lower"), *times], tmp_path / "a.json")
+    another = figure("another", 1.0, "s", better="lower")
+    page = draw_growth([another, *times], tmp_path / "a.json")
+    assert page is not None
     assert page.name == "a.growth.html"
     assert "98304" in page.read_text()
+    assert draw_growth([another], tmp_path / "b.json") is None
 
 
 def test_where_benches_are_not_installed_one_sentence_says_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.progress import Progress
 
 from unskew.benchmarks import store_faults, store_ingest, store_queries
+from unskew.benchmarks.runs import Bench
 from unskew.collector.files.manifest import load
 from unskew.collector.paths import Store
 from unskew.collector.service import check
 
 pytestmark = pytest.mark.slow
+BENCH = Bench(Progress(), Store(Path("never-used")))
 
 
 @pytest.mark.limit(300)
 def test_every_figure_of_ingest_is_measured_beside_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_ingest, "SQLITE", 4000)
-    figures = store_ingest.figures(flat_out=8000, backlog=8000, fresh_s=1.0, loop=1000, sealed=64_000)
+    figures = store_ingest.figures(BENCH, flat_out=8000, backlog=8000, fresh_s=1.0, loop=1000, sealed=64_000)
     values = {figure.name.removeprefix("store: "): figure.value for figure in figures}
     assert all(value is not None and value > 0 for value in values.values()), values
     assert [figure.name for figure in figures if "SQLite json" in figure.note] == [
@@ -30,7 +33,7 @@ def test_every_figure_of_ingest_is_measured_beside_sqlite(monkeypatch: pytest.Mo
 
 @pytest.mark.limit(300)
 def test_kills_under_load_lose_no_event_and_no_decision(tmp_path: Path) -> None:
-    lost, doubled = store_faults.killed(Store(tmp_path / "store"), 2)
+    lost, doubled = store_faults.killed(BENCH, Store(tmp_path / "store"), 2)
     assert (lost.value, doubled.value) == (0, 0), lost.note
     assert ", 0 of them decisions" not in lost.note
 
@@ -63,7 +66,7 @@ def test_damage_counts_as_noticed_only_when_it_is_named_or_truly_mended(
 
 @pytest.mark.limit(300)
 def test_the_benchmark_asks_a_store_that_grows_and_sqlite_alike() -> None:
-    *figures, memory = store_queries.figures(sizes=[20_000], rounds=1)
+    *figures, memory = store_queries.figures(BENCH, sizes=[20_000], rounds=1)
     assert len(figures) == 3
     assert all(figure.value is not None and figure.value > 0 and "SQLite, json" in figure.note for figure in figures)
     assert memory.ok
@@ -71,6 +74,6 @@ def test_the_benchmark_asks_a_store_that_grows_and_sqlite_alike() -> None:
 
 @pytest.mark.limit(300)
 def test_a_kill_in_the_midst_of_each_part_changes_no_answer(tmp_path: Path) -> None:
-    (wrong,) = store_faults.aimed(tmp_path, kills=1)
+    (wrong,) = store_faults.aimed(BENCH, tmp_path, kills=1)
     assert wrong.value == 0, wrong.note
     assert "1 seal, 1 publish, 2 compaction, 1 rebuild" in wrong.note

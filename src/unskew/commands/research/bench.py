@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import tempfile
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -23,20 +22,15 @@ def bench(
     from unskew.collector.paths import make_folder
 
     try:
-        from unskew.benchmarks import report
+        from unskew.benchmarks import registry, runs
     except ModuleNotFoundError as error:
         if error.name != "unskew.benchmarks":
             raise
         refuse("benches are not installed: run them from a checkout of the repository, with make bench")
-    benches = report.benches()
-    if name not in benches:
-        refuse(f"there is no benchmark {name!r}, allowed: {', '.join(sorted(benches))}")
-    main: Any = benches[name]
-    if "store" not in inspect.signature(main).parameters:  # it keeps no runs
-        main(json)
-        return
+    if name not in registry.BENCHES:
+        refuse(f"there is no benchmark {name!r}, allowed: {', '.join(sorted(registry.BENCHES))}")
     with tempfile.TemporaryDirectory(prefix="unskew-bench-") as folder:
         place = locate(store or folder)
         with checking_input():
             make_folder(place.root)
-        main(json, store=place)
+        runs.perform(name, registry.BENCHES[name], json, place)
