@@ -28,7 +28,7 @@ def spans(rank: int, seed: int = 0) -> Iterator[Span]:
     device, stage = f"host-{rank // 8:04d}/gpu-{rank % 8}", rank % 4
     now_us, iteration = 1_000_000_000, 0
     while True:
-        common: dict[str, Any] = {"device": device, "rank": rank, "epoch": 0, "attempt": 0, "iteration": iteration}
+        common: dict[str, Any] = {"device": device, "rank": rank, "plan_version": 0, "attempt": 0, "iteration": iteration}
         for micro_batch in range(MICRO_BATCHES):
             tokens = chance.uniform(0.6, 1.4)
             for kind, factor in _CHUNKS:

@@ -28,13 +28,13 @@ def group(name: str, *members: int, ranks: tuple[int, ...] | None = None) -> lis
 
 PAIRS = [*group("tp", 0, 1), *group("tq", 2, 3), *group("dp", 0, 2), *group("dq", 1, 3)]
 SCENARIOS = {
-    "one did not join": ([entry(0, "tp", 5)], (1,), (0,), "nothing under way"),
-    "a chain: 3 holds up 2, and 2 holds up 0": ([entry(0, "dp", 9), entry(2, "tq", 4)], (3,), (0, 2), "nothing under way"),
+    "one did not join": ([entry(0, "tp", 5)], (1,), (0,), "nothing in progress"),
+    "a chain: 3 holds up 2, and 2 holds up 0": ([entry(0, "dp", 9), entry(2, "tq", 4)], (3,), (0, 2), "nothing in progress"),
     "the oldest operation counts, not the newest": (
         [entry(0, "dp", 9, record=1), entry(0, "tp", 5, record=2), entry(1, "tp", 5, record=1)],
         (2,),
         (0,),
-        "nothing under way",
+        "nothing in progress",
     ),
     "its device has stopped in what all have joined": (
         [entry(2, "tq", 4), entry(3, "tq", 4), entry(0, "dp", 9)],
