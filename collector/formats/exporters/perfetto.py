@@ -24,8 +24,8 @@ _THREADS = {
 _ORDER = ("compute", "receiving", "sending", "collectives", "other")
 _NAMES = {"F": "forward", "B": "backward", "W": "weight gradient"}
 _SPANS = """
-    select rank, kind, iteration, plan_version, attempt, micro_batch, start_us, wall_us, peer, bytes, "group" from spans
-    where run = ? order by start_us, rank, seq
+    select rank, kind, iteration, plan_version as epoch, attempt, micro_batch, start_us, wall_us, peer, bytes, "group"
+    from spans where run = ? order by start_us, rank, seq
 """
 _RECORDED = """
     select rank, payload->>'name' as name, payload->>'category' as category, coalesce(payload->>'track', '') as track,
@@ -103,7 +103,7 @@ def _work(spans: polars.DataFrame) -> Iterator[dict[str, Any]]:
     drawn = spans.with_columns(
         drawn_us=polars.when(sends).then(polars.min_horizontal("wall_us", following)).otherwise(polars.col("wall_us"))
     )
-    arguments = ("iteration", "plan_version", "attempt", "micro_batch", "peer", "bytes", "group", "wall_us")
+    arguments = ("iteration", "epoch", "attempt", "micro_batch", "peer", "bytes", "group", "wall_us")
     for row in drawn.iter_rows(named=True):
         number = "" if row["micro_batch"] is None else f" {row['micro_batch']}"
         yield {
@@ -120,7 +120,7 @@ def _work(spans: polars.DataFrame) -> Iterator[dict[str, Any]]:
 
 def _arrows(spans: polars.DataFrame) -> Iterator[dict[str, Any]]:
     """From each send to the receive of the same micro-batch on the other side; the n-th to the n-th."""
-    of = ["iteration", "plan_version", "attempt", "micro_batch", "sender", "receiver"]
+    of = ["iteration", "epoch", "attempt", "micro_batch", "sender", "receiver"]
     sides = []
     for kind, sender, receiver in (("send", "rank", "peer"), ("recv", "peer", "rank")):
         side = spans.filter(

@@ -89,6 +89,7 @@ def test_perfetto_bars_nest_or_follow_and_every_message_has_an_arrow(run: Run, t
     for event in trace:
         if event["ph"] == "X":
             bars[event["pid"], event["tid"]].append(event)
+    assert all({"iteration", "epoch"} <= bar["args"].keys() for track in bars.values() for bar in track)
     for track in bars.values():
         ordered = sorted(track, key=lambda bar: bar["ts"])
         assert all(one["ts"] + one["dur"] <= other["ts"] for one, other in pairwise(ordered))
