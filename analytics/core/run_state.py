@@ -88,7 +88,7 @@ class AppliedPlan(msgspec.Struct, frozen=True, dict=True):
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """Verdicts by number, proposals by name, all else in the order of the log.
+    """Verdicts by number, proposals by name, scores by the plan's version, all else in the order of the log.
 
     `lost`: the last loss of each rank that neither joined again nor got a role in a plan since; `rejoined`: those that did.
     """
@@ -103,6 +103,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     rejoined: frozenset[int] = frozenset()
     faults: tuple[ev.FaultInjected, ...] = ()
     predictors: tuple[ev.PredictorFitted, ...] = ()
+    scores: dict[int, ev.PlanScored] = {}
     diagnosed: ev.Diagnosed | None = None
 
     @property
@@ -156,6 +157,8 @@ def fold(state: RunState, event: ev.Event | None, at_us: int = 0) -> RunState:
             state = _changed(state, faults=(*state.faults, event))
         case ev.PredictorFitted():
             state = _changed(state, predictors=(*state.predictors, event))
+        case ev.PlanScored():
+            state = _changed(state, scores={**state.scores, event.plan_version: event})
         case ev.Diagnosed():
             state = _changed(state, diagnosed=event)
         case ev.DeviceLost():

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from unskew.analytics.core.run_state import ProposalState, RunState, fold
-from unskew.collector.events import Dropped, IterationCommitted, Party, PlanApplied
+from unskew.analytics.core.run_state import RunState, fold
+from unskew.collector.events import Dropped, IterationCommitted, Party, PlanApplied, PlanScored
 from unskew.collector.files.tail import Entry
 
 
@@ -128,7 +128,7 @@ class SummaryBuilder:
                 msgspec.convert(state.verdicts[number].verdict, VerdictSummary, from_attributes=True)
                 for number in sorted(state.verdicts)
             ),
-            plans=tuple(_plan(applied.event, state.proposals.get(applied.event.proposal)) for applied in state.plans),
+            plans=tuple(_plan(applied.event, state.scores.get(applied.event.plan_version)) for applied in state.plans),
             events=EventCounts(
                 written=self._written,
                 stored=stored,
@@ -143,9 +143,8 @@ class SummaryBuilder:
         return {iteration: commit.loss for iteration, commit in self._commits.items()}
 
 
-def _plan(applied: PlanApplied, proposal: ProposalState | None) -> PlanSummary:
+def _plan(applied: PlanApplied, score: PlanScored | None) -> PlanSummary:
     plan = PlanSummary(plan_version=applied.plan_version, at_iteration=applied.iteration, reason=applied.reason)
-    score = proposal.scored if proposal is not None else None
     if score is None:
         return plan
     return msgspec.structs.replace(
