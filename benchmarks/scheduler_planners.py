@@ -227,7 +227,7 @@ def time_figures() -> Iterator[Figure]:
 
 
 def proof_figures() -> Iterator[Figure]:
-    """How far from the best plan the joint planner can be at most, by integer programs (planners/proof.py)."""
+    """How far from the best plan the joint planner can be at most, by integer programs (planners/joint/proof.py)."""
     for shape, micro_batches, _ in SIZES[:3]:
         cluster = faulty_cluster(shape, micro_batches, 0)
         predicted_us = plan_joint(cluster).predicted_us

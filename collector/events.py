@@ -4,7 +4,7 @@ A tag is ``name@version`` (``span@1``). A line of a spool file is one JSON objec
 for control events, `stream`, `version`, `actor`) followed by the event's own. Run and writer are in the file's path, not in
 every line. Fields at their default are left out; a reader takes an absent field as its default.
 
-Two classes (docs/events.md):
+Two classes (docs/reference/events.md):
 
 * telemetry: high rate, key (run, writer, seq), may be dropped under pressure, and then a `Dropped` has their number;
 * control: low rate, written and fsynced at once to a stream with versions, never dropped.
@@ -415,7 +415,7 @@ class CommandRefused(Control, frozen=True, kw_only=True, tag="command_refused@1"
 class AdaptationStarted(Control, frozen=True, kw_only=True, tag="adaptation_started@1"):
     """What the deciding part of the controller was given, as plain data: with this and the log its decisions can be replayed.
 
-    `site` is analytics.adaptation.Site, `options` its AdaptationOptions.
+    `site` is analytics.loop.site.Site, `options` its AdaptationOptions.
     """
 
     site: dict[str, Any]
@@ -423,7 +423,8 @@ class AdaptationStarted(Control, frozen=True, kw_only=True, tag="adaptation_star
 
 
 class PredictorFitted(Control, frozen=True, kw_only=True, tag="predictor_fitted@1"):
-    """`model` is analytics.cost.CostModel as plain data; errors are mean absolute relative, in percent, on data not fitted."""
+    """`model` is analytics.core.cost.CostModel as plain data; errors are mean absolute relative, in percent, on data not
+    fitted."""
 
     predictor: int
     watermark: int
@@ -497,7 +498,7 @@ class Diagnosed(Control, frozen=True, kw_only=True, tag="diagnosed@1"):
 
 
 class PlanProposed(Control, frozen=True, kw_only=True, tag="plan_proposed@1"):
-    """A change of plan with the numbers that speak for it. `plan` is analytics.plan.Plan as plain data.
+    """A change of plan with the numbers that speak for it. `plan` is analytics.core.plan.Plan as plain data.
 
     `optional` False = minimal recovery after a death. `predicted_us`, `baseline_us`: mean iteration time under the new plan and
     without it, same speeds and batches; `considered` lists the other candidates with their scores; `evidence`:

@@ -94,7 +94,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     def first_plan(self) -> Plan:
         """The plan the run starts with. Raises `PlanError` for an impossible layout."""
         if self.schedule == "searched" and self.tp == 1 and min(self.pp, self.dp) > 0:
-            from unskew.analytics.planners.adaptis.searched import searched_plan  # noqa: PLC0415  (its solver takes 0.3 s to import,
+            from unskew.analytics.planners.adaptis.searched import searched_plan  # noqa: PLC0415  (0.3 s)
 
             return searched_plan(
                 pp=self.pp,

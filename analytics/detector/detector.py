@@ -1,4 +1,4 @@
-"""Fail-slow: committed iterations, one after the other -> judged iterations and verdicts (docs/detector.md).
+"""Fail-slow: committed iterations, one after the other -> judged iterations and verdicts (docs/internals/detector.md).
 
 Per iteration, for all ranks and kinds of work at once (arrays [rank, kind]):
 
@@ -221,7 +221,7 @@ def confirm(
     state: DetectorState, rank: int, ratio: float, iteration: int, options: DetectorOptions
 ) -> tuple[DetectorState, Verdicts]:
     """A probe of `rank` took `ratio` times as long as on a healthy device: a verdict on all its kinds of work, if that is as
-    much as is named and the rank does not is flagged already."""
+    much as is named and the rank is not flagged already."""
     tracks = state.tracks
     if rank in state.open or rank not in tracks.ranks or log(ratio) < options.least_level():
         return state, ()

@@ -1,4 +1,4 @@
-"""The fail-slow detector's thresholds, in one place (docs/detector.md explains each); verdicts record their hash."""
+"""The fail-slow detector's thresholds, in one place (docs/internals/detector.md explains each); verdicts record their hash."""
 
 from __future__ import annotations
 

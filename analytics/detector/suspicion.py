@@ -1,4 +1,4 @@
-"""From the sequential tests of one rank to what should now be estimated of it."""
+"""From the sequential tests of one rank to what is now to be estimated of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead, hung, frozen, or only waiting: decided from child exits, heartbeats and progress (docs/liveness.md).
+"""Dead, hung, frozen, or only waiting: decided from child exits, heartbeats and progress (docs/internals/liveness.md).
 
 * dead: the process has ended;
 * frozen: it exists but sends no heartbeat, or the kernel reports it as stopped;

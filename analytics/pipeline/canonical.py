@@ -6,7 +6,7 @@ then 2P-1-h).
 
 * 1F1B: rank d executes P-d forwards, then one backward and one forward in turn, then what is left, whatever its layers. Layers
   are uneven because speeds are, so that the ranks' chunks take about the same time; an order found with the layers as costs
-  took 10 % longer on average (docs/scheduler.md), and this is the order that the planners price.
+  took 10 % longer on average (docs/internals/scheduler.md), and this is the order that the planners price.
 * interleaved 1F1B (Megatron-LM; Narayanan et al. 2021, section 2.2): rank d first executes ``(V-1) P + 2 (P-d-1)`` forwards,
   then one forward and one backward in turn, then what is left. Forwards take P micro-batches through the rank's first
   range, the same P through its second, and so on; backwards likewise with the ranges reversed. P must divide the micro-batches.

@@ -1,7 +1,8 @@
 """What pipelines of their own cost: the makespan of 1F1B, for many at once, and a lower bound of it in closed form.
 
 `pipeline_us` is the one evaluator (pipeline/evaluator.py) on 1F1B's fixed order: stage s of S starts with min(S - s, M)
-forwards, then one backward, one forward. `pipeline_bound_us` is met exactly by four pipelines in five (docs/planners.md).
+forwards, then one backward, one forward. `pipeline_bound_us` is met exactly by four pipelines in five
+(docs/internals/planners.md).
 
 Why the bound holds. With c_s = F_s + B_s stage s works M c_s. Before its first action the first micro-batch crosses all earlier
 stages, after its last one the last micro-batch crosses them back: together ``sum_{s' < s} c_s'``. Between its first forward and

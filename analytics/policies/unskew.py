@@ -30,7 +30,7 @@ class UnskewPolicy(Policy):
     one evaluator. The fastest is taken when its gain over the expected life of the fault pays for the pause.
 
     The expected life of a slow phase is the median of such phases, that of any other cause a repair's median: simpler than the
-    live Scheduler's test (planners/worth.py), which weighs the age of the fault and the change back.
+    live Scheduler's test (scheduler/cost_benefit.py), which weighs the age of the fault and the change back.
     `least_gain` is the hysteresis: smaller gains than the noise of an iteration are left alone.
     """
 

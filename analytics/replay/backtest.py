@@ -61,7 +61,7 @@ class DetectorTally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DetectorBacktest(msgspec.Struct, frozen=True, kw_only=True):
-    """`alarms`: moments at which the other took the run for failing, before validation (baselines/method.py)."""
+    """`alarms`: moments at which the other took the run for failing, before validation (method.py)."""
 
     run: str
     iterations: int

@@ -1,15 +1,16 @@
-"""Faults + speeds -> proposals: how the layers and micro-batches should lie on the ranks that are left (docs/scheduler.md).
+"""Faults + speeds -> proposals: how the layers and micro-batches should lie on the ranks that are left
+(docs/internals/scheduler.md).
 
 `recover` (reroute only, after a death) is re-exported from recovery.py; `propose` looks for a better plan at any time: after a
 slow-down, after a death, after a device has healed. Steps of `propose`:
 
 1. named candidates (candidates.py): layers and micro-batches by speed, micro-batches only, one partition for all replicas
-   (ResiHP section 6.2), without the slowest ranks, the joint planner's (planners/joint.py);
+   (ResiHP section 6.2), without the slowest ranks, the joint planner's (planners/joint/joint.py);
 2. local search from the best: one layer or one micro-batch away from the replica that finishes last, as long as it helps;
 3. each is scored by the one evaluator on the recent batches at the estimated speeds: mean predicted iteration time plus the
    cost of the change spread over the remaining iterations; among near ties the one that moves the fewest layers wins;
 4. proposed only if the gain is large enough, certain over the batches, and repays the change within the expected life of the
-   fault (planners/worth.py).
+   fault (cost_benefit.py).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from unskew.collector.read.reader import Reader
 __all__ = ["EXPORTERS", "IMPORTERS", "FormatError", "ImportResult", "bring_in", "take_out"]
 
 IMPORTERS = ("straggler-analysis", "kineto", "torchtitan", "iteration-times", "megatron", "mlperf", "flight-recorder")
-"""Each has its module in importers/, with `read(path) -> Sequence[Imported]`, a pure reader."""
+"""Each has its module in importers/, with `read(path) -> Sequence[ImportedRun]`, a pure reader."""
 
 EXPORTERS = ("straggler-analysis", "perfetto", "parquet", "prometheus")
 """Each has its module in exporters/, with `write(reader, run, path) -> str`, which returns a sentence on what it wrote."""

@@ -22,8 +22,9 @@ __all__ = ["Store", "__version__", "open"]
 def open(store: str | os.PathLike[str] | None = None) -> Reader:
     """The log of the store at `store`, else $UNSKEW_STORE, else data/store; needs no lock and no running collector.
 
-    Its `sql`, `arrow` and `duckdb` answer a query, or a view by its name (docs/sql.md), as Polars frame, Arrow table and DuckDB
-    relation; `refresh` takes in what was written since. Raises `StoreError` for a bad path, or where there is no store.
+    Its `sql`, `arrow` and `duckdb` answer a query, or a view by its name (docs/reference/sql.md), as Polars frame, Arrow
+    table and DuckDB relation; `refresh` takes in what was written since. Raises `StoreError` for a bad path, or where there
+    is no store.
     """
     from unskew.collector.paths import Store, StoreError
     from unskew.collector.read import reader

@@ -1,4 +1,4 @@
-"""What came of a simulated job: its iterations, what the policy answered, and the sums (cluster/simulation.py makes it)."""
+"""What came of a simulated job: its iterations, what the policy answered, and the sums (simulation.py makes it)."""
 
 from __future__ import annotations
 

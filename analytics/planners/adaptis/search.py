@@ -1,4 +1,4 @@
-"""AdaPtis' search: moves of partition, placement and schedule, chosen by where the idle time lies (adaptis.py describes the
+"""AdaPtis' search: moves of partition, placement and schedule, chosen by where the idle time lies (tune.py describes the
 rule)."""
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Every replica is a pipeline of its own with its own partition, which takes the problem apart:
 
 1. TP: per group the degree with the most throughput that its share of the memory allows, any degree, by the measured
-   efficiency (planners/tp.py, planners/capability.py); standby is lent within a node, in two orders where the
+   efficiency (resihp/tp.py, capability.py); standby is lent within a node, in two orders where the
    second gives more throughput in all;
 2. equal replicas form a class; of a job of 98,304 devices only those with a fault differ;
-3. PP: per class the layers that make its pipeline fastest for its share of micro-batches (planners/partition.py);
+3. PP: per class the layers that make its pipeline fastest for its share of micro-batches (partition.py);
 4. DP: micro-batches over replicas such that the slowest is fastest, exact for the classes' times ``T_c(m)``: the smallest T at
    which ``sum_c n_c max {m : T_c(m) <= T}`` reaches the job's micro-batches. 3 and 4 alternate until nothing changes;
 5. refinement by the makespan: layers of the slowest class, one micro-batch from the slowest replica to where it ends earliest;

@@ -1,4 +1,4 @@
-"""A tighter lower bound than planners/bounds.py, by integer programs: seconds instead of milliseconds, for a proof afterwards.
+"""A tighter lower bound than bounds.py, by integer programs: seconds instead of milliseconds, for a proof afterwards.
 
 For a kind of replica and m micro-batches the program minimises the closed form of planners/costing.py over whole layers l >= 0:
 
@@ -6,7 +6,7 @@ For a kind of replica and m micro-batches the program minimises the closed form 
              a_s >= sum_{t>s} c_t l_t - n_s F_s l_s,  a_s >= 0   (b_s the same with B_s; one of the two where m <= n_s + 1)
 
 n_s = stages behind s, all of them, though some may hold nothing: that only lowers the bound. Of each kind, programs are solved
-from the largest m that planners/bounds.py cannot rule out within the plan's own time downwards, until one is possible. They
+from the largest m that bounds.py cannot rule out within the plan's own time downwards, until one is possible. They
 raise that module's table, and the least T at which all replicas together reach the job's micro-batches is the bound. HiGHS
 (scipy.optimize.milp); its dual bound counts, so a program that is cut off by its time limit still gives a valid one.
 """

@@ -1,6 +1,6 @@
 """DP level: progress-aware migration between replicas, stage by stage (ResiHP, section 6.3, Algorithm 1).
 
-While the pipelines are played (planners/simulation.py), after every step and for each stage i:
+While the pipelines are played (simulation.py), after every step and for each stage i:
 
 1. ``P[d]`` = micro-batches of replica d that have passed stage i, wherever they ran; d_min = the least advanced that has one
    waiting at i, dead groups first; d_max = the most advanced of those that have memory for one more;

@@ -25,7 +25,7 @@ def backtest(
         typer.Option(
             "--detector",
             metavar="CONFIG",
-            help="A TOML file of thresholds (docs/replay.md), or one of unskew, resihp, greyhound, nvrx, traceml.",
+            help="A TOML file of thresholds (docs/guide/replay.md), or one of unskew, resihp, greyhound, nvrx, traceml.",
             show_default=False,
         ),
     ],

@@ -80,9 +80,8 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
     with ExitStack() as stack:
         try:
             served = stack.enter_context(DashboardProcess(place)) if dashboard else None
-            from unskew.runtime.control import (
-                launch,
-            )
+            # Here, because torch takes as long to load as the dashboard does to answer.
+            from unskew.runtime.control import launch
 
             if served is not None:
                 try:
