@@ -12,7 +12,7 @@ import numpy as np
 from unskew.analytics.core.plan import PASSES, splits_backward
 from unskew.analytics.pipeline.bubbles import bubbles
 from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
-from unskew.analytics.pipeline.model_profiles import MODELS, model_profile
+from unskew.analytics.pipeline.model_profiles import MODELS
 from unskew.analytics.planners.adaptis.task import AdaptisResult, AdaptisTask
 from unskew.analytics.planners.adaptis.tune import BASELINES, gains, tune
 from unskew.benchmarks.report import Figure, figure
@@ -87,17 +87,16 @@ def _median_ms(work: Callable[[], object], times: int) -> float:
 def adaptis_figures() -> Iterator[Figure]:
     """AdaPtis on every profile and shape, and on a pipeline with a slow device."""
     over_best, over_interleaved, gaps, seconds = [], [], [], []
-    for name in MODELS:
-        profile = model_profile(name)
+    for name, model in MODELS.items():
         for devices, micro_batches in SHAPES:
             for slow in ((), ((devices // 2, 0.5),)) if devices == 4 else ((),):
                 begun = time.perf_counter()
                 found = tune(
                     AdaptisTask(
-                        costs_us=profile.costs_us(),
+                        costs_us=model.costs_us(),
                         speeds=_speeds(devices, slow),
                         micro_batches=micro_batches,
-                        kept=np.array([unit.kept_bytes for unit in profile.units]),
+                        kept=model.kept_bytes(),
                     )
                 )
                 seconds.append(time.perf_counter() - begun)

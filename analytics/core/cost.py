@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
-from math import exp, log
+from math import log
 
 import msgspec
 
@@ -135,11 +135,6 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def _each(self, change: Callable[[Costs], Costs]) -> CostModel:
         others = tuple(msgspec.structs.replace(one, chunks=change(one.chunks)) for one in self.others)
         return msgspec.structs.replace(self, chunks=change(self.chunks), others=others)
-
-    def interval_us(self, what: str, us: float) -> tuple[float, float] | None:
-        """Where nine in ten measurements lie when `us` is predicted for a chunk of kind `what`, or for an "iteration"."""
-        interval = self.prediction_intervals.get(what)
-        return None if interval is None else (us * exp(-interval), us * exp(interval))
 
     def end_us(self, plan: Plan) -> float:
         """The end of an iteration under `plan`: each collective that has to wait for another one adds `collective_us`.

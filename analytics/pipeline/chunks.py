@@ -22,7 +22,7 @@ Flags = NDArray[np.bool_]
 
 
 class Chunks(msgspec.Struct, frozen=True, dict=True):
-    """Arrays over chunks: `kind` (index into `CHUNK_KINDS`, -1 = a message), `micro_batch`, `hop`, `rank`.
+    """Arrays over chunks: `kind` (index into `CHUNK_KINDS`), `micro_batch`, `hop`, `rank`.
 
     `before` is the position of the rank's previous chunk, `given` of the chunk whose output is taken (-1 = none).
     """
@@ -71,35 +71,6 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
         by_rank = np.argsort(self.rank, kind="stable")
         for positions in np.split(by_rank, np.flatnonzero(np.diff(self.rank[by_rank])) + 1):
             yield int(self.rank[positions[0]]), positions
-
-    def with_messages(self) -> tuple[Chunks, Ints, Ints]:
-        """The same chunks with each message as a chunk of its link, so that messages of one link follow each other.
-
-        Returns (chunks, positions of the old chunks in it, positions of the messages in it, in the order of the old chunks that
-        take them). The `rank` is -1 - the number of its link.
-        """
-        takers: dict[int, list[int]] = {}
-        for taker in np.flatnonzero(self.crosses).tolist():
-            takers.setdefault(int(self.given[taker]), []).append(taker)
-        links: dict[tuple[int, int], int] = {}
-        rows: list[tuple[int, int, int, int, int, int]] = []
-        at = [0] * len(self)
-        message_of: dict[int, int] = {}
-        last_on: dict[int, int] = {}
-        ranks = self.rank.tolist()
-        for position, (before, given) in enumerate(zip(self.before.tolist(), self.given.tolist(), strict=True)):
-            at[position] = len(rows)
-            source = message_of[position] if position in message_of else (at[given] if given >= 0 else -1)
-            facts = (int(self.kind[position]), int(self.micro_batch[position]), int(self.hop[position]), ranks[position])
-            rows.append((*facts, at[before] if before >= 0 else -1, source))
-            for taker in takers.get(position, ()):
-                link = links.setdefault((ranks[position], ranks[taker]), len(links))
-                message_of[taker] = len(rows)
-                rows.append((-1, facts[1], facts[2], -1 - link, last_on.get(link, -1), at[position]))
-                last_on[link] = message_of[taker]
-        chunks = chunks_from(rows)
-        messages = np.array([message_of[taker] for taker in np.flatnonzero(self.crosses).tolist()], dtype=np.int64)
-        return chunks, np.array(at, dtype=np.int64), messages
 
 
 def chunks_from(rows: Sequence[tuple[int, int, int, int, int, int]]) -> Chunks:

@@ -2,7 +2,7 @@
 
 Predictor, what-if, scheduler and simulator all use this. Two entries:
 
-* `evaluate(schedule, durations)` for a plan: every chunk of every rank, with its messages;
+* `evaluate(schedule, durations)` for a plan: every chunk of every rank;
 * `pipeline_of(name, ...)` for planners and simulators: one pipeline of a schedule as arrays, cached, without a plan. Replicas,
   candidates or iterations of the same form are a further axis of the durations: one pass for all of them.
 
@@ -22,17 +22,8 @@ import numpy as np
 from unskew.analytics.core.layout import plan_from_partition
 from unskew.analytics.core.plan import stage_order_of
 from unskew.analytics.pipeline.chunks import Chunks
-from unskew.analytics.pipeline.dag import Array, Ints
+from unskew.analytics.pipeline.dag import Array
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
-
-
-class Messages(msgspec.Struct, frozen=True):
-    """Every message between ranks: positions of the chunks that send and take it [message]; its times [message, ...axes]."""
-
-    source: Ints
-    target: Ints
-    start_us: Array
-    end_us: Array
 
 
 class Timeline(msgspec.Struct, frozen=True, dict=True):
@@ -41,7 +32,6 @@ class Timeline(msgspec.Struct, frozen=True, dict=True):
     schedule: Schedule
     start_us: Array
     end_us: Array
-    messages: Messages
 
     @cached_property
     def makespan_us(self) -> Array:
@@ -60,27 +50,12 @@ class Timeline(msgspec.Struct, frozen=True, dict=True):
         return {rank: spent[positions].sum(axis=0) for rank, positions in self.schedule.chunks.rank_positions()}
 
 
-def evaluate(
-    schedule: Schedule, durations_us: Array, message_us: float | Array = 0.0, *, serial_links: bool = False
-) -> Timeline:
+def evaluate(schedule: Schedule, durations_us: Array, message_us: float | Array = 0.0) -> Timeline:
     """The timeline when action i of `schedule.order` takes `durations_us[i]`: [action, ...further axes].
 
-    `message_us`: time of a message, or per action of the one that brings its input [action]. `serial_links`: messages from one
-    rank to another follow each other instead of overlapping.
+    `message_us`: time of a message, or per action of the one that brings its input [action].
     """
-    chunks = schedule.chunks
-    target = np.flatnonzero(chunks.crosses)
-    source = chunks.given[target]
-    taken = np.broadcast_to(np.asarray(message_us, dtype=np.float64), len(chunks))[target]
-    taken = taken.reshape(-1, *[1] * (durations_us.ndim - 1))
-    if not serial_links:
-        start, end = chunks.run(durations_us, message_us)
-        return Timeline(schedule, start, end, Messages(source, target, end[source], end[source] + taken))
-    extended, at, messages = schedule.chunks_and_messages
-    spent = np.zeros((len(extended), *durations_us.shape[1:]))
-    spent[at], spent[messages] = durations_us, taken
-    start, end = extended.run(spent)
-    return Timeline(schedule, start[at], end[at], Messages(source, target, start[messages], end[messages]))
+    return Timeline(schedule, *schedule.chunks.run(durations_us, message_us))
 
 
 @lru_cache(maxsize=512)

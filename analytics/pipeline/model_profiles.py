@@ -8,9 +8,6 @@ Two kinds of times, both for micro-batches of one sequence of 4,096 tokens:
   active weight, and causal attention 2 x tokens x heads x (width of keys + width of values) / 2 per token; its B takes the same
   for the weights' part and twice as much for attention, its W the weights' part. Mamba's scan adds 9 x inner width x state size
   per token. What the memory system costs is not in it: real Mamba and MoE layers are slower than stated.
-
-A split of a unit's forward into a linear and a quadratic part in the tokens serves packed micro-batches of other lengths
-(`UnitCost.scaled`, as ResiHP's group does: W has no quadratic part).
 """
 
 from __future__ import annotations
@@ -26,39 +23,14 @@ FLOPS_PER_US = 400e6  # 400 TFLOP/s: what large kernels reach on one H100; only 
 
 
 class UnitCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One unit on a healthy device: microseconds of F, B, W for one sequence of `TOKENS`; of them, what is quadratic in the
-    tokens; its parameters; bytes of activations that it keeps."""
+    """One unit on a healthy device: microseconds of F, B, W for one sequence of `TOKENS`; its parameters; bytes of activations
+    that it keeps."""
 
-    name: str
     f_us: float
     b_us: float
     w_us: float
-    f_quadratic_us: float = 0.0
-    b_quadratic_us: float = 0.0
-    parameters: int = 0
-    kept_bytes: float = 0.0
-
-    def scaled(self, linear: float, quadratic: float) -> tuple[float, float, float]:
-        """(F, B, W) of a micro-batch with `linear` = tokens / TOKENS and `quadratic` = sum of squared lengths / TOKENS^2."""
-        f = (self.f_us - self.f_quadratic_us) * linear + self.f_quadratic_us * quadratic
-        b = (self.b_us - self.b_quadratic_us) * linear + self.b_quadratic_us * quadratic
-        return f, b, self.w_us * linear
-
-
-class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """The units in order: embedding, blocks, head. `source`: where the figures come from."""
-
-    name: str
-    units: tuple[UnitCost, ...]
-    source: str
-
-    def costs_us(self) -> Array:
-        """F, B, W of each unit: [kind, unit]."""
-        return np.array([(unit.f_us, unit.b_us, unit.w_us) for unit in self.units]).T
-
-
-class UnknownModelError(ValueError):
-    """An unknown profile; the message is one sentence."""
+    parameters: int
+    kept_bytes: float
 
 
 class _UnitPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -75,21 +47,21 @@ class _UnitPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.ms is None:
             return stated
         f, b, w = (1000.0 * part for part in self.ms)
-        return msgspec.structs.replace(stated, f_us=f, b_us=b, w_us=w, f_quadratic_us=0.0, b_quadratic_us=0.0)
+        return msgspec.structs.replace(stated, f_us=f, b_us=b, w_us=w)
 
 
 class Embedding(_UnitPart, frozen=True, kw_only=True, tag="embedding"):
     vocabulary: int
 
     def stated(self, hidden: int) -> UnitCost:
-        return _stated("embedding", hidden, weights=self.vocabulary * hidden, active=0.0, kept=2.0)
+        return _stated(hidden, weights=self.vocabulary * hidden, active=0.0, kept=2.0)
 
 
 class Head(_UnitPart, frozen=True, kw_only=True, tag="head"):
     vocabulary: int
 
     def stated(self, hidden: int) -> UnitCost:
-        return _stated("head", hidden, weights=self.vocabulary * hidden, kept=4.0 * self.vocabulary / hidden)
+        return _stated(hidden, weights=self.vocabulary * hidden, kept=4.0 * self.vocabulary / hidden)
 
 
 class Block(_UnitPart, frozen=True, kw_only=True, tag="block"):
@@ -98,7 +70,7 @@ class Block(_UnitPart, frozen=True, kw_only=True, tag="block"):
     parameters: int
 
     def stated(self, hidden: int) -> UnitCost:
-        return _stated("block", hidden, weights=self.parameters, kept=34.0)
+        return _stated(hidden, weights=self.parameters, kept=34.0)
 
 
 class Attention(_UnitPart, frozen=True, kw_only=True, tag="attention"):
@@ -108,7 +80,7 @@ class Attention(_UnitPart, frozen=True, kw_only=True, tag="attention"):
 
     def stated(self, hidden: int) -> UnitCost:
         weights = hidden * self.width * (2 * self.heads + 2 * self.groups)
-        return _stated("attention", hidden, weights=weights, pairs=4.0 * self.heads * self.width)
+        return _stated(hidden, weights=weights, pairs=4.0 * self.heads * self.width)
 
 
 class LatentAttention(_UnitPart, frozen=True, kw_only=True, tag="latent-attention"):
@@ -122,7 +94,7 @@ class LatentAttention(_UnitPart, frozen=True, kw_only=True, tag="latent-attentio
     def stated(self, hidden: int) -> UnitCost:
         weights = hidden * (self.query + self.latent + self.rope) + self.query * self.heads * (self.nope + self.rope)
         weights += self.latent * self.heads * (self.nope + self.value) + self.heads * self.value * hidden
-        return _stated("attention", hidden, weights=weights, pairs=2.0 * self.heads * (self.nope + self.rope + self.value))
+        return _stated(hidden, weights=weights, pairs=2.0 * self.heads * (self.nope + self.rope + self.value))
 
 
 class Mlp(_UnitPart, frozen=True, kw_only=True, tag="mlp"):
@@ -130,7 +102,7 @@ class Mlp(_UnitPart, frozen=True, kw_only=True, tag="mlp"):
     matrices: int = 3
 
     def stated(self, hidden: int) -> UnitCost:
-        return _stated("mlp", hidden, weights=self.matrices * hidden * self.ffn)
+        return _stated(hidden, weights=self.matrices * hidden * self.ffn)
 
 
 class Experts(_UnitPart, frozen=True, kw_only=True, tag="experts"):
@@ -142,7 +114,7 @@ class Experts(_UnitPart, frozen=True, kw_only=True, tag="experts"):
     def stated(self, hidden: int) -> UnitCost:
         expert, router = 3.0 * hidden * self.ffn, hidden * self.routed
         held, active = expert * (self.routed + self.shared) + router, expert * (self.used + self.shared) + router
-        return _stated("moe", hidden, weights=held, active=active)
+        return _stated(hidden, weights=held, active=active)
 
 
 class Mamba(_UnitPart, frozen=True, kw_only=True, tag="mamba"):
@@ -152,30 +124,20 @@ class Mamba(_UnitPart, frozen=True, kw_only=True, tag="mamba"):
 
     def stated(self, hidden: int) -> UnitCost:
         weights = hidden * (2 * self.inner + 2 * self.groups * self.state) + self.inner * hidden
-        return _stated("mamba", hidden, weights=weights, scan=9.0 * self.inner * self.state)
+        return _stated(hidden, weights=weights, scan=9.0 * self.inner * self.state)
 
 
 def _stated(
-    name: str,
-    hidden: int,
-    *,
-    weights: float,
-    active: float | None = None,
-    pairs: float = 0.0,
-    scan: float = 0.0,
-    kept: float = 17.0,
+    hidden: int, *, weights: float, active: float | None = None, pairs: float = 0.0, scan: float = 0.0, kept: float = 17.0
 ) -> UnitCost:
     """`weights` held, `active` of them used per token; `pairs`: operations per pair of tokens before the causal half; `scan`:
     further operations per token; `kept`: bytes per token and hidden value."""
     linear = (2.0 * (weights if active is None else active) + scan) * TOKENS / FLOPS_PER_US
     quadratic = pairs / 2 * TOKENS * TOKENS / FLOPS_PER_US
     return UnitCost(
-        name=name,
         f_us=linear + quadratic,
         b_us=linear + 2 * quadratic,
         w_us=linear,
-        f_quadratic_us=quadratic,
-        b_quadratic_us=2 * quadratic,
         parameters=round(weights),
         kept_bytes=kept * TOKENS * hidden,
     )
@@ -192,23 +154,23 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     parts: dict[str, tuple[Block | Attention | LatentAttention | Mlp | Experts | Mamba, ...]]
 
     def units(self) -> tuple[UnitCost, ...]:
+        """Embedding, blocks, head."""
         cost = {letter: _joined([part.cost(self.hidden) for part in parts]) for letter, parts in self.parts.items()}
         blocks = [cost[letter] for letters, times in self.layers for letter in letters * times]
         return (self.embedding.cost(self.hidden), *blocks, self.head.cost(self.hidden))
 
+    def costs_us(self) -> Array:
+        """F, B, W of each unit: [kind, unit]."""
+        return np.array([(unit.f_us, unit.b_us, unit.w_us) for unit in self.units()]).T
+
+    def kept_bytes(self) -> Array:
+        """[unit]"""
+        return np.array([unit.kept_bytes for unit in self.units()])
+
 
 def _joined(parts: list[UnitCost]) -> UnitCost:
     """Units that cannot be parted, as one."""
-    name = "+".join(part.name for part in parts)
-    sums = {field: sum(getattr(part, field) for part in parts) for field in UnitCost.__struct_fields__ if field != "name"}
-    return UnitCost(name=name, **sums)
+    return UnitCost(**{field: sum(getattr(part, field) for part in parts) for field in UnitCost.__struct_fields__})
 
 
 MODELS = table("models", dict[str, Model])
-
-
-def model_profile(name: str) -> ModelProfile:
-    """The profile of this name. Raises `UnknownModelError`."""
-    if name not in MODELS:
-        raise UnknownModelError(f"model {name} is not known, allowed: {', '.join(MODELS)}")
-    return ModelProfile(name=name, units=MODELS[name].units(), source=MODELS[name].source)

@@ -1,8 +1,7 @@
 """Plan + batches + cost model + speeds -> predicted iteration time.
 
 A chunk takes ``(n_layers x layer + head) / speed`` (core/cost.py); the pipeline model lays the chunks out; an iteration
-lasts until the last rank is done, plus the constant end of an iteration (gradients, vote, optimiser). For models whose layers
-differ (embedding, head, MoE, Mamba), `unit_durations_us` takes the costs from a model profile instead.
+lasts until the last rank is done, plus the constant end of an iteration (gradients, vote, optimiser).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.actions import Action
 from unskew.analytics.pipeline.dag import Array
 from unskew.analytics.pipeline.evaluator import Timeline, evaluate
-from unskew.analytics.pipeline.model_profiles import TOKENS, ModelProfile
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
 
 
@@ -111,29 +109,3 @@ def _spent_us(schedule: Schedule, done: Sequence[tuple[Action, int, int]], costs
         np.stack([[costs.at(one)[part][name] for name in kinds] for one in number])[place, kind, micro_batch] for part in (0, 1)
     )
     return np.asarray((layers * layer_us + head * head_us) / speed)
-
-
-def unit_durations_us(
-    schedule: Schedule, profile: ModelProfile, batches: Sequence[Sequence[Work]], speeds: Speeds = HEALTHY
-) -> Array:
-    """Durations when the plan's layers are the units of a model profile, unequal as they are: [action, iteration].
-
-    A chunk takes the sum over its units of ``linear x tokens / TOKENS + quadratic x sum of squares / TOKENS^2`` (W has no
-    quadratic part); B is whole where the schedule does not split it. Raises `ValueError` when the counts do not fit.
-    """
-    order = schedule.order
-    if schedule.plan.n_layers != len(profile.units):
-        raise ValueError(f"a plan of {schedule.plan.n_layers} layers for {profile.name}, which has {len(profile.units)} units")
-    quadratic = np.array([(unit.f_quadratic_us, unit.b_quadratic_us, 0.0) for unit in profile.units]).T
-    linear = profile.costs_us() - quadratic
-    if not splits_backward(schedule.plan.schedule):
-        linear[1] += linear[2]
-    sums = [np.concatenate([np.zeros((3, 1)), np.cumsum(part, axis=1)], axis=1) for part in (linear, quadratic)]
-    kind, micro_batch = schedule.chunks.kind, schedule.chunks.micro_batch
-    first = np.array([action.first_layer for action in order])
-    end = first + np.array([action.n_layers for action in order])
-    per_linear, per_quadratic = ((part[kind, end] - part[kind, first])[:, None] for part in sums)
-    tokens = np.array([[work.tokens for work in works] for works in batches], dtype=np.float64).T / TOKENS
-    squares = np.array([[work.sum_sq for work in works] for works in batches], dtype=np.float64).T / TOKENS**2
-    speed = np.array([speed_of(speeds, action.rank, action.kind) for action in order])[:, None]
-    return np.asarray((per_linear * tokens[micro_batch] + per_quadratic * squares[micro_batch]) / speed)

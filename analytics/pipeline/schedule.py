@@ -25,7 +25,6 @@ from unskew.analytics.core.plan import Plan, PlanError, chunk_kinds
 from unskew.analytics.pipeline.actions import Action, ActionKey, input_of
 from unskew.analytics.pipeline.canonical import canonical_lists
 from unskew.analytics.pipeline.chunks import Chunks, chunks_from
-from unskew.analytics.pipeline.dag import Ints
 from unskew.analytics.pipeline.list_scheduling import listed_order
 from unskew.analytics.pipeline.notation import orders_of
 from unskew.collector.events import CHUNK_KINDS
@@ -50,11 +49,6 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
             rows.append((CHUNK_KINDS.index(action.kind), action.micro_batch, action.hop, action.rank, *needs))
             at[action.key] = last_of[action.rank] = position
         return chunks_from(rows)
-
-    @cached_property
-    def chunks_and_messages(self) -> tuple[Chunks, Ints, Ints]:
-        """`chunks.with_messages()`."""
-        return self.chunks.with_messages()
 
 
 @lru_cache(maxsize=64)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from unskew.analytics.pipeline.evaluator import Timeline
 from unskew.collector.events import Span
 
 
-def logged(timeline: Timeline, iteration: int = 0, start_us: float = 0.0) -> list[Span]:
+def logged(timeline: Timeline, message_us: float, iteration: int = 0, start_us: float = 0.0) -> list[Span]:
     """Chunks, sends, and receives that begin when the rank has nothing else to do; ended by their end, rank by rank."""
     order, chunks = timeline.schedule.order, timeline.schedule.chunks
     spans = []
@@ -30,16 +32,12 @@ def logged(timeline: Timeline, iteration: int = 0, start_us: float = 0.0) -> lis
             )
         )
 
-    arrival = dict(zip(timeline.messages.target.tolist(), timeline.messages.end_us.tolist(), strict=True))
+    crossing = np.flatnonzero(chunks.crosses).tolist()
     for position in range(len(order)):
-        if position in arrival:
-            before = chunks.before[position]
-            free = timeline.end_us[before] if before >= 0 else 0.0
-            write("recv", position, free, max(arrival[position], free), order[chunks.given[position]].rank)
+        if position in crossing:
+            before, source = chunks.before[position], chunks.given[position]
+            free, sent = timeline.end_us[before] if before >= 0 else 0.0, timeline.end_us[source]
+            write("recv", position, free, max(sent + message_us, free), order[source].rank)
+            write("send", source, sent, sent + message_us, order[position].rank)
         write(order[position].kind, position, timeline.start_us[position], timeline.end_us[position])
-    messages = timeline.messages
-    for source, target, begin_us, end_us in zip(
-        messages.source.tolist(), messages.target.tolist(), messages.start_us.tolist(), messages.end_us.tolist(), strict=True
-    ):
-        write("send", source, begin_us, end_us, order[target].rank)
     return sorted(spans, key=lambda span: (span.rank, span.start_us + span.wall_us, span.start_us))

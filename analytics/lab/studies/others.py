@@ -12,7 +12,7 @@ from unskew.analytics.diagnosis.trace.model import from_operations
 from unskew.analytics.diagnosis.trace.section import record
 from unskew.analytics.diagnosis.trace.whatif import what_if
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
-from unskew.analytics.pipeline.model_profiles import MODELS, model_profile
+from unskew.analytics.pipeline.model_profiles import MODELS
 from unskew.analytics.planners.adaptis.task import AdaptisTask, gains
 from unskew.analytics.planners.adaptis.tune import BASELINES, tune
 from unskew.analytics.planners.malleus import layers_of, micro_batches_of, plan_malleus
@@ -76,12 +76,13 @@ _SHAPES = ((4, 16), (8, 32))
 
 
 def _adaptis(cell: Cell) -> Figures:
-    profile = model_profile(cell.name)
+    model = MODELS[cell.name]
     found: Figures = {}
     over: list[float] = []
     for devices, micro_batches in _SHAPES:
-        kept = np.array([unit.kept_bytes for unit in profile.units])
-        task = AdaptisTask(costs_us=profile.costs_us(), speeds=(1.0,) * devices, micro_batches=micro_batches, kept=kept)
+        task = AdaptisTask(
+            costs_us=model.costs_us(), speeds=(1.0,) * devices, micro_batches=micro_batches, kept=model.kept_bytes()
+        )
         gained = gains(tune(task))
         where = f"{cell.name}, PP{devices} x {micro_batches}"
         found[f"{where}: over interleaved 1F1B"] = gained["interleaved"]

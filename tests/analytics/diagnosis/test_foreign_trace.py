@@ -48,7 +48,7 @@ def spans_of(plan: Plan, *, slow: float = 1.0, iterations: int = ITERATIONS) -> 
         ]
         timeline = evaluate(schedule, np.array(us), 500.0)
         begin, end = BEGINS_US * iteration, float(timeline.makespan_us)
-        of_chunks = logged(timeline, iteration, begin)
+        of_chunks = logged(timeline, 500.0, iteration, begin)
         found += (msgspec.structs.replace(span, micro_batch=place[span.micro_batch or 0]) for span in of_chunks)
         for rank in plan.ranks:
             free = max(s.start_us + s.wall_us for s in of_chunks if s.rank == rank and s.kind in "FB")

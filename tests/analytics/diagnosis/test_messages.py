@@ -32,14 +32,17 @@ def test_a_replay_of_the_spans_takes_as_long_as_the_timeline(schedule: str) -> N
     plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=4, schedule=schedule)
     timeline = timeline_of(plan)
     frame = pl.DataFrame(
-        [{field.name: getattr(span, field.name) for field in msgspec.structs.fields(Span)} for span in logged(timeline)]
+        [
+            {field.name: getattr(span, field.name) for field in msgspec.structs.fields(Span)}
+            for span in logged(timeline, MESSAGE_US)
+        ]
     )
     commits = pl.DataFrame({"plan_version": [0], "iteration": [0], "start_us": [0]}).with_columns(
         wall_us=pl.lit(round(float(timeline.makespan_us)))
     )
     recording = record(from_spans(frame, commits, {0: plan}))
     messages = [i for i, operation in enumerate(recording.graph.operations) if operation.kind.startswith("recv")]
-    assert len(messages) == len(timeline.messages.target)
+    assert len(messages) == timeline.schedule.chunks.crosses.sum()
     work = take_apart(recording).work_us
     assert makespan_us(recording.graph, work)[0] == pytest.approx(float(timeline.makespan_us), abs=1)
     assert work[messages].max() == pytest.approx(MESSAGE_US, abs=1)
@@ -50,7 +53,7 @@ def test_a_replay_of_the_spans_takes_as_long_as_the_timeline(schedule: str) -> N
 def test_messages_are_timed_from_the_moment_both_sides_were_ready(schedule: str) -> None:
     plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=4, schedule=schedule)
     timeline = timeline_of(plan)
-    spans = logged(timeline)
+    spans = logged(timeline, MESSAGE_US)
     events: list[Event | None] = [
         *spans,
         *(MicroBatchPacked(iteration=0, micro_batch=m, attempt=0, lengths=(8, 8)) for m in range(4)),

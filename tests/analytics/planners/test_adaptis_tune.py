@@ -13,7 +13,7 @@ from support.runtime_runs import train
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.pipeline.evaluator import evaluate, per_hop
 from unskew.analytics.pipeline.memory import peak_activations
-from unskew.analytics.pipeline.model_profiles import MODELS, TOKENS, UnknownModelError, model_profile
+from unskew.analytics.pipeline.model_profiles import MODELS
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.adaptis.bound import busiest_device_us, lower_bound_us
 from unskew.analytics.planners.adaptis.dispatch import DispatchOptions, PipelineTask, dispatch
@@ -23,9 +23,9 @@ from unskew.analytics.planners.adaptis.tune import BASELINES, gains, tune
 
 
 def task_of(name: str, devices: int = 4, micro_batches: int = 8, **changes: object) -> AdaptisTask:
-    profile = model_profile(name)
-    facts = {"costs_us": profile.costs_us(), "speeds": (1.0,) * devices, "micro_batches": micro_batches}
-    return AdaptisTask(**{**facts, "kept": np.array([unit.kept_bytes for unit in profile.units]), **changes})
+    model = MODELS[name]
+    facts = {"costs_us": model.costs_us(), "speeds": (1.0,) * devices, "micro_batches": micro_batches}
+    return AdaptisTask(**{**facts, "kept": model.kept_bytes(), **changes})
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -129,18 +129,7 @@ def test_no_assignment_of_units_beats_the_bound_on_the_busiest_device(units, spe
 )
 def test_a_profile_has_the_parameters_its_model_is_known_for(name, billions):
     """Published totals (Gemma's with its tied head counted twice, as a pipeline holds it)."""
-    assert sum(unit.parameters for unit in model_profile(name).units) / 1e9 == pytest.approx(billions, rel=0.005)
-
-
-def test_lengths_scale_the_quadratic_part_alone():
-    """One document of all tokens against four of a quarter: attention costs four times as much, W the same."""
-    block = model_profile("gemma2-9b").units[1]
-    whole, quarters = block.scaled(1.0, 1.0), block.scaled(1.0, 4 * (TOKENS / 4) ** 2 / TOKENS**2)
-    assert whole == pytest.approx((block.f_us, block.b_us, block.w_us))
-    assert whole[0] - quarters[0] == pytest.approx(0.75 * block.f_quadratic_us)
-    assert whole[2] == quarters[2]
-    with pytest.raises(UnknownModelError, match="allowed: llama3-8b"):
-        model_profile("llama")
+    assert sum(unit.parameters for unit in MODELS[name].units()) / 1e9 == pytest.approx(billions, rel=0.005)
 
 
 @pytest.mark.alone
