@@ -26,7 +26,7 @@ from unskew.dashboard.panels import (
 from unskew.dashboard.run_status import TONES, imported, simulated, status_of
 from unskew.dashboard.theme import card, chip
 from unskew.dashboard.window import Window, around, newest
-from unskew.dashboard.wording import ago, count, device_kind
+from unskew.dashboard.wording import DEVICES, ago, count
 
 TICK_S = 1.0
 WINDOWS = {"Last 60": 60, "Last 200": 200}
@@ -129,7 +129,9 @@ def _status(snapshot: Snapshot) -> None:
         foreign = imported(snapshot.state)
         chips = chip(state, TONES[state]) + chip(f"{'imported' if foreign else 'last event'} {ago(snapshot.age_s)}")
         if started is not None:
-            device = started.options.get("format", "") if foreign else f"{device_kind(started.device)} device"
+            device = (
+                started.options.get("format", "") if foreign else f"{DEVICES.get(started.device_kind, started.device)} device"
+            )
             chips += chip(f"{device}, {count(started.ranks, 'rank')}" if started.ranks else str(device))
         if snapshot.n_dropped:
             chips += chip(f"{count(snapshot.n_dropped, 'event')} dropped: a buffer or the disk was full", "bad")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from unskew.analytics.core.run_state import RunState
 from unskew.dashboard.theme import Tone
-from unskew.dashboard.wording import device_kind
 
 NO_NEWS_S = 10.0
 """A run that goes on is called silent when nothing was heard of it for so long."""
@@ -26,7 +25,7 @@ def imported(state: RunState) -> bool:
 
 def simulated(state: RunState) -> bool:
     """Whether the run was played by the simulator, which times iterations and no chunks."""
-    return state.started is not None and device_kind(state.started.device) == "simulated"
+    return state.started is not None and state.started.device == "simulated"
 
 
 def status_of(status: str | None, controlled: bool, age_s: float) -> str:

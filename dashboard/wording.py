@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from unskew.collector.events import Party
+from unskew.collector.events import DeviceKind, Party
 
 CAUSES = {
     "slow_device": "slow device",
@@ -87,22 +86,11 @@ def speeds(speed: Mapping[str, float]) -> str:
     return "speed " + ", ".join(f"{kind} {speed[kind]:.2f}" for kind in kinds)
 
 
-def device_kind(device: str) -> str:
-    """The kind at the head of a run's device, which may have the reason behind it.
-
-    >>> device_kind("sleep: 8 ranks have only 2 cores"), device_kind("virtual, as asked")
-    ('sleep', 'virtual')
-    """
-    return re.split("[:,]", device)[0]
-
-
-CLOCKS = {
+DEVICES: dict[DeviceKind | None, str] = {"cores": "real", "gpus": "real", "sleep": "sleep", "virtual": "virtual"}
+"""What executes a run, in a word. A run that is no training has its own: simulated, imported."""
+CHUNK_CLOCKS: dict[DeviceKind | None, str] = {
     "sleep": "by the emulated device's clock",
-    "real": "without the time spent waiting for a core",
-    "cuda": "by the GPU's clock",
+    "cores": "without the time spent waiting for a core",
+    "gpus": "by the GPU's clock",
 }
-
-
-def chunk_clock(device: str) -> str:
-    """How chunk times are taken on a run's device; nothing where it is the clock of the iterations too."""
-    return CLOCKS.get(device_kind(device), "")
+"""How chunk times are taken, where it is not by the clock of the iterations."""

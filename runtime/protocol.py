@@ -15,7 +15,7 @@ import msgspec
 
 from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.health.liveness import Activity
+from unskew.analytics.health.liveness import Activity, RankLiveness
 from unskew.analytics.health.probing import Probe
 from unskew.runtime.options import RunOptions
 
@@ -181,24 +181,14 @@ class Kill(Message, frozen=True, kw_only=True):
     rank: int
 
 
-class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent knows of a rank; `state` is the process state letter (T = stopped), None = no such process.
+class RankStatus(RankLiveness, frozen=True, kw_only=True):
+    """What the agent knows of a rank; `at_s` is the agent's clock.
 
-    `longest_work_s`: the longest recent stretch of work of its own after which it did move on. Without a core, of the
-    heartbeat's age and of the stall: `beat_starved_s`, `starved_s`; None where the kernel does not report it.
+    `longest_work_s`: the longest recent stretch of work of its own after which it did move on.
     """
 
-    rank: int
-    longest_work_s: float
-    heartbeat_age_s: float
-    stalled_s: float
-    activity: Activity
-    waits_for: int | None
     iteration: int
-    state: str | None
-    starved_s: float | None
-    beat_starved_s: float | None
-    promised_s: float
+    longest_work_s: float
 
 
 class RankStatuses(Message, frozen=True, kw_only=True):

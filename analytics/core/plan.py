@@ -21,6 +21,7 @@ micro-batches are numbered from 0; layer ranges are ``[first_layer, first_layer 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar
@@ -127,7 +128,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def executors(self) -> frozenset[int]:
         """Ranks that execute something; a rank with a role may have none: then it is a spare copy of its layers."""
-        return frozenset(rank for route in self.routes for hop in route.hops for rank in hop.ranks)
+        return frozenset(self.executed)
+
+    @cached_property
+    def executed(self) -> Counter[int]:
+        """rank -> micro-batches of which it executes something."""
+        return Counter(rank for route in self.routes for rank in {rank for hop in route.hops for rank in hop.ranks})
 
     def holders(self, layer: int) -> tuple[int, ...]:
         """Ranks that hold `layer`, ascending: the gradient group of the layer."""

@@ -22,7 +22,7 @@ from unskew.dashboard.marks import Mark, marks
 from unskew.dashboard.run_status import imported
 from unskew.dashboard.theme import DIVERGING, GRID_LINE, QUIET, SEQUENTIAL, card, empty, title
 from unskew.dashboard.window import Window
-from unskew.dashboard.wording import chunk_clock
+from unskew.dashboard.wording import CHUNK_CLOCKS
 
 RATIO, MILLISECONDS, WAIT = "Relative", "Milliseconds", "Wait share"
 MARK_ROWS = ("fault", "verdict", "plan")
@@ -93,7 +93,7 @@ def hint(snapshot: Snapshot, measure: str) -> str:
     if measure == WAIT:
         return "part of the iteration in which the rank does not compute"
     started = snapshot.state.started
-    clock = chunk_clock(started.device) if started is not None else ""
+    clock = CHUNK_CLOCKS.get(started.device_kind) if started is not None else None
     what = "measured ÷ predicted for its lengths"
     if imported(snapshot.state):
         what = "measured ÷ median of the ranks"

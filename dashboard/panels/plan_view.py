@@ -34,8 +34,8 @@ def places(
     plan: Plan, before: Plan | None, speeds: Mapping[int, float], lost: Mapping[int, Role]
 ) -> dict[int, list[PlanBlock]]:
     """replica -> its places by layer; a lost rank keeps its place, marked dead, until others of its replica hold its layers."""
-    load, foreign = _load(plan)
-    old_load = _load(before)[0] if before else Counter()
+    load, foreign = plan.executed, _rerouted_in(plan)
+    old_load = before.executed if before else Counter[int]()
     roles = [*plan.roles, *(role for rank, role in lost.items() if rank not in plan.role_of and not _covered(role, plan))]
     found: dict[int, list[PlanBlock]] = {}
     for role in sorted(roles, key=lambda role: (role.replica, role.first_layer, role.shard)):
@@ -59,15 +59,14 @@ def _covered(gone: Role, plan: Plan) -> bool:
     return any(role.replica == gone.replica and not set(role.layers).isdisjoint(gone.layers) for role in plan.roles)
 
 
-def _load(plan: Plan) -> tuple[Counter[int], Counter[int]]:
-    """rank -> micro-batches it executes a hop of; rank -> those of them whose home is another replica."""
-    load: Counter[int] = Counter()
-    foreign: Counter[int] = Counter()
-    for route in plan.routes:
-        for rank in {rank for hop in route.hops for rank in hop.ranks}:
-            load[rank] += 1
-            foreign[rank] += plan.role_of[rank].replica != route.replica
-    return load, foreign
+def _rerouted_in(plan: Plan) -> Counter[int]:
+    """rank -> micro-batches it executes whose home is another replica."""
+    return Counter(
+        rank
+        for route in plan.routes
+        for rank in {rank for hop in route.hops for rank in hop.ranks}
+        if plan.role_of[rank].replica != route.replica
+    )
 
 
 def _was(role: Role, load: int, old: Role | None, old_load: int) -> str:

@@ -16,7 +16,7 @@ from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.dashboard import data
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.theme import ACCENT, GRID_LINE, QUIET, card, empty, title
-from unskew.dashboard.wording import chunk_clock
+from unskew.dashboard.wording import CHUNK_CLOCKS
 
 COLOURS = {"F": ACCENT, "B": "#3aa58f", "W": "#c9a227"}
 NAMES = {"F": "forward", "B": "backward", "W": "weights' gradients"}
@@ -42,7 +42,7 @@ def show(snapshot: Snapshot) -> None:
         predicted = prediction(snapshot.state, snapshot.run, int(chosen))
         st.plotly_chart(figure(measured, predicted), key="timeline", config={"displayModeBar": False})
         started = snapshot.state.started
-        if started is not None and (clock := chunk_clock(started.device)):
+        if started is not None and (clock := CHUNK_CLOCKS.get(started.device_kind)):
             st.caption(f"A bar is as long as the chunk took by wall clock; the heat map counts it {clock}.")
 
 

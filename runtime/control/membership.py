@@ -153,19 +153,7 @@ class Membership:
             for status in message.statuses:
                 if status.rank in self.pids:
                     self._iterations[status.rank] = status.iteration
-                    self.statuses[status.rank] = RankLiveness(
-                        rank=status.rank,
-                        at_s=now,
-                        alive=True,
-                        heartbeat_age_s=status.heartbeat_age_s,
-                        stalled_s=status.stalled_s,
-                        activity=status.activity,
-                        waits_for=status.waits_for,
-                        process_state=status.state,
-                        starved_s=status.starved_s,
-                        beat_starved_s=status.beat_starved_s,
-                        promised_s=status.promised_s,
-                    )
+                    self.statuses[status.rank] = msgspec.structs.replace(status, at_s=now)
 
     def _connected(self) -> Channel:
         if self._agent is None:

@@ -127,13 +127,15 @@ class HeartbeatTable:
         return tuple(
             RankStatus(
                 rank=rank,
+                at_s=now_s,
+                alive=True,
                 longest_work_s=known.longest_work_s,
                 heartbeat_age_s=now_s - known.beat_s,
                 stalled_s=now_s - known.moved_s,
                 activity=known.activity,
                 waits_for=known.waits_for,
                 iteration=known.iteration,
-                state=process_state(known.pid),
+                process_state=process_state(known.pid),
                 starved_s=known.main.since_sign_s,
                 beat_starved_s=known.beating.since_sign_s,
                 promised_s=known.promised_s,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import msgspec
@@ -87,12 +86,11 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
         if self.run.plan is None:
             return {}
         plan = self.run.plan.plan
-        executes = Counter(rank for route in plan.routes for rank in {rank for hop in route.hops for rank in hop.ranks})
         return {
             rank: RankView(
                 role=role,
                 holds=rank in plan.role_of,
-                micro_batches=executes[rank],
+                micro_batches=plan.executed[rank],
                 ratio=self.ratios.get(rank),
                 lost=_how(self.run.lost.get(rank)),
             )

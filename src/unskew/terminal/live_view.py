@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from math import isfinite
 
@@ -13,6 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from unskew.dashboard.wording import DEVICES
 from unskew.terminal.live_state import IterationView, LiveState, RankView, SentenceView
 from unskew.terminal.sentences import Tone
 
@@ -53,7 +53,9 @@ def _header(state: LiveState, facts: Facts) -> RenderableType:
     started, finished = state.run.started, state.run.finished
     title = Text.assemble(("unskew", "bold cyan"), "  ", (started.run if started is not None else "starting", "bold"))
     if started is not None:
-        title.append(f"   {re.split('[:,]', started.device)[0]} device, mode {state.run.mode}{_left(state)}", "dim")
+        title.append(
+            f"   {DEVICES.get(started.device_kind, started.device)} device, mode {state.run.mode}{_left(state)}", "dim"
+        )
     if finished is not None:
         title.append(f"   {finished.status}", "bold green" if finished.status == "done" else "bold red")
     about = Text("   ").join(Text.assemble((label, "dim"), " ", value) for label, value in facts)
