@@ -30,7 +30,6 @@ from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, milp
 
 from unskew.analytics.core.layout import Layout, Pipeline
 from unskew.analytics.core.plan import PlanError, split_evenly
-from unskew.analytics.planners.costing import pipeline_us
 from unskew.analytics.planners.problem import Floats, PlannerCluster
 
 WHOLE_BELOW = 1.2
@@ -48,13 +47,11 @@ class Group(msgspec.Struct, frozen=True):
 class MalleusPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The pipelines of its groups; groups and pipelines without work are left out.
 
-    `objective` = max over pipelines of (slowest stage x micro-batches), in layers of a healthy group; `iteration_us` is what
-    by the pipeline model, fill and drain included.
+    `objective` = max over pipelines of (slowest stage x micro-batches), in layers of a healthy group.
     """
 
     layout: Layout
     objective: float
-    iteration_us: float
 
 
 def rates(speeds: Floats) -> Floats:
@@ -71,8 +68,8 @@ def must_replan(before: Floats, now: Floats) -> bool:
     return bool(changed.any() or (np.abs(before[both] - now[both]) >= REPLAN_AT).any())
 
 
-def cut_node(devices: Sequence[int], rate_of: Sequence[float], alpha: Sequence[float]) -> tuple[list[Group], list[int]]:
-    """(groups, suspended devices) of a node; `alpha[k]` the slow-down of a layer on k devices, k = 1..tp."""
+def cut_node(devices: Sequence[int], rate_of: Sequence[float], alpha: Sequence[float]) -> list[Group]:
+    """The groups of a node; `alpha[k]` the slow-down of a layer on k devices, k = 1..tp."""
     tp = len(alpha) - 1
     order = sorted((d for d in devices if np.isfinite(rate_of[d])), key=lambda d: (rate_of[d], d))
     n_whole = max(0, (len(order) - 1) // tp)
@@ -82,15 +79,15 @@ def cut_node(devices: Sequence[int], rate_of: Sequence[float], alpha: Sequence[f
 
     whole = [group(order[i * tp : (i + 1) * tp]) for i in range(n_whole)]
     rest = order[n_whole * tp :]
-    best: tuple[float, list[Group], list[int]] = (0.0, [], list(rest))
+    best: tuple[float, list[Group]] = (0.0, [])
     for sizes in _cuts(tp, len(rest)):
         for arrangement in sorted(set(permutations(sizes)), reverse=True):
             ends = np.cumsum([0, *arrangement]).tolist()
             groups = [group(rest[a:b]) for a, b in pairwise(ends)]
             throughput = sum(1.0 / entry.rate for entry in groups)
             if throughput > best[0] * (1 + 1e-9):
-                best = (throughput, groups, rest[ends[-1] :])
-    return whole + best[1], best[2]
+                best = (throughput, groups)
+    return whole + best[1]
 
 
 def _cuts(tp: int, n: int) -> list[tuple[int, ...]]:
@@ -200,11 +197,8 @@ def plan_malleus(cluster: PlannerCluster) -> MalleusPlan:
     alpha = [0.0, *(float(cluster.rates[-1] / cluster.rates[k]) for k in range(1, tp + 1))]
     nodes = cluster.nodes.ravel() if cluster.nodes is not None else np.arange(rate_of.size) // tp
     groups: list[Group] = []
-    suspended: list[int] = []
     for devices in np.split(np.argsort(nodes, kind="stable"), np.flatnonzero(np.diff(np.sort(nodes))) + 1):
-        cut, left = cut_node(devices.tolist(), rate_of.tolist(), alpha)
-        groups += cut
-        suspended += left
+        groups += cut_node(devices.tolist(), rate_of.tolist(), alpha)
     whole = [entry for entry in groups if entry.rate <= 1.0 + 1e-9]
     slow = sorted((entry for entry in groups if entry.rate > 1.0 + 1e-9), key=lambda entry: (-entry.rate, entry.devices))
     if len(groups) < cluster.dp:
@@ -226,11 +220,7 @@ def plan_malleus(cluster: PlannerCluster) -> MalleusPlan:
         raise PlanError(f"the {job.n_layers} layers do not fit the groups that are left: a checkpoint is needed")
     objective, template, counts = best
     layers = [known[tuple(part)][0] for part in template]
-    return MalleusPlan(
-        layout=_layout(fill(cluster, template, layers, slow, whole), layers, counts),
-        objective=objective,
-        iteration_us=_iteration_us(cluster, template, layers, counts),
-    )
+    return MalleusPlan(layout=_layout(fill(cluster, template, layers, slow, whole), layers, counts), objective=objective)
 
 
 def _layout(pipelines: Sequence[Sequence[Group]], layers: Sequence[Sequence[int]], counts: Sequence[int]) -> Layout:
@@ -310,23 +300,5 @@ def _match(
 def _home(cluster: PlannerCluster, group: Group) -> tuple[int, tuple[int, int]]:
     """(replica, range of layers) that the group's first device held at the start."""
     replica, stage = divmod(group.devices[0] // cluster.tp, cluster.pp)
-    ends = np.cumsum([0, *_start_layers(cluster)]).tolist()
+    ends = np.cumsum([0, *split_evenly(cluster.job.n_layers, cluster.pp)]).tolist()
     return replica, (ends[stage], ends[stage + 1])
-
-
-def _start_layers(cluster: PlannerCluster) -> list[int]:
-    return split_evenly(cluster.job.n_layers, cluster.pp)
-
-
-def _iteration_us(
-    cluster: PlannerCluster, template: Sequence[Sequence[float]], layers: Sequence[Sequence[int]], counts: Sequence[int]
-) -> float:
-    job = cluster.job
-    ends = []
-    for part, sizes, count in zip(template, layers, counts, strict=True):
-        used = [(rate, size) for rate, size in zip(part, sizes, strict=True) if size > 0]
-        work = np.array([rate * size for rate, size in used])
-        work[0] += job.embedding_layers * used[0][0]
-        work[-1] += job.head_layers * used[-1][0]
-        ends.append(float(pipeline_us(work[None] * job.forward_us, work[None] * job.backward_us, count, job.message_us)[0]))
-    return max(ends) + job.iteration_end_us

@@ -50,7 +50,7 @@ class ResihpPolicy(Policy):
             return from_checkpoint(layout)
         if layout == cluster.layout:
             return Reaction(layout=layout, reason="the plan stays")
-        levels = [f"TP: {len(decided.tp)} groups"] if decided.tp else []
+        levels = [f"TP: {decided.tp} groups"] if decided.tp else []
         if decided.pp and decided.pp.after != decided.pp.before:
             levels.append(f"PP: {decided.pp.after}")
         if decided.dp:

@@ -90,42 +90,36 @@ def balanced(stage_order: Sequence[int], units_us: Array, speeds: Sequence[float
     return PipelineLayout(tuple(np.diff([0, *ends, total]).tolist()), tuple(stage_order))
 
 
-def shifted_boundaries(layout: PipelineLayout) -> Iterator[tuple[str, PipelineLayout]]:
+def shifted_boundaries(layout: PipelineLayout) -> Iterator[PipelineLayout]:
     """A unit from one stage to another, all stages between them handing one on."""
     for giver, size in enumerate(layout.sizes):
         if size > 1:
             for taker in range(len(layout.sizes)):
                 if taker != giver and (abs(taker - giver) == 1 or layout.device[taker] != layout.device[giver]):
                     sizes = [n - (k == giver) + (k == taker) for k, n in enumerate(layout.sizes)]
-                    yield f"a unit from stage {giver} to stage {taker}", PipelineLayout(tuple(sizes), layout.device)
+                    yield PipelineLayout(tuple(sizes), layout.device)
 
 
-def moved_stages(layout: PipelineLayout, busiest: int, idlest: int) -> Iterator[tuple[str, PipelineLayout]]:
+def moved_stages(layout: PipelineLayout, busiest: int, idlest: int) -> Iterator[PipelineLayout]:
     """Stages to other devices: neighbours exchanged, the busiest device's stages given to the idlest, exchanged with its
     stages, or split with it; neighbours of one device joined."""
     device = list(layout.device)
     for stage in range(len(device) - 1):
         if device[stage] != device[stage + 1]:
-            yield (
-                f"stages {stage} and {stage + 1} exchanged",
-                _placed(layout, {stage: device[stage + 1], stage + 1: device[stage]}),
-            )
+            yield _placed(layout, {stage: device[stage + 1], stage + 1: device[stage]})
         else:
             sizes = (*layout.sizes[:stage], sum(layout.sizes[stage : stage + 2]), *layout.sizes[stage + 2 :])
-            yield f"stages {stage} and {stage + 1} joined", PipelineLayout(sizes, (*device[:stage], *device[stage + 1 :]))
+            yield PipelineLayout(sizes, (*device[:stage], *device[stage + 1 :]))
     for stage in (k for k, owner in enumerate(device) if owner == busiest):
         if device.count(busiest) > 1:
-            yield f"stage {stage} to device {idlest}", _placed(layout, {stage: idlest})
+            yield _placed(layout, {stage: idlest})
         for other in (k for k, owner in enumerate(device) if owner == idlest):
-            yield f"stages {stage} and {other} exchanged", _placed(layout, {stage: idlest, other: busiest})
+            yield _placed(layout, {stage: idlest, other: busiest})
         if (size := layout.sizes[stage]) > 1:
             for cut in {1, size // 2, size - 1}:
                 sizes = (*layout.sizes[:stage], cut, size - cut, *layout.sizes[stage + 1 :])
                 for pair in ((busiest, idlest), (idlest, busiest)):
-                    yield (
-                        f"stage {stage} split with device {idlest}",
-                        PipelineLayout(sizes, (*device[:stage], *pair, *device[stage + 1 :])),
-                    )
+                    yield PipelineLayout(sizes, (*device[:stage], *pair, *device[stage + 1 :]))
 
 
 def _placed(layout: PipelineLayout, changes: dict[int, int]) -> PipelineLayout:

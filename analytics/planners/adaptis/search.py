@@ -15,18 +15,21 @@ from unskew.analytics.pipeline.evaluator import evaluate, per_hop
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.adaptis.dispatch import DispatchOptions, DispatchResult, PipelineTask, dispatch
 from unskew.analytics.planners.adaptis.layouts import PipelineLayout, moved_stages, shifted_boundaries
-from unskew.analytics.planners.adaptis.task import AdaptisTask, TuningRound, stage_costs, stage_kept, untimed
+from unskew.analytics.planners.adaptis.task import AdaptisTask, stage_costs, stage_kept, untimed
 
 MOST_TRIED = 40  # moves of one kind tried per round: with many stages there are a thousand
 
 
+Move = tuple[PipelineLayout, DispatchOptions]
+"""Where a move leads."""
+
+
 class SearchState(msgspec.Struct, frozen=True):
-    """A layout under knobs, its order, and how the search reached it."""
+    """A layout under knobs, and its order."""
 
     layout: PipelineLayout
     knobs: DispatchOptions
     found: DispatchResult
-    trail: tuple[TuningRound, ...] = ()
 
     @property
     def us(self) -> float:
@@ -53,27 +56,23 @@ class AdaptisSearch:
         while self.used < until and state.us < inf:
             rule = self._rule(state)
             for kind in (rule, *(other for other in self._moves if other != rule)):
-                found = self._improved(state, kind, until)
-                if found is not None:
-                    move, better = found
-                    trail = (*state.trail, TuningRound(rule, f"{kind}: {move}", better.us))
-                    state = msgspec.structs.replace(better, trail=trail)
+                if (better := self._improved(state, kind, until)) is not None:
+                    state = better
                     break
             else:
                 best = min(best, state, key=lambda tried: tried.us)
                 state = self._kicked(best)
         return min(best, state, key=lambda tried: tried.us)
 
-    def _improved(self, state: SearchState, kind: str, until: int) -> tuple[str, SearchState] | None:
+    def _improved(self, state: SearchState, kind: str, until: int) -> SearchState | None:
         """The first of some moves of a kind that ends earlier than `state`."""
         moves = list(self._moves[kind](state))
         for number in self.random.permutation(len(moves))[:MOST_TRIED].tolist():
             if self.used >= until:
                 return None
-            name, layout, knobs = moves[number]
-            tried = self._state(layout, knobs)
+            tried = self._state(*moves[number])
             if tried.us < state.us * (1 - 1e-9):
-                return name, tried
+                return tried
         return None
 
     def _kicked(self, state: SearchState) -> SearchState:
@@ -84,11 +83,9 @@ class AdaptisSearch:
             kind = str(self.random.choice(list(self._moves)))
             moves = list(self._moves[kind](moved))
             if moves:
-                name, layout, knobs = moves[int(self.random.integers(len(moves)))]
-                tried = self._state(layout, knobs)
+                tried = self._state(*moves[int(self.random.integers(len(moves)))])
                 if tried.us < inf:
-                    trail = (*moved.trail, TuningRound("try elsewhere", f"{kind}: {name}", tried.us))
-                    moved = msgspec.structs.replace(tried, trail=trail)
+                    moved = tried
         self.used += self.used == before
         return moved
 
@@ -119,7 +116,7 @@ class AdaptisSearch:
 
     def _bubbles(self, state: SearchState) -> tuple[Array, Array, Array]:
         """Idle, boundary and residual time per device; a device without a stage is idle throughout."""
-        schedule = build_schedule(untimed("", state.layout, state.found.lists).plan())
+        schedule = build_schedule(untimed(state.layout, state.found.lists).plan())
         durations = per_hop(schedule.chunks, stage_costs(self.task, state.layout))
         timeline = evaluate(schedule, durations, self.task.message_us)
         classed = bubbles(schedule.chunks, timeline.start_us, timeline.end_us)
@@ -134,30 +131,25 @@ class AdaptisSearch:
         np.add.at(loads, list(layout.device), stage_costs(self.task, layout).sum(axis=0))
         return loads
 
-    def _worth(
-        self, state: SearchState, layouts: Iterator[tuple[str, PipelineLayout]]
-    ) -> Iterator[tuple[str, PipelineLayout, DispatchOptions]]:
+    def _worth(self, state: SearchState, layouts: Iterator[PipelineLayout]) -> Iterator[Move]:
         """Those whose busiest device alone does not need much longer than the present plan."""
-        for name, layout in layouts:
+        for layout in layouts:
             if self._loads(layout).max() * self.task.micro_batches < 1.05 * state.us:
-                yield name, layout, state.knobs
+                yield layout, state.knobs
 
-    def _partitions(self, state: SearchState) -> Iterator[tuple[str, PipelineLayout, DispatchOptions]]:
+    def _partitions(self, state: SearchState) -> Iterator[Move]:
         return self._worth(state, shifted_boundaries(state.layout))
 
-    def _placements(self, state: SearchState) -> Iterator[tuple[str, PipelineLayout, DispatchOptions]]:
+    def _placements(self, state: SearchState) -> Iterator[Move]:
         loads = self._loads(state.layout)
         return self._worth(state, moved_stages(state.layout, int(loads.argmax()), int(loads.argmin())))
 
-    def _schedules(self, state: SearchState) -> Iterator[tuple[str, PipelineLayout, DispatchOptions]]:
-        def knobs(**changes: object) -> tuple[str, PipelineLayout, DispatchOptions]:
-            changed = msgspec.structs.replace(state.knobs, **changes)
-            return ", ".join(f"{name} {value}" for name, value in changes.items()), state.layout, changed
-
+    def _schedules(self, state: SearchState) -> Iterator[Move]:
+        changed = msgspec.structs.replace
         for patience in (0.0, 0.25, 0.5, 1.0, 2.0):
-            yield knobs(patience=patience)
+            yield state.layout, changed(state.knobs, patience=patience)
         for turn in ("latest", "groups", "lowest"):
             for forward_first in (False, True):
-                yield knobs(turn=turn, forward_first=forward_first)
+                yield state.layout, changed(state.knobs, turn=turn, forward_first=forward_first)
         for share in (1.0, 0.9, 0.75):
-            yield knobs(limit=share * self.limit)
+            yield state.layout, changed(state.knobs, limit=share * self.limit)

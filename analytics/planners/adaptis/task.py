@@ -35,33 +35,23 @@ class AdaptisTask(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.costs_us.shape[1])
 
 
-class TuningRound(msgspec.Struct, frozen=True):
-    """One step of the search: what the rule asked for, what was moved, and the makespan after it."""
-
-    rule: str
-    move: str
-    makespan_us: float
-
-
 class AdaptisResult(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. `baselines_us`: schedule -> makespan (those that fit the task). `bound_us`: no plan of the task is faster."""
 
-    name: str
     layout: PipelineLayout
     lists: tuple[tuple[Step, ...], ...]
     makespan_us: float
     kept_peak: float
     baselines_us: dict[str, float]
     bound_us: float
-    trail: tuple[TuningRound, ...]
     evaluations: int
 
-    def plan(self, *, replicas: int = 1, plan_version: int = 0) -> Plan:
+    def plan(self, *, replicas: int = 1) -> Plan:
         """The answer for equal replicas: device i of replica d is rank ``d * devices + i``, units are the plan's layers."""
         devices = len(self.lists)
         count = sum(kind == "F" and stage == 0 for steps in self.lists for kind, stage, _ in steps)
         plan = plan_from_partition(
-            plan_version=plan_version,
+            plan_version=0,
             n_layers=sum(self.layout.sizes),
             schedule="searched",
             members=[[d * devices + device for device in self.layout.device] for d in range(replicas)],
@@ -80,15 +70,9 @@ class AdaptisResult(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def answer_of(
-    task: AdaptisTask,
-    name: str,
-    layout: PipelineLayout,
-    lists: tuple[tuple[Step, ...], ...],
-    trail: tuple[TuningRound, ...] = (),
-) -> AdaptisResult:
+def answer_of(task: AdaptisTask, layout: PipelineLayout, lists: tuple[tuple[Step, ...], ...]) -> AdaptisResult:
     """The orders as an answer, timed by the evaluator."""
-    blank = untimed(name, layout, lists, trail)
+    blank = untimed(layout, lists)
     schedule = build_schedule(blank.plan())
     durations = per_hop(schedule.chunks, stage_costs(task, layout))
     return msgspec.structs.replace(
@@ -98,20 +82,10 @@ def answer_of(
     )
 
 
-def untimed(
-    name: str, layout: PipelineLayout, lists: tuple[tuple[Step, ...], ...], trail: tuple[TuningRound, ...] = ()
-) -> AdaptisResult:
+def untimed(layout: PipelineLayout, lists: tuple[tuple[Step, ...], ...]) -> AdaptisResult:
     """The orders as an answer of which no time is known yet."""
     return AdaptisResult(
-        name=name,
-        layout=layout,
-        lists=lists,
-        makespan_us=inf,
-        kept_peak=inf,
-        baselines_us={},
-        bound_us=0.0,
-        trail=trail,
-        evaluations=0,
+        layout=layout, lists=lists, makespan_us=inf, kept_peak=inf, baselines_us={}, bound_us=0.0, evaluations=0
     )
 
 

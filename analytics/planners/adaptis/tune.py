@@ -50,8 +50,10 @@ __all__ = ["BASELINES", "gains", "tune"]
 BASELINES = ("1f1b", "interleaved", "zb-h1")
 """What the answer is never worse than, and whose activations it may keep."""
 
+STARTS = 3
 
-def tune(task: AdaptisTask, *, evaluations: int = 600, starts: int = 3) -> AdaptisResult:
+
+def tune(task: AdaptisTask, *, evaluations: int = 600) -> AdaptisResult:
     """The best pipeline found with at most about `evaluations` dispatches. Raises `PlanError` when there are fewer units than
     devices, or when no order stays within the task's limit."""
     if task.n_units < len(task.speeds):
@@ -63,14 +65,12 @@ def tune(task: AdaptisTask, *, evaluations: int = 600, starts: int = 3) -> Adapt
         (search.seed(layout) for layout in start_layouts(task.costs_us.sum(axis=0), task.speeds)), key=lambda s: s.us
     )
     best = seeds[0]
-    for number, seed in enumerate(seeds[:starts]):
-        tuned = search.climb(seed, evaluations * (number + 1) // starts)
+    for number, seed in enumerate(seeds[:STARTS]):
+        tuned = search.climb(seed, evaluations * (number + 1) // STARTS)
         best = min(best, tuned, key=lambda state: state.us)
-    answers = [
-        answer_of(task, name, found.layout, found.lists) for name, found in baselines.items() if found.kept_peak <= limit
-    ]
+    answers = [answer_of(task, found.layout, found.lists) for found in baselines.values() if found.kept_peak <= limit]
     if best.us < inf:
-        answers.append(answer_of(task, "tuned", best.layout, best.found.lists, best.trail))
+        answers.append(answer_of(task, best.layout, best.found.lists))
     if not answers:
         raise PlanError(f"no order keeps the activations of a device within {limit:g}")
     answer = min(answers, key=lambda found: found.makespan_us)
@@ -103,7 +103,7 @@ def _baseline(task: AdaptisTask, name: str) -> AdaptisResult | None:
                 steps.append(("W", hop, number))
         lists.append(tuple(steps))
     return msgspec.structs.replace(
-        untimed(name, layout, tuple(lists)),
+        untimed(layout, tuple(lists)),
         makespan_us=makespan,
         kept_peak=max(peak_activations(chunks, stage_kept(task, layout)).values()),
     )

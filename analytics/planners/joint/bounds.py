@@ -49,11 +49,6 @@ def bounds(cluster: PlannerCluster) -> IterationBounds:
     )
 
 
-def gap(cluster: PlannerCluster, predicted_us: float) -> float:
-    """How much slower than the best plan of separate pipelines a plan is at most: 0.02 = 2 %."""
-    return predicted_us / bounds(cluster).pipelines_us - 1.0
-
-
 def capacity_bound_us(job: PlannerJob, speeds: Floats) -> float:
     """All work at all groups' speeds together; at least one micro-batch's path at the highest speed."""
     total = float(speeds.sum())

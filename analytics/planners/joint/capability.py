@@ -12,7 +12,7 @@ import numpy as np
 
 from unskew.analytics.core.layout import Layout
 from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, PlannerJob, layout_of
-from unskew.analytics.planners.resihp.tp import EPSILON, TpGroups, degrees_allowed, exclude
+from unskew.analytics.planners.resihp.tp import EPSILON, TpGroups, exclude
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -23,7 +23,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     tables: Floats
 
 
-def capability(cluster: PlannerCluster, groups: TpGroups, *, powers_of_two: bool = False) -> Capability:
+def capability(cluster: PlannerCluster, groups: TpGroups) -> Capability:
     """From the groups of the TP level: who was lent is counted where it serves."""
     dp, pp, tp = cluster.speeds.shape
     flat = cluster.speeds.ravel().copy()
@@ -35,8 +35,7 @@ def capability(cluster: PlannerCluster, groups: TpGroups, *, powers_of_two: bool
         of_crew = np.where(crew >= 0, cluster.speeds.ravel()[crew], 0.0)
         fastest = np.lexsort((crew, -of_crew, crew < 0))
         order[replica, stage], speeds[replica, stage] = crew[fastest], of_crew[fastest]
-    allowed = np.isin(np.arange(1, tp + 1), degrees_allowed(tp, powers_of_two=powers_of_two))
-    scores = np.where(allowed, cluster.rates[1:] * speeds, 0.0)
+    scores = cluster.rates[1:] * speeds
     at_least = np.maximum.accumulate(scores[:, :, ::-1], axis=2)[:, :, ::-1]
     tables = np.concatenate([at_least[:, :, :1], at_least, np.zeros((dp, pp, 1))], axis=2)
     return Capability(order=order.astype(np.int64), scores=scores, tables=tables)

@@ -29,7 +29,6 @@ from unskew.analytics.planners.joint.evaluation import holds, iteration_us
 from unskew.analytics.planners.joint.partition import PartitionSearch, bound_us, polish
 from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, PlannerJob, start
 from unskew.analytics.planners.resihp.progressive import plan_progressive
-from unskew.analytics.planners.resihp.tp import TpDecision, TpGroups, exclude
 
 ROUNDS = 4
 SEARCHED = 32
@@ -45,7 +44,6 @@ class JointPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     layout: Layout
     predicted_us: float
     source: str
-    tp: tuple[TpDecision, ...]
 
 
 class ReplicaClasses(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -56,28 +54,22 @@ class ReplicaClasses(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     of_replica: Ints
 
 
-def plan_joint(cluster: PlannerCluster, *, compare: bool = True, powers_of_two: bool = False) -> JointPlan:
+def plan_joint(cluster: PlannerCluster, *, compare: bool = True) -> JointPlan:
     """The plan for the cluster as it is. Raises `PlanError` when no replica can hold the model, alone or with its peers' help.
 
-    `compare=False` leaves out step 6's comparison with ResiHP's levels, which takes most of the time of very large jobs;
-    `powers_of_two` allows only their degrees (an ablation, or a model whose heads divide into no others).
+    `compare=False` leaves out step 6's comparison with ResiHP's levels, which takes most of the time of very large jobs.
     """
-    lendings = [exclude(cluster, powers_of_two=True)] if powers_of_two else possible_lendings(cluster)
-    able = [capability(cluster, groups, powers_of_two=powers_of_two) for groups in lendings]
-    reach = [float(one.tables[:, :, 0].sum()) for one in able]
-    candidates = [
-        _own_pipelines(cluster, groups, one)
-        for groups, one, total in zip(lendings, able, reach, strict=True)
-        if groups is lendings[0] or total > reach[0]
-    ]
+    first, *others = (capability(cluster, groups) for groups in possible_lendings(cluster))
+    reach = float(first.tables[:, :, 0].sum())
+    candidates = [_own_pipelines(cluster, one) for one in (first, *others) if one is first or one.tables[:, :, 0].sum() > reach]
     present = start(cluster)
     if (cluster.speeds > 0).all() and holds(cluster.job, present):
-        candidates.append(JointPlan(layout=present, predicted_us=iteration_us(cluster, present), source="nothing", tp=()))
+        candidates.append(JointPlan(layout=present, predicted_us=iteration_us(cluster, present), source="nothing"))
     if compare:
         try:
             levels = plan_progressive(cluster)
             predicted_us = iteration_us(cluster, levels.layout)
-            candidates.append(JointPlan(layout=levels.layout, predicted_us=predicted_us, source="progressive", tp=levels.tp))
+            candidates.append(JointPlan(layout=levels.layout, predicted_us=predicted_us, source="progressive"))
         except PlanError:
             pass
     best = min(candidates, key=lambda plan: (plan.predicted_us * (1 - 1e-9 * (plan.source == "nothing")), plan.source))
@@ -86,7 +78,7 @@ def plan_joint(cluster: PlannerCluster, *, compare: bool = True, powers_of_two: 
     return best
 
 
-def _own_pipelines(cluster: PlannerCluster, groups: TpGroups, able: Capability) -> JointPlan:
+def _own_pipelines(cluster: PlannerCluster, able: Capability) -> JointPlan:
     """Steps 2 to 5."""
     job, search = cluster.job, PartitionSearch(cluster.job)
     classes = classes_of(able.tables)
@@ -107,10 +99,10 @@ def _own_pipelines(cluster: PlannerCluster, groups: TpGroups, able: Capability) 
             break
         share = new
     if best is None:
-        return JointPlan(layout=start(cluster), predicted_us=np.inf, source="joint", tp=groups.decisions)
+        return JointPlan(layout=start(cluster), predicted_us=np.inf, source="joint")
     layers, counts, predicted_us = refine(job, search, able.tables, best[1], best[2])
     layout = settle(cluster, able, layers, counts)
-    return JointPlan(layout=layout, predicted_us=predicted_us + job.iteration_end_us, source="joint", tp=groups.decisions)
+    return JointPlan(layout=layout, predicted_us=predicted_us + job.iteration_end_us, source="joint")
 
 
 def classes_of(tables: Floats) -> ReplicaClasses:

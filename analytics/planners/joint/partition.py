@@ -174,9 +174,7 @@ def _by_speed(job: PlannerJob, tables: Floats, kept: Ints, micro_batches: int) -
     """Layers in proportion to speed, at most what the largest degree of each stage can hold."""
     in_flight = np.minimum(len(kept) - np.arange(len(kept)), max(micro_batches, 1))
     limits = layer_limits(job, (tables[kept, 1:] > 0).sum(axis=1), in_flight)
-    extra = np.zeros(len(kept))
-    extra[0] += job.embedding_layers
-    extra[-1] += job.head_layers
+    extra = extra_layers(job, len(kept))
     parts = [(float(more / tables[s, 0]), float(1.0 / tables[s, 0])) for more, s in zip(extra, kept, strict=True)]
     try:
         shares = share_out(job.n_layers, parts, limits.tolist())

@@ -26,18 +26,16 @@ from unskew.analytics.core.layout import Move
 from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, extra_layers
 from unskew.analytics.planners.resihp.simulation import INFINITE, Chunk, ReplicaSimulation
 
+CELL_REPLICAS = 16
+
 
 class Migration(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision of Algorithm 1: at `step_us` stage `stage` of `micro_batch` of `source` went to `target`."""
+    """One decision of Algorithm 1: stage `stage` of `micro_batch` of `source` went to `target`."""
 
-    step_us: float
     stage: int
     micro_batch: int
     source: int
     target: int
-    progress_least: int
-    progress_most: int
-    delta: int
 
 
 class _Rule:
@@ -70,18 +68,7 @@ class _Rule:
             chunk = (pending[d_min], d_min, stage)
             simulation.move(chunk, d_max)
             self.in_transit[stage].append(chunk)
-            self.decided.append(
-                Migration(
-                    step_us=simulation.now_us,
-                    stage=stage,
-                    micro_batch=chunk[0],
-                    source=d_min,
-                    target=d_max,
-                    progress_least=progress[d_min],
-                    progress_most=progress[d_max],
-                    delta=self.delta,
-                )
-            )
+            self.decided.append(Migration(stage=stage, micro_batch=chunk[0], source=d_min, target=d_max))
 
     def _progress(self, simulation: ReplicaSimulation, stage: int) -> list[int]:
         """P of every replica: passed, and what was moved counted as passed at home and as owed where it went."""
@@ -109,14 +96,13 @@ def migrate(
     micro_batches: Ints,
     *,
     delta: int = 1,
-    cell_replicas: int = 16,
 ) -> tuple[Migration, ...]:
     """Algorithm 1 for groups of these speeds and degrees [dp, pp], layers [dp, pp] equal in all replicas."""
     forward, backward = stage_times(cluster, layers, speeds)
     room = activation_room(cluster, degrees, layers)
     found: list[Migration] = []
     known: dict[bytes, tuple[Migration, ...]] = {}
-    for cell in cells(forward + backward, cell_replicas):
+    for cell in cells(forward + backward, CELL_REPLICAS):
         key = forward[cell].tobytes() + room[cell].tobytes() + micro_batches[cell].tobytes()
         if key not in known:
             counts = micro_batches[cell].tolist()

@@ -1,8 +1,8 @@
 """ResiHP's Scheduler: TP, then PP, then DP, each on what the level before left unbalanced (section 6).
 
-Every level's decisions are returned, so that an ablation can be replayed; `levels` switches levels off as the paper's Figure 11
-does. Without the TP level a group with a dead member is lost whole (as ReCycle has it); without the PP level the partition
-stays; without the DP level the work of dead groups goes evenly to its peers (ReCycle), and nothing else moves.
+`levels` switches levels off as the paper's Figure 11 does. Without the TP level a group with a dead member is lost whole (as
+ReCycle has it); without the PP level the partition stays; without the DP level the work of dead groups goes evenly to its peers
+(ReCycle), and nothing else moves.
 TP and PP take k of tp devices for k / tp of the speed, as the paper does, whatever was measured; the speeds of the result are
 the measured ones. There is no test whether a plan is worth its cost: the paper has none (scheduler/cost_benefit.py is ours).
 """
@@ -20,16 +20,16 @@ from unskew.analytics.core.plan import PlanError, split_evenly
 from unskew.analytics.planners.problem import Floats, Ints, Level, PlannerCluster, layout_of
 from unskew.analytics.planners.resihp.dp import Migration, migrate, moves_of, reroute_evenly
 from unskew.analytics.planners.resihp.pp import PpDecision, repartition
-from unskew.analytics.planners.resihp.tp import TpDecision, exclude
+from unskew.analytics.planners.resihp.tp import exclude
 
 ALL_LEVELS: frozenset[Level] = frozenset({"tp", "pp", "dp"})
 
 
 class ProgressivePlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The layout and what each level decided."""
+    """The layout and what each level decided; `tp`: how many groups were cut, those that are not whole and healthy."""
 
     layout: Layout
-    tp: tuple[TpDecision, ...] = ()
+    tp: int = 0
     pp: PpDecision | None = None
     dp: tuple[Migration, ...] = ()
 
@@ -39,11 +39,12 @@ def plan_progressive(cluster: PlannerCluster, *, levels: Set[Level] = ALL_LEVELS
     job, (dp, pp, tp) = cluster.job, cluster.speeds.shape
     before = np.array(split_evenly(job.n_layers, pp), dtype=np.int64)
     counts = np.array(split_evenly(job.micro_batches, dp), dtype=np.int64)
-    tp_level: tuple[TpDecision, ...] = ()
+    tp_level = 0
     if "tp" in levels:
         ideal = msgspec.structs.replace(cluster, efficiency=())
         groups = exclude(ideal, powers_of_two=True, least=least_degrees(cluster, before))
-        members, degrees, estimated, tp_level = groups.members, groups.degrees, groups.speeds, groups.decisions
+        members, degrees, estimated = groups.members, groups.degrees, groups.speeds
+        tp_level = int((cluster.speeds < 1.0).any(axis=2).sum())
         speeds = estimated * cluster.rates[degrees] / np.maximum(ideal.rates[degrees], 1.0 / tp)
     else:
         whole = cluster.speeds.min(axis=2)

@@ -25,26 +25,13 @@ from unskew.analytics.planners.problem import Bools, Floats, Ints, PlannerCluste
 EPSILON = 1e-12
 
 
-class TpDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """How one group was cut: scores of all degrees, members (device numbers) chosen and left on standby, was it a tie?"""
-
-    replica: int
-    stage: int
-    scores: tuple[tuple[int, float], ...]
-    degree: int
-    members: tuple[int, ...]
-    standby: tuple[int, ...]
-    tie: bool
-
-
 class TpGroups(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
-    """The groups after the TP level: `members` [dp, pp, tp] are device numbers, -1 = none, `speeds` and `degrees` [dp, pp]; a
-    decision per group that is not whole and healthy."""
+    """The groups after the TP level: `members` [dp, pp, tp] are device numbers, -1 = none, `speeds` and `degrees`
+    [dp, pp]."""
 
     members: Ints
     speeds: Floats
     degrees: Ints
-    decisions: tuple[TpDecision, ...]
 
     @cached_property
     def guests(self) -> Bools:
@@ -58,18 +45,16 @@ def degrees_allowed(tp: int, *, powers_of_two: bool) -> list[int]:
     return [k for k in range(1, tp + 1) if not powers_of_two or k & (k - 1) == 0]
 
 
-def choose(
-    speeds: Sequence[float], rates: Sequence[float], *, powers_of_two: bool, least: int = 1
-) -> tuple[int, dict[int, float], bool]:
-    """(degree, score of each degree, tie?) for members of these speeds, fastest first; degree 0 when none is possible."""
+def choose(speeds: Sequence[float], rates: Sequence[float], *, powers_of_two: bool, least: int = 1) -> tuple[int, float]:
+    """(degree, its score) for members of these speeds, fastest first; degree 0 when none is possible."""
     living = [speed for speed in speeds if speed > 0]
     allowed = degrees_allowed(len(rates) - 1, powers_of_two=powers_of_two)
     scores = {k: rates[k] * living[k - 1] for k in allowed if least <= k <= len(living)}
     if not scores:
-        return 0, {}, False
+        return 0, 0.0
     best = max(scores.values())
-    winners = [k for k, score in scores.items() if score >= best - EPSILON]
-    return max(winners), scores, len(winners) > 1
+    degree = max(k for k, score in scores.items() if score >= best - EPSILON)
+    return degree, scores[degree]
 
 
 def exclude(cluster: PlannerCluster, *, powers_of_two: bool, least: Ints | int = 1) -> TpGroups:
@@ -87,15 +72,16 @@ def exclude(cluster: PlannerCluster, *, powers_of_two: bool, least: Ints | int =
     chosen = np.where(best > 0, chosen, 0)
     numbers = order + np.arange(dp * pp).reshape(dp, pp, 1) * tp
     members = np.where(np.arange(tp) < chosen[:, :, None], numbers, -1)
-    groups = TpGroups(members=members, speeds=best, degrees=chosen.astype(np.int64), decisions=())
-    lent = _borrow(cluster, groups, powers_of_two, least_of)
-    return _finish(cluster, groups, lent, powers_of_two, least_of)
+    groups = TpGroups(members=members, speeds=best, degrees=chosen.astype(np.int64))
+    for (replica, stage), crew in _borrow(cluster, groups, powers_of_two, least_of).items():
+        members[replica, stage] = [*crew, *[-1] * (tp - len(crew))]
+        groups.degrees[replica, stage] = len(crew)
+        best[replica, stage] = rates[len(crew)] * cluster.speeds.ravel()[crew[-1]]
+    return groups
 
 
-def _borrow(
-    cluster: PlannerCluster, groups: TpGroups, powers_of_two: bool, least: Ints
-) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
-    """Groups that choose again among members and standby of their node: (replica, stage) -> (chosen, candidates)."""
+def _borrow(cluster: PlannerCluster, groups: TpGroups, powers_of_two: bool, least: Ints) -> dict[tuple[int, int], list[int]]:
+    """Groups that choose again among members and standby of their node: (replica, stage) -> the members chosen."""
     if cluster.nodes is None:
         return {}
     speed = cluster.speeds.ravel()
@@ -106,7 +92,7 @@ def _borrow(
     pools: dict[int, list[int]] = {}
     for device in idle.tolist():
         pools.setdefault(int(node_of[device]), []).append(device)
-    result: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    result: dict[tuple[int, int], list[int]] = {}
     for replica, stage in sorted(map(tuple, short.tolist()), key=lambda group: (groups.speeds[group], group)):
         first = (replica * pp + stage) * tp
         node = int(node_of[first])
@@ -115,54 +101,13 @@ def _borrow(
         if not any(device not in range(first, first + tp) for device in pool):
             continue
         candidates = sorted({*own, *pool}, key=lambda device: (-speed[device], device not in own, device))
-        degree, scores, _ = choose(
+        degree, score = choose(
             [float(speed[device]) for device in candidates],
             cluster.rates.tolist(),
             powers_of_two=powers_of_two,
             least=int(least[stage]),
         )
-        if degree and scores[degree] > groups.speeds[replica, stage] + EPSILON:
-            result[replica, stage] = (candidates[:degree], candidates)
+        if degree and score > groups.speeds[replica, stage] + EPSILON:
+            result[replica, stage] = candidates[:degree]
             pools[node] = candidates[degree:]
     return result
-
-
-def _finish(
-    cluster: PlannerCluster,
-    groups: TpGroups,
-    lent: dict[tuple[int, int], tuple[list[int], list[int]]],
-    powers_of_two: bool,
-    least: Ints,
-) -> TpGroups:
-    """The groups with what was borrowed, and the decisions."""
-    pp, tp = cluster.pp, cluster.tp
-    members, speeds, degrees = groups.members.copy(), groups.speeds.copy(), groups.degrees.copy()
-    flat = cluster.speeds.ravel()
-    for (replica, stage), (chosen, _) in lent.items():
-        members[replica, stage] = [*chosen, *[-1] * (tp - len(chosen))]
-        degrees[replica, stage] = len(chosen)
-        speeds[replica, stage] = cluster.rates[len(chosen)] * flat[chosen[-1]]
-    idle = np.isin(np.arange(flat.size), members, invert=True) & (flat > 0)
-    decisions = []
-    for replica, stage in np.argwhere((cluster.speeds < 1.0).any(axis=2)).tolist():
-        first = (replica * pp + stage) * tp
-        own = sorted(range(first, first + tp), key=lambda device: (-flat[device], device))
-        candidates = lent.get((replica, stage), ([], own))[1]
-        _, scores, tie = choose(
-            [float(flat[device]) for device in candidates],
-            cluster.rates.tolist(),
-            powers_of_two=powers_of_two,
-            least=int(least[stage]),
-        )
-        decisions.append(
-            TpDecision(
-                replica=replica,
-                stage=stage,
-                scores=tuple(scores.items()),
-                degree=int(degrees[replica, stage]),
-                members=tuple(candidates[: int(degrees[replica, stage])]),
-                standby=tuple(device for device in own if idle[device]),
-                tie=tie,
-            )
-        )
-    return TpGroups(members=members, speeds=speeds, degrees=degrees, decisions=tuple(decisions))

@@ -16,7 +16,6 @@ from unskew.analytics.core.sharing import proportional
 from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.planners.malleus import plan_malleus
-from unskew.analytics.policies.adaptra import makespan_s, warm_ups
 from unskew.analytics.policies.base import ClusterView, Policy, Reaction, survives
 from unskew.analytics.policies.ft_hsdp import FtHsdpPolicy, closed_form
 from unskew.analytics.policies.greyhound import GreyhoundPolicy, gathered, shares
@@ -185,19 +184,6 @@ def test_strengthened_recycle_hands_work_to_a_slow_peer() -> None:
     layout = ask(policy("strengthened-recycle"), job, speeds).layout
     assert layout is not None
     assert {move.target for move in layout.moves} == {1, 2}
-
-
-def test_adaptra_absorbs_a_link_delay_with_more_warm_up() -> None:
-    """w_last = 1, w_i = w_{i+1} + ceil(c / F) + 2; without delay the order is 1F1B's, whose makespan is (M + S - 1)(F + B)."""
-    chunks = [(1.0, 2.0)] * 4
-    assert warm_ups([0.0] * 3, [1.0] * 4, 16) == [4, 3, 2, 1]
-    assert makespan_s([0.0] * 3, chunks, [4, 3, 2, 1], 8) == pytest.approx(33.0)
-    delays = [0.0, 2.0, 0.0]
-    assert warm_ups(delays, [1.0] * 4, 32) == [7, 6, 2, 1]
-    fixed, adapted = (makespan_s(delays, chunks, warm, 32) for warm in ([4, 3, 2, 1], warm_ups(delays, [1.0] * 4, 32)))
-    undelayed = makespan_s([0.0] * 3, chunks, [4, 3, 2, 1], 32)
-    assert fixed > 1.15 * undelayed
-    assert adapted < undelayed + 2 * 2.0 + 1.0  # the delay is paid once each way, not in every round
 
 
 def test_ntp_keeps_what_dropping_replicas_loses() -> None:
