@@ -14,6 +14,7 @@ from support.runtime_runs import SMALL, train
 
 from unskew.analytics.core.layout import plan_from_partition
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose, sections_of
+from unskew.analytics.diagnosis.failslow import follow_run
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.lost import time_lost
 from unskew.analytics.diagnosis.trace.replay import makespan_us
@@ -228,3 +229,12 @@ def test_whatif_says_which_plan_it_replayed_and_which_others_there_are(slowed: t
     assert first == "r, plan 1: 24 iterations, 10 to 33"
     assert second == "not in these figures: plan 0, 10 iterations, 0 to 9; see them with --plan N"
     assert third == "not replayed: plan 2: why"
+
+
+def test_iterations_that_are_long_for_want_of_cores_teach_no_predictor(slowed: tuple[RunLog, list[Verdict]]) -> None:
+    """Ranks that share cores wait for each other's chunks: that is no drift of what a chunk costs."""
+    log, _ = slowed
+    change = msgspec.structs.replace
+    longer = [change(one, committed=change(one.committed, measured_us=4 * one.committed.measured_us)) for one in log.released]
+    stretched = change(log, released=(*log.released[:12], *longer[12:]))
+    assert follow_run(stretched).cost == follow_run(log).cost
