@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean, median
 
 import msgspec
@@ -26,7 +25,7 @@ from unskew.analytics.diagnosis.trace.section import TraceSection, fit_curve, re
 from unskew.analytics.diagnosis.trace.whatif import what_if
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.predictor.fit import fit
-from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks.report import Figure, figure, median_ms
 from unskew.benchmarks.runs import EIGHT_RANKS, Bench
 from unskew.collector.events import IterationJudged
 from unskew.runtime.model.model import Layer, ModelSize, build_layer
@@ -39,6 +38,7 @@ SIZE = ModelSize(n_layers=6, dim=128, heads=4)
 LAYERS = 4
 MIXES, REPEATS = 24, 9
 SEED = 20_261_121
+SLEEPING_SEEDS = range(3)
 
 
 def figures(bench: Bench) -> list[Figure]:
@@ -179,16 +179,16 @@ def _chunk(layers: Sequence[Layer], mix: tuple[int, ...], device: RealDevice) ->
     return first().compute_us, second().compute_us
 
 
-def sleeping_device(bench: Bench, seeds: Sequence[int] = range(3), iterations: int = 60) -> list[Figure]:
+def sleeping_device(bench: Bench) -> list[Figure]:
     """Healthy runs of eight ranks: each iteration against its prediction, made before it was learned from."""
     errors, covered = [], []
-    for seed in bench.steps("predicted iterations, sleeping device", list(seeds)):
-        run = bench.run(msgspec.structs.replace(EIGHT_RANKS, device="sleep", seed=seed, iterations=iterations))
+    for seed in bench.steps("predicted iterations, sleeping device", SLEEPING_SEEDS):
+        run = bench.run(msgspec.structs.replace(EIGHT_RANKS, device="sleep", seed=seed, iterations=60))
         judged = [event for event in run.of(IterationJudged) if event.predicted_us is not None and event.log_complete]
         errors += [abs((event.predicted_us or 0) / event.measured_us - 1) for event in judged]
         covered += [one.measured_us / one.healthy_us for event in judged for one in event.ranks if one.healthy_us]
     note = (
-        f"{len(errors)} iterations of {len(seeds)} runs after warm-up; worst {100 * max(errors):.1f} %"
+        f"{len(errors)} iterations of {len(SLEEPING_SEEDS)} runs after warm-up; worst {100 * max(errors):.1f} %"
         if errors
         else "none judged"
     )
@@ -208,18 +208,7 @@ def clock() -> list[Figure]:
     cost = profile("steady")
     return [
         figure(
-            "predict_iteration at PP4 x 8 micro-batches, median", 1e3 * _seconds(lambda: predict_iteration(plan, works, cost)),
+            "predict_iteration at PP4 x 8 micro-batches, median", median_ms(lambda: predict_iteration(plan, works, cost), 200),
             "ms", bar=5, better="lower", note="schedule known, as in the loop",
         )
     ]  # fmt: skip
-
-
-def _seconds(call: Callable[[], object], repeats: int = 200) -> float:
-    """Median time of a call."""
-    call()
-    times = []
-    for _ in range(repeats):
-        before = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - before)
-    return median(times)

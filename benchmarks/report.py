@@ -12,10 +12,11 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Literal, TypeVar
 
 import msgspec
@@ -86,6 +87,17 @@ def shown(progress: Progress, what: str, of: Sequence[_Step], /) -> Iterator[_St
 def bars() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, refresh_per_second=2)  # what is measured meanwhile shares the cores
+
+
+def median_ms(work: Callable[[], object], times: int) -> float:
+    """Median milliseconds of a call; the first one, which warms up, does not count."""
+    work()
+    spent = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        work()
+        spent.append(1000.0 * (time.perf_counter() - begun))
+    return median(spent)
 
 
 def _processor() -> str:

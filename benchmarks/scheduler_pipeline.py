@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import exp, log
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
 from unskew.analytics.pipeline.model_profiles import MODELS
 from unskew.analytics.planners.adaptis.task import AdaptisResult, AdaptisTask
 from unskew.analytics.planners.adaptis.tune import BASELINES, gains, tune
-from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks.report import Figure, figure, median_ms
 from unskew.benchmarks.runs import Bench
 
 ORACLES = ((4, 8, 33, 27), (8, 8, 45, 31), (2, 4, 15, 13))
@@ -60,28 +60,18 @@ def speed_figures() -> Iterator[Figure]:
     large = pipeline_of("1f1b", ranks=16, micro_batches=64)
     many = np.random.default_rng(0).uniform(1.0, 2.0, (len(large), 64))
     yield figure(
-        "timeline of PP16 x 64 micro-batches x 64 replicas", _median_ms(lambda: large.run(many, 0.1), 20), "ms", bar=100.0,
+        "timeline of PP16 x 64 micro-batches x 64 replicas", median_ms(lambda: large.run(many, 0.1), 20), "ms", bar=100.0,
         better="lower", note="start and end of every chunk; all durations differ",
     )  # fmt: skip
     start, end = large.run(many, 0.1)
-    yield figure("its bubbles, classed", _median_ms(lambda: bubbles(large, start, end), 10), "ms", better="lower")
+    yield figure("its bubbles, classed", median_ms(lambda: bubbles(large, start, end), 10), "ms", better="lower")
     small = pipeline_of("1f1b", ranks=4, micro_batches=8)
     costs = np.array([[1.0, 1.2, 0.9, 1.1], [2.0, 2.4, 1.8, 2.2]])
-    ms = _median_ms(lambda: small.makespan_us(per_hop(small, costs)), 500)
+    ms = median_ms(lambda: small.makespan_us(per_hop(small, costs)), 500)
     yield figure("makespans a second, PP4 x 8 micro-batches, one at a time", 1000.0 / ms, "1/s", better="higher")
     candidates = np.random.default_rng(0).uniform(1.0, 2.0, (2, 4, 1000))
-    ms = _median_ms(lambda: small.makespan_us(per_hop(small, candidates)), 20)
+    ms = median_ms(lambda: small.makespan_us(per_hop(small, candidates)), 20)
     yield figure("the same, 1,000 candidates in one pass", 1e6 / ms, "1/s", better="higher")
-
-
-def _median_ms(work: Callable[[], object], times: int) -> float:
-    work()
-    spent = []
-    for _ in range(times):
-        begun = time.perf_counter()
-        work()
-        spent.append(1000.0 * (time.perf_counter() - begun))
-    return median(spent)
 
 
 def adaptis_figures() -> Iterator[Figure]:
