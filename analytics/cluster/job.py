@@ -105,8 +105,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_f
             exposed = reduced / constant("link_bytes_per_s") * (1.0 - constant("gradient_overlap"))
             end_us = (exposed + constant("optimizer_s")) * 1e6
         forward = ChunkCost(layer_us=layer_us, token_us=0.0, token2_us=0.0, head_us_per_token=head_us / self.seq)
-        both = ChunkCost(layer_us=2 * layer_us, token_us=0.0, token2_us=0.0, head_us_per_token=2 * head_us / self.seq)
-        return CostModel(chunks={"F": forward, "B": both}, message_us=message_us, iteration_end_us=end_us)
+        return CostModel(chunks={"F": forward, "B": forward.times(2)}, message_us=message_us, iteration_end_us=end_us)
 
     @cached_property
     def least_tp(self) -> int:

@@ -13,6 +13,7 @@ Per iteration, for all ranks and kinds of work at once (arrays [rank, kind]):
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import exp, log
 
 import msgspec
@@ -106,20 +107,6 @@ class Detector:
     def observe_units(self, iteration: int, times: UnitTimes, roles: UnitRoles) -> Verdicts:
         """The verdicts on the next iteration of units of which no chunks and no plan are known (`step_units`)."""
         self.state, verdicts = step_units(self.state, iteration, times, roles, self.options)
-        return verdicts
-
-    def suspected_ranks(self, over: int) -> dict[int, float]:
-        """Ranks that are slow and excused (`suspected_ranks`)."""
-        return suspected_ranks(self.state, self.options, over)
-
-    def confirm(self, rank: int, ratio: float, iteration: int) -> Verdicts:
-        """A probe has measured a suspected rank (`confirm`)."""
-        self.state, verdicts = confirm(self.state, rank, ratio, iteration, self.options)
-        return verdicts
-
-    def lost(self, suspect: Suspect, iteration: int) -> Verdicts:
-        """The verdict on a rank that is dead, hung or frozen; closes what was open against it."""
-        self.state, verdicts = lose(self.state, suspect, iteration, self.options)
         return verdicts
 
 
@@ -225,20 +212,44 @@ def confirm(
     tracks = state.tracks
     if rank in state.open or rank not in tracks.ranks or log(ratio) < options.least_level():
         return state, ()
+    return by_product(
+        state, rank, log(ratio), options,
+        since=iteration, at=iteration, iterations=1, sigma=options.sigma_floor, victims=_waiting_for(state, rank),
+    )  # fmt: skip
+
+
+def by_product(
+    state: DetectorState,
+    rank: int,
+    level: float,
+    options: DetectorOptions,
+    *,
+    since: int,
+    at: int,
+    iterations: int,
+    sigma: float,
+    victims: Collection[int],
+) -> tuple[DetectorState, Verdicts]:
+    """The verdict from a rank's matrix product: all kinds of its work are as slow (log) as that, nothing distinguishes them."""
+    tracks = state.tracks
     kinds = (*tracks.kinds_of(rank), ALL)
-    excess = Excess(log(ratio))
     change = SpeedChange(
-        since=iteration,
-        iterations=1,
+        since=since,
+        iterations=iterations,
         test="probe",
-        cusum=log(ratio),
+        cusum=level,
         threshold=options.least_level(),
-        levels=dict.fromkeys(kinds, log(ratio)),
-        excess=dict.fromkeys(kinds, excess),
+        levels=dict.fromkeys(kinds, level),
+        excess=dict.fromkeys(kinds, Excess(level)),
     )
-    levels = np.array([log(ratio) if kind in kinds else 0.0 for kind in tracks.kinds])
-    state = msgspec.structs.replace(state, tracks=tracks.with_levels(tracks.ranks.index(rank), levels, iteration))
-    return _flagged(state, rank, change, iteration, options)
+    levels = np.array([level if kind in kinds else 0.0 for kind in tracks.kinds])
+    state = msgspec.structs.replace(state, tracks=tracks.with_levels(tracks.ranks.index(rank), levels, at))
+    return _flagged(state, rank, change, at, options, sigma=sigma, victims=victims)
+
+
+def _waiting_for(state: DetectorState, rank: int) -> set[int]:
+    assert state.company is not None
+    return {*state.company.data_parallel_peers.get(rank, ()), *state.company.pipeline_peers.get(rank, ())}
 
 
 def _prepared(state: DetectorState, load: Residuals, now: int, work: Plan | UnitRoles) -> DetectorState:
@@ -348,23 +359,29 @@ def _decided(state: DetectorState, rank: int, now: int, options: DetectorOptions
         closed = closed_verdict(state.open[rank], rank, change, now)
         still = {flagged: number for flagged, number in state.open.items() if flagged != rank}
         return msgspec.structs.replace(state, open=still, acquitted={**state.acquitted, rank: now}), (closed,)
-    return _flagged(state, rank, change, now, options)
+    sigma = max(state.noise.get(change.test, 0.0), options.sigma_floor)
+    return _flagged(state, rank, change, now, options, sigma=sigma, victims=_waiting_for(state, rank))
 
 
 def _flagged(
-    state: DetectorState, rank: int, change: SpeedChange, now: int, options: DetectorOptions
+    state: DetectorState,
+    rank: int,
+    change: SpeedChange,
+    now: int,
+    options: DetectorOptions,
+    *,
+    sigma: float,
+    victims: Collection[int],
 ) -> tuple[DetectorState, Verdicts]:
-    assert state.company is not None
     known = rank in state.open
     number = state.open.get(rank, state.next_verdict)
     episodes = state.episodes.get(rank, 0) + (not known)
-    sigma = max(state.noise.get(change.test, 0.0), options.sigma_floor)
     verdict = slow_verdict(
         number,
         rank,
         change,
         kinds=len(state.tracks.kinds_of(rank)),
-        victims={*state.company.data_parallel_peers.get(rank, ()), *state.company.pipeline_peers.get(rank, ())},
+        victims=victims,
         at=now,
         sigma=sigma,
         episodes=episodes,

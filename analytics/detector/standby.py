@@ -19,11 +19,9 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from unskew.analytics.detector.detector import DetectorState, Verdicts
+from unskew.analytics.detector.detector import DetectorState, Verdicts, by_product
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import ALL
-from unskew.analytics.detector.suspicion import Excess, SpeedChange
-from unskew.analytics.detector.verdicts import slow_verdict
 from unskew.collector.events import VerdictClosed
 
 AGREE = 2
@@ -74,8 +72,11 @@ def update_estimate(
     slowdown = median(reading.slowdown for reading in agreed)
     if slowdown < options.least_slowdown:
         return _healthy(state, rank, agreed[0].iteration, iteration)
-    change = _change(state, rank, StandbyReading(agreed[0].iteration, slowdown), options)
-    return _slow(state, rank, change, iteration, options)
+    sigma = max(state.noise.get(ALL, 0.0), options.sigma_floor)
+    return by_product(
+        state, rank, log(slowdown), options,
+        since=agreed[0].iteration, at=iteration, iterations=AGREE, sigma=sigma, victims=(),
+    )  # fmt: skip
 
 
 def _healthy(state: DetectorState, rank: int, since: int, iteration: int) -> tuple[DetectorState, Verdicts]:
@@ -92,45 +93,3 @@ def _healthy(state: DetectorState, rank: int, since: int, iteration: int) -> tup
         open={flagged: number for flagged, number in state.open.items() if flagged != rank},
         acquitted={**state.acquitted, rank: iteration},
     ), tuple(closed)
-
-
-def _change(state: DetectorState, rank: int, found: StandbyReading, options: DetectorOptions) -> SpeedChange:
-    """All kinds of its work are as slow as its product: nothing distinguishes them."""
-    level = log(found.slowdown)
-    kinds = (*state.tracks.kinds_of(rank), ALL)
-    return SpeedChange(
-        since=found.iteration,
-        iterations=AGREE,
-        test="probe",
-        cusum=level,
-        threshold=options.least_level(),
-        levels=dict.fromkeys(kinds, level),
-        excess=dict.fromkeys(kinds, Excess(level)),
-    )
-
-
-def _slow(
-    state: DetectorState, rank: int, change: SpeedChange, iteration: int, options: DetectorOptions
-) -> tuple[DetectorState, Verdicts]:
-    tracks = state.tracks
-    number = state.open.get(rank, state.next_verdict)
-    episodes = state.episodes.get(rank, 0) + (rank not in state.open)
-    verdict = slow_verdict(
-        number,
-        rank,
-        change,
-        kinds=len(change.levels) - 1,
-        victims=(),
-        at=iteration,
-        sigma=max(state.noise.get(ALL, 0.0), options.sigma_floor),
-        episodes=episodes,
-        options=options,
-    )
-    levels = np.array([change.levels.get(kind, 0.0) for kind in tracks.kinds])
-    return msgspec.structs.replace(
-        state,
-        tracks=tracks.with_levels(tracks.ranks.index(rank), levels, iteration),
-        open={**state.open, rank: number},
-        episodes={**state.episodes, rank: episodes},
-        next_verdict=max(state.next_verdict, number + 1),
-    ), (verdict,)

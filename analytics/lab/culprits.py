@@ -14,7 +14,7 @@ Under a barrier everybody's step takes equally long, so the step's time flags no
    with each other;
 3. each with its own past: what a healthy device shows by itself (2 % between equal devices) is not held against it.
 
-Links likewise (`rank_links`): a transfer's time from the moment both sides were there (`transfer_us`), against the links of the
+Links likewise (`rank_links`): a transfer's time from the moment both sides were there, against the links of the
 same role in the other replicas, and against its own past.
 
 All medians, so that spikes of single iterations and less than half of a group being slow do not matter.
@@ -73,14 +73,6 @@ def rank_links(transfer_us: Array, n_recent: int) -> Ranking:
     """Links by the excess of their transfers: [iteration, replica, boundary], without waiting, positive."""
     logs = np.log(np.maximum(transfer_us, 1e-9))
     return _ranked(_change(logs - np.median(logs, axis=1, keepdims=True), n_recent))
-
-
-def transfer_us(posted_us: Array, ended_us: Array) -> Array:
-    """The time of transfers without waiting: from the moment both sides had posted to the later end.
-
-    Both [..., 2]: the two sides, on one clock.
-    """
-    return np.asarray(np.maximum(ended_us.max(axis=-1) - posted_us.max(axis=-1), 0.0))
 
 
 def _against_roles(logs: Array, n_recent: int) -> Array:

@@ -116,6 +116,15 @@ def from_checkpoint(layout: Layout) -> Reaction:
     return Reaction(layout=layout, pauses=pauses, redo="checkpoint", reason=reason)
 
 
+def go_over(cluster: ClusterView, layout: Layout, reason: str) -> Reaction:
+    """To `layout` without restart, or from the checkpoint where a layer has lost its last holder."""
+    if not survives(cluster):
+        return from_checkpoint(layout)
+    if layout == cluster.layout:
+        return Reaction(layout=layout, reason="the plan stays")
+    return Reaction(layout=layout, pauses=regroup(cluster.job, moved_layers(cluster.layout, layout)), reason=reason)
+
+
 def moved_layers(before: Layout, after: Layout) -> int:
     """Most layers that one TP group has to receive: those that it works on and did not hold before."""
     held = _held(before)

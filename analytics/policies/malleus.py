@@ -9,16 +9,7 @@ from unskew.analytics.cluster.job import healthy
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.malleus import must_replan, plan_malleus, rates
-from unskew.analytics.policies.base import (
-    FAIL_SLOW,
-    ClusterView,
-    Policy,
-    Reaction,
-    from_checkpoint,
-    moved_layers,
-    regroup,
-    survives,
-)
+from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, go_over
 from unskew.analytics.policies.planning import planned
 
 
@@ -49,9 +40,4 @@ class MalleusPolicy(Policy):
                 layout = plan_malleus(planned(job, cluster.speeds, measured=True)).layout
             except PlanError as error:
                 return Reaction(layout=None, reason=str(error))
-        if not survives(cluster):
-            return from_checkpoint(layout)
-        if layout == cluster.layout:
-            return Reaction(layout=layout, reason="the plan stays")
-        pauses = regroup(job, moved_layers(cluster.layout, layout))
-        return Reaction(layout=layout, pauses=pauses, reason="groups, layers and micro-batches by rates")
+        return go_over(cluster, layout, "groups, layers and micro-batches by rates")

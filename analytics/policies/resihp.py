@@ -9,16 +9,7 @@ from unskew.analytics.core.constants import constant
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.problem import Level
 from unskew.analytics.planners.resihp.progressive import ALL_LEVELS, plan_progressive
-from unskew.analytics.policies.base import (
-    FAIL_SLOW,
-    ClusterView,
-    Policy,
-    Reaction,
-    from_checkpoint,
-    moved_layers,
-    regroup,
-    survives,
-)
+from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, go_over
 from unskew.analytics.policies.planning import planned, working
 
 
@@ -40,20 +31,14 @@ class ResihpPolicy(Policy):
         self._levels = levels
 
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
-        job = cluster.job
         try:
-            decided = plan_progressive(planned(job, cluster.speeds, measured=False), levels=self._levels)
+            decided = plan_progressive(planned(cluster.job, cluster.speeds, measured=False), levels=self._levels)
             layout = working(decided.layout)
         except PlanError as error:
             return Reaction(layout=None, reason=str(error))
-        if not survives(cluster):
-            return from_checkpoint(layout)
-        if layout == cluster.layout:
-            return Reaction(layout=layout, reason="the plan stays")
         levels = [f"TP: {decided.tp} groups"] if decided.tp else []
         if decided.pp and decided.pp.after != decided.pp.before:
             levels.append(f"PP: {decided.pp.after}")
         if decided.dp:
             levels.append(f"DP: {len(decided.dp)} moves")
-        pauses = regroup(job, moved_layers(cluster.layout, layout))
-        return Reaction(layout=layout, pauses=pauses, reason="; ".join(levels) or "back to the first plan")
+        return go_over(cluster, layout, "; ".join(levels) or "back to the first plan")

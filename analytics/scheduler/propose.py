@@ -1,8 +1,7 @@
 """Faults + speeds -> proposals: how the layers and micro-batches should lie on the ranks that are left
 (docs/internals/scheduler.md).
 
-`recover` (reroute only, after a death) is re-exported from recovery.py; `propose` looks for a better plan at any time: after a
-slow-down, after a death, after a device has healed. Steps of `propose`:
+`propose` looks for a better plan at any time: after a slow-down, after a death, after a device has healed. Its steps:
 
 1. named candidates (candidates.py): layers and micro-batches by speed, micro-batches only, one partition for all replicas
    (ResiHP section 6.2), without the slowest ranks, the joint planner's (planners/joint/joint.py);
@@ -34,10 +33,7 @@ from unskew.analytics.planners.problem import PlannerJob
 from unskew.analytics.scheduler.candidates import RankTime, joint_layout, members_of, named_layouts, neighbours
 from unskew.analytics.scheduler.changes import describe, moved_layers
 from unskew.analytics.scheduler.cost_benefit import CostBenefit, FaultLife, weigh
-from unskew.analytics.scheduler.recovery import recover
 from unskew.collector.events import PlanProposed
-
-__all__ = ["Candidate", "Proposal", "SchedulerOptions", "SchedulerState", "propose", "recover"]
 
 
 class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):

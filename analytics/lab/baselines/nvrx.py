@@ -7,7 +7,7 @@ Per report, per section (here forward and backward chunks), own = the median of 
 
 1.0 is as good as the best; below 0.75 (the API's default; 0.7 in its Lightning callback) the rank is a straggler. GPU scores
 (averages over kernels weighted by their time) need a kernel profiler and are not built; scores of sections that not all
-ranks run are skipped, as in the original. It reports every 300 s; here every `every` iterations, which is kinder in short jobs.
+ranks run are skipped, as in the original. It reports every 300 s; here every `EVERY` iterations, which is kinder in short jobs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ from unskew.analytics.lab.baselines.naming import VerdictNames
 from unskew.analytics.replay.method import MethodInput, MethodOutput, Probe
 from unskew.collector.events import Verdict, VerdictClosed
 
-
-class NvrxOptions(msgspec.Struct, frozen=True, kw_only=True):
-    every: int = 10
-    relative_threshold: float = 0.75
-    individual_threshold: float = 0.75
+EVERY = 10
+THRESHOLD = 0.75
 
 
 class SectionScores(msgspec.Struct, frozen=True):
@@ -62,8 +59,7 @@ class NvrxDetector:
 
     name = "nvrx"
 
-    def __init__(self, options: NvrxOptions | None = None) -> None:
-        self.options = options or NvrxOptions()
+    def __init__(self) -> None:
         self._durations: dict[int, dict[str, list[float]]] = {}
         self._lowest: dict[int, dict[str, float]] = {}
         self._names = VerdictNames(self.name)
@@ -76,7 +72,7 @@ class NvrxDetector:
         for chunk in committed.chunks:
             self._durations.setdefault(chunk.rank, {}).setdefault(chunk.kind, []).append(chunk.us)
         self._n += 1
-        if self._n < self.options.every:
+        if self._n < EVERY:
             return MethodOutput()
         outcome = self._report(committed.iteration, self._since)
         self._durations, self._n, self._since = {}, 0, None
@@ -91,8 +87,7 @@ class NvrxDetector:
         verdicts: list[Verdict | VerdictClosed] = []
         for rank in medians:
             relative, individual = found.relative[rank], found.individual[rank]
-            low = {s for s, v in relative.items() if v < self.options.relative_threshold}
-            low |= {s for s, v in individual.items() if v < self.options.individual_threshold}
+            low = {section for scored in (relative, individual) for section, score in scored.items() if score < THRESHOLD}
             if not low:
                 verdicts += self._names.acquit(rank, at, "its scores are above the thresholds again")
                 continue

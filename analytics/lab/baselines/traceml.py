@@ -18,14 +18,9 @@ from unskew.analytics.lab.baselines.naming import VerdictNames
 from unskew.analytics.replay.method import MethodInput, MethodOutput, Probe
 from unskew.collector.events import Verdict
 
-
-class TracemlOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`window` in iterations."""
-
-    window: int = 20
-    warn: float = 0.1
-    critical: float = 0.2
-    covers: float = 0.8
+WINDOW = 20  # iterations
+WARN, CRITICAL = 0.1, 0.2  # of an iteration
+COVERS = 0.8
 
 
 class Straggler(msgspec.Struct, frozen=True):
@@ -36,16 +31,16 @@ class Straggler(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...]
 
 
-def least_waiting(spent_us: dict[int, dict[str, float]], iteration_us: float, options: TracemlOptions) -> Straggler | None:
+def least_waiting(spent_us: dict[int, dict[str, float]], iteration_us: float) -> Straggler | None:
     """From mean times per iteration: rank -> kind -> us. None when the impact is below the warning."""
     wait = {rank: iteration_us - sum(own.values()) for rank, own in spent_us.items()}
     rank = min(wait, key=lambda r: (wait[r], r))
     excess = median(wait.values()) - wait[rank]
-    if excess < options.warn * iteration_us:
+    if excess < WARN * iteration_us:
         return None
     kinds = sorted(spent_us[rank])
     over = {kind: spent_us[rank][kind] - median(own.get(kind, 0.0) for own in spent_us.values()) for kind in kinds}
-    return Straggler(rank, excess / iteration_us, tuple(kind for kind in kinds if over[kind] >= options.covers * excess))
+    return Straggler(rank, excess / iteration_us, tuple(kind for kind in kinds if over[kind] >= COVERS * excess))
 
 
 class TracemlDetector:
@@ -53,10 +48,9 @@ class TracemlDetector:
 
     name = "traceml"
 
-    def __init__(self, options: TracemlOptions | None = None) -> None:
-        self.options = options or TracemlOptions()
-        self._spent: deque[dict[int, dict[str, float]]] = deque(maxlen=self.options.window)
-        self._iteration_us: deque[float] = deque(maxlen=self.options.window)
+    def __init__(self) -> None:
+        self._spent: deque[dict[int, dict[str, float]]] = deque(maxlen=WINDOW)
+        self._iteration_us: deque[float] = deque(maxlen=WINDOW)
         self._names = VerdictNames(self.name)
         self._plan_version: int | None = None
 
@@ -72,18 +66,18 @@ class TracemlDetector:
             own[chunk.kind] = own.get(chunk.kind, 0.0) + chunk.us
         self._spent.append(spent)
         self._iteration_us.append(committed.measured_us)
-        if len(self._spent) < self.options.window or not spent:
+        if len(self._spent) < WINDOW or not spent:
             return MethodOutput()
         ranks = set.intersection(*(set(one) for one in self._spent))
         means = {r: {k: fmean(one[r].get(k, 0.0) for one in self._spent) for k in spent[r]} for r in sorted(ranks)}
-        found = least_waiting(means, fmean(self._iteration_us), self.options) if ranks else None
+        found = least_waiting(means, fmean(self._iteration_us)) if ranks else None
         at = committed.iteration
         verdicts = [
             v for r in self._names.ranks if not found or r != found.rank for v in self._names.acquit(r, at, "waits again")
         ]
         if found is None:
             return MethodOutput(verdicts=tuple(verdicts))
-        grade = "critical" if found.impact >= self.options.critical else "warning"
+        grade = "critical" if found.impact >= CRITICAL else "warning"
         speed = {
             kind: round(median(own[kind] for own in means.values() if kind in own) / means[found.rank][kind], 4)
             for kind in found.kinds
@@ -91,7 +85,7 @@ class TracemlDetector:
         new = self._names.flag(
             found.rank,
             speed,
-            since=at - self.options.window + 1,
+            since=at - WINDOW + 1,
             at=at,
             sentence=f"rank {found.rank} waits least: it costs {100 * found.impact:.0f} % of an iteration ({grade})",
             evidence={"impact": round(found.impact, 4), "grade": grade, "kinds": list(found.kinds)},

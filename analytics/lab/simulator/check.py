@@ -35,9 +35,9 @@ class PlanCheck(msgspec.Struct, frozen=True, kw_only=True):
     from_iteration: int
     n: int
     redone: int
-    predicted_s: float | None
-    measured_s: float | None
-    error_percent: float | None
+    predicted_s: float | None = None
+    measured_s: float | None = None
+    error_percent: float | None = None
 
 
 Query = Callable[[str, list[str]], pl.DataFrame]
@@ -79,15 +79,7 @@ def check_run(sql: Query, run: str) -> list[PlanCheck]:
 
 def _summary(plan_version: int, first: int, pairs: list[tuple[float, float]], redone: int) -> PlanCheck:
     if not pairs:
-        return PlanCheck(
-            plan_version=plan_version,
-            from_iteration=first,
-            n=0,
-            redone=redone,
-            predicted_s=None,
-            measured_s=None,
-            error_percent=None,
-        )
+        return PlanCheck(plan_version=plan_version, from_iteration=first, n=0, redone=redone)
     predicted, measured = np.array(pairs).T
     return PlanCheck(
         plan_version=plan_version, from_iteration=first, n=len(pairs), redone=redone, predicted_s=float(predicted.mean() / 1e6),

@@ -72,13 +72,7 @@ def cost_of(setting: JobSetting) -> CostModel:
         token2_us=2 * hidden * us,
         head_us_per_token=2 * hidden * VOCABULARY * us,
     )
-    backward = ChunkCost(
-        layer_us=200.0,
-        token_us=2 * forward.token_us,
-        token2_us=2 * forward.token2_us,
-        head_us_per_token=2 * forward.head_us_per_token,
-    )
-    return CostModel(chunks={"F": forward, "B": backward}, message_us=300.0, iteration_end_us=40_000.0)
+    return CostModel(chunks={"F": forward, "B": forward.times(2)}, message_us=300.0, iteration_end_us=40_000.0)
 
 
 class SlowFault(msgspec.Struct, frozen=True):

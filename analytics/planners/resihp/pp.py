@@ -19,11 +19,10 @@ from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, extr
 
 
 class PpDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers per stage before and after, and the stage speeds that they were shared out by."""
+    """Layers per stage before and after."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
-    speeds: tuple[float, ...]
 
 
 def repartition(cluster: PlannerCluster, speeds: Floats, degrees: Ints, before: Sequence[int]) -> PpDecision:
@@ -47,4 +46,4 @@ def repartition(cluster: PlannerCluster, speeds: Floats, degrees: Ints, before: 
     fits = all(size <= limit for size, limit in zip(before, limits.tolist(), strict=True))
     if fits and busiest(before) <= busiest(after) * (1 + 1e-12):
         after = list(before)
-    return PpDecision(before=tuple(before), after=tuple(after), speeds=tuple(stage_speeds.tolist()))
+    return PpDecision(before=tuple(before), after=tuple(after))

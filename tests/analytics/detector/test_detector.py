@@ -15,7 +15,7 @@ from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.bias import learn_noise
-from unskew.analytics.detector.detector import Detector, DetectorOptions, DetectorState, confirm, step, suspected_ranks
+from unskew.analytics.detector.detector import Detector, DetectorOptions, DetectorState, confirm, lose, step, suspected_ranks
 from unskew.analytics.detector.options import EMULATED
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.predictor.fit import fit
@@ -222,11 +222,12 @@ def test_an_iteration_is_judged_once_and_in_order() -> None:
 def test_a_lost_rank_gets_its_verdict_and_closes_what_was_open_against_it() -> None:
     detector = Detector()
     (open_verdict,) = watch(detector, train(PP4_DP2, slow(6, 1.8, at=10), seed=9, n=20), PP4_DP2)
-    dead, closed = detector.lost(Suspect(rank=6, how="exit", detail="signal 9", victims=(5, 7)), 20)
+    suspect = Suspect(rank=6, how="exit", detail="signal 9", victims=(5, 7))
+    state, (dead, closed) = lose(detector.state, suspect, 20, detector.options)
     assert isinstance(dead, Verdict)
     assert isinstance(closed, VerdictClosed)
     assert (dead.cause, dead.verdict, closed.verdict) == ("dead", 2, open_verdict.verdict)
-    assert detector.speeds == {}
+    assert state.speeds == {}
 
 
 def test_the_verdict_tells_who_waits_and_the_numbers_that_decided() -> None:

@@ -13,7 +13,8 @@ from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.packing import pack
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.standby import AGREE, StandbyReading, concluded
-from unskew.analytics.scheduler.propose import SchedulerState, propose, recover
+from unskew.analytics.scheduler.propose import SchedulerState, propose
+from unskew.analytics.scheduler.recovery import recover
 
 LEAST = 1.15
 

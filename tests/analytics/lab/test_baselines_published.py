@@ -15,7 +15,7 @@ from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.lab.baselines.change_point import ChangePointOptions, Series
 from unskew.analytics.lab.baselines.nvrx import scores
 from unskew.analytics.lab.baselines.registry import METHODS
-from unskew.analytics.lab.baselines.traceml import TracemlOptions, least_waiting
+from unskew.analytics.lab.baselines.traceml import least_waiting
 from unskew.analytics.lab.studies.detection import SETTINGS, run, synthetic_job
 from unskew.analytics.lab.studies.noise import device_factors, load_lengths, load_noise
 from unskew.analytics.replay.method import MethodInput
@@ -89,11 +89,11 @@ def test_nvrx_scores_are_the_references_median_over_the_ranks_own() -> None:
 def test_traceml_names_the_rank_that_waits_least_where_backward_wall_time_hides_it() -> None:
     """Its documented case: one rank's backward takes 200 ms longer, and the barrier makes all ranks' steps equally long."""
     spent = {rank: {"F": 30_000.0, "B": 90_000.0 + 200_000.0 * (rank == 3)} for rank in range(8)}
-    found = least_waiting(spent, 330_000.0, TracemlOptions())
+    found = least_waiting(spent, 330_000.0)
     assert found is not None
     assert (found.rank, found.kinds) == (3, ("B",))
     assert found.impact == pytest.approx(200 / 330)
-    assert least_waiting({**spent, 3: {"F": 30_000.0, "B": 120_000.0}}, 330_000.0, TracemlOptions()) is None
+    assert least_waiting({**spent, 3: {"F": 30_000.0, "B": 120_000.0}}, 330_000.0) is None
 
 
 PLAN = uniform_plan(tp=1, pp=2, dp=4, n_layers=8, micro_batches=16)

@@ -20,7 +20,8 @@ from unskew.analytics.core.plan import PlanError, validate
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.pipeline.prediction import predict_iteration, predict_iterations
-from unskew.analytics.scheduler.propose import SchedulerOptions, SchedulerState, propose, recover
+from unskew.analytics.scheduler.propose import SchedulerOptions, SchedulerState, propose
+from unskew.analytics.scheduler.recovery import recover
 
 ORIGIN = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=16)
 COST = profile("steady")

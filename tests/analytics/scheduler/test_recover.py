@@ -8,7 +8,7 @@ import pytest
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.plan import PlanError, validate
 from unskew.analytics.scheduler.changes import describe, moved_layers
-from unskew.analytics.scheduler.propose import recover
+from unskew.analytics.scheduler.recovery import recover
 
 UNIFORM = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=16)
 UNEVEN = plan_from_partition(
