@@ -100,7 +100,7 @@ def _in_a_row(spans: polars.DataFrame) -> polars.DataFrame:
 def _work(spans: polars.DataFrame) -> Iterator[dict[str, Any]]:
     following = polars.col("start_us").shift(-1).over("rank", "kind", order_by="start_us") - polars.col("start_us")
     sends = polars.col("kind") == "send"
-    drawn = spans.rename({"plan_version": "epoch"}).with_columns(
+    drawn = spans.with_columns(
         drawn_us=polars.when(sends).then(polars.min_horizontal("wall_us", following)).otherwise(polars.col("wall_us"))
     )
     arguments = ("iteration", "epoch", "attempt", "micro_batch", "peer", "bytes", "group", "wall_us")
