@@ -16,7 +16,7 @@ QUERY = """
 def main(store: str) -> None:
     with unskew.open(store) as log:
         for run, status, iterations, sentence in log.sql(QUERY).rows():
-            print(f"{run}: {status}, {iterations} iterations; {sentence or 'nobody was named'}")
+            print(f"{run}: {status}, {iterations} iterations; {sentence or 'no verdict while it ran'}")
 
 
 if __name__ == "__main__":

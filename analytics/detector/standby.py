@@ -3,7 +3,7 @@
 The same for ranks that hold their layers as a spare copy and execute nothing.
 
 Such a rank executes nothing, so the log has nothing about it. It multiplies its matrix now and then, while the others train
-(docs/internals/scheduler.md), and the time over the one when the run began is its slowdown. One measurement decides nothing:
+(docs/internals/standby.md), and the time over the one when the run began is its slowdown. One measurement decides nothing:
 
 * healthy again, when the last few are all below what is named as slow; how many doubles with each time that the rank was slow,
   so that one that goes to and fro comes back ever more rarely;

@@ -67,7 +67,6 @@ def test_the_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_the_page_on_own_traces_records_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "traces").mkdir()
     own_loop = {"rank": 0, "batches": range(16), "n_tokens": 7, "train_step": math.sin}
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guide" / "own-trace.md").read_text(), re.DOTALL):
         exec(compile(block, "own-trace.md", "exec"), dict(own_loop))

@@ -2,7 +2,7 @@
 
 `pipelines_bound_us` holds for all plans in which every replica is a pipeline of its own under 1F1B: any degree of its fastest
 members, any layers, stages left out or not, any micro-batches. `capacity_bound_us` holds also for plans that move work between
-replicas. Both take the groups' members as the planners lend them within a node (`ways_to_lend`): a plan that swaps devices
+replicas. Both take the groups' members as the planners lend them within a node (`possible_lendings`): a plan that swaps devices
 between groups otherwise may be below.
 
 One replica, m micro-batches, stage speeds v_s (dead ones left out), c_s = time of stage s for one micro-batch, so that

@@ -4,7 +4,7 @@ A group that is free starts one of the chunks whose input has arrived: a forward
 in flight at this stage than 1F1B allows (S - s), else a backward; the lowest micro-batch first. Groups are (replica, stage);
 a micro-batch belongs to its home replica and is executed, stage by stage, by home or by whom its work was moved to.
 
-Algorithm 1 of ResiHP (dp.py) looks on as `Watcher` and moves work while this runs.
+Algorithm 1 of ResiHP (dp.py) looks on (`watch`) and moves work while this runs.
 """
 
 from __future__ import annotations

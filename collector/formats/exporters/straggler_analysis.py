@@ -1,5 +1,4 @@
-"""A run of ours as a straggler-analysis trace, so that ByteDance's analyser can judge it (docs/reference/formats.md has
-the mapping).
+"""A run of ours as a straggler-analysis trace, so that ByteDance's analyser can judge it (docs/reference/formats.md).
 
 Their model of dependencies is built once for all steps, so a trace holds the iterations of one plan; and it wants every type of
 operation on every rank: what our runtime does not do takes no time, where it would be.

@@ -37,7 +37,7 @@ SEEN = {
 
 
 def diagnose(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", show_default="the newest run")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Which runs.", show_default="the newest")] = None,
     json: JsonOption = None,
     store: StoreOption = None,
 ) -> None:

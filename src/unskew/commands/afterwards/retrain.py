@@ -18,9 +18,10 @@ STREAM = "analysis/retrain"
 
 
 def retrain(
-    run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)],
-    share: Annotated[float, typer.Option("--share", help="The part of the iterations that is fitted; the rest tests it.")] = 2
-    / 3,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Which run.", show_default=False)],
+    share: Annotated[
+        float, typer.Option("--share", help="The part of the iterations that is fitted; the rest tests it.", show_default="2/3")
+    ] = 2 / 3,
     json: JsonOption = None,
     store: StoreOption = None,
 ) -> None:

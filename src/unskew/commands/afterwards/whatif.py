@@ -17,7 +17,7 @@ SHOWN_WORKERS = 5
 
 
 def whatif(
-    run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Which run.", show_default=False)],
     without_device: Annotated[
         list[int] | None,
         typer.Option("--without-device", metavar="R", help="As if rank R were as fast as its peers; repeatable."),
@@ -28,7 +28,7 @@ def whatif(
     ] = False,
     plan: Annotated[
         int | None,
-        typer.Option("--plan", metavar="N", help="Its iterations under plan N.", show_default="the plan with the most"),
+        typer.Option("--plan", metavar="N", help="Only the iterations under plan N.", show_default="the one with the most"),
     ] = None,
     json: JsonOption = None,
     store: StoreOption = None,

@@ -52,7 +52,7 @@ def check(rules: RulesOption = None, json: JsonOption = None, store: StoreOption
 
 @app.command()
 def show(json: JsonOption = None, store: StoreOption = None) -> None:
-    """The newest alerts of the store, open ones first, and deliveries that failed."""
+    """Show the newest alerts of the store, open ones first, and the deliveries that failed."""
     from unskew.collector.read.reader import open_store
 
     place = there(locate(store))

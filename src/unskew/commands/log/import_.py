@@ -56,4 +56,5 @@ def import_(
         print(f"and {len(runs) - SHOWN} more runs of {path}")
     print(f"store {place.root}")
     if len(runs) == 1:
-        print(f"what was wrong in it: unskew diagnose {runs[0].run}; to look at it: unskew dashboard (each with --store)")
+        there = f" --store {store}" if store else ""
+        print(f"what was wrong in it: unskew diagnose {runs[0].run}{there}; to look at it: unskew dashboard{there}")

@@ -11,7 +11,7 @@ from unskew.commands.common import JsonOption, checking_input, locate, refuse
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark, such as loop.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Which benchmark; an unknown name lists them all.", show_default=False)],
     json: JsonOption = None,
     store: Annotated[
         str | None,

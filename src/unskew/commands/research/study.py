@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def study(
-    name: Annotated[str, typer.Argument(help="Which study; without a known name all are listed.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Which study; an unknown name lists them all.", show_default=False)],
     seeds: Annotated[int, typer.Option(help="Random placements and arrivals; intervals are over these.")] = 5,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where results, tables and plots are kept.")] = Path("data/studies"),
     jobs: Annotated[int, typer.Option(help="Processes; -1 = one per core.")] = 1,
@@ -23,7 +23,7 @@ def study(
     ] = None,
     json: JsonOption = None,
 ) -> None:
-    """Reproduce a paper's table: its figure, ours, the ratio, and why they differ. Goes on where an interrupted one stopped."""
+    """Reproduce a paper's table: its figure, ours, the ratio, and why they differ. It resumes where it was interrupted."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
