@@ -80,14 +80,13 @@ VIEWS: dict[str, str] = {
     "recorded_sources": own_columns(events.SourceRecorded),
     "recorded_groups": own_columns(events.GroupRecorded),
     "runs": f"""
-        select started.run, started.device, coalesce(started.device_kind, case
-                when started.device ^@ 'sleep' then 'sleep' when started.device ^@ 'virtual' then 'virtual'
-                when started.device ^@ 'real' then if(contains(started.device, 'GPU'), 'gpus', 'cores') end) as device_kind,
-            started.clock, coalesce(changed.mode, started.mode) as mode, started.ranks,
+        select started.run, started.device, started.clock, coalesce(changed.mode, started.mode) as mode, started.ranks,
             coalesce(finished.status, 'unfinished') as status, finished.reason,
             coalesce(finished.iterations, committed.iterations, 0) as iterations, started.at_us as started_us,
             finished.at_us as finished_us, written.last_us, written.n_events, written.n_dropped, started.version, started.code,
-            started.options
+            started.options, coalesce(started.device_kind, case
+                when started.device ^@ 'sleep' then 'sleep' when started.device ^@ 'virtual' then 'virtual'
+                when started.device ^@ 'real' then if(contains(started.device, 'GPU'), 'gpus', 'cores') end) as device_kind
         from ({own_columns(events.RunStarted)}) started
         left join ({own_columns(events.RunFinished)}) finished using (run)
         left join (select run, arg_max(mode, at_us) as mode
