@@ -79,6 +79,7 @@ class Sqlite:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        SqliteStore(path).close()  # the first opening makes the file, which several at once may not
         self._written: list[tuple[str, int, list[Telemetry]]] = []
         self._next: dict[str, int] = {}
 

@@ -27,7 +27,8 @@ class SqliteStore:
     def __init__(self, path: Path, form: Form = "columns") -> None:
         self._form = form
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30.0)
-        self._connection.execute("pragma journal_mode = wal")
+        if self._connection.execute("pragma journal_mode").fetchone() != ("wal",):
+            self._connection.execute("pragma journal_mode = wal")  # does not wait for other connections: it fails
         self._connection.execute("pragma synchronous = normal")
         own = "".join(f', "{name}"' for name in SPAN_FIELDS) if form == "columns" else ""
         self._connection.execute(
