@@ -6,7 +6,7 @@ Per iteration, for all ranks and kinds of work at once (arrays [rank, kind]):
 2. a two-sided CUSUM per (rank, kind) and over all kinds together (cusum.py);
 3. where one fires, the level since the onset, estimated by medians, decides: a new verdict, a revision of the open one (same
    number, new speed), its closing, or nothing (the deviation is smaller than `least_slowdown`) (suspicion.py);
-4. learning: the noise per kind, and a bounded baseline per healthy (rank, kind) (bias.py).
+4. learning: the noise per kind, and a bounded baseline per healthy (rank, kind) (tracks.py).
 
 `step` is pure: the same iterations give the same verdicts, live or replayed.
 """
@@ -22,7 +22,6 @@ import numpy as np
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.iteration import CommittedIteration
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.detector.bias import learn_baselines, learn_noise, learn_roles
 from unskew.analytics.detector.cusum import CusumLimits
 from unskew.analytics.detector.links import Link, LinkTrack, watch
 from unskew.analytics.detector.options import DetectorOptions
@@ -41,7 +40,7 @@ from unskew.analytics.detector.residuals import (
 from unskew.analytics.detector.stages import Stages, ended, suspected
 from unskew.analytics.detector.stages import watch as watch_stages
 from unskew.analytics.detector.suspicion import Excess, SpeedChange, decide
-from unskew.analytics.detector.tracks import Tracks
+from unskew.analytics.detector.tracks import Tracks, learn_baselines, learn_noise, learn_roles
 from unskew.analytics.detector.verdicts import closed_link, closed_verdict, link_verdict, lost_verdict, slow_verdict
 from unskew.analytics.health.liveness import Suspect
 from unskew.collector.events import IterationJudged, RankRatio, Verdict, VerdictClosed
