@@ -1,5 +1,5 @@
-"""All that the detector remembers of each (rank, kind of work), as arrays [rank, kind], and what it learns from an iteration: the
-noise of each kind, what a role costs, and each healthy rank's bias.
+"""All that the detector remembers of each (rank, kind of work), as arrays [rank, kind], and what it learns from each iteration:
+the noise of each kind, what a role costs, each healthy rank's bias.
 """
 
 from __future__ import annotations

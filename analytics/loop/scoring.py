@@ -11,11 +11,11 @@ from statistics import fmean
 
 import msgspec
 
-from unskew.analytics.core.confidence import interval
 from unskew.analytics.core.cost import CostModel, Speeds
 from unskew.analytics.core.iteration import CommittedIteration
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.analytics.scheduler.cost_benefit import interval
 from unskew.collector.events import FaultInjected, PlanScored, Verdict, VerdictScored
 
 LEAST_ITERATIONS = 10

@@ -11,8 +11,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from unskew.analytics.pipeline.chunks import Chunks
-from unskew.analytics.pipeline.dag import Array
+from unskew.analytics.pipeline.dag import Array, Chunks
 
 
 class Bubbles(msgspec.Struct, frozen=True):

@@ -11,13 +11,13 @@ Operations of equal depth do not depend on each other, so the pass goes level by
 all further axes (replicas, iterations, candidates, scenarios). Where levels are narrow and there is no further axis, plain
 numbers are faster.
 
-Schedules (chunks.py) and recorded traces (diagnosis/trace/replay.py) are such graphs. List scheduling (list_scheduling.py,
+Schedules (`Chunks`) and recorded traces (diagnosis/trace/replay.py) are such graphs. List scheduling (list_scheduling.py,
 planners/adaptis/dispatch.py, planners/resihp/simulation.py) is another thing: it decides the order, which is given here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from math import inf
 
@@ -25,8 +25,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from unskew.collector.events import CHUNK_KINDS, ChunkKind
+
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 Lags = Sequence[Array | None]
 """Per row of `Dag.needs` the time from the end of what is needed: [operation] or [operation, ...further axes]; None = none."""
 
@@ -190,3 +193,60 @@ def dag_of(needs: Sequence[Sequence[int]], groups: Iterable[Sequence[int]] = ())
     return Dag(
         np.array(rows, dtype=np.int64).reshape(len(needs), -1).T, tuple(tuple(group) for group in groups if len(group) > 1)
     )
+
+
+class Chunks(msgspec.Struct, frozen=True, dict=True):
+    """A schedule as such a graph (ResiHP section 4.3, eq. 2): a chunk waits for the one `before` it on its rank, and for the one
+    whose output is `given` to it and its message, if ranks differ; both are positions, -1 = none. `kind` is the index into
+    `CHUNK_KINDS`. All are arrays over chunks.
+    """
+
+    kind: Ints
+    micro_batch: Ints
+    hop: Ints
+    rank: Ints
+    before: Ints
+    given: Ints
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def run(self, durations_us: Array, message_us: float | Array = 0.0) -> tuple[Array, Array]:
+        """(start, end) of each chunk when chunk i takes `durations_us[i]`: arrays [chunk, ...further axes].
+
+        `message_us`: time of a message, one number, or per chunk the time of the message that brings its input [chunk].
+        """
+        return self._dag.run(durations_us, self._lags(message_us))
+
+    def makespan_us(self, durations_us: Array, message_us: float | Array = 0.0) -> Array:
+        """End of the last chunk: [...further axes]."""
+        return self._dag.makespan_us(durations_us, self._lags(message_us))
+
+    def _lags(self, message_us: float | Array) -> tuple[None, Array | None]:
+        return None, np.where(self.crosses, message_us, 0.0) if np.any(message_us) else None
+
+    @cached_property
+    def _dag(self) -> Dag:
+        return Dag(np.stack([self.before, self.given]))
+
+    @cached_property
+    def crosses(self) -> Flags:
+        """Whether a chunk's input takes a message between ranks: [chunk]."""
+        return np.asarray((self.given >= 0) & (self.rank[self.given] != self.rank))
+
+    def are(self, kind: ChunkKind) -> Flags:
+        """Which chunks are of this kind: [chunk]."""
+        return np.asarray(self.kind == CHUNK_KINDS.index(kind))
+
+    def rank_positions(self) -> Iterator[tuple[int, Ints]]:
+        """(rank, positions of its chunks in their order), ranks ascending."""
+        if len(self) == 0:
+            return
+        by_rank = np.argsort(self.rank, kind="stable")
+        for positions in np.split(by_rank, np.flatnonzero(np.diff(self.rank[by_rank])) + 1):
+            yield int(self.rank[positions[0]]), positions
+
+
+def chunks_from(rows: Sequence[tuple[int, int, int, int, int, int]]) -> Chunks:
+    """Chunks of (kind, micro-batch, hop, rank, before, given)."""
+    return Chunks(*np.array(rows, dtype=np.int64).reshape(-1, 6).T.copy())

@@ -21,8 +21,7 @@ import numpy as np
 
 from unskew.analytics.core.layout import plan_from_partition
 from unskew.analytics.core.plan import stage_order_of
-from unskew.analytics.pipeline.chunks import Chunks
-from unskew.analytics.pipeline.dag import Array
+from unskew.analytics.pipeline.dag import Array, Chunks
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
 
 

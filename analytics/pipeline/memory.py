@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unskew.analytics.pipeline.chunks import Chunks
-from unskew.analytics.pipeline.dag import Array
+from unskew.analytics.pipeline.dag import Array, Chunks
 
 
 def peak_activations(chunks: Chunks, activation_bytes: Array) -> dict[int, float]:

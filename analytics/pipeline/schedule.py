@@ -24,7 +24,7 @@ import msgspec
 from unskew.analytics.core.plan import Plan, PlanError, chunk_kinds
 from unskew.analytics.pipeline.actions import Action, ActionKey, input_of
 from unskew.analytics.pipeline.canonical import canonical_lists
-from unskew.analytics.pipeline.chunks import Chunks, chunks_from
+from unskew.analytics.pipeline.dag import Chunks, chunks_from
 from unskew.analytics.pipeline.list_scheduling import listed_order
 from unskew.analytics.pipeline.notation import orders_of
 from unskew.collector.events import CHUNK_KINDS

@@ -24,8 +24,16 @@ from unskew.analytics.core.iteration import Chunk, CommittedIteration, Iteration
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.prediction import predict_iteration
-from unskew.analytics.predictor.fit import Fit, NotIdentifiable, at_healthy_speed, expected_us, fit, median_error
-from unskew.analytics.predictor.offsets import TimedIteration, fit_terms
+from unskew.analytics.predictor.fit import (
+    Fit,
+    NotIdentifiable,
+    TimedIteration,
+    at_healthy_speed,
+    expected_us,
+    fit,
+    fit_terms,
+    median_error,
+)
 from unskew.collector.events import IterationJudged, PredictorFitted, Verdict, VerdictClosed
 
 NO_WORSE = 0.002

@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 
-from unskew.analytics.core.confidence import interval
 from unskew.analytics.core.cost import CostModel, speed_of
 from unskew.analytics.core.layout import Layout, plan_from_partition, to_plan
 from unskew.analytics.core.plan import Plan
@@ -32,7 +31,7 @@ from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.problem import PlannerJob
 from unskew.analytics.scheduler.candidates import RankTime, joint_layout, members_of, named_layouts, neighbours
 from unskew.analytics.scheduler.changes import describe, moved_layers
-from unskew.analytics.scheduler.cost_benefit import CostBenefit, FaultLife, weigh
+from unskew.analytics.scheduler.cost_benefit import CostBenefit, FaultLife, interval, weigh
 from unskew.collector.events import PlanProposed
 
 
@@ -88,7 +87,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """A better plan with the numbers that speak for it; all times are per iteration, the mean over `SchedulerState.batches`.
 
-    `gain_interval_us`: 95 % interval of the mean gain over the batches (confidence.py); None with fewer than two batches.
+    `gain_interval_us`: 95 % interval of the mean gain over the batches (cost_benefit.py); None with fewer than two batches.
     `life_iterations`: for how long the gain is expected to last; `risk`: probability that the fault ends before the change is
     repaid; None where nothing is gained.
     `evidence`: as plain data what else the choice was founded on: estimated speeds, the interval, the hash of the options.

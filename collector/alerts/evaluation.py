@@ -207,7 +207,7 @@ class Alerting:
         if events:
             stream = ControlStream(self._store, run, STREAM, "alerts")
             try:
-                stream.append(stream.version, events, actor="alerts")
+                stream.add(*events)
             finally:
                 stream.close()
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 
 from unskew.collector.events import CONTROL, TELEMETRY, Event, RunStarted
-from unskew.collector.files.flushes import is_torn, unpack
-from unskew.collector.files.segment import SUFFIX, first_seq, segment_name, segment_names
+from unskew.collector.files.segment import SUFFIX, first_seq, is_torn, segment_name, segment_names, unpack
 from unskew.collector.files.upcasters import upcast, with_device_kind
 from unskew.collector.paths import Store
 

@@ -21,9 +21,8 @@ import msgspec
 
 from unskew.collector import projections
 from unskew.collector.files import rows
-from unskew.collector.files.flushes import is_torn, unpack
 from unskew.collector.files.manifest import Manifest, load, publish
-from unskew.collector.files.segment import final_size, first_seq, segment_name, segment_names
+from unskew.collector.files.segment import final_size, first_seq, is_torn, segment_name, segment_names, unpack
 from unskew.collector.files.tail import Damage, SpoolLines, Tail
 from unskew.collector.paths import Store
 from unskew.collector.service.ingest import working_database

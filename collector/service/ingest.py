@@ -14,9 +14,8 @@ import duckdb
 import msgspec
 
 from unskew.collector.files import rows
-from unskew.collector.files.flushes import is_torn, unpack
 from unskew.collector.files.manifest import SealedSpool, load
-from unskew.collector.files.segment import final_size, first_seq, segment_names
+from unskew.collector.files.segment import final_size, first_seq, is_torn, segment_names, unpack
 from unskew.collector.files.tail import Damage, Place, SpoolLines
 from unskew.collector.paths import Store
 

@@ -19,10 +19,9 @@ import duckdb
 import msgspec
 
 from unskew.collector.files import rows
-from unskew.collector.files.flushes import unpack
 from unskew.collector.files.manifest import Kind, Manifest, SealedFile, SealedSpool, begin, load, publish, sync_folder
 from unskew.collector.files.rows import quoted
-from unskew.collector.files.segment import first_seq, held_final, segment_name, segment_names
+from unskew.collector.files.segment import first_seq, held_final, segment_name, segment_names, unpack
 from unskew.collector.files.tail import Damage, Place
 from unskew.collector.paths import Store, StoreError, make_folder
 from unskew.collector.service.ingest import FinalSegment, SpoolBatch, take, unsealed

@@ -10,9 +10,8 @@ from urllib.parse import quote
 import msgspec
 
 from unskew.collector.events import Control
-from unskew.collector.files.flushes import flush, is_torn, unpack
 from unskew.collector.files.manifest import load, sync_folder
-from unskew.collector.files.segment import SpoolSegment, control_line, segment_name, segment_names
+from unskew.collector.files.segment import SpoolSegment, control_line, flush, is_torn, segment_name, segment_names, unpack
 from unskew.collector.locks import hold
 from unskew.collector.paths import Store, StoreError, checked_name, make_folder
 
@@ -33,7 +32,7 @@ class ControlStream:
     """
 
     def __init__(self, store: Store, run: str, stream: str, writer: str) -> None:
-        self._stream = stream
+        self._stream, self._writer = stream, writer
         file_name = quote(stream, safe="").replace("%", "+")
         self._folder = store.spool(run) / f"{checked_name('writer', writer)}@{checked_name('stream', file_name)}"
         make_folder(self._folder)
@@ -68,6 +67,10 @@ class ControlStream:
         self._write(flush(b"".join(lines)))
         self._version += len(events)
         return self._version
+
+    def add(self, *events: Control, actor: str = "") -> int:
+        """`append` one batch at whatever version the stream has, as `actor` or as the writer itself: nobody else writes it."""
+        return self.append(self._version, events, actor=actor or self._writer)
 
     def close(self) -> None:
         if self._segment is not None:

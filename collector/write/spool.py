@@ -13,8 +13,7 @@ from time import time_ns
 from typing import TypeVar
 
 from unskew.collector.events import Dropped, Telemetry
-from unskew.collector.files.flushes import flush
-from unskew.collector.files.segment import SpoolSegment, segment_names, telemetry_line
+from unskew.collector.files.segment import SpoolSegment, flush, segment_names, telemetry_line
 from unskew.collector.paths import Store, StoreError, checked_name, make_folder
 from unskew.collector.write.control_stream import ControlStream, VersionConflict
 

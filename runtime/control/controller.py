@@ -19,10 +19,9 @@ from unskew.analytics.loop.intake import Intake
 from unskew.collector.events import DeviceJoined, DeviceLost, IterationJudged, StandbyMeasured, Suspected
 from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.write.commands import Inbox
+from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.control.control_log import ControlLog
-from unskew.runtime.control.membership import Membership
-from unskew.runtime.control.plan_entry import PlanEntry
+from unskew.runtime.control.membership import Membership, PlanEntry
 from unskew.runtime.control.watch import LivenessWatch
 from unskew.runtime.options import RunOptions
 from unskew.runtime.priority import answer_soon
@@ -58,7 +57,7 @@ class Controller:
         self,
         options: RunOptions,
         *,
-        control_log: ControlLog,
+        control_log: ControlStream,
         telemetry: SpoolWriter,
         tail: Tail,
         inbox: Inbox,
@@ -116,7 +115,7 @@ class Controller:
                 case IterationJudged():
                     self.telemetry.append(decision)
                 case rules.Log(events, actor):
-                    self.control_log.append(*events, actor=actor)
+                    self.control_log.add(*events, actor=actor)
                 case rules.Issue(plan=plan):
                     self.entry = PlanEntry(issued=decision, asked_ns=asked_ns)
                     if decision.abort:
@@ -209,7 +208,7 @@ class Controller:
         now_s, statuses = time.monotonic(), self.membership.statuses
         longest_work_s = self.membership.longest_work_s if self.state.committed else None
         for suspect in self.watch.suspects(now_s, statuses, longest_work_s):
-            self.control_log.append(Suspected(rank=suspect.rank, how=suspect.how, detail=suspect.detail))
+            self.control_log.add(Suspected(rank=suspect.rank, how=suspect.how, detail=suspect.detail))
             self.membership.send(Kill(rank=suspect.rank))
         if (found := self.watch.regroup_reason(now_s, statuses)) is None:
             return

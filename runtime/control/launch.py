@@ -26,8 +26,8 @@ from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import Inbox, hold_controller_lock
+from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.control.control_log import ControlLog
 from unskew.runtime.control.controller import Controller, RunError
 from unskew.runtime.control.interrupts import Interrupts
 from unskew.runtime.control.membership import AgentLost, Membership
@@ -81,7 +81,8 @@ class Session:
         if wrong := too_early(ladder(LivenessOptions())):
             raise ValueError(f"the timeouts do not climb: {'; '.join(wrong)}")
         with Interrupts() as interrupts, hold_controller_lock(self._store, self.run_id):
-            control_log, tail = ControlLog(self._store, self.run_id), Tail(self._store, self.run_id)
+            control_log = ControlStream(self._store, self.run_id, f"run/{self.run_id}", "controller")
+            tail = Tail(self._store, self.run_id)
             telemetry = SpoolWriter(self._store, self.run_id, "controller")
             membership = Membership(self._store.root / "logs" / f"{self.run_id}.log")
             status, reason = "done", ""
@@ -101,7 +102,7 @@ class Session:
                 self._read_all(tail)
                 # A log that cannot be written any more must not hide why the run ended.
                 with suppress(StoreError):
-                    control_log.append(_finished(status, len(self.builder.losses), reason))
+                    control_log.add(_finished(status, len(self.builder.losses), reason))
                 control_log.close()
                 self._read_all(tail)
 
@@ -113,7 +114,7 @@ class Session:
 
     def _train(
         self,
-        control_log: ControlLog,
+        control_log: ControlStream,
         telemetry: SpoolWriter,
         tail: Tail,
         membership: Membership,
@@ -125,7 +126,7 @@ class Session:
         placement = place(options, ready.gpus, ready.gpu_models)
         self._device = placement.device
         rendezvous, port = _rendezvous()
-        control_log.append(_started(self.run_id, options, placement))
+        control_log.add(_started(self.run_id, options, placement))
         self._entries(tail.poll())
         controller = Controller(
             options,

@@ -29,7 +29,6 @@ NO_IO = (
     "analytics",
     "collector/events.py",
     "collector/command.py",
-    "collector/files/flushes.py",
     "collector/files/upcasters.py",
 )
 """What only computes: files are read and written for it, by src/unskew/edge and by the rest of collector."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.loop.controller_rules import Issue
-from unskew.runtime.control.plan_entry import PlanEntry
+from unskew.runtime.control.membership import PlanEntry
 from unskew.runtime.protocol import PlanEntered
 
 PLAN = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=4).renumbered(2)

@@ -25,8 +25,7 @@ from unskew.analytics.lab.studies.noise import Noise, chunk_factors, device_fact
 from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.prediction import durations_us, layer_costs, predict_iteration
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
-from unskew.analytics.predictor.fit import fit
-from unskew.analytics.predictor.offsets import TimedIteration, fit_terms
+from unskew.analytics.predictor.fit import TimedIteration, fit, fit_terms
 from unskew.analytics.replay.method import Method, MethodInput, Probe
 from unskew.collector.events import CHUNK_KINDS, Verdict, VerdictClosed
 

@@ -33,13 +33,13 @@ def record(
     telemetry = SpoolWriter(store, run, "simulator.0")
     try:
         for batch in _in_batches([started, *control_events(outcome, cluster_events)]):
-            control.append(control.version, batch, actor="simulator")
+            control.add(*batch)
         for number, event in enumerate(iterations(outcome)):
             telemetry.append(event)
             if number % _TELEMETRY_BATCH == 0:
                 telemetry.hand_over(10.0)
         telemetry.hand_over(10.0)
-        control.append(control.version, [finished(outcome)], actor="simulator")
+        control.add(finished(outcome))
     finally:
         telemetry.close(10.0)
         control.close()

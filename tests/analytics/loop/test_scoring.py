@@ -4,13 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from unskew.analytics.core.confidence import interval
 from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.iteration import CommittedIteration
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.loop.scoring import PlanTrial, score_plan, score_verdict
 from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.analytics.scheduler.cost_benefit import interval
 from unskew.collector.events import FaultInjected, Party, Verdict
 
 COST = CostModel(

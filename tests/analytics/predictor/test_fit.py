@@ -11,8 +11,7 @@ from unskew.analytics.core.iteration import Chunk, CommittedIteration, Iteration
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.pipeline.prediction import predict_iteration
-from unskew.analytics.predictor.fit import NotIdentifiable, at_healthy_speed, fit
-from unskew.analytics.predictor.offsets import TimedIteration, fit_terms
+from unskew.analytics.predictor.fit import NotIdentifiable, TimedIteration, at_healthy_speed, fit, fit_terms
 from unskew.analytics.predictor.refit import coverage
 from unskew.analytics.predictor.retraining import IterationSample
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.paths import DOCS
 
-from unskew.analytics.core.confidence import interval
 from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
@@ -20,6 +19,7 @@ from unskew.analytics.core.plan import PlanError, validate
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.pipeline.prediction import predict_iteration, predict_iterations
+from unskew.analytics.scheduler.cost_benefit import interval
 from unskew.analytics.scheduler.propose import SchedulerOptions, SchedulerState, propose
 from unskew.analytics.scheduler.recovery import recover
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unskew.collector.events import Dropped
-from unskew.collector.files.flushes import flush
-from unskew.collector.files.segment import segment_name, telemetry_line
+from unskew.collector.files.segment import flush, segment_name, telemetry_line
 from unskew.collector.paths import Store
 from unskew.collector.service.check import check
 from unskew.collector.service.rebuild import RebuildDigests

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from unskew.collector.events import Dropped, IterationCommitted, Note, Span
 from unskew.collector.files import tail
-from unskew.collector.files.flushes import flush, is_torn, unpack
-from unskew.collector.files.segment import SpoolSegment, control_line, segment_name, telemetry_line
+from unskew.collector.files.segment import SpoolSegment, control_line, flush, is_torn, segment_name, telemetry_line, unpack
 from unskew.collector.files.tail import Tail
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.write import spool

@@ -97,7 +97,7 @@ def record(place: Store, one: Diagnosis, before: Diagnosed | None) -> None:
         return
     try:
         stream = ControlStream(place, one.run_id, STREAM, "diagnose")
-        stream.append(stream.version, [event], actor="diagnose")
+        stream.add(event)
         stream.close()
     except (StoreError, OSError) as error:
         warn([f"the diagnosis was not written to the log: {error}"])

@@ -60,7 +60,7 @@ def retrain(
         try:
             stream = ControlStream(place, run, STREAM, "retrain")
             event = fitted_event(fitted, number=number, watermark=found.fitted_on[1], trigger="by hand")
-            stream.append(stream.version, [event], actor="retrain")
+            stream.add(event)
             stream.close()
         except (StoreError, OSError) as error:
             fail(f"the new predictor was not written: {error}")
