@@ -196,8 +196,8 @@ def dag_of(needs: Sequence[Sequence[int]], groups: Iterable[Sequence[int]] = ())
 
 
 class Chunks(msgspec.Struct, frozen=True, dict=True):
-    """A schedule as such a graph (ResiHP section 4.3, eq. 2): a chunk waits for the one `before` it on its rank, and for the one
-    whose output is `given` to it and its message, if ranks differ; both are positions, -1 = none. `kind` is the index into
+    """A schedule as such a graph (ResiHP section 4.3, eq. 2): a chunk waits for the one `before` it on its rank, and for the
+    one whose output it is `given` and its message, if ranks differ; both are positions, -1 = none. `kind` is the index into
     `CHUNK_KINDS`. All are arrays over chunks.
     """
 

@@ -1,5 +1,5 @@
-"""Is a better plan worth its change? How sure its gain is (`interval`), and gain against cost over the expected life of the fault
-(`weigh`; ours, no paper has this).
+"""Is a better plan worth its change? How sure its gain is (`interval`), and gain against cost over the expected life of the
+fault (`weigh`; ours, no paper has this).
 
 A plan for a slow device earns only while the device is slow. The time that slow phases last is heavy-tailed: the longer one
 has lasted, the longer it will. `FaultLife` is a log-normal law of that time; its defaults are the field's figures (mean 72
