@@ -65,7 +65,7 @@ def published() -> list[Figure]:
         off = max(
             abs(us / them - 1) for us, them in zip(ours.iteration_slowdown.values(), steps["slowdown"].to_list(), strict=True)
         )
-        flagged = follow_section(section, DetectorOptions())
+        flagged = follow_section(section, DetectorOptions()).verdicts
         lost = time_lost(section, flagged)
         causes = [verdict.cause for verdict in named([(section, lost)], 1, "")]
         n = f"{len(ours.iteration_slowdown)} steps"

@@ -106,7 +106,7 @@ def _workers_named(path: Path, job: int) -> set[int]:
     wide = table.pivot(on="worker", index="time", values="batch_time_norm").sort("time")
     columns = sorted((name for name in wide.columns if name != "time"), key=int)
     times = wide.select(columns).to_numpy().astype(np.float64)
-    verdicts = judge_workers(times, EMULATED, iterations=wide["time"].to_list())
+    verdicts, _ = judge_workers(times, EMULATED, iterations=wide["time"].to_list())
     return {int(columns[v.culprits[0].rank or 0]) for v in verdicts if isinstance(v, Verdict)}
 
 

@@ -485,13 +485,18 @@ class VerdictScored(Control, frozen=True, kw_only=True, tag="verdict_scored@1"):
 class Diagnosed(Control, frozen=True, kw_only=True, tag="diagnosed@1"):
     """What `unskew diagnose` found in the run's log: on the stream analysis/diagnose, when it differs from the last one.
 
-    `verdicts` are `Verdict`s as plain data with numbers of their own, not those of the live run.
+    `verdicts` are `Verdict`s as plain data with numbers of their own, not those of the live run. `outcome`: wrong, well or
+    cannot_be_judged ("" in logs of versions that did not judge that); well = a lasting slowdown of `smallest_slowdown`
+    times the healthy time would have been named; `why`: the sentence to it.
     """
 
     observability: str
     verdicts: tuple[dict[str, Any], ...]
     time_lost_s: dict[str, float]
     abstained: tuple[str, ...]
+    outcome: str = ""
+    smallest_slowdown: float | None = None
+    why: str = ""
 
 
 # --- control: plan, approve, apply, score ----------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import numpy as np
 
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.iteration import CommittedIteration
+from unskew.analytics.core.outcome import Sight
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.cusum import CusumLimits
 from unskew.analytics.detector.links import Link, LinkTrack, watch
@@ -244,6 +245,30 @@ def by_product(
     levels = np.array([level if kind in kinds else 0.0 for kind in tracks.kinds])
     state = msgspec.structs.replace(state, tracks=tracks.with_levels(tracks.ranks.index(rank), levels, at))
     return _flagged(state, rank, change, at, options, sigma=sigma, victims=victims)
+
+
+def sight_of(state: DetectorState, options: DetectorOptions) -> Sight:
+    """What would have been named up to now: a test fires on what exceeds its slack by the threshold, summed over the iterations
+    that are remembered, and what is named is at least `least_slowdown`."""
+    tracks = state.tracks
+    if ALL not in tracks.kinds:
+        return Sight(scope="device", smallest_slowdown=None, why="no iteration could be compared with what is expected of it")
+    age = tracks.age[:, tracks.kinds.index(ALL)]
+    known = age[age > 0]
+    n = min(len(tracks.recent), int(known.min()) if len(known) else 0)
+    if n <= options.least_iterations:
+        return Sight(
+            scope="device",
+            smallest_slowdown=None,
+            why=f"{n} iteration{'' if n == 1 else 's'} could be compared, at least {options.least_iterations + 1} are needed",
+        )
+    young = bool((known < options.own_past).any())
+    sigma = state.noise.get(ALL, options.sigma_floor)
+    level = max(
+        options.least_level(young=young),
+        options.slack_of(sigma, young=young) + options.threshold_of(sigma, len(tracks.kinds)) / n,
+    )
+    return Sight(scope="device", smallest_slowdown=round(exp(level), 3))
 
 
 def _waiting_for(state: DetectorState, rank: int) -> set[int]:

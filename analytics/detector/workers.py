@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from unskew.analytics.detector.detector import Detector
+from unskew.analytics.core.outcome import Sight
+from unskew.analytics.detector.detector import Detector, sight_of
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import equal_roles
 from unskew.analytics.detector.residuals import Floats, UnitTimes
@@ -25,9 +26,9 @@ def judge_workers(
     *,
     iterations: Sequence[int] | None = None,
     role_of: Mapping[int, int] | None = None,
-) -> list[Verdict | VerdictClosed]:
-    """Verdicts on `times` [iteration, worker] (any unit; nan = not seen). `iterations` number the rows, the keys of `role_of`
-    the columns; without it the workers are 0, 1, ... and all have one role."""
+) -> tuple[list[Verdict | VerdictClosed], Sight]:
+    """Verdicts, and what would have been seen, on `times` [iteration, worker] (any unit; nan = not seen). `iterations` number
+    the rows, the keys of `role_of` the columns; without it the workers are 0, 1, ... and all have one role."""
     n_rows, n_workers = times.shape
     roles = dict.fromkeys(range(n_workers), 0) if role_of is None else role_of
     detector = Detector(options)
@@ -37,4 +38,21 @@ def judge_workers(
     found: list[Verdict | VerdictClosed] = []
     for row, number in enumerate(iterations if iterations is not None else range(n_rows)):
         found += detector.observe_units(int(number), UnitTimes(KINDS, workers, kind, times[row], own), company)
-    return found
+    return found, _sight(detector, own, roles)
+
+
+def _sight(detector: Detector, own: Floats, roles: Mapping[int, int]) -> Sight:
+    """A worker that differs from its peers from the first rows on may be slow or have more to do: then nobody can be judged."""
+    sight = sight_of(detector.state, detector.options)
+    if sight.smallest_slowdown is None:
+        return sight
+    role = np.array(list(roles.values()))
+    usual = np.array([np.nanpercentile(own[role == one], 50, method="lower") for one in role])
+    furthest = int(np.nanargmax(own / usual))
+    if (ratio := float(own[furthest] / usual[furthest])) < sight.smallest_slowdown:
+        return sight
+    why = (
+        f"rank {list(roles)[furthest]} takes {ratio:.2f} times as long as its peers from the first iterations on: it is slow "
+        "or has more to do, and the log does not show which"
+    )
+    return Sight(scope=sight.scope, smallest_slowdown=None, why=why)

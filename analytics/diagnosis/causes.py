@@ -30,7 +30,7 @@ NEXT_STEP: dict[str, str] = {
     "stage_imbalance": "move layers away from the costly stage (its head or embedding counts as layers)",
     "input_bound": "more loader workers or a longer prefetch; look at the storage of the ranks that waited",
     "gc_pause": "collect on all ranks at the same iterations (gc.disable, then gc.collect every few hundred)",
-    "unknown": "record chunk times (forward and backward per micro-batch) to have it named",
+    "unknown": "record chunk times (forward and backward per micro-batch) or probe the devices: iteration times name nobody",
 }
 
 

@@ -13,15 +13,19 @@ Pure: a `RunLog` in, a `Diagnosis` out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp, log
 from typing import Literal
 
 import msgspec
+import numpy as np
 
-from unskew.analytics.detector.job_wide import JobWideOptions, judge
+from unskew.analytics.core.outcome import Findings, Outcome, OutcomeWord, Sight, UnexplainedTime, outcome_of
+from unskew.analytics.detector.job_wide import JobWideOptions, judge, limits_of
 from unskew.analytics.detector.options import DetectorOptions, options_for
-from unskew.analytics.detector.verdicts import devices
+from unskew.analytics.detector.verdicts import devices, lost_verdict
+from unskew.analytics.diagnosis.capacity import idle_s
 from unskew.analytics.diagnosis.causes import NEXT_STEP, named
-from unskew.analytics.diagnosis.failslow import as_slow, follow_ranks, follow_run, follow_section, settled
+from unskew.analytics.diagnosis.failslow import as_slow, follow_ranks, follow_run, follow_section, loss_of, settled
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.lost import ORDER, LostTime, time_lost
@@ -40,12 +44,15 @@ NO_WEIGHT = (
     "always heavy on a rank looks like a slow device"
 )
 
+MOST_INCOMPLETE_SHARE = 0.1
+"""Of more iterations than this without a complete log nobody could be judged, and a run is not called well for the others."""
+
 Observability = Literal["chunks", "collectives", "flight recorder", "iterations", "nothing"]
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """`time_lost_s`: cause -> device-seconds, `unexplained` last; empty where it cannot be measured. `abstained`: what cannot
-    be said, and which data is missing for it, a sentence each."""
+    be said, and which data is missing for it, a sentence each. `outcome`, `smallest_slowdown`, `why`: as in `Outcome`."""
 
     run_id: str
     observability: Observability
@@ -53,11 +60,19 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...]
     time_lost_s: dict[str, float]
     abstained: tuple[str, ...]
+    outcome: OutcomeWord
+    smallest_slowdown: float | None
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """The outcome as a headline."""
+        return Outcome(outcome=self.outcome, smallest_slowdown=self.smallest_slowdown, why=self.why).sentence
 
 
 def observability(log: RunLog) -> Observability:
     """The most that the log lets us see."""
-    if log.released or log.trace.has_chunks:
+    if log.trace.has_chunks or any(one.committed.chunks for one in log.released):
         return "chunks"
     if log.trace.kinds & set(COLLECTIVE_KINDS):
         return "collectives"
@@ -69,27 +84,41 @@ def observability(log: RunLog) -> Observability:
 def diagnose(log: RunLog) -> Diagnosis:
     """The diagnosis of one run."""
     seen = observability(log)
+    sights: list[Sight] = []
     verdicts: tuple[Verdict, ...] = ()
     lost_s: dict[str, float] = {}
+    whole_s = 0.0
     abstained = _missing(log, seen)
     if seen == "chunks":
-        sections, verdicts, problems = sections_of(log)
+        sections, findings, problems = sections_of(log)
+        verdicts, sights = findings.verdicts, [findings.sight]
         abstained += problems
         measured = [(section, time_lost(section, verdicts)) for section in sections]
         if measured:
-            number = 1 + max((verdict.verdict for verdict in verdicts), default=0)
-            verdicts += tuple(named(measured, number, options_for(log.device_kind).digest))
-            lost_s = _device_seconds(log, measured)
+            verdicts += tuple(named(measured, _next_number(verdicts), options_for(log.device_kind).digest))
+            lost_s = _device_seconds(log, measured, verdicts)
+            whole_s = sum(len(section.ranks) * float(lost.measured_us.sum()) / 1e6 for section, lost in measured)
     elif seen == "collectives":
-        verdicts, problems = _waited(log)
+        judged, problems = _waited(log)
+        verdicts = tuple(verdict for findings in judged for verdict in findings.verdicts)
+        sights = [findings.sight for findings in judged]
         abstained += problems
     elif seen == "iterations":
         times = [(int(iteration), float(us)) for iteration, us in log.iterations.drop_nulls().iter_rows()]
-        verdicts = settled(judge(times))
+        verdicts, sights = settled(judge(times)), [*_alone(log), _of_series([us for _, us in times])]
     elif seen == "flight recorder":
         standstill = explain(log.flights, log.flight_groups)
         verdicts = _hung(standstill)
         abstained += [f"hung: {standstill.abstained}"] if standstill.abstained else []
+    if seen != "chunks" or not log.released:
+        verdicts += _lost(log, _next_number(verdicts))
+    outcome = outcome_of(
+        verdicts,
+        sights,
+        failure=f"the run failed: {log.end_reason or 'no reason given'}" if log.end == "failed" else "",
+        gaps=_gaps(log, seen),
+        unexplained=_unexplained(lost_s, whole_s),
+    )
     return Diagnosis(
         run_id=log.run,
         observability=seen,
@@ -97,15 +126,18 @@ def diagnose(log: RunLog) -> Diagnosis:
         verdicts=tuple(_with_next_step(verdict) for verdict in verdicts),
         time_lost_s=lost_s,
         abstained=tuple(abstained),
+        outcome=outcome.outcome,
+        smallest_slowdown=outcome.smallest_slowdown,
+        why=outcome.why,
     )
 
 
-def sections_of(log: RunLog) -> tuple[list[TraceSection], tuple[Verdict, ...], list[str]]:
-    """The stretches of a run that has chunks, the Detector's verdicts on them, and what could not be used, a sentence each."""
+def sections_of(log: RunLog) -> tuple[list[TraceSection], Findings, list[str]]:
+    """The stretches of a run that has chunks, the Detector's findings on them, and what could not be used, a sentence each."""
     return _with_lengths(log) if log.released else _without_lengths(log.trace, options_for(log.device_kind))
 
 
-def _with_lengths(log: RunLog) -> tuple[list[TraceSection], tuple[Verdict, ...], list[str]]:
+def _with_lengths(log: RunLog) -> tuple[list[TraceSection], Findings, list[str]]:
     """Plan by plan: what a chunk should take follows from its lengths."""
     followed = follow_run(log)
     works = {released.committed.iteration: released.committed.works for released in log.released}
@@ -125,10 +157,10 @@ def _with_lengths(log: RunLog) -> tuple[list[TraceSection], tuple[Verdict, ...],
             )
             continue
         sections.append(with_lengths(recording, works, followed.cost, plan_version))
-    return sections, followed.verdicts, problems
+    return sections, followed.findings, problems
 
 
-def _without_lengths(trace: Trace, options: DetectorOptions) -> tuple[list[TraceSection], tuple[Verdict, ...], list[str]]:
+def _without_lengths(trace: Trace, options: DetectorOptions) -> tuple[list[TraceSection], Findings, list[str]]:
     """A run whose micro-batches are as long as their peers let expect; where that cannot be told, ranks as a whole."""
     try:
         section = without_lengths(record(trace))
@@ -136,23 +168,26 @@ def _without_lengths(trace: Trace, options: DetectorOptions) -> tuple[list[Trace
         return [], follow_ranks(trace, options), [f"long_sequences, stage_imbalance, time lost: {error}", NO_WEIGHT]
     if len(section.stages) > 1:
         return [section], follow_section(section, options), []
-    verdicts = follow_ranks(trace, options)
-    return [as_slow(section, verdicts)], verdicts, [NO_WEIGHT] if trace.streams else [NO_PLACES, NO_WEIGHT]
+    findings = follow_ranks(trace, options)
+    return [as_slow(section, findings.verdicts)], findings, [NO_WEIGHT] if trace.streams else [NO_PLACES, NO_WEIGHT]
 
 
-def _waited(log: RunLog) -> tuple[tuple[Verdict, ...], list[str]]:
+def _waited(log: RunLog) -> tuple[list[Findings], list[str]]:
     """Who waits least, plan by plan (another plan gives ranks other work), and which plans do not show it."""
-    verdicts: list[Verdict] = []
+    judged: list[Findings] = []
     problems = []
     for plan_version in log.trace.plan_versions:
         try:
             waits = read_waits(log.trace.of_plan(plan_version), log.iterations)
         except ValueError as error:
             problems.append(f"slow_device under plan {plan_version}: {error}")
+            judged.append(Findings(sight=Sight(scope="device", smallest_slowdown=None, why=str(error))))
             continue
-        found = follow_waits(waits, options_for(log.device_kind))
-        verdicts += [msgspec.structs.replace(verdict, verdict=len(verdicts) + i) for i, verdict in enumerate(found, start=1)]
-    return tuple(verdicts), problems
+        findings = follow_waits(waits, options_for(log.device_kind))
+        before = sum(len(one.verdicts) for one in judged)
+        numbered = [msgspec.structs.replace(one, verdict=before + i) for i, one in enumerate(findings.verdicts, start=1)]
+        judged.append(msgspec.structs.replace(findings, verdicts=tuple(numbered)))
+    return judged, problems
 
 
 def _hung(standstill: HangDiagnosis) -> tuple[Verdict, ...]:
@@ -174,8 +209,11 @@ def _hung(standstill: HangDiagnosis) -> tuple[Verdict, ...]:
     )
 
 
-def _device_seconds(log: RunLog, measured: Sequence[tuple[TraceSection, LostTime]]) -> dict[str, float]:
-    """cause -> device-seconds over all sections, and what the groups of the dead cost until the survivors went on."""
+def _device_seconds(
+    log: RunLog, measured: Sequence[tuple[TraceSection, LostTime]], verdicts: Sequence[Verdict]
+) -> dict[str, float]:
+    """cause -> device-seconds over all sections, what the groups of the dead cost until the survivors went on, and the capacity
+    that was lost with them."""
     found = dict.fromkeys(("dead", "hung", *ORDER, "unexplained"), 0.0)
     for section, lost in measured:
         devices = len(section.ranks)
@@ -185,6 +223,8 @@ def _device_seconds(log: RunLog, measured: Sequence[tuple[TraceSection, LostTime
     for plan_version, how in _recoveries(log).items():
         devices = len(log.plans[plan_version].ranks) if plan_version in log.plans else 0
         found["dead" if how == "exit" else "hung"] += devices * log.regrouped_s[plan_version]
+    for cause, seconds in idle_s(log, verdicts).items():
+        found[cause] += seconds
     return {cause: round(seconds, 3) for cause, seconds in found.items() if seconds or cause == "unexplained"}
 
 
@@ -200,6 +240,63 @@ def _recoveries(log: RunLog) -> dict[int, str]:
         if after:
             found.setdefault(min(after), lost.how)
     return found
+
+
+def _next_number(verdicts: Sequence[Verdict]) -> int:
+    return 1 + max((verdict.verdict for verdict in verdicts), default=0)
+
+
+def _lost(log: RunLog, number: int) -> tuple[Verdict, ...]:
+    """The losses that the run itself saw, of a log that shows no chunks beside them."""
+    last = int(log.iterations["iteration"].max() or 0) if log.iterations.height else 0  # type: ignore[arg-type]  # of any dtype
+    digest = options_for(log.device_kind).digest
+    return tuple(lost_verdict(number + i, *loss_of(log, lost, last), digest) for i, lost in enumerate(log.lost))
+
+
+def _alone(log: RunLog) -> list[Sight]:
+    """Times of whole iterations show no single device, of a job that has several."""
+    if log.ranks < 2:
+        return []
+    why = f"only the times of whole iterations are known, which show none of the {log.ranks} ranks by itself"
+    return [Sight(scope="device", smallest_slowdown=None, why=why)]
+
+
+def _of_series(times_us: Sequence[float]) -> Sight:
+    """What `job_wide.judge` would have seen in a series of iteration times."""
+    options = JobWideOptions()
+    needed = options.least_past + options.persistence
+    if len(times_us) < needed:
+        why = f"{len(times_us)} iterations, at least {needed} are needed to judge the whole job"
+        return Sight(scope="job", smallest_slowdown=None, why=why)
+    x = np.log(np.maximum(times_us, 1e-9))
+    past = [np.median(x[max(0, at - options.window) : at]) for at in range(options.least_past, len(x))]
+    sigma = max(1.4826 * float(np.median(np.abs(x[options.least_past :] - past))), options.sigma_floor)
+    limits = limits_of(sigma, options)
+    level = max(log(options.least_slowdown), float(limits.slack + limits.threshold / options.persistence))
+    return Sight(scope="job", smallest_slowdown=round(exp(level), 3))
+
+
+def _gaps(log: RunLog, seen: Observability) -> list[str]:
+    """What the log lacks for a judgement of the whole run."""
+    found = []
+    if log.end == "lost":
+        found.append("the run ended without a word of how, and its log does not show why")
+    numbers = log.iterations["iteration"]
+    missing = 0 if log.imported or not log.iterations.height else int(numbers[-1]) - int(numbers[0]) + 1 - numbers.n_unique()
+    if missing:
+        found.append(f"{missing} iterations are not in the log")
+    incomplete = sum(not released.committed.log_complete for released in log.released) if seen == "chunks" else 0
+    if incomplete > MOST_INCOMPLETE_SHARE * len(log.released):
+        found.append(f"the log of {incomplete} of {len(log.released)} iterations is not complete")
+    return found
+
+
+def _unexplained(time_lost_s: dict[str, float], whole_s: float) -> UnexplainedTime | None:
+    lost_s = sum(max(seconds, 0.0) for seconds in time_lost_s.values())
+    if not whole_s or not lost_s:
+        return None
+    unexplained_s = max(time_lost_s["unexplained"], 0.0)
+    return UnexplainedTime(of_lost=unexplained_s / lost_s, of_measured=unexplained_s / whole_s)
 
 
 def _missing(log: RunLog, seen: Observability) -> list[str]:

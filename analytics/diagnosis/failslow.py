@@ -10,8 +10,9 @@ import numpy as np
 import polars as pl
 
 from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.outcome import Findings, Sight
 from unskew.analytics.core.run_state import RunState, fold
-from unskew.analytics.detector.detector import Detector
+from unskew.analytics.detector.detector import Detector, sight_of
 from unskew.analytics.detector.options import DetectorOptions, options_for
 from unskew.analytics.detector.peer_groups import UnitRoles, equal_roles
 from unskew.analytics.detector.residuals import UnitTimes
@@ -24,12 +25,18 @@ from unskew.analytics.loop.monitor import Monitor
 from unskew.analytics.predictor.retraining import IterationSample, Retraining
 from unskew.collector.events import CHUNK_KINDS, DeviceLost, Verdict, VerdictClosed
 
+TOO_SHORT = Sight(
+    scope="device",
+    smallest_slowdown=None,
+    why="the log has too few complete iterations to learn what work should take",
+)
+
 
 class FailSlowResult(msgspec.Struct, frozen=True):
-    """Verdicts as they are at the end, the last predictor (None when none could be fitted), and the complete iterations with
-    what was estimated of the devices in each."""
+    """Findings with verdicts as they are at the end, the last predictor (None when none could be fitted), and the complete
+    iterations with what was estimated of the devices in each."""
 
-    verdicts: tuple[Verdict, ...]
+    findings: Findings
     cost: CostModel | None
     seen: tuple[IterationSample, ...] = ()
 
@@ -45,7 +52,7 @@ def follow_run(log: RunLog) -> FailSlowResult:
         committed = released.committed
         monitor = monitor.reading(released.gpus)
         while losses and (losses[0].watermark or 0) <= committed.iteration:
-            monitor, found = monitor.lost(*_loss(log, losses.pop(0), committed.iteration))
+            monitor, found = monitor.lost(*loss_of(log, losses.pop(0), committed.iteration))
             verdicts += found
         if committed.plan_version != plan_version:
             plan_version = committed.plan_version
@@ -58,12 +65,14 @@ def follow_run(log: RunLog) -> FailSlowResult:
             verdicts += judged.verdicts
     last = log.released[-1].committed.iteration if log.released else 0
     for lost in losses:
-        monitor, found = monitor.lost(*_loss(log, lost, last))
+        monitor, found = monitor.lost(*loss_of(log, lost, last))
         verdicts += found
-    return FailSlowResult(settled(verdicts), monitor.fitted.model if monitor.fitted else None, tuple(seen))
+    fitted = monitor.fitted
+    sight = sight_of(monitor.detector, monitor.options) if fitted else TOO_SHORT
+    return FailSlowResult(Findings(verdicts=settled(verdicts), sight=sight), fitted.model if fitted else None, tuple(seen))
 
 
-def _loss(log: RunLog, lost: DeviceLost, iteration: int) -> tuple[Suspect, int]:
+def loss_of(log: RunLog, lost: DeviceLost, iteration: int) -> tuple[Suspect, int]:
     """As the run saw it; in logs of old versions, which do not record it, `iteration` and all that had a role beside it
     count."""
     with_it = [plan for plan in log.plans.values() if lost.rank in plan.ranks]
@@ -72,7 +81,7 @@ def _loss(log: RunLog, lost: DeviceLost, iteration: int) -> tuple[Suspect, int]:
     return suspect, iteration if lost.iteration is None else lost.iteration
 
 
-def follow_section(section: TraceSection, options: DetectorOptions) -> tuple[Verdict, ...]:
+def follow_section(section: TraceSection, options: DetectorOptions) -> Findings:
     """A recording whose workload was inferred: every chunk against what its peers let expect."""
     detector, operations, roles = Detector(options), section.recording.graph.operations, _roles(section)
     cells = [(kind, i) for (kind, _), members in section.cells.items() for i in members]
@@ -83,10 +92,10 @@ def follow_section(section: TraceSection, options: DetectorOptions) -> tuple[Ver
     for column, iteration in enumerate(section.recording.iterations):
         us, expected_us = section.parts.work_us[chunks, column], section.expected_us[chunks, column]
         verdicts += detector.observe_units(iteration, UnitTimes(section.kinds, rank, kind, us, expected_us), roles)
-    return settled(verdicts)
+    return Findings(verdicts=settled(verdicts), sight=sight_of(detector.state, options))
 
 
-def follow_ranks(trace: Trace, options: DetectorOptions) -> tuple[Verdict, ...]:
+def follow_ranks(trace: Trace, options: DetectorOptions) -> Findings:
     """A trace that does not tell what a single chunk should take (of one stage, a rank's forward and backward explain each
     other; or nobody knows what waits for what): all of a rank's chunks in an iteration against its own past and the ranks with
     the same layers (workers.py). Iterations with more or fewer chunks than most are left out."""
@@ -96,9 +105,10 @@ def follow_ranks(trace: Trace, options: DetectorOptions) -> tuple[Verdict, ...]:
     spent = chunks.group_by("iteration", "rank").agg(pl.col("wall_us").sum())
     table = spent.pivot("rank", index="iteration", values="wall_us").sort("iteration")
     times = table.select(str(rank) for rank in role_of).to_numpy()
-    verdicts = settled(judge_workers(times, options, iterations=table["iteration"].to_list(), role_of=role_of))
-    kinds = sorted(trace.kinds & set(CHUNK_KINDS))
-    return tuple(msgspec.structs.replace(one, speed=dict.fromkeys(kinds, min(one.speed.values()))) for one in verdicts)
+    found, sight = judge_workers(times, options, iterations=table["iteration"].to_list(), role_of=role_of)
+    kinds, verdicts = sorted(trace.kinds & set(CHUNK_KINDS)), settled(found)
+    of_kinds = (msgspec.structs.replace(one, speed=dict.fromkeys(kinds, min(one.speed.values()))) for one in verdicts)
+    return Findings(verdicts=tuple(of_kinds), sight=sight)
 
 
 def as_slow(section: TraceSection, verdicts: Iterable[Verdict]) -> TraceSection:

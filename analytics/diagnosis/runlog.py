@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import polars as pl
@@ -12,6 +12,8 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.collector.events import CollectiveRecorded, DeviceKind, DeviceLost, FaultInjected, GroupRecorded
 
+End = Literal["running", "done", "failed", "stopped", "lost"]
+
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     """One run. `trace`: its operations, of the attempts that counted. `released`: committed iterations with the lengths of
@@ -19,7 +21,8 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
 
     `iterations`: iteration, iteration_us (all iterations whose time is known, in order). `flights`, `flight_groups`: entries of
     flight recorders. `regrouped_s`: plan version -> seconds from the detection until all survivors held groups again.
-    `classes`: device class -> its ranks.
+    `classes`: device class -> its ranks. `end`: by its own last word; without one
+    "running" where a controller holds it, else "lost".
     """
 
     run: str
@@ -37,6 +40,8 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     flights: tuple[CollectiveRecorded, ...] = ()
     flight_groups: tuple[GroupRecorded, ...] = ()
     classes: dict[str, tuple[int, ...]] = {}
+    end: End = "done"
+    end_reason: str = ""
 
     @property
     def imported(self) -> bool:

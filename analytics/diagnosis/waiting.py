@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from unskew.analytics.detector.detector import Detector
+from unskew.analytics.core.outcome import Findings
+from unskew.analytics.detector.detector import Detector, sight_of
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import equal_roles
 from unskew.analytics.detector.residuals import UnitTimes
@@ -78,7 +79,7 @@ def _covered(spans: pl.DataFrame) -> pl.DataFrame:
     return intervals.with_columns(covered_us=gained).group_by(group).agg(pl.col("covered_us").sum())
 
 
-def follow_waits(waits: OwnTimes, options: DetectorOptions) -> tuple[Verdict, ...]:
+def follow_waits(waits: OwnTimes, options: DetectorOptions) -> Findings:
     """The Detector over own times."""
     detector, roles = Detector(options), equal_roles(waits.role_of)
     usual = {
@@ -91,10 +92,11 @@ def follow_waits(waits: OwnTimes, options: DetectorOptions) -> tuple[Verdict, ..
     for iteration, own_us in zip(waits.iterations, waits.own_us, strict=True):
         verdicts += detector.observe_units(iteration, UnitTimes(KINDS, ranks, kind, own_us, expected_us), roles)
     seen = {"seen": "collectives, waiting inside"}
-    return tuple(
+    named = (
         msgspec.structs.replace(verdict, speed={"own": verdict.speed["F"]}, evidence={**verdict.evidence, **seen})
         for verdict in settled(verdicts)
     )
+    return Findings(verdicts=tuple(named), sight=sight_of(detector.state, options))
 
 
 def _roles(seen: pl.DataFrame, ranks: Sequence[int], *, in_pipeline: bool) -> dict[int, int]:

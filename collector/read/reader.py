@@ -120,6 +120,11 @@ class Reader:
             found = polars.concat([found, rows]).sort("at_us", "seq", descending=True).head(count)
         return found
 
+    @property
+    def store(self) -> Store:
+        """What it reads."""
+        return self._store
+
     def runs(self) -> polars.DataFrame:
         """The runs of the store, newest first."""
         return self.sql("select * from runs order by started_us desc")

@@ -10,7 +10,7 @@ import polars as pl
 
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.diagnosis.runlog import RunLog
+from unskew.analytics.diagnosis.runlog import End, RunLog
 from unskew.analytics.diagnosis.trace.model import from_operations, from_spans
 from unskew.analytics.loop.intake import Intake
 from unskew.collector.events import (
@@ -25,6 +25,7 @@ from unskew.collector.events import (
     IterationCommitted,
     MicroBatchPacked,
     Regrouped,
+    RunFinished,
     RunStarted,
     Span,
     tag_of,
@@ -32,6 +33,7 @@ from unskew.collector.events import (
 from unskew.collector.files.tail import decode_event
 from unskew.collector.formats.importers import straggler_analysis
 from unskew.collector.read.reader import Reader
+from unskew.collector.write.commands import controller_alive
 
 _E = TypeVar("_E", bound=Event)
 _SPAN = tuple(field.encode_name for field in msgspec.structs.fields(Span))
@@ -54,6 +56,7 @@ def load_run(reader: Reader, run: str) -> RunLog:
     )
     started, commits = _events(reader, run, RunStarted), _events(reader, run, IterationCommitted)
     packed = _events(reader, run, MicroBatchPacked)
+    finished = next(iter(_events(reader, run, RunFinished)), None)
     stepped = pl.DataFrame(
         [(c.iteration, c.plan_version, c.start_us, c.wall_us) for c in commits],
         schema=dict.fromkeys(("iteration", "plan_version", "start_us", "wall_us"), pl.Int64),
@@ -76,7 +79,15 @@ def load_run(reader: Reader, run: str) -> RunLog:
         flights=tuple(_events(reader, run, CollectiveRecorded)),
         flight_groups=tuple(_events(reader, run, GroupRecorded)),
         classes=_classes(_events(reader, run, DeviceJoined)),
+        end=_end(reader, run, finished),
+        end_reason=finished.reason if finished else "",
     )
+
+
+def _end(reader: Reader, run: str, finished: RunFinished | None) -> End:
+    if finished is not None:
+        return finished.status
+    return "running" if controller_alive(reader.store, run) else "lost"
 
 
 def _classes(joined: list[DeviceJoined]) -> dict[str, tuple[int, ...]]:

@@ -75,7 +75,7 @@ def test_alibabas_straggling_worker_is_named_and_nobody_else() -> None:
     table = pl.read_parquet(dataset("alibaba-minibatch", "minibatch-jobs-1-3.parquet")).filter(pl.col("job") == 1)
     wide = table.pivot(on="worker", index="time", values="batch_time_norm").sort("time")
     times = wide.select(sorted((c for c in wide.columns if c != "time"), key=int)).to_numpy().astype(float)
-    verdicts = judge_workers(times, EMULATED, iterations=wide["time"].to_list())
+    verdicts, _ = judge_workers(times, EMULATED, iterations=wide["time"].to_list())
     assert {v.culprits[0].rank for v in verdicts if isinstance(v, Verdict)} == {6}
 
 

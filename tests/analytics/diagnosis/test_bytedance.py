@@ -70,7 +70,7 @@ def test_whose_the_slowdown_is_equals_the_published_decomposition() -> None:
 @pytest.mark.parametrize(("job", "cause", "stage"), [("SE", "long_sequences", None), ("ST", "stage_imbalance", 3)])
 def test_the_cause_is_named_and_no_device_accused(job: str, cause: str, stage: int | None) -> None:
     one = section(job)
-    assert follow_section(one, DetectorOptions()) == ()
+    assert follow_section(one, DetectorOptions()).verdicts == ()
     lost = time_lost(one)
     verdicts = named([(one, lost)], 1, "")
     assert [verdict.cause for verdict in verdicts] == [cause]
@@ -90,7 +90,7 @@ def test_a_device_slowed_in_the_real_trace_is_accused_and_what_it_costs_is_state
     chunks = [i for members in real.cells.values() for i in members if graph.operations[i].rank == rank]
     wall[np.ix_(chunks, range(number, wall.shape[1]))] *= 1.3
     slowed = without_lengths(type(real.recording)(**{**_fields(real.recording), "wall_us": wall}))
-    (verdict,) = follow_section(slowed, DetectorOptions())
+    (verdict,) = follow_section(slowed, DetectorOptions()).verdicts
     since = real.recording.iterations[number]
     assert (verdict.cause, [party.rank for party in verdict.culprits]) == ("slow_device", [rank])
     assert abs(real.recording.iterations.index(verdict.since_iteration) - number) <= 2
@@ -105,7 +105,7 @@ def test_a_device_slowed_in_the_real_trace_is_accused_and_what_it_costs_is_state
 def test_ranks_as_a_whole_accuse_nobody_either(job: str) -> None:
     """What is left where a trace cannot be replayed."""
     rows = pl.read_parquet(dataset("bytedance-straggler", FILES[job]))
-    assert follow_ranks(from_operations(rows), DetectorOptions()) == ()
+    assert follow_ranks(from_operations(rows), DetectorOptions()).verdicts == ()
 
 
 def _fields(struct: object) -> dict[str, object]:

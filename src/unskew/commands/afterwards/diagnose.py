@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from unskew.analytics.diagnosis.diagnose import Diagnosis
-    from unskew.collector.events import Diagnosed
+    from unskew.collector.events import Diagnosed, Verdict
     from unskew.collector.paths import Store
     from unskew.collector.read.reader import Reader
 
@@ -34,6 +34,9 @@ SEEN = {
     "iterations": "iteration times only",
     "nothing": "no iteration",
 }
+HEADLINES = {"wrong": "bold red", "well": "green", "cannot_be_judged": "yellow"}
+SHARED = {"long_sequences", "stage_imbalance", "input_bound", "gc_pause"}
+"""Causes whose confidence is the part of the iterations in which they cost enough to be named."""
 
 
 def diagnose(
@@ -92,6 +95,9 @@ def record(place: Store, one: Diagnosis, before: Diagnosed | None) -> None:
         verdicts=tuple(as_data(one)["verdicts"]),
         time_lost_s=one.time_lost_s,
         abstained=one.abstained,
+        outcome=one.outcome,
+        smallest_slowdown=one.smallest_slowdown,
+        why=one.why,
     )
     if before is not None and msgspec.json.encode(event) == msgspec.json.encode(before):
         return
@@ -121,15 +127,21 @@ def shown(one: Diagnosis) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
+    from unskew.analytics.core.outcome import percent
+
     count = f"{one.iterations} iteration{'' if one.iterations == 1 else 's'}"
     parts: list[RenderableType] = [Text(f"{one.run_id}: {count}, {SEEN[one.observability]}", "bold")]
     table = Table.grid(padding=(0, 2))
     for verdict in one.verdicts:
-        until = f", until iteration {verdict.until_iteration}" if verdict.until_iteration is not None else ""
-        sure = (f"{until}  (confidence {verdict.confidence:.2f})", "dim")
-        table.add_row(Text(verdict.cause, "bold"), Text.assemble(verdict.sentence, sure))
+        table.add_row(Text(verdict.cause, "bold"), Text.assemble(verdict.sentence, (_extent(verdict), "dim")))
         table.add_row("", Text(f"next: {verdict.evidence['next_step']}", "dim"))
-    parts.append(table if one.verdicts else Text("nothing is wrong, as far as the data shows"))
+    parts.append(Text("Something is wrong:" if one.verdicts else one.sentence, HEADLINES[one.outcome]))
+    if one.verdicts:
+        parts.append(table)
+        if one.smallest_slowdown is not None:
+            parts.append(
+                Text(f"a lasting slowdown by {percent(one.smallest_slowdown)} or more would have been named, too", "dim")
+            )
     if one.time_lost_s:
         grid = Table(title="Time lost against ideal", title_justify="left", header_style="bold")
         grid.add_column("cause")
@@ -142,3 +154,11 @@ def shown(one: Diagnosis) -> RenderableType:
     for sentence in one.abstained:
         silent.add_row(Text("cannot be said", "dim", no_wrap=True), Text(sentence, "dim"))
     return Group(*parts, silent)
+
+
+def _extent(verdict: Verdict) -> str:
+    """How long and how surely; the causes that all ranks share have a part of the iterations instead."""
+    if verdict.cause in SHARED:
+        return f"  (in {verdict.confidence:.0%} of the iterations)".replace("%", " %")
+    until = f", until iteration {verdict.until_iteration}" if verdict.until_iteration is not None else ""
+    return f"{until}  (confidence {verdict.confidence:.2f})"

@@ -1,0 +1,128 @@
+"""What watching a run amounts to: something is wrong; all is well, down to a stated slowdown; or it cannot be judged, and why.
+
+Calm is a claim, and needs evidence: that something wrong would have been seen. Every way of judging therefore hands over its
+verdicts and its `Sight`. Only where the one that looks closest would have named something, the log is whole, and the time lost
+is explained, is a run without a verdict called well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from unskew.collector.events import Verdict
+
+Scope = Literal["device", "replica", "job"]
+OutcomeWord = Literal["wrong", "well", "cannot_be_judged"]
+
+CLOSEST_FIRST: tuple[Scope, ...] = ("device", "replica", "job")
+MOST_SLOWDOWN = 2.0
+"""Who would only have seen a device at less than half of its speed has not looked."""
+LEAST_LOST_SHARE = 0.05
+"""What costs so much of the time would be named if its cause were known: without one, nothing is well."""
+MOST_UNEXPLAINED_SHARE = 0.5
+_ANY: dict[Scope, str] = {"device": "any device", "replica": "any replica", "job": "the whole job"}
+
+
+class Sight(msgspec.Struct, frozen=True, kw_only=True):
+    """What one way of judging would have seen. `smallest_slowdown`: a lasting one of so many times the healthy time would have
+    been named, None = none would have; `why`: what bounds it, or why there is none."""
+
+    scope: Scope
+    smallest_slowdown: float | None
+    why: str = ""
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """What one way of judging hands over."""
+
+    verdicts: tuple[Verdict, ...] = ()
+    sight: Sight
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """`why`: what is wrong, what would have been seen, or why nothing can be said; a sentence without its end."""
+
+    outcome: OutcomeWord
+    smallest_slowdown: float | None
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """The headline of a screen."""
+        if self.outcome == "cannot_be_judged":
+            return f"Cannot be judged: {self.why}."
+        return f"Well: {self.why}." if self.outcome == "well" else f"{self.why[:1].upper()}{self.why[1:]}."
+
+
+class UnexplainedTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Lost time of which no cause is known, as parts of the time lost and of all time (0 to 1); `where`: the place it was lost
+    at, as the end of a sentence."""
+
+    of_lost: float = 0.0
+    of_measured: float = 0.0
+    where: str = ""
+
+    @property
+    def too_much(self) -> bool:
+        """Whether something costs much that nobody can name."""
+        return self.of_lost > MOST_UNEXPLAINED_SHARE and self.of_measured >= LEAST_LOST_SHARE
+
+    @property
+    def words(self) -> str:
+        shares = f"{100 * self.of_lost:.0f} % of the time lost, {100 * self.of_measured:.1f} % of all time"
+        return f"no cause explains {shares}{self.where}"
+
+
+def outcome_of(
+    verdicts: Sequence[Verdict],
+    sights: Sequence[Sight],
+    *,
+    failure: str = "",
+    gaps: Sequence[str] = (),
+    unexplained: UnexplainedTime | None = None,
+) -> Outcome:
+    """The outcome of a run. `failure`: how it ended, where that alone is wrong; `gaps`: what its log lacks for a judgement, a
+    sentence each."""
+    decisive = closest(sights)
+    smallest = decisive.smallest_slowdown
+    costly = [unexplained.words] if unexplained is not None and unexplained.too_much else []
+    wrong = [verdict.sentence.removesuffix(".") for verdict in verdicts] or ([failure] if failure else [])
+    if wrong:
+        more = [f"{len(wrong) - 1} more verdict{'s' * (len(wrong) > 2)}"] if len(wrong) > 1 else []
+        return Outcome(outcome="wrong", smallest_slowdown=smallest, why="; ".join([wrong[0], *more, *costly]))
+    blind = [] if smallest is not None and smallest <= MOST_SLOWDOWN else [decisive.why or f"only {seen(decisive)}"]
+    if missing := [*gaps, *blind, *costly]:
+        return Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why="; ".join(missing))
+    bounds = [decisive.why] if decisive.why else []
+    return Outcome(outcome="well", smallest_slowdown=smallest, why="; ".join([seen(decisive), *bounds]))
+
+
+def closest(sights: Sequence[Sight]) -> Sight:
+    """The one that decides: of those that look closest the one that sees least."""
+    if not sights:
+        return Sight(scope="job", smallest_slowdown=None, why="nothing in the log can be judged")
+    scope = min((sight.scope for sight in sights), key=CLOSEST_FIRST.index)
+    return max((sight for sight in sights if sight.scope == scope), key=lambda one: one.smallest_slowdown or float("inf"))
+
+
+def seen(sight: Sight) -> str:
+    """What would have been named, for a sight that sees.
+
+    >>> seen(Sight(scope="device", smallest_slowdown=1.07))
+    'a lasting slowdown of any device by 7 % or more would have been named'
+    """
+    return (
+        f"a lasting slowdown of {_ANY[sight.scope]} by {percent(sight.smallest_slowdown or 1.0)} or more would have been named"
+    )
+
+
+def percent(slowdown: float) -> str:
+    """A ratio of times as what it adds: "7 %".
+
+    >>> percent(1.155), percent(2.0)
+    ('15.5 %', '100 %')
+    """
+    return f"{100 * (slowdown - 1):.3g} %"
