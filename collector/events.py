@@ -26,12 +26,15 @@ SpanKind = Literal[
     ChunkKind, "send", "recv", CollectiveKind, "optimizer", "data_wait", "gc", "checkpoint", "probe", "regroup", "migrate"
 ]
 CHUNK_KINDS: tuple[ChunkKind, ...] = get_args(ChunkKind)
+CHUNK_NAMES: dict[str, str] = {"F": "forward", "B": "backward", "W": "weight gradients"}
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 Cause = Literal[
     "slow_device", "slow_link", "dead", "hung", "long_sequences", "stage_imbalance", "input_bound", "gc_pause", "unknown"
 ]
 Mode = Literal["observe", "approve", "auto"]
 DeviceKind = Literal["cores", "gpus", "sleep", "virtual"]
+DEVICE_NAMES: dict[DeviceKind | None, str] = {"cores": "real", "gpus": "real", "sleep": "sleep", "virtual": "virtual"}
+"""What executes a run, in a word. A run that is no training has its own: simulated, imported."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):

@@ -10,10 +10,11 @@ from urllib.parse import quote
 
 import streamlit as st
 
+from unskew.collector.events import DEVICE_NAMES
 from unskew.dashboard import data
 from unskew.dashboard.run_status import TONES, status_of
 from unskew.dashboard.theme import card, chip, escape, table, title
-from unskew.dashboard.wording import CAUSES, DEVICES, ago
+from unskew.dashboard.wording import CAUSES, ago
 
 HISTORY_ROWS = 10
 NONE_YET = """<p class="u-empty">0 runs in this store. <code>unskew run</code> starts one, <code>unskew import</code> brings in
@@ -99,7 +100,7 @@ def _row(run: dict[str, Any], now_s: float) -> list[str]:
         ago(age_s),
         f"{run['iterations']:,}" + (f' <span class="u-muted">of {target:,}</span>' if target else ""),
         str(run["ranks"] or "–"),
-        f'<span title="{escape(run["device"])}">{escape(DEVICES.get(run["device_kind"], run["device"]))}</span>',
+        f'<span title="{escape(run["device"])}">{escape(DEVICE_NAMES.get(run["device_kind"], run["device"]))}</span>',
         "–" if run["clock"] == "imported" else escape(run["mode"]),
         f"{started:%Y-%m-%d %H:%M}",
     ]

@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 import streamlit as st
 
+from unskew.collector.events import DEVICE_NAMES
 from unskew.dashboard import data
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.panels import (
@@ -26,7 +27,7 @@ from unskew.dashboard.panels import (
 from unskew.dashboard.run_status import TONES, imported, simulated, status_of
 from unskew.dashboard.theme import card, chip
 from unskew.dashboard.window import Window, around, newest
-from unskew.dashboard.wording import DEVICES, ago, count
+from unskew.dashboard.wording import ago, count
 
 TICK_S = 1.0
 WINDOWS = {"Last 60": 60, "Last 200": 200}
@@ -130,7 +131,9 @@ def _status(snapshot: Snapshot) -> None:
         chips = chip(state, TONES[state]) + chip(f"{'imported' if foreign else 'last event'} {ago(snapshot.age_s)}")
         if started is not None:
             device = (
-                started.options.get("format", "") if foreign else f"{DEVICES.get(started.device_kind, started.device)} device"
+                started.options.get("format", "")
+                if foreign
+                else f"{DEVICE_NAMES.get(started.device_kind, started.device)} device"
             )
             chips += chip(f"{device}, {count(started.ranks, 'rank')}" if started.ranks else str(device))
         if snapshot.n_dropped:

@@ -86,8 +86,6 @@ def speeds(speed: Mapping[str, float]) -> str:
     return "speed " + ", ".join(f"{kind} {speed[kind]:.2f}" for kind in kinds)
 
 
-DEVICES: dict[DeviceKind | None, str] = {"cores": "real", "gpus": "real", "sleep": "sleep", "virtual": "virtual"}
-"""What executes a run, in a word. A run that is no training has its own: simulated, imported."""
 CHUNK_CLOCKS: dict[DeviceKind | None, str] = {
     "sleep": "by the emulated device's clock",
     "cores": "without the time spent waiting for a core",

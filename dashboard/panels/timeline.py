@@ -13,13 +13,13 @@ from plotly.subplots import make_subplots
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.run_state import RunState
 from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.collector.events import CHUNK_NAMES
 from unskew.dashboard import data
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.theme import ACCENT, GRID_LINE, QUIET, card, empty, title
 from unskew.dashboard.wording import CHUNK_CLOCKS
 
 COLOURS = {"F": ACCENT, "B": "#3aa58f", "W": "#c9a227"}
-NAMES = {"F": "forward", "B": "backward", "W": "weights' gradients"}
 COLUMNS = {"rank": pl.Int64, "kind": pl.String, "micro_batch": pl.Int64, "start_ms": pl.Float64, "ms": pl.Float64}
 
 
@@ -85,11 +85,12 @@ def figure(measured: pl.DataFrame, predicted: pl.DataFrame | None) -> go.Figure:
         for kind in _kinds(part):
             some = part.filter(pl.col("kind") == kind)
             chart.add_bar(
-                row=row, col=1, orientation="h", name=NAMES[kind], legendgroup=kind, showlegend=row == 1,
+                row=row, col=1, orientation="h", name=CHUNK_NAMES[kind], legendgroup=kind, showlegend=row == 1,
                 base=some["start_ms"], x=some["ms"], y=[f"rank {rank}" for rank in some["rank"]],
                 marker={"color": COLOURS[kind], "line": {"width": 1, "color": "rgba(255,255,255,0.55)"}}, width=0.8,
                 customdata=some["micro_batch"],
-                hovertemplate=f"{NAMES[kind]} of micro-batch %{{customdata}}, %{{y}}<br>%{{x:.0f}} ms, {name}<extra></extra>",
+                hovertemplate=f"{CHUNK_NAMES[kind]} of micro-batch %{{customdata}}, %{{y}}<br>"
+                f"%{{x:.0f}} ms, {name}<extra></extra>",
             )  # fmt: skip
         end = float(str((part["start_ms"] + part["ms"]).max()))
         chart.add_vline(x=end, row=row, col=1, line={"color": QUIET, "width": 1, "dash": "dot"})

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import polars
 
+from unskew.collector.events import CHUNK_NAMES
 from unskew.collector.formats.imported import FormatError
 from unskew.collector.read.reader import Reader
 
@@ -22,7 +23,6 @@ _THREADS = {
     "reduce_scatter": "collectives", "all_gather": "collectives",
 }  # fmt: skip
 _ORDER = ("compute", "receiving", "sending", "collectives", "other")
-_NAMES = {"F": "forward", "B": "backward", "W": "weight gradient"}
 _SPANS = """
     select rank, kind, iteration, plan_version as epoch, attempt, micro_batch, start_us, wall_us, peer, bytes, "group"
     from spans where run = ? order by start_us, rank, seq
@@ -108,7 +108,7 @@ def _work(spans: polars.DataFrame) -> Iterator[dict[str, Any]]:
         number = "" if row["micro_batch"] is None else f" {row['micro_batch']}"
         yield {
             "ph": "X",
-            "name": _NAMES.get(row["kind"], row["kind"]) + number,
+            "name": CHUNK_NAMES.get(row["kind"], row["kind"]) + number,
             "cat": row["kind"],
             "pid": row["rank"],
             "tid": _ORDER.index(_THREADS.get(row["kind"], "other")),

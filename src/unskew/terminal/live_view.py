@@ -12,7 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from unskew.dashboard.wording import DEVICES
+from unskew.collector.events import DEVICE_NAMES
 from unskew.terminal.live_state import IterationView, LiveState, RankView, SentenceView
 from unskew.terminal.sentences import Tone
 
@@ -54,7 +54,7 @@ def _header(state: LiveState, facts: Facts) -> RenderableType:
     title = Text.assemble(("unskew", "bold cyan"), "  ", (started.run if started is not None else "starting", "bold"))
     if started is not None:
         title.append(
-            f"   {DEVICES.get(started.device_kind, started.device)} device, mode {state.run.mode}{_left(state)}", "dim"
+            f"   {DEVICE_NAMES.get(started.device_kind, started.device)} device, mode {state.run.mode}{_left(state)}", "dim"
         )
     if finished is not None:
         title.append(f"   {finished.status}", "bold green" if finished.status == "done" else "bold red")
