@@ -170,7 +170,8 @@ class IterationJudged(Telemetry, frozen=True, kw_only=True, tag="iteration_judge
 class IterationTimed(Telemetry, frozen=True, kw_only=True, tag="iteration_timed@1", gc=False):
     """How long an iteration of an imported run took, where its source has it; `rank` None = the job as a whole.
 
-    `start_us` counts from where the source's own clock does; `loss` is as the source reports it.
+    `start_us` counts from where the source's own clock does; `loss` is as the source reports it. `attempt`: a restarted job
+    executes an iteration again, and its last attempt counts.
     """
 
     iteration: int
@@ -180,6 +181,7 @@ class IterationTimed(Telemetry, frozen=True, kw_only=True, tag="iteration_timed@
     loss: float | None = None
     tokens: int | None = None
     sequences: int | None = None
+    attempt: int = 0
 
 
 class SourceRecorded(Telemetry, frozen=True, kw_only=True, tag="source_recorded@1", gc=False):

@@ -149,7 +149,8 @@ _CHUNKS = """
     where run = $run and iteration between $first and $last group by all having measured_us is not null"""
 _TIMED = """
     select iteration, rank, (payload->>'wall_us')::bigint as measured_us from events
-    where run = $run and iteration between $first and $last and type like 'iteration_timed@%' and rank is not null"""
+    where run = $run and iteration between $first and $last and type like 'iteration_timed@%' and rank is not null
+    qualify row_number() over (partition by iteration, rank order by coalesce((payload->>'attempt')::int, 0) desc) = 1"""
 _BESIDE_PEERS = """
     with {axis}, spent as ({spent}),
     measured as (select *, median(measured_us) over (partition by iteration) as reference_us from spent)

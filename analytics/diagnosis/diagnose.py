@@ -203,7 +203,7 @@ def _hung(standstill: HangDiagnosis) -> tuple[Verdict, ...]:
             since_iteration=0,
             at_iteration=0,
             confidence=1.0,
-            sentence="; ".join(f"rank {rank} {standstill.why[rank]}" for rank in standstill.culprits),
+            sentence="; ".join(standstill.sentences),
             evidence={"how": "hung", "waits": msgspec.to_builtins(standstill.waits)},
         ),
     )

@@ -41,13 +41,15 @@ class FormatError(ValueError):
 
 class ImportedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run as its source reports it. `facts`: what is true of the whole run; `ranks` (0 = the source names none) and
-    `iterations`: how many the source has; `name`: what distinguishes it from other runs of the same source."""
+    `iterations`: how many the source has; `name`: what distinguishes it from other runs of the same source; `notes`: what a
+    person should know of how the source was read, a sentence each."""
 
     events: Iterable[Telemetry]
     ranks: int
     iterations: int
     facts: dict[str, Any]
     name: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +71,7 @@ class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
     iterations: int
     events: int
     already: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def source_files(path: Path, *suffixes: str) -> list[Path]:
@@ -198,6 +201,7 @@ def _write(aside: Store, source: Source, imported: ImportedRun) -> int:
                         "source": str(source.path),
                         "sha256": source.sha256,
                         "facts": imported.facts,
+                        "notes": imported.notes,
                     },
                     code="",
                     version=version("unskew"),

@@ -69,6 +69,7 @@ def bring_in(store: Store, format: str, path: Path, run: str | None = None) -> l
             iterations=imported.iterations,
             events=counts.get(source.run, 0),
             already=source.run in already,
+            notes=imported.notes,
         )
         for source, imported in runs
     ]

@@ -47,6 +47,9 @@ _BUCKET = f"(iteration // {BUCKET_ITERATIONS} * {BUCKET_ITERATIONS})::integer"
 _BEAT = ("at_us", "seq", "pid", "iteration", "progress", "activity", "age_us", "stalled_us", "waits_for")
 _LAST_BEAT = f"unnest(max({{{', '.join(f'{name!r}: {name}' for name in _BEAT)}}}))"
 
+_LAST_ATTEMPT = "qualify attempt is null or attempt = max(attempt) over (partition by run, iteration)"
+"""A restarted job has executed an iteration before; `IterationJudged` has no attempt."""
+
 
 def _any_version(event: type[events.Event]) -> str:
     """A pattern for `like`."""
@@ -73,9 +76,9 @@ PROJECTIONS = {
                     null::bigint as predicted_us
                 from ({own_columns(events.IterationCommitted, _SOURCE)}) group by run, iteration
                 union all by name
-                select run, iteration, 0 as epoch, 0 as attempt, max(loss) as loss, max(tokens) as tokens,
+                select run, iteration, 0 as epoch, max(attempt) as attempt, max(loss) as loss, max(tokens) as tokens,
                     max(wall_us) as iteration_us, count(*) as n_ranks
-                from ({own_columns(events.IterationTimed, _SOURCE)}) group by run, iteration
+                from (select * from ({own_columns(events.IterationTimed, _SOURCE)}) {_LAST_ATTEMPT}) group by run, iteration
                 union all by name
                 select run, iteration, 0 as n_ranks, max(predicted_us) as predicted_us
                 from ({own_columns(events.IterationJudged, _SOURCE)}) group by run, iteration""",
@@ -83,7 +86,7 @@ PROJECTIONS = {
                 select run, iteration, max(epoch) as epoch, max(attempt) as attempt, max(loss) as loss, max(tokens) as tokens,
                     max(iteration_us) as iteration_us, sum(n_ranks)::bigint as n_ranks, bool_and(log_complete) as log_complete,
                     max(predicted_us) as predicted_us
-                from {_SOURCE} group by run, iteration""",
+                from (select * from {_SOURCE} {_LAST_ATTEMPT}) group by run, iteration""",
             order="run, iteration",
         ),
         Projection(

@@ -1,9 +1,9 @@
 """torchtitan: its structured log, one JSON record a line, one file per rank (``<source>.global_rank_<N>.<time>.jsonl``).
 
 ``<name>_start`` and ``<name>_end`` of one task pair last in, first out; an ``_end`` alone has its duration and so its start.
-Every span, marker and scalar becomes a `SourceRecorded`; the span ``step`` an iteration's time (of one that a restarted job
-reports twice, the last report holds); spans whose name is a kind of ours (fetching a batch, optimizer, garbage collection,
-checkpoint) also a `Span`.
+Every span, marker and scalar becomes a `SourceRecorded`; the span ``step`` an iteration's time (what a restarted job executes
+again is another attempt); spans whose name is a kind of ours (fetching a batch, optimizer, garbage collection, checkpoint)
+also a `Span`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from unskew.collector.events import IterationTimed, SourceRecorded, Span, SpanKind, Telemetry
+from unskew.collector.formats.attempts import Attempts
 from unskew.collector.formats.imported import FormatError, ImportedRun, source_files
 from unskew.collector.formats.text import duration, json_of, lines, microseconds, number, rank_number, whole
 
@@ -34,33 +35,32 @@ def read(path: Path) -> Sequence[ImportedRun]:
     events: list[Telemetry] = []
     ranks: set[int] = set()
     sources: set[str] = set()
-    steps: dict[tuple[int | None, int], IterationTimed] = {}
-    n_steps = 0
+    attempts = Attempts()
+    iterations: set[int] = set()
     for file in source_files(path, ".jsonl"):
-        own = _LogFile(file)
+        own = _LogFile(file, attempts)
         events += own.events()
-        for step in own.steps():
-            steps[step.rank, step.iteration] = step
-            n_steps += 1
+        steps = list(own.steps())
+        events += steps
+        iterations |= {step.iteration for step in steps}
         ranks |= own.ranks
         sources |= own.sources
     if not events:
         raise FormatError(f"{path}: no record in it")
-    facts = {"sources": sorted(sources), "told_again": n_steps - len(steps)}
-    iterations = {iteration for _, iteration in steps}
-    return [ImportedRun(events=[*events, *steps.values()], ranks=len(ranks), iterations=len(iterations), facts=facts)]
+    facts = {"sources": sorted(sources), "told_again": attempts.earlier}
+    return [ImportedRun(events=events, ranks=len(ranks), iterations=len(iterations), facts=facts, notes=attempts.notes())]
 
 
 class _LogFile:
     """One file's records, in order."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, attempts: Attempts) -> None:
+        self.path, self._attempts = path, attempts
         self.ranks: set[int] = set()
         self.sources: set[str] = set()
         self._open: dict[str, list[tuple[str, int]]] = defaultdict(list)
-        self._steps: list[tuple[int, int, int, int]] = []
-        self._scalars: dict[tuple[int | None, str], float] = {}
+        self._steps: list[tuple[int, int, int, int, int]] = []
+        self._scalars: dict[tuple[int | None, int, str], float] = {}
 
     def events(self) -> Iterator[Telemetry]:
         for line_number, line in lines(self.path):
@@ -69,19 +69,20 @@ class _LogFile:
 
     def steps(self) -> Iterator[IterationTimed]:
         """The times of the steps, once `events` has been read."""
-        for rank, step, start_us, wall_us in self._steps:
-            tokens = self._scalar(step, _TOKENS)
+        for rank, step, attempt, start_us, wall_us in self._steps:
+            tokens = self._scalar(step, attempt, _TOKENS)
             yield IterationTimed(
                 iteration=step,
                 rank=rank,
                 start_us=start_us,
                 wall_us=wall_us,
-                loss=self._scalar(step, _LOSS),
+                loss=self._scalar(step, attempt, _LOSS),
                 tokens=None if tokens is None else int(tokens),
+                attempt=attempt,
             )
 
-    def _scalar(self, step: int, names: Sequence[str]) -> float | None:
-        return next((self._scalars[step, name] for name in names if (step, name) in self._scalars), None)
+    def _scalar(self, step: int, attempt: int, names: Sequence[str]) -> float | None:
+        return next((self._scalars[step, attempt, name] for name in names if (step, attempt, name) in self._scalars), None)
 
     def _record(self, line_number: int, record: Any) -> Iterator[Telemetry]:
         where = f"{self.path}, line {line_number}"
@@ -102,6 +103,8 @@ class _LogFile:
         if event.category == "instant":
             yield self._marker(event, record.get("event_name"))
         elif name.endswith("_start"):
+            if name == "step_start" and event.iteration is not None:
+                self._attempts.begin(event.iteration, event.rank)
             self._open[event.track].append((name.removesuffix("_start"), event.start_us))
         elif name.endswith("_end"):
             yield from self._span(event, duration(where, "value (ms)", value, 1e3))
@@ -111,7 +114,8 @@ class _LogFile:
     def _marker(self, event: SourceRecorded, scalar: object) -> SourceRecorded:
         if event.name != "metric_value" or event.value is None:
             return event
-        self._scalars[event.iteration, str(scalar)] = event.value
+        attempt = 0 if event.iteration is None else self._attempts.of(event.iteration, event.rank)
+        self._scalars[event.iteration, attempt, str(scalar)] = event.value
         return replace(event, name=str(scalar))
 
     def _span(self, end: SourceRecorded, wall_us: int) -> Iterator[Telemetry]:
@@ -123,7 +127,7 @@ class _LogFile:
         if end.iteration is None:
             return
         if name == "step":
-            self._steps.append((end.rank, end.iteration, start_us, wall_us))
+            self._steps.append((end.rank, end.iteration, self._attempts.end(end.iteration, end.rank), start_us, wall_us))
         kind = next((kind for word, kind in _KINDS if word in name.lower()), None)
         if kind is not None:
             yield Span(
@@ -131,7 +135,7 @@ class _LogFile:
                 device=str(end.rank),
                 rank=end.rank,
                 plan_version=0,
-                attempt=0,
+                attempt=self._attempts.of(end.iteration, end.rank),
                 iteration=end.iteration,
                 start_us=start_us,
                 wall_us=wall_us,

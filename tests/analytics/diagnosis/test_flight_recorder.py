@@ -42,7 +42,7 @@ SCENARIOS = {
         (0,),
         "which does not end",
     ),
-    "no dump": ([entry(0, "tp", 5)], (1,), (0,), "no dump"),
+    "no dump": ([entry(0, "tp", 5)], (1,), (0,), "no dump: rank 1"),
     "a message whose other side is not there": ([entry(0, "tp", 0, op="nccl:send 0->1", p2p=3)], (1,), (0,), "did not join"),
     "all have joined": ([entry(0, "tp", 5), entry(1, "tp", 5)], (), (), ""),
     "they wait for each other": ([entry(0, "tp", 5), entry(1, "dq", 5), entry(3, "tq", 5), entry(2, "dp", 5)], (), (), ""),
@@ -55,8 +55,29 @@ def test_names_who_is_waited_for_and_waits_for_nobody(name: str) -> None:
     groups = group("tp", 0, 1, ranks=(0,)) if name == "no dump" else PAIRS
     found = explain(entries, groups)
     assert (found.culprits, found.victims) == (culprits, victims)
-    assert all(because in found.why[rank] for rank in culprits)
+    assert because in "; ".join(found.sentences)
     assert bool(found.abstained) == (not culprits)
+
+
+def test_two_groups_at_once_are_two_sentences_of_global_ranks() -> None:
+    """Rank 12 holds up its pipeline in a message, its experts in a collective; groups that were split share a name."""
+    groups = [*group("pp", 4, 8, 12), *group("ep", 12, 13, 14), *group("ep", 20, 21), *group("world", *range(24))]
+    entries = [
+        entry(8, "pp", 0, op="nccl:send 1->2", p2p=6),
+        entry(13, "ep", 26, op="all_to_all"),
+        entry(14, "ep", 26, op="all_to_all"),
+        entry(20, "ep", 31, op="all_to_all"),
+        entry(21, "ep", 31, op="all_to_all"),
+        entry(4, "pp", 0, op="nccl:recv 0<-1", p2p=2),
+    ]
+    found = explain(entries, groups)
+    assert found.culprits == (12,)
+    assert found.victims == (4, 8, 13, 14)
+    assert found.sentences == (
+        "rank 12 did not join nccl:send 8->12 #6 of pp (ranks 4, 8, 12), in which rank 8 waits",
+        "rank 12 did not join all_to_all #26 of ep (ranks 12-14), in which ranks 13-14 wait",
+        "nothing in progress: rank 12",
+    )
 
 
 @pytest.mark.parametrize(("case", "injected"), [("lock_gil_1st", (9, 14)), ("gpu_error_1st", (12, 14))])

@@ -187,14 +187,19 @@ def test_a_damaged_parquet_file_is_told_in_a_sentence(tmp_path: Path, capfd: pyt
         ("megatron", megatron(3, "1.0 |") + megatron(3, "2.0 |")),
     ],
 )
-def test_an_iteration_told_twice_holds_as_told_last(tmp_path: Path, format: str, text: str) -> None:
+def test_an_iteration_reported_again_is_another_attempt_and_the_last_counts(tmp_path: Path, format: str, text: str) -> None:
     (tmp_path / "a.jsonl").write_text(text)
     store = Store.locate(tmp_path / "store")
     (run,) = bring_in(store, format, tmp_path / "a.jsonl")
     with open_store(store) as reader:
-        timed = reader.sql("select (payload->>'wall_us')::bigint from events where type = 'iteration_timed@1'").rows()
+        timed = reader.sql("select attempt, iteration_us from iterations").rows()
+        kept = reader.sql(
+            "select (payload->>'wall_us')::bigint from events where type = 'iteration_timed@1' order by seq"
+        ).rows()
         repeated = reader.sql("select options->'facts'->>'told_again' from runs").rows()
-    assert (timed, repeated, run.iterations) == ([(2_000,)], [("1",)], 1)
+    assert (timed, kept, repeated, run.iterations) == ([(1, 2_000)], [(1_000,), (2_000,)], [("1",)], 1)
+    assert len(run.notes) == 1
+    assert "reported more than once" in run.notes[0]
 
 
 def test_windows_files_and_unicode_line_separators_within_a_text_are_read(tmp_path: Path) -> None:

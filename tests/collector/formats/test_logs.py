@@ -56,7 +56,7 @@ def test_a_table_of_many_runs_becomes_many_runs(tmp_path: Path) -> None:
         ("step,seconds\n1,1\n2,fast\n", "row 2: seconds is no positive number"),
         ("step,seconds\n1,1\n2,-1\n", "row 2: seconds is no positive number"),
         ("step,seconds\n1,1\nx,1\n", "row 2: step is no number"),
-        ("step,seconds\n1,1\n1,2\n", "row 2: an earlier row has the same step"),
+        ("step,seconds\n1,1\n1,2\n", "row 2: the row before has the same step"),
         ("step,time\n1,1\n", "lacks the columns seconds"),
         ("step,seconds\n", "has no rows"),
     ],
@@ -112,10 +112,10 @@ throughput per GPU (TFLOP/s/GPU): 40.4 | global batch size:    16 | lm loss: 3.0
 def test_a_megatron_log_gives_times_loss_and_batch(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text(MEGATRON)
     (run,) = megatron.read(tmp_path / "log.txt")
-    first, second = run.events
+    first, _, second = run.events
     assert first == IterationTimed(iteration=10, wall_us=4_000_500, loss=3.0, sequences=16)
     assert isinstance(second, IterationTimed)
-    assert (second.iteration, second.wall_us) == (20, 2_600_000)
+    assert (second.iteration, second.wall_us, second.attempt) == (20, 2_600_000, 1)
     assert second.loss != second.loss  # the restarted job's telling holds, diverged as it is
     assert run.facts["mean_over_iterations"] == 10
     assert run.facts["told_again"] == 1

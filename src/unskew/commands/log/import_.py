@@ -52,6 +52,8 @@ def import_(
                 f"run {stored.run}: {ranks}{stored.iterations} iteration{'s' * (stored.iterations != 1)}, "
                 f"{stored.events:,} event{'s' * (stored.events != 1)}"
             )
+        for note in stored.notes:
+            print(f"  {note}")
     if len(runs) > SHOWN:
         print(f"and {len(runs) - SHOWN} more runs of {path}")
     print(f"store {place.root}")
