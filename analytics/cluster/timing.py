@@ -58,7 +58,9 @@ def stage_speeds(job: Job, layout: Layout, speeds: Speeds) -> list[tuple[float, 
 
 
 def iteration_s(job: Job, layout: Layout, speeds: Speeds, links: Links | None = None) -> float:
-    """Seconds of one iteration; infinite when a stage with work has a dead device."""
+    """Seconds of one iteration; infinite when a stage with work has a dead device, or nobody works."""
+    if not layout.pipelines:
+        return math.inf
     per_stage = stage_speeds(job, layout, speeds)
     worst = 0.0
     for part in layout.components:

@@ -5,9 +5,9 @@
    group more or are cut into descending powers of two from a chosen size on (4, 2, 1), so as to maximise the throughput
    ``R = sum 1 / y``; what is left over is suspended. A group's rate is ``y = alpha(tp / k) x its slowest member's rate``, with
    alpha the measured slow-down of a layer on fewer devices.
-3. Pipelines (`deal`): straggling groups, the slowest first, over the pipelines, at their front stages; stage counts differ by
-   at most one. All distinct choices are tried while they are few, else each goes where the pipelines' throughputs stay most
-   even.
+3. Pipelines (malleus_templates.py): straggling groups at the front stages of pipelines, the slowest first; stage counts
+   differ by at most one; the best template, exactly where a full enumeration could end. Where none fits the memory, fewer
+   pipelines, then without the smallest groups, then with nodes cut for memory: a plan is refused only where none of these is.
 4. ILP 1 (`layers_of`), per pipeline: ``min max_j y_j l_j``, whole ``l_j >= 0`` summing to L, within the memory. Optimum o_i.
 5. ILP 2 (`micro_batches_of`): ``min max_i o_i m_i``, ``sum m_i = M``, ``m_i >= stages of i``.
 6. The template with the least ``max_i o_i m_i`` is filled with devices (`fill`): a whole group stays in its replica and takes
@@ -21,8 +21,8 @@ cross-node cost in step 6; the paper's weight(k) in R is 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise, permutations, product
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, permutations
 
 import msgspec
 import numpy as np
@@ -30,11 +30,11 @@ from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, milp
 
 from unskew.analytics.core.layout import Layout, Pipeline
 from unskew.analytics.core.plan import PlanError, split_evenly
-from unskew.analytics.planners.problem import Floats, PlannerCluster
+from unskew.analytics.planners.malleus_templates import Kind, Template, TemplateSearch
+from unskew.analytics.planners.problem import Floats, PlannerCluster, layer_limits
 
 WHOLE_BELOW = 1.2
 REPLAN_AT = 0.3
-TEMPLATES = 2_000
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -42,6 +42,10 @@ class Group(msgspec.Struct, frozen=True):
 
     devices: tuple[int, ...]
     rate: float
+
+    @property
+    def kind(self) -> Kind:
+        return self.rate, len(self.devices)
 
 
 class MalleusPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +72,11 @@ def must_replan(before: Floats, now: Floats) -> bool:
     return bool(changed.any() or (np.abs(before[both] - now[both]) >= REPLAN_AT).any())
 
 
-def cut_node(devices: Sequence[int], rate_of: Sequence[float], alpha: Sequence[float]) -> list[Group]:
-    """The groups of a node; `alpha[k]` the slow-down of a layer on k devices, k = 1..tp."""
+def cut_node(
+    devices: Sequence[int], rate_of: Sequence[float], alpha: Sequence[float], *, for_memory: bool = False
+) -> list[Group]:
+    """The groups of a node; `alpha[k]` the slow-down of a layer on k devices, k = 1..tp; `for_memory`: as many devices as
+    can be used, however slow."""
     tp = len(alpha) - 1
     order = sorted((d for d in devices if np.isfinite(rate_of[d])), key=lambda d: (rate_of[d], d))
     n_whole = max(0, (len(order) - 1) // tp)
@@ -80,13 +87,15 @@ def cut_node(devices: Sequence[int], rate_of: Sequence[float], alpha: Sequence[f
     whole = [group(order[i * tp : (i + 1) * tp]) for i in range(n_whole)]
     rest = order[n_whole * tp :]
     best: tuple[float, list[Group]] = (0.0, [])
+    used = 0
     for sizes in _cuts(tp, len(rest)):
         for arrangement in sorted(set(permutations(sizes)), reverse=True):
             ends = np.cumsum([0, *arrangement]).tolist()
             groups = [group(rest[a:b]) for a, b in pairwise(ends)]
             throughput = sum(1.0 / entry.rate for entry in groups)
-            if throughput > best[0] * (1 + 1e-9):
-                best = (throughput, groups)
+            more = sum(sizes) - used if for_memory else 0
+            if more > 0 or (more == 0 and throughput > best[0] * (1 + 1e-9)):
+                best, used = (throughput, groups), sum(sizes)
     return whole + best[1]
 
 
@@ -146,81 +155,54 @@ def micro_batches_of(slowest: Sequence[float], stages: Sequence[int], micro_batc
     return counts, max(one * count for one, count in zip(slowest, counts, strict=True))
 
 
-def deal(straggling: Sequence[float], n_whole: int, pipelines: int) -> list[list[list[float]]]:
-    """Templates: per pipeline its groups' rates, straggling ones first, the slowest in front, then 1.0 for whole ones."""
-    total = len(straggling) + n_whole
-    base, more = divmod(total, pipelines)
-    ordered = sorted(straggling, reverse=True)
-    choices = (
-        product(range(pipelines), repeat=len(ordered))
-        if pipelines ** len(ordered) <= TEMPLATES
-        else [_even(ordered, pipelines)]
-    )
-    sizes = {tuple(base + (i < more) for i in order) for order in _orders(pipelines, more)}
-    seen: set[tuple[tuple[int, tuple[float, ...]], ...]] = set()
-    templates = []
-    for choice in choices:
-        of = [tuple(rate for rate, place in zip(ordered, choice, strict=True) if place == i) for i in range(pipelines)]
-        for size in sorted(sizes):
-            key = tuple(sorted(zip(size, of, strict=True)))
-            if key in seen or any(len(part) > count for part, count in zip(of, size, strict=True)):
-                continue
-            seen.add(key)
-            templates.append([[*part, *[1.0] * (count - len(part))] for part, count in zip(of, size, strict=True)])
-            if len(templates) >= TEMPLATES:
-                return templates
-    return templates
-
-
-def _orders(pipelines: int, more: int) -> list[tuple[int, ...]]:
-    """Which pipelines have a stage more: every choice for few pipelines, else the first ones."""
-    if not more or pipelines > 4:
-        return [tuple(range(pipelines))]
-    return [tuple(order) for order in permutations(range(pipelines))]
-
-
-def _even(ordered: Sequence[float], pipelines: int) -> tuple[int, ...]:
-    """The slowest group first to the pipeline that has lost least."""
-    lost = [0.0] * pipelines
-    choice = []
-    for rate in ordered:
-        place = min(range(pipelines), key=lambda i: (lost[i], i))
-        lost[place] += 1.0 - 1.0 / rate
-        choice.append(place)
-    return tuple(choice)
-
-
 def plan_malleus(cluster: PlannerCluster) -> MalleusPlan:
     """Malleus' plan for the cluster as it is. Raises `PlanError` when the layers do not fit what is left."""
-    job, tp = cluster.job, cluster.tp
+    job, whole = cluster.job, (1.0, cluster.tp)
+    for for_memory in (False, True):
+        groups = _groups(cluster, for_memory=for_memory)
+        for used, pipelines in _fallbacks(groups, cluster.dp):
+            search = TemplateSearch(
+                [group.kind for group in used], whole, pipelines=pipelines, n_layers=job.n_layers,
+                micro_batches=job.micro_batches, limits=None if job.capacity_bytes is None else lambda k: _limits(cluster, k),
+            )  # fmt: skip
+            if (best := search.best()) is not None:
+                return _plan(cluster, used, best[1])
+    raise PlanError(f"the {job.n_layers} layers do not fit the groups that are left: a checkpoint is needed")
+
+
+def _groups(cluster: PlannerCluster, *, for_memory: bool) -> list[Group]:
+    """All groups of all nodes, the largest first, of these the fastest."""
     rate_of = rates(cluster.speeds).ravel()
-    alpha = [0.0, *(float(cluster.rates[-1] / cluster.rates[k]) for k in range(1, tp + 1))]
-    nodes = cluster.nodes.ravel() if cluster.nodes is not None else np.arange(rate_of.size) // tp
+    alpha = [0.0, *(float(cluster.rates[-1] / cluster.rates[k]) for k in range(1, cluster.tp + 1))]
+    nodes = cluster.nodes.ravel() if cluster.nodes is not None else np.arange(rate_of.size) // cluster.tp
     groups: list[Group] = []
     for devices in np.split(np.argsort(nodes, kind="stable"), np.flatnonzero(np.diff(np.sort(nodes))) + 1):
-        groups += cut_node(devices.tolist(), rate_of.tolist(), alpha)
-    whole = [entry for entry in groups if entry.rate <= 1.0 + 1e-9]
-    slow = sorted((entry for entry in groups if entry.rate > 1.0 + 1e-9), key=lambda entry: (-entry.rate, entry.devices))
-    if len(groups) < cluster.dp:
-        raise PlanError(f"{len(groups)} groups are left for {cluster.dp} pipelines: a checkpoint and another layout are needed")
-    known: dict[tuple[float, ...], tuple[list[int], float]] = {}
-    best: tuple[float, list[list[float]], list[int]] | None = None
-    for template in deal([entry.rate for entry in slow], len(whole), cluster.dp):
-        try:
-            for part in template:
-                if tuple(part) not in known:
-                    known[tuple(part)] = layers_of(part, job.n_layers, _limits(cluster, part))
-            bottleneck = [known[tuple(part)][1] for part in template]
-            counts, objective = micro_batches_of(bottleneck, [len(part) for part in template], job.micro_batches)
-        except PlanError:
-            continue
-        if best is None or objective < best[0] * (1 - 1e-9):
-            best = (objective, template, counts)
-    if best is None:
-        raise PlanError(f"the {job.n_layers} layers do not fit the groups that are left: a checkpoint is needed")
-    objective, template, counts = best
-    layers = [known[tuple(part)][0] for part in template]
-    return MalleusPlan(layout=_layout(fill(cluster, template, layers, slow, whole), layers, counts), objective=objective)
+        groups += cut_node(devices.tolist(), rate_of.tolist(), alpha, for_memory=for_memory)
+    return sorted(groups, key=lambda group: (-len(group.devices), group.rate, group.devices))
+
+
+def _fallbacks(groups: Sequence[Group], dp: int) -> Iterator[tuple[Sequence[Group], int]]:
+    """(groups, pipelines) in the order in which they are tried: all groups in as many pipelines as possible, then one pipeline
+    without the smallest ones, whose activations may leave more room for layers."""
+    for pipelines in range(min(dp, len(groups)), 0, -1):
+        yield groups, pipelines
+    for count in range(len(groups) - 1, 0, -1):
+        yield groups[:count], 1
+
+
+def _plan(cluster: PlannerCluster, groups: Sequence[Group], template: Template) -> MalleusPlan:
+    """The template with its layers and micro-batches by the two programs, and with devices."""
+    job, whole = cluster.job, (1.0, cluster.tp)
+    known: dict[tuple[Kind, ...], tuple[list[int], float]] = {}
+    for part in set(template):
+        limits = [] if job.capacity_bytes is None else _limits(cluster, [degree for _, degree in part])
+        known[part] = layers_of([rate for rate, _ in part], job.n_layers, limits)
+    slowest = [known[part][1] for part in template]
+    counts, objective = micro_batches_of(slowest, [len(part) for part in template], job.micro_batches)
+    layers = [known[part][0] for part in template]
+    slow = sorted((group for group in groups if group.kind != whole), key=lambda group: (-group.rate, group.devices))
+    pipelines = fill(cluster, template, layers, slow, [group for group in groups if group.kind == whole])
+    return MalleusPlan(layout=_layout(pipelines, layers, counts), objective=objective)
 
 
 def _layout(pipelines: Sequence[Sequence[Group]], layers: Sequence[Sequence[int]], counts: Sequence[int]) -> Layout:
@@ -232,36 +214,27 @@ def _layout(pipelines: Sequence[Sequence[Group]], layers: Sequence[Sequence[int]
     return Layout(tuple(found))
 
 
-def _limits(cluster: PlannerCluster, part: Sequence[float]) -> list[int]:
-    """The most layers of each group; the size of a straggling one is taken from its rate: the template knows no more."""
-    job = cluster.job
-    if job.capacity_bytes is None:
-        return []
-    degrees = [max((k for k in range(1, cluster.tp + 1) if cluster.rates[-1] / cluster.rates[k] >= rate - 1e-9), default=1)
-               for rate in part]  # fmt: skip
-    in_flight = [len(part) - stage for stage in range(len(part))]
-    return [
-        int(job.capacity_bytes * k / max(job.layer_bytes + n * job.activation_bytes, 1e-9) + 1e-9)
-        for k, n in zip(degrees, in_flight, strict=True)
-    ]
+def _limits(cluster: PlannerCluster, degrees: Sequence[int]) -> list[int]:
+    """The most layers that each group of a pipeline can hold, at least 0 and at most all."""
+    job, stages = cluster.job, len(degrees)
+    return [int(most) for most in layer_limits(job, np.array(degrees), stages - np.arange(stages))]
 
 
 def fill(
     cluster: PlannerCluster,
-    template: Sequence[Sequence[float]],
+    template: Template,
     layers: Sequence[Sequence[int]],
     slow: Sequence[Group],
     whole: Sequence[Group],
 ) -> tuple[tuple[Group, ...], ...]:
     """Concrete groups for the template's places, so that as few layers as possible travel."""
-    waiting: dict[float, list[Group]] = {}
+    waiting: dict[Kind, list[Group]] = {}
     for group in slow:
-        waiting.setdefault(group.rate, []).append(group)
+        waiting.setdefault(group.kind, []).append(group)
     places = [(i, j) for i, part in enumerate(template) for j in range(len(part))]
     chosen: dict[tuple[int, int], Group] = {}
     for i, j in places:
-        if template[i][j] > 1.0 + 1e-9:
-            queue = waiting[template[i][j]]
+        if queue := waiting.get(template[i][j]):
             nearest = next((n for n, group in enumerate(queue) if _home(cluster, group)[0] == i), 0)
             chosen[i, j] = queue.pop(nearest)
     own: dict[int, list[Group]] = {}

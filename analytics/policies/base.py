@@ -18,7 +18,11 @@ from unskew.analytics.core.layout import Layout
 
 
 class ClusterView(msgspec.Struct, frozen=True):
-    """What a policy knows when it is asked: `speeds` are estimated, `layout` is what runs, `spares` are whole nodes."""
+    """What a policy knows when it is asked: `speeds` are estimated, `layout` is what runs, `spares` are whole nodes.
+
+    `held`: the layout by which layers lie in memory while a change to `layout` is under way (None: `layout` itself); `WAITING`
+    during a restart.
+    """
 
     job: Job
     now_s: float
@@ -27,6 +31,7 @@ class ClusterView(msgspec.Struct, frozen=True):
     layout: Layout
     spares: int = 0
     slow_since_s: Mapping[int, float] = {}
+    held: Layout | None = None
 
     def seconds(self, layout: Layout) -> float:
         """Estimated iteration time under `layout`."""
@@ -35,13 +40,24 @@ class ClusterView(msgspec.Struct, frozen=True):
     def dead(self) -> set[int]:
         return {int(device) for device in np.flatnonzero(self.speeds == 0.0)}
 
+    def holding(self) -> Layout:
+        """The layout by which layers lie in memory now."""
+        return self.layout if self.held is None else self.held
+
+    def unhurt(self) -> bool:
+        """Whether a layout is in force and none of its devices is dead."""
+        return bool(self.layout.pipelines) and bool((self.speeds[self.layout.members] > 0.0).all())
+
+
+WAITING = Layout(())
+"""Nobody works and nobody holds a layer: the job waits for devices, to start again from the checkpoint."""
 
 Pauses = tuple[tuple[Lost, float], ...]
 """(cause, seconds) of standstill, in their order."""
 
 
 class Reaction(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan record: run `layout` after the pauses; `layout` None = the job stops.
+    """The plan record: run `layout` after the pauses; `layout` None = the job stops for good, `WAITING` = it waits.
 
     `redo`: what is thrown away. none = in-flight work is kept, iteration = the iteration is redone, checkpoint = back to the
     last checkpoint. `spares`: nodes taken from the pool; `replaced`: the slots that are healthy hardware when the pauses end.
@@ -100,10 +116,12 @@ def regroup(job: Job, moved_layers: int) -> Pauses:
 
 
 def survives(cluster: ClusterView) -> bool:
-    """Whether every layer is still held by a group of the present layout that lost nobody."""
+    """Whether every layer is still held by a group that lost nobody, or will be when a restart under way is over."""
+    if cluster.unhurt():
+        return True
     held: set[int] = set()
     dead = cluster.dead()
-    for group, layers in _held(cluster.layout).items():
+    for group, layers in _held(cluster.holding()).items():
         if dead.isdisjoint(group):
             held |= layers
     return len(held) == cluster.job.n_layers
@@ -116,13 +134,18 @@ def from_checkpoint(layout: Layout) -> Reaction:
     return Reaction(layout=layout, pauses=pauses, redo="checkpoint", reason=reason)
 
 
+def wait(reason: str, *, redo: Literal["none", "checkpoint"] = "checkpoint") -> Reaction:
+    """Until devices are back that the model fits on; then the job starts again from the checkpoint."""
+    return Reaction(layout=WAITING, redo=redo, reason=f"waits: {reason}")
+
+
 def go_over(cluster: ClusterView, layout: Layout, reason: str) -> Reaction:
     """To `layout` without restart, or from the checkpoint where a layer has lost its last holder."""
     if not survives(cluster):
         return from_checkpoint(layout)
     if layout == cluster.layout:
         return Reaction(layout=layout, reason="the plan stays")
-    return Reaction(layout=layout, pauses=regroup(cluster.job, moved_layers(cluster.layout, layout)), reason=reason)
+    return Reaction(layout=layout, pauses=regroup(cluster.job, moved_layers(cluster.holding(), layout)), reason=reason)
 
 
 def moved_layers(before: Layout, after: Layout) -> int:

@@ -15,7 +15,8 @@ from unskew.analytics.cluster.timing import Speeds, stage_speeds
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.layout import Layout, Pipeline
 from unskew.analytics.core.sharing import proportional
-from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, regroup
+from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, moved_layers, regroup
+from unskew.analytics.policies.restart import restarted
 
 
 def shares(layout: Layout, job: Job, speeds: Speeds) -> Layout:
@@ -59,7 +60,8 @@ def gathered(job: Job, speeds: Speeds) -> Layout:
 
 
 class GreyhoundPolicy(Policy):
-    """Simplified: S3 swaps TP groups, not single nodes; a slow link is answered as a slow replica; a death is S4 at once."""
+    """Simplified: S3 swaps TP groups, not single nodes; a slow link is answered as a slow replica; a death is S4 at once,
+    without a spare on the replicas that are whole."""
 
     name = "greyhound"
     sees = FAIL_SLOW | {"review"}
@@ -70,16 +72,17 @@ class GreyhoundPolicy(Policy):
 
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job, dead = cluster.job, cluster.dead()
-        if dead & cluster.layout.devices:
+        if not cluster.unhurt():
             nodes = {job.node(device) for device in dead}
             if len(nodes) > cluster.spares:
-                return Reaction(layout=None, reason="a device is dead and there is no spare to restart with")
+                return restarted(cluster, "S4 without a spare")
             return Reaction(
                 layout=healthy(job), pauses=(("restart", constant("restart_s")),), redo="checkpoint", spares=len(nodes),
                 replaced=tuple(sorted(dead)), reason="S4: restart on spares",
             )  # fmt: skip
         if not (cluster.speeds < 1.0).any():
-            return Reaction(layout=healthy(job), reason="S1: healthy again")
+            back = moved_layers(cluster.holding(), healthy(job))
+            return Reaction(layout=healthy(job), pauses=regroup(job, back) if back else (), reason="S1: healthy again")
         second = shares(cluster.layout, job, cluster.speeds)
         third = shares(gathered(job, cluster.speeds), job, cluster.speeds)
         as_it_is, now_s, third_s = cluster.seconds(cluster.layout), cluster.seconds(second), cluster.seconds(third)

@@ -11,6 +11,7 @@ from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.malleus import must_replan, plan_malleus, rates
 from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, go_over
 from unskew.analytics.policies.planning import planned
+from unskew.analytics.policies.restart import restarted
 
 
 class MalleusPolicy(Policy):
@@ -39,5 +40,5 @@ class MalleusPolicy(Policy):
             try:
                 layout = plan_malleus(planned(job, cluster.speeds, measured=True)).layout
             except PlanError as error:
-                return Reaction(layout=None, reason=str(error))
+                return restarted(cluster, str(error))
         return go_over(cluster, layout, "groups, layers and micro-batches by rates")

@@ -8,7 +8,7 @@ from unskew.analytics.cluster.timing import stage_speeds
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.layout import Layout, Pipeline
 from unskew.analytics.core.sharing import proportional
-from unskew.analytics.policies.base import ClusterView, Policy, Reaction
+from unskew.analytics.policies.base import ClusterView, Policy, Reaction, wait
 
 
 class NtpPolicy(Policy):
@@ -28,7 +28,7 @@ class NtpPolicy(Policy):
             if least >= job.least_tp:
                 pipelines.append(Pipeline(pipeline.replica, tuple(group[:least] for group in groups), pipeline.layers, 1))
         if not pipelines:
-            return Reaction(layout=None, reason="no replica holds the model")
+            return wait("no replica holds the model")
         speeds = stage_speeds(job, Layout(tuple(pipelines)), cluster.speeds)
         counts = proportional(job.micro_batches, [min(stages) for stages in speeds])
         layout = Layout(

@@ -77,7 +77,7 @@ class OobleckPolicy(Policy):
         layout = from_templates(job, pipelines)
         if layout == cluster.layout:
             return Reaction(layout=layout)
-        copying = regroup(job, moved_layers(cluster.layout, layout))[0][1] - constant("regroup_s") - constant("planning_s")
+        copying = regroup(job, moved_layers(cluster.holding(), layout))[0][1] - constant("regroup_s") - constant("planning_s")
         return Reaction(
             layout=layout, pauses=(("reconfigure", constant("oobleck_reconfigure_s") + copying),),
             reason=f"templates of {', '.join(str(len(groups)) for _, groups in pipelines)} groups",

@@ -72,6 +72,6 @@ class RecyclePolicy(Policy):
         if layout == cluster.layout:
             return Reaction(layout=layout)
         return Reaction(
-            layout=layout, pauses=regroup(cluster.job, moved_layers(cluster.layout, layout)),
+            layout=layout, pauses=regroup(cluster.job, moved_layers(cluster.holding(), layout)),
             reason="the work of lost groups goes to their peers",
         )  # fmt: skip

@@ -11,13 +11,14 @@ from unskew.analytics.planners.problem import Level
 from unskew.analytics.planners.resihp.progressive import ALL_LEVELS, plan_progressive
 from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, go_over
 from unskew.analytics.policies.planning import planned, working
+from unskew.analytics.policies.restart import restarted
 
 
 class ResihpPolicy(Policy):
     """The three levels are analytics/planners/resihp/progressive.py; `levels` switches some off, as its figure 11 does.
 
     Simplified: slow links are only timed, not planned for; validation costs its measured seconds; re-join undoes the shrink at
-    once (the paper does not state it).
+    once, and where no plan is left the whole replicas restart from the checkpoint, or the job waits (the paper states neither).
     """
 
     name = "resihp"
@@ -35,7 +36,7 @@ class ResihpPolicy(Policy):
             decided = plan_progressive(planned(cluster.job, cluster.speeds, measured=False), levels=self._levels)
             layout = working(decided.layout)
         except PlanError as error:
-            return Reaction(layout=None, reason=str(error))
+            return restarted(cluster, str(error))
         levels = [f"TP: {decided.tp} groups"] if decided.tp else []
         if decided.pp and decided.pp.after != decided.pp.before:
             levels.append(f"PP: {decided.pp.after}")

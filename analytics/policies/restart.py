@@ -9,7 +9,7 @@ from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job, uniform
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.plan import PlanError
-from unskew.analytics.policies.base import ClusterView, Pauses, Policy, Reaction
+from unskew.analytics.policies.base import ClusterView, Policy, Reaction, wait
 
 
 def best_interval_s(stall_s: float, mtbf_s: float) -> float:
@@ -45,23 +45,36 @@ class RestartPolicy(Policy):
 
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job, dead = cluster.job, cluster.dead()
-        pauses: Pauses = (("restart", self._restart_s),)
-        if not cluster.layout.devices & dead:
-            waited = event.kind == "joined" and not cluster.layout.devices.isdisjoint(event.devices)
-            return Reaction(layout=cluster.layout, pauses=pauses if waited else (), reason="a whole replica is back")
+        if cluster.unhurt():
+            return Reaction(layout=cluster.layout, reason="what runs lost nobody")
         nodes = {job.node(device) for device in dead}
-        if len(nodes) <= cluster.spares:
+        if nodes and len(nodes) <= cluster.spares:
             return Reaction(
-                layout=self.start(job), pauses=pauses, redo=self._redo, spares=len(nodes), replaced=tuple(sorted(dead)),
-                reason=f"{len(nodes)} node(s) replaced by spares",
+                layout=self.start(job), pauses=(("restart", self._restart_s),), redo=self._redo, spares=len(nodes),
+                replaced=tuple(sorted(dead)), reason=f"{len(nodes)} node(s) replaced by spares",
             )  # fmt: skip
-        try:
-            layout = uniform(job, whole_replicas(job, dead))
-        except PlanError:
-            return Reaction(layout=cluster.layout, redo=self._redo, reason="waits: no whole replica is left")
-        return Reaction(
-            layout=layout, pauses=pauses, redo=self._redo, reason=f"{len(layout.pipelines)} whole replicas are left"
-        )
+        return restarted(cluster, restart_s=self._restart_s, redo=self._redo)
+
+
+def restarted(
+    cluster: ClusterView, why: str = "", *, restart_s: float | None = None, redo: Literal["none", "checkpoint"] = "checkpoint"
+) -> Reaction:
+    """The whole replicas start again from the checkpoint, or the job waits for one; the usual practice, and so the answer of a
+    policy whose paper has none (`why`: what its own planner said). What runs unhurt runs on: who joins is used from the next
+    restart on.
+    """
+    if cluster.unhurt():
+        return Reaction(layout=cluster.layout, reason=why)
+    job = cluster.job
+    try:
+        layout = uniform(job, whole_replicas(job, cluster.dead()))
+    except PlanError:
+        return wait(why or "no whole replica is left", redo=redo)
+    seconds = constant("restart_s") if restart_s is None else restart_s
+    reason = f"{len(layout.pipelines)} whole replicas are left"
+    return Reaction(
+        layout=layout, pauses=(("restart", seconds),), redo=redo, reason=f"{why}; {reason} and start again" if why else reason
+    )
 
 
 def whole_replicas(job: Job, dead: set[int]) -> list[int]:

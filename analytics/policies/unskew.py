@@ -9,10 +9,12 @@ from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.plan import PlanError
+from unskew.analytics.planners.joint.anew import plan_anew
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.policies.base import (
     FAIL_SLOW,
+    WAITING,
     ClusterView,
     Policy,
     Reaction,
@@ -20,14 +22,17 @@ from unskew.analytics.policies.base import (
     moved_layers,
     regroup,
     survives,
+    wait,
 )
 from unskew.analytics.policies.planning import planned, working
 from unskew.analytics.policies.recycle import dead_groups, rerouted
 
 
 class UnskewPolicy(Policy):
-    """Candidates: what runs, the joint plan, ResiHP's levels with measured TP efficiency, ReCycle's rerouting; all timed by the
-    one evaluator. The fastest is taken when its gain over the expected life of the fault pays for the pause.
+    """Candidates: what runs, the joint plan, ResiHP's levels with measured TP efficiency, ReCycle's rerouting, and, where a
+    group's worth of living devices would idle under the joint plan, all survivors laid out anew; all timed by the one
+    evaluator. The fastest is taken when its gain over the expected life of the fault pays for the pause. When a layer has lost
+    its last holder it starts from the checkpoint; when nothing can run the job waits, and starts as soon as something can.
 
     The expected life of a slow phase is the median of such phases, that of any other cause a repair's median: simpler than the
     live Scheduler's test (scheduler/cost_benefit.py), which weighs the age of the fault and the change back.
@@ -49,9 +54,14 @@ class UnskewPolicy(Policy):
         """Layouts by name that could run on what is left, the present one first."""
         job, found = cluster.job, {"what runs": cluster.layout}
         measured = planned(job, cluster.speeds, measured=True)
-        with suppress(PlanError):
-            if self._joint:
+        if self._joint:
+            with suppress(PlanError):
                 found["joint"] = working(plan_joint(measured, compare=False).layout)
+            idle = cluster.speeds > 0.0
+            idle[found.get("joint", WAITING).members] = False
+            with suppress(PlanError):
+                if int(idle.sum()) >= job.tp:
+                    found["laid out anew"] = working(plan_anew(measured).layout)
         with suppress(PlanError):
             if self._levels:
                 found["three levels"] = working(plan_progressive(measured).layout)
@@ -68,11 +78,11 @@ class UnskewPolicy(Policy):
         now_s = seconds["what runs"]
         best = min(seconds, key=lambda name: seconds[name])
         if math.isinf(seconds[best]):
-            return Reaction(layout=None, reason="no plan serves what is left")
+            return wait("no plan serves what is left")
         layout = layouts[best]
         if not survives(cluster):
             return from_checkpoint(layout)
-        pauses = regroup(job, moved_layers(cluster.layout, layout))
+        pauses = regroup(job, moved_layers(cluster.holding(), layout))
         if self._worth and not math.isinf(now_s):
             gain = 1.0 - seconds[best] / now_s
             life_s = constant("slow_median_s") if event.kind == "slowed" else constant("repair_median_s")

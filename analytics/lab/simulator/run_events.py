@@ -21,6 +21,7 @@ from unskew.analytics.core.layout import to_plan
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.lab.simulator.hardware import FATAL
 from unskew.analytics.lab.simulator.outcome import PolicyAnswer, SimulationOutcome
+from unskew.analytics.policies.base import WAITING
 from unskew.collector.events import (
     Control,
     DeviceJoined,
@@ -160,7 +161,7 @@ class _Crew:
 def _plan(job: Job, width: int, number: int, answer: PolicyAnswer) -> Iterator[Control]:
     """Proposal and plan, as the controller would log them."""
     layout = answer.reaction.layout
-    if layout is None or not answer.acts:
+    if layout is None or layout == WAITING or not answer.acts:
         return
     plan = to_plan(layout.by_group(width=width), job.n_layers, plan_version=answer.plan_version)
     cost_us = int((answer.resumed_s - answer.at_s) * 1e6)

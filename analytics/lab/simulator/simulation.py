@@ -2,8 +2,9 @@
 
 Between two happenings an iteration's time is constant up to noise, so a segment of them is drawn in one array operation. A
 failure stops the job until it is detected; the policy answers with a layout and pauses; a failure during the pauses starts
-detection anew. A slow phase changes the iteration's time at once and is answered after the detector's delay, with the speed
-that the detector estimates. A node that a spare has replaced becomes a spare itself when it is repaired.
+detection anew, and the restart that it hits. A slow phase changes the iteration's time at once and is answered after the
+detector's delay, with the speed that the detector estimates. A node that a spare has replaced becomes a spare itself when it is
+repaired.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from unskew.analytics.lab.simulator.hardware import FATAL, Hardware
 from unskew.analytics.lab.simulator.outcome import PolicyAnswer, SimulationOutcome
 from unskew.analytics.lab.simulator.progress import TrainingProgress
 from unskew.analytics.lab.simulator.randomness import SeededRandomness
-from unskew.analytics.policies.base import ClusterView, Policy, Reaction
+from unskew.analytics.policies.base import WAITING, ClusterView, Policy, Reaction
 
 __all__ = ["SimulationOptions", "simulate"]
 
@@ -56,6 +57,7 @@ class _Simulation:
         self.account = Account()
         self.progress = TrainingProgress(job, self.account, self.randomness.noise, options.noise_cv)
         self.layout, self.plan_version = policy.start(job), 0
+        self.held = self.layout
         self.now = 0.0
         self.state: _State = "running"
         self.pauses: list[tuple[Lost, float]] = []
@@ -90,7 +92,7 @@ class _Simulation:
             elif what == "react":
                 self.react(event)
             elif what == "resume" and turn == self.turn:
-                self.state = self.able()
+                self.resume()
         self.advance(self.end_s)
         self.account.save()
         return self.outcome()
@@ -135,9 +137,16 @@ class _Simulation:
         self.turn += 1
         self.pauses = pauses
         total = sum(seconds for _, seconds in pauses)
-        self.state = "pausing" if total > 0 else self.able()
-        if total > 0:
+        if total <= 0:
+            self.resume()
+        else:
+            self.state = "pausing"
             self.push(self.now + total, "resume", event, self.turn)
+
+    def resume(self) -> None:
+        """The pauses are over: every group holds what it works on."""
+        self.pauses, self.held = [], self.layout
+        self.state = self.able()
 
     # --- what happens
 
@@ -169,7 +178,14 @@ class _Simulation:
         known.update_estimate(event, self.randomness.measured(event))
         before = iteration_s(self.job, self.layout, known.estimate, known.links)
         cluster = ClusterView(
-            self.job, self.now, known.estimate.copy(), known.links, self.layout, known.spares, dict(known.slow_since)
+            self.job,
+            self.now,
+            known.estimate.copy(),
+            known.links,
+            self.layout,
+            known.spares,
+            dict(known.slow_since),
+            self.held,
         )
         self.apply(event, self.policy.react(cluster, event), before)
 
@@ -188,15 +204,26 @@ class _Simulation:
             self.push(later.at_s, "react" if later.kind == "review" else "truth", later)
         changed = reaction.layout != self.layout
         self.layout = reaction.layout
-        self.plan_version += changed
+        self.plan_version += changed and reaction.layout != WAITING
+        if reaction.layout == WAITING or any(cause == "restart" for cause, _ in reaction.pauses):
+            self.held = WAITING
         predicted = iteration_s(self.job, self.layout, self.hardware.estimate, self.hardware.links)
         longer = self.randomness.pauses(event, len(reaction.pauses))
         pauses = [(cause, seconds * by) for (cause, seconds), by in zip(reaction.pauses, longer, strict=True) if seconds > 0]
-        self.begin_pauses(pauses, event)
+        self.begin_pauses([*self.left_of_pauses(pauses, changed=changed), *pauses], event)
         self.note(event, reaction, before_s, predicted, acts=changed or bool(reaction.pauses))
+
+    def left_of_pauses(self, pauses: list[tuple[Lost, float]], *, changed: bool) -> list[tuple[Lost, float]]:
+        """What goes on of the pauses in force: all when the answer changes nothing; of a restart what is left, unless another
+        begins or the job waits."""
+        if self.layout == WAITING or any(cause == "restart" for cause, _ in pauses):
+            return []
+        return [(cause, left) for cause, left in self.pauses if left > 0 and (cause == "restart" or not (changed or pauses))]
 
     def able(self) -> _State:
         """Running; or waiting for devices that the layout needs and that are known to be dead, detecting if it is not known."""
+        if self.layout == WAITING:
+            return "waiting"
         states: dict[str, _State] = {"nobody": "running", "known": "waiting", "unknown": "detecting"}
         return states[self.hardware.missing(self.layout)]
 

@@ -39,7 +39,7 @@ TABLE_CELLS = 4_000_000
 
 
 class JointPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The layout, its predicted iteration and where it comes from ("joint", "nothing" or "progressive")."""
+    """The layout, its predicted iteration and where it comes from ("joint", "nothing", "progressive" or "anew")."""
 
     layout: Layout
     predicted_us: float
