@@ -310,7 +310,7 @@ def test_waiting_and_laying_out_anew_is_never_worse_than_restarting_whole_replic
     job = msgspec.structs.replace(job, micro_batches=16 * job.dp)
     events, down, now_s = list[ClusterEvent](), set[int](), 0.0
     returns = seed % 4 != 3
-    while (now_s := now_s + random.exponential(1200.0)) < 8 * 3600.0:
+    while (now_s := now_s + random.exponential(1200.0)) < 4 * 3600.0:
         alive = sorted(set(range(job.nodes)) - down)
         if alive and (random.random() < 0.5 or not down):
             count = len(alive) if random.random() < 0.1 else int(random.integers(1, min(3, len(alive)) + 1))
@@ -327,7 +327,7 @@ def test_waiting_and_laying_out_anew_is_never_worse_than_restarting_whole_replic
             for n in chosen
         ]
     ours, plain = (
-        simulate(job, policy(name), events, SimulationOptions(hours=8.0)) for name in ("unskew", "checkpoint-restart")
+        simulate(job, policy(name), events, SimulationOptions(hours=4.0)) for name in ("unskew", "checkpoint-restart")
     )
     assert ours.effective >= plain.effective
     assert ours.aborted_s is None
