@@ -56,7 +56,7 @@ class Membership:
         port = str(self._listener.getsockname()[1])
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "unskew.runtime.node.agent", "127.0.0.1", port, "node-0", str(self.folder)],
+                [sys.executable, "-P", "-m", "unskew.runtime.node.agent", "127.0.0.1", port, "node-0", str(self.folder)],
                 env={
                     **os.environ,
                     "UNSKEW_SECRET": self._secret,

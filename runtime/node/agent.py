@@ -230,7 +230,7 @@ def _compared(node: str, least_us: int, most_us: int) -> HostClock:
 
 def _start_zygote() -> tuple[subprocess.Popen[bytes], Channel]:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "unskew.runtime.node.zygote", str(theirs.fileno())]
+    command = [sys.executable, "-P", "-m", "unskew.runtime.node.zygote", str(theirs.fileno())]
     # A session of its own: where the kernel shares cores among sessions, the ranks' load is not the agent's.
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
     theirs.close()

@@ -86,7 +86,7 @@ class DashboardProcess:
         self._port = port
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(os.getpid()), str(port)],
+                [sys.executable, "-P", "-m", __name__, str(os.getpid()), str(port)],
                 env={**os.environ, "UNSKEW_STORE": str(self._root)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -144,7 +144,7 @@ def become_dashboard(parent: int, port: int) -> None:
             return
     options = {"server.port": port, "server.address": ADDRESS, "server.headless": "true", "browser.gatherUsageStats": "false"}
     flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(folder()), *flags])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "streamlit", "run", str(folder()), *flags])
 
 
 if __name__ == "__main__":
