@@ -440,12 +440,13 @@ class PredictorFitted(Control, frozen=True, kw_only=True, tag="predictor_fitted@
 
 
 class Party(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who is meant: a device (`rank`), a link (`link`) or a stage (`stage`)."""
+    """Who is meant: a device (`rank`), a link (`link`), a stage (`stage`) or a whole replica (`replica`)."""
 
-    kind: Literal["device", "link", "stage"]
+    kind: Literal["device", "link", "stage", "replica"]
     rank: int | None = None
     link: tuple[int, int] | None = None
     stage: int | None = None
+    replica: int | None = None
 
 
 class Verdict(Control, frozen=True, kw_only=True, tag="verdict@1"):

@@ -70,11 +70,12 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def parties(members: Sequence[Party]) -> str:
-    """Who is meant: "rank 3", "ranks 0–2, 5", "link 2–3", "stage 1"."""
+    """Who is meant: "rank 3", "ranks 0–2, 5", "link 2–3", "stage 1", "replica 0"."""
     ranks = [party.rank for party in members if party.kind == "device" and party.rank is not None]
     words = [f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"] if ranks else []
     words += [f"link {party.link[0]}–{party.link[1]}" for party in members if party.link is not None]
     words += [f"stage {party.stage}" for party in members if party.stage is not None]
+    words += [f"replica {party.replica}" for party in members if party.replica is not None]
     return ", ".join(words) or "nobody"
 
 

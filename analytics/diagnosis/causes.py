@@ -26,7 +26,7 @@ NEXT_STEP: dict[str, str] = {
     "slow_link": "test the link pairwise, then cable, port and switch; keep gradient rings off it until then",
     "dead": "nothing at once: the survivors took over; replace the device before the next failure",
     "hung": "read the stacks of the culprit and its last collective; restart it when it does not come back",
-    "long_sequences": "balance micro-batches over replicas by the sum of squared lengths, not by tokens; the hardware is well",
+    "long_sequences": "balance micro-batches over replicas by the sum of squared lengths, not by tokens",
     "stage_imbalance": "move layers away from the costly stage (its head or embedding counts as layers)",
     "input_bound": "more loader workers or a longer prefetch; look at the storage of the ranks that waited",
     "gc_pause": "collect on all ranks at the same iterations (gc.disable, then gc.collect every few hundred)",
@@ -75,7 +75,7 @@ def _verdict(cause: str, share: float, sections: Sequence[tuple[TraceSection, Lo
             evidence["forward_backward_correlation"] = round(float(np.mean(correlations)), 4)
         evidence["lengths"] = "logged" if all(section.lengths_logged for section, _ in sections) else "inferred from peers"
         evidence["spread_of_workload"] = {kind: round(cv, 4) for kind, cv in _spread(sections).items()}
-        sentence = f"micro-batches of unequal work cost {100 * share:.1f} % of the time: long sequences, no device is at fault"
+        sentence = f"micro-batches of unequal work cost {100 * share:.1f} % of the time: long sequences, {_fault(sections)}"
     elif cause == "stage_imbalance":
         means = _stage_means(sections)
         costly = max(means, key=lambda stage: means[stage])
@@ -102,6 +102,17 @@ def _verdict(cause: str, share: float, sections: Sequence[tuple[TraceSection, Lo
         sentence=sentence,
         evidence=evidence,
         config=config,
+    )
+
+
+def _fault(sections: Sequence[tuple[TraceSection, LostTime]]) -> str:
+    """Whose fault it is not, as far as that can be told from lengths."""
+    if all(section.lengths_logged for section, _ in sections):
+        return "no device is at fault"
+    bounds = [section.smallest_replica_slowdown for section, _ in sections if not section.lengths_logged]
+    seen = [f"one slower by {100 * (bound - 1):.0f} % would show" for bound in bounds if bound is not None]
+    return "no device is at fault" + (
+        f", nor a replica: {seen[0]}" if seen else "; a whole replica cannot be told from its data"
     )
 
 

@@ -19,16 +19,17 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.outcome import Findings, Outcome, OutcomeWord, Sight, UnexplainedTime, outcome_of
+from unskew.analytics.core.outcome import Findings, Outcome, OutcomeWord, Sight, UnexplainedTime, outcome_of, percent
 from unskew.analytics.detector.job_wide import JobWideOptions, judge, limits_of
 from unskew.analytics.detector.options import DetectorOptions, options_for
 from unskew.analytics.detector.verdicts import devices, lost_verdict
 from unskew.analytics.diagnosis.capacity import idle_s
-from unskew.analytics.diagnosis.causes import NEXT_STEP, named
+from unskew.analytics.diagnosis.causes import LEAST_SHARE, NEXT_STEP, named
 from unskew.analytics.diagnosis.failslow import as_slow, follow_ranks, follow_run, follow_section, loss_of, settled
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
+from unskew.analytics.diagnosis.replicas import excess_of, judge_replicas, smallest_slowdown
 from unskew.analytics.diagnosis.runlog import RunLog
-from unskew.analytics.diagnosis.trace.lost import ORDER, LostTime, time_lost
+from unskew.analytics.diagnosis.trace.lost import LOCATED, ORDER, WITHOUT_CAUSE, LostTime, time_lost, without
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.replay import GraphError
 from unskew.analytics.diagnosis.trace.section import TraceSection, record, with_lengths, without_lengths
@@ -51,8 +52,9 @@ Observability = Literal["chunks", "collectives", "flight recorder", "iterations"
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """`time_lost_s`: cause -> device-seconds, `unexplained` last; empty where it cannot be measured. `abstained`: what cannot
-    be said, and which data is missing for it, a sentence each. `outcome`, `smallest_slowdown`, `why`: as in `Outcome`."""
+    """`time_lost_s`: cause -> device-seconds, then the places of what has no cause, `unexplained` last; empty where it cannot
+    be measured. `abstained`: what cannot be said, and which data is missing for it, a sentence each. `outcome`,
+    `smallest_slowdown`, `why`: as in `Outcome`."""
 
     run_id: str
     observability: Observability
@@ -98,6 +100,7 @@ def diagnose(log: RunLog) -> Diagnosis:
             verdicts += tuple(named(measured, _next_number(verdicts), options_for(log.device_kind).digest))
             lost_s = _device_seconds(log, measured, verdicts)
             whole_s = sum(len(section.ranks) * float(lost.measured_us.sum()) / 1e6 for section, lost in measured)
+            abstained += _without_cause(lost_s, whole_s)
     elif seen == "collectives":
         judged, problems = _waited(log)
         verdicts = tuple(verdict for findings in judged for verdict in findings.verdicts)
@@ -167,9 +170,32 @@ def _without_lengths(trace: Trace, options: DetectorOptions) -> tuple[list[Trace
     except ValueError as error:
         return [], follow_ranks(trace, options), [f"long_sequences, stage_imbalance, time lost: {error}", NO_WEIGHT]
     if len(section.stages) > 1:
-        return [section], follow_section(section, options), []
+        section, findings = _with_replicas(section, follow_section(section, options), options)
+        return [section], findings, []
     findings = follow_ranks(trace, options)
-    return [as_slow(section, findings.verdicts)], findings, [NO_WEIGHT] if trace.streams else [NO_PLACES, NO_WEIGHT]
+    section, findings = _with_replicas(as_slow(section, findings.verdicts), findings, options)
+    return [section], findings, [NO_WEIGHT] if trace.streams else [NO_PLACES, NO_WEIGHT]
+
+
+def _with_replicas(section: TraceSection, findings: Findings, options: DetectorOptions) -> tuple[TraceSection, Findings]:
+    """The section as it is expected to be without shifts of whole replicas, and the findings with those on them."""
+    excess = excess_of(section, without("slow_device", section, section.parts.work_us, findings.verdicts), options)
+    if excess is None:
+        return section, _seeing(findings, "a whole replica that is slow cannot be told from its data")
+    replicas = judge_replicas(section, excess, options, _next_number(findings.verdicts))
+    smallest = smallest_slowdown(excess, options)
+    section = as_slow(msgspec.structs.replace(section, smallest_replica_slowdown=smallest), replicas)
+    findings = _seeing(findings, f"of a whole replica by {percent(smallest)} or more")
+    return section, msgspec.structs.replace(findings, verdicts=(*findings.verdicts, *replicas))
+
+
+def _seeing(findings: Findings, more: str) -> Findings:
+    """With what was seen of replicas, where devices were."""
+    sight = findings.sight
+    if sight.smallest_slowdown is None:
+        return findings
+    why = f"{sight.why}; {more}" if sight.why else more
+    return msgspec.structs.replace(findings, sight=msgspec.structs.replace(sight, why=why))
 
 
 def _waited(log: RunLog) -> tuple[list[Findings], list[str]]:
@@ -214,18 +240,18 @@ def _device_seconds(
 ) -> dict[str, float]:
     """cause -> device-seconds over all sections, what the groups of the dead cost until the survivors went on, and the capacity
     that was lost with them."""
-    found = dict.fromkeys(("dead", "hung", *ORDER, "unexplained"), 0.0)
+    found = dict.fromkeys(("dead", "hung", *ORDER, *LOCATED, "unexplained"), 0.0)
     for section, lost in measured:
         devices = len(section.ranks)
-        for cause, us in lost.causes.items():
+        for cause, us in lost.parts.items():
             found[cause] += devices * float(us.sum()) / 1e6
-        found["unexplained"] += devices * float(lost.unexplained_us.sum()) / 1e6
     for plan_version, how in _recoveries(log).items():
         devices = len(log.plans[plan_version].ranks) if plan_version in log.plans else 0
         found["dead" if how == "exit" else "hung"] += devices * log.regrouped_s[plan_version]
     for cause, seconds in idle_s(log, verdicts).items():
         found[cause] += seconds
-    return {cause: round(seconds, 3) for cause, seconds in found.items() if seconds or cause == "unexplained"}
+    rounded = {cause: round(seconds, 3) for cause, seconds in found.items()}
+    return {cause: seconds for cause, seconds in rounded.items() if seconds or cause == "unexplained"}
 
 
 def _recoveries(log: RunLog) -> dict[int, str]:
@@ -292,11 +318,23 @@ def _gaps(log: RunLog, seen: Observability) -> list[str]:
 
 
 def _unexplained(time_lost_s: dict[str, float], whole_s: float) -> UnexplainedTime | None:
-    lost_s = sum(max(seconds, 0.0) for seconds in time_lost_s.values())
+    lost_s = sum(time_lost_s.values())
     if not whole_s or not lost_s:
         return None
-    unexplained_s = max(time_lost_s["unexplained"], 0.0)
-    return UnexplainedTime(of_lost=unexplained_s / lost_s, of_measured=unexplained_s / whole_s)
+    places = {place: time_lost_s.get(place, 0.0) for place in WITHOUT_CAUSE}
+    unexplained_s, most = sum(places.values()), max(places, key=lambda place: places[place])
+    return UnexplainedTime(
+        of_lost=unexplained_s / lost_s, of_measured=unexplained_s / whole_s, where=f"; most of it {WITHOUT_CAUSE[most]}"
+    )
+
+
+def _without_cause(time_lost_s: dict[str, float], whole_s: float) -> list[str]:
+    """Where much time was lost for no cause that the log shows, a sentence each."""
+    return [
+        f"time lost: {100 * time_lost_s[place] / whole_s:.1f} % of the time {how}"
+        for place, how in WITHOUT_CAUSE.items()
+        if time_lost_s.get(place, 0.0) >= LEAST_SHARE * whole_s
+    ]
 
 
 def _missing(log: RunLog, seen: Observability) -> list[str]:
@@ -331,4 +369,4 @@ def _missing(log: RunLog, seen: Observability) -> list[str]:
 
 
 def _with_next_step(verdict: Verdict) -> Verdict:
-    return msgspec.structs.replace(verdict, evidence={**verdict.evidence, "next_step": NEXT_STEP[verdict.cause]})
+    return msgspec.structs.replace(verdict, evidence={"next_step": NEXT_STEP[verdict.cause], **verdict.evidence})

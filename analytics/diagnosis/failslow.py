@@ -112,14 +112,16 @@ def follow_ranks(trace: Trace, options: DetectorOptions) -> Findings:
 
 
 def as_slow(section: TraceSection, verdicts: Iterable[Verdict]) -> TraceSection:
-    """The section in which a rank that was named is expected to take what it would take at its healthy speed."""
+    """The section in which ranks and replicas that were named are expected to take what they would at their healthy speed."""
     operations, expected = section.recording.graph.operations, section.expected_us.copy()
     numbers = np.array(section.recording.iterations)
     for verdict in verdicts:
-        (rank,), until = (party.rank for party in verdict.culprits), verdict.until_iteration
-        mine = [i for of in section.cells.values() for i in of if operations[i].rank == rank]
+        until = verdict.until_iteration
         during = (numbers >= verdict.since_iteration) & (numbers < until if until is not None else True)
-        expected[np.ix_(mine, during)] *= min(verdict.speed.values())
+        ranks, replicas = ({getattr(party, who) for party in verdict.culprits} - {None} for who in ("rank", "replica"))
+        for (kind, _), members in section.cells.items():
+            mine = [i for i in members if operations[i].rank in ranks or operations[i].replica in replicas]
+            expected[np.ix_(mine, during)] *= verdict.speed.get(kind, 1.0)
     return msgspec.structs.replace(section, expected_us=expected)
 
 

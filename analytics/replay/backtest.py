@@ -138,8 +138,10 @@ def culprits_of(verdict: Verdict) -> str:
             words.append(f"rank {party.rank}")
         elif party.kind == "link" and party.link is not None:
             words.append(f"link {party.link[0]}-{party.link[1]}")
-        else:
+        elif party.kind == "stage":
             words.append(f"stage {party.stage}")
+        else:
+            words.append(f"replica {party.replica}")
     return ", ".join(words) or "the job"
 
 

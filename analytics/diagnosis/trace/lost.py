@@ -1,12 +1,19 @@
-"""Time lost: devices x (measured - ideal), by cause.
+"""Time lost: devices x (measured - ideal), by cause, and what no cause explains by where it was lost.
 
-Ideal = each kind of work at its mean, communication at its median, as in ByteDance's replay (replay.py), of what the machines'
-causes (slow devices and links, pauses) leave: a mean with a slow device in it is no ideal. Causes are taken out one after the
-other in the order of `ORDER`, each from what the ones before it left; what a cause cost is what the replayed iterations became
-shorter by: below zero where it hid a later one. Launch delays are replayed only where a recorded pause (input, garbage) made
-them: the others hide waiting that the graph does not know. What then remains above ideal is `unexplained`: launch delays, and
-the noise of single chunks, which makes a pipeline longer than their mean does. Nothing is scaled to fit; it comes out below
-zero only by what taking lengths out moves the means.
+The measured iterations are made shorter step by step: without what lies after their last operation, without launch delays, then
+without each cause in the order of `ORDER` (recorded pauses are launch delays that have one), with no communication longer than
+the median of its kind on its stage, and last at the ideal: each kind of work at its mean, communication at its median, as in
+ByteDance's replay (replay.py), of what the machines' causes (slow devices and links, pauses, stalls) leave: a mean with a slow
+device in it is no ideal.
+
+What a step cost is what the iterations became shorter by, in total. A step that makes them longer costs nothing (long documents
+that lie on the shorter stage hid how unequal the stages are), and the next one counts from the shortest so far. So no part is
+below zero, and all parts are measured - ideal; nothing is scaled to fit. Only where taking lengths out moved the means, or
+clocks of hosts disagree, so that less than nothing would be unexplained, the ideal is what the parts leave.
+
+What the last step takes is `unexplained`: the noise of single chunks, which makes a pipeline longer than their mean does.
+`LOCATED` is lost where the log shows it, for a reason that it does not show. Launch delays can hide waiting that the graph does
+not know.
 """
 
 from __future__ import annotations
@@ -17,51 +24,92 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.diagnosis.trace.replay import ideal_us, makespan_us
-from unskew.analytics.diagnosis.trace.scenarios import balanced_lengths, equal_stages, even_links, healthy_device
+from unskew.analytics.diagnosis.trace.scenarios import (
+    STALL,
+    balanced_lengths,
+    equal_stages,
+    even_links,
+    even_replica,
+    healthy_device,
+    usual_communication,
+    without_stalls,
+)
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.pipeline.dag import Array
 from unskew.collector.events import Verdict
 
-OF_MACHINES = ("slow_device", "slow_link", "gc_pause", "input_bound")
-ORDER = (*OF_MACHINES, "long_sequences", "stage_imbalance")
+OF_MACHINES = ("slow_device", "slow_link", "gc_pause", "input_bound", "unknown", "stalls")
+OF_WORK = ("long_sequences", "stage_imbalance")
+LOCATED = {
+    "iteration_end": "lies behind the last recorded operation of its iteration: what the ranks did there is not recorded",
+    "launch_delays": "passed while ranks had all that they needed, as far as it is recorded, and did not begin: their host, "
+    "their input, or waiting that is not recorded",
+    "stalls": f"went into chunks that took more than {STALL:g} times what their workload lets expect: something held them up, "
+    "and no span says what",
+    "communication": "went into messages and collectives that took longer than the median of their kind on their stage",
+}
+"""Where time was lost for which there is no cause, and what is known of it."""
+WITHOUT_CAUSE = {**LOCATED, "unexplained": "is the noise of single chunks, which wait for each other"}
+ORDER = tuple(cause for cause in (*OF_MACHINES, *OF_WORK) if cause not in LOCATED)
 
 
 class LostTime(msgspec.Struct, frozen=True, kw_only=True):
-    """One section's loss: [iteration] us of one device each; `causes` in the order of `ORDER`."""
+    """One section's loss: [iteration] us of one device each; `causes` in the order of `ORDER`, `located` in that of `LOCATED`.
+    `parts`, together, are `measured_us - ideal_us`."""
 
     measured_us: Array
     ideal_us: Array
     causes: dict[str, Array]
+    located: dict[str, Array]
+    unexplained_us: Array
 
     @property
-    def unexplained_us(self) -> Array:
-        return np.asarray(self.measured_us - self.ideal_us - sum(self.causes.values(), np.zeros_like(self.measured_us)))
+    def parts(self) -> dict[str, Array]:
+        """All of them."""
+        return {**self.causes, **self.located, "unexplained": self.unexplained_us}
 
 
 def time_lost(section: TraceSection, verdicts: Sequence[Verdict] = ()) -> LostTime:
-    """What each cause cost per iteration; devices and links are those that `verdicts` name, in their iterations."""
+    """What each cause cost per iteration; devices, links and replicas are those that `verdicts` name, in their iterations."""
     recording, parts = section.recording, section.parts
     graph, work, pauses = recording.graph, parts.work_us, dict(section.recording.pauses_us)
 
     def time_us() -> Array:
         return makespan_us(graph, work, sum(pauses.values(), np.zeros_like(work)))
 
-    now = time_us()
-    causes: dict[str, Array] = {}
+    measured, late, least = recording.iteration_us, makespan_us(graph, work, parts.delay_us), time_us()
+    lost = {"iteration_end": _saved(measured, late), "launch_delays": _saved(late, least)}
     healthy = work
-    for cause in ORDER:
-        work = _without(cause, section, work, verdicts)
-        pauses.pop(cause, None)
-        after = time_us()
-        causes[cause] = now - after
-        now = after
-        healthy = work if cause in OF_MACHINES else healthy
+    for step in (*OF_MACHINES, *OF_WORK, "communication"):
+        work = without(step, section, work, verdicts)
+        pauses.pop(step, None)
+        lost[step] = _saved(least, after := time_us())
+        least = after if lost[step].any() else least
+        healthy = work if step in OF_MACHINES else healthy
     ideal = makespan_us(graph, ideal_us(recording, healthy))
-    return LostTime(measured_us=recording.iteration_us, ideal_us=ideal, causes=causes)
+    unexplained = measured - ideal - sum(lost.values(), np.zeros_like(measured))
+    if unexplained.sum() < 0:
+        ideal, unexplained = ideal + unexplained, np.zeros_like(unexplained)
+    return LostTime(
+        measured_us=measured,
+        ideal_us=ideal,
+        causes={cause: lost[cause] for cause in ORDER},
+        located={place: lost[place] for place in LOCATED},
+        unexplained_us=unexplained,
+    )
 
 
-def _without(cause: str, section: TraceSection, work: Array, verdicts: Sequence[Verdict]) -> Array:
+def _saved(before: Array, after: Array) -> Array:
+    """What a step made the iterations shorter by: in total, so that noise between iterations is not counted."""
+    return np.asarray(before - after if before.sum() > after.sum() else np.zeros_like(before))
+
+
+def without(cause: str, section: TraceSection, work: Array, verdicts: Sequence[Verdict]) -> Array:
     """Durations when the cause is taken out."""
+    if cause == "stalls":
+        return without_stalls(section, work)
+    if cause == "communication":
+        return usual_communication(section.recording, work)
     if cause == "long_sequences":
         return balanced_lengths(section, work)
     if cause == "stage_imbalance":
@@ -75,12 +123,14 @@ def _without(cause: str, section: TraceSection, work: Array, verdicts: Sequence[
 
 
 def _healed(section: TraceSection, work: Array, verdict: Verdict) -> Array:
-    """Work when the devices and links that the verdict names are like the others."""
+    """Work when the devices, links and replicas that the verdict names are like the others."""
     for party in verdict.culprits:
         if party.rank is not None and party.rank in section.ranks:
             work = healthy_device(section, work, party.rank)
         if party.link is not None:
             work = even_links(section, work, [party.link])
+        if party.replica is not None:
+            work = even_replica(section, work, party.replica, verdict.speed)
     return work
 
 

@@ -99,19 +99,19 @@ def from_operations(rows: pl.DataFrame) -> Trace:
     return Trace(operations=_typed(operations), iterations=_extents(operations), streams=True)
 
 
-def from_spans(spans: pl.DataFrame, commits: pl.DataFrame, plans: Mapping[int, Plan]) -> Trace:
-    """The trace of spans as the log has them, of the attempts that counted. `commits`: plan_version, iteration,
-    start_us and wall_us of what each rank stepped; an import has none, and its iterations last as long as its spans."""
+def from_spans(spans: pl.DataFrame, steps: pl.DataFrame, plans: Mapping[int, Plan]) -> Trace:
+    """The trace of spans as the log has them, of the attempts that counted. `steps`: plan_version, iteration, start_us and
+    wall_us of what each rank stepped, or what an import says of it; without, iterations last as long as their spans."""
     operations = _typed(spans.with_columns(turn=pl.col("group_seq")))
     if not plans:
-        return Trace(operations=_placed(operations), iterations=_extents(operations))
+        return Trace(operations=_placed(operations), iterations=_with_steps(_extents(operations), steps))
     roles = pl.DataFrame(
         [(version, role.rank, role.replica, role.stage) for version, plan in plans.items() for role in plan.roles],
         schema=dict.fromkeys(("plan_version", "rank", "replica", "stage"), pl.Int64),
         orient="row",
     )
     placed = operations.drop("replica", "stage").join(roles, on=["plan_version", "rank"], how="left", maintain_order="left")
-    return Trace(operations=_typed(placed), iterations=_extents(commits), votes=True)
+    return Trace(operations=_typed(placed), iterations=_extents(steps), votes=True)
 
 
 def _typed(operations: pl.DataFrame) -> pl.DataFrame:
@@ -127,6 +127,22 @@ def _extents(rows: pl.DataFrame) -> pl.DataFrame:
     start, wall = (pl.col(name).cast(pl.Float64) for name in ("start_us", "wall_us"))
     extents = rows.group_by("plan_version", "iteration").agg(begin_us=start.min(), end_us=(start + wall).max())
     return extents.with_columns(pl.col("plan_version", "iteration").cast(pl.Int64)).sort("plan_version", "iteration")
+
+
+def _with_steps(extents: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Iterations from where the source says that they began to where it says that they ended; where that is of another clock
+    than the spans, so that nothing overlaps, as they are."""
+    if not steps.height:
+        return extents
+    both = extents.join(_extents(steps), on=["plan_version", "iteration"], how="left", suffix="_said", maintain_order="left")
+    overlap = (pl.col("begin_us_said") < pl.col("end_us")) & (pl.col("end_us_said") > pl.col("begin_us"))
+    begin, end = pl.min_horizontal("begin_us", "begin_us_said"), pl.max_horizontal("end_us", "end_us_said")
+    return both.select(
+        "plan_version",
+        "iteration",
+        begin_us=pl.when(overlap).then(begin).otherwise("begin_us"),
+        end_us=pl.when(overlap).then(end).otherwise("end_us"),
+    )
 
 
 def _placed(operations: pl.DataFrame) -> pl.DataFrame:

@@ -1,21 +1,32 @@
-"""Chunk times as they would be if ...: each takes durations [operation, iteration] (us) and gives changed ones."""
+"""Chunk times as they would be if ...: each takes durations [operation, iteration] (us) and gives changed ones.
+
+No scenario leaves the range of the data: no iteration gets cheaper than its own cheapest chunks of the same kind make it, and
+what a single chunk took beyond its workload is not multiplied.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from unskew.analytics.diagnosis.trace.section import TraceSection
+from unskew.analytics.diagnosis.trace.replay import TraceRecording
+from unskew.analytics.diagnosis.trace.section import KIND, TraceSection
 from unskew.analytics.pipeline.dag import Array
+
+STALL = 2.0
+"""A chunk that takes more than this times what its workload lets expect was held up: no estimate is that wrong."""
 
 
 def balanced_lengths(section: TraceSection, work_us: Array) -> Array:
-    """Every micro-batch carries the mean workload: what lengths explain is taken out, ``t x mean(expected) / expected``."""
+    """An iteration's micro-batches carry equal work: of what lengths explain each chunk takes the mean of its stage in it;
+    what is left stays, and shrinks with a chunk that was long."""
     changed = work_us.copy()
     for members in section.cells.values():
-        expected = section.expected_us[members]
-        changed[members] *= expected.mean() / expected
+        work, expected = work_us[members], section.expected_us[members]
+        ratio = expected.mean(axis=0) / expected
+        explained = np.minimum(work, expected)
+        changed[members] = np.maximum(explained * ratio + (work - explained) * np.minimum(ratio, 1.0), work.min(axis=0))
     return changed
 
 
@@ -25,9 +36,10 @@ def equal_stages(section: TraceSection, work_us: Array) -> Array:
     changed = work_us.copy()
     for kind in section.kinds:
         mine = {stage: members for (of, stage), members in section.cells.items() if of == kind}
-        mean = work_us[np.concatenate(list(mine.values()))].mean()
+        work = work_us[np.concatenate(list(mine.values()))]
         for members in mine.values():
-            changed[members] *= mean / work_us[members].mean()
+            evened = work_us[members] * (work.mean() / work_us[members].mean())
+            changed[members] = np.clip(evened, work.min(axis=0), work.max(axis=0))
     return changed
 
 
@@ -50,6 +62,21 @@ def healthy_device(section: TraceSection, work_us: Array, rank: int) -> Array:
     return changed
 
 
+def even_replica(section: TraceSection, work_us: Array, replica: int, speed: Mapping[str, float]) -> Array:
+    """The replica's chunks take what they would at the others' pace; `speed`: the pace of each kind of work, theirs is 1."""
+    changed = work_us.copy()
+    for i, operation in enumerate(section.recording.graph.operations):
+        if operation.replica == replica and operation.micro_batch is not None:
+            changed[i] *= speed.get(KIND[operation.kind], 1.0)
+    return changed
+
+
+def without_stalls(section: TraceSection, work_us: Array) -> Array:
+    """Chunks that were held up take what their workload lets expect."""
+    held_up = work_us > STALL * section.expected_us  # never of other operations, of which nothing is expected
+    return np.where(held_up, section.expected_us, work_us)
+
+
 def even_links(section: TraceSection, work_us: Array, links: Iterable[tuple[int, int]]) -> Array:
     """Messages between these pairs of ranks take the median of all messages of their kind."""
     changed = work_us.copy()
@@ -61,4 +88,16 @@ def even_links(section: TraceSection, work_us: Array, links: Iterable[tuple[int,
         others = sorted(set(all_of_kind) - set(mine))
         if mine and others:
             changed[mine] = np.minimum(work_us[mine], np.median(work_us[others]))
+    return changed
+
+
+def usual_communication(recording: TraceRecording, work_us: Array) -> Array:
+    """No communication takes longer than the median of its kind on its stage."""
+    changed = work_us.copy()
+    cells: dict[tuple[str, int], list[int]] = {}
+    for i, operation in enumerate(recording.graph.operations):
+        if operation.kind in recording.waits:
+            cells.setdefault((operation.kind, operation.stage), []).append(i)
+    for members in cells.values():
+        changed[members] = np.minimum(work_us[members], np.median(work_us[members]))
     return changed

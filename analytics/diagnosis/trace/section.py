@@ -6,12 +6,13 @@ should take. Steps, for chunk times t[kind, stage, micro-batch] (micro-batches o
 
 1. a standard score per (kind, stage): ``z = (t - median) / (1.4826 x median distance from it)``;
 2. a chunk's workload is the mean z of the same micro-batch on the other stages (`others="stage"`), where there is one stage
-   only of its other kinds (`others="kind"`): a device that is slow does not explain itself;
-3. expected time: ``c0 + c1 z + c2 z^2``, robust relative least squares (Huber) per (kind, stage). The square, because backward
-   grows faster with the length of documents than forward.
+   only of its other kinds (`others="kind"`): a device that is slow does not explain itself. A z counts as far as another chunk
+   of the micro-batch confirms it (`_confirmed`): one that was held up makes no other chunk expected to be long;
+3. expected time: ``c0 + c1 z + c2 z^2``, robust relative least squares (Huber) per (kind, stage), within the range of the times
+   that were fitted. The square, because backward grows faster with the length of documents than forward.
 
 Inference does not see a slow stage (that is its normal), nor, with one stage, a device whose forward and backward are slow
-alike.
+alike; of a whole replica that is slow see replicas.py.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ Indices = NDArray[np.intp]
 
 HUBER = 1.5
 ROUNDS = 15
+CONFIRMED = 2.0
+"""So much more may a kind of work vary with length than another."""
 LEAST_CHUNKS = 8
 """With fewer micro-batches than this nothing is inferred: three coefficients would fit noise."""
 
@@ -46,13 +49,15 @@ LEAST_CHUNKS = 8
 class TraceSection(msgspec.Struct, frozen=True, dict=True):
     """`expected_us` [operation, iteration]: what a healthy device of the stage takes for the chunk's workload; NaN for other
     operations. `lengths_logged` False: inferred from peers. `correlation`: of forward with backward times over micro-batches.
-    `plan_version`: of the plan (0 in an imported run)."""
+    `plan_version`: of the plan (0 in an imported run). `smallest_replica_slowdown`: where workload is inferred, from which on a
+    whole replica would have been told from its micro-batches; None = not at all."""
 
     recording: TraceRecording
     expected_us: Array
     lengths_logged: bool
     correlation: float | None = None
     plan_version: int = 0
+    smallest_replica_slowdown: float | None = None
 
     @cached_property
     def parts(self) -> OperationDurations:
@@ -137,26 +142,46 @@ class InferredWorkload(msgspec.Struct, frozen=True):
 def infer(times_us: Array, kinds: tuple[str, ...], others: Literal["stage", "kind"]) -> InferredWorkload:
     """Expected chunk times from peers: `times_us` [kind, stage, micro-batch]. Raises `ValueError` for too few micro-batches."""
     n_kinds, n_stages, n = times_us.shape
+    if n_kinds * n_stages == 1:
+        raise ValueError("a micro-batch has one chunk only, so its workload cannot be inferred from its other chunks")
     if n < LEAST_CHUNKS:
         raise ValueError(f"the workload of {n} micro-batches cannot be inferred from peers, at least {LEAST_CHUNKS} are needed")
     middle = np.median(times_us, axis=2, keepdims=True)
     spread = 1.4826 * np.median(np.abs(times_us - middle), axis=2, keepdims=True)
     z = (times_us - middle) / np.maximum(spread, 1e-9 + 1e-6 * middle)
+    shown = _confirmed(z)
     workload = np.empty_like(z)
     for kind in range(n_kinds):
         for stage in range(n_stages):
-            of_others = np.delete(z, stage, axis=1).reshape(-1, n)
-            data_parallel_peers = of_others if others == "stage" else np.delete(z[:, stage], kind, axis=0)
-            workload[kind, stage] = data_parallel_peers.mean(axis=0)
+            of_others = np.delete(shown, stage, axis=1).reshape(-1, n)
+            of_micro_batch = of_others if others == "stage" else np.delete(shown[:, stage], kind, axis=0)
+            workload[kind, stage] = of_micro_batch.mean(axis=0)
     expected = np.empty_like(z)
     for kind in range(n_kinds):
         for stage in range(n_stages):
-            expected[kind, stage] = fit_curve(workload[kind, stage], times_us[kind, stage])(workload[kind, stage])
+            own = times_us[kind, stage]
+            curve = fit_curve(workload[kind, stage], own)
+            expected[kind, stage] = np.clip(curve(workload[kind, stage]), own.min(), own.max())
     correlation = None
     if {"F", "B"} <= set(kinds):
         forward, backward = (z[kinds.index(kind)].mean(axis=0) for kind in "FB")
         correlation = float(np.corrcoef(forward, backward)[0, 1]) if forward.std() and backward.std() else 0.0
     return InferredWorkload(np.maximum(expected, 1e-9), workload, correlation)
+
+
+def _confirmed(z: Array) -> Array:
+    """Each z [kind, stage, micro-batch], at most `CONFIRMED` times what the most extreme other chunk of the micro-batch shows,
+    and 1 more for noise."""
+    rows = z.reshape(-1, z.shape[2])
+    low, high = (_extreme_of_others(sign * rows) for sign in (-1, 1))
+    bounded = np.clip(rows, -1 - CONFIRMED * np.maximum(low, 0), 1 + CONFIRMED * np.maximum(high, 0))
+    return np.asarray(bounded.reshape(z.shape))
+
+
+def _extreme_of_others(rows: Array) -> Array:
+    """The largest of the other rows, for each row."""
+    second, first = np.partition(rows, (-2, -1), axis=0)[-2:]
+    return np.asarray(np.where(rows == first, second, first))
 
 
 class WorkloadCurve(msgspec.Struct, frozen=True):

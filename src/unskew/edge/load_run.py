@@ -23,6 +23,7 @@ from unskew.collector.events import (
     GpuState,
     GroupRecorded,
     IterationCommitted,
+    IterationTimed,
     MicroBatchPacked,
     Regrouped,
     RunFinished,
@@ -55,10 +56,11 @@ def load_run(reader: Reader, run: str) -> RunLog:
         [run],
     )
     started, commits = _events(reader, run, RunStarted), _events(reader, run, IterationCommitted)
-    packed = _events(reader, run, MicroBatchPacked)
+    packed, timed = _events(reader, run, MicroBatchPacked), _events(reader, run, IterationTimed)
     finished = next(iter(_events(reader, run, RunFinished)), None)
     stepped = pl.DataFrame(
-        [(c.iteration, c.plan_version, c.start_us, c.wall_us) for c in commits],
+        [(c.iteration, c.plan_version, c.start_us, c.wall_us) for c in commits]
+        or [(one.iteration, 0, one.start_us, one.wall_us) for one in timed if one.start_us is not None],
         schema=dict.fromkeys(("iteration", "plan_version", "start_us", "wall_us"), pl.Int64),
         orient="row",
     )

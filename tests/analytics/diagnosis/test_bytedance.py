@@ -77,7 +77,7 @@ def test_the_cause_is_named_and_no_device_accused(job: str, cause: str, stage: i
     assert [party.stage for party in verdicts[0].culprits] == ([] if stage is None else [stage])
     assert verdicts[0].evidence["next_step"]
     total = lost.measured_us - lost.ideal_us
-    assert np.allclose(sum(lost.causes.values()) + lost.unexplained_us, total)
+    assert np.allclose(sum(lost.parts.values()), total)
     assert lost.causes[cause].sum() > 0.6 * total.sum()
 
 

@@ -8,19 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
-import numpy as np
-import polars as pl
 import pytest
-from support.pipeline_spans import logged
+from support.foreign_traces import BEGINS_US, spans_of, trace_of
 from typer.testing import CliRunner
 
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.diagnosis.trace.model import from_spans
 from unskew.analytics.diagnosis.trace.replay import GraphError
 from unskew.analytics.diagnosis.trace.section import record
-from unskew.analytics.pipeline.evaluator import evaluate
-from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.cli import app
 from unskew.collector.events import IterationTimed, Span
 from unskew.collector.formats import registry
@@ -28,45 +23,11 @@ from unskew.collector.formats.imported import ImportedRun
 from unskew.collector.paths import Store
 
 SLOW, SINCE, ITERATIONS, FACTOR = 3, 20, 40, 1.6
-BEGINS_US = 100_000_000  # from one iteration to the next
 
 
-def spans_of(plan: Plan, *, slow: float = 1.0, iterations: int = ITERATIONS) -> list[Span]:
-    """Micro-batches of uneven work, numbered within their replica; rank `SLOW` takes `slow` times as long from `SINCE` on."""
-    random, schedule = np.random.default_rng(7), build_schedule(plan)
-    place = {route.micro_batch: number for of in _by_replica(plan) for number, route in enumerate(of)}
-    found: list[Span] = []
-    for iteration in range(iterations):
-        work = np.exp(random.normal(0, 0.2, len(plan.routes)))
-        us = [
-            (1e4 if action.kind == "F" else 2e4)
-            * action.n_layers
-            * work[action.micro_batch]
-            * (slow if action.rank == SLOW and iteration >= SINCE else 1.0)
-            * np.exp(random.normal(0, 0.01))
-            for action in schedule.order
-        ]
-        timeline = evaluate(schedule, np.array(us), 500.0)
-        begin, end = BEGINS_US * iteration, float(timeline.makespan_us)
-        of_chunks = logged(timeline, 500.0, iteration, begin)
-        found += (msgspec.structs.replace(span, micro_batch=place[span.micro_batch or 0]) for span in of_chunks)
-        for rank in plan.ranks:
-            free = max(s.start_us + s.wall_us for s in of_chunks if s.rank == rank and s.kind in "FB")
-            rest = {"device": str(rank), "rank": rank, "plan_version": 0, "attempt": 0, "iteration": iteration}
-            reduced = round(begin + end) + 1000
-            found.append(Span(kind="all_reduce", start_us=free, wall_us=reduced - free, **rest))
-            found.append(Span(kind="optimizer", start_us=reduced, wall_us=2000, **rest))
-    return found
-
-
-def _by_replica(plan: Plan) -> Sequence[Sequence[object]]:
-    replicas = sorted({route.replica for route in plan.routes})
-    return [[route for route in plan.routes if route.replica == replica] for replica in replicas]
-
-
-def frame_of(spans: Sequence[Span]) -> pl.DataFrame:
-    names = [field.name for field in msgspec.structs.fields(Span)]
-    return pl.DataFrame([{name: getattr(span, name) for name in names} for span in spans], infer_schema_length=None)
+def traced(plan: Plan, *, slow: float = 1.0, iterations: int = ITERATIONS) -> list[Span]:
+    """Rank `SLOW` takes `slow` times as long from `SINCE` on."""
+    return spans_of(plan, iterations=iterations, factor=lambda i, chunk: slow if chunk.rank == SLOW and i >= SINCE else 1.0)
 
 
 def without_layers(spans: Sequence[Span]) -> list[Span]:
@@ -74,7 +35,6 @@ def without_layers(spans: Sequence[Span]) -> list[Span]:
 
 
 PLAN = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=8)
-NO_COMMITS = pl.DataFrame()
 
 
 def diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spans: Sequence[Span]) -> dict[str, object]:
@@ -98,8 +58,8 @@ def diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spans: Sequence[S
 @pytest.mark.parametrize("layers", [True, False])
 def test_ranks_are_placed_by_their_messages_and_their_layers_or_their_order(layers: bool) -> None:
     plan = uniform_plan(tp=1, pp=3, dp=2, n_layers=6, micro_batches=8)
-    spans = spans_of(plan, iterations=3)
-    trace = from_spans(frame_of(spans if layers else without_layers(spans)), NO_COMMITS, {})
+    spans = traced(plan, iterations=3)
+    trace = trace_of(spans if layers else without_layers(spans))
     places = {
         rank: (replica, stage) for rank, replica, stage in trace.operations.select("rank", "replica", "stage").iter_rows()
     }
@@ -108,7 +68,7 @@ def test_ranks_are_placed_by_their_messages_and_their_layers_or_their_order(laye
 
 
 def test_a_slow_device_is_named_and_what_it_costs_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = diagnosed(tmp_path, monkeypatch, without_layers(spans_of(PLAN, slow=FACTOR)))
+    found = diagnosed(tmp_path, monkeypatch, without_layers(traced(PLAN, slow=FACTOR)))
     assert found["observability"] == "chunks"
     (slow,) = [verdict for verdict in found["verdicts"] if verdict["cause"] == "slow_device"]
     assert [party["rank"] for party in slow["culprits"]] == [SLOW]
@@ -123,19 +83,19 @@ def test_a_slow_device_is_named_and_what_it_costs_is_stated(tmp_path: Path, monk
 def test_a_healthy_trace_of_uneven_micro_batches_names_no_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: bool, causes: list[str]
 ) -> None:
-    spans = [span for span in spans_of(PLAN) if messages or span.kind not in {"send", "recv"}]
+    spans = [span for span in traced(PLAN) if messages or span.kind not in {"send", "recv"}]
     found = diagnosed(tmp_path, monkeypatch, spans)
     assert [verdict["cause"] for verdict in found["verdicts"]] == causes
 
 
 def test_what_does_not_tell_what_waits_for_what_is_refused_in_a_sentence() -> None:
-    silent = [span for span in spans_of(PLAN, iterations=3) if span.kind not in {"send", "recv"}]
+    silent = [span for span in traced(PLAN, iterations=3) if span.kind not in {"send", "recv"}]
     with pytest.raises(GraphError, match="several stages and no messages between them"):
-        record(from_spans(frame_of(silent), NO_COMMITS, {}))
+        record(trace_of(silent))
     looped = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=8, schedule="interleaved")
     with pytest.raises(GraphError, match="a micro-batch more than once in an iteration, and its layers are not recorded"):
-        record(from_spans(frame_of(without_layers(spans_of(looped, iterations=3))), NO_COMMITS, {}))
-    assert record(from_spans(frame_of(spans_of(looped, iterations=3)), NO_COMMITS, {})).iterations == (0, 1, 2)
+        record(trace_of(without_layers(traced(looped, iterations=3))))
+    assert record(trace_of(traced(looped, iterations=3))).iterations == (0, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +104,7 @@ def test_what_does_not_tell_what_waits_for_what_is_refused_in_a_sentence() -> No
 def test_without_messages_a_weaker_analysis_still_names_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: bool, sentence: str
 ) -> None:
-    silent = [span for span in spans_of(PLAN, slow=FACTOR) if span.kind not in {"send", "recv"}]
+    silent = [span for span in traced(PLAN, slow=FACTOR) if span.kind not in {"send", "recv"}]
     found = diagnosed(tmp_path, monkeypatch, silent if layers else without_layers(silent))
     assert layers == (found["time_lost_s"] == {})
     assert any(sentence in one for one in found["abstained"])
