@@ -40,7 +40,7 @@ NEXT_STEP = (
 )
 
 
-class Shift(msgspec.Struct, frozen=True):
+class ReplicaShift(msgspec.Struct, frozen=True):
     """One replica's stretch of iterations (positions, the end excluded); `over`: its sum of excess over what is named."""
 
     replica: int
@@ -49,7 +49,7 @@ class Shift(msgspec.Struct, frozen=True):
     over: float
 
 
-class Excess(msgspec.Struct, frozen=True):
+class ReplicaExcess(msgspec.Struct, frozen=True):
     """`of_kind`: kind of work -> [replica, iteration] log of the time ratio, `least` over all kinds and stages. `sigma`
     [replica]: noise of one iteration; `limits`: the score to be named, of all iterations, those to the end, any others."""
 
@@ -65,7 +65,9 @@ class Excess(msgspec.Struct, frozen=True):
         return np.asarray(np.where(end < n, self.limits[2], np.where(begin > 0, self.limits[1], self.limits[0])))
 
 
-def judge_replicas(section: TraceSection, excess: Excess, options: DetectorOptions, first_number: int) -> tuple[Verdict, ...]:
+def judge_replicas(
+    section: TraceSection, excess: ReplicaExcess, options: DetectorOptions, first_number: int
+) -> tuple[Verdict, ...]:
     """The replicas that were slower, a verdict each."""
     named = [
         shift
@@ -76,7 +78,7 @@ def judge_replicas(section: TraceSection, excess: Excess, options: DetectorOptio
     return tuple(_verdict(section, excess, shift, first_number + i, options) for i, shift in enumerate(named))
 
 
-def excess_of(section: TraceSection, work_us: Array, options: DetectorOptions) -> Excess | None:
+def excess_of(section: TraceSection, work_us: Array, options: DetectorOptions) -> ReplicaExcess | None:
     """How much longer each replica's chunks take than the others'; None with one replica, or too few iterations. `work_us` is
     what they took without what devices are already named for."""
     operations = section.recording.graph.operations
@@ -96,7 +98,7 @@ def excess_of(section: TraceSection, work_us: Array, options: DetectorOptions) -
     stretches = len(replicas) * np.array([1, n_blocks, n_blocks * (n_blocks + 1) / 2])
     freedom = max(MAD_EFFICIENCY * (len(replicas) - 1) * (n_blocks - 1), 1.0)
     limits = tuple(student.isf(FALSE_ALARMS / 3 / stretches, freedom).tolist())
-    return Excess(
+    return ReplicaExcess(
         replicas=replicas,
         of_kind={kind: np.median(of, axis=0) for kind, of in cells.items()},
         least=least,
@@ -114,13 +116,13 @@ def _noise(least: Array, most: float, floor: float) -> Array:
     return np.asarray(np.maximum(usual, np.sqrt((bounded**2).mean(axis=1) / 2)))
 
 
-def smallest_slowdown(excess: Excess, options: DetectorOptions) -> float:
+def smallest_slowdown(excess: ReplicaExcess, options: DetectorOptions) -> float:
     """The least that a replica slow in all iterations is named for, in 97 of 100 traces."""
     error = float(excess.sigma.max()) / sqrt(excess.least.shape[1])
     return exp(max(options.least_level() + SURE_SIGMAS * MEDIAN_ERROR * error, (excess.limits[0] + SURE_SIGMAS) * error))
 
 
-def _shifts(excess: Excess, row: int, options: DetectorOptions) -> list[Shift]:
+def _shifts(excess: ReplicaExcess, row: int, options: DetectorOptions) -> list[ReplicaShift]:
     """The stretches in which a replica is slower, the strongest first, then beside it."""
     sigma = excess.sigma[row]
     most = excess.limits[2] * sigma / sqrt(options.least_iterations)
@@ -130,7 +132,7 @@ def _shifts(excess: Excess, row: int, options: DetectorOptions) -> list[Shift]:
     sizes = np.diff(edges)
     sums = np.concatenate(([0.0], np.cumsum(series * sizes)))
 
-    def strongest(first: int, last: int) -> list[Shift]:
+    def strongest(first: int, last: int) -> list[ReplicaShift]:
         if last <= first:
             return []
         begin, end = (first + side for side in np.triu_indices(last - first + 1, k=1))
@@ -141,7 +143,7 @@ def _shifts(excess: Excess, row: int, options: DetectorOptions) -> list[Shift]:
         at = int(np.argmax(fit))
         if over[at] < 1:
             return []
-        found = Shift(excess.replicas[row], int(edges[begin[at]]), int(edges[end[at]]), float(over[at]))
+        found = ReplicaShift(excess.replicas[row], int(edges[begin[at]]), int(edges[end[at]]), float(over[at]))
         return [found, *strongest(first, int(begin[at])), *strongest(int(end[at]), last)]
 
     return strongest(0, len(series))
@@ -156,11 +158,13 @@ def _blocks(series: Array) -> Array:
     return np.asarray(np.add.reduceat(series, edges[:-1], axis=1) / np.diff(edges))
 
 
-def _level(excess: Array, row: int, shift: Shift) -> float:
+def _level(excess: Array, row: int, shift: ReplicaShift) -> float:
     return float(np.median(excess[row, shift.begin : shift.end]))
 
 
-def _verdict(section: TraceSection, excess: Excess, shift: Shift, number: int, options: DetectorOptions) -> Verdict:
+def _verdict(
+    section: TraceSection, excess: ReplicaExcess, shift: ReplicaShift, number: int, options: DetectorOptions
+) -> Verdict:
     row, iterations = excess.replicas.index(shift.replica), section.recording.iterations
     since, until = iterations[shift.begin], iterations[shift.end] if shift.end < len(iterations) else None
     operations = section.recording.graph.operations
