@@ -475,6 +475,15 @@ class VerdictClosed(Control, frozen=True, kw_only=True, tag="verdict_closed@1"):
     reason: str
 
 
+class DetectionLimit(Control, frozen=True, kw_only=True, tag="detection_limit@1"):
+    """What the Detector sees from `at_iteration` on, when that changed: a lasting slowdown of a device of `smallest_slowdown`
+    times its healthy time is named; None = nobody can be judged, and `why`."""
+
+    at_iteration: int
+    smallest_slowdown: float | None
+    why: str = ""
+
+
 class VerdictScored(Control, frozen=True, kw_only=True, tag="verdict_scored@1"):
     """The verdict against injected truth, or against later evidence (`by`). `truth` names the matching fault or what was seen
     later, None for a false verdict."""
@@ -645,9 +654,9 @@ TELEMETRY: tuple[type[Telemetry], ...] = (
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
     RunStarted, RunFinished, DeviceJoined, Suspected, Probed, StandbyMeasured, DeviceLost, Regrouped, FaultInjected,
-    ModeChanged, Note, CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored, Diagnosed,
-    PlanProposed, PlanApproved, PlanRejected, PlanExpired, PlanKept, PlanIssued, PlanApplied, PlanFailed, PlanScored,
-    AlertOpened, AlertClosed, AlertDelivered,
+    ModeChanged, Note, CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored,
+    DetectionLimit, Diagnosed, PlanProposed, PlanApproved, PlanRejected, PlanExpired, PlanKept, PlanIssued, PlanApplied,
+    PlanFailed, PlanScored, AlertOpened, AlertClosed, AlertDelivered,
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import msgspec
 import polars as pl
 import streamlit as st
 
+from unskew.analytics.core.outcome import Outcome, outcome_of_run
 from unskew.analytics.core.run_state import LoggedControl, RunState, fold
 from unskew.analytics.core.workload import Work, work_of
 from unskew.collector.events import CONTROL, Control, tag_of
@@ -62,6 +63,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
 
     @property
+    def outcome(self) -> Outcome:
+        """Wrong, well down to a stated slowdown, or why it cannot be judged."""
+        return outcome_of_run(self.state, controlled=self.controlled)
+
+    @property
     def latest(self) -> IterationRow | None:
         if self.iterations.is_empty():
             return None
@@ -90,7 +96,7 @@ def sql(query: str, params: Sequence[Any] | Mapping[str, Any] = (), *, refresh: 
 @st.cache_data(ttl=1, show_spinner=False)
 def runs() -> pl.DataFrame:
     """All runs of the store, newest first."""
-    return sql("select * from runs order by started_us desc")
+    return sql("select * from runs left join outcomes using (run) order by started_us desc")
 
 
 def controlled(run: str) -> bool:

@@ -10,9 +10,10 @@ from urllib.parse import quote
 
 import streamlit as st
 
+from unskew.analytics.core.outcome import OutcomeWord, percent
 from unskew.collector.events import DEVICE_NAMES
 from unskew.dashboard import data
-from unskew.dashboard.run_status import TONES, status_of
+from unskew.dashboard.run_status import OUTCOME_TONES, OUTCOME_WORDS, TONES, status_of
 from unskew.dashboard.theme import card, chip, escape, table, title
 from unskew.dashboard.wording import CAUSES, ago
 
@@ -45,9 +46,9 @@ def show() -> None:
         if runs.is_empty():
             st.html(NONE_YET)
             return
-        head = ["Run", "State", "Last event", "Iterations", "Ranks", "Device", "Mode", "Started"]
+        head = ["Run", "State", "Outcome", "Last event", "Iterations", "Ranks", "Device", "Mode", "Started"]
         rows = [_row(run, time.time()) for run in runs.iter_rows(named=True)]
-        st.html(table(head, rows, numeric=frozenset({3, 4})))
+        st.html(table(head, rows, numeric=frozenset({4, 5})))
     _history()
     _problems()
 
@@ -97,6 +98,7 @@ def _row(run: dict[str, Any], now_s: float) -> list[str]:
     return [
         f'<a href="?run={quote(run["run"])}"><b>{escape(run["run"])}</b></a>',
         chip(state, TONES[state]),
+        _outcome(run, state),
         ago(age_s),
         f"{run['iterations']:,}" + (f' <span class="u-muted">of {target:,}</span>' if target else ""),
         str(run["ranks"] or "–"),
@@ -104,3 +106,12 @@ def _row(run: dict[str, Any], now_s: float) -> list[str]:
         "–" if run["clock"] == "imported" else escape(run["mode"]),
         f"{started:%Y-%m-%d %H:%M}",
     ]
+
+
+def _outcome(run: dict[str, Any], state: str) -> str:
+    """A run that lost its controller did not end well, whatever was seen before."""
+    lost = state == "lost" and run["outcome"] == "well"
+    word: OutcomeWord = "cannot_be_judged" if lost else run["outcome"]
+    slowdown, why = run["smallest_slowdown"], "the run ended without a word of how" if lost else run["why"]
+    text = f"well, from {percent(slowdown)} on seen" if word == "well" else OUTCOME_WORDS[word]
+    return f'<span title="{escape(why)}">{chip(text, OUTCOME_TONES[word])}</span>'

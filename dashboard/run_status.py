@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unskew.analytics.core.outcome import OutcomeWord
 from unskew.analytics.core.run_state import RunState
 from unskew.dashboard.theme import Tone
 
@@ -16,6 +17,9 @@ TONES: dict[str, Tone] = {
     "stopped": "quiet",
     "failed": "bad",
 }
+
+OUTCOME_TONES: dict[OutcomeWord, Tone] = {"wrong": "warn", "well": "ok", "cannot_be_judged": "quiet"}
+OUTCOME_WORDS: dict[OutcomeWord, str] = {"wrong": "wrong", "well": "well", "cannot_be_judged": "cannot be judged"}
 
 
 def imported(state: RunState) -> bool:

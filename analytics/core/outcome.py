@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from unskew.collector.events import Verdict
+from unskew.analytics.core.run_state import RunState
+from unskew.collector.events import Diagnosed, Verdict
 
 Scope = Literal["device", "replica", "job"]
 OutcomeWord = Literal["wrong", "well", "cannot_be_judged"]
@@ -98,6 +99,46 @@ def outcome_of(
         return Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why="; ".join(missing))
     bounds = [decisive.why] if decisive.why else []
     return Outcome(outcome="well", smallest_slowdown=smallest, why="; ".join([seen(decisive), *bounds]))
+
+
+def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
+    """What the control events of a run amount to: its last diagnosis once it is over, else what its controller named and would
+    have named. `controlled`: a living controller holds it."""
+    over, found = state.finished, state.diagnosed
+    if over is not None and found is not None:
+        return _diagnosed(found)
+    gaps = []
+    if state.started is not None and over is None and not controlled:
+        gaps.append("the run ended without a word of how")
+    failure = f"the run failed: {over.reason or 'no reason given'}" if over is not None and over.status == "failed" else ""
+    newest_first = [judged.verdict for judged in reversed(state.open_verdicts)]
+    return outcome_of(newest_first, [_live_sight(state)], failure=failure, gaps=gaps)
+
+
+def _diagnosed(found: Diagnosed) -> Outcome:
+    """Of a version that did not state what it would have seen, the verdicts alone count."""
+    word = found.outcome or ("wrong" if found.verdicts else "cannot_be_judged")
+    why = found.why or "it was diagnosed by a version that did not state what it would have seen"
+    if word == "wrong" and found.verdicts and not found.why:
+        why = str(found.verdicts[0]["sentence"])
+    return Outcome(outcome=msgspec.convert(word, OutcomeWord), smallest_slowdown=found.smallest_slowdown, why=why)
+
+
+def _live_sight(state: RunState) -> Sight:
+    started, limit = state.started, state.limit
+    if limit is not None:
+        return Sight(scope="device", smallest_slowdown=limit.smallest_slowdown, why=limit.why)
+    if started is None:
+        why = "the run has not started yet"
+    elif started.clock == "imported":
+        why = "nobody has judged this imported run yet"
+    elif started.device == "simulated":
+        why = "in a simulated run nobody judges the devices"
+    elif state.finished is not None:
+        why = "the run was over before its iterations could be judged"
+    else:
+        why = "warm-up, the iterations cannot be compared with a prediction yet"
+    return Sight(scope="device", smallest_slowdown=None, why=why)
 
 
 def closest(sights: Sequence[Sight]) -> Sight:

@@ -104,6 +104,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[ev.FaultInjected, ...] = ()
     predictors: tuple[ev.PredictorFitted, ...] = ()
     scores: dict[int, ev.PlanScored] = {}
+    limit: ev.DetectionLimit | None = None
     diagnosed: ev.Diagnosed | None = None
 
     @property
@@ -159,6 +160,8 @@ def fold(state: RunState, event: ev.Event | None, at_us: int = 0) -> RunState:
             state = _changed(state, predictors=(*state.predictors, event))
         case ev.PlanScored():
             state = _changed(state, scores={**state.scores, event.plan_version: event})
+        case ev.DetectionLimit():
+            state = _changed(state, limit=event)
         case ev.Diagnosed():
             state = _changed(state, diagnosed=event)
         case ev.DeviceLost():

@@ -22,6 +22,7 @@ from unskew.analytics.detector.detector import Verdicts
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.health.probing import Probe
 from unskew.analytics.loop.asking import Asking
+from unskew.analytics.loop.detection_limit import LimitState
 from unskew.analytics.loop.hindsight import VerdictScoring
 from unskew.analytics.loop.measurements import Measurements
 from unskew.analytics.loop.monitor import Monitor
@@ -32,6 +33,7 @@ from unskew.analytics.scheduler.propose import Proposal
 from unskew.collector.events import (
     AdaptationStarted,
     Control,
+    DetectionLimit,
     FaultInjected,
     IterationJudged,
     Regrouped,
@@ -62,6 +64,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     asking: Asking
     measurements: Measurements = Measurements()
     trial: PlanTrial | None = None
+    limit: LimitState = LimitState()
 
     @staticmethod
     def begin(site: Site, options: AdaptationOptions | None = None) -> Adaptation:
@@ -99,6 +102,8 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             loop, scored = loop._tried(committed, found.predicted_us)
             events += [*looked_back, *decided, *scored]
             loop, step = loop._sought(step, plan, alive)
+        loop, changed = loop._seeing(found.judged)
+        events += changed
         if committed.log_complete:
             monitor, fitted = loop.monitor.learn(found.sample, events)
             loop = msgspec.structs.replace(loop, monitor=monitor)
@@ -190,6 +195,14 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             loop.asking, at=iteration + self.options.settle, verdict=named[-1] if named else loop.asking.verdict
         )
         return msgspec.structs.replace(loop, asking=asking), events
+
+    def _seeing(self, judged: IterationJudged) -> tuple[Adaptation, list[DetectionLimit]]:
+        """With what would be named from now on, and the news of it; in warm-up nothing is."""
+        if judged.log_complete and judged.predicted_us is None:
+            return self, []
+        sight = self.monitor.sight
+        of = self.limit.judged(sight, judged.iteration) if judged.log_complete else self.limit.passed_over(judged.iteration)
+        return msgspec.structs.replace(self, limit=of[0]), of[1]
 
     def _tried(self, committed: CommittedIteration, predicted_us: float) -> tuple[Adaptation, list[Control]]:
         """With the iteration in the trial in progress, which closes when it has lasted long enough."""

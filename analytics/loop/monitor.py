@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from unskew.analytics.core.iteration import IterationTelemetry
+from unskew.analytics.core.outcome import Sight
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector import detector
 from unskew.analytics.detector.detector import DetectorState, Verdicts
@@ -53,6 +54,11 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     def speeds(self) -> dict[int, dict[str, float]]:
         """rank -> kind -> estimated speed, where it is not the healthy one."""
         return self.detector.speeds
+
+    @property
+    def sight(self) -> Sight:
+        """What the Detector would have named up to now."""
+        return detector.sight_of(self.detector, self.options)
 
     def reading(self, states: Iterable[GpuState]) -> Monitor:
         """With what GPUs say of themselves."""

@@ -17,6 +17,7 @@ from unskew.analytics.replay.recorded_run import RecordedRun
 from unskew.collector.events import (
     AdaptationStarted,
     Control,
+    DetectionLimit,
     DeviceLost,
     Event,
     FaultInjected,
@@ -159,7 +160,7 @@ def moment_of(event: Control) -> int:
             return event.watermark
         case PlanScored():
             return event.to_iteration
-        case VerdictClosed() | PlanKept() | Probed():
+        case VerdictClosed() | PlanKept() | Probed() | DetectionLimit():
             return event.at_iteration
         case Verdict() | PlanProposed():
             # Of a loss they record the iteration that the rank was in.

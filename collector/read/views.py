@@ -154,6 +154,27 @@ VIEWS: dict[str, str] = {
         from (select *, (party->>'rank')::bigint as rank
               from (select *, unnest(culprits::json[]) as party from verdicts) where party->>'kind' = 'device') named
         left join devices using (run, rank)""",
+    "detection_limits": own_columns(events.DetectionLimit),
+    "outcomes": """
+        with back as (
+            select run, verdict from flagged join devices using (run, rank)
+            where cause = 'dead' group by run, verdict having bool_and(state = 'joined')),
+        wrong as (
+            select run, arg_max(sentence, seq) as sentence
+            from (select * from verdicts where until_iteration is null) named anti join back using (run, verdict) group by run),
+        diagnosed as (
+            select * from diagnoses join (select run from runs where finished_us is not null) over using (run)
+            qualify row_number() over (partition by run order by seq desc) = 1),
+        sight as (select * from detection_limits qualify row_number() over (partition by run order by seq desc) = 1),
+        found as (
+            select runs.run, case when diagnosed.run is not null then coalesce(nullif(diagnosed.outcome, ''),
+                        if(json_array_length(diagnosed.verdicts) > 0, 'wrong', 'cannot_be_judged'))
+                    when wrong.run is not null or runs.status = 'failed' then 'wrong'
+                    when sight.smallest_slowdown <= 2 then 'well' else 'cannot_be_judged' end as outcome,
+                if(diagnosed.run is not null, diagnosed.smallest_slowdown, sight.smallest_slowdown) as smallest_slowdown,
+                coalesce(nullif(diagnosed.why, ''), wrong.sentence, nullif(sight.why, ''), runs.reason, '') as why
+            from runs left join diagnosed using (run) left join wrong using (run) left join sight using (run))
+        select run, outcome, if(outcome = 'cannot_be_judged', null, smallest_slowdown) as smallest_slowdown, why from found""",
     "detection": """
         select runs.run, coalesce(given.n_verdicts, 0) as n_verdicts, coalesce(given.n_correct, 0) as n_correct,
             coalesce(given.n_false, 0) as n_false,

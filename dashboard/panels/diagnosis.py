@@ -29,7 +29,7 @@ def body(snapshot: Snapshot) -> None:
         empty("Not asked for yet. A diagnosis reports what was wrong, who did it and what it cost:")
         st.code(f"unskew diagnose {snapshot.run} --store {store().root}", language=None, wrap_lines=True)
         return
-    verdicts = "".join(_verdict(verdict) for verdict in found.verdicts) or "<p>Nothing is wrong, as far as the data shows.</p>"
+    verdicts = "".join(_verdict(verdict) for verdict in found.verdicts) or f"<p>{escape(snapshot.outcome.sentence)}</p>"
     st.html(f'<div class="u-text">{verdicts}</div>{_lost(found)}{_open(found)}')
 
 

@@ -7,10 +7,9 @@ import polars as pl
 import streamlit as st
 
 from unskew.analytics.core.run_state import RunState, VerdictState
-from unskew.collector.events import Diagnosed, Verdict
+from unskew.collector.events import Verdict
 from unskew.dashboard.data import Snapshot
-from unskew.dashboard.panels import diagnosis
-from unskew.dashboard.run_status import NO_NEWS_S, imported
+from unskew.dashboard.run_status import NO_NEWS_S, OUTCOME_TONES, imported
 from unskew.dashboard.theme import Tone, chip, escape
 from unskew.dashboard.wording import CAUSES, ago, count, parties, speeds
 
@@ -29,7 +28,8 @@ class Headline(msgspec.Struct, frozen=True):
 def decide(snapshot: Snapshot) -> Headline:
     """The headline: one sentence on top of the page.
 
-    In this order: a run that writes nothing (never began, lost its controller, fell silent), the newest open verdict, all well.
+    In this order: a run that writes nothing (never began, lost its controller, fell silent), the newest open verdict, else well
+    down to what would have been seen, or why it cannot be judged (analytics/core/outcome.py).
     """
     state = snapshot.state
     silent = f"The last event came {ago(snapshot.age_s)}."
@@ -45,7 +45,7 @@ def decide(snapshot: Snapshot) -> Headline:
         return Headline("warn", f"Nothing has been heard of this run for {snapshot.age_s:.0f} s.", notes=_verdict_notes(state))
     if state.open_verdicts:
         return _of_verdict(state.open_verdicts[-1], state)
-    return _all_well(snapshot)
+    return _of_outcome(snapshot)
 
 
 def _of_verdict(judged: VerdictState, state: RunState) -> Headline:
@@ -76,35 +76,20 @@ def sentence(verdict: Verdict) -> str:
     return verdict.sentence[:1].upper() + verdict.sentence[1:].removesuffix(".") + "."
 
 
-def _all_well(snapshot: Snapshot) -> Headline:
-    ranks = snapshot.state.started.ranks if snapshot.state.started else 0
-    latest = snapshot.latest
-    if snapshot.state.finished is not None:
-        done = count(snapshot.state.finished.iterations, "iteration")
-        if imported(snapshot.state):
-            return _imported(done, snapshot.state.diagnosed)
-        how = "was stopped" if snapshot.state.finished.status == "stopped" else "is done"
-        return Headline(
-            "ok", f"The run {how} after {done}; nothing was wrong at its end.", notes=_verdict_notes(snapshot.state)
-        )
-    if latest is None:
-        return Headline("quiet", f"{count(ranks, 'rank')} started; no iteration is committed yet.")
-    if latest.predicted_us is None:
-        return Headline("quiet", f"Warm-up: {count(ranks, 'rank')} run, the predictor is not fitted yet.")
-    facts: tuple[tuple[str, Tone], ...] = () if snapshot.judged.is_empty() else ((furthest(snapshot.judged), "quiet"),)
-    return Headline(
-        "ok", f"All {ranks - len(snapshot.state.lost)} ranks run as predicted.", facts, _verdict_notes(snapshot.state)
-    )
-
-
-def _imported(done: str, found: Diagnosed | None) -> Headline:
-    if found is None:
-        return Headline("quiet", f"An imported run of {done}; nobody has judged it yet.")
-    note = f"An imported run of {done}, diagnosed afterwards."
-    if not found.verdicts:
-        return Headline("ok", "Nothing is wrong in it, as far as the data shows.", notes=(note,))
-    first, *others = (diagnosis.sentence(verdict) for verdict in found.verdicts)
-    return Headline("warn", first, notes=(*others[:2], note))
+def _of_outcome(snapshot: Snapshot) -> Headline:
+    state, found = snapshot.state, snapshot.outcome
+    facts: list[tuple[str, Tone]] = []
+    if state.finished is None:
+        facts.append((f"{count(len(state.last_roles) - len(state.lost), 'rank')} at work", "quiet"))
+        facts += [] if snapshot.judged.is_empty() else [(furthest(snapshot.judged), "quiet")]
+    else:
+        how = "imported" if imported(state) else state.finished.status
+        facts.append((f"{how}, {count(state.finished.iterations, 'iteration')}", "quiet"))
+        if state.diagnosed is not None:
+            facts.append(("diagnosed afterwards", "quiet"))
+    closed = len(state.verdicts) - len(state.open_verdicts)
+    notes = [f"{count(closed, 'verdict')} before, closed by now."] if closed else []
+    return Headline(OUTCOME_TONES[found.outcome], found.sentence, tuple(facts), (*notes, *_verdict_notes(state)))
 
 
 def furthest(judged: pl.DataFrame) -> str:

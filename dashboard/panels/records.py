@@ -101,7 +101,7 @@ def show_verdicts(snapshot: Snapshot) -> None:
     verdicts = [(revision, verdict) for verdict in state.verdicts.values() for revision in verdict.revisions]
     verdicts.sort(key=lambda one: one[0].at_us)
     if not verdicts:
-        empty("0 verdicts: nobody judged it." if imported(state) else "0 verdicts so far: nothing was found wrong.")
+        empty("0 verdicts: nobody judged it." if imported(state) else f"0 verdicts so far. {snapshot.outcome.sentence}")
         return
     rows = [_verdict(*one, state) for one in reversed(verdicts)]
     head = ["When", "Culprit", "Cause", "Speed", "Since", "Until", "Victims", "Answer", "Score against the truth"]

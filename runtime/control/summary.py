@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from unskew.analytics.core.outcome import Outcome, outcome_of_run
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.collector.events import Dropped, IterationCommitted, Party, PlanApplied, PlanScored
 from unskew.collector.files.tail import Entry
@@ -59,7 +60,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """`losses[i]` (nats per target token) and `iteration_s[i]` of committed iteration i."""
+    """`losses[i]` (nats per target token) and `iteration_s[i]` of committed iteration i; `outcome` at the run's end."""
 
     run_id: str
     device: str
@@ -70,6 +71,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: tuple[VerdictSummary, ...]
     plans: tuple[PlanSummary, ...]
     events: EventCounts
+    outcome: Outcome
     verify: Verification | None = None
 
 
@@ -135,6 +137,7 @@ class SummaryBuilder:
                 dropped=self._dropped,
                 log_complete=all(commit.log_complete for commit in commits),
             ),
+            outcome=outcome_of_run(state, controlled=True),
             verify=verify,
         )
 

@@ -17,6 +17,7 @@ from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.collector.events import (
     Control,
+    DetectionLimit,
     DeviceJoined,
     IterationCommitted,
     IterationJudged,
@@ -105,7 +106,8 @@ class RunWriter:
                     n_chunks=768,
                     error_percent={"F": 1.3, "B": 1.1},
                     trigger="warm-up",
-                )
+                ),
+                DetectionLimit(at_iteration=self.iteration, smallest_slowdown=1.15),
             )
         for number, documents in enumerate(lengths):
             self.telemetry.append(

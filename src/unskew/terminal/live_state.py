@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from unskew.analytics.core import run_state
+from unskew.analytics.core.outcome import Outcome, outcome_of_run
 from unskew.analytics.core.plan import Role
 from unskew.analytics.core.run_state import RunState
 from unskew.collector import events as ev
@@ -73,6 +74,11 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
         committed = [one for one in self.past if one.loss is not None]
         whole = [one for one in committed if one.measured_s is not None]
         return next(reversed(whole or committed), None)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What is known of the run; who watches it is told of its controller's end by the log or not at all."""
+        return outcome_of_run(self.run, controlled=True)
 
     @property
     def waiting(self) -> str | None:

@@ -12,6 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from unskew.analytics.core.outcome import OutcomeWord
 from unskew.collector.events import DEVICE_NAMES
 from unskew.terminal.live_state import IterationView, LiveState, RankView, SentenceView
 from unskew.terminal.sentences import Tone
@@ -19,9 +20,10 @@ from unskew.terminal.sentences import Tone
 CURVE_COLUMNS = 60
 WIDEST_GRID = 8
 """More stages than this are drawn as a strip of blocks."""
-FIXED_ROWS = 15
+FIXED_ROWS = 17
 """Rows of the view that are neither ranks nor sentences."""
 
+OUTCOMES: dict[OutcomeWord, str] = {"wrong": "bold red", "well": "green", "cannot_be_judged": "yellow"}
 BARS = "▁▂▃▄▅▆▇█"
 TONES: dict[Tone, str] = {"plain": "", "good": "green", "bad": "red", "ask": "yellow", "quiet": "dim"}
 Facts = Sequence[tuple[str, str]]
@@ -31,6 +33,8 @@ Facts = Sequence[tuple[str, str]]
 def render(state: LiveState, facts: Facts, width: int, height: int) -> RenderableType:
     """The whole view in at most `width` columns; older sentences give way where `height` rows are too few."""
     parts: list[RenderableType] = [_header(state, facts), Padding(_progress(state, width), (1, 0, 0, 0))]
+    if state.run.started is not None:
+        parts.append(Text(state.outcome.sentence, OUTCOMES[state.outcome.outcome]))
     ranks = [*state.ranks.values()]
     if ranks:
         drawn = _grid(ranks) if _fits(ranks, width) else _strip(ranks)

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from unskew.analytics.core.outcome import percent
 from unskew.collector import events as ev
 
 Tone = Literal["plain", "good", "bad", "ask", "quiet"]
@@ -117,6 +118,14 @@ def _off(what: str, percent: float, before: float | None) -> str:
 @sentence_of.register
 def _(event: ev.Verdict) -> Sentence:
     return Sentence("verdict", event.sentence, "bad")
+
+
+@sentence_of.register
+def _(event: ev.DetectionLimit) -> Sentence:
+    if event.smallest_slowdown is None:
+        return Sentence("sight", f"from now on nobody can be judged{because(event.why)}", "bad")
+    least = percent(event.smallest_slowdown)
+    return Sentence("sight", f"from now on a lasting slowdown of any device by {least} or more is named", "quiet")
 
 
 @sentence_of.register

@@ -39,6 +39,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         facts.append(("iteration time", f"{median(times):.3f} s (median)"))
     facts += [("fault", f"rank {f.rank} {DONE.get(f.kind, f.kind)} iteration {f.at_iteration}") for f in summary.faults]
     facts += [("verdict", verdict.sentence) for verdict in summary.verdicts]
+    facts.append(("outcome", summary.outcome.sentence))
     complete = "log complete" if events.log_complete else "log late: some votes came before every rank had flushed its events"
     facts.append(("events", f"{events.written:,} written, {events.stored:,} stored, {events.dropped:,} dropped, {complete}"))
     if summary.verify is not None:

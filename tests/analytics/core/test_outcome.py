@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from pathlib import Path
+
+import msgspec
 import pytest
 
-from unskew.analytics.core.outcome import Sight, UnexplainedTime, outcome_of
-from unskew.collector.events import Verdict
+from unskew.analytics.core.outcome import Sight, UnexplainedTime, outcome_of, outcome_of_run
+from unskew.analytics.core.run_state import RunState, fold
+from unskew.collector import events as ev
+from unskew.collector.paths import Store
+from unskew.collector.read.reader import open_store
+from unskew.collector.write.control_stream import ControlStream
 
 SEES = Sight(scope="device", smallest_slowdown=1.07)
 SEES_LESS = Sight(scope="device", smallest_slowdown=1.4, why="under plan 1 ranks share cores")
@@ -14,8 +22,8 @@ OF_THE_JOB = Sight(scope="job", smallest_slowdown=1.05)
 MOSTLY_UNEXPLAINED = UnexplainedTime(of_lost=0.8, of_measured=0.3)
 
 
-def verdict(sentence: str) -> Verdict:
-    return Verdict(
+def verdict(sentence: str) -> ev.Verdict:
+    return ev.Verdict(
         verdict=1,
         cause="unknown",
         culprits=(),
@@ -73,3 +81,57 @@ def test_what_could_not_be_seen_is_never_calm(
 def test_a_little_without_a_cause_is_no_reason_to_doubt() -> None:
     assert outcome_of([], [SEES], unexplained=UnexplainedTime(of_lost=1.0, of_measured=0.02)).outcome == "well"
     assert outcome_of([], [SEES], unexplained=UnexplainedTime(of_lost=0.1, of_measured=0.1)).outcome == "well"
+
+
+STARTED = ev.RunStarted(run="r", device="sleep", clock="monotonic", mode="auto", ranks=4, options={}, code="", version="")
+SEEN = ev.DetectionLimit(at_iteration=9, smallest_slowdown=1.15)
+BLINDED = ev.DetectionLimit(at_iteration=20, smallest_slowdown=None, why="the log of the last 5 iterations came too late")
+DONE = ev.RunFinished(status="done", iterations=40)
+CLOSED = ev.VerdictClosed(verdict=1, until_iteration=12, at_iteration=14, reason="well again")
+DIAGNOSED = ev.Diagnosed(
+    observability="chunks", verdicts=(), time_lost_s={}, abstained=(), outcome="cannot_be_judged", why="too noisy"
+)
+
+
+@pytest.mark.parametrize(
+    ("events", "controlled", "word", "why"),
+    [
+        ([], True, "cannot_be_judged", "not started"),
+        ([STARTED], True, "cannot_be_judged", "warm-up"),
+        ([STARTED, SEEN], True, "well", "any device by 15 %"),
+        ([STARTED, SEEN], False, "cannot_be_judged", "without a word of how"),
+        ([STARTED, SEEN, BLINDED], True, "cannot_be_judged", "came too late"),
+        ([STARTED, SEEN, verdict("rank 1 is slow")], True, "wrong", "rank 1 is slow"),
+        ([STARTED, SEEN, verdict("rank 1 is slow"), CLOSED], True, "well", "15 %"),
+        ([STARTED, DONE], False, "cannot_be_judged", "over before"),
+        ([STARTED, SEEN, DONE], False, "well", "15 %"),
+        ([STARTED, SEEN, ev.RunFinished(status="failed", iterations=3, reason="no plan is left")], False, "wrong", "no plan"),
+        ([STARTED, SEEN, DONE, DIAGNOSED], False, "cannot_be_judged", "too noisy"),
+        ([msgspec.structs.replace(STARTED, device="simulated"), DONE], False, "cannot_be_judged", "simulated"),
+        ([msgspec.structs.replace(STARTED, clock="imported"), DONE], False, "cannot_be_judged", "nobody has judged"),
+    ],
+)
+def test_the_log_of_a_run_tells_how_it_goes(events: list[ev.Control], controlled: bool, word: str, why: str) -> None:
+    found = outcome_of_run(reduce(fold, events, RunState()), controlled=controlled)
+    assert found.outcome == word
+    assert why in found.why
+
+
+def test_sql_gives_the_same_outcome_as_the_page(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    stories: dict[str, list[ev.Control]] = {
+        "warm-up": [], "seen": [SEEN], "blinded": [SEEN, BLINDED], "slow": [SEEN, verdict("rank 1 is slow")],
+        "well-again": [SEEN, verdict("rank 1 is slow"), CLOSED, DONE], "short": [DONE], "diagnosed": [SEEN, DONE, DIAGNOSED],
+        "failed": [SEEN, ev.RunFinished(status="failed", iterations=3, reason="no plan is left")],
+    }  # fmt: skip
+    for run, events in stories.items():
+        stream = ControlStream(store, run, f"run/{run}", "controller")
+        stream.append(stream.version, [msgspec.structs.replace(STARTED, run=run), *events], actor="controller")
+        stream.close()
+    with open_store(store) as reader:
+        rows = {row["run"]: row for row in reader.sql("select * from outcomes").to_dicts()}
+    for run, events in stories.items():
+        expected = outcome_of_run(reduce(fold, [STARTED, *events], RunState()), controlled=True)
+        assert rows[run]["outcome"] == expected.outcome, run
+        assert rows[run]["smallest_slowdown"] == expected.smallest_slowdown, run
+        assert expected.outcome == "well" or not rows[run]["why"] or rows[run]["why"] in expected.why, run

@@ -34,7 +34,6 @@ SEEN = {
     "iterations": "iteration times only",
     "nothing": "no iteration",
 }
-HEADLINES = {"wrong": "bold red", "well": "green", "cannot_be_judged": "yellow"}
 SHARED = {"long_sequences", "stage_imbalance", "input_bound", "gc_pause"}
 """Causes whose confidence is the part of the iterations in which they cost enough to be named."""
 
@@ -128,6 +127,7 @@ def shown(one: Diagnosis) -> RenderableType:
     from rich.text import Text
 
     from unskew.analytics.core.outcome import percent
+    from unskew.terminal.live_view import OUTCOMES
 
     count = f"{one.iterations} iteration{'' if one.iterations == 1 else 's'}"
     parts: list[RenderableType] = [Text(f"{one.run_id}: {count}, {SEEN[one.observability]}", "bold")]
@@ -135,7 +135,7 @@ def shown(one: Diagnosis) -> RenderableType:
     for verdict in one.verdicts:
         table.add_row(Text(verdict.cause, "bold"), Text.assemble(verdict.sentence, (_extent(verdict), "dim")))
         table.add_row("", Text(f"next: {verdict.evidence['next_step']}", "dim"))
-    parts.append(Text("Something is wrong:" if one.verdicts else one.sentence, HEADLINES[one.outcome]))
+    parts.append(Text("Something is wrong:" if one.verdicts else one.sentence, OUTCOMES[one.outcome]))
     if one.verdicts:
         parts.append(table)
         if one.smallest_slowdown is not None:
