@@ -1,0 +1,168 @@
+"""Runs in which something is wrong, or in which nobody could have seen it: none of them is called well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+from support import dashboard_runs as runs
+
+from unskew.analytics.cluster.event import ClusterEvent
+from unskew.analytics.cluster.job import JOBS
+from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose
+from unskew.analytics.diagnosis.runlog import RunLog
+from unskew.analytics.diagnosis.trace.model import from_spans
+from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
+from unskew.analytics.policies.registry import POLICIES
+from unskew.collector.events import Span
+from unskew.collector.formats.exporters import straggler_analysis
+from unskew.collector.formats.registry import bring_in
+from unskew.collector.paths import Store
+from unskew.collector.read.reader import open_store
+from unskew.collector.write.commands import hold_controller_lock
+from unskew.edge.load_run import load_run
+from unskew.edge.record_simulation import record
+
+STEP_US, LATE_US, STEPS = 4_000.0, 40_000.0, 60
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def loaded(store: Store, run: str) -> RunLog:
+    with open_store(store) as reader:
+        return load_run(reader, run)
+
+
+def of_table(store: Store, tmp_path: Path, text: str) -> Diagnosis:
+    (tmp_path / "t.csv").write_text(text)
+    (brought,) = bring_in(store, "iteration-times", tmp_path / "t.csv")
+    return diagnose(loaded(store, brought.run))
+
+
+def not_calm(found: Diagnosis) -> bool:
+    """Neither the word nor the sentence of calm."""
+    return found.outcome != "well" and found.why != "" and not found.sentence.startswith("Well")
+
+
+def late_rank(parts: Sequence[tuple[str, float]], *, waits: bool, group: str | None = "0-1") -> RunLog:
+    """An own data-parallel job of two ranks: spans of a step's `parts`; rank 1 comes `LATE_US` late in every step, which is in
+    none of them, and rank 0 waits for it in the all-reduce where that is recorded."""
+    noise, spans = np.random.default_rng(3), []
+    period = STEP_US + LATE_US + 1_000
+    for step in range(STEPS):
+        for rank in (0, 1):
+            at = step * period + rank * LATE_US
+            place = {"device": f"cpu-{rank}", "rank": rank, "plan_version": 0, "attempt": 0, "iteration": step}
+            for kind, share in parts:
+                us = share * STEP_US * float(np.exp(noise.normal(0, 0.01)))
+                spans.append(Span(kind=kind, start_us=round(at), wall_us=round(us), micro_batch=0, **place))  # type: ignore[arg-type]
+                at += us
+            end = step * period + LATE_US + STEP_US + 500
+            if waits:
+                spans.append(
+                    Span(
+                        kind="all_reduce",
+                        start_us=round(at),
+                        wall_us=max(round(end - at), 1),
+                        group=group,
+                        group_seq=step,
+                        **place,
+                    )
+                )
+            spans.append(Span(kind="optimizer", start_us=round(end), wall_us=200, **place))
+    names = [field.name for field in msgspec.structs.fields(Span)]
+    frame = pl.DataFrame([{name: getattr(one, name) for name in names} for one in spans], infer_schema_length=None)
+    return RunLog(
+        run="ddp", device_kind=None, clock="imported", options={}, ranks=2, trace=from_spans(frame, pl.DataFrame(), {}),
+        iterations=pl.DataFrame({"iteration": range(STEPS), "iteration_us": [round(period)] * STEPS}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parts", "waits", "group"),
+    [
+        ((("F", 0.4), ("B", 0.6)), True, "0-1"),
+        ((("F", 0.4), ("B", 0.6)), False, None),
+    ],
+    ids=["chunks and collectives", "chunk times"],
+)
+def test_a_rank_that_is_late_in_every_step_from_the_first_on(
+    parts: tuple[tuple[str, float], ...], waits: bool, group: str | None
+) -> None:
+    found = diagnose(late_rank(parts, waits=waits, group=group))
+    assert not_calm(found), found.sentence
+    assert not any(party.rank == 0 for verdict in found.verdicts for party in verdict.culprits)
+
+
+def test_a_rank_that_is_late_in_every_step_of_a_table_of_ranks(store: Store, tmp_path: Path) -> None:
+    noise = np.random.default_rng(5).normal(1.0, 0.01, (STEPS, 2))
+    rows = [f"{i},{rank},{(0.004 + 0.04 * rank) * noise[i, rank]}" for i in range(STEPS) for rank in (0, 1)]
+    assert not_calm(of_table(store, tmp_path, "step,rank,seconds\n" + "\n".join(rows)))
+
+
+def test_a_series_that_is_too_short(store: Store, tmp_path: Path) -> None:
+    found = of_table(store, tmp_path, "step,seconds\n" + "\n".join(f"{i},1.0" for i in range(6)))
+    assert found.outcome == "cannot_be_judged"
+    assert "6 iterations" in found.why
+
+
+@pytest.mark.parametrize("shift", [1.03, 1.06, 1.2])
+def test_a_shift_that_was_not_named_is_smaller_than_what_would_have_been(store: Store, tmp_path: Path, shift: float) -> None:
+    x = np.exp(np.random.default_rng(7).normal(0, 0.003, 400)) * np.where(np.arange(400) >= 200, shift, 1.0)
+    found = of_table(store, tmp_path, "step,seconds\n" + "\n".join(f"{i},{value}" for i, value in enumerate(x)))
+    assert found.outcome == "wrong" or found.smallest_slowdown is None or found.smallest_slowdown > shift
+
+
+@pytest.mark.limit(120)
+def test_a_run_whose_controller_was_killed_and_one_with_holes(store: Store) -> None:
+    runs.healthy(store, iterations=40).close()
+    with hold_controller_lock(store, "healthy"):
+        going_on = loaded(store, "healthy")
+    assert going_on.end == "running"
+    killed = diagnose(loaded(store, "healthy"))
+    assert killed.outcome == "wrong" if killed.verdicts else "without a word of how" in killed.why
+    # Whatever is named in such a run (long sequences, perhaps) is left out here: only what was seen counts.
+    half = [
+        msgspec.structs.replace(one, committed=msgspec.structs.replace(one.committed, log_complete=i % 2 == 0))
+        for i, one in enumerate(going_on.released)
+    ]
+    holes = diagnose(msgspec.structs.replace(going_on, released=tuple(half)))
+    assert holes.verdicts or "the log of 20 of 40 iterations is not complete" in holes.why
+    short = diagnose(msgspec.structs.replace(going_on, released=going_on.released[:6], iterations=going_on.iterations.head(6)))
+    assert short.verdicts or short.outcome == "cannot_be_judged"
+
+
+@pytest.mark.limit(120)
+def test_our_own_run_exported_and_brought_in_again(store: Store, tmp_path: Path) -> None:
+    runs.slow(store).close()
+    with open_store(store) as reader:
+        straggler_analysis.write(reader, "slow", tmp_path / "slow.parquet")
+    (again,) = bring_in(store, "straggler-analysis", tmp_path / "slow.parquet", "again")
+    assert not_calm(diagnose(loaded(store, again.run)))
+
+
+@pytest.mark.parametrize("policy", ["resihp", "recover", "unskew"])
+def test_a_simulated_run_after_failures(store: Store, policy: str) -> None:
+    job = JOBS["llama2-7b"]
+    failures = [ClusterEvent(kind="failed", at_s=300.0 * (i + 1), devices=(2 * i,)) for i in range(8)]
+    record(store, "r", simulate(job, POLICIES[policy](), failures, SimulationOptions(hours=1.0)), failures, {})
+    found = diagnose(loaded(store, "r"))
+    assert found.outcome == "wrong"
+    assert any(verdict.cause == "dead" for verdict in found.verdicts)
+
+
+@pytest.mark.limit(120)
+def test_the_time_of_a_dead_device_is_lost_until_the_end(store: Store) -> None:
+    runs.after_death(store).close()
+    log = loaded(store, "death")
+    without = [one.committed for one in log.released if 6 not in log.plans[one.committed.plan_version].ranks]
+    assert len(without) == 40
+    least = sum(one.measured_us for one in without) / 1e6
+    assert diagnose(log).time_lost_s["dead"] >= least - 0.01
