@@ -306,9 +306,17 @@ class RunStarted(Control, frozen=True, kw_only=True, tag="run_started@1"):
 
 
 class RunFinished(Control, frozen=True, kw_only=True, tag="run_finished@1"):
-    status: Literal["done", "failed", "stopped"]
+    """How a run ended; incomplete = it was trained to its end, and its log is not whole.
+
+    `iterations`: those that the log holds; `committed`: those that ranks report to have committed, None = nobody was asked;
+    `unwritten`: events that could not be written.
+    """
+
+    status: Literal["done", "failed", "stopped", "incomplete"]
     iterations: int
     reason: str = ""
+    committed: int | None = None
+    unwritten: int = 0
 
 
 class DeviceJoined(Control, frozen=True, kw_only=True, tag="device_joined@1"):
@@ -398,14 +406,20 @@ class FaultInjected(Control, frozen=True, kw_only=True, tag="fault_injected@1"):
 
 
 class ModeChanged(Control, frozen=True, kw_only=True, tag="mode_changed@1"):
+    """`watermark` as in `DeviceLost`; None = by a version that did not ask the Scheduler anew after it."""
+
     mode: Mode
     by: str
     reason: str = ""
+    watermark: int | None = None
 
 
 class Note(Control, frozen=True, kw_only=True, tag="note@1"):
+    """`proposal`: the one that it is about, "" = none."""
+
     text: str
     by: str
+    proposal: str = ""
 
 
 class CommandRefused(Control, frozen=True, kw_only=True, tag="command_refused@1"):

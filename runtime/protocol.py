@@ -166,9 +166,13 @@ class RankFailed(Message, frozen=True, kw_only=True):
 
 
 class RankFinished(Message, frozen=True, kw_only=True):
-    """From a rank: all iterations are committed."""
+    """From a rank: all iterations are committed, `committed` of them. `unwritten`: so many of its events the disk has not
+    taken by now, `problem`: why."""
 
     rank: int
+    committed: int
+    unwritten: int
+    problem: str = ""
 
 
 class Stop(Message, frozen=True, kw_only=True):

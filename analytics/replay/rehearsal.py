@@ -22,6 +22,7 @@ from unskew.collector.events import (
     Event,
     FaultInjected,
     IterationJudged,
+    ModeChanged,
     PlanApplied,
     PlanIssued,
     PlanKept,
@@ -92,7 +93,8 @@ class Rehearsal:
                 self._observe_below(judged)
             self._take(place, event)
         self._observe_below(until + 1)
-        if until == self.last and any(isinstance(event, RunFinished) and event.status == "done" for event in self._control):
+        trained = any(isinstance(event, RunFinished) and event.status in ("done", "incomplete") for event in self._control)
+        if until == self.last and trained:
             self._follow(rules.finished(self.state))
 
     def observe(self, released: IterationTelemetry) -> IterationJudged:
@@ -132,7 +134,7 @@ class Rehearsal:
         return made
 
 
-_MARKED = (FaultInjected, DeviceLost, StandbyMeasured, PlanIssued, PlanApplied)
+_MARKED = (FaultInjected, DeviceLost, StandbyMeasured, PlanIssued, PlanApplied, ModeChanged)
 
 
 def watermark_of(event: Control) -> int | None:

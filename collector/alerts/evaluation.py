@@ -7,7 +7,6 @@ delivered rather than delivered twice.
 
 from __future__ import annotations
 
-import sys
 import threading
 import uuid
 from collections import defaultdict
@@ -23,6 +22,7 @@ from unskew.collector.alerts.rules import Rule
 from unskew.collector.events import AlertClosed, AlertDelivered, AlertOpened, Control
 from unskew.collector.locks import HeldLock, hold
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.process_log import report
 from unskew.collector.read.reader import Reader
 from unskew.collector.write.control_stream import ControlStream
 
@@ -214,7 +214,7 @@ class Alerting:
     def _report(self, condition: Condition) -> None:
         """Print an error of a rule, once."""
         if condition.error and self._reported.get(condition.rule) != condition.error:
-            print(f"alerts: rule {condition.rule} cannot be asked: {condition.error}", file=sys.stderr, flush=True)
+            report(f"alerts: rule {condition.rule} cannot be asked: {condition.error}")
         self._reported[condition.rule] = condition.error
 
 

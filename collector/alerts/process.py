@@ -17,6 +17,7 @@ from unskew.collector.alerts.rules import load_rules, rules_file
 from unskew.collector.background import lower_priority, start_in_background
 from unskew.collector.locks import is_held
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.process_log import report
 
 PERIOD_S = 2.0
 
@@ -56,7 +57,7 @@ def serve(
                 if over():
                     raise
                 if str(error) != reported:
-                    print(f"alerts: {error}", file=sys.stderr, flush=True)
+                    report(f"alerts: {error}")
                 reported = str(error)
             if over() or signal.sigtimedwait(ending, period_s) is not None:
                 return
@@ -65,7 +66,7 @@ def serve(
                 try:
                     alerting.use(load_rules(rules))
                 except StoreError as error:
-                    print(f"alerts: {error}", file=sys.stderr, flush=True)
+                    report(f"alerts: {error}")
     finally:
         alerting.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         serve(store, rules_file(store), over=lambda: not is_held(store.lock("collector")))
     except StoreError as error:
-        print(f"alerts: {error}", file=sys.stderr)
+        report(f"alerts: {error}")
         return 1
     return 0
 

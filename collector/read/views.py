@@ -82,7 +82,7 @@ VIEWS: dict[str, str] = {
     "runs": f"""
         select started.run, started.device, started.clock, coalesce(changed.mode, started.mode) as mode, started.ranks,
             coalesce(finished.status, 'unfinished') as status, finished.reason,
-            coalesce(finished.iterations, committed.iterations, 0) as iterations, started.at_us as started_us,
+            coalesce(finished.iterations, counted.iterations, 0) as iterations, started.at_us as started_us,
             finished.at_us as finished_us, written.last_us, written.n_events, written.n_dropped, started.version, started.code,
             started.options, coalesce(started.device_kind, case
                 when started.device ^@ 'sleep' then 'sleep' when started.device ^@ 'virtual' then 'virtual'
@@ -91,7 +91,7 @@ VIEWS: dict[str, str] = {
         left join ({own_columns(events.RunFinished)}) finished using (run)
         left join (select run, arg_max(mode, at_us) as mode
                    from ({own_columns(events.ModeChanged)}) group by run) changed using (run)
-        left join (select run, max(iteration) + 1 as iterations from iterations group by run) committed using (run)
+        left join (select run, max(iteration) + 1 as iterations from iterations group by run) counted using (run)
         left join (select run, max(last_us) as last_us, sum(n_events)::bigint as n_events, sum(n_dropped)::bigint as n_dropped
                    from writers group by run) written using (run)""",
     "devices": f"""

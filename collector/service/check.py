@@ -2,7 +2,8 @@
 
 * sealed and published files: their sha256 against the manifest's; the manifest against its own checksum;
 * spool files: the checksum of each flush; what a kill tore off is not a fault;
-* the log: every seq of a writer once, every version of a control stream once, from 1 on;
+* the log: every seq of a writer once, every version of a control stream once, from 1 on; of a run that is over, what its last
+  words say to be missing;
 * store.duckdb: its rows against the spool lines they were taken from;
 * projections: what is published against what the sealed files give.
 
@@ -15,15 +16,18 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import msgspec
 
 from unskew.collector import projections
+from unskew.collector.events import RunFinished, RunStarted, tag_of
 from unskew.collector.files import rows
 from unskew.collector.files.manifest import Manifest, load, publish
 from unskew.collector.files.segment import final_size, first_seq, is_torn, segment_name, segment_names, unpack
-from unskew.collector.files.tail import Damage, SpoolLines, Tail
+from unskew.collector.files.tail import Damage, SpoolLines, Tail, decode_event
+from unskew.collector.log_gap import log_gap
 from unskew.collector.paths import Store
 from unskew.collector.service.ingest import working_database
 from unskew.collector.service.sealing import sweep, unlisted
@@ -122,12 +126,16 @@ def _log(store: Store, manifest: Manifest) -> tuple[int, list[str]]:
             while rows.insert(database, "hot", run, tail.poll_lines()):
                 pass
         files = ", ".join(rows.quoted(str(store.root / one.file)) for one in manifest.sealed)
-        columns = "run, writer, seq, stream, version"
+        columns = "run, writer, seq, stream, version, type, payload"
         sealed = f" union all select {columns} from read_parquet([{files}], union_by_name = true)" if files else ""
         database.execute(f"create view whole as select {columns} from hot{sealed}").fetchall()
         writers = database.sql(
             f"select run, writer, count(*), count(distinct seq), {rows.DUE_OF_WRITER} from whole "
             "group by run, writer order by all"
+        ).fetchall()
+        ends = database.sql(
+            "select run, max(payload) filter (type = $1), max(payload) filter (type = $2) from whole group by run order by run",
+            params=[tag_of(RunStarted), tag_of(RunFinished)],
         ).fetchall()
         streams = database.sql(
             "select run, stream, count(*), count(distinct version), max(version) from whole where stream is not null "
@@ -148,7 +156,12 @@ def _log(store: Store, manifest: Manifest) -> tuple[int, list[str]]:
         for run, stream, n, one_each, due in streams
         if not n == one_each == due
     ]
+    found += [f"run {run}: {gap}" for run, *words in ends if (gap := log_gap(*map(_decoded, words)))]
     return sum(n for _, _, n, _, _ in writers), found
+
+
+def _decoded(payload: str | None) -> Any:
+    return None if payload is None else decode_event(payload.encode())
 
 
 def _projections(store: Store, manifest: Manifest, *, mend: bool) -> Iterator[Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 
 from unskew.collector.files.manifest import load
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.process_log import report
 from unskew.collector.service import compaction, retention
 from unskew.collector.service.ingest import working_database
 from unskew.collector.service.projecting import Projector
@@ -58,7 +58,7 @@ class Collector:
             try:
                 write_snapshot(self._store)
             except (duckdb.Error, OSError) as error:
-                print(f"collector: {self._store.database.name} was not written: {error}", file=sys.stderr, flush=True)
+                report(f"collector: {self._store.database.name} was not written: {error}")
         self._abandon()
         _remove([path for _, path in self._replaced])
 

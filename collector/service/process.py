@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from unskew.collector.background import lower_priority, start_in_background
 from unskew.collector.locks import hold, is_held
 from unskew.collector.paths import Store, StoreError, make_folder
+from unskew.collector.process_log import report
 
 if TYPE_CHECKING:
     from unskew.collector.service.collecting import Collector
@@ -115,7 +116,7 @@ def _step(store: Store, collecting: Collector, reported: str) -> tuple[bool, flo
         busy = collecting.step()
     except StoreError as error:  # the disk refuses, or is full; the spool keeps everything meanwhile
         if str(error) != reported:
-            print(f"collector: {error}", file=sys.stderr, flush=True)
+            report(f"collector: {error}")
         _write_trouble(store, str(error))
         return False, BUSY_RETRY_S, str(error)
     if reported:
@@ -142,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with lock:
             serve(store, options.idle_s)
     except StoreError as error:
-        print(f"collector: {error}", file=sys.stderr)
+        report(f"collector: {error}")
         return 1
     return 0
 

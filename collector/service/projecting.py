@@ -5,7 +5,6 @@ A projection that fails is reported in collector.log and left as it was; the log
 
 from __future__ import annotations
 
-import sys
 import time
 
 import duckdb
@@ -14,6 +13,7 @@ import msgspec
 from unskew.collector import projections
 from unskew.collector.files import manifest
 from unskew.collector.paths import Store
+from unskew.collector.process_log import report
 from unskew.collector.service.snapshot import files_read
 
 PUBLISH_S = 5.0
@@ -52,5 +52,5 @@ class Projector:
 
     def _report(self, sentence: str) -> None:
         if sentence != self._reported:
-            print(f"collector: {sentence}", file=sys.stderr, flush=True)
+            report(f"collector: {sentence}")
         self._reported = sentence

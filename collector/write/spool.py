@@ -59,6 +59,8 @@ class SpoolWriter:
         self._receipts: list[_Receipt] = []
         self._dropped = 0
         self._dropped_lock = threading.Lock()
+        self.problem = ""
+        """Why the disk did not take the last flush, as the system says it; "" when it did."""
         self._wake = threading.Event()
         self._closing = False
         # What follows belongs to the helper thread alone.
@@ -66,7 +68,7 @@ class SpoolWriter:
         self._unwritten: deque[tuple[int, bytes]] = (
             deque()
         )  # flushes, each with the first seq in it; of the first perhaps a rest
-        self._next_seq = 0
+        self._next_seq = self._written_seq = 0
         self._complete = True
         self._whole = False
         self._thread = threading.Thread(target=self._serve, name=f"spool-{writer}", daemon=True)
@@ -92,6 +94,11 @@ class SpoolWriter:
         self._receipts.append(receipt)
         self._wake.set()
         return receipt.done.wait(timeout_s) and receipt.complete
+
+    @property
+    def unwritten(self) -> int:
+        """How many events were appended that are not with the kernel, those dropped since it took the last flush among them."""
+        return len(self._buffer) + self._next_seq - self._written_seq + self._dropped
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """Write what is left and stop; False when the disk did not take all of it, or took longer than `timeout_s`."""
@@ -139,11 +146,14 @@ class SpoolWriter:
                     self._unwritten[0] = first, data[size:]
                     continue
                 self._unwritten.popleft()
+                self._written_seq = self._unwritten[0][0] if self._unwritten else self._next_seq
                 if self._segment.size >= ROTATE_BYTES:
                     self._segment.close()
                     self._segment = None
-        except OSError:
+        except OSError as error:
+            self.problem = error.strerror or str(error)
             return False
+        self.problem = ""
         return True
 
     def _encode(self, batch: list[tuple[int, Telemetry]]) -> None:

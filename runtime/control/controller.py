@@ -35,7 +35,6 @@ from unskew.runtime.protocol import (
     PlanRecord,
     RankExited,
     RankFailed,
-    RankFinished,
     RankForked,
     RankSpec,
     StandbyProduct,
@@ -76,7 +75,6 @@ class Controller:
         self.entry: PlanEntry | None = None
         self.watch = LivenessWatch()
         self.failures: dict[int, RankFailed] = {}
-        self.finished: set[int] = set()
 
     def run(self) -> None:
         """Until every living rank has committed every iteration. Raises `RunError`."""
@@ -97,7 +95,7 @@ class Controller:
     def _done(self) -> bool:
         """Whether every living rank of the plan in force has committed every iteration."""
         working = self.state.alive.intersection(self.state.plans.in_force.ranks)
-        return bool(working) and working <= self.finished
+        return bool(working) and working <= self.membership.finished.keys()
 
     def _drain(self) -> None:
         """Everybody is done: judge what is still in the spools, and close what is open."""
@@ -135,7 +133,6 @@ class Controller:
             case RankForked():
                 self._carry_out(rules.joined(self.state, self._device_joined(message)))
             case RankExited():
-                self.finished.discard(message.rank)
                 self._carry_out(rules.lost(self.state, self._device_lost(message)), message.at_ns)
             case PlanEntered():
                 done = self.entry and self.entry.take(message, self.state.alive, self.state.committed)
@@ -148,8 +145,6 @@ class Controller:
                 self._carry_out(rules.injected(self.state, event))
             case CommunicationBroken():
                 self.watch.broken(message.plan_version, time.monotonic())
-            case RankFinished():
-                self.finished.add(message.rank)
             case RankFailed():
                 self._failed(message)
             case StandbyProduct() if message.rank not in self.state.plans.in_force.executors:

@@ -7,10 +7,10 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from torch._C._distributed_c10d import TCPStore
@@ -29,6 +29,7 @@ from unskew.collector.write.commands import Inbox, hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.control.controller import Controller, RunError
+from unskew.runtime.control.ending import ending
 from unskew.runtime.control.interrupts import Interrupts
 from unskew.runtime.control.membership import AgentLost, Membership
 from unskew.runtime.control.summary import Summary, SummaryBuilder, Verification
@@ -74,10 +75,12 @@ class Session:
         self._store = Store.locate(options.store)
         self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         self.builder = SummaryBuilder()
+        self.end = RunFinished(status="failed", iterations=0, reason="it did not begin")
         self._device = ""
 
     def perform(self) -> None:
-        """The whole run. What happens, also a failure, is in the log when it returns or raises."""
+        """The whole run. What happens, also a failure, is in the log when it returns or raises, where the disk takes it; how it
+        ended is in `end`."""
         if wrong := too_early(ladder(LivenessOptions())):
             raise ValueError(f"the timeouts do not climb: {'; '.join(wrong)}")
         with Interrupts() as interrupts, hold_controller_lock(self._store, self.run_id):
@@ -85,10 +88,11 @@ class Session:
             tail = Tail(self._store, self.run_id)
             telemetry = SpoolWriter(self._store, self.run_id, "controller")
             membership = Membership(self._store.root / "logs" / f"{self.run_id}.log")
-            status, reason = "done", ""
+            status: Literal["done", "failed", "stopped"] = "done"
+            reason = ""
             try:
                 self._train(control_log, telemetry, tail, membership, interrupts.check)
-            except (RunError, AgentLost) as failure:
+            except (RunError, AgentLost, StoreError) as failure:
                 status, reason = "failed", str(failure)
             except KeyboardInterrupt:
                 status, reason = "stopped", "Ctrl-C or SIGTERM"
@@ -100,9 +104,16 @@ class Session:
                 membership.stop(Stop())
                 telemetry.close()
                 self._read_all(tail)
-                # A log that cannot be written any more must not hide why the run ended.
-                with suppress(StoreError):
-                    control_log.add(_finished(status, len(self.builder.losses), reason))
+                self.end = ending(
+                    status,
+                    reason,
+                    committed=membership.committed,
+                    reports=membership.finished.values(),
+                    logged=self.builder.losses,
+                    last_logged=self.builder.last_logged,
+                    unwritten=telemetry.unwritten,
+                )
+                self.end = _log_end(control_log, self.end)
                 control_log.close()
                 self._read_all(tail)
 
@@ -110,7 +121,7 @@ class Session:
         """the result of the run; asks the store what it holds."""
         with open_store(self._store) as reader:
             stored = reader.sql("select count(*) as n from events where run = ?", [self.run_id])["n"][0]
-        return self.builder.summary(self.run_id, self._device, int(stored), verification)
+        return self.builder.summary(self.run_id, self._device, int(stored), verification, self.end)
 
     def _train(
         self,
@@ -216,10 +227,16 @@ def _started(run_id: str, options: RunOptions, placement: Placement) -> RunStart
     )
 
 
-def _finished(status: str, iterations: int, reason: str) -> RunFinished:
-    return msgspec.convert(
-        {"type": "run_finished@1", "status": status, "iterations": iterations, "reason": reason}, RunFinished
-    )
+def _log_end(control_log: ControlStream, end: RunFinished) -> RunFinished:
+    """Log how the run ended. Where the log cannot be written any more that must not hide it: what is to be reported then."""
+    try:
+        control_log.add(end)
+    except StoreError as error:
+        status = "incomplete" if end.status == "done" else end.status
+        unlogged = "the end of the run is not in the log"
+        reason = f"{end.reason}; {unlogged} either" if end.reason else f"{unlogged}: {error}"
+        return msgspec.structs.replace(end, status=status, reason=reason)
+    return end
 
 
 def _site(options: RunOptions, placement: Placement) -> Site:

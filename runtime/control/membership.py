@@ -29,6 +29,7 @@ from unskew.runtime.protocol import (
     Message,
     PlanEntered,
     RankExited,
+    RankFinished,
     RankForked,
     RankStatuses,
 )
@@ -76,6 +77,8 @@ class Membership:
         """The node's wall clock minus ours, not more than it is: the greeting's travel time is in it."""
         self.pids: dict[int, int] = {}
         self.statuses: dict[int, RankLiveness] = {}
+        self.finished: dict[int, RankFinished] = {}
+        """Living ranks that have committed every iteration."""
         self._iterations: dict[int, int] = {}
         self.longest_work_s = 0.0
         """The longest recent stretch of work of any rank that then moved on."""
@@ -142,14 +145,22 @@ class Membership:
         """The iteration that a rank, living or dead, was last known to work on."""
         return self._iterations.get(rank, 0)
 
+    @property
+    def committed(self) -> int:
+        """How many iterations some rank is known to have committed: the one it works on comes after them."""
+        return max([*self._iterations.values(), *(report.committed for report in self.finished.values())], default=0)
+
     def _note(self, message: AnyMessage) -> None:
         if isinstance(message, RankForked):
             self.pids[message.rank] = message.pid
+        elif isinstance(message, RankFinished):
+            self.finished[message.rank] = message
         elif isinstance(message, FaultAnnounced):
             self._iterations[message.fault.rank] = message.iteration
         elif isinstance(message, RankExited):
             self.pids.pop(message.rank, None)
             self.statuses.pop(message.rank, None)
+            self.finished.pop(message.rank, None)
         elif isinstance(message, RankStatuses):
             now = time.monotonic()
             self.longest_work_s = max((status.longest_work_s for status in message.statuses), default=0.0)

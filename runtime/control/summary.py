@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from unskew.analytics.core.outcome import Outcome, outcome_of_run
 from unskew.analytics.core.run_state import RunState, fold
-from unskew.collector.events import Dropped, IterationCommitted, Party, PlanApplied, PlanScored
+from unskew.collector.events import Dropped, IterationCommitted, Party, PlanApplied, PlanScored, RunFinished
 from unskew.collector.files.tail import Entry
+from unskew.collector.log_gap import log_gap
 
 
 class FaultSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,11 +48,13 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """`written` = seen in the spools, `stored` = rows a reader of the store sees; `log_complete` for every iteration."""
+    """`written` = seen in the spools, `stored` = rows a reader of the store sees, `unwritten` = refused by the disk to the end;
+    `log_complete`: every iteration is there, and was when it was voted on."""
 
     written: int
     stored: int
     dropped: int
+    unwritten: int
     log_complete: bool
 
 
@@ -60,11 +63,15 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """`losses[i]` (nats per target token) and `iteration_s[i]` of committed iteration i; `outcome` at the run's end."""
+    """`losses[i]` (nats per target token) and `iteration_s[i]` of committed iteration i; `outcome` at the run's end. `status` and
+    `reason` are those of `RunFinished`; `iterations` are in the log, of the `committed` ones."""
 
     run_id: str
+    status: Literal["done", "failed", "stopped", "incomplete"]
+    reason: str
     device: str
     iterations: int
+    committed: int
     losses: tuple[float, ...]
     iteration_s: tuple[float, ...]
     faults: tuple[FaultSummary, ...]
@@ -101,6 +108,8 @@ class SummaryBuilder:
 
     def __init__(self) -> None:
         self._commits: dict[int, CommittedAttempt] = {}
+        self.last_logged: dict[int, int] = {}
+        """The last iteration of each rank."""
         self._state = RunState()
         self._written = self._dropped = 0
 
@@ -110,19 +119,23 @@ class SummaryBuilder:
         self._written += 1
         if isinstance(event, IterationCommitted):
             self._commits[event.iteration] = _kept(self._commits.get(event.iteration), event)
+            self.last_logged[event.rank] = max(event.iteration, self.last_logged.get(event.rank, -1))
         elif isinstance(event, Dropped):
             self._dropped += event.count
         else:
             self._state = fold(self._state, event)
 
-    def summary(self, run: str, device: str, stored: int, verify: Verification | None) -> Summary:
+    def summary(self, run: str, device: str, stored: int, verify: Verification | None, end: RunFinished) -> Summary:
         """What was taken so far; `stored` as counted in the store."""
         commits = [self._commits[iteration] for iteration in sorted(self._commits)]
         state = self._state
         return Summary(
             run_id=run,
+            status=end.status,
+            reason=end.reason,
             device=device,
             iterations=len(commits),
+            committed=end.committed or len(commits),
             losses=tuple(commit.loss for commit in commits),
             iteration_s=tuple(commit.wall_us / 1e6 for commit in commits),
             faults=tuple(msgspec.convert(fault, FaultSummary, from_attributes=True) for fault in state.faults),
@@ -135,11 +148,15 @@ class SummaryBuilder:
                 written=self._written,
                 stored=stored,
                 dropped=self._dropped,
-                log_complete=all(commit.log_complete for commit in commits),
+                unwritten=end.unwritten,
+                log_complete=all(commit.log_complete for commit in commits) and not self._dropped and self._is_whole(end),
             ),
             outcome=outcome_of_run(state, controlled=True),
             verify=verify,
         )
+
+    def _is_whole(self, end: RunFinished) -> bool:
+        return self._state.finished is not None and not log_gap(self._state.started, end)
 
     @property
     def losses(self) -> dict[int, float]:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from unskew.collector.events import Heartbeat, HostClock
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.process_log import report
 from unskew.collector.service.process import ensure_collector
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.node.heartbeats import STATUS_S, HeartbeatTable
@@ -176,7 +177,7 @@ class Agent:
                 self._collector_wait_s = _HOUSEKEEPING_S
             except (OSError, StoreError) as error:
                 # Training goes on without a collector: the spools keep everything.
-                print(f"the collector cannot be started: {error}", file=sys.stderr)
+                report(f"the collector cannot be started: {error}")
                 self._collector_wait_s = min(2 * self._collector_wait_s, _MOST_WAIT_S)
             self._next_collector = now + self._collector_wait_s
         for status in self._table.statuses(now):

@@ -95,7 +95,8 @@ class Zygote:
                 run_rank(rank_spec, self._corpus)
                 code = 0
         finally:
-            sys.stderr.flush()
+            with suppress(OSError):
+                sys.stderr.flush()
             os._exit(code)
 
     def _reap(self) -> None:

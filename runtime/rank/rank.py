@@ -8,7 +8,6 @@ when asked, until a plan gives it a role again.
 
 from __future__ import annotations
 
-import sys
 import time
 import traceback
 from datetime import timedelta
@@ -23,6 +22,7 @@ from unskew.analytics.health.probing import Probe
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.collector.events import IterationCommitted, MicroBatchPacked
 from unskew.collector.paths import Store
+from unskew.collector.process_log import report
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.corpus import Corpus
 from unskew.runtime.model.batch import Batch
@@ -62,7 +62,7 @@ def run_rank(rank_spec: RankSpec, corpus: Corpus) -> None:
     try:
         rank.run()
     except Exception as error:
-        traceback.print_exc()
+        report(traceback.format_exc())
         detail = f"{type(error).__name__}: {error}"
         control.send(
             RankFailed(
@@ -75,7 +75,9 @@ def run_rank(rank_spec: RankSpec, corpus: Corpus) -> None:
 
 
 PROBE_S = 10.0
-"""For so long nobody is called hung in a probe."""
+"""For so long nobody is called hung in a probe, nor while the last lines are written."""
+LAST_LINES_S = 1.0
+"""A rank that is through waits so long for the disk before it reports what that has not taken."""
 
 
 class Rank:
@@ -115,16 +117,21 @@ class Rank:
                 elif self.stepped < self.options.iterations:
                     self._iterate()
                 else:
-                    self.control.send(RankFinished(rank=self.rank_spec.rank))
+                    self.control.send(self._finished())
                     self._recover(after=self.plan.plan_version)
             except PeerLost as lost:
                 plan_version = self._connected().plan_version
-                print(
-                    f"rank {self.rank_spec.rank}: plan {plan_version} broke in iteration {self.stepped}: {lost}",
-                    file=sys.stderr,
-                )
+                report(f"rank {self.rank_spec.rank}: plan {plan_version} broke in iteration {self.stepped}: {lost}")
                 self.control.send(CommunicationBroken(rank=self.rank_spec.rank, plan_version=plan_version, detail=str(lost)))
                 self._recover(after=plan_version)
+
+    def _finished(self) -> RankFinished:
+        """That all is committed, and what of it is in the log."""
+        with self.progress.promising(PROBE_S):
+            self.spool.hand_over(LAST_LINES_S)
+        return RankFinished(
+            rank=self.rank_spec.rank, committed=self.stepped, unwritten=self.spool.unwritten, problem=self.spool.problem
+        )
 
     @property
     def on_standby(self) -> bool:
@@ -271,7 +278,7 @@ class Rank:
                 try:
                     self._enter(record)
                 except PeerLost as lost:
-                    print(f"rank {self.rank_spec.rank}: plan {after} broke while regrouping: {lost}", file=sys.stderr)
+                    report(f"rank {self.rank_spec.rank}: plan {after} broke while regrouping: {lost}")
                     self._connected().stop()
                     self.control.send(CommunicationBroken(rank=self.rank_spec.rank, plan_version=after, detail=str(lost)))
                 else:

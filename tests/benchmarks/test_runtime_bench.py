@@ -61,7 +61,7 @@ def test_the_overhead_is_the_difference_within_pairs() -> None:
         us += us // 50 if iteration % 2 == 0 else 0
         events.append(committed(iteration, us * 3 if iteration == 91 else us))
     events.append(RunFinished(status="done", iterations=len(events)))
-    summary = SummaryBuilder().summary("r", "real", 0, None)
+    summary = SummaryBuilder().summary("r", "real", 0, None, RunFinished(status="done", iterations=len(events)))
     run = FinishedRun(
         options=RunOptions(), summary=summary, events=events, same_process=frozenset(), not_once=0, lost=0, doubled=0
     )  # fmt: skip

@@ -113,7 +113,8 @@ def test_the_newest_run_is_the_last_one_started_whatever_its_name(command: str, 
 
 def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_dies() -> None:
     assert default_faults(RunOptions(iterations=180)) == ["slow:rank=3,factor=1.8,at=30", "kill:rank=6,at=90"]
-    assert default_faults(RunOptions(dp=1, pp=2, iterations=12)) == ["slow:rank=0,factor=1.8,at=2"]
+    assert default_faults(RunOptions(dp=1, pp=2, iterations=12)) == ["slow:rank=0,factor=1.8,at=9"]
+    assert default_faults(RunOptions(dp=1, pp=2, iterations=9)) == []
 
 
 @pytest.mark.parametrize(

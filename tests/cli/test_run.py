@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +19,6 @@ import pytest
 
 pytestmark = pytest.mark.alone
 
-FACTS = {"run_id", "device", "iterations", "losses", "iteration_s", "faults", "verdicts", "plans", "events", "verify"}
 Processes = Callable[[], dict[int, str]]
 SMALL = [
     "run", "--device", "virtual", "--pp", "2", "--dp", "1", "--layers", "2", "--dim", "16", "--heads", "2", "--tokens", "64",
@@ -46,8 +46,11 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
     facts = json.loads(answer.read_text())
     assert {
         "run_id",
+        "status",
+        "reason",
         "device",
         "iterations",
+        "committed",
         "losses",
         "iteration_s",
         "faults",
@@ -57,6 +60,7 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
         "verify",
     } == set(facts)
     assert (facts["device"], facts["iterations"], len(facts["losses"])) == ("virtual", 5, 5)
+    assert (facts["status"], facts["committed"], facts["events"]["log_complete"]) == ("done", 5, True)
     assert facts["events"]["written"] == facts["events"]["stored"]
     assert str(tmp_path / "store") in printed
     assert facts["run_id"] in printed
@@ -65,6 +69,32 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
     watched = output("watch", *store)
     assert facts["run_id"] in watched
     assert "5 of 5 done  iteration 4: loss" in watched
+
+
+@pytest.mark.limit(120)
+def test_a_run_that_the_disk_did_not_take_whole_fails_and_is_said_to_be_incomplete_wherever_it_is_shown(tmp_path: Path) -> None:
+    """No file may grow beyond a size that the decisions fit and the telemetry of some iterations."""
+
+    def small_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    store = ["--store", str(tmp_path)]
+    command = unskew(*SMALL, "--iterations", "60", "--no-dashboard", *store)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, preexec_fn=small_disk)
+    assert ended.returncode == 1
+    words = r"the log holds (\d+) of the 60 iterations that were committed, [\d,]+ events could not be written"
+    lacks = re.search(words, ended.stderr)
+    assert lacks is not None, ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert "training is done after 60 iterations, its log is incomplete" in ended.stdout
+    assert f"{lacks[1]} in the log, of 60 that were committed" in ended.stdout
+    assert "log complete" not in ended.stdout
+    assert "its log is incomplete" in output("watch", *store)
+    (row,) = json.loads(output("sql", "select status, iterations from runs", "--format", "json", *store))
+    assert row == {"status": "incomplete", "iterations": int(lacks[1])}
+    checked = subprocess.run(unskew("store", "check", *store), capture_output=True, text=True, timeout=60, check=False)
+    assert checked.returncode == 1
+    assert lacks[0] in checked.stdout
 
 
 @pytest.mark.limit(120)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from unskew.analytics.core.layout import uniform_plan
-from unskew.collector.events import Control, PlanApplied, PlanProposed, PlanScored
+from unskew.collector.events import Control, PlanApplied, PlanProposed, PlanScored, RunFinished
 from unskew.collector.files.tail import Entry
 from unskew.runtime.control.summary import SummaryBuilder
 
@@ -30,5 +30,5 @@ def test_a_trial_that_went_on_under_another_number_is_scored_there() -> None:
         builder.take(
             Entry(writer="@run", segment=0, seq=number, at_us=0, stream="run", version=number, actor=None, event=event, raw=b"")
         )
-    plans = msgspec.to_builtins(builder.summary("r", "sleep", 0, None).plans)
+    plans = msgspec.to_builtins(builder.summary("r", "sleep", 0, None, RunFinished(status="done", iterations=30)).plans)
     assert [(plan["epoch"], plan["n"], plan["measured_s"]) for plan in plans] == [(0, 0, None), (1, 0, None), (2, 20, 0.5)]

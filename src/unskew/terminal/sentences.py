@@ -39,9 +39,15 @@ def _(event: ev.RunStarted) -> Sentence:
 
 @sentence_of.register
 def _(event: ev.RunFinished) -> Sentence:
-    text = {"done": "training is done", "failed": "the run failed", "stopped": "the run was stopped"}[event.status]
-    tone: Tone = "bad" if event.status == "failed" else "good" if event.status == "done" else "plain"
-    return Sentence("run", f"{text} after {event.iterations} iterations{because(event.reason)}", tone)
+    iterations = f"after {event.iterations if event.committed is None else event.committed} iterations"
+    text = {
+        "done": f"training is done {iterations}",
+        "incomplete": f"training is done {iterations}, its log is incomplete",
+        "failed": f"the run failed {iterations}",
+        "stopped": f"the run was stopped {iterations}",
+    }[event.status]
+    tones: dict[str, Tone] = {"done": "good", "stopped": "plain"}
+    return Sentence("run", f"{text}{because(event.reason)}", tones.get(event.status, "bad"))
 
 
 @sentence_of.register

@@ -32,7 +32,8 @@ def summary_view(summary: Summary) -> RenderableType:
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:
     losses, times, events = summary.losses, summary.iteration_s, summary.events
-    facts = [("device", summary.device), ("iterations", str(summary.iterations))]
+    lacking = f" in the log, of {summary.committed} that were committed" if summary.committed > summary.iterations else ""
+    facts = [("device", summary.device), ("iterations", f"{summary.iterations}{lacking}")]
     if losses:
         facts.append(("loss", f"{losses[0]:.4f} to {losses[-1]:.4f}"))
     if times:
@@ -40,12 +41,23 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     facts += [("fault", f"rank {f.rank} {DONE.get(f.kind, f.kind)} iteration {f.at_iteration}") for f in summary.faults]
     facts += [("verdict", verdict.sentence) for verdict in summary.verdicts]
     facts.append(("outcome", summary.outcome.sentence))
-    complete = "log complete" if events.log_complete else "log late: some votes came before every rank had flushed its events"
-    facts.append(("events", f"{events.written:,} written, {events.stored:,} stored, {events.dropped:,} dropped, {complete}"))
+    counts = f"{events.written:,} written, {events.stored:,} stored, {events.dropped:,} dropped"
+    facts.append(("events", f"{counts}, {_completeness(summary)}"))
     if summary.verify is not None:
         difference = summary.verify.max_abs_loss_difference
         facts.append(("verified", f"losses differ from those of the undisturbed run by at most {difference:.1e}"))
     return facts
+
+
+def _completeness(summary: Summary) -> str:
+    events = summary.events
+    if events.log_complete:
+        return "log complete"
+    if events.unwritten:
+        return f"log incomplete: {events.unwritten:,} more could not be written"
+    if summary.status == "done" and not events.dropped:
+        return "log late: some votes came before every rank had flushed its events"
+    return "log incomplete"
 
 
 def _plans(plans: tuple[PlanSummary, ...]) -> Table:

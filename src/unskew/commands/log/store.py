@@ -45,7 +45,7 @@ def check(
         print(f"{'mended' if finding.mended else 'found'}: {finding.sentence}")
     write_json(json, {"store": str(place.root), "well": checked.well, **{name: getattr(checked, name) for name in _FACTS}})
     if not checked.well:
-        fail("the store is not as it was written; what is named above cannot be mended from the store itself")
+        fail("the store is not as it was written, or not whole; what is named above cannot be mended from the store itself")
     if not (checked.events or checked.sealed_files or checked.spool_files):
         print("the store is empty: no run was ever written to it")
     else:

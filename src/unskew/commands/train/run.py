@@ -29,7 +29,7 @@ def run(
             metavar="SPEC",
             help="A fault to inject: slow:rank=R,factor=X,at=I with until=I and phase=F|B|W if you like, "
             "kill:rank=R,at=I, hang:rank=R,at=I or freeze:rank=R,at=I; repeatable.",
-            show_default="one slow rank at a sixth, one kill at half of the run",
+            show_default="one slow rank at a sixth (from iteration 9 on), one kill at half of the run",
             rich_help_panel=FAULTS,
         ),
     ] = None,
@@ -57,10 +57,14 @@ def run(
 
 
 def default_faults(options: RunOptions) -> list[str]:
-    """One rank slow from a sixth of the run on and, where a replica can stand in, another one killed at half of it."""
-    slow = f"slow:rank={options.ranks * 3 // 8},factor=1.8,at={options.iterations // 6}"
-    kill = f"kill:rank={options.ranks * 6 // 8},at={options.iterations // 2}"
-    return [slow, kill] if options.dp > 1 else [slow]
+    """One rank slow from a sixth of the run on, not before the predictor knows healthy iterations, and, where a replica can
+    stand in, another one killed at half of it. A run that is over by then is left alone."""
+    from unskew.analytics.predictor.retraining import RetrainingOptions
+
+    slow_at, kill_at = max(RetrainingOptions().warm_up + 1, options.iterations // 6), options.iterations // 2
+    slow = f"slow:rank={options.ranks * 3 // 8},factor=1.8,at={slow_at}"
+    kill = f"kill:rank={options.ranks * 6 // 8},at={kill_at}"
+    return [slow] * (slow_at < options.iterations) + [kill] * (options.dp > 1)
 
 
 def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | None) -> None:
@@ -99,9 +103,9 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
             fail(str(error))
         console.print(summary_view(summary))
         write_json(json, summary)
-        finished = screen.state.run.finished
-        if finished is None or finished.status != "done":
-            fail("the run did not finish" if finished is None else f"the run {finished.status}: {finished.reason}")
+        if summary.status != "done":
+            ended = "failed" if summary.status == "failed" else f"is {summary.status}"
+            fail(f"the run {ended}: {summary.reason}")
         if served is not None and console.is_terminal:
             with suppress(KeyboardInterrupt):
                 console.print(f"The dashboard stays at {facts[-1][1]} until Ctrl-C.")
