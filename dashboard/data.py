@@ -95,8 +95,11 @@ def sql(query: str, params: Sequence[Any] | Mapping[str, Any] = (), *, refresh: 
 
 @st.cache_data(ttl=1, show_spinner=False)
 def runs() -> pl.DataFrame:
-    """All runs of the store, newest first."""
-    return sql("select * from runs left join outcomes using (run) order by started_us desc")
+    """All runs of the store, newest first, each with its outcome and `n_verdicts`, of which `n_open` still hold."""
+    return sql(
+        "select * from runs left join outcomes using (run) left join (select run, count(*) as n_verdicts, "
+        "count(*) filter (until_iteration is null) as n_open from verdicts group by run) using (run) order by started_us desc"
+    )
 
 
 def controlled(run: str) -> bool:
@@ -112,15 +115,14 @@ def snapshot(run: str) -> Snapshot:
         "from writers where run = $1",
         [run],
     ).row(0)
-    log = _control(run)
     return Snapshot(
         run=run,
         age_s=max(0.0, time.time() - last_us / 1e6) if last_us is not None else 0.0,
         n_dropped=int(n_dropped),
         problems=tuple(problem for problem in problems() if problem.startswith((f"run {run}: ", "the collector"))),
         controlled=controlled(run),
-        log=log,
-        state=reduce(lambda state, entry: fold(state, entry.event, entry.at_us), log, RunState()),
+        log=_control(run),
+        state=state(run),
         iterations=sql(
             "select iteration, plan_version, loss, tokens, iteration_us as measured_us, predicted_us from iterations "
             "where run = ? order by iteration",
@@ -197,6 +199,12 @@ def history() -> pl.DataFrame:
     return sql("select * from device_history where n_runs_affected > 0 order by n_runs_affected desc, last_trouble_us desc")
 
 
+def state(run: str) -> RunState:
+    """What the run's control events add up to."""
+    return reduce(lambda state, entry: fold(state, entry.event, entry.at_us), _control(run), RunState())
+
+
+@st.cache_data(ttl=1, show_spinner=False, max_entries=8)
 def _control(run: str) -> tuple[LoggedControl, ...]:
     """The control events by wall clock, those of a stream in its own order though the clock be set back meanwhile."""
     rows = sql(

@@ -15,7 +15,7 @@ from unskew.collector.events import DEVICE_NAMES
 from unskew.dashboard import data
 from unskew.dashboard.run_status import OUTCOME_TONES, OUTCOME_WORDS, TONES, status_of
 from unskew.dashboard.theme import card, chip, escape, table, title
-from unskew.dashboard.wording import CAUSES, ago
+from unskew.dashboard.wording import CAUSES, ago, count
 
 HISTORY_ROWS = 10
 NONE_YET = """<p class="u-empty">0 runs in this store. <code>unskew run</code> starts one, <code>unskew import</code> brings in
@@ -92,12 +92,15 @@ def _row(run: dict[str, Any], now_s: float) -> list[str]:
     """The cells of a run, from a row of the view `runs`."""
     # A diagnosis made afterwards writes to the log of a run that is over: that is no news of the run.
     age_s = now_s - (run["finished_us"] or run["last_us"]) / 1e6
-    state = status_of(run["status"] if run["finished_us"] is not None else None, data.controlled(run["run"]), age_s)
+    controlled = data.controlled(run["run"])
+    state = status_of(run["status"] if run["finished_us"] is not None else None, controlled, age_s)
+    waiting = data.state(run["run"]).waiting if controlled else None
+    asks = "" if waiting is None else " " + chip(f"{waiting.proposed.proposal} waits for you", "warn")
     target = json.loads(run["options"]).get("iterations")
     started = datetime.fromtimestamp(run["started_us"] / 1e6, tz=UTC).astimezone()
     return [
         f'<a href="?run={quote(run["run"])}"><b>{escape(run["run"])}</b></a>',
-        chip(state, TONES[state]),
+        chip(state, TONES[state]) + asks,
         _outcome(run, state),
         ago(age_s),
         f"{run['iterations']:,}" + (f' <span class="u-muted">of {target:,}</span>' if target else ""),
@@ -114,4 +117,5 @@ def _outcome(run: dict[str, Any], state: str) -> str:
     word: OutcomeWord = "cannot_be_judged" if lost else run["outcome"]
     slowdown, why = run["smallest_slowdown"], "the run ended without a word of how" if lost else run["why"]
     text = f"well, from {percent(slowdown)} on seen" if word == "well" else OUTCOME_WORDS[word]
-    return f'<span title="{escape(why)}">{chip(text, OUTCOME_TONES[word])}</span>'
+    verdicts = f' <span class="u-muted">{run["n_open"]} of {count(run["n_verdicts"], "verdict")} open</span>'
+    return f'<span title="{escape(why)}">{chip(text, OUTCOME_TONES[word])}</span>' + (verdicts if run["n_verdicts"] else "")

@@ -16,6 +16,7 @@ TONES: dict[str, Tone] = {
     "done": "quiet",
     "stopped": "quiet",
     "failed": "bad",
+    "incomplete": "bad",
 }
 
 OUTCOME_TONES: dict[OutcomeWord, Tone] = {"wrong": "warn", "well": "ok", "cannot_be_judged": "quiet"}

@@ -107,7 +107,7 @@ def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
     over, found = state.finished, state.diagnosed
     if over is not None and found is not None:
         return _diagnosed(found)
-    gaps = []
+    gaps = [state.log_gap] if state.log_gap else []
     if state.started is not None and over is None and not controlled:
         gaps.append("the run ended without a word of how")
     failure = f"the run failed: {over.reason or 'no reason given'}" if over is not None and over.status == "failed" else ""

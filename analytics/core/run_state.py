@@ -13,11 +13,14 @@ import msgspec
 
 from unskew.analytics.core.plan import Plan, Role
 from unskew.collector import events as ev
+from unskew.collector.log_gap import log_gap
 
 ProposalStatus = Literal["open", "approved", "rejected", "expired", "applied", "failed", "scored"]
 _DECIDED: dict[type, ProposalStatus] = {
     type(None): "open", ev.PlanApproved: "approved", ev.PlanRejected: "rejected", ev.PlanExpired: "expired"
 }  # fmt: skip
+_OF_DEVICES = frozenset({"slow_device", "dead", "hung"})
+"""Causes that the Scheduler knows of when it looks for a plan: by the speeds of the ranks and by who is left."""
 _K = TypeVar("_K")
 _S = TypeVar("_S", bound=msgspec.Struct)
 _changed = msgspec.structs.replace
@@ -55,14 +58,17 @@ class VerdictState(msgspec.Struct, frozen=True):
 
 
 class ProposalState(msgspec.Struct, frozen=True):
-    """A proposal and what became of it; `refused` is the last command about it that could not be carried out."""
+    """A proposal and what became of it; `answers` are the verdicts that it is for, `refused` is the last command about it that
+    could not be carried out, `note` the last that was noted about it."""
 
     proposed: ev.PlanProposed
+    answers: frozenset[int] = frozenset()
     decision: ev.PlanApproved | ev.PlanRejected | ev.PlanExpired | None = None
     applied: ev.PlanApplied | None = None
     failed: ev.PlanFailed | None = None
     scored: ev.PlanScored | None = None
     refused: ev.CommandRefused | None = None
+    note: ev.Note | None = None
 
     @property
     def status(self) -> ProposalStatus:
@@ -127,6 +133,32 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     def open_proposals(self) -> tuple[ProposalState, ...]:
         return tuple(state for state in self.proposals.values() if state.status == "open")
 
+    @property
+    def waiting(self) -> ProposalState | None:
+        """The proposal that waits for a person: in mode approve, and in mode auto one that a lasting limit of it refuses."""
+        if self.finished is not None or self.mode == "observe":
+            return None
+        asked = self.mode == "approve"
+        optional = (one for one in self.open_proposals if one.proposed.optional)
+        return next((one for one in optional if asked or (one.refused is not None and one.refused.by == "auto")), None)
+
+    @property
+    def by_urgency(self) -> tuple[VerdictState, ...]:
+        """The open verdicts: those for which a proposal waits for a person, those that nothing answers, the others; of each the
+        one revised last first."""
+        waiting = self.waiting.answers if self.waiting is not None else frozenset()
+
+        def urgency(state: VerdictState) -> tuple[bool, bool]:
+            return state.verdict.verdict not in waiting, self.answer_to(state.verdict) is not None
+
+        newest_first = self.open_verdicts[::-1]
+        return tuple(sorted(newest_first, key=urgency))
+
+    @property
+    def log_gap(self) -> str:
+        """What the log of a run that is over lacks, "" when it is whole."""
+        return log_gap(self.started, self.finished)
+
     def is_open(self, state: VerdictState) -> bool:
         """Whether a verdict still holds: it is not closed, and not about dead ranks that have all rejoined."""
         verdict = state.verdict
@@ -134,9 +166,9 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         return verdict.until_iteration is None and not back
 
     def answer_to(self, verdict: ev.Verdict) -> int | None:
-        """The version of the last plan that was applied because of a verdict."""
-        answers = (state.proposed for state in self.proposals.values() if state.applied is not None)
-        return next((one.plan_version for one in reversed([*answers]) if one.verdict == verdict.verdict), None)
+        """The version of the last plan that was applied for a verdict."""
+        applied = [state.applied for state in self.proposals.values() if verdict.verdict in state.answers]
+        return next((one.plan_version for one in reversed(applied) if one is not None), None)
 
 
 def fold(state: RunState, event: ev.Event | None, at_us: int = 0) -> RunState:
@@ -172,7 +204,7 @@ def fold(state: RunState, event: ev.Event | None, at_us: int = 0) -> RunState:
         case ev.PlanApplied():
             plans = (*state.plans, AppliedPlan(event))
             state = _with_back(_changed(state, plans=plans), plans[-1].plan.ranks if state.lost else ())
-    return _changed(state, verdicts=_verdicts(state.verdicts, event, at_us), proposals=_proposals(state.proposals, event))
+    return _changed(state, verdicts=_verdicts(state.verdicts, event, at_us), proposals=_proposals(state, event))
 
 
 def _verdicts(states: dict[int, VerdictState], event: ev.Control, at_us: int) -> dict[int, VerdictState]:
@@ -187,10 +219,11 @@ def _verdicts(states: dict[int, VerdictState], event: ev.Control, at_us: int) ->
     return states
 
 
-def _proposals(states: dict[str, ProposalState], event: ev.Control) -> dict[str, ProposalState]:
+def _proposals(state: RunState, event: ev.Control) -> dict[str, ProposalState]:
+    states = state.proposals
     match event:
         case ev.PlanProposed():
-            states = {**states, event.proposal: ProposalState(event)}
+            states = {**states, event.proposal: ProposalState(event, _answers(state, event))}
         case ev.PlanApproved() | ev.PlanRejected() | ev.PlanExpired():
             states = _known(states, event.proposal, decision=event)
         case ev.PlanApplied():
@@ -202,7 +235,16 @@ def _proposals(states: dict[str, ProposalState], event: ev.Control) -> dict[str,
         case ev.CommandRefused():
             # Such as "approve p3".
             states = _known(states, event.command.rpartition(" ")[2], refused=event)
+        case ev.Note():
+            states = _known(states, event.proposal, note=event)
     return states
+
+
+def _answers(state: RunState, proposed: ev.PlanProposed) -> frozenset[int]:
+    """The verdict that led to a proposal; one that the Scheduler chose is for all that is wrong with devices by then."""
+    led = () if proposed.verdict is None else (proposed.verdict,)
+    others = (one.verdict for one in state.open_verdicts if proposed.optional)
+    return frozenset([*led, *(verdict.verdict for verdict in others if verdict.cause in _OF_DEVICES)])
 
 
 def _known(states: dict[_K, _S], key: _K, **news: object) -> dict[_K, _S]:

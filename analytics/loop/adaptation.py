@@ -130,6 +130,10 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         """The truth, for scoring verdicts."""
         return msgspec.structs.replace(self, scoring=self.scoring.injected(fault))
 
+    def ask_anew(self, iteration: int) -> Adaptation:
+        """What the Scheduler proposes may be applied now: ask it at the end of `iteration`."""
+        return msgspec.structs.replace(self, asking=self.asking.anew(iteration))
+
     def expected_us(self, plan: Plan) -> float | None:
         """Mean predicted iteration of `plan` on the recent batches; None before there is a predictor."""
         return self.monitor.expected_us(plan, self.options.recent)

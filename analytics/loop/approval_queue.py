@@ -45,6 +45,7 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
     """One proposal is open at a time, a newer one replaces it; `approved_by` None = nobody has approved it yet.
 
     `numbered` proposals were made, `changes` optional ones applied, the last change of any kind in iteration `last_change`.
+    `limit_logged`: why auto does not approve the open one is in the log.
     """
 
     iterations: int
@@ -55,6 +56,7 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
     numbered: int = 0
     changes: int = 0
     last_change: int | None = None
+    limit_logged: bool = False
 
     @property
     def approved(self) -> PlanProposed | None:
@@ -70,7 +72,9 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
             case PlanProposed(optional=False):
                 changed = {"numbered": self.numbered + 1, "last_change": event.at_iteration}
             case PlanProposed():
-                changed = {"numbered": self.numbered + 1, "open": event, "approved_by": None}
+                changed = {"numbered": self.numbered + 1, "open": event, "approved_by": None, "limit_logged": False}
+            case CommandRefused(by="auto") | Note(by="auto"):
+                changed = {"limit_logged": True}
             case PlanApproved() if self._is_open(event.proposal):
                 changed = {"approved_by": event.by}
             case PlanRejected() | PlanExpired() if self._is_open(event.proposal):
@@ -123,11 +127,10 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
         gain_us = (self.open.baseline_us or 0) - (self.open.predicted_us or 0)
         if gain_us * (self.iterations - iteration) < self.open.cost_us:
             return self.expire(f"at iteration {iteration} too few iterations are left to repay the change")
-        gain_percent = self.open.gain_percent or 0.0
-        if self.mode != "auto" or self._auto_refuses(gain_percent, iteration):
+        if self.mode != "auto":
             return []
-        reason = f"gain of {gain_percent:.1f} % is within the limits of auto"
-        return [PlanApproved(proposal=self.open.proposal, by="auto", reason=reason)]
+        decided = self._by_auto(self.open, iteration)
+        return [] if self.limit_logged and not isinstance(decided, PlanApproved) else [decided]
 
     def expire(self, reason: str) -> list[Control]:
         """Nothing is to be open any more."""
@@ -155,13 +158,20 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
             return f"proposal {command.target} is not open"
         return "mode observe applies no change; switch to approve first" if self.mode == "observe" else ""
 
-    def _auto_refuses(self, gain_percent: float, iteration: int) -> bool:
-        limits = self.limits
-        return (
-            self.changes >= limits.most_changes
-            or gain_percent < limits.least_gain_percent
-            or (self.last_change is not None and iteration - self.last_change < limits.least_apart)
-        )
+    def _by_auto(self, proposed: PlanProposed, iteration: int) -> Control:
+        """What mode auto says to a proposal: a limit that lasts leaves it to people, one that passes delays it."""
+        name, gain_percent, limits = proposed.proposal, proposed.gain_percent or 0.0, self.limits
+        if self.changes >= limits.most_changes:
+            reason = f"{self.changes} changes are made, mode auto makes no more in a run"
+            return CommandRefused(command=f"approve {name}", by="auto", reason=reason)
+        if gain_percent < limits.least_gain_percent:
+            reason = f"mode auto applies gains from {limits.least_gain_percent:g} % on, this is {gain_percent:.1f} %"
+            return CommandRefused(command=f"approve {name}", by="auto", reason=reason)
+        if self.last_change is not None and iteration - self.last_change < limits.least_apart:
+            until = self.last_change + limits.least_apart
+            text = f"{name} waits until iteration {until}: mode auto keeps changes {limits.least_apart} iterations apart"
+            return Note(text=text, by="auto", proposal=name)
+        return PlanApproved(proposal=name, by="auto", reason=f"gain of {gain_percent:.1f} % is within the limits of auto")
 
     def _is_open(self, proposal: str) -> bool:
         return self.open is not None and self.open.proposal == proposal

@@ -31,6 +31,12 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
             asking = msgspec.structs.replace(asking, bytes_per_us=bytes_per_us)
         return asking
 
+    def anew(self, iteration: int) -> Asking:
+        """As soon as `iteration` is judged, where anything was ever asked about; not later than was intended."""
+        if self.verdict is None or self.at is not None:
+            return self
+        return msgspec.structs.replace(self, at=iteration)
+
     def ask(
         self, iteration: int, plan: Plan, monitor: Monitor, alive: frozenset[int], *, site: Site, options: AdaptationOptions
     ) -> tuple[Asking, Proposal | None, str]:

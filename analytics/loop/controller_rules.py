@@ -27,6 +27,7 @@ from unskew.collector.events import (
     FaultInjected,
     IterationJudged,
     Mode,
+    ModeChanged,
     Note,
     PlanApplied,
     PlanIssued,
@@ -91,12 +92,16 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
 
     def take(self, event: Control) -> ControllerState:
         """With one more event of the run in the log."""
-        alive = self.alive
+        alive, adaptation = self.alive, self.adaptation
         if isinstance(event, DeviceJoined):
             alive |= {event.rank}
         elif isinstance(event, DeviceLost):
             alive -= {event.rank}
-        return msgspec.structs.replace(self, queue=self.queue.take(event), plans=self.plans.take(event), alive=alive)
+        elif isinstance(event, ModeChanged) and event.watermark is not None and event.mode not in ("observe", self.queue.mode):
+            adaptation = adaptation.ask_anew(event.watermark)
+        return msgspec.structs.replace(
+            self, adaptation=adaptation, queue=self.queue.take(event), plans=self.plans.take(event), alive=alive
+        )
 
 
 Outcome = tuple[ControllerState, list[Decision]]
@@ -182,7 +187,10 @@ def commanded(state: ControllerState, commands: Sequence[Command]) -> Outcome:
     """What people ask."""
     decisions: list[Decision] = []
     for command in commands:
-        state, logged = _log(state, state.queue.command(command), actor=command.by)
+        event = state.queue.command(command)
+        if isinstance(event, ModeChanged):
+            event = msgspec.structs.replace(event, watermark=state.committed)
+        state, logged = _log(state, event, actor=command.by)
         decisions += logged
     state, issued = _apply_approved(state)
     return state, [*decisions, *issued]

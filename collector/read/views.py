@@ -170,9 +170,11 @@ VIEWS: dict[str, str] = {
             select runs.run, case when diagnosed.run is not null then coalesce(nullif(diagnosed.outcome, ''),
                         if(json_array_length(diagnosed.verdicts) > 0, 'wrong', 'cannot_be_judged'))
                     when wrong.run is not null or runs.status = 'failed' then 'wrong'
+                    when runs.status = 'incomplete' then 'cannot_be_judged'
                     when sight.smallest_slowdown <= 2 then 'well' else 'cannot_be_judged' end as outcome,
                 if(diagnosed.run is not null, diagnosed.smallest_slowdown, sight.smallest_slowdown) as smallest_slowdown,
-                coalesce(nullif(diagnosed.why, ''), wrong.sentence, nullif(sight.why, ''), runs.reason, '') as why
+                coalesce(nullif(diagnosed.why, ''), wrong.sentence, if(runs.status = 'incomplete', runs.reason, null),
+                    nullif(sight.why, ''), runs.reason, '') as why
             from runs left join diagnosed using (run) left join wrong using (run) left join sight using (run))
         select run, outcome, if(outcome = 'cannot_be_judged', null, smallest_slowdown) as smallest_slowdown, why from found""",
     "detection": """

@@ -28,29 +28,60 @@ class Headline(msgspec.Struct, frozen=True):
 def decide(snapshot: Snapshot) -> Headline:
     """The headline: one sentence on top of the page.
 
-    In this order: a run that writes nothing (never began, lost its controller, fell silent), the newest open verdict, else well
-    down to what would have been seen, or why it cannot be judged (analytics/core/outcome.py).
+    In this order: a run that writes nothing (never began, lost its controller, fell silent) or whose log is not whole, the most
+    urgent open verdict, a proposal that waits for a person, else well down to what would have been seen, or why it cannot be
+    judged (analytics/core/outcome.py).
     """
     state = snapshot.state
-    silent = f"The last event came {ago(snapshot.age_s)}."
     if state.started is None:
         return Headline("quiet", "The run has not started yet: 0 events matched.")
+    return _of_its_log(snapshot) or _of_attention(state) or _of_outcome(snapshot)
+
+
+def _of_its_log(snapshot: Snapshot) -> Headline | None:
+    """What keeps the log from showing how the run is, or how it ended."""
+    state, notes = snapshot.state, _verdict_notes(snapshot.state)
     if state.finished is None and not snapshot.controlled:
-        return Headline(
-            "bad", "The controller is gone; the run ended without saying so.", notes=(silent, *_verdict_notes(state))
-        )
-    if state.finished is not None and state.finished.status == "failed":
-        return Headline("bad", f"The run failed: {state.finished.reason or 'no reason given'}", notes=_verdict_notes(state))
+        silent = f"The last event came {ago(snapshot.age_s)}."
+        return Headline("bad", "The controller is gone; the run ended without saying so.", notes=(silent, *notes))
     if state.finished is None and snapshot.age_s > NO_NEWS_S:
-        return Headline("warn", f"Nothing has been heard of this run for {snapshot.age_s:.0f} s.", notes=_verdict_notes(state))
-    if state.open_verdicts:
-        return _of_verdict(state.open_verdicts[-1], state)
-    return _of_outcome(snapshot)
+        return Headline("warn", f"Nothing has been heard of this run for {snapshot.age_s:.0f} s.", notes=notes)
+    lacking = f"The log is incomplete: {_lacking(state)}."
+    if state.finished is not None and state.finished.status == "failed":
+        failed = f"The run failed: {state.finished.reason or 'no reason given'}"
+        return Headline("bad", failed, notes=(*[lacking] * bool(state.log_gap), *notes))
+    return Headline("bad", lacking, notes=notes) if state.log_gap else None
+
+
+def _of_attention(state: RunState) -> Headline | None:
+    """What is wrong, and what waits for a person."""
+    if state.by_urgency:
+        return _of_verdict(state.by_urgency[0], state)
+    if state.waiting is None:
+        return None
+    proposed = state.waiting.proposed
+    return Headline("warn", f"Proposal {proposed.proposal} waits for you: {proposed.change}.", _of_proposal(state))
+
+
+def _lacking(state: RunState) -> str:
+    """What is missing, with why where the run says it."""
+    over = state.finished
+    return over.reason if over is not None and over.status == "incomplete" and over.reason else state.log_gap
+
+
+def _of_proposal(state: RunState) -> tuple[tuple[str, Tone], ...]:
+    """What is to be said of the open proposal: that it waits for a person, or what mode auto noted about it."""
+    if state.waiting is not None:
+        gain = state.waiting.proposed.gain_percent
+        words = f"proposal {state.waiting.proposed.proposal} waits for you"
+        return ((words + ("" if gain is None else f": {gain:.0f} % faster"), "warn"),)
+    noted = (one.note.text for one in state.open_proposals if one.note is not None) if state.finished is None else ()
+    return tuple((text, "info") for text in noted)
 
 
 def _of_verdict(judged: VerdictState, state: RunState) -> Headline:
     verdict, answer = judged.verdict, state.answer_to(judged.verdict)
-    facts: list[tuple[str, Tone]] = [(CAUSES[verdict.cause], "bad" if verdict.cause in ("dead", "hung") else "warn")]
+    facts = [*_of_proposal(state), (CAUSES[verdict.cause], _tone(verdict))]
     if verdict.speed:
         facts.append((speeds(verdict.speed), "warn"))
     facts.append((f"since iteration {verdict.since_iteration}", "quiet"))
@@ -62,13 +93,15 @@ def _of_verdict(judged: VerdictState, state: RunState) -> Headline:
             verb = "waited"
         who = parties(verdict.victims)
         notes.append(f"{who[0].upper()}{who[1:]} only {verb} for it: victims, not at fault.")
-    tone: Tone = "bad" if verdict.cause in ("dead", "hung") else "warn"
     if answer is not None:
-        tone = "info"
         facts.append((f"answered by plan {answer}", "info"))
-    elif any(proposal.proposed.verdict == verdict.verdict for proposal in state.open_proposals):
-        facts.append(("a proposal waits for you", "info"))
+    settled = answer is not None and state.waiting is None
+    tone: Tone = "info" if settled else _tone(verdict)
     return Headline(tone, sentence(verdict), tuple(facts), (*notes, *_verdict_notes(state, but=judged)))
+
+
+def _tone(verdict: Verdict) -> Tone:
+    return "bad" if verdict.cause in ("dead", "hung") else "warn"
 
 
 def sentence(verdict: Verdict) -> str:
@@ -101,9 +134,13 @@ def furthest(judged: pl.DataFrame) -> str:
 
 
 def _verdict_notes(state: RunState, but: VerdictState | None = None) -> tuple[str, ...]:
-    """The other open verdicts, newest first."""
-    others = [sentence(j.verdict) for j in reversed(state.open_verdicts) if j is not but]
-    return tuple(f"Open verdict: {sentence}" for sentence in others[:2])
+    """The other open verdicts, the most urgent first."""
+    return tuple(f"Open verdict: {_answered(one.verdict, state)}" for one in state.by_urgency if one is not but)[:2]
+
+
+def _answered(verdict: Verdict, state: RunState) -> str:
+    answer = state.answer_to(verdict)
+    return sentence(verdict) + (f" Answered by plan {answer}." if answer is not None else "")
 
 
 def show(snapshot: Snapshot) -> None:

@@ -27,8 +27,11 @@ def show(snapshot: Snapshot) -> None:
         if imported(state):
             _tile("Iterations", f"{snapshot.iterations.height:,}", f"in the log, the last is {latest.iteration}")
         else:
-            plan = f"plan {latest.plan_version}"
-            _tile("Iterations", f"{latest.iteration + 1:,}", f"of {target:,} done, {plan}" if target else f"done, {plan}")
+            done = f"of {target:,} done" if target else "done"
+            if state.log_gap:
+                done = f"of {target:,} in the log" if target else "in the log"
+            shown = f"{latest.iteration + 1:,}"
+            _tile("Iterations", shown, f"{done}, plan {latest.plan_version}", warn=bool(state.log_gap))
         _loss(latest.loss, snapshot.iterations.tail(RECENT))
         _rate(latest)
         _iteration_time(latest.measured_us, latest.predicted_us)

@@ -9,7 +9,7 @@ from unskew.collector.events import PlanExpired, PlanRejected, PlanScored
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.panels import dialogs
 from unskew.dashboard.theme import card, chip, empty, escape, title
-from unskew.dashboard.wording import count, duration, signed_percent
+from unskew.dashboard.wording import CAUSES, count, duration, parties, signed_percent
 
 LEAST_RISK = 0.005
 """A risk below this is left out: it would be shown as 0 %."""
@@ -37,12 +37,19 @@ def _card(snapshot: Snapshot, proposal: ProposalState) -> None:
     proposed = proposal.proposed
     kind = "optional" if proposed.optional else "recovery"
     title(f"Proposal {proposed.proposal}", f"plan {proposed.plan_version} · {kind} · iteration {proposed.at_iteration}")
-    words = f'<div class="u-text"><p>{escape(proposed.reason)}</p>{_what(proposal)}</div>'
+    words = f'<div class="u-text"><p>{escape(proposed.reason)}</p>{_answers(snapshot, proposal)}{_what(proposal)}</div>'
     st.html(f'<div data-testid="proposal" data-state="{proposal.status}">{words}{facts(proposal)}</div>')
     if proposal.status == "open":
         _buttons(snapshot, proposal)
     else:
         _steps(proposal)
+
+
+def _answers(snapshot: Snapshot, proposal: ProposalState) -> str:
+    """The verdicts that it is for, in a line."""
+    verdicts = (state.verdict for number, state in snapshot.state.verdicts.items() if number in proposal.answers)
+    named = "; ".join(f"{parties(verdict.culprits)}, {CAUSES[verdict.cause]}" for verdict in verdicts)
+    return f'<p class="u-muted">For {escape(named)}.</p>' if named else ""
 
 
 def _what(proposal: ProposalState) -> str:
@@ -125,7 +132,10 @@ def _buttons(snapshot: Snapshot, proposal: ProposalState) -> None:
     name = proposal.proposed.proposal
     sent = {"approve": "approval", "reject": "rejection"}.get(st.session_state.get("sent", {}).get((snapshot.run, name), ""))
     if proposal.refused is not None:
-        st.html(chip(f"the controller refused: {proposal.refused.reason}", "bad"))
+        by_auto = proposal.refused.by == "auto"
+        st.html(chip(proposal.refused.reason if by_auto else f"the controller refused: {proposal.refused.reason}", "bad"))
+    elif proposal.note is not None:
+        st.html(chip(proposal.note.text, "info"))
     elif sent:
         st.html(chip(f"{sent} sent, waiting for the controller", "info"))
     why_not = dialogs.why_disabled(snapshot)

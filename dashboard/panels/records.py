@@ -17,6 +17,7 @@ from unskew.collector.events import (
     PlanExpired,
     PlanFailed,
     PlanRejected,
+    Verdict,
     VerdictScored,
 )
 from unskew.dashboard.data import Snapshot
@@ -109,7 +110,7 @@ def show_verdicts(snapshot: Snapshot) -> None:
 
 
 def _verdict(revision: VerdictRevision, whole: VerdictState, state: RunState) -> list[str]:
-    verdict, until, answer = revision.verdict, whole.verdict.until_iteration, state.answer_to(revision.verdict)
+    verdict, until = revision.verdict, whole.verdict.until_iteration
     speed = speeds(verdict.speed).removeprefix("speed ") if verdict.speed else ""
     return [
         _still(clock(revision.at_us)),
@@ -119,9 +120,17 @@ def _verdict(revision: VerdictRevision, whole: VerdictState, state: RunState) ->
         str(verdict.since_iteration),
         str(until) if until is not None else "open" if state.is_open(whole) else "rejoined",
         _still(parties(verdict.victims) if verdict.victims else "–"),
-        _still(f"plan {answer}") if answer is not None else "–",
+        _still(_answer(verdict, state)),
         _score(whole.scored),
     ]
+
+
+def _answer(verdict: Verdict, state: RunState) -> str:
+    """What was done about a verdict, or waits to be decided."""
+    if state.waiting is not None and verdict.verdict in state.waiting.answers:
+        return f"{state.waiting.proposed.proposal} waits"
+    answer = state.answer_to(verdict)
+    return "–" if answer is None else f"plan {answer}"
 
 
 def _score(scored: VerdictScored | None) -> str:

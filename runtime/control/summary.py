@@ -63,8 +63,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """`losses[i]` (nats per target token) and `iteration_s[i]` of committed iteration i; `outcome` at the run's end. `status` and
-    `reason` are those of `RunFinished`; `iterations` are in the log, of the `committed` ones."""
+    """`losses[i]` (nats per target token) and `iteration_s[i]` of committed iteration i; `outcome` at the run's end. `status`
+    and `reason` are those of `RunFinished`; `iterations` are in the log, of the `committed` ones."""
 
     run_id: str
     status: Literal["done", "failed", "stopped", "incomplete"]

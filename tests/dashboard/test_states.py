@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest
 from support import dashboard_runs as runs
 
 import unskew.dashboard
-from unskew.collector.events import Diagnosed, Dropped, Mode, PlanRejected
+from unskew.collector.events import CommandRefused, Diagnosed, Dropped, Mode, PlanRejected, RunFinished
 from unskew.collector.files.manifest import Manifest, publish
 from unskew.collector.formats.importers.straggler_analysis import COLUMNS
 from unskew.collector.formats.registry import bring_in
@@ -77,9 +77,52 @@ def test_slow_rank_is_the_culprit_and_its_peers_are_victims(store: Store) -> Non
         shown = text(page("slow"))
     assert "Rank 3 runs at 0.55 of its healthy speed since iteration 30." in shown
     assert "Ranks 0–2 only wait for it: victims, not at fault." in shown
-    assert "a proposal waits for you" in shown
+    assert "proposal p1 waits for you: " in shown
     assert "Plan 1 as proposed" in shown
     assert "was 4 layers, 8 mb" in shown
+
+
+def test_what_waits_for_a_person_is_shown_before_what_is_answered(store: Store) -> None:
+    writer = runs.waiting_after_death(store)
+    with hold_controller_lock(store, "waiting"):
+        writer.close()
+        shown, listed = text(page("waiting")), text(page())
+    headline = shown[shown.index('data-testid="headline"') :]
+    headline = headline[: headline.index("</div></div>")]
+    slow, waits, answered = (
+        headline.index("Rank 3 runs at 0.55"),
+        headline.index("proposal p3 waits for you: "),
+        headline.index("Open verdict: Rank 6 is dead"),
+    )
+    assert slow < waits < answered
+    assert "Answered by plan 1." in headline[answered:]
+    assert "answered by" not in headline[:answered]
+    assert "For rank 3, slow device; rank 6, dead." in shown
+    assert "p3 waits for you" in listed
+    assert '2 open</span> <span class="u-muted">of 2</span>' in listed
+
+
+def test_a_limit_that_auto_reached_is_shown_with_the_proposal(store: Store) -> None:
+    writer = runs.slow(store, mode="auto")
+    writer.control(
+        CommandRefused(command="approve p1", by="auto", reason="20 changes are made, mode auto makes no more in a run")
+    )
+    with hold_controller_lock(store, "slow"):
+        writer.close()
+        shown = text(page("slow"))
+    assert "20 changes are made, mode auto makes no more in a run" in shown
+    assert "proposal p1 waits for you: " in shown
+
+
+def test_a_run_whose_log_is_not_whole_is_not_called_well(store: Store) -> None:
+    writer = runs.healthy(store, iterations=12)
+    reason = "the log holds 12 of the 40 iterations that were committed, 7 events could not be written (full)"
+    writer.control(RunFinished(status="incomplete", iterations=12, committed=40, unwritten=7, reason=reason))
+    writer.close()
+    shown, listed = text(page("healthy")), text(page())
+    assert f"The log is incomplete: {reason}." in shown
+    assert "nothing was wrong" not in shown
+    assert '<span class="u-chip u-bad">incomplete</span>' in listed
 
 
 def ask_for_approval() -> None:

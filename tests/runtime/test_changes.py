@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from support.runtime_runs import LONG_CHUNKS, Run, train
 
+from unskew.analytics.replay.replay import replay
 from unskew.collector.command import Command
 from unskew.collector.events import (
     CommandRefused,
     FaultInjected,
     IterationJudged,
+    ModeChanged,
     PlanApplied,
     PlanApproved,
     PlanProposed,
@@ -23,7 +25,9 @@ from unskew.collector.events import (
     Verdict,
 )
 from unskew.collector.files.tail import Entry
+from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import CommandError, send
+from unskew.edge.recorded_run import recorded_run
 
 pytestmark = [pytest.mark.limit(120), pytest.mark.alone]
 SLOW = "slow:rank=1,factor=2,at=9"
@@ -94,3 +98,32 @@ def test_what_a_person_rejects_is_not_applied(tmp_path: Path) -> None:
     assert run.of(PlanRejected) == [PlanRejected(proposal=person.proposal, by="mira", reason="it pays")]
     assert len(run.of(CommandRefused)) == 1
     assert len(run.of(PlanApplied)) == 1
+
+
+class ChangesTheirMind:
+    """Rejects the first proposal, and some iterations later lets changes be applied."""
+
+    def __init__(self) -> None:
+        self.proposal, self.judged = "", 0
+
+    def __call__(self, run: Run, entry: Entry) -> None:
+        if isinstance(entry.event, PlanProposed):
+            self.proposal = self.proposal or entry.event.proposal
+        elif isinstance(entry.event, IterationJudged) and self.proposal:
+            self.judged += 1
+            if self.judged == 1:
+                send(run.store, run.id, Command(kind="reject", run=run.id, by="mira", target=self.proposal, reason="at night"))
+            elif self.judged == 5:
+                send(run.store, run.id, Command(kind="mode", run=run.id, by="mira", target="auto", reason="day shift"))
+
+
+def test_a_change_of_mode_asks_the_scheduler_anew(tmp_path: Path) -> None:
+    run = train(tmp_path, SLOW, base=LONG_CHUNKS, mode="approve", on_event=ChangesTheirMind())
+    (changed,) = run.of(ModeChanged)
+    rejected, anew, *_ = run.of(PlanProposed)
+    assert [one.proposal for one in run.of(PlanRejected)] == [rejected.proposal]
+    assert changed.watermark is not None
+    assert rejected.at_iteration < changed.watermark <= anew.at_iteration < changed.watermark + 3
+    assert [(one.proposal, one.by) for one in run.of(PlanApproved)] == [(anew.proposal, "auto")]
+    with open_store(run.store) as reader:
+        assert replay(recorded_run(reader, run.id)).differences == ()

@@ -166,10 +166,10 @@ def report(rank: int, committed: int, unwritten: int = 0) -> RankFinished:
 def test_done_is_what_the_log_of_every_living_rank_shows(
     reports: list[RankFinished], last_logged: dict[int, int], end: tuple[str, int, str]
 ) -> None:
-    said = ending("done", "", committed=10, reports=reports, logged=range(10), last_logged=last_logged, unwritten=0)
-    assert (said.status, said.unwritten, said.reason) == end
+    end_of_run = ending("done", "", committed=10, reports=reports, logged=range(10), last_logged=last_logged, unwritten=0)
+    assert (end_of_run.status, end_of_run.unwritten, end_of_run.reason) == end
 
 
 def test_a_run_that_failed_says_how_far_it_was_trained() -> None:
-    said = ending("failed", "why", committed=8, reports=[], logged=range(5), last_logged={0: 4}, unwritten=0)
-    assert (said.status, said.reason, said.iterations, said.committed) == ("failed", "why", 5, 8)
+    end_of_run = ending("failed", "why", committed=8, reports=[], logged=range(5), last_logged={0: 4}, unwritten=0)
+    assert (end_of_run.status, end_of_run.reason, end_of_run.iterations, end_of_run.committed) == ("failed", "why", 5, 8)

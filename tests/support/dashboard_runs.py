@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from support.dashboard_store import COST, FIRST, RunWriter
 
 from unskew.analytics.core.layout import plan_from_partition
@@ -16,6 +17,7 @@ from unskew.collector.events import (
     Mode,
     Party,
     PlanApproved,
+    PlanExpired,
     PlanProposed,
     PlanScored,
     RunFinished,
@@ -74,6 +76,27 @@ def after_death(store: Store, run: str = "death") -> RunWriter:
     writer.apply(repartitioned(1), "p1", "rank 3 is slow")
     writer.train(20)
     writer.control(_score(writer.plan, "p1", writer.iteration))
+    _death(writer, recover(repartitioned(1), {6}, 2), "p2")
+    writer.train(40)
+    writer.control(RunFinished(status="done", iterations=writer.iteration))
+    return writer
+
+
+def waiting_after_death(store: Store, run: str = "waiting") -> RunWriter:
+    """`slow`, and before anybody has decided rank 6 dies: its work is rerouted at once, which voids the proposal; a better plan
+    for those who are left waits for a person."""
+    writer = slow(store, run)
+    writer.control(PlanExpired(proposal="p1", reason="rank 6 was lost"))
+    _death(writer, recover(FIRST, {6}, 1), "p2")
+    writer.train(4)
+    better = recover(repartitioned(1), {6}, 2)
+    writer.control(msgspec.structs.replace(proposal(better), proposal="p3", verdict=2, at_iteration=writer.iteration))
+    writer.train(2)
+    return writer
+
+
+def _death(writer: RunWriter, plan: Plan, name: str) -> None:
+    """Rank 6 dies, and `plan` goes on without it."""
     writer.control(
         FaultInjected(kind="kill", rank=6, at_iteration=80),
         DeviceLost(device="device-6", rank=6, how="exit", detail="the process was killed by signal 9", detected_us=1),
@@ -89,11 +112,10 @@ def after_death(store: Store, run: str = "death") -> RunWriter:
             sentence="Rank 6 is dead since iteration 80: its process was killed by signal 9.",
         ),
     )
-    plan = recover(repartitioned(1), {6}, 2)
     writer.control(
         PlanProposed(
-            proposal="p2",
-            plan_version=2,
+            proposal=name,
+            plan_version=plan.plan_version,
             digest=plan.digest,
             optional=False,
             reason="rank 6 is dead; its layers are held by rank 2",
@@ -108,10 +130,7 @@ def after_death(store: Store, run: str = "death") -> RunWriter:
             change="micro-batches of replica 1 pass through replica 0 for layers 8–11",
         )
     )
-    writer.apply(plan, "p2", "rank 6 is dead")
-    writer.train(40)
-    writer.control(RunFinished(status="done", iterations=writer.iteration))
-    return writer
+    writer.apply(plan, name, "rank 6 is dead")
 
 
 def rejoined(store: Store, run: str = "rejoined", *, joins: bool) -> RunWriter:

@@ -82,9 +82,8 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> str | None:
-        """The optional proposal that nobody has decided on."""
-        optional = [state.proposed.proposal for state in self.run.open_proposals if state.proposed.optional]
-        return optional[-1] if optional else None
+        """The proposal that waits for a person."""
+        return self.run.waiting.proposed.proposal if self.run.waiting is not None else None
 
     @property
     def ranks(self) -> dict[int, RankView]:

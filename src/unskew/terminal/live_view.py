@@ -39,7 +39,7 @@ def render(state: LiveState, facts: Facts, width: int, height: int) -> Renderabl
     if ranks:
         drawn = _grid(ranks) if _fits(ranks, width) else _strip(ranks)
         parts += [_heading("ranks: chunk time over prediction, then layers held · micro-batches executed"), drawn]
-    if state.run.mode == "approve" and state.waiting is not None:
+    if state.waiting is not None:
         command = f"unskew approve {state.waiting} --by NAME --reason TEXT"
         parts.append(Text.assemble(("\n" + state.waiting + " waits for approval: ", "yellow"), (command, "bold yellow")))
     if state.lines:

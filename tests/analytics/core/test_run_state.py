@@ -12,12 +12,14 @@ from unskew.analytics.core.run_state import RunState, fold
 from unskew.collector.events import (
     CommandRefused,
     Event,
+    ModeChanged,
     PlanApplied,
     PlanApproved,
     PlanFailed,
     PlanProposed,
     PlanRejected,
     PlanScored,
+    RunFinished,
     Verdict,
     VerdictClosed,
     VerdictScored,
@@ -107,3 +109,32 @@ def test_a_verdict_keeps_its_revisions_its_end_its_score_and_its_answer() -> Non
     assert (first.verdict.speed["F"], first.verdict.until_iteration, first.scored) == (0.5, 8, score)
     assert [one.verdict.verdict for one in state.open_verdicts] == [2]
     assert (state.answer_to(first.verdict), list(state.verdicts)) == (1, [1, 2])
+
+
+def test_a_plan_answers_all_that_was_wrong_with_devices_and_what_waits_comes_first() -> None:
+    sequences = msgspec.structs.replace(verdict(3, 1.0), cause="long_sequences")
+    recovery = msgspec.structs.replace(proposed("r", verdict=2), optional=False)
+    dead = msgspec.structs.replace(verdict(2, 1.0), cause="dead")
+    after_death = state_of(verdict(1, 0.5), sequences, dead, recovery, applied("r", FIRST.renumbered(1)))
+    answers = [after_death.answer_to(one) for one in (verdict(1, 0.5), dead, sequences)]
+    assert answers == [None, 1, None]
+    assert [one.verdict.verdict for one in after_death.by_urgency] == [3, 1, 2]
+
+    asked = reduce(fold, (ModeChanged(mode="approve", by="ann"), proposed("better", verdict=2)), after_death)
+    assert asked.waiting == asked.proposals["better"]
+    assert [one.verdict.verdict for one in asked.by_urgency] == [1, 2, 3]
+    changed = reduce(
+        fold, (PlanApproved(proposal="better", by="ann", reason=""), applied("better", FIRST.renumbered(4))), asked
+    )
+    assert [changed.answer_to(one) for one in (verdict(1, 0.5), dead, sequences)] == [4, 4, None]
+    assert changed.waiting is None
+
+
+def test_in_mode_auto_a_proposal_waits_for_a_person_where_a_lasting_limit_refuses_it_in_observe_none_does() -> None:
+    refused = CommandRefused(command="approve a", by="auto", reason="20 changes are made")
+    state = state_of(ModeChanged(mode="auto", by="ann"), proposed("a"))
+    assert state.waiting is None
+    state = fold(state, refused)
+    assert state.waiting == state.proposals["a"]
+    assert fold(state, ModeChanged(mode="observe", by="ann")).waiting is None
+    assert fold(state, RunFinished(status="stopped", iterations=5)).waiting is None

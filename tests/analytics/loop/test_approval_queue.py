@@ -16,6 +16,7 @@ from unskew.collector.events import (
     CommandRefused,
     Control,
     ModeChanged,
+    Note,
     PlanApproved,
     PlanExpired,
     PlanIssued,
@@ -124,6 +125,40 @@ def test_auto_keeps_apart_from_a_recovery() -> None:
     recovery = approval_queue.recovery(PLAN, PLAN, 1, verdict=None, iteration=20, expected_us=None)
     approval_queue, _ = lay(after(approval_queue, recovery), found(), 22)
     assert [settled(approval_queue, iteration)[1] is not None for iteration in (22, 24, 25)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("limits", "percent", "words"),
+    [
+        (AutoLimits(most_changes=0), 20.0, "0 changes are made, mode auto makes no more in a run"),
+        (AutoLimits(least_gain_percent=30.0), 20.0, "mode auto applies gains from 30 % on, this is 20.0 %"),
+    ],
+)
+def test_a_limit_of_auto_that_lasts_is_said_once_and_leaves_the_proposal_to_people(
+    limits: AutoLimits, percent: float, words: str
+) -> None:
+    approval_queue, name = lay(queue("auto", limits), found(gain_percent=percent))
+    approval_queue, applied, events = settled(approval_queue, 11)
+    assert (applied, events) == (None, [CommandRefused(command=f"approve {name}", by="auto", reason=words)])
+    assert settled(approval_queue, 12)[1:] == (None, [])
+    newer, second = lay(approval_queue, found(gain_percent=percent), 13)
+    assert [one.command for one in settled(newer, 14)[2] if isinstance(one, CommandRefused)] == [f"approve {second}"]
+    approved = decide(approval_queue, "approve", name)
+    assert settled(approval_queue.take(approved), 13)[1] is not None
+
+
+def test_a_limit_of_auto_that_passes_is_said_once_before_the_change() -> None:
+    approval_queue = queue("auto", LIMITS)
+    recovery = approval_queue.recovery(PLAN, PLAN, 1, verdict=None, iteration=20, expected_us=None)
+    approval_queue, name = lay(after(approval_queue, recovery), found(), 22)
+    logged: list[Control] = []
+    for iteration in (22, 23, 24, 25):
+        approval_queue, _, events = settled(approval_queue, iteration)
+        logged += events
+    noted, approved = logged
+    words = f"{name} waits until iteration 25: mode auto keeps changes {LIMITS.least_apart} iterations apart"
+    assert noted == Note(text=words, by="auto", proposal=name)
+    assert isinstance(approved, PlanApproved)
 
 
 _STEPS = st.one_of(
