@@ -304,7 +304,7 @@ def _of_series(times_us: Sequence[float]) -> Sight:
 
 def _gaps(log: RunLog, seen: Observability) -> list[str]:
     """What the log lacks for a judgement of the whole run."""
-    found = []
+    found = [log.gap] if log.gap else []
     if log.end == "lost":
         found.append("the run ended without a word of how, and its log does not show why")
     numbers = log.iterations["iteration"]

@@ -12,7 +12,7 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.collector.events import CollectiveRecorded, DeviceKind, DeviceLost, FaultInjected, GroupRecorded
 
-End = Literal["running", "done", "failed", "stopped", "lost"]
+End = Literal["running", "done", "failed", "stopped", "incomplete", "lost"]
 
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,8 +21,8 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
 
     `iterations`: iteration, iteration_us (all iterations whose time is known, in order). `flights`, `flight_groups`: entries of
     flight recorders. `regrouped_s`: plan version -> seconds from the detection until all survivors held groups again.
-    `classes`: device class -> its ranks. `end`: by its own last word; without one
-    "running" where a controller holds it, else "lost".
+    `classes`: device class -> its ranks. `end`: by its own last word; without one "running" where a controller holds it, else
+    "lost". `gap`: what the log lacks by that word, "" = nothing.
     """
 
     run: str
@@ -42,6 +42,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     classes: dict[str, tuple[int, ...]] = {}
     end: End = "done"
     end_reason: str = ""
+    gap: str = ""
 
     @property
     def imported(self) -> bool:

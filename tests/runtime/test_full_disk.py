@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 from support.runtime_runs import Run, train
 
+from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.collector.events import DeviceJoined, DeviceLost, IterationCommitted, PlanIssued, RunFinished
 from unskew.collector.files.segment import SpoolSegment
 from unskew.collector.files.tail import Entry
+from unskew.collector.read.reader import open_store
 from unskew.collector.service.check import check
 from unskew.collector.service.maintenance import maintaining
+from unskew.edge.load_run import load_run
 from unskew.runtime.control.ending import ending
 from unskew.runtime.protocol import RankFinished
 
@@ -73,6 +76,10 @@ def test_a_run_whose_last_commits_are_not_in_the_log_is_not_done(tmp_path: Path)
     assert (summary.events.unwritten, summary.events.log_complete) == (finished.unwritten, False)
     (found,) = findings(run)
     assert found.startswith(f"run {run.id}: the log holds {logged} of the 30 iterations")
+    with open_store(run.store) as reader:
+        diagnosed = diagnose(load_run(reader, run.id))
+    assert diagnosed.outcome == "cannot_be_judged"
+    assert diagnosed.why.startswith(f"the log holds {logged} of the 30 iterations")
 
 
 def test_a_disk_that_is_free_again_gets_every_line(tmp_path: Path) -> None:

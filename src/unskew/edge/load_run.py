@@ -33,6 +33,7 @@ from unskew.collector.events import (
 )
 from unskew.collector.files.tail import decode_event
 from unskew.collector.formats.importers import straggler_analysis
+from unskew.collector.log_gap import log_gap
 from unskew.collector.read.reader import Reader
 from unskew.collector.write.commands import controller_alive
 
@@ -83,6 +84,7 @@ def load_run(reader: Reader, run: str) -> RunLog:
         classes=_classes(_events(reader, run, DeviceJoined)),
         end=_end(reader, run, finished),
         end_reason=finished.reason if finished else "",
+        gap=log_gap(started[0] if started else None, finished),
     )
 
 
