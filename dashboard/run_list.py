@@ -117,5 +117,6 @@ def _outcome(run: dict[str, Any], state: str) -> str:
     word: OutcomeWord = "cannot_be_judged" if lost else run["outcome"]
     slowdown, why = run["smallest_slowdown"], "the run ended without a word of how" if lost else run["why"]
     text = f"well, from {percent(slowdown)} on seen" if word == "well" else OUTCOME_WORDS[word]
-    verdicts = f' <span class="u-muted">{run["n_open"]} of {count(run["n_verdicts"], "verdict")} open</span>'
-    return f'<span title="{escape(why)}">{chip(text, OUTCOME_TONES[word])}</span>' + (verdicts if run["n_verdicts"] else "")
+    n = run["n_verdicts"]
+    verdicts = f' <span class="u-muted">{run["n_open"]} of {count(n, "verdict")} open</span>' if n else ""
+    return f'<span title="{escape(why)}">{chip(text, OUTCOME_TONES[word])}</span>{verdicts}'

@@ -99,7 +99,7 @@ def test_what_waits_for_a_person_is_shown_before_what_is_answered(store: Store) 
     assert "answered by" not in headline[:answered]
     assert "For rank 3, slow device; rank 6, dead." in shown
     assert "p3 waits for you" in listed
-    assert '2 open</span> <span class="u-muted">of 2</span>' in listed
+    assert "2 of 2 verdicts open" in listed
 
 
 def test_a_limit_that_auto_reached_is_shown_with_the_proposal(store: Store) -> None:
