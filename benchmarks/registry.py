@@ -5,6 +5,7 @@ from __future__ import annotations
 from unskew.benchmarks import (
     detector_culprits,
     detector_data,
+    detector_episodes,
     detector_methods,
     detector_series,
     healthy,
@@ -34,7 +35,14 @@ BENCHES: dict[str, tuple[Part, ...]] = {
     "overhead": (overhead.figures,),
     "healthy": (healthy.figures,),
     "liveness": (liveness.figures,),
-    "detector": (detector_methods.figures, detector_series.figures, detector_culprits.figures, detector_data.figures),
+    "detector": (
+        detector_methods.figures,
+        detector_series.figures,
+        detector_episodes.figures,
+        detector_culprits.figures,
+        detector_data.figures,
+    ),
+    "detector_series": (detector_series.figures, detector_episodes.figures),
     "detector_data": (detector_data.figures,),
     "scheduler": (
         scheduler_pipeline.figures,

@@ -50,11 +50,10 @@ class VerdictState(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> ev.Verdict:
-        """As it was revised and closed in the end."""
-        latest = self.revisions[-1].verdict
-        if self.closed is None:
-            return latest
-        return _changed(latest, until_iteration=self.closed.until_iteration)
+        """As it was revised and closed in the end, since its onset: a revision dates what it changes."""
+        latest, onset = self.revisions[-1].verdict, self.revisions[0].verdict.since_iteration
+        until = latest.until_iteration if self.closed is None else self.closed.until_iteration
+        return _changed(latest, since_iteration=onset, until_iteration=until)
 
 
 class ProposalState(msgspec.Struct, frozen=True):

@@ -307,11 +307,15 @@ def _watched(state: DetectorState, now: int, load: Residuals, options: DetectorO
     seen = ~np.isnan(residual)
     tracks = tracks.restarted(seen & ~settled, now, forget=True)
     young = tracks.age < options.own_past
-    over = np.where(settled, residual - tracks.baseline, np.nan)
+    shown = residual - tracks.baseline
+    over = np.where(settled, shown, np.nan)
     tracks = msgspec.structs.replace(tracks, role=learn_roles(tracks, over, young, state.company))
     own = over - tracks.role
     unexplained = own - tracks.level
     excess = _excess(own, unexplained, ~young, state.company)
+    if not settled.all():
+        first = shown - tracks.role
+        excess = np.where(settled, excess, _excess(first, first - tracks.level, ~young, state.company))
     noise = learn_noise(np.array([state.noise.get(kind, np.nan) for kind in tracks.kinds]), unexplained, options)
     limits = _limits(noise, young, options)
     tracks = tracks.advanced(now, excess, settled & seen, limits, options.window)

@@ -2,9 +2,11 @@
 
 Per iteration, on x = log(time):
 
-1. reference = median of the last `window` quiet values, noise = 1.4826 x their median distance from it;
-2. a two-sided CUSUM on x - reference - level (cusum.py), its threshold from the same budget of false alarms;
+1. reference = median of the last `window` values outside of suspicions and episodes; noise = their robust spread, wider where
+   neighbours are alike (series_noise.py);
+2. a sequential test, a CUSUM (cusum.py), on x - reference - level: of a slowdown, and within an episode of its end too;
 3. where it fires, the median since the onset decides: a verdict of cause "unknown" without culprits, its revision, its end.
+   Each episode has a number of its own; a suspicion that comes to nothing is noise, and is learned as such.
 
 `step` is pure, as everything that decides.
 """
@@ -12,133 +14,180 @@ Per iteration, on x = log(time):
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import exp, log
+from math import exp, log, sqrt
 
 import msgspec
 import numpy as np
 
+from unskew.analytics.core.outcome import Sight
 from unskew.analytics.detector.cusum import CusumLimits, CusumSums, threshold
-from unskew.analytics.detector.verdicts import confidence_of
+from unskew.analytics.detector.series_noise import SeriesNoise, noise_of
+from unskew.analytics.detector.verdicts import MEDIAN_ERROR, confidence_of
 from unskew.collector.events import Verdict, VerdictClosed
 
 Verdicts = tuple[Verdict | VerdictClosed, ...]
+Sample = tuple[int, float]  # iteration, log of its time
 
 
 class JobWideOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`least_slowdown`: the smallest that is named; `slack`: the part of it forgiven in each iteration, at least `slack_sigmas`
-    of the noise. Counts are iterations: `window` for the reference, `least_past` before anything is reported,
-    `least_iterations` before a test can fire, `persistence` before a verdict (EROICA's window): a job as a whole often is
-    slow for less, and nobody could be named for it."""
+    """`least_slowdown` is forgiven in each iteration, or `slack_sigmas` of the noise where that is more; `least_loss`: what a
+    slowdown has cost beyond that, in iterations (log), before it is named, however quiet the series. Counts are iterations:
+    `window` for the reference, `least_past` before anything is reported, `least_known` before the test begins,
+    `least_iterations` before it can fire."""
 
-    least_slowdown: float = 1.09
-    slack: float = 0.6
+    least_slowdown: float = 1.05
     slack_sigmas: float = 1.0
     sigma_floor: float = 0.01
+    least_loss: float = 0.3
     false_alarms_per_day: float = 1e-3
     iterations_per_day: int = 43_200
-    least_iterations: int = 6
-    persistence: int = 50
-    least_past: int = 20
+    least_iterations: int = 4
+    least_known: int = 5
+    least_past: int = 12
     window: int = 100
 
 
 class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
-    """`past`: the last quiet values of x, less what was estimated, oldest first; `recent`: (iteration, x) since then."""
+    """`past`: the last healthy samples, oldest first; `recent`: those of a suspicion, or within an episode of a change of it.
+    `judged`: iterations that the test has seen outside of episodes; `level`: log of the slowdown now; `since`: onset of the
+    open episode; `episodes`: how many there have been."""
 
     iteration: int = -1
-    past: tuple[float, ...] = ()
-    recent: tuple[tuple[int, float], ...] = ()
+    past: tuple[Sample, ...] = ()
+    recent: tuple[Sample, ...] = ()
     sums: CusumSums = CusumSums.fresh((), -1)
+    judged: int = 0
     level: float = 0.0
-    open: int | None = None
-    next_verdict: int = 1
+    since: int | None = None
+    episodes: int = 0
 
 
 def judge(times: Iterable[tuple[int, float]], options: JobWideOptions | None = None) -> list[Verdict | VerdictClosed]:
     """The verdicts on a whole series of (iteration, us), in order."""
+    return follow(times, options)[1]
+
+
+def follow(
+    times: Iterable[tuple[int, float]], options: JobWideOptions | None = None
+) -> tuple[JobWideState, list[Verdict | VerdictClosed]]:
+    """The state after a whole series of (iteration, us), and the verdicts on the way."""
     options, state = options or JobWideOptions(), JobWideState()
     found: list[Verdict | VerdictClosed] = []
     for iteration, us in times:
         state, verdicts = step(state, iteration, us, options)
         found += verdicts
-    return found
+    return state, found
+
+
+def sight_of(state: JobWideState, options: JobWideOptions) -> Sight:
+    """What would have been named within as many iterations as were judged: what the test forgives, its threshold, and twice
+    the errors of the mean of so many and of the reference."""
+    n, known = min(state.judged, options.window), len(state.past)
+    if n < options.least_iterations or known < options.least_past:
+        why = f"{known} iterations without a slowdown, at least {options.least_past} are needed to judge the whole job"
+        return Sight(scope="job", smallest_slowdown=None, why=why)
+    noise = _noise(state, options)
+    limits = limits_of(noise, options)
+    luck = 2 * noise.sigma * sqrt(1 / n + MEDIAN_ERROR**2 / known)
+    return Sight(scope="job", smallest_slowdown=round(exp(float(limits.slack + limits.threshold / n) + luck), 3))
 
 
 def step(state: JobWideState, iteration: int, measured_us: float, options: JobWideOptions) -> tuple[JobWideState, Verdicts]:
     """One iteration further. Raises `ValueError` when it is not later than the last."""
     if iteration <= state.iteration:
         raise ValueError(f"iteration {iteration} after iteration {state.iteration}: iterations are judged once, in order")
+    state = msgspec.structs.replace(state, iteration=iteration)
     if measured_us <= 0:
-        return msgspec.structs.replace(state, iteration=iteration), ()
-    x = log(measured_us)
-    if len(state.past) < options.least_past:
-        sums = CusumSums.fresh((), iteration)
-        return msgspec.structs.replace(state, iteration=iteration, past=(*state.past, x), sums=sums), ()
-    past = np.array(state.past)
-    reference = float(np.median(past))
-    sigma = max(1.4826 * float(np.median(np.abs(past - reference))), options.sigma_floor)
-    limits = limits_of(sigma, options)
-    over = np.asarray(x - reference - state.level)
-    sums = state.sums.advance(iteration, over, over, limits)
-    side = sums.up if sums.up.total >= sums.down.total else sums.down
-    quiet = side.total <= 0
-    state = msgspec.structs.replace(
-        state,
-        iteration=iteration,
-        sums=sums,
-        past=(*past, x - state.level)[-options.window :] if quiet else state.past,
-        recent=() if quiet else (*state.recent, (iteration, x))[-options.window :],
-    )
-    rows = [(at, seen) for at, seen in state.recent if at > side.zero_at]
-    if side.total <= limits.threshold or len(rows) < options.persistence:
         return state, ()
-    return _changed(state, rows, sigma, limits, options)
+    sample, slow = (iteration, log(measured_us)), state.since is not None
+    if not slow and len(state.past) < options.least_known:
+        return _learned(state, (sample,), options), ()
+    noise = _noise(state, options)
+    limits = limits_of(noise, options, state.level)
+    over = np.asarray(sample[1] - noise.middle - state.level)
+    sums = state.sums.advance(iteration, over, over, limits)
+    side = sums.down if slow and sums.down.total > sums.up.total else sums.up
+    recent = (*state.recent, sample)[-options.window :]
+    state = msgspec.structs.replace(state, sums=sums, recent=recent, judged=state.judged + (not slow))
+    if side.total <= 0:
+        return (msgspec.structs.replace(state, recent=()) if slow else _learned(state, recent, options)), ()
+    rows = tuple(seen for seen in recent if seen[0] > side.zero_at)
+    if side.total <= limits.threshold or (not slow and len(state.past) + len(rows) < options.least_past):
+        return state, ()
+    return _changed(state, rows, noise, options)
 
 
-def limits_of(sigma: float, options: JobWideOptions) -> CusumLimits:
-    """The test's constants at this noise."""
-    slack = max(options.slack * log(options.least_slowdown), options.slack_sigmas * sigma)
-    limit = threshold(sigma, slack, options.iterations_per_day / options.false_alarms_per_day)
-    return CusumLimits(np.asarray(slack), np.asarray(limit), options.least_iterations)
+def limits_of(noise: SeriesNoise, options: JobWideOptions, level: float = 0.0) -> CusumLimits:
+    """The test's constants at this noise; within an episode of `level`, what is nearer to a healthy job than to it ends it."""
+    slack = max(log(options.least_slowdown), options.slack_sigmas * noise.sigma)
+    slack = min(slack, level / 2) if level else slack
+    limit = threshold(noise.sigma, slack, options.iterations_per_day / options.false_alarms_per_day)
+    return CusumLimits(np.asarray(slack), np.asarray(max(limit, options.least_loss)), options.least_iterations)
+
+
+def _noise(state: JobWideState, options: JobWideOptions) -> SeriesNoise:
+    return noise_of([x for _, x in state.past], options.sigma_floor)
+
+
+def _learned(state: JobWideState, healthy: tuple[Sample, ...], options: JobWideOptions) -> JobWideState:
+    """These are the job as it is without an episode, a suspicion that came to nothing too; the test begins anew."""
+    past = (*state.past, *healthy)[-options.window :]
+    sums = CusumSums.fresh((), state.iteration)
+    return msgspec.structs.replace(state, past=past, recent=(), sums=sums, level=0.0, since=None)
 
 
 def _changed(
-    state: JobWideState, rows: list[tuple[int, float]], sigma: float, limits: CusumLimits, options: JobWideOptions
+    state: JobWideState, rows: tuple[Sample, ...], noise: SeriesNoise, options: JobWideOptions
 ) -> tuple[JobWideState, Verdicts]:
-    """The test has fired: what is estimated now. A faster job than ever, or a change too small to name, is the new bias."""
-    level = float(np.median([x for _, x in rows]) - np.median(state.past))
-    slow = level >= log(options.least_slowdown)
-    past = state.past if slow or state.open is not None else tuple(x for _, x in rows)
-    after = msgspec.structs.replace(
-        state, sums=CusumSums.fresh((), state.iteration), recent=(), level=level if slow else 0.0, past=past
+    """The test has fired: an episode begins, changes or ends, or all was noise."""
+    level, limits = float(np.median([x for _, x in rows])) - noise.middle, limits_of(noise, options)
+    if level < limits.slack:
+        closed = () if state.since is None else (_closed(state, rows[0][0]),)
+        return _learned(state, rows, options), closed
+    past, since, episodes = state.past, state.since, state.episodes
+    if since is None:
+        past, since = _onset(past, rows[0][0], noise.middle + level / 2, options)
+        episodes += 1
+    sums = CusumSums.fresh((), state.iteration)
+    state = msgspec.structs.replace(state, past=past, recent=(), sums=sums, level=level, since=since, episodes=episodes)
+    return state, (_verdict(state, since, len(rows), noise, limits),)
+
+
+def _onset(past: tuple[Sample, ...], began: int, line: float, options: JobWideOptions) -> tuple[tuple[Sample, ...], int]:
+    """The healthy past and the onset: of a past too short to be judged, what already was over `line` belongs to the episode."""
+    if len(past) < options.least_past:
+        while past[-1][1] > line:
+            began, past = past[-1][0], past[:-1]
+    return past, began
+
+
+def _verdict(state: JobWideState, since: int, n: int, noise: SeriesNoise, limits: CusumLimits) -> Verdict:
+    """Confidence: that the level is more than the slack, and no more than the job's own past allows: of its stretches as long
+    as this one, the share that was not slow (Laplace's rule of succession)."""
+    often = state.episodes / (state.judged / n + 2)
+    sure = min(confidence_of(state.level - float(limits.slack), noise.sigma, n), max(1 - often, 0.0))
+    return Verdict(
+        verdict=state.episodes,
+        cause="unknown",
+        culprits=(),
+        since_iteration=since,
+        at_iteration=state.iteration,
+        confidence=round(sure, 3),
+        sentence=(
+            f"the whole job takes {exp(state.level):.2f} times as long since iteration {since}; iteration times alone do not "
+            "tell who is slow: record chunks, or probe the devices"
+        ),
+        evidence={
+            "scope": "job",
+            "time_ratio": round(exp(state.level), 4),
+            "sigma": round(noise.sigma, 4),
+            "threshold": round(float(limits.threshold), 3),
+            "n": n,
+            "missing": ["chunk times", "collective times"],
+        },
     )
-    since = rows[0][0]
-    if slow:
-        number = state.next_verdict if state.open is None else state.open
-        sure = confidence_of(level - float(limits.slack), sigma, len(rows))
-        verdict = Verdict(
-            verdict=number,
-            cause="unknown",
-            culprits=(),
-            since_iteration=since,
-            at_iteration=state.iteration,
-            confidence=sure,
-            sentence=(
-                f"the whole job takes {exp(level):.2f} times as long since iteration {since}; iteration times alone do not "
-                "tell who is slow: record chunks, or probe the devices"
-            ),
-            evidence={
-                "scope": "job",
-                "time_ratio": round(exp(level), 4),
-                "sigma": round(sigma, 4),
-                "threshold": round(float(limits.threshold), 3),
-                "n": len(rows),
-                "missing": ["chunk times", "collective times"],
-            },
-        )
-        return msgspec.structs.replace(after, open=number, next_verdict=max(state.next_verdict, number + 1)), (verdict,)
-    if state.open is None:
-        return after, ()
-    reason = f"iterations are as short as before since iteration {since}"
-    closed = VerdictClosed(verdict=state.open, until_iteration=since, at_iteration=state.iteration, reason=reason)
-    return msgspec.structs.replace(after, open=None), (closed,)
+
+
+def _closed(state: JobWideState, until: int) -> VerdictClosed:
+    reason = f"iterations are as short as before since iteration {until}"
+    return VerdictClosed(verdict=state.episodes, until_iteration=until, at_iteration=state.iteration, reason=reason)

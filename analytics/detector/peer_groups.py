@@ -147,7 +147,7 @@ def median_of_others(values: Floats, groups: PeerSets) -> tuple[Floats, Ints]:
 
 
 def agreement(values: Floats, groups: PeerSets) -> Floats:
-    """[row, kind]: what a row's group agrees on: the median of three or more, of two the one nearer to zero, nan for one."""
+    """[row, kind]: what a row's group agrees on: the median, of two in the middle the one nearer to zero, nan for one."""
     if groups.members.size == 0:
         return np.full(values.shape, np.nan)
     padded = np.vstack([values, np.full((1, values.shape[1]), np.nan)])
@@ -157,5 +157,5 @@ def agreement(values: Floats, groups: PeerSets) -> Floats:
     high = np.minimum(high, inside.shape[1] - 1)
     one, other = (np.take_along_axis(inside, at[:, None, :], axis=1)[:, 0] for at in (low, high))
     nearer = np.where(np.abs(one) <= np.abs(other), one, other)
-    agreed = np.where(count > 2, (one + other) / 2, np.where(count == 2, nearer, np.nan))
+    agreed = np.where(count > 1, nearer, np.nan)
     return np.where(groups.of[:, None] >= 0, agreed[np.maximum(groups.of, 0)], np.nan)

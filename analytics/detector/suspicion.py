@@ -60,7 +60,7 @@ def decide(tracks: Tracks, row: int, thresholds: Floats, *, flagged: bool, optio
     rising = bool(up.max() >= down.max())
     column = int(np.argmax(up if rising else down))
     side = tracks.sums.up if rising else tracks.sums.down
-    since = side.zero_at[row, column]
+    since = int(side.zero_at[row, column])
     rows = [seen for seen in tracks.recent if seen.iteration > since and not np.isnan(seen.excess[0, row, column])]
     if max(up.max(), down.max()) <= 1 or len(rows) < options.least_iterations:
         return None
@@ -79,7 +79,9 @@ def decide(tracks: Tracks, row: int, thresholds: Floats, *, flagged: bool, optio
     if not slow.keys() - {ALL}:
         slow = {}
     return SpeedChange(
-        since=rows[0].iteration,
+        since=since
+        if slow and _unjudged(tracks, row, column, since) >= levels[tracks.kinds[column]] / 2
+        else rows[0].iteration,
         iterations=len(rows),
         test=tracks.kinds[column],
         cusum=float(side.total[row, column]),
@@ -88,6 +90,12 @@ def decide(tracks: Tracks, row: int, thresholds: Floats, *, flagged: bool, optio
         excess=excess,
         creep=creep,
     )
+
+
+def _unjudged(tracks: Tracks, row: int, column: int, iteration: int) -> float:
+    """The excess in an iteration in which the rank was not judged, for it was the first on its layers; nan if it was."""
+    seen = next((seen for seen in tracks.recent if seen.iteration == iteration), None)
+    return np.nan if seen is None or seen.unjudged is None else float(seen.unjudged[row, column])
 
 
 def _creep(tracks: Tracks, row: int, column: int, options: DetectorOptions) -> dict[str, float]:

@@ -20,10 +20,12 @@ WILD = 5.0  # one iteration's spread counts as at most so many times what was le
 
 class ExcessSample(msgspec.Struct, frozen=True):
     """The excess of one iteration over the healthy baseline, [reading, rank, kind]; nan = not judged. What is estimated of the
-    rank itself is not subtracted."""
+    rank itself is not subtracted. `unjudged` [rank, kind]: the least excess of ranks in their first iteration on their layers,
+    where there are any: it accuses nobody, but it belongs to a slowness that began with it."""
 
     iteration: int
     excess: Floats
+    unjudged: Floats | None = None
 
 
 class Tracks(msgspec.Struct, frozen=True):
@@ -80,7 +82,12 @@ class Tracks(msgspec.Struct, frozen=True):
 
         sums = self.sums.each(lambda side: CusumSide(moved(side.total, 0), moved(side.zero_at, now)))
         recent = tuple(
-            ExcessSample(seen.iteration, np.stack([moved(reading, np.nan) for reading in seen.excess])) for seen in self.recent
+            ExcessSample(
+                seen.iteration,
+                np.stack([moved(reading, np.nan) for reading in seen.excess]),
+                None if seen.unjudged is None else moved(seen.unjudged, np.nan),
+            )
+            for seen in self.recent
         )
         return Tracks(
             ranks,
@@ -115,12 +122,14 @@ class Tracks(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, sums=sums, recent=recent, age=np.where(where, 0, self.age))
 
     def advanced(self, now: int, excess: Floats, judged: Flags, limits: CusumLimits, window: int) -> Tracks:
+        """One iteration further; only what is `judged` counts in the tests."""
+        unjudged = None if judged.all() else np.where(judged, np.nan, np.fmin.reduce(excess))
         excess = np.where(judged, excess, np.nan)
         least, most = np.fmin.reduce(excess), np.fmax.reduce(excess)
         return msgspec.structs.replace(
             self,
             sums=self.sums.advance(now, least - self.level, most - self.level, limits),
-            recent=(*self.recent[1 - window :], ExcessSample(now, excess)),
+            recent=(*self.recent[1 - window :], ExcessSample(now, excess, unjudged)),
         )
 
     def with_levels(self, row: int, levels: Floats, now: int, *, from_anchor: bool = False) -> Tracks:
@@ -180,7 +189,8 @@ def learn_roles(tracks: Tracks, over: Floats, young: Flags, company: PeerGroups)
     """[rank, kind]: what a role costs over the prediction and the biases of those who play it (`over`, nan = not seen), as a
     running mean over the time in which their own past on these layers is not known.
 
-    Of three or more the median counts, of two the one nearer to its prediction; who plays a role alone learns nothing of it.
+    The median counts, of two in the middle the one nearer to its prediction, so that one half of a role that is slow from the
+    beginning is no cost of the role; who plays a role alone learns nothing of it.
     """
     agreed = agreement(over, company.peer_groups)
     learns = young & ~np.isnan(agreed) & ~np.isnan(over)

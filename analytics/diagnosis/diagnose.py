@@ -13,14 +13,13 @@ Pure: a `RunLog` in, a `Diagnosis` out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from unskew.analytics.core.outcome import Findings, Outcome, OutcomeWord, Sight, UnexplainedTime, outcome_of, percent
-from unskew.analytics.detector.job_wide import JobWideOptions, judge, limits_of
+from unskew.analytics.detector import job_wide
+from unskew.analytics.detector.job_wide import JobWideOptions
 from unskew.analytics.detector.options import DetectorOptions, options_for
 from unskew.analytics.detector.verdicts import devices, lost_verdict
 from unskew.analytics.diagnosis.capacity import idle_s
@@ -108,7 +107,8 @@ def diagnose(log: RunLog) -> Diagnosis:
         abstained += problems
     elif seen == "iterations":
         times = [(int(iteration), float(us)) for iteration, us in log.iterations.drop_nulls().iter_rows()]
-        verdicts, sights = settled(judge(times)), [*_alone(log), _of_series([us for _, us in times])]
+        series, found = job_wide.follow(times)
+        verdicts, sights = settled(found), [*_alone(log), job_wide.sight_of(series, JobWideOptions())]
     elif seen == "flight recorder":
         standstill = explain(log.flights, log.flight_groups)
         verdicts = _hung(standstill)
@@ -287,21 +287,6 @@ def _alone(log: RunLog) -> list[Sight]:
     return [Sight(scope="device", smallest_slowdown=None, why=why)]
 
 
-def _of_series(times_us: Sequence[float]) -> Sight:
-    """What `job_wide.judge` would have seen in a series of iteration times."""
-    options = JobWideOptions()
-    needed = options.least_past + options.persistence
-    if len(times_us) < needed:
-        why = f"{len(times_us)} iterations, at least {needed} are needed to judge the whole job"
-        return Sight(scope="job", smallest_slowdown=None, why=why)
-    x = np.log(np.maximum(times_us, 1e-9))
-    past = [np.median(x[max(0, at - options.window) : at]) for at in range(options.least_past, len(x))]
-    sigma = max(1.4826 * float(np.median(np.abs(x[options.least_past :] - past))), options.sigma_floor)
-    limits = limits_of(sigma, options)
-    level = max(log(options.least_slowdown), float(limits.slack + limits.threshold / options.persistence))
-    return Sight(scope="job", smallest_slowdown=round(exp(level), 3))
-
-
 def _gaps(log: RunLog, seen: Observability) -> list[str]:
     """What the log lacks for a judgement of the whole run."""
     found = [log.gap] if log.gap else []
@@ -349,8 +334,7 @@ def _missing(log: RunLog, seen: Observability) -> list[str]:
         found.append("long_sequences, stage_imbalance, time lost: no forward and backward times per micro-batch")
     if seen == "iterations":
         found.append("slow_device, slow_link: neither chunk nor collective times")
-        options = JobWideOptions()
-        needed = options.least_past + options.persistence
+        needed = JobWideOptions().least_past
         if log.iterations.height < needed:
             found.append(f"unknown: {log.iterations.height} iterations, at least {needed} are needed to judge the whole job")
     elif not kinds & {"send", "recv"}:

@@ -1,4 +1,4 @@
-"""Detection without chunks (times of whole jobs, times of workers), and the synthetic jobs of the detectors' bench."""
+"""Detection by times of workers, and the synthetic jobs of the detectors' bench."""
 
 import numpy as np
 import polars as pl
@@ -8,67 +8,16 @@ from hypothesis import strategies as st
 from support.datasets import dataset
 
 from unskew.analytics.detector.cusum import threshold
-from unskew.analytics.detector.job_wide import JobWideOptions, judge
 from unskew.analytics.detector.options import EMULATED
-from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.detector.workers import judge_workers
 from unskew.analytics.lab.baselines.registry import METHODS
 from unskew.analytics.lab.studies.detection import PROTECTED, SETTINGS, cost_of, run, synthetic_job, wilson
 from unskew.analytics.lab.studies.noise import load_lengths, load_noise
 from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.schedule import build_schedule
-from unskew.collector.events import Verdict, VerdictClosed
+from unskew.collector.events import Verdict
 
 NOISE, LENGTHS = load_noise(), load_lengths("code")
-
-
-def job_times(seed: int, n: int, sd: float = 0.03) -> Floats:
-    random = np.random.default_rng([NOISE.seeds.tuning, seed])
-    spikes = np.where(random.random(n) < 0.01, random.uniform(1.5, 3.4, n), 1.0)
-    return 5e6 * np.exp(random.normal(0, sd, n)) * spikes
-
-
-def test_a_job_that_is_slow_as_a_whole_is_said_to_be_and_its_end_too_but_nobody_is_named() -> None:
-    times = job_times(1, 500)
-    times[200:350] *= 1.15
-    named, closed = judge(enumerate(times))
-    assert isinstance(named, Verdict)
-    assert isinstance(closed, VerdictClosed)
-    assert (named.cause, named.culprits, named.evidence["scope"]) == ("unknown", (), "job")
-    assert abs(named.since_iteration - 200) <= 3
-    assert named.evidence["time_ratio"] == pytest.approx(1.15, abs=0.02)
-    assert abs(closed.until_iteration - 350) <= 3
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_healthy_job_with_spikes_and_a_storm_of_thirty_iterations_raises_nothing(seed: int) -> None:
-    times = job_times(seed, 500)
-    times[0] *= 52  # the first iteration pays for start-up
-    times[300:330] *= 2.5
-    assert judge(enumerate(times)) == []
-
-
-def test_a_job_that_became_faster_is_judged_by_its_new_pace() -> None:
-    times = job_times(2, 600)
-    times[200:] *= 0.7
-    times[400:] *= 1.2
-    (named,) = judge(enumerate(times))
-    assert isinstance(named, Verdict)
-    assert abs(named.since_iteration - 400) <= 3
-
-
-def test_public_series_of_healthy_jobs_raise_at_most_one_alarm_and_show_a_slowdown_put_into_them() -> None:
-    """Every seventh MLPerf run; all of them in the bench."""
-    steps = pl.read_parquet(dataset("mlperf-steptimes", "steps.parquet")).filter(pl.col("kind") == "train")
-    runs = steps.drop_nulls("step_time_s").partition_by("run_id", maintain_order=True)[::7]
-    found = []
-    for rows in runs:
-        times = 1e6 * rows["step_time_s"].to_numpy().astype(float)
-        assert judge(enumerate(times)) == []
-        at = len(times) - 60
-        times[at:] *= 1.15
-        found.append(any(abs(v.since_iteration - at) <= 20 for v in judge(enumerate(times)) if isinstance(v, Verdict)))
-    assert np.mean(found) >= 0.95
 
 
 def test_alibabas_straggling_worker_is_named_and_nobody_else() -> None:
@@ -136,9 +85,3 @@ def test_the_thresholds_formula_holds_for_a_simulated_cusum() -> None:
 def test_wilsons_interval() -> None:
     assert wilson(50, 100) == pytest.approx((0.404, 0.596), abs=1e-3)
     assert wilson(100, 100) == pytest.approx((0.963, 1.0), abs=1e-3)
-
-
-def test_a_job_wide_past_shorter_than_asked_says_nothing() -> None:
-    times = job_times(3, 100)
-    times[10:] *= 1.5
-    assert judge(enumerate(times), JobWideOptions(least_past=20)) == []

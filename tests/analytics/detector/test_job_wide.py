@@ -1,0 +1,173 @@
+"""Whole jobs by their iteration times alone: episodes of every length, how late, how sure, and what would have been seen."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.noisy_series import Episode, Floats, mlperf
+
+from unskew.analytics.detector.job_wide import JobWideOptions, follow, judge, sight_of
+from unskew.analytics.detector.series_noise import noise_of
+from unskew.analytics.diagnosis.failslow import settled
+from unskew.analytics.lab.studies.noise import load_noise
+from unskew.collector.events import Verdict, VerdictClosed
+
+SEEDS = load_noise().seeds.tuning
+
+
+def job_times(seed: int, n: int, sd: float = 0.02, spikes: float = 0.01, alike: float = 0.0) -> Floats:
+    """Microseconds: noise with lag-1 autocorrelation `alike`, lone spikes, a first iteration that pays for start-up."""
+    random = np.random.default_rng([SEEDS, seed])
+    noise = random.normal(0, sd, n)
+    for i in range(1, n):
+        noise[i] = alike * noise[i - 1] + np.sqrt(1 - alike**2) * noise[i]
+    times = 5e6 * np.exp(noise) * np.where(random.random(n) < spikes, random.uniform(1.5, 3.4, n), 1.0)
+    times[0] *= 52
+    return np.asarray(times)
+
+
+def slowed(times: Floats, *episodes: Episode) -> Floats:
+    for one in episodes:
+        times[one.at : one.until] *= np.exp(one.logs)[: len(times) - one.at]
+    return times
+
+
+def found(times: Floats) -> tuple[Verdict, ...]:
+    return settled(judge(enumerate(times)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(0, 1000),
+    st.lists(st.tuples(st.integers(10, 40), st.integers(5, 60), st.sampled_from([1.3, 1.5, 2.5])), min_size=1, max_size=6),
+)
+def test_every_episode_has_its_own_number_onset_and_end(seed: int, gaps: list[tuple[int, int, float]]) -> None:
+    at, episodes = 20, []
+    for gap, length, factor in gaps:
+        at += gap
+        episodes.append(Episode(at, length, factor))
+        at += length
+    verdicts = found(slowed(job_times(seed, at + 30, sd=0.01, spikes=0.0), *episodes))
+    assert [one.verdict for one in verdicts] == [*range(1, len(episodes) + 1)]
+    for verdict, episode in zip(verdicts, episodes, strict=True):
+        assert (verdict.since_iteration, verdict.until_iteration) == (episode.at, episode.until)
+        assert (verdict.cause, verdict.culprits, verdict.evidence["scope"]) == ("unknown", (), "job")
+        assert verdict.evidence["time_ratio"] == pytest.approx(episode.factor, rel=0.03)
+
+
+@pytest.mark.parametrize(("factor", "within"), [(1.1, 20), (1.3, 5), (1.8, 5)])
+@pytest.mark.parametrize("at", [14, 90, 300])
+def test_a_quiet_series_shows_a_slowdown_in_time_wherever_it_begins(factor: float, within: int, at: int) -> None:
+    for seed in range(10):
+        named, *more = judge(enumerate(slowed(job_times(seed, at + 60, sd=0.015), Episode(at, 60, factor))))
+        assert isinstance(named, Verdict)
+        assert {one.verdict for one in more} <= {named.verdict}
+        assert abs(named.since_iteration - at) <= 3
+        assert named.at_iteration - at < within
+
+
+@pytest.mark.parametrize("at", [4, 7, 11])
+def test_a_slowdown_of_the_first_iterations_is_found_and_so_is_its_end(at: int) -> None:
+    verdicts = found(slowed(job_times(1, 120, sd=0.01, spikes=0.0), Episode(at, 40, 1.4)))
+    assert [(one.since_iteration, one.until_iteration) for one in verdicts] == [(at, at + 40)]
+
+
+def test_a_ramp_is_one_episode_that_becomes_worse() -> None:
+    opened, *revised = judge(enumerate(slowed(job_times(2, 300), Episode(100, 200, 1.6, ramp=True))))
+    assert isinstance(opened, Verdict)
+    last = revised[-1]
+    assert isinstance(last, Verdict)
+    assert {one.verdict for one in revised} == {opened.verdict}
+    assert 100 <= opened.since_iteration <= 120
+    assert last.evidence["time_ratio"] == pytest.approx(1.6, rel=0.05)
+    assert last.since_iteration == opened.since_iteration
+
+
+def test_a_slowdown_that_nearly_ends_is_over_and_the_next_is_another() -> None:
+    """Where a little of it stays, the episodes are not one over the healthy time between."""
+    times = slowed(job_times(3, 400), Episode(100, 30, 1.12), Episode(130, 170, 1.03), Episode(300, 40, 2.0))
+    assert [abs(one.since_iteration - at) <= 2 for one, at in zip(found(times), (100, 300), strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("sd", "alike"), [(0.03, 0.0), (0.12, 0.0), (0.05, 0.8), (0.15, 0.6)])
+def test_noise_of_any_size_and_memory_is_no_slowdown(seed: int, sd: float, alike: float) -> None:
+    assert found(job_times(100 + seed, 600, sd=sd, alike=alike)) == ()
+
+
+def test_what_was_suspected_in_vain_is_learned_as_noise() -> None:
+    """Else only the quiet half of a noisy series would be its noise, and the other half slowdowns."""
+    state, _ = follow(enumerate(job_times(4, 600, sd=0.12)))
+    assert noise_of([x for _, x in state.past], 0.01).sigma == pytest.approx(0.12, rel=0.35)
+
+
+def test_bursts_on_a_busy_machine_make_nobody_sure() -> None:
+    """A healthy job whose machine is busy now and then: what is said of a burst is said with less and less confidence."""
+    random = np.random.default_rng(SEEDS)
+    times = job_times(5, 400, sd=0.08, alike=0.5)
+    for at in np.cumsum(random.integers(18, 30, 14)):
+        times[at : at + int(random.integers(3, 9))] *= random.uniform(1.4, 2.2)
+    sure = [one.confidence for one in judge(enumerate(times)) if isinstance(one, Verdict)]
+    assert all(confidence < 0.97 for confidence in sure)
+    assert np.median(sure[len(sure) // 2 :]) < 0.85
+
+
+def test_a_job_that_became_faster_is_judged_by_its_new_pace() -> None:
+    times = job_times(2, 600, sd=0.03)
+    times[200:] *= 0.7
+    times[400:] *= 1.2
+    (named,) = judge(enumerate(times))
+    assert isinstance(named, Verdict)
+    assert abs(named.since_iteration - 400) <= 3
+
+
+@pytest.mark.parametrize(("sd", "alike"), [(0.005, 0.0), (0.03, 0.0), (0.06, 0.5)])
+def test_the_smallest_slowdown_that_is_stated_would_have_been_named(sd: float, alike: float) -> None:
+    options, hits, stated = JobWideOptions(), 0, []
+    for seed in range(20):
+        healthy = job_times(200 + seed, 260, sd=sd, alike=alike)
+        state, _ = follow(enumerate(healthy[:160]))
+        smallest = sight_of(state, options).smallest_slowdown
+        assert smallest is not None
+        stated.append(smallest)
+        hits += any(one.at_iteration >= 160 for one in found(slowed(healthy, Episode(160, 100, smallest))))
+    assert hits >= 18
+    assert all(1.03 < one < 1.08 for one in stated) if sd == 0.005 else min(stated) > 1.05
+
+
+def test_of_a_few_iterations_nothing_can_be_stated() -> None:
+    for n in (0, 1, 8, 11):
+        state, verdicts = follow(enumerate(job_times(6, n) if n else []))
+        assert verdicts == []
+        sight = sight_of(state, JobWideOptions())
+        assert (sight.scope, sight.smallest_slowdown) == ("job", None)
+        assert "at least 12" in sight.why
+    states = [follow(enumerate(job_times(6, n)))[0] for n in (12, 20, 40, 100)]
+    growing = [sight_of(state, JobWideOptions()).smallest_slowdown for state in states]
+    assert all(one is not None and other is not None and one > other for one, other in pairwise(growing))
+
+
+def test_public_series_of_healthy_jobs_raise_no_alarm_and_show_a_slowdown_put_into_them() -> None:
+    """Every seventh MLPerf run; all of them in the bench."""
+    runs = [times for _, times in mlperf()][::7]
+    if not runs:
+        pytest.skip("data set mlperf-steptimes is absent: set UNSKEW_DATASETS")
+    hits = []
+    for times in runs:
+        assert judge(enumerate(1e6 * times)) == []
+        at = len(times) - 60
+        verdicts = found(1e6 * slowed(times.copy(), Episode(at, 60, 1.15)))
+        hits.append(any(abs(v.since_iteration - at) <= 20 for v in verdicts))
+    assert np.mean(hits) >= 0.95
+
+
+def test_an_iteration_is_judged_once_and_in_order_and_one_without_a_time_is_passed_over() -> None:
+    with pytest.raises(ValueError, match="iteration 3 after iteration 4"):
+        judge([(4, 1.0), (3, 1.0)])
+    times = slowed(job_times(7, 200, sd=0.01), Episode(100, 50, 1.5))
+    times[[20, 120]] = 0.0
+    named, closed = judge(enumerate(times))
+    assert isinstance(closed, VerdictClosed)
+    assert (closed.verdict, closed.until_iteration) == (named.verdict, 150)
