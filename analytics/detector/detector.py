@@ -309,7 +309,8 @@ def _watched(state: DetectorState, now: int, load: Residuals, options: DetectorO
     young = tracks.age < options.own_past
     shown = residual - tracks.baseline
     over = np.where(settled, shown, np.nan)
-    tracks = msgspec.structs.replace(tracks, role=learn_roles(tracks, over, young, state.company))
+    apart = options.least_level(young=True)
+    tracks = msgspec.structs.replace(tracks, role=learn_roles(tracks, over, young, state.company, apart))
     own = over - tracks.role
     unexplained = own - tracks.level
     excess = _excess(own, unexplained, ~young, state.company)

@@ -146,16 +146,23 @@ def median_of_others(values: Floats, groups: PeerSets) -> tuple[Floats, Ints]:
     return np.where(others > 0, middle, np.nan), others
 
 
-def agreement(values: Floats, groups: PeerSets) -> Floats:
-    """[row, kind]: what a row's group agrees on: the median, of two in the middle the one nearer to zero, nan for one."""
+def agreement(values: Floats, groups: PeerSets, apart: float) -> Floats:
+    """[row, kind]: what a row's group agrees on: the median, nan for one. Of two, and of halves that are `apart`, that of the
+    half nearer to zero: nobody knows what they share."""
     if groups.members.size == 0:
         return np.full(values.shape, np.nan)
     padded = np.vstack([values, np.full((1, values.shape[1]), np.nan)])
     inside = np.sort(padded[groups.members], axis=1)  # [group, member, kind]; nan sorts to the end
     count = np.sum(~np.isnan(inside), axis=1)
-    low, high = np.maximum(count - 1, 0) // 2, np.maximum(count, 1) // 2
-    high = np.minimum(high, inside.shape[1] - 1)
-    one, other = (np.take_along_axis(inside, at[:, None, :], axis=1)[:, 0] for at in (low, high))
-    nearer = np.where(np.abs(one) <= np.abs(other), one, other)
-    agreed = np.where(count > 1, nearer, np.nan)
+
+    def at(place: Ints) -> Floats:
+        rows = np.clip(place, 0, inside.shape[1] - 1)[:, None, :]
+        return np.take_along_axis(inside, rows, axis=1)[:, 0]
+
+    half = count // 2
+    lower, upper = at(half - 1), at(half)
+    split = (count % 2 == 0) & ((count == 2) | (upper - lower >= apart))
+    first = np.where(split & (np.abs(upper) < np.abs(lower)), half, 0)
+    n = np.where(split, half, count)
+    agreed = np.where(count < 2, np.nan, (at(first + (n - 1) // 2) + at(first + n // 2)) / 2)
     return np.where(groups.of[:, None] >= 0, agreed[np.maximum(groups.of, 0)], np.nan)

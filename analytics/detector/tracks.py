@@ -167,12 +167,12 @@ def learn_noise(noise: Floats, unexplained: Floats, options: DetectorOptions) ->
     Spread, not size: what all ranks share (a batch more expensive than predicted) is no noise, for nobody is flagged of it,
     and as noise it would hide a slow rank. A minority of slow ranks and a spike do not count either. Spread by the median
     distance from the median (small samples: Croux and Rousseeuw 1992, ``n / (n - 0.8)``). Of two ranks nobody knows what
-    they share: the one nearer to its prediction counts.
+    they share: the one nearer to its prediction counts; so does of two halves that differ by what would be named.
     """
     learned = noise.copy()
     for kind in range(len(noise)):
         values = unexplained[:, kind]
-        values = values[~np.isnan(values)]
+        values = _one_half(np.sort(values[~np.isnan(values)]), options.least_level(young=True))
         n = len(values)
         if n == 0:
             continue
@@ -185,14 +185,22 @@ def learn_noise(noise: Floats, unexplained: Floats, options: DetectorOptions) ->
     return learned
 
 
-def learn_roles(tracks: Tracks, over: Floats, young: Flags, company: PeerGroups) -> Floats:
+def _one_half(ordered: Floats, apart: float) -> Floats:
+    """All values, or of an even number, four or more, whose halves are `apart` the half nearer to zero."""
+    middle = len(ordered) // 2
+    if len(ordered) < 4 or len(ordered) % 2 or ordered[middle] - ordered[middle - 1] < apart:
+        return ordered
+    return ordered[:middle] if abs(ordered[middle - 1]) <= abs(ordered[middle]) else ordered[middle:]
+
+
+def learn_roles(tracks: Tracks, over: Floats, young: Flags, company: PeerGroups, apart: float) -> Floats:
     """[rank, kind]: what a role costs over the prediction and the biases of those who play it (`over`, nan = not seen), as a
     running mean over the time in which their own past on these layers is not known.
 
-    The median counts, of two in the middle the one nearer to its prediction, so that one half of a role that is slow from the
-    beginning is no cost of the role; who plays a role alone learns nothing of it.
+    The median counts; of two ranks, and of halves that differ by `apart`, the one nearer to its prediction: half a role that is
+    slow from the beginning is no cost of the role. Who plays a role alone learns nothing of it.
     """
-    agreed = agreement(over, company.peer_groups)
+    agreed = agreement(over, company.peer_groups, apart)
     learns = young & ~np.isnan(agreed) & ~np.isnan(over)
     return np.where(learns, tracks.role + (np.nan_to_num(agreed) - tracks.role) / (tracks.age + 1.0), tracks.role)
 

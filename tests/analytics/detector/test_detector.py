@@ -17,6 +17,7 @@ from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.detector import Detector, DetectorOptions, DetectorState, confirm, lose, step, suspected_ranks
 from unskew.analytics.detector.options import EMULATED
 from unskew.analytics.detector.tracks import learn_noise
+from unskew.analytics.diagnosis.failslow import settled
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.predictor.fit import fit
 from unskew.collector.events import Verdict, VerdictClosed
@@ -144,6 +145,56 @@ def test_a_rank_slow_from_the_first_iteration_is_named() -> None:
     fitted = fit([chunk for one in committed[:10] for chunk in one.chunks])
     verdicts = watch(Detector(), iter(committed[10:]), PP4_DP2, fitted.model)
     assert [culprit(v) for v in verdicts] == [2]
+
+
+@pytest.mark.parametrize("plan", [uniform_plan(tp=1, pp=1, dp=4, n_layers=8, micro_batches=16), PP4_DP2], ids=["dp4", "pp4dp2"])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_slowness_is_dated_to_the_first_iteration_that_it_took_part_in(plan: Plan, at: int) -> None:
+    for seed in range(5):
+        (verdict,) = run(slow(2, 1.6, at=at), seed=seed, n=15, plan=plan)
+        assert isinstance(verdict, Verdict)
+        assert culprit(verdict) == 2
+        assert abs(verdict.since_iteration - at) <= (at > 0)
+
+
+@pytest.mark.parametrize("factors", [(1.5, 1.5), (1.4, 1.8)])
+@pytest.mark.parametrize("at", [0, 12, 40])
+def test_two_slow_ranks_of_four_are_each_named_in_time_with_a_speed_of_their_own(factors: tuple[float, float], at: int) -> None:
+    """Half of a role is slow: what the other half shows is the role's, and neither their cost nor their noise is shared."""
+    plan = uniform_plan(tp=1, pp=1, dp=4, n_layers=8, micro_batches=16)
+    for seed in range(4):
+        both = slow(1, factors[0], at), slow(3, factors[1], at)
+        verdicts = run(lambda *a, both=both: both[0](*a) * both[1](*a), seed=seed, n=at + 12, plan=plan)
+        assert sorted(culprit(verdict) or 0 for verdict in verdicts) == [1, 3]
+        for verdict in verdicts:
+            assert isinstance(verdict, Verdict)
+            assert abs(verdict.since_iteration - at) <= 1
+            assert verdict.at_iteration <= at + 6
+            assert verdict.speed["F"] == pytest.approx(
+                1 / factors[culprit(verdict) == 3], rel=0.12 if at else 0.16
+            )  # at 0 its own pace is not known
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(0, 200),
+    st.lists(st.tuples(st.integers(10, 30), st.integers(6, 25), st.sampled_from([1.3, 1.8])), min_size=2, max_size=4),
+)
+def test_each_time_a_device_is_slow_has_a_number_an_onset_and_an_end(seed: int, times: list[tuple[int, int, float]]) -> None:
+    at, episodes = 15, []
+    for gap, length, factor in times:
+        episodes.append((at + gap, at + gap + length, factor))
+        at += gap + length
+
+    def factor_of(now: int, rank: int, _kind: str) -> float:
+        return next((f for since, until, f in episodes if rank == 1 and since <= now < until), 1.0)
+
+    found = settled(run(factor_of, seed=seed, n=at + 15, cv=0.02, spikes=0.0))
+    assert [verdict.verdict for verdict in found] == [*range(1, len(episodes) + 1)]
+    for verdict, (since, until, _) in zip(found, episodes, strict=True):
+        assert verdict.until_iteration is not None
+        assert abs(verdict.since_iteration - since) <= 1
+        assert abs(verdict.until_iteration - until) <= 1
 
 
 def test_a_batch_heavier_than_predicted_accuses_nobody_who_shares_it() -> None:
