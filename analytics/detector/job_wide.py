@@ -88,8 +88,8 @@ def sight_of(state: JobWideState, options: JobWideOptions) -> Sight:
         return Sight(scope="job", smallest_slowdown=None, why=why)
     noise = _noise(state, options)
     limits = limits_of(noise, options)
-    luck = 2 * noise.sigma * sqrt(1 / n + MEDIAN_ERROR**2 / known)
-    return Sight(scope="job", smallest_slowdown=round(exp(float(limits.slack + limits.threshold / n) + luck), 3))
+    error = 2 * noise.sigma * sqrt(1 / n + MEDIAN_ERROR**2 / known)
+    return Sight(scope="job", smallest_slowdown=round(exp(float(limits.slack + limits.threshold / n) + error), 3))
 
 
 def step(state: JobWideState, iteration: int, measured_us: float, options: JobWideOptions) -> tuple[JobWideState, Verdicts]:
