@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -144,6 +145,13 @@ def test_without_a_terminal_each_sentence_is_one_plain_line(capsys) -> None:
     assert printed[1] == "run: r1 on 4 ranks, mode approve, device sleep"
     assert printed[2] == "propose: p-1: rank 1 is slow; predicted 1.00 s instead of 1.50 s, 33 % faster"
     assert printed[-1] == "1 of 10 done  iteration 0: loss 2.0000  2,000 tokens/s"
+
+
+def test_the_view_is_calm_only_where_something_would_have_been_seen() -> None:
+    seen = after(STARTED, APPLIED, ev.DetectionLimit(at_iteration=9, smallest_slowdown=1.15))
+    assert "Cannot be judged: warm-up" in drawn(after(STARTED, APPLIED))
+    assert "Well: a lasting slowdown of any device by 15 % or more would have been named." in drawn(seen)
+    assert "Cannot be judged: the run ended without a word of how" in drawn(msgspec.structs.replace(seen, controlled=False))
 
 
 def test_every_control_event_but_the_silent_ones_has_a_sentence() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
+import msgspec
 from rich.console import Console
 from rich.live import Live
 
@@ -62,6 +63,10 @@ class Screen:
                 self._print(f"{where}{line.sentence.topic}: {line.sentence.text}")
             if self._live is None and self.state.waiting not in (None, before.waiting):
                 self._print(f"{self.state.waiting} waits for: unskew approve {self.state.waiting} --by NAME --reason TEXT")
+
+    def controlled(self, alive: bool) -> None:
+        """Whether a living controller holds the run."""
+        self.state = msgspec.structs.replace(self.state, controlled=alive)
 
     def tick(self) -> None:
         """Redraw when it is time to; call it often."""

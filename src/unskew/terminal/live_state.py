@@ -49,13 +49,15 @@ class SentenceView(msgspec.Struct, frozen=True):
 
 
 class LiveState(msgspec.Struct, frozen=True, kw_only=True):
-    """`past` are the last iterations, oldest first; `iteration` is the last committed one; `ratios` are those of `RankView`."""
+    """`past` are the last iterations, oldest first; `iteration` is the last committed one; `ratios` are those of `RankView`;
+    `controlled`: a living controller holds the run."""
 
     run: RunState = RunState()
     iteration: int | None = None
     past: tuple[IterationView, ...] = ()
     ratios: dict[int, float] = {}
     lines: tuple[SentenceView, ...] = ()
+    controlled: bool = True
 
     @property
     def iterations(self) -> int | None:
@@ -77,8 +79,8 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> Outcome:
-        """What is known of the run; who watches it is told of its controller's end by the log or not at all."""
-        return outcome_of_run(self.run, controlled=True)
+        """Wrong, well down to a stated slowdown, or why it cannot be judged."""
+        return outcome_of_run(self.run, controlled=self.controlled)
 
     @property
     def waiting(self) -> str | None:

@@ -173,6 +173,20 @@ def test_each_named_condition_holds_when_it_should_and_ends(log: Log, hook: Hook
     assert all(change.closes for change in (*closed, *later))
 
 
+def test_a_run_that_nobody_judges_is_told_after_a_while_until_somebody_does(log: Log, hook: Hook) -> None:
+    rule = Rule(name="blind", when="cannot_be_judged", webhook=hook.address)
+    soon_us = now_us()
+    assert step(log.store, rule, at_us=soon_us) == [], "warm-up takes its time"
+    (opened,) = step(log.store, rule, at_us=soon_us + 400 * 10**6)
+    assert opened.text == "nobody can be judged yet"
+    log.add(ev.DetectionLimit(at_iteration=9, smallest_slowdown=1.15))
+    (closed,) = step(log.store, rule, at_us=soon_us + 401 * 10**6)
+    assert closed.closes
+    log.add(ev.DetectionLimit(at_iteration=30, smallest_slowdown=None, why="logs came too late"))
+    (again,) = step(log.store, rule, at_us=soon_us + 900 * 10**6)
+    assert again.text == "nobody can be judged: logs came too late"
+
+
 def test_sql_rules_commands_and_failures_that_are_tried_three_times(log: Log, hook: Hook, tmp_path: Path) -> None:
     received = tmp_path / "said"
     delivers = Rule(

@@ -38,6 +38,7 @@ def watch(
             alive = controller_alive(place, name)
             for entry in follow.poll():
                 screen.feed(entry)
+            screen.controlled(alive)
             screen.tick()
             time.sleep(POLL_S if alive else 0.0)
     if not alive and screen.state.run.finished is None:
