@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -26,8 +27,11 @@ __all__ = ["EXPORTERS", "IMPORTERS", "FormatError", "ImportResult", "bring_in", 
 IMPORTERS = ("straggler-analysis", "kineto", "torchtitan", "iteration-times", "megatron", "mlperf", "flight-recorder")
 """Each has its module in importers/, with `read(path) -> Sequence[ImportedRun]`, a pure reader."""
 
-EXPORTERS = ("straggler-analysis", "perfetto", "parquet", "prometheus")
+EXPORTERS = ("straggler-analysis", "kineto", "perfetto", "parquet", "prometheus")
 """Each has its module in exporters/, with `write(reader, run, path) -> str`, which returns a sentence on what it wrote."""
+
+FOLDERS = ("kineto", "parquet")
+"""Exporters that write several files: `path` is a new folder."""
 
 
 def _module(side: str, format: str) -> ModuleType:
@@ -79,11 +83,13 @@ def take_out(store: Store, format: str, run: str, path: Path) -> str:
     """Write a run of the store to `path`; returns a sentence on what is in it. Raises `FormatError` when the run has no
     such form.
 
-    A file is swapped in whole: what was there stays when the export fails or is killed.
+    A file is swapped in whole: what was there stays when the export fails or is killed. A folder must be new.
     """
     write: Callable[[Reader, str, Path], str] = _module("exporters", format).write
     with Reader(store) as reader:
-        if format == "parquet" or (path.exists() and not path.is_file()):  # a folder; a pipe or a device is no file to replace
+        if format in FOLDERS:
+            return _new_folder(path, lambda aside: write(reader, run, aside))
+        if path.exists() and not path.is_file():  # a pipe or a device is no file to replace
             return write(reader, run, path)
         place = path.resolve()
         aside = place.with_name(f".{place.name}.{os.getpid()}.new")
@@ -93,3 +99,18 @@ def take_out(store: Store, format: str, run: str, path: Path) -> str:
         finally:
             aside.unlink(missing_ok=True)
         return what
+
+
+def _new_folder(path: Path, fill: Callable[[Path], str]) -> str:
+    """Fill a folder, whole or not at all."""
+    if path.exists():
+        raise FormatError(f"{path} exists already: name a folder that does not")
+    aside = path.with_name(f".{path.name}.new")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        what = fill(aside)
+        aside.rename(path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return what

@@ -32,6 +32,7 @@ OPERATIONS = {
     "forward-compute": "F", "backward-compute": "B", "forward-send": "send", "forward-recv": "recv", "backward-send": "send",
     "backward-recv": "recv", "params-all-gather": "all_gather", "grads-reduce-scatter": "reduce_scatter",
     "embedding-grads-all-reduce": "all_reduce", "layernorm-grads-all-reduce": "all_reduce",
+    "separate-grads-all-reduce": "all_reduce",
     "optimizer-clip-main-grad": "optimizer", "optimizer": "optimizer", "gc": "gc",
 }  # fmt: skip
 """NDTimeline's operations -> the kinds of a trace."""

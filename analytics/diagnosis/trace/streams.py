@@ -7,7 +7,8 @@ All iterations and replicas are taken to wait alike, as in the first iteration o
 * receive -> compute -> send; a receive is launched after the compute before that one; the first backward message after the
   last but one forward before the first backward;
 * the last gather of parameters before the first forward; behind the last compute: collection of garbage, layer norms,
-  embeddings, gradients, clipping, optimizer.
+  embeddings, gradients, clipping, optimizer. Where gradients are reduced beside the backward passes (there is a separate
+  all-reduce for those that are not), layer norms wait for that instead, and the separate gradients follow the embeddings.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from unskew.analytics.diagnosis.trace.replay import Graph, GraphError, Operation
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv")
-GATHER, SCATTER = "params-all-gather", "grads-reduce-scatter"
+GATHER, SCATTER, SEPARATE = "params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce"
 EMBEDDING, LAYER_NORM, CLIP = "embedding-grads-all-reduce", "layernorm-grads-all-reduce", "optimizer-clip-main-grad"
 GARBAGE, OPTIMIZER = "gc", "optimizer"
-WAITS = frozenset({*MESSAGES, GATHER, SCATTER, EMBEDDING, LAYER_NORM, CLIP})
+ACROSS = (GATHER, SCATTER, SEPARATE, CLIP)
+"""In which all replicas take part."""
+WAITS = frozenset({*MESSAGES, *ACROSS, EMBEDDING, LAYER_NORM})
 
 _Name = tuple[str, int, int]
 """(what it is called, turn, stage): an operation of every iteration and replica."""
@@ -122,14 +125,18 @@ def _pattern(frame: pl.DataFrame) -> _Pattern:
                 needs[message, 0, stage].append(work[turn - 2])
         if gathers := _named(mine, GATHER):
             needs[next(name for name in work if name[0] == FORWARD)].append(gathers[-1])
-        after = [name for kind in (GARBAGE, LAYER_NORM, EMBEDDING, SCATTER, CLIP, OPTIMIZER) for name in _named(mine, kind)]
-        last = mine.filter(pl.col("group").is_in([FORWARD, BACKWARD])).with_columns(end=pl.col("start_us") + pl.col("wall_us"))
-        optype, seq, end_stage = last.sort("end").select("group", "turn", "stage").row(-1)
-        _chain(needs, [(optype, seq, end_stage), *after])
+        ended = mine.filter(pl.col("group").is_in([FORWARD, BACKWARD])).with_columns(end=pl.col("start_us") + pl.col("wall_us"))
+        optype, seq, end_stage = ended.sort("end").select("group", "turn", "stage").row(-1)
+        last, scatters, separate = (optype, seq, end_stage), _named(mine, SCATTER), _named(mine, SEPARATE)
+        reduced = separate or scatters
+        after = [*_named(mine, LAYER_NORM), *_named(mine, EMBEDDING), *reduced, *_named(mine, CLIP), *_named(mine, OPTIMIZER)]
+        _chain(needs, [last, *_named(mine, GARBAGE), *after])
+        if separate and scatters:
+            _chain(needs, [last, *scatters, after[0]])
     groups += [(name, _other_side(name)) for name in names if name[0].endswith("-send")]
-    groups += [(name,) for name in names if name[0] in {GATHER, SCATTER}]
+    groups += [(name,) for name in names if name[0] in ACROSS and name[0] != CLIP]
     groups += [tuple(name for name in names if name[0] == kind) for kind in (EMBEDDING, CLIP)]
-    across = frozenset(name for name in names if name[0] in {GATHER, SCATTER, CLIP})
+    across = frozenset(name for name in names if name[0] in ACROSS)
     return _Pattern(needs, [group for group in groups if group], across)
 
 

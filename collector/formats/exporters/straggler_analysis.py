@@ -1,12 +1,14 @@
 """A run of ours as a straggler-analysis trace, so that ByteDance's analyser can judge it (docs/reference/formats.md).
 
-Their model of dependencies is built once for all steps, so a trace holds the iterations of one plan; and it wants every type of
-operation on every rank: what our runtime does not do takes no time, where it would be.
+Their model of dependencies is built once for all steps and replicas, so a trace holds the whole iterations of one plan under
+which all replicas do the same; and it wants every type of operation on every rank: what our runtime does not do takes no time
+of its own, where it would be. Those that others take part in end together, as their analyser asks: the first and the last stage
+of a replica in embedding-grads-all-reduce, the replicas in what belongs to data parallelism, all in optimizer-clip-main-grad.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,7 @@ _SPANS = """
 """
 _COMPUTE = {"F": "forward-compute", "B": "backward-compute"}
 _MESSAGES = ("send", "recv")
-_WHOLE_RANK = {
-    "all_reduce": "grads-reduce-scatter",
-    "reduce_scatter": "grads-reduce-scatter",
-    "optimizer": "optimizer",
-    "gc": "gc",
-}
+_REDUCTIONS = ("all_reduce", "reduce_scatter")
 _AT_LEAST = {
     "dp_rank": polars.Int8, "stage": polars.Int8, "rank": polars.Int16, "step": polars.Int64, "seq_id": polars.Int32,
     "mc": polars.Int8, "mb_id": polars.Int8, "gmc": polars.Int16,
@@ -56,28 +53,47 @@ def trace(reader: Reader, run: str) -> polars.DataFrame:
     started = reader.sql("select options->>'format' as format from runs where run = ?", [run])["format"].to_list()
     if started == ["straggler-analysis"]:
         return _published_types(operations(reader, run))
-    spans = _of_one_plan(reader.sql(_SPANS, [run]))
+    spans, places = reader.sql(_SPANS, [run]), _places(reader, run)
+    if places.is_empty() or not spans["kind"].is_in(list(_COMPUTE)).any():
+        raise FormatError(f"run {run} has no chunks under a plan; this format needs them")
+    for own in _plan_by_plan(spans):
+        if "W" not in own["kind"] and (rows := _of_one_plan(own, places)).height:
+            return _published_types(rows)
     if "W" in spans["kind"]:
         raise FormatError(f"run {run} has backward passes split in two (W chunks), which straggler-analysis has no type for")
-    places = _places(reader, run)
-    chunks = spans.filter(polars.col("kind").is_in(list(_COMPUTE)))
-    if places.is_empty() or chunks.is_empty():
-        raise FormatError(f"run {run} has no chunks under a plan; this format needs them")
-    placed = spans.join(places, on=["plan_version", "rank"], how="inner").with_columns(
-        end_us=polars.col("start_us") + polars.col("wall_us")
+    raise FormatError(
+        f"run {run} has no iteration in which all replicas execute equally many micro-batches; this format needs it"
     )
-    rows = [_computes(placed), _messages(placed, chunks), _of_ranks(placed), _without_time(placed)]
-    return _published_types(_numbered(polars.concat(rows)))
 
 
-def _of_one_plan(spans: polars.DataFrame) -> polars.DataFrame:
-    """Of the plan that the most iterations ran under; of equals the first."""
-    iterations = (
-        spans.group_by("plan_version")
-        .agg(polars.col("iteration").n_unique())
-        .sort("iteration", "plan_version", descending=[True, False])
+def _plan_by_plan(spans: polars.DataFrame) -> Iterator[polars.DataFrame]:
+    """The spans of each plan, the one with the most iterations first; of equals the older."""
+    iterations = spans.group_by("plan_version").agg(polars.col("iteration").n_unique())
+    for plan_version in iterations.sort("iteration", "plan_version", descending=[True, False])["plan_version"]:
+        yield spans.filter(polars.col("plan_version") == plan_version)
+
+
+def _of_one_plan(spans: polars.DataFrame, places: polars.DataFrame) -> polars.DataFrame:
+    placed = _reduced_together(
+        spans.join(places, on=["plan_version", "rank"], how="inner").with_columns(
+            end_us=polars.col("start_us") + polars.col("wall_us")
+        )
     )
-    return spans.filter(polars.col("plan_version") == iterations["plan_version"].first()) if iterations.height else spans
+    parallel = placed["dp_rank"].n_unique() > 1
+    computes = _computes(placed)
+    rows = [computes, _messages(placed), _at_the_ends(computes), _without_time(placed, parallel=parallel)]
+    rows += [_of_ranks(placed, {"optimizer": "optimizer"})]
+    rows += [_of_ranks(placed, dict.fromkeys(_REDUCTIONS, "grads-reduce-scatter"))] if parallel else []
+    return _whole_steps(_numbered(polars.concat(rows)))
+
+
+def _reduced_together(placed: polars.DataFrame) -> polars.DataFrame:
+    """Gradients are reduced on no replica before all have begun: on the virtual device each reduces by its own clock."""
+    nth = polars.int_range(polars.len()).over("iteration", "rank", "kind", order_by="start_us").alias("nth")
+    begun = polars.col("start_us").max().over("iteration", "stage", "kind", "nth")
+    end = polars.col("end_us")
+    together = polars.when(polars.col("kind").is_in(_REDUCTIONS)).then(polars.max_horizontal(end, begun)).otherwise(end)
+    return placed.with_columns(nth).with_columns(end_us=together).drop("nth")
 
 
 def _places(reader: Reader, run: str) -> polars.DataFrame:
@@ -85,6 +101,7 @@ def _places(reader: Reader, run: str) -> polars.DataFrame:
     rows: list[dict[str, Any]] = []
     for plan_version, plan in reader.sql("select plan_version, plan::varchar from plans where run = ?", [run]).iter_rows():
         roles = msgspec.json.decode(plan)["roles"]
+        replicas = sorted({role["replica"] for role in roles})
         ranges = {role["rank"]: [role["first_layer"], *(first for first, _ in role.get("more", ()))] for role in roles}
         for role in roles:
             replica = [first for other in roles if other["replica"] == role["replica"] for first in ranges[other["rank"]]]
@@ -93,7 +110,7 @@ def _places(reader: Reader, run: str) -> polars.DataFrame:
                 {
                     "plan_version": plan_version,
                     "rank": role["rank"],
-                    "dp_rank": role["replica"],
+                    "dp_rank": replicas.index(role["replica"]),  # they count from 0 without gaps
                     "stage": role["stage"],
                     "chunk_first": first_layers,
                     "chunk_global": [sorted(set(replica)).index(first) for first in first_layers],
@@ -140,12 +157,13 @@ def _chunk_of(row: dict[str, Any]) -> int:
     return max((place for place, first in enumerate(row["chunk_first"]) if first <= row["first_layer"]), default=0)
 
 
-def _messages(placed: polars.DataFrame, chunks: polars.DataFrame) -> polars.DataFrame:
-    """Messages; one ends, on both sides, when its receiver has it.
+def _messages(placed: polars.DataFrame) -> polars.DataFrame:
+    """Messages; one ends, on both sides, when its receiver has it: the n-th taken is the n-th sent.
 
     Activations are sent before their micro-batch's backward pass begins on the rank, and received before its forward pass.
     """
     of = ["iteration", "rank", "micro_batch", "first_layer"]
+    chunks = placed.filter(polars.col("kind").is_in(list(_COMPUTE)))
     begins = chunks.pivot("kind", index=of, values="start_us", aggregate_function="min")
     messages = placed.filter(polars.col("kind").is_in(_MESSAGES)).join(begins, on=of, how="left")
     forward = (
@@ -154,12 +172,15 @@ def _messages(placed: polars.DataFrame, chunks: polars.DataFrame) -> polars.Data
         .otherwise(polars.col("end_us") <= polars.col("F"))
         .fill_null(value=False)
     )
-    messages = messages.with_columns(forward=forward)
+    channel = ["iteration", "micro_batch", "forward", "rank", "peer", "nth"]
+    messages = messages.with_columns(forward=forward).with_columns(
+        nth=polars.int_range(polars.len()).over("kind", *channel[:-1], order_by="start_us")
+    )
     received = messages.filter(polars.col("kind") == "recv").select(
-        "iteration", "micro_batch", "forward", polars.col("rank").alias("peer"), polars.col("peer").alias("rank"),
+        "iteration", "micro_batch", "forward", "nth", polars.col("rank").alias("peer"), polars.col("peer").alias("rank"),
         received_us="end_us",
     )  # fmt: skip
-    messages = messages.join(received, on=["iteration", "micro_batch", "forward", "rank", "peer"], how="left")
+    messages = messages.join(received, on=channel, how="left")
     end = polars.when(polars.col("kind") == "send").then(polars.max_horizontal("received_us", "start_us"))
     name = polars.concat_str(
         polars.when(polars.col("forward")).then(polars.lit("forward-")).otherwise(polars.lit("backward-")), polars.col("kind")
@@ -167,45 +188,86 @@ def _messages(placed: polars.DataFrame, chunks: polars.DataFrame) -> polars.Data
     return messages.select(_row(optype=name, end_us=end.otherwise(polars.col("end_us"))))
 
 
-def _of_ranks(placed: polars.DataFrame) -> polars.DataFrame:
-    """What a rank does as a whole."""
-    whole = placed.filter(polars.col("kind").is_in(list(_WHOLE_RANK)))
-    chunk = polars.when(polars.col("kind").is_in(["all_reduce", "reduce_scatter"])).then(0).otherwise(-1)
-    return whole.select(_row(optype=polars.col("kind").replace_strict(_WHOLE_RANK), mc=chunk))
-
-
-def _without_time(placed: polars.DataFrame) -> polars.DataFrame:
-    """Operations that their model asks for and our runtime has not: of no duration, where they would be."""
-    kind = polars.col("kind")
-    moments = placed.group_by(_PLACE, maintain_order=True).agg(
-        begin=polars.col("start_us").min(),
-        computed=polars.col("end_us").filter(kind.is_in(list(_COMPUTE))).max(),
-        stepped=polars.col("start_us").filter(kind == "optimizer").min(),
-        has_gc=(kind == "gc").any(),
+def _at_the_ends(computes: polars.DataFrame) -> polars.DataFrame:
+    """Messages that nobody sends: of several model chunks per rank their model wants one for each, also where a replica begins
+    and ends."""
+    if computes["mc"].max() == 0:
+        return computes.clear()
+    optype, chunk = polars.col("optype"), polars.col("gmc")
+    first, last = chunk == computes["gmc"].min(), chunk == computes["gmc"].max()
+    return polars.concat(
+        computes.filter((optype == compute) & at).select(
+            _row(optype=polars.lit(message), start_us=polars.col(moment), end_us=polars.col(moment))
+        )
+        for compute, at, message, moment in (
+            ("forward-compute", first, "forward-recv", "start_us"),
+            ("forward-compute", last, "forward-send", "end_us"),
+            ("backward-compute", last, "backward-recv", "start_us"),
+            ("backward-compute", first, "backward-send", "end_us"),
+        )
     )
+
+
+def _of_ranks(placed: polars.DataFrame, names: dict[str, str]) -> polars.DataFrame:
+    """What a rank does as a whole."""
+    chunk = polars.lit(0 if "all_reduce" in names else -1)
+    return placed.filter(polars.col("kind").is_in(list(names))).select(
+        _row(optype=polars.col("kind").replace_strict(names), mc=chunk)
+    )
+
+
+def _without_time(placed: polars.DataFrame, *, parallel: bool) -> polars.DataFrame:
+    """Operations that their model asks for and our runtime has not: of no duration but the wait for those who take part.
+
+    Our ranks reduce their gradients as soon as they have computed, and wait for all others before they step. So their model is
+    told that reductions run beside the rest, which separate-grads-all-reduce does, and what others take part in comes after.
+    """
+    kind, end = polars.col("kind"), polars.col("end_us")
     ends = polars.col("stage").is_in([placed["stage"].min(), placed["stage"].max()])
     always = polars.lit(value=True)
-    parts = []
-    for optype, at, where, chunk in (
-        ("params-all-gather", "begin", always, 0),
-        ("gc", "computed", ~polars.col("has_gc"), -1),
-        ("layernorm-grads-all-reduce", "computed", always, -1),
-        ("embedding-grads-all-reduce", "computed", ends, -1),
-        ("optimizer-clip-main-grad", "stepped", always, -1),
-    ):
-        moment = polars.coalesce(at, "computed", "begin")
-        parts.append(
-            moments.filter(where).select(_row(optype=polars.lit(optype), start_us=moment, end_us=moment, mc=polars.lit(chunk)))
+    moments = (
+        placed.group_by(_PLACE, maintain_order=True)
+        .agg(
+            begun=polars.col("start_us").min(),
+            computed=end.filter(kind.is_in(list(_COMPUTE))).max(),
+            reduced=end.filter(kind.is_in([*_COMPUTE, *_REDUCTIONS])).max(),
         )
-    return polars.concat(parts)
+        .with_columns(
+            begun=polars.col("begun").min().over("iteration", "stage"),
+            embedded=polars.when(ends)
+            .then(polars.col("reduced").max().over("iteration", "dp_rank", ends))
+            .otherwise("reduced"),
+        )
+        .with_columns(separate=polars.col("embedded").max().over("iteration", "stage"))
+        .with_columns(clipped=polars.col("separate").max().over("iteration"))
+    )
+    before_clip = "separate" if parallel else "embedded"
+    parts = [
+        ("gc", "computed", "computed", always, -1),
+        ("layernorm-grads-all-reduce", "reduced", "reduced", always, -1),
+        ("embedding-grads-all-reduce", "reduced", "embedded", ends, -1),
+        ("optimizer-clip-main-grad", before_clip, "clipped", always, -1),
+    ]
+    if parallel:
+        parts += [
+            ("params-all-gather", "begun", "begun", always, 0),
+            ("separate-grads-all-reduce", "embedded", "separate", always, -1),
+        ]
+    return polars.concat(
+        moments.filter(where).select(
+            _row(optype=polars.lit(optype), start_us=polars.col(begin), end_us=polars.col(end), mc=polars.lit(chunk))
+        )
+        for optype, begin, end, where, chunk in parts
+    )
 
 
 def _numbered(rows: polars.DataFrame) -> polars.DataFrame:
-    """Seconds from the beginning of the step, and the order of each type on each rank."""
+    """Seconds from the beginning of the step, and the order of each type on each rank; replicas in the same order everywhere,
+    as their analyser compares them row by row."""
     own = ["iteration", "rank", "optype"]
     begin = polars.col("start_us").min().over("iteration")
     return (
-        rows.sort("iteration", "rank", "optype", "start_us", maintain_order=True)
+        rows.sort("iteration", "dp_rank", "stage", "optype", "start_us", maintain_order=True)
         .with_columns(seq_id=polars.int_range(polars.len()).over(own))
         .with_columns(
             start_ts=((polars.col("start_us") - begin) / 1e6).cast(polars.Float32),
@@ -213,6 +275,16 @@ def _numbered(rows: polars.DataFrame) -> polars.DataFrame:
         )
         .rename({"iteration": "step"})
     )
+
+
+def _whole_steps(rows: polars.DataFrame) -> polars.DataFrame:
+    """The steps in which every replica has the operations that most have."""
+    names = ["stage", "optype", "seq_id"]
+    operations = polars.concat_str(names, separator=" ").str.join(",").alias("operations")
+    replicas = rows.sort("step", "dp_rank", *names).group_by("step", "dp_rank", maintain_order=True).agg(operations)
+    usual = replicas.filter(polars.col("operations") == replicas["operations"].mode().max())
+    whole = usual.group_by("step").len().filter(polars.col("len") == rows["dp_rank"].n_unique())
+    return rows.filter(polars.col("step").is_in(whole["step"].implode()))
 
 
 def _published_types(rows: polars.DataFrame) -> polars.DataFrame:

@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 def export(
     format: Annotated[
         str,
-        typer.Argument(metavar="FORMAT", help="One of straggler-analysis, perfetto, parquet, prometheus.", show_default=False),
+        typer.Argument(
+            metavar="FORMAT", help="One of straggler-analysis, kineto, perfetto, parquet, prometheus.", show_default=False
+        ),
     ],
     run: Annotated[str, typer.Argument(metavar="RUN", help="Which run.", show_default=False)],
-    out: Annotated[Path | None, typer.Option("--out", metavar="PATH", help="The file (parquet: the folder) to write.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="PATH", help="The file (kineto, parquet: the folder) to write.")
+    ] = None,
     serve: Annotated[
         int | None,
         typer.Option(
