@@ -18,10 +18,9 @@ import polars
 from unskew.collector.events import CHUNK_NAMES, COLLECTIVE_KINDS
 from unskew.collector.formats.exporters.bars import bars, lane_order
 from unskew.collector.formats.imported import FormatError
+from unskew.collector.formats.importers.kineto_own import KEY
 from unskew.collector.read.reader import Reader
 
-EXPORTER = "unskew"
-"""Under this key of a file is the run's name."""
 _KERNELS = {
     **CHUNK_NAMES,
     "optimizer": "optimizer",
@@ -55,7 +54,7 @@ def write(reader: Reader, run: str, path: Path) -> str:
         with (path / f"rank-{rank}.json").open("wb") as file:
             # The blank behind the colon is what HTA looks for.
             file.write(b'{"schemaVersion":1,"distributedInfo":{"rank": %d,"world_size":%d},\n' % (rank, len(ranks)))
-            file.write(b'"%s":%s,"traceEvents":[\n' % (EXPORTER.encode(), msgspec.json.encode(run)))
+            file.write(b'"%s":%s,"traceEvents":[\n' % (KEY.encode(), msgspec.json.encode(run)))
             file.write(
                 b",\n".join(msgspec.json.encode(event) for event in _events(spans.filter(own), steps.filter(own), streams))
             )
@@ -85,12 +84,12 @@ def _events(spans: polars.DataFrame, steps: polars.DataFrame, streams: list[str]
         arguments = {name: row[name] for name in _ARGUMENTS if row[name] is not None} | {"wall_us": row["wall_us"]}
         times = (row["start_us"], row["end_us"])
         if row["kind"] not in _KERNELS:
-            yield _complete("user_annotation", row["kind"], times, _HOST, {EXPORTER: arguments})
+            yield _complete("user_annotation", row["kind"], times, _HOST, {KEY: arguments})
             continue
         correlation, stream = next(correlations), _FIRST_STREAM + streams.index(row["lane"])
         yield _complete("cuda_runtime", "cudaLaunchKernel", (times[0], times[0]), _HOST, {"correlation": correlation})
         device = {"device": 0, "stream": stream, "correlation": correlation, **_collective(row)}
-        yield _complete("kernel", _KERNELS[row["kind"]], times, stream, {**device, EXPORTER: arguments})
+        yield _complete("kernel", _KERNELS[row["kind"]], times, stream, {**device, KEY: arguments})
 
 
 def _collective(row: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import msgspec
 
 from unskew.collector.events import IterationTimed, SourceRecorded, Span, SpanKind, Telemetry
 from unskew.collector.formats.imported import LARGEST, FormatError, ImportedRun, source_files
+from unskew.collector.formats.importers.kineto_own import KEY, own_spans
 from unskew.collector.formats.text import MOST_RANKS, content, rank_number, whole
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -46,6 +47,7 @@ class _Trace(msgspec.Struct):
     events: list[_Event] = msgspec.field(name="traceEvents")
     distributed: dict[str, Any] = msgspec.field(name="distributedInfo", default={})
     devices: list[dict[str, Any]] = msgspec.field(name="deviceProperties", default=[])
+    our_run: str = msgspec.field(name=KEY, default="")
 
 
 _decode = msgspec.json.Decoder(_Trace, strict=False).decode
@@ -138,7 +140,7 @@ def _events(file: Path, rank: int, trace: _Trace) -> Iterator[Telemetry]:
             wall_us=wall_us,
             track=str(event.tid),
         )
-        kind = _kind(event)
+        kind = None if trace.our_run else _kind(event)
         if kind is not None and iteration is not None:
             yield Span(
                 kind=kind,
@@ -153,6 +155,8 @@ def _events(file: Path, rank: int, trace: _Trace) -> Iterator[Telemetry]:
                 bytes=_bytes(event.args),
                 posted_us=start_us,
             )
+    if trace.our_run:
+        yield from own_spans(file, rank, ((event.ts or 0.0, event.args) for event in complete))
 
 
 def _correlation(event: _Event) -> int | None:
