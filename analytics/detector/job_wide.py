@@ -173,10 +173,7 @@ def _verdict(state: JobWideState, since: int, n: int, noise: SeriesNoise, limits
         since_iteration=since,
         at_iteration=state.iteration,
         confidence=round(sure, 3),
-        sentence=(
-            f"the whole job takes {exp(state.level):.2f} times as long since iteration {since}; iteration times alone do not "
-            "tell who is slow: record chunks, or probe the devices"
-        ),
+        sentence=f"the whole job takes {exp(state.level):.2f} times as long since iteration {since}",
         evidence={
             "scope": "job",
             "time_ratio": round(exp(state.level), 4),

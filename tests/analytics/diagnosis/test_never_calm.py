@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import msgspec
 import numpy as np
 import polars as pl
 import pytest
+from rich.console import Console
 from support import dashboard_runs as runs
 
 from unskew.analytics.cluster.event import ClusterEvent
@@ -24,6 +27,7 @@ from unskew.collector.formats.registry import bring_in
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import hold_controller_lock
+from unskew.commands.afterwards.diagnose import shown
 from unskew.edge.load_run import load_run
 from unskew.edge.record_simulation import record
 
@@ -118,6 +122,19 @@ def test_a_shift_that_was_not_named_is_smaller_than_what_would_have_been(store: 
     x = np.exp(np.random.default_rng(7).normal(0, 0.003, 400)) * np.where(np.arange(400) >= 200, shift, 1.0)
     found = of_table(store, tmp_path, "step,seconds\n" + "\n".join(f"{i},{value}" for i, value in enumerate(x)))
     assert found.outcome == "wrong" or found.smallest_slowdown is None or found.smallest_slowdown > shift
+
+
+def test_advice_is_neither_dated_nor_sure(store: Store, tmp_path: Path) -> None:
+    """An episode of the whole job that is over: its end belongs to the finding, the advice stands by itself."""
+    x = [1.0 + 0.3 * (150 <= i < 220) + 0.002 * (i % 5) for i in range(400)]
+    found = of_table(store, tmp_path, "step,seconds\n" + "\n".join(f"{i},{value}" for i, value in enumerate(x)))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(shown(found))
+    finding, advice = (line.strip() for line in console.export_text().splitlines()[2:4])
+    assert re.search(r"since iteration 1[45]\d, until iteration 2[12]\d +\(confidence \d\.\d\d\)$", finding)
+    assert advice.startswith("next: ")
+    assert "confidence" not in advice
+    assert "until iteration" not in advice
 
 
 @pytest.mark.limit(120)
