@@ -24,6 +24,8 @@ MOST_SLOWDOWN = 2.0
 LEAST_LOST_SHARE = 0.05
 """What costs so much of the time would be named if its cause were known: without one, nothing is well."""
 MOST_UNEXPLAINED_SHARE = 0.5
+LEAST_STATED_SHARE = 0.01
+"""So much of all time, lost without a cause, is stated in any case."""
 _ANY: dict[Scope, str] = {"device": "any device", "replica": "any replica", "job": "the whole job"}
 
 
@@ -89,16 +91,17 @@ def outcome_of(
     sentence each."""
     decisive = closest(sights)
     smallest = decisive.smallest_slowdown
-    costly = [unexplained.words] if unexplained is not None and unexplained.too_much else []
+    stated = [unexplained.words] if unexplained is not None and unexplained.of_measured >= LEAST_STATED_SHARE else []
     wrong = [verdict.sentence.removesuffix(".") for verdict in verdicts] or ([failure] if failure else [])
     if wrong:
         more = [f"{len(wrong) - 1} more verdict{'s' * (len(wrong) > 2)}"] if len(wrong) > 1 else []
-        return Outcome(outcome="wrong", smallest_slowdown=smallest, why="; ".join([wrong[0], *more, *costly]))
+        return Outcome(outcome="wrong", smallest_slowdown=smallest, why="; ".join([wrong[0], *more, *stated]))
     blind = [] if smallest is not None and smallest <= MOST_SLOWDOWN else [decisive.why or f"only {seen(decisive)}"]
-    if missing := [*gaps, *blind, *costly]:
+    too_much = unexplained is not None and unexplained.too_much
+    if missing := [*gaps, *blind, *(stated if too_much else [])]:
         return Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why="; ".join(missing))
     bounds = [decisive.why] if decisive.why else []
-    return Outcome(outcome="well", smallest_slowdown=smallest, why="; ".join([seen(decisive), *bounds]))
+    return Outcome(outcome="well", smallest_slowdown=smallest, why="; ".join([seen(decisive), *bounds, *stated]))
 
 
 def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
