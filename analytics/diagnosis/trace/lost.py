@@ -32,6 +32,7 @@ from unskew.analytics.diagnosis.trace.scenarios import (
     even_replica,
     healthy_device,
     usual_communication,
+    without_pattern,
     without_stalls,
 )
 from unskew.analytics.diagnosis.trace.section import TraceSection
@@ -46,6 +47,8 @@ LOCATED = {
     "their input, or waiting that is not recorded",
     "stalls": f"went into chunks that took more than {STALL:g} times what their workload lets expect: something held them up, "
     "and no span says what",
+    "pattern": "went into the same chunks of every iteration, which take longer than others: waiting within them that is not "
+    "recorded, or layers or micro-batches that always cost more",
     "communication": "went into messages and collectives that took longer than the median of their kind on their stage",
 }
 """Where time was lost for which there is no cause, and what is known of it."""
@@ -80,7 +83,7 @@ def time_lost(section: TraceSection, verdicts: Sequence[Verdict] = ()) -> LostTi
     measured, late, least = recording.iteration_us, makespan_us(graph, work, parts.delay_us), time_us()
     lost = {"iteration_end": _saved(measured, late), "launch_delays": _saved(late, least)}
     healthy = work
-    for step in (*OF_MACHINES, *OF_WORK, "communication"):
+    for step in (*OF_MACHINES, *OF_WORK, "pattern", "communication"):
         work = without(step, section, work, verdicts)
         pauses.pop(step, None)
         lost[step] = _saved(least, after := time_us())
@@ -108,6 +111,8 @@ def without(cause: str, section: TraceSection, work: Array, verdicts: Sequence[V
     """Durations when the cause is taken out."""
     if cause == "stalls":
         return without_stalls(section, work)
+    if cause == "pattern":
+        return without_pattern(section, work)
     if cause == "communication":
         return usual_communication(section.recording, work)
     if cause == "long_sequences":

@@ -22,7 +22,7 @@ def balanced_lengths(section: TraceSection, work_us: Array) -> Array:
     """An iteration's micro-batches carry equal work: of what lengths explain each chunk takes the mean of its stage in it;
     what is left stays, and shrinks with a chunk that was long."""
     changed = work_us.copy()
-    for members in section.cells.values():
+    for members in section.places.values():
         work, expected = work_us[members], section.expected_us[members]
         ratio = expected.mean(axis=0) / expected
         explained = np.minimum(work, expected)
@@ -40,6 +40,17 @@ def equal_stages(section: TraceSection, work_us: Array) -> Array:
         for members in mine.values():
             evened = work_us[members] * (work.mean() / work_us[members].mean())
             changed[members] = np.clip(evened, work.min(axis=0), work.max(axis=0))
+    return changed
+
+
+def without_pattern(section: TraceSection, work_us: Array) -> Array:
+    """Chunks of a kind that take longer than others in every iteration (by their median over the iterations) take the same."""
+    changed = work_us.copy()
+    for kind in section.kinds:
+        mine = np.concatenate([members for (of, _), members in section.cells.items() if of == kind])
+        work = work_us[mine]
+        usual = np.maximum(np.median(work, axis=1, keepdims=True), 1e-9)
+        changed[mine] = np.clip(work * usual.mean() / usual, work.min(axis=0), work.max(axis=0))
     return changed
 
 

@@ -4,12 +4,13 @@ Where lengths are logged, the cost model predicts what a chunk should have taken
 same micro-batch costs much or little on every stage, forward and backward, so what its other chunks took shows what a chunk
 should take. Steps, for chunk times t[kind, stage, micro-batch] (micro-batches of all iterations and replicas in a row):
 
-1. a standard score per (kind, stage): ``z = (t - median) / (1.4826 x median distance from it)``;
-2. a chunk's workload is the mean z of the same micro-batch on the other stages (`others="stage"`), where there is one stage
-   only of its other kinds (`others="kind"`): a device that is slow does not explain itself. A z counts as far as another chunk
-   of the micro-batch confirms it (`_confirmed`): one that was held up makes no other chunk expected to be long;
-3. expected time: ``c0 + c1 z + c2 z^2``, robust relative least squares (Huber) per (kind, stage), within the range of the times
-   that were fitted. The square, because backward grows faster with the length of documents than forward.
+1. a standard score per kind and place (a stage, or each of its ranges of layers):
+   ``z = (t - median) / (1.4826 x median distance from it)``;
+2. a chunk's workload is the mean z of the same micro-batch on the other stages, where there is one stage only of its other
+   kinds: a device that is slow does not explain itself. A z counts as far as another chunk of the micro-batch confirms it
+   (`_confirmed`): one that was held up makes no other chunk expected to be long;
+3. expected time: ``c0 + c1 z + c2 z^2``, robust relative least squares (Huber) per kind and place, within the range of the
+   times that were fitted. The square, because backward grows faster with the length of documents than forward.
 
 Inference does not see a slow stage (that is its normal), nor, with one stage, a device whose forward and backward are slow
 alike; of a whole replica that is slow see replicas.py.
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -72,6 +72,16 @@ class TraceSection(msgspec.Struct, frozen=True, dict=True):
                 found.setdefault((KIND[operation.kind], operation.stage), []).append(i)
         return {cell: np.array(members) for cell, members in sorted(found.items())}
 
+    @cached_property
+    def places(self) -> dict[tuple[str, tuple[int, int]], Indices]:
+        """(kind of work, (stage, first layer)) -> its chunks: a cell's, apart where a stage holds several ranges of layers."""
+        found: dict[tuple[str, tuple[int, int]], list[int]] = {}
+        for (kind, stage), members in self.cells.items():
+            for i in members.tolist():
+                first, _ = self.recording.graph.operations[i].layers or (0, 0)
+                found.setdefault((kind, (stage, first)), []).append(i)
+        return {place: np.array(members) for place, members in sorted(found.items())}
+
     @property
     def kinds(self) -> tuple[str, ...]:
         return tuple(sorted({kind for kind, _ in self.cells}))
@@ -116,15 +126,16 @@ def without_lengths(recording: TraceRecording) -> TraceSection:
     operations = recording.graph.operations
     batches = sorted({(o.replica, o.micro_batch) for o in operations if o.micro_batch is not None})
     column = {batch: i for i, batch in enumerate(batches)}
-    index = np.full((len(bare.kinds), len(bare.stages), len(batches)), -1)
-    for (kind, stage), members in bare.cells.items():
+    places = sorted({place for _, place in bare.places})
+    index = np.full((len(bare.kinds), len(places), len(batches)), -1)
+    for (kind, place), members in bare.places.items():
         for i in members:
             at = column[operations[i].replica, operations[i].micro_batch]
-            index[bare.kinds.index(kind), bare.stages.index(stage), at] = i
+            index[bare.kinds.index(kind), places.index(place), at] = i
     if (index < 0).any():
         raise ValueError("not every micro-batch ran on every stage, so its workload cannot be inferred from peers")
     times = bare.parts.work_us[index].reshape(*index.shape[:2], -1)
-    found = infer(times, bare.kinds, "stage" if len(bare.stages) > 1 else "kind")
+    found = infer(times, bare.kinds, [stage for stage, _ in places])
     expected = bare.expected_us.copy()
     expected[index] = found.expected_us.reshape(*index.shape, -1)
     return msgspec.structs.replace(bare, expected_us=expected, correlation=found.correlation)
@@ -139,10 +150,11 @@ class InferredWorkload(msgspec.Struct, frozen=True):
     correlation: float | None
 
 
-def infer(times_us: Array, kinds: tuple[str, ...], others: Literal["stage", "kind"]) -> InferredWorkload:
-    """Expected chunk times from peers: `times_us` [kind, stage, micro-batch]. Raises `ValueError` for too few micro-batches."""
-    n_kinds, n_stages, n = times_us.shape
-    if n_kinds * n_stages == 1:
+def infer(times_us: Array, kinds: tuple[str, ...], stage_of: Sequence[int]) -> InferredWorkload:
+    """Expected chunk times from peers: `times_us` [kind, place, micro-batch], `stage_of` [place]; a stage has several places
+    where it holds several ranges of layers. Raises `ValueError` for too few micro-batches."""
+    n_kinds, n_places, n = times_us.shape
+    if n_kinds * n_places == 1:
         raise ValueError("a micro-batch has one chunk only, so its workload cannot be inferred from its other chunks")
     if n < LEAST_CHUNKS:
         raise ValueError(f"the workload of {n} micro-batches cannot be inferred from peers, at least {LEAST_CHUNKS} are needed")
@@ -150,18 +162,13 @@ def infer(times_us: Array, kinds: tuple[str, ...], others: Literal["stage", "kin
     spread = 1.4826 * np.median(np.abs(times_us - middle), axis=2, keepdims=True)
     z = (times_us - middle) / np.maximum(spread, 1e-9 + 1e-6 * middle)
     shown = _confirmed(z)
-    workload = np.empty_like(z)
-    for kind in range(n_kinds):
-        for stage in range(n_stages):
-            of_others = np.delete(shown, stage, axis=1).reshape(-1, n)
-            of_micro_batch = of_others if others == "stage" else np.delete(shown[:, stage], kind, axis=0)
-            workload[kind, stage] = of_micro_batch.mean(axis=0)
-    expected = np.empty_like(z)
-    for kind in range(n_kinds):
-        for stage in range(n_stages):
-            own = times_us[kind, stage]
-            curve = fit_curve(workload[kind, stage], own)
-            expected[kind, stage] = np.clip(curve(workload[kind, stage]), own.min(), own.max())
+    workload, expected = np.empty_like(z), np.empty_like(z)
+    for kind, place in np.ndindex(n_kinds, n_places):
+        elsewhere = np.array(stage_of) != stage_of[place]
+        of_micro_batch = shown[:, elsewhere].reshape(-1, n) if elsewhere.any() else np.delete(shown[:, place], kind, axis=0)
+        shows, own = of_micro_batch.mean(axis=0), times_us[kind, place]
+        workload[kind, place] = shows
+        expected[kind, place] = np.clip(fit_curve(shows, own)(shows), own.min(), own.max())
     correlation = None
     if {"F", "B"} <= set(kinds):
         forward, backward = (z[kinds.index(kind)].mean(axis=0) for kind in "FB")
@@ -170,7 +177,7 @@ def infer(times_us: Array, kinds: tuple[str, ...], others: Literal["stage", "kin
 
 
 def _confirmed(z: Array) -> Array:
-    """Each z [kind, stage, micro-batch], at most `CONFIRMED` times what the most extreme other chunk of the micro-batch shows,
+    """Each z [kind, place, micro-batch], at most `CONFIRMED` times what the most extreme other chunk of the micro-batch shows,
     and 1 more for noise."""
     rows = z.reshape(-1, z.shape[2])
     low, high = (_extreme_of_others(sign * rows) for sign in (-1, 1))

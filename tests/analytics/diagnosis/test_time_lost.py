@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 from support.foreign_traces import BEGINS_US, log_of, spans_of, trace_of
 
 from unskew.analytics.core.layout import uniform_plan
-from unskew.analytics.core.plan import Plan
+from unskew.analytics.diagnosis.causes import LEAST_SHARE
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.diagnosis.trace.lost import time_lost
 from unskew.analytics.diagnosis.trace.replay import makespan_us
@@ -96,11 +96,29 @@ def test_a_chunk_that_was_held_up_bends_no_expectation_and_hides_no_verdict(stag
     assert after.located["stalls"][5] == pytest.approx((after.measured_us - before.measured_us)[5], rel=0.2)
 
 
+def test_ranks_with_several_ranges_of_layers_are_inferred_range_by_range() -> None:
+    """Interleaved stages; rank 3 is slow, and the range of layers that it holds first has heavier layers than the other."""
+    plan = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=8, schedule="interleaved")
+    spans = spans_of(
+        plan,
+        iterations=30,
+        factor=lambda i, chunk: (1.6 if chunk.rank == 3 and i >= 15 else 1.0) * (3.0 if chunk.first_layer < 2 else 1.0),
+    )
+    section = without_lengths(record(trace_of(spans)))
+    chunks = np.concatenate(list(section.cells.values()))
+    assert len(section.places) == 2 * len(section.cells)
+    assert np.median(np.abs(section.expected_us[chunks] / section.parts.work_us[chunks] - 1)) < 0.03
+    found = diagnose(log_of(spans))
+    (slow,) = [verdict for verdict in found.verdicts if verdict.cause == "slow_device"]
+    assert [party.rank for party in slow.culprits] == [3]
+    assert found.time_lost_s["slow_device"] > 0.3 * sum(found.time_lost_s.values())
+
+
 def test_a_workload_is_within_what_was_measured() -> None:
     random = np.random.default_rng(1)
     times = np.exp(random.normal(0, 0.02, (2, 2, 64))) * np.array([3.0, 6.0]).reshape(2, 1, 1)
     times[0, 0, 7] = 125.0
-    expected = infer(times, ("F", "B"), "stage").expected_us
+    expected = infer(times, ("F", "B"), (0, 1)).expected_us
     assert (expected <= times.max(axis=2, keepdims=True)).all()
     assert (expected >= times.min(axis=2, keepdims=True)).all()
     assert expected[0, 0, 7] < 4.0
@@ -117,10 +135,6 @@ def longer(spans: Sequence[Span]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=["plan_version", "iteration", "start_us", "wall_us"], orient="row")
 
 
-def first_of(plan: Plan) -> int:
-    return min(route.micro_batch for route in plan.routes)
-
-
 @pytest.mark.parametrize(
     ("place", "sentence"),
     [
@@ -128,25 +142,34 @@ def first_of(plan: Plan) -> int:
         ("communication", "longer than the median of their kind"),
         ("iteration_end", "behind the last recorded operation"),
         ("stalls", "something held them up"),
+        ("pattern", "the same chunks of every iteration"),
     ],
 )
 def test_time_without_a_cause_is_located_and_said(place: str, sentence: str) -> None:
     """Each thing by itself costs `EXTRA_US` in every iteration or, collectives, thrice that in every third."""
-    late = {(0, "F", first_of(PLAN))} if place == "launch_delays" else set()
-    stall = {"stalls": 8.0}.get(place, 1.0)
+    of_replica = [sorted(route.micro_batch for route in PLAN.routes if route.replica == replica) for replica in range(2)]
+    edges = {("F", own[0]) for own in of_replica} | {("B", own[-1]) for own in of_replica}
+    late = {(0, "F", of_replica[0][0])} if place == "launch_delays" else set()
+    stall, always = {"stalls": 8.0}.get(place, 1.0), {"pattern": 1.9}.get(place, 1.0)
     spans = spans_of(
         PLAN,
         iterations=ITERATIONS,
         spread=0.02,
         gap_us=lambda _i, chunk: EXTRA_US if (chunk.rank, chunk.kind, chunk.micro_batch) in late else 0.0,
-        factor=lambda i, chunk: stall if (chunk.rank, chunk.kind, chunk.micro_batch) == (1, "B", i % 4) else 1.0,
+        factor=lambda i, chunk: (
+            (stall if (chunk.rank, chunk.kind, chunk.micro_batch) == (1, "B", i % 4) else 1.0)
+            * (always if chunk.first_layer == 0 and (chunk.kind, chunk.micro_batch) in edges else 1.0)
+        ),
         reduce_us=lambda i: 1e3 + (3 * EXTRA_US if place == "communication" and i % 3 == 0 else 0.0),
     )
     found = diagnose(log_of(spans, longer(spans) if place == "iteration_end" else None))
     lost = found.time_lost_s
     assert max(lost, key=lambda part: lost[part]) == place
-    if place != "stalls":
+    if place not in {"stalls", "pattern"}:
         assert lost[place] == pytest.approx(4 * ITERATIONS * EXTRA_US / 1e6, rel=0.15)
-    assert any(sentence in one for one in found.abstained), found.abstained
+    much = lost[place] >= LEAST_SHARE * sum(len(PLAN.ranks) * us / 1e6 for us in log_of(spans).iterations["iteration_us"])
+    assert much == any(sentence in one for one in found.abstained), found.abstained
+    assert much or place == "pattern"
     calm = diagnose(log_of(spans_of(PLAN, iterations=ITERATIONS, spread=0.02)))
     assert not any(sentence in one for one in calm.abstained)
+    assert calm.time_lost_s.get(place, 0.0) < 0.2 * lost[place]
