@@ -14,7 +14,6 @@ from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.policies.base import (
     FAIL_SLOW,
-    WAITING,
     ClusterView,
     Policy,
     Reaction,
@@ -27,12 +26,15 @@ from unskew.analytics.policies.base import (
 from unskew.analytics.policies.planning import planned, working
 from unskew.analytics.policies.recycle import dead_groups, rerouted
 
+ANEW_GROUPS = 512
+"""In jobs of more groups, where it takes seconds, survivors are laid out anew only where the joint planner has no plan."""
+
 
 class UnskewPolicy(Policy):
-    """Candidates: what runs, the joint plan, ResiHP's levels with measured TP efficiency, ReCycle's rerouting, and, where a
-    group's worth of living devices would idle under the joint plan, all survivors laid out anew; all timed by the one
-    evaluator. The fastest is taken when its gain over the expected life of the fault pays for the pause. When a layer has lost
-    its last holder it starts from the checkpoint; when nothing can run the job waits, and starts as soon as something can.
+    """Candidates: what runs, the joint plan, ResiHP's levels with measured TP efficiency, ReCycle's rerouting, and after a
+    death all survivors laid out anew; all timed by the one evaluator. The fastest is taken when its gain over the expected life
+    of the fault pays for the pause. When a layer has lost its last holder it starts from the checkpoint; when nothing can run
+    the job waits, and starts as soon as something can.
 
     The expected life of a slow phase is the median of such phases, that of any other cause a repair's median: simpler than the
     live Scheduler's test (scheduler/cost_benefit.py), which weighs the age of the fault and the change back.
@@ -57,10 +59,8 @@ class UnskewPolicy(Policy):
         if self._joint:
             with suppress(PlanError):
                 found["joint"] = working(plan_joint(measured, compare=False).layout)
-            idle = cluster.speeds > 0.0
-            idle[found.get("joint", WAITING).members] = False
             with suppress(PlanError):
-                if int(idle.sum()) >= job.tp:
+                if (cluster.speeds == 0.0).any() and (job.dp * job.pp <= ANEW_GROUPS or "joint" not in found):
                     found["laid out anew"] = working(plan_anew(measured).layout)
         with suppress(PlanError):
             if self._levels:
