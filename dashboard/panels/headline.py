@@ -45,7 +45,7 @@ def _of_its_log(snapshot: Snapshot) -> Headline | None:
         silent = f"The last event came {ago(snapshot.age_s)}."
         return Headline("bad", "The controller is gone; the run ended without saying so.", notes=(silent, *notes))
     if state.finished is None and snapshot.age_s > NO_NEWS_S:
-        return Headline("warn", f"Nothing has been heard of this run for {snapshot.age_s:.0f} s.", notes=notes)
+        return Headline("warn", f"Nothing has been heard of this run for {snapshot.age_s:.0f} s.", _of_proposal(state), notes)
     lacking = f"The log is incomplete: {_lacking(state)}."
     if state.finished is not None and state.finished.status == "failed":
         failed = f"The run failed: {state.finished.reason or 'no reason given'}"

@@ -133,7 +133,8 @@ def _buttons(snapshot: Snapshot, proposal: ProposalState) -> None:
     sent = {"approve": "approval", "reject": "rejection"}.get(st.session_state.get("sent", {}).get((snapshot.run, name), ""))
     if proposal.refused is not None:
         by_auto = proposal.refused.by == "auto"
-        st.html(chip(proposal.refused.reason if by_auto else f"the controller refused: {proposal.refused.reason}", "bad"))
+        why = proposal.refused.reason
+        st.html(chip(why, "warn") if by_auto else chip(f"the controller refused: {why}", "bad"))
     elif proposal.note is not None:
         st.html(chip(proposal.note.text, "info"))
     elif sent:

@@ -97,19 +97,20 @@ def waiting_after_death(store: Store, run: str = "waiting") -> RunWriter:
 
 def _death(writer: RunWriter, plan: Plan, name: str) -> None:
     """Rank 6 dies, and `plan` goes on without it."""
+    at = writer.iteration
     writer.control(
-        FaultInjected(kind="kill", rank=6, at_iteration=80),
+        FaultInjected(kind="kill", rank=6, at_iteration=at),
         DeviceLost(device="device-6", rank=6, how="exit", detail="the process was killed by signal 9", detected_us=1),
         Verdict(
             verdict=2,
             cause="dead",
             culprits=(Party(kind="device", rank=6),),
-            since_iteration=80,
-            at_iteration=80,
+            since_iteration=at,
+            at_iteration=at,
             confidence=1.0,
             victims=tuple(Party(kind="device", rank=rank) for rank in (4, 5, 7)),
             evidence={"exit": "signal 9"},
-            sentence="Rank 6 is dead since iteration 80: its process was killed by signal 9.",
+            sentence=f"Rank 6 is dead since iteration {at}: its process was killed by signal 9.",
         ),
     )
     writer.control(
@@ -126,7 +127,7 @@ def _death(writer: RunWriter, plan: Plan, name: str) -> None:
             gain_percent=None,
             cost_us=180_000,
             payback_iterations=None,
-            at_iteration=80,
+            at_iteration=at,
             change="micro-batches of replica 1 pass through replica 0 for layers 8–11",
         )
     )
