@@ -57,6 +57,7 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
         "verdicts",
         "plans",
         "events",
+        "outcome",
         "verify",
     } == set(facts)
     assert (facts["device"], facts["iterations"], len(facts["losses"])) == ("virtual", 5, 5)
