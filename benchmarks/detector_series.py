@@ -13,9 +13,9 @@ from support.noisy_series import megatron, mlperf
 
 from unskew.analytics.detector.detector import Detector
 from unskew.analytics.detector.job_wide import judge
-from unskew.analytics.detector.options import EMULATED
+from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import Floats
-from unskew.analytics.detector.workers import judge_workers
+from unskew.analytics.detector.workers import RankTimes, judge_workers
 from unskew.analytics.diagnosis.failslow import settled
 from unskew.analytics.lab.studies.detection import JobSetting, cost_of, synthetic_job
 from unskew.analytics.lab.studies.noise import load_lengths, load_noise
@@ -88,7 +88,7 @@ def workers() -> list[Figure]:
         return [figure(n, None, "", bar=b, better=better, note=note) for n, (b, better) in zip(names, bars, strict=True)]  # type: ignore[arg-type]
     truth = {int(job): set(rows["worker"].to_list()) for (job,), rows in pl.read_csv(labels).group_by(["job"])}
     named = {job: _workers_named(path, job) for job in truth}
-    note = "thresholds of shared devices (EMULATED): each worker has a quarter of a GPU"
+    note = "by the noise of the series: each worker has a quarter of a GPU"
     right = len(named[3] & truth[3])
     first = len(named[1] - {6}) if 6 in named[1] else None
     return [
@@ -102,9 +102,10 @@ def _workers_named(path: Path, job: int) -> set[int]:
     table = pl.read_parquet(path).filter(pl.col("job") == job).sort("time", "worker")
     wide = table.pivot(on="worker", index="time", values="batch_time_norm").sort("time")
     columns = sorted((name for name in wide.columns if name != "time"), key=int)
-    times = wide.select(columns).to_numpy().astype(np.float64)
-    verdicts, _ = judge_workers(times, EMULATED, iterations=wide["time"].to_list())
-    return {int(columns[v.culprits[0].rank or 0]) for v in verdicts if isinstance(v, Verdict)}
+    us = wide.select(columns).to_numpy().astype(np.float64)[None]
+    times = RankTimes(("step",), tuple(wide["time"].to_list()), dict.fromkeys(map(int, columns), 0), us)
+    found = judge_workers(times, DetectorOptions(), equal_work=False)
+    return {party.rank or 0 for verdict in found.verdicts for party in verdict.culprits}
 
 
 def cost_of_judging() -> list[Figure]:

@@ -9,7 +9,7 @@ inferred from peers, unequal lengths are named only when forward and backward ti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def _verdict(cause: str, share: float, sections: Sequence[tuple[TraceSection, Lo
         culprits = tuple(Party(kind="device", rank=rank) for rank in ranks)
         evidence["paused_s"] = {str(rank): round(us / 1e6, 3) for rank, us in ranks.items()}
         what = "waiting for input" if cause == "input_bound" else "collecting garbage"
-        sentence = f"{what} on {len(ranks)} ranks costs {100 * share:.1f} % of the time"
+        sentence = f"{what} on {_ranks(ranks)} costs {100 * share:.1f} % of the time"
     of_cause: dict[str, Cause] = {"long_sequences": "long_sequences", "stage_imbalance": "stage_imbalance",
                                   "input_bound": "input_bound", "gc_pause": "gc_pause"}  # fmt: skip
     return Verdict(
@@ -138,8 +138,12 @@ def _stage_means(sections: Sequence[tuple[TraceSection, LostTime]]) -> dict[int,
     return {stage: float(np.mean(values)) for stage, values in sorted(found.items())}
 
 
+def _ranks(ranks: Collection[int]) -> str:
+    return f"rank {min(ranks)}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+
+
 def _paused(cause: str, sections: Sequence[tuple[TraceSection, LostTime]]) -> dict[int, float]:
-    """Rank -> how long it paused for that cause (us); ranks that did not are left out."""
+    """Rank -> how long it paused for that cause (us); ranks that did for less than half as long as another are left out."""
     found: dict[int, float] = {}
     for section, _ in sections:
         operations = section.recording.graph.operations
@@ -151,4 +155,5 @@ def _paused(cause: str, sections: Sequence[tuple[TraceSection, LostTime]]) -> di
         for operation, spent in zip(operations, us, strict=True):
             if spent > 0:
                 found[operation.rank] = found.get(operation.rank, 0.0) + float(spent)
-    return dict(sorted(found.items()))
+    least = LEAST_OF_COSTLIEST * max(found.values(), default=0.0)
+    return {rank: us for rank, us in sorted(found.items()) if us >= least}

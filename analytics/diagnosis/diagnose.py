@@ -24,8 +24,9 @@ from unskew.analytics.detector.options import DetectorOptions, options_for
 from unskew.analytics.detector.verdicts import devices, lost_verdict
 from unskew.analytics.diagnosis.capacity import idle_s
 from unskew.analytics.diagnosis.causes import LEAST_SHARE, NEXT_STEP, named
-from unskew.analytics.diagnosis.failslow import as_slow, follow_ranks, follow_run, follow_section, loss_of, settled
+from unskew.analytics.diagnosis.failslow import as_slow, follow_run, follow_section, loss_of, settled
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
+from unskew.analytics.diagnosis.rank_times import follow_ranks, follow_steps
 from unskew.analytics.diagnosis.replicas import excess_of, judge_replicas, smallest_slowdown
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.lost import LOCATED, ORDER, WITHOUT_CAUSE, LostTime, time_lost, without
@@ -107,8 +108,12 @@ def diagnose(log: RunLog) -> Diagnosis:
         abstained += problems
     elif seen == "iterations":
         times = [(int(iteration), float(us)) for iteration, us in log.iterations.drop_nulls().iter_rows()]
-        series, found = job_wide.follow(times)
-        verdicts, sights = settled(found), [*_alone(log), job_wide.sight_of(series, JobWideOptions())]
+        of_ranks, independent = follow_steps(log.steps, options_for(log.device_kind))
+        verdicts, sights = of_ranks.verdicts, [of_ranks.sight]
+        if not independent:
+            series, found = job_wide.follow(times)
+            of_device = sights if log.ranks > 1 else []
+            verdicts, sights = settled(found), [*of_device, job_wide.sight_of(series, JobWideOptions())]
     elif seen == "flight recorder":
         standstill = explain(log.flights, log.flight_groups)
         verdicts = _hung(standstill)
@@ -168,13 +173,22 @@ def _without_lengths(trace: Trace, options: DetectorOptions) -> tuple[list[Trace
     try:
         section = without_lengths(record(trace))
     except ValueError as error:
-        return [], follow_ranks(trace, options), [f"long_sequences, stage_imbalance, time lost: {error}", NO_WEIGHT]
+        found, why = follow_ranks(trace, options)
+        return [], found, [f"long_sequences, stage_imbalance, time lost: {error}", *_unseen(why), NO_WEIGHT]
     if len(section.stages) > 1:
         section, findings = _with_replicas(section, follow_section(section, options), options)
         return [section], findings, []
-    findings = follow_ranks(trace, options)
+    findings, why = follow_ranks(trace, options)
+    problems = [*_unseen(why), *([] if trace.streams else [NO_PLACES]), NO_WEIGHT]
+    if why:
+        return [], findings, problems
     section, findings = _with_replicas(as_slow(section, findings.verdicts), findings, options)
-    return [section], findings, [NO_WEIGHT] if trace.streams else [NO_PLACES, NO_WEIGHT]
+    return [section], findings, problems
+
+
+def _unseen(why: str) -> list[str]:
+    """What times that hold waiting do not show."""
+    return [f"slow_device by these passes, long_sequences, time lost: {why}"] if why else []
 
 
 def _with_replicas(section: TraceSection, findings: Findings, options: DetectorOptions) -> tuple[TraceSection, Findings]:
@@ -277,14 +291,6 @@ def _lost(log: RunLog, number: int) -> tuple[Verdict, ...]:
     last = int(log.iterations["iteration"].max() or 0) if log.iterations.height else 0  # type: ignore[arg-type]  # of any dtype
     digest = options_for(log.device_kind).digest
     return tuple(lost_verdict(number + i, *loss_of(log, lost, last), digest) for i, lost in enumerate(log.lost))
-
-
-def _alone(log: RunLog) -> list[Sight]:
-    """Times of whole iterations show no single device, of a job that has several."""
-    if log.ranks < 2:
-        return []
-    why = f"only the times of whole iterations are known, which show none of the {log.ranks} ranks by itself"
-    return [Sight(scope="device", smallest_slowdown=None, why=why)]
 
 
 def _gaps(log: RunLog, seen: Observability) -> list[str]:

@@ -7,7 +7,6 @@ from functools import reduce
 
 import msgspec
 import numpy as np
-import polars as pl
 
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.outcome import Findings, Sight
@@ -16,14 +15,12 @@ from unskew.analytics.detector.detector import Detector, sight_of
 from unskew.analytics.detector.options import DetectorOptions, options_for
 from unskew.analytics.detector.peer_groups import UnitRoles, equal_roles
 from unskew.analytics.detector.residuals import UnitTimes
-from unskew.analytics.detector.workers import judge_workers
 from unskew.analytics.diagnosis.runlog import RunLog
-from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.loop.monitor import Monitor
 from unskew.analytics.predictor.retraining import IterationSample, Retraining
-from unskew.collector.events import CHUNK_KINDS, DeviceLost, Verdict, VerdictClosed
+from unskew.collector.events import DeviceLost, Verdict, VerdictClosed
 
 TOO_SHORT = Sight(
     scope="device",
@@ -95,33 +92,22 @@ def follow_section(section: TraceSection, options: DetectorOptions) -> Findings:
     return Findings(verdicts=settled(verdicts), sight=sight_of(detector.state, options))
 
 
-def follow_ranks(trace: Trace, options: DetectorOptions) -> Findings:
-    """A trace that does not tell what a single chunk should take (of one stage, a rank's forward and backward explain each
-    other; or nobody knows what waits for what): all of a rank's chunks in an iteration against its own past and the ranks with
-    the same layers (workers.py). Iterations with more or fewer chunks than most are left out."""
-    chunks = trace.operations.filter(pl.col("kind").is_in(CHUNK_KINDS) & pl.col("stage").is_not_null())
-    chunks = chunks.with_columns(n=pl.len().over("iteration")).filter(pl.col("n") == pl.col("n").mode().max())
-    role_of = dict(chunks.group_by("rank").agg(pl.coalesce("first_layer", "stage").min()).sort("rank").iter_rows())
-    spent = chunks.group_by("iteration", "rank").agg(pl.col("wall_us").sum())
-    table = spent.pivot("rank", index="iteration", values="wall_us").sort("iteration")
-    times = table.select(str(rank) for rank in role_of).to_numpy()
-    found, sight = judge_workers(times, options, iterations=table["iteration"].to_list(), role_of=role_of)
-    kinds, verdicts = sorted(trace.kinds & set(CHUNK_KINDS)), settled(found)
-    of_kinds = (msgspec.structs.replace(one, speed=dict.fromkeys(kinds, min(one.speed.values()))) for one in verdicts)
-    return Findings(verdicts=tuple(of_kinds), sight=sight)
-
-
 def as_slow(section: TraceSection, verdicts: Iterable[Verdict]) -> TraceSection:
-    """The section in which ranks and replicas that were named are expected to take what they would at their healthy speed."""
+    """The section in which ranks and replicas that were named are expected to take what they would at their healthy speed. Of
+    one stage, where forward and backward explain each other, that is what the others take in the same iteration."""
     operations, expected = section.recording.graph.operations, section.expected_us.copy()
-    numbers = np.array(section.recording.iterations)
+    numbers, work_us = np.array(section.recording.iterations), section.parts.work_us
     for verdict in verdicts:
         until = verdict.until_iteration
         during = (numbers >= verdict.since_iteration) & (numbers < until if until is not None else True)
         ranks, replicas = ({getattr(party, who) for party in verdict.culprits} - {None} for who in ("rank", "replica"))
         for (kind, _), members in section.cells.items():
             mine = [i for i in members if operations[i].rank in ranks or operations[i].replica in replicas]
-            expected[np.ix_(mine, during)] *= verdict.speed.get(kind, 1.0)
+            others = [i for i in members if i not in mine] if len(section.stages) == 1 else []
+            if mine and others:
+                expected[np.ix_(mine, during)] = np.median(work_us[np.ix_(others, during)], axis=0)
+            else:
+                expected[np.ix_(mine, during)] *= verdict.speed.get(kind, 1.0)
     return msgspec.structs.replace(section, expected_us=expected)
 
 

@@ -14,15 +14,18 @@ from unskew.collector.events import CollectiveRecorded, DeviceKind, DeviceLost, 
 
 End = Literal["running", "done", "failed", "stopped", "incomplete", "lost"]
 
+NO_STEPS = pl.DataFrame(schema=dict.fromkeys(("iteration", "rank", "start_us", "wall_us"), pl.Int64))
+
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     """One run. `trace`: its operations, of the attempts that counted. `released`: committed iterations with the lengths of
     their micro-batches, in order, each under `plans[its plan_version]` (our own runs only).
 
-    `iterations`: iteration, iteration_us (all iterations whose time is known, in order). `flights`, `flight_groups`: entries of
-    flight recorders. `regrouped_s`: plan version -> seconds from the detection until all survivors held groups again.
-    `classes`: device class -> its ranks. `end`: by its own last word; without one "running" where a controller holds it, else
-    "lost". `gap`: what the log lacks by that word, "" = nothing.
+    `iterations`: iteration, iteration_us (all iterations whose time is known, in order). `steps`: iteration, rank, start_us,
+    wall_us, where a source times them rank by rank. `flights`, `flight_groups`: entries of flight recorders. `regrouped_s`:
+    plan version -> seconds from the detection until all survivors held groups again. `classes`: device class -> its ranks.
+    `end`: by its own last word; without one "running" where a controller holds it, else "lost".
+    `gap`: what the log lacks by that word, "" = nothing.
     """
 
     run: str
@@ -32,6 +35,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     iterations: pl.DataFrame
     trace: Trace
+    steps: pl.DataFrame = NO_STEPS
     plans: dict[int, Plan] = {}
     released: tuple[IterationTelemetry, ...] = ()
     lost: tuple[DeviceLost, ...] = ()

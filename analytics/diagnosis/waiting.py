@@ -7,8 +7,9 @@ optimizer. Steps:
 1. roles: the members of one gradient group have the same role, one in each replica; where ranks are in several groups, the
    smallest counts. A group of all ranks shows nothing of roles where ranks send each other messages (a pipeline); a rank
    without a group has a role of its own;
-2. a rank's own time is expected to be its role's median over iterations and members;
-3. the Detector judges own times like chunks: against the expectation, and against the peers of the role.
+2. waiting for input is no work, and is left out where it is recorded (causes.py judges it);
+3. own times are judged like those of single workers (detector/workers.py): against the others of the role from the first
+   iteration on, and against the rank's own past.
 
 It does not see lengths: what all replicas share passes for the job's, what one replica's batch costs more must average out.
 """
@@ -22,34 +23,21 @@ import numpy as np
 import polars as pl
 
 from unskew.analytics.core.outcome import Findings
-from unskew.analytics.detector.detector import Detector, sight_of
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.detector.peer_groups import equal_roles
-from unskew.analytics.detector.residuals import UnitTimes
-from unskew.analytics.diagnosis.failslow import settled
+from unskew.analytics.detector.workers import RankTimes, judge_workers
 from unskew.analytics.diagnosis.trace.model import Trace
-from unskew.analytics.pipeline.dag import Array
-from unskew.collector.events import COLLECTIVE_KINDS, Verdict, VerdictClosed
+from unskew.collector.events import COLLECTIVE_KINDS
 
-WAITING = (*COLLECTIVE_KINDS, "recv")
+WAITING = (*COLLECTIVE_KINDS, "recv", "data_wait")
 LEAST_ITERATIONS = 8
-KINDS = ("F",)  # all of a rank's own work is one piece
+KINDS = ("own",)  # all of a rank's own work is one piece
 
 
-class OwnTimes(msgspec.Struct, frozen=True):
-    """`own_us` [iteration, position in `ranks`]: the iteration less the rank's communication; `role_of`: rank -> role."""
-
-    iterations: tuple[int, ...]
-    ranks: tuple[int, ...]
-    own_us: Array
-    role_of: dict[int, int]
-
-
-def read_waits(trace: Trace, iterations: pl.DataFrame) -> OwnTimes:
+def read_waits(trace: Trace, iterations: pl.DataFrame) -> RankTimes:
     """From the trace of one plan and `iterations` (iteration, iteration_us). Raises `ValueError` when there is too little to
     compare."""
     spans = trace.operations
-    seen = spans.filter(pl.col("kind").is_in(WAITING))
+    seen = spans.filter(pl.col("kind").is_in([*COLLECTIVE_KINDS, "recv"]))
     ranks = tuple(seen["rank"].unique().sort().to_list())
     table = (
         _covered(spans).pivot("rank", index="iteration", values="covered_us").sort("iteration").drop_nulls()
@@ -62,7 +50,7 @@ def read_waits(trace: Trace, iterations: pl.DataFrame) -> OwnTimes:
     took = table["iteration_us"].cast(pl.Float64).to_numpy()
     waited = table.select([str(rank) for rank in ranks]).cast(pl.Float64).to_numpy()
     roles = _roles(seen, ranks, in_pipeline=bool(trace.kinds & {"send", "recv"}))
-    return OwnTimes(tuple(table["iteration"].to_list()), ranks, np.maximum(took[:, None] - waited, 1.0), roles)
+    return RankTimes(KINDS, tuple(table["iteration"].to_list()), roles, np.maximum(took[:, None] - waited, 1.0)[None])
 
 
 def _covered(spans: pl.DataFrame) -> pl.DataFrame:
@@ -79,31 +67,19 @@ def _covered(spans: pl.DataFrame) -> pl.DataFrame:
     return intervals.with_columns(covered_us=gained).group_by(group).agg(pl.col("covered_us").sum())
 
 
-def follow_waits(waits: OwnTimes, options: DetectorOptions) -> Findings:
-    """The Detector over own times."""
-    detector, roles = Detector(options), equal_roles(waits.role_of)
-    usual = {
-        role: float(np.median(waits.own_us[:, [i for i, rank in enumerate(waits.ranks) if waits.role_of[rank] == role]]))
-        for role in set(waits.role_of.values())
-    }
-    expected_us = np.array([usual[waits.role_of[rank]] for rank in waits.ranks])
-    ranks, kind = np.array(waits.ranks), np.zeros(len(waits.ranks), np.int64)
-    verdicts: list[Verdict | VerdictClosed] = []
-    for iteration, own_us in zip(waits.iterations, waits.own_us, strict=True):
-        verdicts += detector.observe_units(iteration, UnitTimes(KINDS, ranks, kind, own_us, expected_us), roles)
+def follow_waits(waits: RankTimes, options: DetectorOptions) -> Findings:
+    """What own times show."""
+    found = judge_workers(waits, options, equal_work=True)
     seen = {"seen": "collectives, waiting inside"}
-    named = (
-        msgspec.structs.replace(verdict, speed={"own": verdict.speed["F"]}, evidence={**verdict.evidence, **seen})
-        for verdict in settled(verdicts)
-    )
-    return Findings(verdicts=tuple(named), sight=sight_of(detector.state, options))
+    verdicts = tuple(msgspec.structs.replace(one, evidence={**one.evidence, **seen}) for one in found.verdicts)
+    return msgspec.structs.replace(found, verdicts=verdicts)
 
 
 def _roles(seen: pl.DataFrame, ranks: Sequence[int], *, in_pipeline: bool) -> dict[int, int]:
-    """rank -> role, by the smallest group of several that it is in."""
+    """rank -> role, by the smallest group of several that it is in; collectives of which no group is recorded are of one."""
     members: dict[str, frozenset[int]] = {
         group: frozenset(of)
-        for group, of in seen.filter(pl.col("group").is_not_null() & pl.col("kind").is_in(COLLECTIVE_KINDS))
+        for group, of in seen.filter(pl.col("kind").is_in(COLLECTIVE_KINDS)).with_columns(pl.col("group").fill_null(""))
         .group_by("group").agg(pl.col("rank").unique()).iter_rows()
     }  # fmt: skip
     most = len(ranks) - in_pipeline

@@ -32,4 +32,9 @@ def test_policies_are_simulated_side_by_side() -> None:
 
 
 def test_every_example_is_tried_here() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"query_log.py", "record_own_loop.py", "simulate.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "profile_ddp.py",
+        "query_log.py",
+        "record_own_loop.py",
+        "simulate.py",
+    }

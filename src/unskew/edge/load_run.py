@@ -10,7 +10,7 @@ import polars as pl
 
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.diagnosis.runlog import End, RunLog
+from unskew.analytics.diagnosis.runlog import NO_STEPS, End, RunLog
 from unskew.analytics.diagnosis.trace.model import from_operations, from_spans
 from unskew.analytics.loop.intake import Intake
 from unskew.collector.events import (
@@ -73,6 +73,7 @@ def load_run(reader: Reader, run: str) -> RunLog:
         options=options,
         ranks=int(about["ranks"]),
         iterations=reader.sql("select iteration, iteration_us from iterations where run = ? order by iteration", [run]),
+        steps=_steps(_events(reader, run, IterationTimed)),
         trace=from_operations(exact) if exact.height else from_spans(spans, stepped, plans),
         plans=plans,
         released=_released(spans, [*packed, *_events(reader, run, GpuState)], commits, plans),
@@ -86,6 +87,12 @@ def load_run(reader: Reader, run: str) -> RunLog:
         end_reason=finished.reason if finished else "",
         gap=log_gap(started[0] if started else None, finished),
     )
+
+
+def _steps(timed: list[IterationTimed]) -> pl.DataFrame:
+    """The step times of single ranks."""
+    rows = [(one.iteration, one.rank, one.start_us, one.wall_us) for one in timed if one.rank is not None]
+    return pl.DataFrame(rows, schema=NO_STEPS.schema, orient="row")
 
 
 def _end(reader: Reader, run: str, finished: RunFinished | None) -> End:

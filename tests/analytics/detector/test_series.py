@@ -1,31 +1,18 @@
 """Detection by times of workers, and the synthetic jobs of the detectors' bench."""
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.datasets import dataset
 
 from unskew.analytics.detector.cusum import threshold
-from unskew.analytics.detector.options import EMULATED
-from unskew.analytics.detector.workers import judge_workers
 from unskew.analytics.lab.baselines.registry import METHODS
 from unskew.analytics.lab.studies.detection import PROTECTED, SETTINGS, cost_of, run, synthetic_job, wilson
 from unskew.analytics.lab.studies.noise import load_lengths, load_noise
 from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.schedule import build_schedule
-from unskew.collector.events import Verdict
 
 NOISE, LENGTHS = load_noise(), load_lengths("code")
-
-
-def test_alibabas_straggling_worker_is_named_and_nobody_else() -> None:
-    table = pl.read_parquet(dataset("alibaba-minibatch", "minibatch-jobs-1-3.parquet")).filter(pl.col("job") == 1)
-    wide = table.pivot(on="worker", index="time", values="batch_time_norm").sort("time")
-    times = wide.select(sorted((c for c in wide.columns if c != "time"), key=int)).to_numpy().astype(float)
-    verdicts, _ = judge_workers(times, EMULATED, iterations=wide["time"].to_list())
-    assert {v.culprits[0].rank for v in verdicts if isinstance(v, Verdict)} == {6}
 
 
 @pytest.mark.limit(120)

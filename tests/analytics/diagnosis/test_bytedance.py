@@ -9,7 +9,8 @@ from support.datasets import dataset
 
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
-from unskew.analytics.diagnosis.failslow import follow_ranks, follow_section
+from unskew.analytics.diagnosis.failslow import follow_section
+from unskew.analytics.diagnosis.rank_times import follow_ranks
 from unskew.analytics.diagnosis.trace.lost import time_lost
 from unskew.analytics.diagnosis.trace.model import from_operations
 from unskew.analytics.diagnosis.trace.replay import Graph, GraphError, Operation, makespan_us, take_apart
@@ -105,7 +106,7 @@ def test_a_device_slowed_in_the_real_trace_is_accused_and_what_it_costs_is_state
 def test_ranks_as_a_whole_accuse_nobody_either(job: str) -> None:
     """What is left where a trace cannot be replayed."""
     rows = pl.read_parquet(dataset("bytedance-straggler", FILES[job]))
-    assert follow_ranks(from_operations(rows), DetectorOptions()).verdicts == ()
+    assert follow_ranks(from_operations(rows), DetectorOptions())[0].verdicts == ()
 
 
 def _fields(struct: object) -> dict[str, object]:

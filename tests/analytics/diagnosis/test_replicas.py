@@ -8,7 +8,8 @@ import pytest
 
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
-from unskew.analytics.diagnosis.failslow import as_slow, follow_ranks
+from unskew.analytics.diagnosis.failslow import as_slow
+from unskew.analytics.diagnosis.rank_times import follow_ranks
 from unskew.analytics.diagnosis.trace.lost import time_lost
 from unskew.analytics.diagnosis.trace.model import Trace, from_operations
 from unskew.analytics.diagnosis.trace.section import record, without_lengths
@@ -42,7 +43,7 @@ def trace(seed: int, factor: float, *, spread: float) -> Trace:
 @pytest.mark.parametrize("spread", [0.03, 0.3])
 def test_a_replica_that_turns_slow_is_named_and_what_it_costs_is_not_put_down_to_long_documents(spread: float) -> None:
     slowed = trace(1, 1.5, spread=spread)
-    verdicts = follow_ranks(slowed, DetectorOptions()).verdicts
+    verdicts = follow_ranks(slowed, DetectorOptions())[0].verdicts
     found = as_slow(without_lengths(record(slowed)), verdicts)
     (verdict,) = verdicts
     assert [party.rank for party in verdict.culprits] == [SLOW]
@@ -58,4 +59,4 @@ def test_a_replica_that_turns_slow_is_named_and_what_it_costs_is_not_put_down_to
 
 @pytest.mark.parametrize("seed", range(8))
 def test_uneven_documents_accuse_no_replica(seed: int) -> None:
-    assert follow_ranks(trace(seed, 1.0, spread=0.4), DetectorOptions()).verdicts == ()
+    assert follow_ranks(trace(seed, 1.0, spread=0.4), DetectorOptions())[0].verdicts == ()

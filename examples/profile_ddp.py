@@ -1,0 +1,108 @@
+"""A DDP training that is not ours, profiled on every rank as docs/guide/own-trace.md says; then the diagnosis of its traces.
+
+`python examples/profile_ddp.py [FOLDER]` starts two ranks on this machine (Gloo, CPU) with torchrun and imports their traces;
+`--slow forward|backward|loader` makes rank 1 late in each step, by 40 ms unless `--late-ms` says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+STEPS, WARM_UP, BATCH, WIDTH = 14, 2, 64, 512
+
+
+class Late(torch.autograd.Function):
+    """The identity, late in its forward or backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
+        ctx.backward_s = backward_s
+        time.sleep(forward_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        time.sleep(ctx.backward_s)
+        return gradients[0], None, None
+
+
+class Model(torch.nn.Module):
+    def __init__(self, forward_s: float, backward_s: float) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.Linear(2 * WIDTH, WIDTH)
+        self.late_s = forward_s, backward_s
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(Late.apply(self.first(x), *self.late_s)))
+
+
+class Rows(Dataset[torch.Tensor]):
+    def __init__(self, late_s: float) -> None:
+        self.rows, self.late_s = torch.randn(BATCH * STEPS, WIDTH), late_s
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.late_s and index % BATCH == 0:  # once a batch
+            time.sleep(self.late_s)
+        return self.rows[index]
+
+
+def train(folder: Path, slow: str, late_s: float) -> None:
+    """One rank of the job."""
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    rank = dist.get_rank()
+    late = {kind: late_s if rank == 1 and kind == slow else 0.0 for kind in ("forward", "backward", "loader")}
+    model = DistributedDataParallel(Model(late["forward"], late["backward"]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    folder.mkdir(parents=True, exist_ok=True)
+    window = torch.profiler.schedule(wait=1, warmup=WARM_UP - 1, active=STEPS - WARM_UP, repeat=1)
+
+    def save(profiler: torch.profiler.profile) -> None:
+        profiler.export_chrome_trace(str(folder / f"rank-{rank}.json"))
+
+    with torch.profiler.profile(schedule=window, on_trace_ready=save) as profiler:
+        for x in DataLoader(Rows(late["loader"]), batch_size=BATCH):
+            optimizer.zero_grad()
+            (model(x) - x).square().mean().backward()
+            optimizer.step()
+            profiler.step()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Profile a DDP training of two ranks and diagnose it.")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("own-ddp"))
+    parser.add_argument("--slow", choices=["nothing", "forward", "backward", "loader"], default="nothing")
+    parser.add_argument("--late-ms", type=float, default=40.0)
+    options = parser.parse_args()
+    traces, store = options.folder / "traces", ["--store", str(options.folder / "store")]
+    if "LOCAL_RANK" in os.environ:  # torchrun has started this process as a rank
+        train(traces, options.slow, options.late_ms / 1e3)
+        return
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*torchrun, *sys.argv], check=True)
+    unskew("import", "kineto", str(traces), "--run", "own", *store)
+    unskew("diagnose", "own", *store)
+
+
+def unskew(*arguments: str) -> None:
+    """The command, as in a shell."""
+    subprocess.run([sys.executable, "-m", "unskew", *arguments], check=True)
+
+
+if __name__ == "__main__":
+    main()
