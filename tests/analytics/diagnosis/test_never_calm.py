@@ -94,8 +94,10 @@ def late_rank(parts: Sequence[tuple[str, float]], *, waits: bool, group: str | N
     [
         ((("F", 0.4), ("B", 0.6)), True, "0-1"),
         ((("F", 0.4), ("B", 0.6)), False, None),
+        ((), True, "0-1"),
+        ((), True, None),
     ],
-    ids=["chunks and collectives", "chunk times"],
+    ids=["chunks and collectives", "chunk times", "collectives", "collectives of no group"],
 )
 def test_a_rank_that_is_late_in_every_step_from_the_first_on(
     parts: tuple[tuple[str, float], ...], waits: bool, group: str | None
