@@ -77,14 +77,14 @@ def kineto(folder: Path, steps: Iterable[RankStep]) -> Path:
     return folder
 
 
-def step_table(path: Path, steps: Iterable[RankStep], *, parts: Iterable[str] = ()) -> Path:
+def step_table(path: Path, steps: Iterable[RankStep], *, parts: Iterable[str] = (), name_rank: bool = True) -> Path:
     """What a loop that times its own steps writes, with the parts of each step that it times apart."""
     with path.open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["step", "rank", "seconds", *parts])
+        table.writerow(["step", *(["rank"] if name_rank else []), "seconds", *parts])
         for one in steps:
             of = {"data_wait": one.loader, "all_reduce": one.wait, "forward": one.forward, "backward": one.backward}
-            table.writerow([one.step, one.rank, one.seconds, *(of[part] for part in parts)])
+            table.writerow([one.step, *([one.rank] if name_rank else []), one.seconds, *(of[part] for part in parts)])
     return path
 
 

@@ -1,28 +1,38 @@
 """iteration-times: a table of run, step, seconds, as CSV or Parquet. One run of the store per value of `run`.
 
 `run` may be absent (one run); `rank`, `loss` and `tokens` may be there. A step that a run (and rank) has again further down is
-another attempt of a restarted job, of which the last counts.
+another attempt of a restarted job, of which the last counts. A folder is the tables of a run's ranks, each with a column rank
+or a name with its number.
+
+Parts of a step that were timed apart (`PARTS`, seconds) become `Span`s, laid one after the other from the beginning of the
+step, which all ranks begin together: no table says how far apart they are.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars
 
-from unskew.collector.events import IterationTimed
+from unskew.collector.events import CHUNK_KINDS, COLLECTIVE_KINDS, IterationTimed, Span, SpanKind, Telemetry
 from unskew.collector.formats.attempts import note_of
 from unskew.collector.formats.columns import parquet, typed
-from unskew.collector.formats.imported import LARGEST, FormatError, ImportedRun
-from unskew.collector.formats.text import content
+from unskew.collector.formats.imported import LARGEST, FormatError, ImportedRun, source_files
+from unskew.collector.formats.text import content, rank_number
+
+PARTS: dict[str, SpanKind] = {
+    "data_wait": "data_wait", "forward": "F", "backward": "B", "all_reduce": "all_reduce", "optimizer": "optimizer",
+}  # fmt: skip
+"""Columns -> what they time, in the order of a step."""
 
 _NEEDED: dict[str, Any] = {"step": polars.Int64(), "seconds": polars.Float64()}
 _OPTIONAL: dict[str, Any] = {
     "run": polars.String(), "rank": polars.Int32(), "loss": polars.Float64(), "tokens": polars.Int64(),
+    **dict.fromkeys(PARTS, polars.Float64()),
 }  # fmt: skip
-
 _COUNTS = ("step", "rank", "tokens")
 _SECONDS = "positive number up to 2^33"
 _REPEATED = "times of single ranks need a column rank"
@@ -30,9 +40,25 @@ _REPEATED = "times of single ranks need a column rank"
 
 def read(path: Path) -> Sequence[ImportedRun]:
     """A run per value of the column `run`, in the order of the table. Raises `FormatError`."""
-    rows = _checked(path, _load(path))
+    files = source_files(path, ".csv", ".csv.gz", ".parquet")
+    tables = [_checked(file, _load(file) if file == path else _of_rank(file, _load(file))) for file in files]
+    seen: dict[int, Path] = {}
+    for file, table in zip(files, tables, strict=True) if path.is_dir() else ():
+        for rank in table["rank"].unique():
+            if seen.setdefault(rank, file) != file:
+                raise FormatError(f"{file}: {seen[rank].name} is of rank {rank} too, one file per rank is needed")
+    rows = polars.concat(tables, how="diagonal")
     parts = rows.group_by("run", maintain_order=True) if "run" in rows.columns else [(("",), rows)]
     return [_run(str(name), part) for (name,), part in parts]
+
+
+def _of_rank(file: Path, rows: polars.DataFrame) -> polars.DataFrame:
+    """The table of a file in a folder, with the rank that it is of."""
+    if "rank" in rows.columns:
+        return rows
+    if (found := re.search(r"rank[_-]?(\d+)", file.name)) is None:
+        raise FormatError(f"{file}: neither a column nor its name has the rank")
+    return rows.with_columns(rank=polars.lit(rank_number(str(file), float(found[1])), polars.Int64))
 
 
 def _run(name: str, rows: polars.DataFrame) -> ImportedRun:
@@ -51,7 +77,9 @@ def _run(name: str, rows: polars.DataFrame) -> ImportedRun:
     )
 
 
-def _events(rows: polars.DataFrame) -> Iterator[IterationTimed]:
+def _events(rows: polars.DataFrame) -> Iterator[Telemetry]:
+    longest = rows.group_by("step").agg(polars.col("seconds").max()).sort("step")
+    begins = dict(zip(longest["step"], longest["seconds"].cum_sum() - longest["seconds"], strict=True))
     for row in rows.iter_rows(named=True):
         yield IterationTimed(
             iteration=row["step"],
@@ -61,6 +89,27 @@ def _events(rows: polars.DataFrame) -> Iterator[IterationTimed]:
             tokens=row.get("tokens"),
             attempt=row["attempt"],
         )
+        yield from _parts(row, begins[row["step"]])
+
+
+def _parts(row: dict[str, Any], begin_s: float) -> Iterator[Span]:
+    for column, kind in PARTS.items():
+        if (took_s := row.get(column)) is None:
+            continue
+        start_us = round(begin_s * 1e6)
+        yield Span(
+            kind=kind,
+            device=str(row["rank"]),
+            rank=row["rank"],
+            plan_version=0,
+            attempt=row["attempt"],
+            iteration=row["step"],
+            start_us=start_us,
+            wall_us=round(took_s * 1e6),
+            micro_batch=0 if kind in CHUNK_KINDS else None,
+            posted_us=start_us if kind in COLLECTIVE_KINDS else None,
+        )
+        begin_s += took_s
 
 
 def _load(path: Path) -> polars.DataFrame:
@@ -82,6 +131,9 @@ def _load(path: Path) -> polars.DataFrame:
 def _checked(path: Path, rows: polars.DataFrame) -> polars.DataFrame:
     """The known columns in their types, and `attempt`; a row that does not fit is named (the first under a header is 1)."""
     types = {name: kind for name, kind in (_OPTIONAL | _NEEDED).items() if name in rows.columns}
+    timed = [name for name in PARTS if name in types]
+    if timed and "rank" not in types:
+        raise FormatError(f"{path}: {timed[0]} is a part of one rank's step, and no column rank says whose")
     table = typed(path, rows, types, {"seconds": _SECONDS})
     identity = [name for name in ("run", "rank", "step") if name in types]
     column = polars.col
@@ -90,6 +142,7 @@ def _checked(path: Path, rows: polars.DataFrame) -> polars.DataFrame:
     wrong = {
         **{f"{name} is no number" if name != "run" else "run is missing": column(name).is_null() for name in identity},
         f"seconds is no {_SECONDS}": ~column("seconds").is_between(0, LARGEST / 1e6, closed="right").fill_null(value=False),
+        **{f"{name} is not between 0 and 2^33 seconds": ~column(name).is_between(0, LARGEST / 1e6) for name in timed},
         **{f"{name} is not between 0 and 2^53": ~column(name).is_between(0, LARGEST) for name in _COUNTS if name in types},
         f"the row before has the same {' and '.join(identity)}, and so it is with most rows: {_REPEATED}": same
         & same.mean().ge(0.5),

@@ -90,8 +90,9 @@ def load_run(reader: Reader, run: str) -> RunLog:
 
 
 def _steps(timed: list[IterationTimed]) -> pl.DataFrame:
-    """The step times of single ranks."""
-    rows = [(one.iteration, one.rank, one.start_us, one.wall_us) for one in timed if one.rank is not None]
+    """The step times of single ranks, of the attempts that count."""
+    last = {(one.iteration, one.rank): one for one in sorted(timed, key=lambda one: one.attempt) if one.rank is not None}
+    rows = [(one.iteration, one.rank, one.start_us, one.wall_us) for one in last.values()]
     return pl.DataFrame(rows, schema=NO_STEPS.schema, orient="row")
 
 

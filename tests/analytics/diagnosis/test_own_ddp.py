@@ -79,6 +79,20 @@ def test_chunk_times_that_may_hold_the_all_reduce_accuse_no_victim(
         assert_never_falsely_calm(run, part)
 
 
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("parts", [("data_wait", "forward", "backward", "all_reduce"), ("forward", "backward")])
+def test_a_folder_of_tables_with_the_parts_of_a_step_is_one_run(tmp_path: Path, part: Part, parts: tuple[str, ...]) -> None:
+    """Without the all-reduce apart, what is timed as the backward pass holds it."""
+    apart, steps = "all_reduce" in parts, job(part, ranks=3, seed=21)
+    (tmp_path / "tables").mkdir()
+    for rank in range(3):
+        own = [one if apart else one._replace(backward=one.backward + one.wait) for one in steps if one.rank == rank]
+        step_table(tmp_path / "tables" / f"times-rank{rank}.csv", own, parts=parts, name_rank=False)
+    run = diagnosed(tmp_path, "iteration-times", tmp_path / "tables")
+    assert run["iterations"] == 14
+    (assert_right if apart or part == "forward" else assert_never_falsely_calm)(run, part)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("steps", [14, 120])
