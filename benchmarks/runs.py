@@ -74,13 +74,14 @@ class _Witness:
     def take(self, event: Event) -> None:
         self.events.append(event)
         if isinstance(event, DeviceJoined):
-            self._born[event.rank] = (event.pid, started_at(event.pid))
+            self._born.setdefault(event.rank, (event.pid, started_at(event.pid)))
         elif isinstance(event, DeviceLost):
             self.same -= {event.rank}
         elif isinstance(event, Regrouped) or (isinstance(event, IterationCommitted) and event.iteration == self._late):
-            found = frozenset(rank for rank, (pid, born) in self._born.items() if born and started_at(pid) == born)
-            # An event of the last moments is read when all of them have been asked to stop: that look shows nothing.
-            self.same = found or self.same
+            now = {rank: started_at(pid) for rank, (pid, _) in self._born.items()}
+            # Who is gone without a loss in the log was asked to stop: an event of the last moments is read when some have been.
+            asked = {rank for rank in self.same if not now[rank]}
+            self.same = frozenset(asked | {rank for rank, (_, born) in self._born.items() if born and now[rank] == born})
         if self._watch is not None:
             self._watch(self._store, event)
 
