@@ -47,8 +47,9 @@ _BUCKET = f"(iteration // {BUCKET_ITERATIONS} * {BUCKET_ITERATIONS})::integer"
 _BEAT = ("at_us", "seq", "pid", "iteration", "progress", "activity", "age_us", "stalled_us", "waits_for")
 _LAST_BEAT = f"unnest(max({{{', '.join(f'{name!r}: {name}' for name in _BEAT)}}}))"
 
-_LAST_ATTEMPT = "qualify attempt is null or attempt = max(attempt) over (partition by run, iteration)"
-"""A restarted job has executed an iteration before; `IterationJudged` has no attempt."""
+_LAST_ATTEMPT = "attempt = last_attempt"
+_WITH_LAST_ATTEMPT = "max(attempt) over (partition by run, iteration) as last_attempt"
+"""An iteration that is executed again has several attempts, of which the last counts; `IterationJudged` has none."""
 
 
 def _any_version(event: type[events.Event]) -> str:
@@ -74,19 +75,23 @@ PROJECTIONS = {
                 select run, iteration, max(epoch) as epoch, max(attempt) as attempt, max(loss) as loss, max(tokens) as tokens,
                     max(wall_us) as iteration_us, count(*) as n_ranks, bool_and(log_complete) as log_complete,
                     null::bigint as predicted_us
-                from ({own_columns(events.IterationCommitted, _SOURCE)}) group by run, iteration
+                from (select *, {_WITH_LAST_ATTEMPT} from ({own_columns(events.IterationCommitted, _SOURCE)}))
+                where {_LAST_ATTEMPT} group by run, iteration
                 union all by name
                 select run, iteration, 0 as epoch, max(attempt) as attempt, max(loss) as loss, max(tokens) as tokens,
                     max(wall_us) as iteration_us, count(*) as n_ranks
-                from (select * from ({own_columns(events.IterationTimed, _SOURCE)}) {_LAST_ATTEMPT}) group by run, iteration
+                from (select *, {_WITH_LAST_ATTEMPT} from ({own_columns(events.IterationTimed, _SOURCE)}))
+                where {_LAST_ATTEMPT} group by run, iteration
                 union all by name
                 select run, iteration, 0 as n_ranks, max(predicted_us) as predicted_us
                 from ({own_columns(events.IterationJudged, _SOURCE)}) group by run, iteration""",
             again=f"""
-                select run, iteration, max(epoch) as epoch, max(attempt) as attempt, max(loss) as loss, max(tokens) as tokens,
-                    max(iteration_us) as iteration_us, sum(n_ranks)::bigint as n_ranks, bool_and(log_complete) as log_complete,
-                    max(predicted_us) as predicted_us
-                from (select * from {_SOURCE} {_LAST_ATTEMPT}) group by run, iteration""",
+                select run, iteration, max(epoch) filter ({_LAST_ATTEMPT}) as epoch, max(attempt) as attempt,
+                    max(loss) filter ({_LAST_ATTEMPT}) as loss, max(tokens) filter ({_LAST_ATTEMPT}) as tokens,
+                    max(iteration_us) filter ({_LAST_ATTEMPT}) as iteration_us,
+                    coalesce(sum(n_ranks) filter ({_LAST_ATTEMPT}), 0)::bigint as n_ranks,
+                    bool_and(log_complete) filter ({_LAST_ATTEMPT}) as log_complete, max(predicted_us) as predicted_us
+                from (select *, {_WITH_LAST_ATTEMPT} from {_SOURCE}) group by run, iteration""",
             order="run, iteration",
         ),
         Projection(

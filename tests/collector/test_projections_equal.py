@@ -52,7 +52,12 @@ beats = st.builds(
     age_us=st.integers(0, 99), stalled_us=few, waits_for=st.none() | few,
 )  # fmt: skip
 telemetry = st.one_of(
-    spans, committed, judged, beats, st.builds(ev.Dropped, count=few), st.builds(ev.IterationTimed, iteration=few, wall_us=few)
+    spans,
+    committed,
+    judged,
+    beats,
+    st.builds(ev.Dropped, count=few),
+    st.builds(ev.IterationTimed, iteration=few, wall_us=few, attempt=few),
 )
 notes = st.builds(ev.Note, text=st.text(max_size=3), by=st.just("ada"))
 entries = st.tuples(st.sampled_from(["r", "s"]), st.sampled_from(["w", "x"]), st.integers(0, 9), telemetry | notes)

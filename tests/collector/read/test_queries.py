@@ -182,7 +182,7 @@ def test_no_word_or_number_is_cut_on_a_terminal_of_80_columns(store: Store, monk
     narrow = call("select run, loss, iteration from iterations order by all limit 2", *where).stdout
     assert "row 1" not in narrow
     for view in ("runs", "devices", "verdicts", "iterations", "events"):
-        query = f"select * from {view} where run = 'a' limit 3"
+        query = f"select * from {view} where run = 'a' order by all limit 3"
         result = call(query, *where)
         assert result.exit_code == 0, result.stderr
         shown = result.stdout
