@@ -96,11 +96,14 @@ def outcome_of(
     if wrong:
         more = [f"{len(wrong) - 1} more verdict{'s' * (len(wrong) > 2)}"] if len(wrong) > 1 else []
         return Outcome(outcome="wrong", smallest_slowdown=smallest, why="; ".join([wrong[0], *more, *stated]))
-    blind = [] if smallest is not None and smallest <= MOST_SLOWDOWN else [decisive.why or f"only {seen(decisive)}"]
+    bounds = [decisive.why] if decisive.why else []
+    if smallest is None:
+        blind = [decisive.why or "nothing in the log can be judged"]
+    else:
+        blind = [f"only {seen(decisive)}", *bounds] if smallest > MOST_SLOWDOWN else []
     too_much = unexplained is not None and unexplained.too_much
     if missing := [*gaps, *blind, *(stated if too_much else [])]:
         return Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why="; ".join(missing))
-    bounds = [decisive.why] if decisive.why else []
     return Outcome(outcome="well", smallest_slowdown=smallest, why="; ".join([seen(decisive), *bounds, *stated]))
 
 

@@ -65,6 +65,7 @@ def test_well_is_stated_with_what_would_have_been_seen(sights: list[Sight], smal
         ([SEES, BLIND], (), None, "3 iterations are too few"),
         ([OF_THE_JOB, BLIND], (), None, "3 iterations are too few"),
         ([Sight(scope="device", smallest_slowdown=3.0)], (), None, "only a lasting slowdown of any device by 200 % or more"),
+        ([Sight(scope="device", smallest_slowdown=3.0, why="and of a replica")], (), None, "only a lasting slowdown"),
         ([SEES], ("59 iterations are not in the log",), None, "59 iterations are not in the log"),
         ([SEES], (), MOSTLY_UNEXPLAINED, "no cause explains 80 % of the time lost, 30.0 % of all time"),
     ],
