@@ -31,6 +31,8 @@ WIDTH = 2_000
 MOVES = 1_000_000
 FIRST_STEP = 0.002
 EXACT = 1e-9
+BETTER = 1e-8
+"""Less than `EXACT` could tell apart from the best known is no better: what only reaches that again must not be found."""
 
 Kind = tuple[float, int]
 """Rate and degree of a group."""
@@ -72,20 +74,17 @@ class TemplateSearch:
         best = (self.objective(even), even)
         highest = 2.0 * self._micro_batches * self._n_layers * max([1.0, *(rate for rate, _ in merged)])
         step = FIRST_STEP
-        while lowest < min(best[0], highest) * (1 - EXACT):
+        while lowest < min(best[0], highest) * (1 - BETTER):
             near = min(best[0], highest)
             if best[0] < lowest * (1 + FIRST_STEP):
-                target = best[0] * (1 - EXACT)
+                target = best[0] * (1 - BETTER)
             else:
                 target = min(lowest * (1 + step), (lowest + near) / 2 if np.isfinite(best[0]) else near)
             found = self._reached(contents, merged, target)
             if found is None:
                 lowest, step = target, step * 2
                 continue
-            objective = self.objective(found)
-            if not objective < best[0]:  # rates that were merged: no better than what is known
-                break
-            best, step = (objective, found), FIRST_STEP
+            best, step = (self.objective(found), found), FIRST_STEP
         return best if np.isfinite(best[0]) else None
 
     def objective(self, template: Template) -> float:

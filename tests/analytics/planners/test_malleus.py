@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.malleus_templates import enumerated
 
@@ -98,6 +98,7 @@ def template_problem(random):
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**9))
+@example(542)  # a template that only reaches the best known again hid a better one
 def test_the_search_is_as_good_as_every_template_tried(seed):
     kinds, problem = template_problem(np.random.default_rng(seed))
     search = TemplateSearch(kinds, WHOLE, **problem)
