@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -31,6 +31,7 @@ class _Gauge(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
+_LOOK_S = 0.2
 _LAST_JUDGED = "(select max(iteration) from judged where run = $run)"
 _GAUGES = (
     _Gauge(
@@ -131,8 +132,15 @@ def write(reader: Reader, run: str, path: Path) -> str:
 def serve(reader: Reader, run: str, port: int, ready: Callable[[int], None]) -> None:
     """Answer scrapes on loopback until interrupted; `ready` gets the port (0 chooses a free one). Raises `OSError`."""
     with make_server("127.0.0.1", port, make_wsgi_app(registry(reader, run)), WSGIServer, _Quiet) as server:
-        ready(server.server_port)
-        server.serve_forever()
+        # In a thread of its own: wsgiref takes whatever is raised in a request for the application's fault, a Ctrl-C too.
+        answering = Thread(target=server.serve_forever, name="scrapes", daemon=True)
+        answering.start()
+        try:
+            ready(server.server_port)
+            while answering.is_alive():  # a signal that another thread was given does not end a wait of this one
+                answering.join(_LOOK_S)
+        finally:
+            server.shutdown()
 
 
 class _Quiet(WSGIRequestHandler):

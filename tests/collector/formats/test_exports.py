@@ -167,6 +167,34 @@ def test_the_endpoint_answers_scrapes_on_loopback(run: Run) -> None:
             server.kill()
 
 
+INTERRUPTED = """
+import os, signal, sys
+from unskew.collector.formats.exporters import prometheus
+from unskew.collector.paths import Store
+from unskew.commands.log.export import answer_scrapes
+made = prometheus.RunCollector.collect
+def interrupted(self):
+    os.kill(os.getpid(), signal.SIGINT)
+    yield from made(self)
+prometheus.RunCollector.collect = interrupted
+answer_scrapes(Store.locate(sys.argv[1]), sys.argv[2], 0)
+"""
+
+
+def test_the_endpoint_ends_where_ctrl_c_comes_during_a_scrape(run: Run) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, str(run.store.root), run.id]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = re.search(r"http://127\.0\.0\.1:\d+/metrics", server.stdout.readline())
+            assert address
+            with urllib.request.urlopen(address[0], timeout=30) as answer:
+                assert samples(answer.read().decode())["unskew_iterations", ()] == 6
+            assert server.wait(30) == 0
+        finally:
+            server.kill()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
