@@ -56,7 +56,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kinds(self) -> frozenset[str]:
-        return frozenset(self.operations["kind"].unique().to_list())
+        """What was recorded: pauses that never take any time only fill a place that their format asks for."""
+        filler = pl.col("kind").is_in(list(PAUSES)) & (pl.col("wall_us").max().over("kind") <= 0)
+        return frozenset(self.operations.filter(~filler)["kind"].unique().to_list())
 
     @property
     def has_chunks(self) -> bool:
