@@ -279,9 +279,11 @@ class GpuState(Telemetry, frozen=True, kw_only=True, tag="gpu_state@1"):
 
 
 class Dropped(Telemetry, frozen=True, kw_only=True, tag="dropped@1"):
-    """A writer's buffer was full: `count` events were discarded before this one."""
+    """A writer's buffer was full: `count` events were discarded before this one, of each of `types` (tags without their
+    versions) so many; a line of an older version does not say of which."""
 
     count: int
+    types: dict[str, int] = {}
 
 
 # --- control: the run ------------------------------------------------------------------------------------------------

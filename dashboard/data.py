@@ -19,7 +19,8 @@ import streamlit as st
 from unskew.analytics.core.outcome import Outcome, outcome_of_run
 from unskew.analytics.core.run_state import LoggedControl, RunState, fold
 from unskew.analytics.core.workload import Work, work_of
-from unskew.collector.events import CONTROL, Control, tag_of
+from unskew.collector.events import CONTROL, Control, Event, tag_of
+from unskew.collector.files.tail import decode_event
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import Reader, open_store
 from unskew.collector.service.process import trouble
@@ -46,8 +47,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """What the page shows at one moment; a paused page keeps one.
 
     `log`: the control events; `state`: what they add up to. `iterations` has the columns of `IterationRow`; `judged` has
-    iteration, rank, measured_us, predicted_us of the last ones.
-    `n_dropped` events were discarded by full buffers or a full disk; `problems`: what the collector found wrong in this log.
+    iteration, rank, measured_us, predicted_us of the last ones. `problems`: what the collector found wrong in this log.
     `age_s` is the wall time since the last event, of a run that is over since its end; `controlled`: a living
     controller holds the run.
     """
@@ -59,7 +59,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     state: RunState
     iterations: pl.DataFrame
     judged: pl.DataFrame
-    n_dropped: int = 0
     problems: tuple[str, ...] = ()
 
     @property
@@ -118,11 +117,10 @@ def snapshot(run: str) -> Snapshot:
     return Snapshot(
         run=run,
         age_s=max(0.0, time.time() - last_us / 1e6) if last_us is not None else 0.0,
-        n_dropped=int(n_dropped),
         problems=tuple(problem for problem in problems() if problem.startswith((f"run {run}: ", "the collector"))),
         controlled=controlled(run),
         log=_control(run),
-        state=state(run),
+        state=reduce(fold, _dropped(run) if n_dropped else (), state(run)),
         iterations=sql(
             "select iteration, plan_version, loss, tokens, iteration_us as measured_us, predicted_us from iterations "
             "where run = ? order by iteration",
@@ -202,6 +200,16 @@ def history() -> pl.DataFrame:
 def state(run: str) -> RunState:
     """What the run's control events add up to."""
     return reduce(lambda state, entry: fold(state, entry.event, entry.at_us), _control(run), RunState())
+
+
+def _dropped(run: str) -> list[Event]:
+    """What its writers had to drop."""
+    rows = sql(
+        "select payload::varchar as line from events where run = ? and type like 'dropped@%' order by writer, seq",
+        [run],
+        refresh=False,
+    )
+    return [event for line in rows["line"] if (event := decode_event(line.encode())) is not None]
 
 
 @st.cache_data(ttl=1, show_spinner=False, max_entries=8)

@@ -9,6 +9,7 @@ from itertools import zip_longest
 import streamlit as st
 
 from unskew.collector.events import DEVICE_NAMES
+from unskew.collector.log_gap import dropped_sentence
 from unskew.dashboard import data
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.panels import (
@@ -136,8 +137,8 @@ def _status(snapshot: Snapshot) -> None:
                 else f"{DEVICE_NAMES.get(started.device_kind, started.device)} device"
             )
             chips += chip(f"{device}, {count(started.ranks, 'rank')}" if started.ranks else str(device))
-        if snapshot.n_dropped:
-            chips += chip(f"{count(snapshot.n_dropped, 'event')} dropped: a buffer or the disk was full", "bad")
+        if snapshot.state.dropped:
+            chips += chip(dropped_sentence(snapshot.state.dropped), "bad")
         if snapshot.problems:
             chips += chip(f"{count(len(snapshot.problems), 'problem')} in the log: {snapshot.problems[0]}", "bad")
         st.html(f'<div class="u-chips">{chips}</div>', width="content")

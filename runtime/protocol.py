@@ -175,6 +175,13 @@ class RankFinished(Message, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class NodeFinished(Message, frozen=True, kw_only=True):
+    """From an agent, its last word: so many of its own events (heartbeats) the disk has not taken, and why."""
+
+    unwritten: int
+    problem: str = ""
+
+
 class Stop(Message, frozen=True, kw_only=True):
     """To agent and ranks: hand over your events and end."""
 
@@ -203,8 +210,8 @@ class RankStatuses(Message, frozen=True, kw_only=True):
 
 AnyMessage = (
     Hello | Prepare | Ready | Start | Stop | Kill | RankForked | RankExited | PlanRecord
-    | PlanEntered | FaultAnnounced | CommunicationBroken | RankFailed | RankFinished | RankStatuses | MeasureStandby
-    | StandbyProduct
+    | PlanEntered | FaultAnnounced | CommunicationBroken | RankFailed | RankFinished | NodeFinished | RankStatuses
+    | MeasureStandby | StandbyProduct
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)

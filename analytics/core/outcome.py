@@ -7,13 +7,14 @@ is explained, is a run without a verdict called well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from unskew.analytics.core.run_state import RunState
 from unskew.collector.events import Diagnosed, Verdict
+from unskew.collector.log_gap import dropped_sentence
 
 Scope = Literal["device", "replica", "job"]
 OutcomeWord = Literal["wrong", "well", "cannot_be_judged"]
@@ -85,17 +86,19 @@ def outcome_of(
     *,
     failure: str = "",
     gaps: Sequence[str] = (),
+    dropped: Mapping[str, int] = {},
     unexplained: UnexplainedTime | None = None,
 ) -> Outcome:
     """The outcome of a run. `failure`: how it ended, where that alone is wrong; `gaps`: what its log lacks for a judgement, a
-    sentence each."""
+    sentence each; `dropped`: type -> events it lacks, which is stated whatever the outcome."""
     decisive = closest(sights)
     smallest = decisive.smallest_slowdown
     stated = [unexplained.words] if unexplained is not None and unexplained.of_measured >= LEAST_STATED_SHARE else []
+    lacking = [dropped_sentence(dropped)] if dropped else []
     wrong = [verdict.sentence.removesuffix(".") for verdict in verdicts] or ([failure] if failure else [])
     if wrong:
         more = [f"{len(wrong) - 1} more verdict{'s' * (len(wrong) > 2)}"] if len(wrong) > 1 else []
-        return Outcome(outcome="wrong", smallest_slowdown=smallest, why="; ".join([wrong[0], *more, *stated]))
+        return Outcome(outcome="wrong", smallest_slowdown=smallest, why="; ".join([wrong[0], *more, *stated, *lacking]))
     bounds = [decisive.why] if decisive.why else []
     if smallest is None:
         blind = [decisive.why or "nothing in the log can be judged"]
@@ -103,8 +106,8 @@ def outcome_of(
         blind = [f"only {seen(decisive)}", *bounds] if smallest > MOST_SLOWDOWN else []
     too_much = unexplained is not None and unexplained.too_much
     if missing := [*gaps, *blind, *(stated if too_much else [])]:
-        return Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why="; ".join(missing))
-    return Outcome(outcome="well", smallest_slowdown=smallest, why="; ".join([seen(decisive), *bounds, *stated]))
+        return Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why="; ".join([*missing, *lacking]))
+    return Outcome(outcome="well", smallest_slowdown=smallest, why="; ".join([seen(decisive), *bounds, *stated, *lacking]))
 
 
 def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
@@ -118,7 +121,7 @@ def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
         gaps.append("the run ended without a word of how")
     failure = f"the run failed: {over.reason or 'no reason given'}" if over is not None and over.status == "failed" else ""
     newest_first = [judged.verdict for judged in reversed(state.open_verdicts)]
-    return outcome_of(newest_first, [_live_sight(state)], failure=failure, gaps=gaps)
+    return outcome_of(newest_first, [_live_sight(state)], failure=failure, gaps=gaps, dropped=state.dropped)
 
 
 def _diagnosed(found: Diagnosed) -> Outcome:

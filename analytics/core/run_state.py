@@ -13,7 +13,7 @@ import msgspec
 
 from unskew.analytics.core.plan import Plan, Role
 from unskew.collector import events as ev
-from unskew.collector.log_gap import log_gap
+from unskew.collector.log_gap import log_gap, with_dropped
 
 ProposalStatus = Literal["open", "approved", "rejected", "expired", "applied", "failed", "scored"]
 _DECIDED: dict[type, ProposalStatus] = {
@@ -96,6 +96,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Verdicts by number, proposals by name, scores by the plan's version, all else in the order of the log.
 
     `lost`: the last loss of each rank that neither joined again nor got a role in a plan since; `rejoined`: those that did.
+    `dropped`: type -> how many of its events the log lacks because a buffer was full.
     """
 
     started: ev.RunStarted | None = None
@@ -111,6 +112,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     scores: dict[int, ev.PlanScored] = {}
     limit: ev.DetectionLimit | None = None
     diagnosed: ev.Diagnosed | None = None
+    dropped: dict[str, int] = {}
 
     @property
     def plan(self) -> AppliedPlan | None:
@@ -171,13 +173,13 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fold(state: RunState, event: ev.Event | None, at_us: int = 0) -> RunState:
-    """The state after one more event of the run's log; each stream in its own order. Telemetry leaves it as it is.
+    """The state after one more event of the run's log; each stream in its own order. Of telemetry only what was dropped counts.
 
     >>> fold(RunState(), ev.ModeChanged(mode="auto", by="ann")).mode
     'auto'
     """
     if not isinstance(event, ev.Control):
-        return state
+        return _changed(state, dropped=with_dropped(state.dropped, event)) if isinstance(event, ev.Dropped) else state
     match event:
         case ev.RunStarted():
             state = _changed(state, started=event, mode=event.mode)

@@ -125,6 +125,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         sights,
         failure=f"the run failed: {log.end_reason or 'no reason given'}" if log.end == "failed" else "",
         gaps=_gaps(log, seen),
+        dropped=log.dropped,
         unexplained=_unexplained(lost_s, whole_s),
     )
     return Diagnosis(

@@ -25,7 +25,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     wall_us, where a source times them rank by rank. `flights`, `flight_groups`: entries of flight recorders. `regrouped_s`:
     plan version -> seconds from the detection until all survivors held groups again. `classes`: device class -> its ranks.
     `end`: by its own last word; without one "running" where a controller holds it, else "lost".
-    `gap`: what the log lacks by that word, "" = nothing.
+    `gap`: what the log lacks by that word, "" = nothing; `dropped`: type -> events that full buffers dropped.
     """
 
     run: str
@@ -47,6 +47,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     end: End = "done"
     end_reason: str = ""
     gap: str = ""
+    dropped: dict[str, int] = {}
 
     @property
     def imported(self) -> bool:

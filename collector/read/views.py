@@ -173,8 +173,10 @@ VIEWS: dict[str, str] = {
                     when runs.status = 'incomplete' then 'cannot_be_judged'
                     when sight.smallest_slowdown <= 2 then 'well' else 'cannot_be_judged' end as outcome,
                 if(diagnosed.run is not null, diagnosed.smallest_slowdown, sight.smallest_slowdown) as smallest_slowdown,
-                coalesce(nullif(diagnosed.why, ''), wrong.sentence, if(runs.status = 'incomplete', runs.reason, null),
-                    nullif(sight.why, ''), runs.reason, '') as why
+                coalesce(nullif(diagnosed.why, ''),
+                    concat_ws('; ', coalesce(wrong.sentence, if(runs.status = 'incomplete', runs.reason, null),
+                        nullif(sight.why, ''), nullif(runs.reason, '')),
+                        if(runs.n_dropped > 0, runs.n_dropped || ' events were dropped unwritten', null))) as why
             from runs left join diagnosed using (run) left join wrong using (run) left join sight using (run))
         select run, outcome, if(outcome = 'cannot_be_judged', null, smallest_slowdown) as smallest_slowdown, why from found""",
     "detection": """

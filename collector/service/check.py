@@ -2,8 +2,8 @@
 
 * sealed and published files: their sha256 against the manifest's; the manifest against its own checksum;
 * spool files: the checksum of each flush; what a kill tore off is not a fault;
-* the log: every seq of a writer once, every version of a control stream once, from 1 on; of a run that is over, what its last
-  words say to be missing;
+* the log: every seq of a writer once, every version of a control stream once, from 1 on; what
+  full buffers dropped, and of a run that is over what its last words say to be missing;
 * store.duckdb: its rows against the spool lines they were taken from;
 * projections: what is published against what the sealed files give.
 
@@ -15,6 +15,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator
+from functools import reduce
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +25,18 @@ import duckdb
 import msgspec
 
 from unskew.collector import projections
-from unskew.collector.events import RunFinished, RunStarted, tag_of
+from unskew.collector.events import Dropped, RunFinished, RunStarted, tag_of
 from unskew.collector.files import rows
 from unskew.collector.files.manifest import Manifest, load, publish
 from unskew.collector.files.segment import final_size, first_seq, is_torn, segment_name, segment_names, unpack
 from unskew.collector.files.tail import Damage, SpoolLines, Tail, decode_event
-from unskew.collector.log_gap import log_gap
+from unskew.collector.log_gap import dropped_sentence, log_gap, with_dropped
 from unskew.collector.paths import Store
 from unskew.collector.service.ingest import working_database
 from unskew.collector.service.sealing import sweep, unlisted
 from unskew.collector.service.snapshot import write_snapshot
 
+_DROPPED = tag_of(Dropped).partition("@")[0]
 _HELD = ", ".join(f'"{name}"' for name in rows.COLUMNS if name != "pos")
 _DIGEST = f"select run, writer, segment, count(*), sum(hash({_HELD})::hugeint)::varchar from hot group by all"
 
@@ -137,6 +141,9 @@ def _log(store: Store, manifest: Manifest) -> tuple[int, list[str]]:
             "select run, max(payload) filter (type = $1), max(payload) filter (type = $2) from whole group by run order by run",
             params=[tag_of(RunStarted), tag_of(RunFinished)],
         ).fetchall()
+        dropped = database.execute(
+            "select run, payload from whole where type like ? order by run, writer, seq", [f"{_DROPPED}@%"]
+        ).fetchall()
         streams = database.sql(
             "select run, stream, count(*), count(distinct version), max(version) from whole where stream is not null "
             "group by all order by all"
@@ -157,6 +164,9 @@ def _log(store: Store, manifest: Manifest) -> tuple[int, list[str]]:
         if not n == one_each == due
     ]
     found += [f"run {run}: {gap}" for run, *words in ends if (gap := log_gap(*map(_decoded, words)))]
+    for run, lines in groupby(dropped, key=itemgetter(0)):
+        lost: dict[str, int] = reduce(with_dropped, (_decoded(payload) for _, payload in lines), {})
+        found.append(f"run {run}: {dropped_sentence(lost)}")
     return sum(n for _, _, n, _, _ in writers), found
 
 

@@ -1,18 +1,19 @@
 """Handing telemetry to the log from a training loop: append to a list, a helper thread encodes and writes.
 
 Cost in the loop: one clock read and one list append. The loop never waits for the disk: when the disk stalls the buffer fills
-up to `capacity`, further events are counted, and a `Dropped` with the count is written once the disk takes lines again.
+up to `capacity`, further events are counted by type, and a `Dropped` with the counts is written once the disk takes lines
+again.
 Needs only msgspec, because ranks import it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from time import time_ns
 from typing import TypeVar
 
-from unskew.collector.events import Dropped, Telemetry
+from unskew.collector.events import Dropped, Telemetry, tag_of
 from unskew.collector.files.segment import SpoolSegment, flush, segment_names, telemetry_line
 from unskew.collector.paths import Store, StoreError, checked_name, make_folder
 from unskew.collector.write.control_stream import ControlStream, VersionConflict
@@ -57,7 +58,7 @@ class SpoolWriter:
         self._flush_s = flush_s
         self._buffer: list[tuple[int, Telemetry]] = []
         self._receipts: list[_Receipt] = []
-        self._dropped = 0
+        self._dropped: Counter[str] = Counter()
         self._dropped_lock = threading.Lock()
         self.problem = ""
         """Why the disk did not take the last flush, as the system says it; "" when it did."""
@@ -79,7 +80,7 @@ class SpoolWriter:
         if len(self._buffer) < self._capacity:
             self._buffer.append((time_ns(), event))
         else:
-            self._drop()
+            self._drop(event)
 
     def flush_soon(self) -> None:
         """Have what was appended so far written now rather than within `flush_s`; waits for nothing."""
@@ -98,7 +99,8 @@ class SpoolWriter:
     @property
     def unwritten(self) -> int:
         """How many events were appended that are not with the kernel, those dropped since it took the last flush among them."""
-        return len(self._buffer) + self._next_seq - self._written_seq + self._dropped
+        with self._dropped_lock:
+            return len(self._buffer) + self._next_seq - self._written_seq + self._dropped.total()
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """Write what is left and stop; False when the disk did not take all of it, or took longer than `timeout_s`."""
@@ -107,9 +109,9 @@ class SpoolWriter:
         self._thread.join(timeout_s)
         return not self._thread.is_alive() and self._whole
 
-    def _drop(self) -> None:
+    def _drop(self, event: Telemetry) -> None:
         with self._dropped_lock:
-            self._dropped += 1
+            self._dropped[tag_of(type(event)).partition("@")[0]] += 1
 
     def _serve(self) -> None:
         while not self._closing:
@@ -160,10 +162,10 @@ class SpoolWriter:
         for start in range(0, len(batch), FLUSH_LINES):
             self._encode_flush(batch[start : start + FLUSH_LINES])
         with self._dropped_lock:
-            dropped, self._dropped = self._dropped, 0
+            dropped, self._dropped = self._dropped, Counter()
         if dropped:
             self._complete = False
-            self._encode_flush([(time_ns(), Dropped(count=dropped))])
+            self._encode_flush([(time_ns(), Dropped(count=dropped.total(), types=dict(dropped)))])
 
     def _encode_flush(self, batch: list[tuple[int, Telemetry]]) -> None:
         first, lines = self._next_seq, []
@@ -175,7 +177,7 @@ class SpoolWriter:
                 ValueError,
                 OverflowError,
             ):  # a value JSON cannot hold: one bad event must not end the log of the rest
-                self._drop()
+                self._drop(event)
             else:
                 self._next_seq += 1
         if lines:

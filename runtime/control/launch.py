@@ -111,6 +111,7 @@ class Session:
                     reports=membership.finished.values(),
                     logged=self.builder.losses,
                     last_logged=self.builder.last_logged,
+                    node=membership.last_word,
                     unwritten=telemetry.unwritten,
                 )
                 self.end = _log_end(control_log, self.end)

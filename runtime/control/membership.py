@@ -27,6 +27,7 @@ from unskew.runtime.protocol import (
     FaultAnnounced,
     Hello,
     Message,
+    NodeFinished,
     PlanEntered,
     RankExited,
     RankFinished,
@@ -38,6 +39,7 @@ _CONNECT_S = 60.0
 _ACCEPT_S = 0.2
 _HELLO_S = 2.0
 _STOP_S = 5.0
+_REAP_S = 0.5
 
 
 class AgentLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
@@ -79,6 +81,8 @@ class Membership:
         self.statuses: dict[int, RankLiveness] = {}
         self.finished: dict[int, RankFinished] = {}
         """Living ranks that have committed every iteration."""
+        self.last_word = NodeFinished(unwritten=0)
+        """The agent's, once it was asked to end."""
         self._iterations: dict[int, int] = {}
         self.longest_work_s = 0.0
         """The longest recent stretch of work of any rank that then moved on."""
@@ -129,17 +133,26 @@ class Membership:
         return messages
 
     def stop(self, farewell: Message) -> None:
-        """Let the agent end its ranks and itself; by force when it takes longer than 5 s."""
+        """Let the agent end its ranks and itself, and hear what it could not write; by force when it takes longer than 5 s."""
+        until = time.monotonic() + _STOP_S
         if self._agent is not None:
             with suppress(OSError):
                 self._agent.send(farewell)
+                self._hear_out(self._agent, until)
             self._agent.close()
         try:
-            self._process.wait(_STOP_S)
+            self._process.wait(max(until - time.monotonic(), _REAP_S))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _hear_out(self, agent: Channel, until: float) -> None:
+        """Until the agent has said its last word and is gone; that its ranks end now is no news."""
+        still_open = True
+        while still_open and select.select([agent], [], [], max(until - time.monotonic(), 0.0))[0]:
+            messages, still_open = agent.available()
+            self.last_word = next((message for message in messages if isinstance(message, NodeFinished)), self.last_word)
 
     def iteration_of(self, rank: int) -> int:
         """The iteration that a rank, living or dead, was last known to work on."""

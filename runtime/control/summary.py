@@ -8,7 +8,7 @@ import msgspec
 
 from unskew.analytics.core.outcome import Outcome, outcome_of_run
 from unskew.analytics.core.run_state import RunState, fold
-from unskew.collector.events import Dropped, IterationCommitted, Party, PlanApplied, PlanScored, RunFinished
+from unskew.collector.events import IterationCommitted, Party, PlanApplied, PlanScored, RunFinished
 from unskew.collector.files.tail import Entry
 from unskew.collector.log_gap import log_gap
 
@@ -48,12 +48,14 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """`written` = seen in the spools, `stored` = rows a reader of the store sees, `unwritten` = refused by the disk to the end;
+    """`written` = seen in the spools, `stored` = rows a reader of the store sees, `dropped` = lost by full buffers,
+    `unwritten` = refused by the disk to the end;
     `log_complete`: every iteration is there, and was when it was voted on."""
 
     written: int
     stored: int
     dropped: int
+    dropped_types: dict[str, int]
     unwritten: int
     log_complete: bool
 
@@ -111,7 +113,7 @@ class SummaryBuilder:
         self.last_logged: dict[int, int] = {}
         """The last iteration of each rank."""
         self._state = RunState()
-        self._written = self._dropped = 0
+        self._written = 0
 
     def take(self, entry: Entry) -> None:
         """One entry."""
@@ -120,8 +122,6 @@ class SummaryBuilder:
         if isinstance(event, IterationCommitted):
             self._commits[event.iteration] = _kept(self._commits.get(event.iteration), event)
             self.last_logged[event.rank] = max(event.iteration, self.last_logged.get(event.rank, -1))
-        elif isinstance(event, Dropped):
-            self._dropped += event.count
         else:
             self._state = fold(self._state, event)
 
@@ -147,9 +147,10 @@ class SummaryBuilder:
             events=EventCounts(
                 written=self._written,
                 stored=stored,
-                dropped=self._dropped,
+                dropped=sum(state.dropped.values()),
+                dropped_types=state.dropped,
                 unwritten=end.unwritten,
-                log_complete=all(commit.log_complete for commit in commits) and not self._dropped and self._is_whole(end),
+                log_complete=all(commit.log_complete for commit in commits) and not state.dropped and self._is_whole(end),
             ),
             outcome=outcome_of_run(state, controlled=True),
             verify=verify,

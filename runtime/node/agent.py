@@ -33,6 +33,7 @@ from unskew.runtime.protocol import (
     Kill,
     MeasureStandby,
     Message,
+    NodeFinished,
     PlanRecord,
     Prepare,
     RankExited,
@@ -220,6 +221,7 @@ class Agent:
             self._zygote_process.wait()
         if self._spool is not None:
             self._spool.close()
+            self._report(NodeFinished(unwritten=self._spool.unwritten, problem=self._spool.problem))
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

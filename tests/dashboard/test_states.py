@@ -231,12 +231,15 @@ def test_list_links_to_each_run_with_its_state(store: Store) -> None:
 def test_what_the_log_lacks_and_what_is_wrong_in_it_is_said_on_both_pages(store: Store) -> None:
     writer = runs.healthy(store, iterations=12)
     with hold_controller_lock(store, "healthy"):
-        writer.telemetry.append(Dropped(count=1234))
+        writer.telemetry.append(Dropped(count=1234, types={"span": 1200, "heartbeat": 34}))
+        writer.telemetry.append(Dropped(count=1))
         writer.close()
         publish(store, Manifest(number=1, problems=("run healthy: writer rank-0003.1 lacks 7 lines", "run other: no matter")))
         shown = text(page("healthy"))
         listed = text(page())
-    assert "1,234 events dropped: a buffer or the disk was full" in shown
+    dropped = "1,235 events were dropped unwritten (1,200 span, 34 heartbeat, 1 of unknown type)"
+    assert f'u-bad">{dropped}</span>' in shown
+    assert f"would have been named; {dropped}." in shown
     assert "1 problem in the log: run healthy: writer rank-0003.1 lacks 7 lines" in shown
     assert "run other: no matter" in listed
 

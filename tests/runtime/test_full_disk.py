@@ -25,9 +25,10 @@ from unskew.collector.service.check import check
 from unskew.collector.service.maintenance import maintaining
 from unskew.edge.load_run import load_run
 from unskew.runtime.control.ending import ending
-from unskew.runtime.protocol import RankFinished
+from unskew.runtime.protocol import NodeFinished, RankFinished
 
 pytestmark = [pytest.mark.limit(90), pytest.mark.alone]
+QUIET = NodeFinished(unwritten=0)
 _HARD = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 
 
@@ -54,6 +55,10 @@ class Disk:
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (most_bytes, _HARD))
             except ProcessLookupError:  # it was killed
                 continue
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def findings(run: Run) -> list[str]:
@@ -90,6 +95,24 @@ def test_a_disk_that_is_free_again_gets_every_line(tmp_path: Path) -> None:
     assert (run.summary.events.written, run.summary.events.dropped) == (run.summary.events.stored, 0)
     assert run.sql("select * from executed($run) where times != 1") == []
     assert findings(run) == []
+
+
+def test_heartbeats_that_the_disk_refused_are_counted(tmp_path: Path) -> None:
+    """They are the agent's own events: the ranks' logs are whole."""
+    disk = Disk(full_at=2)
+
+    def of_agent(run: Run, entry: Entry) -> None:
+        if isinstance(entry.event, DeviceJoined) and entry.event.rank == 0:
+            zygote = parent(entry.event.pid)
+            disk.pids = [parent(zygote)]
+        elif not isinstance(entry.event, DeviceJoined):
+            disk.watch(run, entry)
+
+    run = train(tmp_path, on_event=of_agent, iterations=60)
+    (finished,) = run.of(RunFinished)
+    assert (finished.status, finished.iterations, finished.committed) == ("incomplete", 60, 60)
+    assert finished.unwritten >= 4
+    assert finished.reason == f"{finished.unwritten} events could not be written (File too large)"
 
 
 @pytest.mark.parametrize("freed", [True, False])
@@ -173,10 +196,12 @@ def report(rank: int, committed: int, unwritten: int = 0) -> RankFinished:
 def test_done_is_what_the_log_of_every_living_rank_shows(
     reports: list[RankFinished], last_logged: dict[int, int], end: tuple[str, int, str]
 ) -> None:
-    end_of_run = ending("done", "", committed=10, reports=reports, logged=range(10), last_logged=last_logged, unwritten=0)
+    end_of_run = ending(
+        "done", "", committed=10, reports=reports, logged=range(10), last_logged=last_logged, node=QUIET, unwritten=0
+    )
     assert (end_of_run.status, end_of_run.unwritten, end_of_run.reason) == end
 
 
 def test_a_run_that_failed_says_how_far_it_was_trained() -> None:
-    end_of_run = ending("failed", "why", committed=8, reports=[], logged=range(5), last_logged={0: 4}, unwritten=0)
+    end_of_run = ending("failed", "why", committed=8, reports=[], logged=range(5), last_logged={0: 4}, node=QUIET, unwritten=0)
     assert (end_of_run.status, end_of_run.reason, end_of_run.iterations, end_of_run.committed) == ("failed", "why", 5, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from unskew.collector.events import (
     CollectiveRecorded,
     DeviceJoined,
     DeviceLost,
+    Dropped,
     Event,
     FaultInjected,
     GpuState,
@@ -33,7 +35,7 @@ from unskew.collector.events import (
 )
 from unskew.collector.files.tail import decode_event
 from unskew.collector.formats.importers import straggler_analysis
-from unskew.collector.log_gap import log_gap
+from unskew.collector.log_gap import log_gap, with_dropped
 from unskew.collector.read.reader import Reader
 from unskew.collector.write.commands import controller_alive
 
@@ -86,6 +88,7 @@ def load_run(reader: Reader, run: str) -> RunLog:
         end=_end(reader, run, finished),
         end_reason=finished.reason if finished else "",
         gap=log_gap(started[0] if started else None, finished),
+        dropped=reduce(with_dropped, _events(reader, run, Dropped), {}),
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from unskew.analytics.core.outcome import percent
 from unskew.collector import events as ev
+from unskew.collector.log_gap import dropped_sentence, with_dropped
 
 Tone = Literal["plain", "good", "bad", "ask", "quiet"]
 
@@ -216,7 +217,7 @@ def _worth(low: float, high: float) -> tuple[str, Tone]:
 
 @sentence_of.register
 def _(event: ev.Dropped) -> Sentence:
-    return Sentence("dropped", f"{event.count} telemetry events did not fit a buffer and are lost", "bad")
+    return Sentence("dropped", dropped_sentence(with_dropped({}, event)), "bad")
 
 
 @sentence_of.register

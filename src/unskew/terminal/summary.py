@@ -41,7 +41,9 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     facts += [("fault", f"rank {f.rank} {DONE.get(f.kind, f.kind)} iteration {f.at_iteration}") for f in summary.faults]
     facts += [("verdict", verdict.sentence) for verdict in summary.verdicts]
     facts.append(("outcome", summary.outcome.sentence))
-    counts = f"{events.written:,} written, {events.stored:,} stored, {events.dropped:,} dropped"
+    types = ", ".join(f"{n:,} {name or 'of unknown type'}" for name, n in events.dropped_types.items())
+    dropped = f"{events.dropped:,} dropped{f' ({types})' if types else ''}"
+    counts = f"{events.written:,} written, {events.stored:,} stored, {dropped}"
     facts.append(("events", f"{counts}, {_completeness(summary)}"))
     if summary.verify is not None:
         difference = summary.verify.max_abs_loss_difference

@@ -21,11 +21,13 @@ from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.model import from_spans
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.policies.registry import POLICIES
-from unskew.collector.events import Span
+from unskew.collector.events import Dropped, RunFinished, Span
 from unskew.collector.formats.exporters import straggler_analysis
-from unskew.collector.formats.registry import bring_in
+from unskew.collector.formats.registry import bring_in, take_out
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
+from unskew.collector.service.check import check
+from unskew.collector.service.maintenance import maintaining
 from unskew.collector.write.commands import hold_controller_lock
 from unskew.commands.afterwards.diagnose import shown
 from unskew.edge.load_run import load_run
@@ -185,3 +187,39 @@ def test_the_time_of_a_dead_device_is_lost_until_the_end(store: Store) -> None:
     assert len(without) == 40
     least = sum(one.measured_us for one in without) / 1e6
     assert diagnose(log).time_lost_s["dead"] >= least - 0.01
+
+
+def test_a_log_that_lacks_events_says_so_beside_whatever_is_said(store: Store) -> None:
+    """Of a run that is over, in the check, the diagnosis, and what the list and an alert are made of."""
+    for run in ("whole", "lacking"):
+        writer = runs.healthy(store, run)
+        if run == "lacking":
+            writer.telemetry.append(Dropped(count=30, types={"span": 20, "heartbeat": 10}))
+            writer.telemetry.append(Dropped(count=5, types={"span": 5}))
+        writer.control(RunFinished(status="done", iterations=60, committed=60))
+        writer.close()
+    with maintaining(store):
+        assert [one.sentence for one in check(store, mend=False).findings] == [
+            "run lacking: 35 events were dropped unwritten (25 span, 10 heartbeat)"
+        ]
+    assert diagnose(loaded(store, "lacking")).why.endswith("; 35 events were dropped unwritten (25 span, 10 heartbeat)")
+    assert "dropped" not in diagnose(loaded(store, "whole")).why
+    with open_store(store) as reader:
+        why = dict(reader.sql("select run, why from outcomes").iter_rows())
+    assert "dropped" not in why["whole"]
+    assert why["lacking"].endswith("35 events were dropped unwritten")
+
+
+def test_a_pause_of_no_length_was_not_looked_for(store: Store, tmp_path: Path) -> None:
+    """Our export writes one of garbage collection, as ByteDance's analyser asks for a row of it, into every step."""
+    writer = runs.healthy(store)
+    writer.close()
+    take_out(store, "straggler-analysis", "healthy", tmp_path / "t.parquet")
+    (brought,) = bring_in(store, "straggler-analysis", tmp_path / "t.parquet")
+    log = loaded(store, brought.run)
+    assert "gc" in log.trace.operations["kind"]
+    assert "gc_pause: no gc spans" in diagnose(log).abstained
+    one = pl.when(pl.col("optype").eq("gc") & pl.col("rank").eq(1)).then(0.002).otherwise("duration")
+    pl.read_parquet(tmp_path / "t.parquet").with_columns(duration=one).write_parquet(tmp_path / "u.parquet")
+    (brought,) = bring_in(store, "straggler-analysis", tmp_path / "u.parquet")
+    assert "gc_pause: no gc spans" not in diagnose(loaded(store, brought.run)).abstained

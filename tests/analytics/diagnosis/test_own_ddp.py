@@ -113,6 +113,7 @@ def test_neither_can_steps_timed_without_the_part_in_which_one_is_late(tmp_path:
 
 @pytest.mark.parametrize(("number", "slow"), [(1, {6}), (3, {6, 7, 8, 9})])
 def test_workers_that_wait_for_nobody_are_judged_by_their_step_times(tmp_path: Path, number: int, slow: set[int]) -> None:
+    """Of job 2, in which nobody is slow, the data set has no times: the file's name says 1-3, its rows are of jobs 1 and 3."""
     table = pl.read_parquet(dataset("alibaba-minibatch", "minibatch-jobs-1-3.parquet")).filter(pl.col("job") == number)
     steps = table.drop_nulls().select(pl.col("time").alias("step"), pl.col("worker").alias("rank"), seconds="batch_time_norm")
     steps.write_csv(tmp_path / "t.csv")

@@ -78,7 +78,9 @@ def test_a_stalled_disk_blocks_no_append_and_the_loss_is_counted(store: Store) -
         writer.append(span(2000))
         assert writer.close()
         lines = [line for line in reader.read().splitlines() if b'"seq"' in line]
-    dropped = [msgspec.json.decode(line, type=Dropped).count for line in lines if b"dropped@1" in line]
+    reports = [msgspec.json.decode(line, type=Dropped) for line in lines if b"dropped@1" in line]
+    dropped = [one.count for one in reports]
+    assert [one.types for one in reports] == [{"span": n} for n in dropped]
     assert sum(dropped) > 1500
     assert len(lines) - len(dropped) + sum(dropped) == 2001
 
@@ -94,7 +96,7 @@ def test_an_event_that_json_cannot_hold_costs_only_itself(store: Store, device: 
     assert writer.hand_over(5.0) is True
     writer.close()
     events = [entry.event for entry in Tail(store, "r").poll()]
-    assert events == [span(0), span(2), Dropped(count=1), span(3)]
+    assert events == [span(0), span(2), Dropped(count=1, types={"span": 1}), span(3)]
 
 
 def test_a_writer_name_is_used_once(store: Store) -> None:
