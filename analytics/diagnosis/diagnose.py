@@ -34,6 +34,7 @@ from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.replay import GraphError
 from unskew.analytics.diagnosis.trace.section import TraceSection, record, with_lengths, without_lengths
 from unskew.analytics.diagnosis.waiting import follow_waits, read_waits
+from unskew.analytics.health.liveness import Suspect
 from unskew.collector.events import COLLECTIVE_KINDS, Verdict
 
 NO_PLACES = (
@@ -289,9 +290,9 @@ def _next_number(verdicts: Sequence[Verdict]) -> int:
 
 def _lost(log: RunLog, number: int) -> tuple[Verdict, ...]:
     """The losses that the run itself saw, of a log that shows no chunks beside them."""
-    last = int(log.iterations["iteration"].max() or 0) if log.iterations.height else 0  # type: ignore[arg-type]  # of any dtype
     digest = options_for(log.device_kind).digest
-    return tuple(lost_verdict(number + i, *loss_of(log, lost, last), digest) for i, lost in enumerate(log.lost))
+    lost = [loss_of(log, event) for event in log.lost]
+    return tuple(lost_verdict(number + i, Suspect.of(one), one.iteration or 0, digest) for i, one in enumerate(lost))
 
 
 def _gaps(log: RunLog, seen: Observability) -> list[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 
 from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.outcome import Findings, Sight
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.analytics.detector.detector import Detector, sight_of
@@ -17,10 +19,19 @@ from unskew.analytics.detector.peer_groups import UnitRoles, equal_roles
 from unskew.analytics.detector.residuals import UnitTimes
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.section import TraceSection
-from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.loop.monitor import Monitor
-from unskew.analytics.predictor.retraining import IterationSample, Retraining
-from unskew.collector.events import DeviceLost, Verdict, VerdictClosed
+from unskew.analytics.loop.adaptation import Adaptation
+from unskew.analytics.loop.site import Site
+from unskew.analytics.predictor.retraining import IterationSample
+from unskew.analytics.replay.rehearsal import Rehearsal
+from unskew.collector.events import (
+    AdaptationStarted,
+    Control,
+    DeviceLost,
+    IterationJudged,
+    PlanApplied,
+    Verdict,
+    VerdictClosed,
+)
 
 TOO_SHORT = Sight(
     scope="device",
@@ -38,44 +49,65 @@ class FailSlowResult(msgspec.Struct, frozen=True):
     seen: tuple[IterationSample, ...] = ()
 
 
+class _Follower(Rehearsal):
+    """A rehearsal that keeps all samples, each with the speeds that are known of it by now."""
+
+    def __init__(self, log: RunLog) -> None:
+        super().__init__([_completed(log, event) for event in log.control], log.released, Adaptation.begin(_site(log)))
+        self.seen: dict[int, IterationSample] = {}
+
+    def observe(self, released: IterationTelemetry) -> IterationJudged:
+        judged = super().observe(released)
+        self.seen |= {one.committed.iteration: one for one in self.state.adaptation.monitor.retraining.seen}
+        return judged
+
+
 def follow_run(log: RunLog) -> FailSlowResult:
-    """One of our own runs again, iteration by iteration: predictors learned on the way, losses where the run saw them."""
-    monitor = Monitor(options=options_for(log.device_kind), retraining=Retraining(classes=log.classes))
-    verdicts: list[Verdict | VerdictClosed] = []
-    seen: list[IterationSample] = []
-    losses = sorted(log.lost, key=lambda lost: lost.watermark or 0)
-    plan_version = 0
-    for released in log.released:
-        committed = released.committed
-        monitor = monitor.reading(released.gpus)
-        while losses and (losses[0].watermark or 0) <= committed.iteration:
-            monitor, found = monitor.lost(*loss_of(log, losses.pop(0), committed.iteration))
-            verdicts += found
-        if committed.plan_version != plan_version:
-            plan_version = committed.plan_version
-            monitor = monitor.plan_changed(committed.iteration)
-        if committed.log_complete:
-            monitor, judged = monitor.judge(released, log.plans[committed.plan_version])
-            # Shared cores make iterations longer and not chunks, and nothing here knows of them: chunks alone show drift.
-            seen.append(msgspec.structs.replace(judged.sample, predicted_us=None))
-            monitor, _ = monitor.learn(seen[-1], judged.verdicts)
-            verdicts += judged.verdicts
-    last = log.released[-1].committed.iteration if log.released else 0
-    for lost in losses:
-        monitor, found = monitor.lost(*loss_of(log, lost, last))
-        verdicts += found
-    fitted = monitor.fitted
-    sight = sight_of(monitor.detector, monitor.options) if fitted else TOO_SHORT
-    return FailSlowResult(Findings(verdicts=settled(verdicts), sight=sight), fitted.model if fitted else None, tuple(seen))
+    """One of our own runs again by the controller's rules and today's thresholds: predictors learned on the way, losses, plans,
+    probes and measurements on standby where the run had them."""
+    follower = _Follower(log)
+    follower.run()
+    monitor = follower.state.adaptation.monitor
+    verdicts = settled(event for event in follower.made if isinstance(event, Verdict | VerdictClosed))
+    findings = Findings(verdicts=verdicts, sight=monitor.sight if monitor.fitted else TOO_SHORT)
+    return FailSlowResult(findings, monitor.fitted.model if monitor.fitted else None, tuple(follower.seen.values()))
 
 
-def loss_of(log: RunLog, lost: DeviceLost, iteration: int) -> tuple[Suspect, int]:
-    """As the run saw it; in logs of old versions, which do not record it, `iteration` and all that had a role beside it
-    count."""
-    with_it = [plan for plan in log.plans.values() if lost.rank in plan.ranks]
-    others = tuple(rank for rank in with_it[-1].ranks if rank != lost.rank) if with_it else ()
-    suspect = Suspect(rank=lost.rank, how=lost.how, detail=lost.detail, victims=lost.victims or others)
-    return suspect, iteration if lost.iteration is None else lost.iteration
+def _site(log: RunLog) -> Site:
+    """The place, without what a change of plan costs: none is sought."""
+    started = next((event.site for event in log.control if isinstance(event, AdaptationStarted)), {})
+    return Site(
+        origin=log.plans[min(log.plans)],
+        iterations=len(log.released),
+        shared_cores=started.get("shared_cores"),
+        detector=options_for(log.device_kind),
+        classes=log.classes,
+    )
+
+
+def _completed(log: RunLog, event: Control) -> Control:
+    """The event with what old versions did not record of it: when it came, of a loss also who waited."""
+    match event:
+        case PlanApplied(watermark=None):
+            return msgspec.structs.replace(event, watermark=event.iteration)
+        case DeviceLost():
+            return loss_of(log, event)
+        case _:
+            return event
+
+
+def loss_of(log: RunLog, lost: DeviceLost) -> DeviceLost:
+    """As the run saw it. Old versions recorded neither when nor who waited: then it was before the first iteration that went on
+    without the rank, at the end where none did, and all that had a role beside it waited."""
+    if lost.iteration is not None:
+        return lost
+    under = [(one.committed.iteration, log.plans[one.committed.plan_version].ranks) for one in log.released]
+    last = under[-1][0] if under else int(log.iterations["iteration"].max() or 0)  # type: ignore[arg-type]  # of any dtype
+    without = (now for (_, before), (now, after) in pairwise(under) if lost.rank in before and lost.rank not in after)
+    gone = next(without, last + 1)
+    with_it = [plan.ranks for plan in log.plans.values() if lost.rank in plan.ranks]
+    others = tuple(rank for rank in with_it[-1] if rank != lost.rank) if with_it else ()
+    return msgspec.structs.replace(lost, watermark=gone, iteration=min(gone, last), victims=lost.victims or others)
 
 
 def follow_section(section: TraceSection, options: DetectorOptions) -> Findings:

@@ -10,7 +10,7 @@ import polars as pl
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.trace.model import Trace
-from unskew.collector.events import CollectiveRecorded, DeviceKind, DeviceLost, FaultInjected, GroupRecorded
+from unskew.collector.events import CollectiveRecorded, Control, DeviceJoined, DeviceKind, DeviceLost, GroupRecorded, Regrouped
 
 End = Literal["running", "done", "failed", "stopped", "incomplete", "lost"]
 
@@ -19,11 +19,11 @@ NO_STEPS = pl.DataFrame(schema=dict.fromkeys(("iteration", "rank", "start_us", "
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     """One run. `trace`: its operations, of the attempts that counted. `released`: committed iterations with the lengths of
-    their micro-batches, in order, each under `plans[its plan_version]` (our own runs only).
+    their micro-batches, in order, each under `plans[its plan_version]` (our own runs only). `control`: what befell the run and
+    what was decided, in order.
 
     `iterations`: iteration, iteration_us (all iterations whose time is known, in order). `steps`: iteration, rank, start_us,
-    wall_us, where a source times them rank by rank. `flights`, `flight_groups`: entries of flight recorders. `regrouped_s`:
-    plan version -> seconds from the detection until all survivors held groups again. `classes`: device class -> its ranks.
+    wall_us, where a source times them rank by rank. `flights`, `flight_groups`: entries of flight recorders.
     `end`: by its own last word; without one "running" where a controller holds it, else "lost".
     `gap`: what the log lacks by that word, "" = nothing; `dropped`: type -> events that full buffers dropped.
     """
@@ -38,12 +38,9 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     steps: pl.DataFrame = NO_STEPS
     plans: dict[int, Plan] = {}
     released: tuple[IterationTelemetry, ...] = ()
-    lost: tuple[DeviceLost, ...] = ()
-    regrouped_s: dict[int, float] = {}
-    faults: tuple[FaultInjected, ...] = ()
+    control: tuple[Control, ...] = ()
     flights: tuple[CollectiveRecorded, ...] = ()
     flight_groups: tuple[GroupRecorded, ...] = ()
-    classes: dict[str, tuple[int, ...]] = {}
     end: End = "done"
     end_reason: str = ""
     gap: str = ""
@@ -52,3 +49,20 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def imported(self) -> bool:
         return self.clock == "imported"
+
+    @property
+    def lost(self) -> tuple[DeviceLost, ...]:
+        return tuple(event for event in self.control if isinstance(event, DeviceLost))
+
+    @property
+    def regrouped_s(self) -> dict[int, float]:
+        """Plan version -> seconds from the detection until all survivors held groups again."""
+        return {event.plan_version: event.seconds for event in self.control if isinstance(event, Regrouped)}
+
+    @property
+    def classes(self) -> dict[str, tuple[int, ...]]:
+        """Device class -> its ranks."""
+        joined = [event for event in self.control if isinstance(event, DeviceJoined)]
+        of_rank = {event.rank: event.device_class for event in joined if event.device_class}
+        names = sorted({*of_rank.values()})
+        return {name: tuple(sorted(rank for rank, own in of_rank.items() if own == name)) for name in names}

@@ -17,6 +17,8 @@ from typing import Literal
 
 import msgspec
 
+from unskew.collector.events import DeviceLost
+
 Activity = Literal["compute", "recv", "send", "collective", "commit", "regroup", "idle", "standby"]
 WAITING = frozenset({"recv", "send", "collective", "commit", "regroup"})
 STOPPED = "T"
@@ -91,6 +93,11 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     how: Literal["exit", "hung", "frozen"]
     detail: str
     victims: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(lost: DeviceLost) -> Suspect:
+        """As a logged loss has it."""
+        return Suspect(rank=lost.rank, how=lost.how, detail=lost.detail, victims=lost.victims)
 
 
 def decide(now_s: float, table: Mapping[int, RankLiveness], options: LivenessOptions) -> tuple[tuple[Suspect, ...], str]:

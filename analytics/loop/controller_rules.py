@@ -133,9 +133,8 @@ def committed(state: ControllerState, released: IterationTelemetry) -> Outcome:
 def lost(state: ControllerState, event: DeviceLost) -> Outcome:
     """A rank's process has ended: name it, then reroute its work; on standby it had none."""
     rank, iteration, why = event.rank, event.iteration or 0, f"rank {event.rank} was lost"
-    suspect = Suspect(rank=rank, how=event.how, detail=event.detail, victims=event.victims)
     involved = rank in state.plans.involved
-    adaptation, found = state.adaptation.lost(suspect, iteration)
+    adaptation, found = state.adaptation.lost(Suspect.of(event), iteration)
     state = msgspec.structs.replace(state, adaptation=adaptation)
     given_up = state.plans.give_up(why) if involved else []
     state, decisions = _log(state, event, *found, *state.queue.expire(why), *given_up)

@@ -19,12 +19,11 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     readings: dict[int, tuple[StandbyReading, ...]] = {}
 
     def probed(self, spans: Sequence[Span]) -> tuple[Measurements, ProbeResult | None]:
-        """What was probed before an iteration; the first probe, when the run began, is what later ones are compared with."""
-        if not spans:
-            return self, None
-        if not self.references:
+        """What was probed before an iteration; the probe of the first, when the run began, is what later ones are compared
+        with. Of a log that begins later none of them says anything."""
+        if spans and spans[0].iteration == 0:
             return msgspec.structs.replace(self, references=references(spans)), None
-        return self, measured(spans, self.references)
+        return self, measured(spans, self.references) if spans and self.references else None
 
     def probe(
         self, iteration: int, suspected_ranks: Mapping[int, float], n_ranks: int, options: ProbeOptions
@@ -36,11 +35,12 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         return (self, None, "") if probe is None else (msgspec.structs.replace(self, probed_at=iteration), probe, reason)
 
     def on_standby(self, product: StandbyMeasured) -> tuple[Measurements, StandbyMeasured]:
-        """A rank that executes nothing has multiplied its matrix; with its slowdown, where there is a reference."""
+        """A rank that executes nothing has multiplied its matrix; with its slowdown, which a log that begins later than the run
+        still has."""
         reference = self.references.get(product.rank)
-        if not reference:
-            return self, msgspec.structs.replace(product, slowdown=None)
-        slowdown = product.product_us / reference
+        slowdown = product.product_us / reference if reference else product.slowdown
+        if slowdown is None:
+            return self, product
         readings = (*self.readings.get(product.rank, ()), StandbyReading(product.iteration, slowdown))
         after = msgspec.structs.replace(self, readings={**self.readings, product.rank: readings})
         return after, msgspec.structs.replace(product, slowdown=round(slowdown, 4))

@@ -24,9 +24,10 @@ class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """What the Scheduler must know of the place, beyond what the log tells (see `SchedulerState`).
+    """What must be known of the place, beyond what the log tells (see `SchedulerState`).
 
-    `bytes_per_us`, `regroup_us`: what a change of plan costs until the run has measured its own. `shared_cores`: ranks
+    `layer_bytes`, `bytes_per_us`, `regroup_us`: what a change of plan costs until the run has measured its own. Where no sizes
+    of layers are stated no plan is to be changed, and the Scheduler is not asked. `shared_cores`: ranks
     outnumber these cores of a real device, None elsewhere. Then an iteration takes at least all its CPU time over the
     cores, and no gain of a plan is claimed. `truth_known`: every slowness is injected (emulated devices). `detector`: the
     thresholds for this class of device. `classes`: device class -> its ranks (`CostModel.classes`).
@@ -34,9 +35,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     origin: Plan
     iterations: int
-    layer_bytes: tuple[int, ...]
-    bytes_per_us: float
-    regroup_us: float
+    layer_bytes: tuple[int, ...] = ()
+    bytes_per_us: float = 0.0
+    regroup_us: float = 0.0
     shared_cores: int | None = None
     detector: DetectorOptions = DetectorOptions()
     truth_known: bool = False

@@ -19,7 +19,7 @@ from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.loop.scoring import score_verdict
 from unskew.analytics.replay.method import Method, MethodInput
 from unskew.analytics.replay.recorded_run import RecordedRun
-from unskew.analytics.replay.rehearsal import Rehearsal
+from unskew.analytics.replay.rehearsal import Rehearsal, causes_of
 from unskew.collector.events import Control, FaultInjected, IterationJudged, Verdict, VerdictScored
 
 Change = Literal["same", "earlier", "later", "fewer", "more"]
@@ -74,7 +74,7 @@ class DetectorBacktest(msgspec.Struct, frozen=True, kw_only=True):
 def backtest(recorded: RecordedRun, method: Method) -> DetectorBacktest:
     """Run `method`, a fresh one, over a recorded run. Raises `ReplayError` when the log cannot be rehearsed."""
     watched = _BacktestRehearsal(recorded, method)
-    watched.run(watched.last)
+    watched.run()
     faults = [noted.event for noted in recorded.control if isinstance(noted.event, FaultInjected)]
     truth_known = watched.state.adaptation.site.truth_known
     live_verdicts = _first([noted.event for noted in recorded.control])
@@ -95,7 +95,7 @@ class _BacktestRehearsal(Rehearsal):
     """A rehearsal that shows each iteration to another detector as well."""
 
     def __init__(self, recorded: RecordedRun, method: Method) -> None:
-        super().__init__(recorded)
+        super().__init__(*causes_of(recorded))
         self._method = method
         self.observed = 0
         self.verdicts: list[Control] = []

@@ -4,9 +4,14 @@ What the live controller gave to its rules is in the log: site and options (`Ada
 each with its watermark (how many iterations had been judged by then), the faults announced, the ranks lost, the measurements of
 ranks on standby, and the plans issued and applied. The control stream is walked in its order; before an event with watermark w
 all iterations below w are observed. The rules decide again; which plans and approvals followed is taken from the log.
+
+A replay and a backtest begin with the adaptation that the run had (`causes_of`), a diagnosis with today's thresholds.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
 
 import msgspec
 
@@ -53,26 +58,36 @@ def started_of(recorded: RecordedRun) -> AdaptationStarted:
     )
 
 
-class Rehearsal:
-    """The rules fed again with what happened in a recorded run; `made` is all that they decided to log."""
+def causes_of(recorded: RecordedRun) -> tuple[list[Control], list[IterationTelemetry], Adaptation]:
+    """What the rules of a recorded run decided upon: its control events, the iterations judged, and with what they began.
 
-    def __init__(self, recorded: RecordedRun) -> None:
-        started = started_of(recorded)
-        try:
-            self.state = rules.ControllerState.begin(Adaptation.like(started))
-        except (msgspec.ValidationError, ValueError) as error:
-            raise ReplayError(f"run {recorded.run} was decided by other options than this code knows: {error}") from error
-        self._control = [noted.event for noted in recorded.control]
-        # What the ranks of a run that goes on, or that lost its controller, committed and nobody judged was not decided upon.
-        judged = max((*recorded.judged, *map(moment_of, self._control)), default=-1)
-        self._iterations = [one for one in recorded.iterations() if one.committed.iteration <= judged]
-        if not self._iterations:
-            raise ReplayError(f"run {recorded.run} cannot be replayed: no iteration was committed")
-        if self.first > 0:
-            raise ReplayError(
-                f"run {recorded.run} cannot be replayed: its telemetry begins at iteration {self.first}, "
-                "what came before is pruned"
-            )
+    Raises `ReplayError` when the log does not have all of it.
+    """
+    started = started_of(recorded)
+    try:
+        adaptation = Adaptation.like(started)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ReplayError(f"run {recorded.run} was decided by other options than this code knows: {error}") from error
+    control = [noted.event for noted in recorded.control]
+    # What the ranks of a run that goes on, or that lost its controller, committed and nobody judged was not decided upon.
+    judged = max((*recorded.judged, *map(moment_of, control)), default=-1)
+    iterations = [one for one in recorded.iterations() if one.committed.iteration <= judged]
+    if not iterations:
+        raise ReplayError(f"run {recorded.run} cannot be replayed: no iteration was committed")
+    if (first := iterations[0].committed.iteration) > 0:
+        raise ReplayError(
+            f"run {recorded.run} cannot be replayed: its telemetry begins at iteration {first}, what came before is pruned"
+        )
+    return control, iterations, adaptation
+
+
+class Rehearsal:
+    """The rules fed again with what happened in a run: its control events, its committed iterations in order. `made` is all
+    that they decided to log."""
+
+    def __init__(self, control: Sequence[Control], iterations: Sequence[IterationTelemetry], adaptation: Adaptation) -> None:
+        self.state = rules.ControllerState.begin(adaptation)
+        self._control, self._iterations = control, iterations
         self._next = 0
         self.made: list[Event] = []
 
@@ -84,24 +99,25 @@ class Rehearsal:
     def last(self) -> int:
         return self._iterations[-1].committed.iteration
 
-    def run(self, until: int) -> None:
-        """Up to and including iteration `until`."""
+    def run(self, until: int | None = None) -> None:
+        """Up to and including iteration `until`; None = all of it."""
+        end = inf if until is None or until >= self.last else until + 1
         for place, event in enumerate(self._control):
             if (judged := _judged_before(event)) is not None:
-                if judged > until + 1:
+                if judged > end:
                     break
                 self._observe_below(judged)
             self._take(place, event)
-        self._observe_below(until + 1)
+        self._observe_below(end)
         trained = any(isinstance(event, RunFinished) and event.status in ("done", "incomplete") for event in self._control)
-        if until == self.last and trained:
+        if end == inf and trained:
             self._follow(rules.finished(self.state))
 
     def observe(self, released: IterationTelemetry) -> IterationJudged:
         """Give the rules one iteration; a subclass may look on."""
         return next(one for one in self._follow(rules.committed(self.state, released)) if isinstance(one, IterationJudged))
 
-    def _observe_below(self, watermark: int) -> None:
+    def _observe_below(self, watermark: float) -> None:
         while self._next < len(self._iterations) and self._iterations[self._next].committed.iteration < watermark:
             released = self._iterations[self._next]
             self._next += 1
@@ -118,8 +134,9 @@ class Rehearsal:
                 self._follow(rules.measured(self.state, event))
             case PlanApplied():
                 later = (one for one in self._control[place:] if isinstance(one, Regrouped))
-                regrouped = next(one for one in later if one.plan_version == event.plan_version)
-                self._follow(rules.applied(self.state, event, regrouped))
+                regrouped = next((one for one in later if one.plan_version == event.plan_version), None)
+                if regrouped is not None:
+                    self._follow(rules.applied(self.state, event, regrouped))
         self.state = self.state.take(event)
 
     def _follow(self, outcome: rules.Outcome) -> list[Event]:

@@ -19,7 +19,7 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.run_state import LoggedControl, ProposalState, RunState, fold
 from unskew.analytics.replay.differences import IDENTITY, Difference, differences
 from unskew.analytics.replay.recorded_run import RecordedRun
-from unskew.analytics.replay.rehearsal import Rehearsal, ReplayError, moment_of
+from unskew.analytics.replay.rehearsal import Rehearsal, ReplayError, causes_of, moment_of
 from unskew.collector.events import Event, IterationJudged, PredictorFitted, RunFinished, Verdict
 
 
@@ -56,7 +56,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 def replay(recorded: RecordedRun, until: int | None = None) -> Replay:
     """Decide again up to iteration `until` (default: all of it). Raises `ReplayError`."""
-    rehearsal = Rehearsal(recorded)
+    rehearsal = Rehearsal(*causes_of(recorded))
     last = rehearsal.last if until is None else until
     if until is not None and not rehearsal.first <= until <= rehearsal.last:
         raise ReplayError(

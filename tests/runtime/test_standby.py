@@ -13,6 +13,7 @@ import pytest
 from support.runtime_runs import LONG_CHUNKS, Run, train
 
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.diagnosis.failslow import follow_run, settled
 from unskew.analytics.replay.replay import replay
 from unskew.collector.events import (
     DeviceJoined,
@@ -24,10 +25,12 @@ from unskew.collector.events import (
     RunFinished,
     Span,
     StandbyMeasured,
+    Verdict,
     VerdictClosed,
 )
 from unskew.collector.files.tail import Entry
 from unskew.collector.read.reader import open_store
+from unskew.edge.load_run import load_run
 from unskew.edge.recorded_run import recorded_run
 
 pytestmark = [pytest.mark.limit(240), pytest.mark.alone]
@@ -78,8 +81,10 @@ def test_a_slow_rank_stands_by_and_comes_back_when_it_is_healthy(tmp_path: Path,
     assert {event.rank for event in run.of(IterationCommitted) if left <= event.iteration < back} == {0, 2, 3}
     with open_store(run.store) as reader:
         decided = replay(recorded_run(reader, run.id))
+        diagnosed = follow_run(load_run(reader, run.id)).findings.verdicts
     assert decided.differences == ()
     assert decided.compared > len(run.losses)
+    assert diagnosed == settled(event for event in run.events if isinstance(event, Verdict | VerdictClosed))
 
 
 def test_the_only_holder_of_layers_hands_them_over_before_it_stands_by(tmp_path: Path, undisturbed: Run) -> None:

@@ -17,17 +17,14 @@ from unskew.analytics.loop.intake import Intake
 from unskew.collector.events import (
     CHUNK_KINDS,
     CollectiveRecorded,
-    DeviceJoined,
-    DeviceLost,
+    Control,
     Dropped,
     Event,
-    FaultInjected,
     GpuState,
     GroupRecorded,
     IterationCommitted,
     IterationTimed,
     MicroBatchPacked,
-    Regrouped,
     RunFinished,
     RunStarted,
     Span,
@@ -58,9 +55,11 @@ def load_run(reader: Reader, run: str) -> RunLog:
            order by spans.iteration, spans.rank, seq""",
         [run],
     )
-    started, commits = _events(reader, run, RunStarted), _events(reader, run, IterationCommitted)
-    packed, timed = _events(reader, run, MicroBatchPacked), _events(reader, run, IterationTimed)
-    finished = next(iter(_events(reader, run, RunFinished)), None)
+    control = _control(reader, run)
+    started = next((event for event in control if isinstance(event, RunStarted)), None)
+    finished = next((event for event in control if isinstance(event, RunFinished)), None)
+    commits, packed = _events(reader, run, IterationCommitted), _events(reader, run, MicroBatchPacked)
+    timed = _events(reader, run, IterationTimed)
     stepped = pl.DataFrame(
         [(c.iteration, c.plan_version, c.start_us, c.wall_us) for c in commits]
         or [(one.iteration, 0, one.start_us, one.wall_us) for one in timed if one.start_us is not None],
@@ -70,24 +69,21 @@ def load_run(reader: Reader, run: str) -> RunLog:
     exact = straggler_analysis.operations(reader, run)
     return RunLog(
         run=run,
-        device_kind=started[0].device_kind if started else None,
+        device_kind=started.device_kind if started else None,
         clock=about["clock"],
         options=options,
         ranks=int(about["ranks"]),
         iterations=reader.sql("select iteration, iteration_us from iterations where run = ? order by iteration", [run]),
-        steps=_steps(_events(reader, run, IterationTimed)),
+        steps=_steps(timed),
         trace=from_operations(exact) if exact.height else from_spans(spans, stepped, plans),
         plans=plans,
         released=_released(spans, [*packed, *_events(reader, run, GpuState)], commits, plans),
-        lost=tuple(_events(reader, run, DeviceLost)),
-        regrouped_s={event.plan_version: event.seconds for event in _events(reader, run, Regrouped)},
-        faults=tuple(_events(reader, run, FaultInjected)),
+        control=control,
         flights=tuple(_events(reader, run, CollectiveRecorded)),
         flight_groups=tuple(_events(reader, run, GroupRecorded)),
-        classes=_classes(_events(reader, run, DeviceJoined)),
         end=_end(reader, run, finished),
         end_reason=finished.reason if finished else "",
-        gap=log_gap(started[0] if started else None, finished),
+        gap=log_gap(started, finished),
         dropped=reduce(with_dropped, _events(reader, run, Dropped), {}),
     )
 
@@ -105,18 +101,19 @@ def _end(reader: Reader, run: str, finished: RunFinished | None) -> End:
     return "running" if controller_alive(reader.store, run) else "lost"
 
 
-def _classes(joined: list[DeviceJoined]) -> dict[str, tuple[int, ...]]:
-    of_rank = {event.rank: event.device_class for event in joined if event.device_class}
-    return {name: tuple(sorted(rank for rank, own in of_rank.items() if own == name)) for name in sorted({*of_rank.values()})}
-
-
 def _events(reader: Reader, run: str, kind: type[_E]) -> list[_E]:
-    """All events of a type, in the order of their writing."""
-    name = tag_of(kind).partition("@")[0]
-    query = "select payload::varchar as line from events where run = ? and type like ? order by seq, writer"
-    rows = reader.sql(query, [run, f"{name}@%"])
-    found = [decode_event(line.encode()) for line in rows["line"].to_list()]
-    return [event for event in found if isinstance(event, kind)]
+    """All events of a telemetry type, in the order of their writing."""
+    return [event for event in _read(reader, run, f"type like '{tag_of(kind).partition('@')[0]}@%'") if isinstance(event, kind)]
+
+
+def _control(reader: Reader, run: str) -> tuple[Control, ...]:
+    """All control events, in the order of their writing."""
+    return tuple(event for event in _read(reader, run, "stream is not null") if isinstance(event, Control))
+
+
+def _read(reader: Reader, run: str, which: str) -> list[Event | None]:
+    query = f"select payload::varchar as line from events where run = ? and {which} order by seq, writer"
+    return [decode_event(line.encode()) for line in reader.sql(query, [run])["line"].to_list()]
 
 
 def _released(
@@ -128,7 +125,7 @@ def _released(
     """The committed iterations as the controller saw them."""
     if not commits:
         return ()
-    kinds = spans.filter(pl.col("kind").is_in([*CHUNK_KINDS, "send", "recv", "all_reduce"])).select(_SPAN)
+    kinds = spans.filter(pl.col("kind").is_in([*CHUNK_KINDS, "send", "recv", "all_reduce", "probe"])).select(_SPAN)
     intake, found = Intake(), []
     arriving: list[Event] = [msgspec.convert({"type": tag_of(Span), **row}, Span) for row in kinds.iter_rows(named=True)]
     waiting = 0

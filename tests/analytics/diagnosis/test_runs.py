@@ -20,7 +20,15 @@ from unskew.analytics.diagnosis.trace.lost import time_lost
 from unskew.analytics.diagnosis.trace.replay import makespan_us
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.diagnosis.trace.whatif import ask, what_if
-from unskew.collector.events import COLLECTIVE_KINDS, CollectiveRecorded, DeviceLost, GroupRecorded, Verdict
+from unskew.collector.events import (
+    COLLECTIVE_KINDS,
+    AdaptationStarted,
+    CollectiveRecorded,
+    DeviceLost,
+    GroupRecorded,
+    Regrouped,
+    Verdict,
+)
 from unskew.collector.read.reader import open_store
 from unskew.commands.afterwards import whatif
 from unskew.edge.load_run import load_run
@@ -163,6 +171,10 @@ def test_pauses_that_were_recorded_are_named_and_cost_what_they_took(
     assert not any("gc_pause" in sentence for sentence in found.abstained)
 
 
+def regrouped(plan_version: int, seconds: float) -> Regrouped:
+    return Regrouped(plan_version=plan_version, iteration=0, seconds=seconds, migrate_seconds=0.0, moved_bytes=0)
+
+
 def test_a_loss_costs_what_its_own_recovery_took(slowed: tuple[RunLog, list[Verdict]]) -> None:
     """Plan 1 is a change that somebody chose, plan 2 the one without rank 3: only its regrouping was for the loss."""
     log, _ = slowed
@@ -175,9 +187,8 @@ def test_a_loss_costs_what_its_own_recovery_took(slowed: tuple[RunLog, list[Verd
     found = diagnose(
         msgspec.structs.replace(
             log,
-            lost=(lost,),
+            control=(*log.control, lost, *(regrouped(plan_version, s) for plan_version, s in ((0, 0.5), (1, 0.25), (2, 5.0)))),
             plans={**log.plans, 1: log.plans[0].renumbered(1), 2: without},
-            regrouped_s={0: 0.5, 1: 0.25, 2: 5.0},
         )
     )
     assert found.time_lost_s["dead"] == 3 * 5.0
@@ -231,10 +242,22 @@ def test_whatif_says_which_plan_it_replayed_and_which_others_there_are(slowed: t
     assert third == "not replayed: plan 2: why"
 
 
+def test_what_a_predictor_is_fitted_on_knows_who_was_slow_before_anybody_was_named(
+    slowed: tuple[RunLog, list[Verdict]],
+) -> None:
+    speeds = {one.committed.iteration: one.speeds for one in follow_run(slowed[0]).seen}
+    assert list(speeds) == list(range(34))
+    assert [now for now, of in speeds.items() if SLOW in of] == list(range(AT, 34))
+
+
 def test_iterations_that_are_long_for_want_of_cores_teach_no_predictor(slowed: tuple[RunLog, list[Verdict]]) -> None:
-    """Ranks that share cores wait for each other's chunks: that is no drift of what a chunk costs."""
-    log, _ = slowed
-    change = msgspec.structs.replace
+    """Ranks that share cores wait for each other's chunks: that is no drift of what work takes; where none are shared it is."""
+    change, (log, _) = msgspec.structs.replace, slowed
     longer = [change(one, committed=change(one.committed, measured_us=4 * one.committed.measured_us)) for one in log.released]
     stretched = change(log, released=(*log.released[:12], *longer[12:]))
-    assert follow_run(stretched).cost == follow_run(log).cost
+    shared = [
+        change(one, site={**one.site, "shared_cores": 2}) if isinstance(one, AdaptationStarted) else one for one in log.control
+    ]
+    costs = [follow_run(change(one, control=tuple(shared))).cost for one in (stretched, log)]
+    assert costs[0] == costs[1]
+    assert follow_run(stretched).cost != follow_run(log).cost

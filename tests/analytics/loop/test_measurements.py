@@ -1,0 +1,38 @@
+"""What a probe and a measurement on standby are compared with, in a whole log and in one whose beginning was pruned."""
+
+from __future__ import annotations
+
+import msgspec
+
+from unskew.analytics.loop.measurements import Measurements
+from unskew.collector.events import Span, StandbyMeasured
+
+
+def product(rank: int, iteration: int, us: int) -> Span:
+    place = {"device": "d", "rank": rank, "plan_version": 0, "attempt": 0, "iteration": iteration}
+    return Span(kind="probe", start_us=0, wall_us=us, compute_us=us, **place)  # type: ignore[arg-type]
+
+
+ON_STANDBY = StandbyMeasured(rank=1, iteration=40, product_us=2_500, slowdown=2.4, watermark=41)
+
+
+def test_what_was_measured_when_the_run_began_is_healthy() -> None:
+    healthy, nothing = Measurements().probed([product(rank, 0, 1_000) for rank in (0, 1)])
+    assert nothing is None
+    again, found = healthy.probed([product(1, 30, 1_700)])
+    assert found is not None
+    assert found.slowdowns == {1: 1.7}
+    measurements, measured = again.on_standby(msgspec.structs.replace(ON_STANDBY, slowdown=None))
+    assert measured.slowdown == 2.5
+    assert [reading.slowdown for reading in measurements.readings[1]] == [2.5]
+
+
+def test_without_the_beginning_no_probe_counts_and_on_standby_what_was_recorded() -> None:
+    first, nothing = Measurements().probed([product(1, 30, 1_700)])
+    later, still_nothing = first.probed([product(1, 80, 3_400)])
+    assert (nothing, still_nothing, later) == (None, None, Measurements())
+    measurements, measured = later.on_standby(ON_STANDBY)
+    assert measured == ON_STANDBY
+    assert [reading.slowdown for reading in measurements.readings[1]] == [2.4]
+    live = msgspec.structs.replace(ON_STANDBY, slowdown=None)
+    assert later.on_standby(live) == (later, live)
