@@ -1,62 +1,54 @@
-"""What `unskew bench NAME` runs: the parts of each benchmark, all of them measured in one store."""
+"""What `unskew bench NAME` runs: the parts of each benchmark, all of them measured in one store.
+
+Only the modules of the chosen one are imported.
+"""
 
 from __future__ import annotations
 
-from unskew.benchmarks import (
-    detector_culprits,
-    detector_data,
-    detector_episodes,
-    detector_methods,
-    detector_series,
-    healthy,
-    kills,
-    liveness,
-    outage,
-    overhead,
-    scheduler_beliefs,
-    scheduler_pipeline,
-    scheduler_planners,
-    scheduler_studies,
-    scheduler_traces,
-    slow,
-    store_exchange,
-    store_faults,
-    store_ingest,
-    store_queries,
-)
-from unskew.benchmarks.runs import Part
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-SLOW: tuple[Part, ...] = (slow.figures_of_a_strong_fault, slow.figures_of_a_weak_fault)
-BENCHES: dict[str, tuple[Part, ...]] = {
-    "loop": (kills.figures, *SLOW, outage.figures, overhead.figures, healthy.figures),
-    "kills": (kills.figures,),
+if TYPE_CHECKING:
+    from unskew.benchmarks.runs import Part
+
+SLOW = ("slow.figures_of_a_strong_fault", "slow.figures_of_a_weak_fault")
+BENCHES: dict[str, tuple[str, ...]] = {
+    "loop": ("kills.figures", *SLOW, "outage.figures", "overhead.figures", "healthy.figures"),
+    "kills": ("kills.figures",),
     "slow": SLOW,
-    "outage": (outage.figures,),
-    "overhead": (overhead.figures,),
-    "healthy": (healthy.figures,),
-    "liveness": (liveness.figures,),
+    "outage": ("outage.figures",),
+    "overhead": ("overhead.figures",),
+    "healthy": ("healthy.figures",),
+    "liveness": ("liveness.figures",),
     "detector": (
-        detector_methods.figures,
-        detector_series.figures,
-        detector_episodes.figures,
-        detector_culprits.figures,
-        detector_data.figures,
+        "detector_methods.figures",
+        "detector_series.figures",
+        "detector_episodes.figures",
+        "detector_culprits.figures",
+        "detector_data.figures",
     ),
-    "detector_series": (detector_series.figures, detector_episodes.figures),
-    "detector_data": (detector_data.figures,),
+    "detector_series": ("detector_series.figures", "detector_episodes.figures"),
+    "detector_data": ("detector_data.figures",),
     "scheduler": (
-        scheduler_pipeline.figures,
-        scheduler_planners.figures,
-        scheduler_beliefs.figures,
-        scheduler_studies.figures,
-        scheduler_traces.figures,
+        "scheduler_pipeline.figures",
+        "scheduler_planners.figures",
+        "scheduler_beliefs.figures",
+        "scheduler_studies.figures",
+        "scheduler_traces.figures",
     ),
-    "scheduler_pipeline": (scheduler_pipeline.figures,),
-    "scheduler_planners": (scheduler_planners.figures,),
-    "scheduler_beliefs": (scheduler_beliefs.figures,),
-    "scheduler_studies": (scheduler_studies.figures,),
-    "scheduler_traces": (scheduler_traces.figures,),
-    "store": (store_ingest.figures, store_faults.figures, store_queries.figures, store_exchange.figures),
-    "store_faults": (store_faults.figures,),
-    "store_queries": (store_queries.figures,),
+    "scheduler_pipeline": ("scheduler_pipeline.figures",),
+    "scheduler_planners": ("scheduler_planners.figures",),
+    "scheduler_beliefs": ("scheduler_beliefs.figures",),
+    "scheduler_studies": ("scheduler_studies.figures",),
+    "scheduler_traces": ("scheduler_traces.figures",),
+    "store": ("store_ingest.figures", "store_faults.figures", "store_queries.figures", "store_exchange.figures"),
+    "store_faults": ("store_faults.figures",),
+    "store_queries": ("store_queries.figures",),
 }
+"""Name -> its parts, each a function of a module beside this one."""
+
+
+def parts_of(name: str) -> tuple[Part, ...]:
+    """The parts of a benchmark in `BENCHES`."""
+    places = [part.split(".") for part in BENCHES[name]]
+    return tuple(getattr(import_module(f"unskew.benchmarks.{module}"), function) for module, function in places)

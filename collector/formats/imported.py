@@ -24,7 +24,8 @@ from unskew.collector.files.manifest import load
 from unskew.collector.locks import hold
 from unskew.collector.paths import Store, StoreError, checked_name, make_folder
 from unskew.collector.read.reader import Reader
-from unskew.collector.write.spool import ControlStream, SpoolWriter
+from unskew.collector.write.control_stream import ControlStream
+from unskew.collector.write.spool import SpoolWriter
 
 LARGEST = 2**53
 """What a number of a file may be: beyond, a double does not distinguish one whole number from the next."""

@@ -16,9 +16,6 @@ from typing import TypeVar
 from unskew.collector.events import Dropped, Telemetry, tag_of
 from unskew.collector.files.segment import SpoolSegment, flush, segment_names, telemetry_line
 from unskew.collector.paths import Store, StoreError, checked_name, make_folder
-from unskew.collector.write.control_stream import ControlStream, VersionConflict
-
-__all__ = ["ControlStream", "SpoolWriter", "VersionConflict"]
 
 ROTATE_BYTES = 512 * 1024
 """A new file beyond this: readers parse open files whole, so they are kept short (about 2,000 spans)."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+import unskew
 from unskew.commands.afterwards import backtest, diagnose, replay, retrain, whatif
 from unskew.commands.common import Commands
 from unskew.commands.log import alerts, export, import_, sql, store
@@ -15,11 +18,28 @@ TRAIN, AFTERWARDS, LOG, RESEARCH = "A run, live", "A run, afterwards", "The log"
 app = typer.Typer(
     name="unskew",
     cls=Commands,
-    help="Keeps large hybrid-parallel training fast when its hardware is not.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def version(asked: bool) -> None:
+    """Print the version and end."""
+    if asked:
+        print(f"unskew {unskew.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def unskew_command(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Keeps large hybrid-parallel training fast when its hardware is not."""
+
+
 app.command(rich_help_panel=TRAIN)(run.run)
 app.command(rich_help_panel=TRAIN)(watch.watch)
 app.command(rich_help_panel=TRAIN)(decide.approve)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner
 
 import unskew
 from unskew.benchmarks.growth import draw_growth
-from unskew.benchmarks.registry import BENCHES
+from unskew.benchmarks.registry import BENCHES, parts_of
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import Bench
+from unskew.benchmarks.runs import Bench, Part
 from unskew.cli import app
 
 
@@ -25,6 +27,36 @@ def storing(bench: Bench) -> list[Figure]:
     (bench.store.root / "run").write_text("kept")
     print(bench.store.root)
     return []
+
+
+def add(monkeypatch: pytest.MonkeyPatch, name: str, part: Part) -> None:
+    """A bench of one part, in a module of its own."""
+    module = ModuleType(name)
+    setattr(module, "figures", part)  # noqa: B010  # a module has no such attribute
+    monkeypatch.setitem(sys.modules, f"unskew.benchmarks.{name}", module)
+    monkeypatch.setitem(BENCHES, name, (f"{name}.figures",))
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_bench_has_the_parts_that_are_listed(name: str) -> None:
+    assert all(map(callable, parts_of(name)))
+
+
+@pytest.mark.parametrize(("name", "code"), [("a-typo", 2), ("liveness", 0)])
+def test_a_bench_imports_no_other(name: str, code: int) -> None:
+    """The measuring itself is left out."""
+    script = f"""
+import sys
+from unskew.benchmarks import registry, runs
+runs.perform = lambda *_: None
+from typer.testing import CliRunner
+from unskew.cli import app
+assert CliRunner().invoke(app, ["bench", {name!r}]).exit_code == {code}
+modules = {{part.split(".")[0] for parts in registry.BENCHES.values() for part in parts}}
+print(*sorted(one for one in modules if "unskew.benchmarks." + one in sys.modules))
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.split() == ([name] if code == 0 else [])
 
 
 @pytest.mark.parametrize(
@@ -42,7 +74,7 @@ def test_a_bar_is_met_by_reaching_it(value: float | None, bar: float | None, bet
 
 
 def test_a_bench_writes_its_figures_and_a_missed_bar_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BENCHES, "demo", (demo,))
+    add(monkeypatch, "demo", demo)
     monkeypatch.setattr(sys, "argv", ["unskew", "bench", "demo"])
     result = CliRunner().invoke(app, ["bench", "demo", "--json", str(tmp_path / "out" / "demo.json")])
     assert result.exit_code == 0, result.output
@@ -57,7 +89,7 @@ def test_a_bench_writes_its_figures_and_a_missed_bar_is_no_error(tmp_path: Path,
 def test_a_bench_that_keeps_runs_keeps_them_in_the_store_asked_for_or_in_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(BENCHES, "storing", (storing,))
+    add(monkeypatch, "storing", storing)
     result = CliRunner().invoke(app, ["bench", "storing", "--store", str(tmp_path / "store")])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "store" / "run").read_text() == "kept"

@@ -251,3 +251,8 @@ def test_a_decision_comes_back_with_what_the_controller_made_of_it(tmp_path: Pat
     assert (mode.exit_code, mode.stdout) == (0, "bob sets the mode to observe\n")
     orphaned = call("mode", "r1", "auto", "--by", "bob", *where)
     assert (orphaned.exit_code, "no living controller" in orphaned.stderr) == (1, True)
+
+
+def test_the_version_is_the_package_s() -> None:
+    answer = CliRunner().invoke(app, ["--version"])
+    assert (answer.exit_code, answer.output) == (0, f"unskew {unskew.__version__}\n")

@@ -27,7 +27,8 @@ from unskew.collector.read.reader import open_store
 from unskew.collector.read.views import VIEWS
 from unskew.collector.service.ingest import working_database
 from unskew.collector.service.sealing import seal
-from unskew.collector.write.spool import ControlStream, SpoolWriter
+from unskew.collector.write.control_stream import ControlStream
+from unskew.collector.write.spool import SpoolWriter
 
 few = st.integers(0, 3)
 maybe_us = st.none() | st.integers(0, 1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from importlib.metadata import distribution
@@ -56,3 +57,20 @@ def test_a_command_without_its_packages_names_the_extra_that_brings_them(
     ended = python_with_only(tmp_path, *installed, code=COMMAND)
     sentence = f"unskew needs {lacks}, which is not installed: pip install 'unskew[platform]'\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", sentence)
+
+
+def test_a_clone_in_which_git_made_no_links_is_told_so(tmp_path: Path) -> None:
+    """As with core.symlinks=false: each link is a text file with its target."""
+    copy = tmp_path / "unskew"
+    shutil.copytree(ROOT / "src" / "unskew", copy, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    links = [path for path in copy.iterdir() if path.is_symlink()]
+    for link in links:
+        target = str(link.readlink())
+        link.unlink()
+        link.write_text(target)
+    command = [sys.executable, "-P", "-m", "unskew", "--version"]
+    ended = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=60)
+    assert copy / "collector" in links
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"{copy / 'collector'} is a text file, where git should have made a link: clone again")
+    assert ended.stderr.count("\n") == 1

@@ -30,7 +30,8 @@ from unskew.collector.alerts.rules import Rule, RuleError, load_rules
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.read.reader import open_store
 from unskew.collector.write import control_stream
-from unskew.collector.write.spool import ControlStream, SpoolWriter
+from unskew.collector.write.control_stream import ControlStream
+from unskew.collector.write.spool import SpoolWriter
 
 
 def now_us() -> int:

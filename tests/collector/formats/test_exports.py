@@ -30,7 +30,7 @@ from unskew.collector.formats.registry import bring_in, take_out
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import hold_controller_lock
-from unskew.collector.write.spool import ControlStream
+from unskew.collector.write.control_stream import ControlStream
 
 pytestmark = [pytest.mark.limit(120), pytest.mark.alone]
 ORDER = ["step", "rank", "optype", "seq_id"]

@@ -15,7 +15,7 @@ from unskew.collector.paths import Store
 from unskew.collector.read.console import ConsoleError, ask, locked, query
 from unskew.collector.service.ingest import working_database
 from unskew.collector.service.sealing import seal
-from unskew.collector.write.spool import ControlStream
+from unskew.collector.write.control_stream import ControlStream
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,8 @@ from unskew.collector import events as ev
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.read.saved_queries import saved_queries
-from unskew.collector.write.spool import ControlStream, SpoolWriter
+from unskew.collector.write.control_stream import ControlStream
+from unskew.collector.write.spool import SpoolWriter
 
 SLOW_FROM, ITERATIONS, RANKS = 10, 30, 2
 

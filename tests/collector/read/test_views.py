@@ -21,7 +21,8 @@ from unskew.collector.read.reader import Reader, open_store
 from unskew.collector.read.views import VIEWS
 from unskew.collector.service.ingest import working_database
 from unskew.collector.service.sealing import seal
-from unskew.collector.write.spool import ControlStream, SpoolWriter
+from unskew.collector.write.control_stream import ControlStream
+from unskew.collector.write.spool import SpoolWriter
 
 PLAN = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=2)
 FAULT = ev.Party(kind="device", rank=1)

@@ -21,7 +21,8 @@ from unskew.collector.files.segment import SpoolSegment, control_line, flush, is
 from unskew.collector.files.tail import Tail
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.write import spool
-from unskew.collector.write.spool import ControlStream, SpoolWriter, VersionConflict
+from unskew.collector.write.control_stream import ControlStream, VersionConflict
+from unskew.collector.write.spool import SpoolWriter
 
 
 def span(number: int) -> Span:
@@ -250,7 +251,7 @@ def test_a_control_stream_goes_on_after_its_writer_was_killed(store: Store) -> N
         import itertools
         from unskew.collector.events import Note
         from unskew.collector.paths import Path, Store
-        from unskew.collector.write.spool import ControlStream
+        from unskew.collector.write.control_stream import ControlStream
         stream = ControlStream(Store(Path({str(store.root)!r})), "r", "plan", "controller.1")
         for number in itertools.count(0, 2):
             print(stream.append(number, [Note(text=str(number), by="x")] * 2, actor="c"), flush=True)

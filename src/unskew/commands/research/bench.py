@@ -22,15 +22,17 @@ def bench(
     from unskew.collector.paths import make_folder
 
     try:
-        from unskew.benchmarks import registry, runs
+        from unskew.benchmarks import registry
     except ModuleNotFoundError as error:
         if error.name != "unskew.benchmarks":
             raise
         refuse("benches are not installed: run them from a checkout of the repository, with make bench")
     if name not in registry.BENCHES:
         refuse(f"there is no benchmark {name!r}, allowed: {', '.join(sorted(registry.BENCHES))}")
+    from unskew.benchmarks import runs
+
     with tempfile.TemporaryDirectory(prefix="unskew-bench-") as folder:
         place = locate(store or folder)
         with checking_input():
             make_folder(place.root)
-        runs.perform(name, registry.BENCHES[name], json, place)
+        runs.perform(name, registry.parts_of(name), json, place)
