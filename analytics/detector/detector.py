@@ -14,7 +14,7 @@ Per iteration, for all ranks and kinds of work at once (arrays [rank, kind]):
 from __future__ import annotations
 
 from collections.abc import Collection
-from math import exp, log
+from math import exp
 
 import msgspec
 import numpy as np
@@ -23,24 +23,23 @@ from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.iteration import CommittedIteration
 from unskew.analytics.core.outcome import Sight
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.detector.cusum import CusumLimits
 from unskew.analytics.detector.links import Link, LinkTrack, watch
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.detector.peer_groups import PeerGroups, UnitRoles, company_of, median_of_others
+from unskew.analytics.detector.peer_groups import PeerGroups, UnitRoles, company_of, excess_of
 from unskew.analytics.detector.residuals import (
     ALL,
     ChunkColumns,
-    Flags,
     Floats,
     Residuals,
     UnitTimes,
     chunk_times,
     columns,
     loads,
+    rank_ratios,
 )
 from unskew.analytics.detector.stages import Stages, ended, suspected
 from unskew.analytics.detector.stages import watch as watch_stages
-from unskew.analytics.detector.suspicion import Excess, SpeedChange, decide
+from unskew.analytics.detector.suspicion import SpeedChange, decide
 from unskew.analytics.detector.tracks import Tracks, learn_baselines, learn_noise, learn_roles
 from unskew.analytics.detector.verdicts import closed_link, closed_verdict, link_verdict, lost_verdict, slow_verdict
 from unskew.analytics.health.liveness import Suspect
@@ -161,7 +160,7 @@ def _judged(
 ) -> tuple[DetectorState, tuple[RankRatio, ...], Verdicts]:
     """The tests, what follows from them for ranks and stages, and what is learned."""
     state, own = _watched(state, now, load, options)
-    ratios = _ratios(state, load, options)
+    ratios = rank_ratios(load, state.tracks.ranks, _scores(state, options).max(axis=1))
     verdicts: list[Verdict | VerdictClosed] = []
     for rank in _fired(state, options):
         state, found = _decided(state, rank, now, options)
@@ -190,63 +189,6 @@ def lose(state: DetectorState, suspect: Suspect, iteration: int, options: Detect
     ), tuple(found)
 
 
-def suspected_ranks(state: DetectorState, options: DetectorOptions, over: int = 8) -> dict[int, float]:
-    """Ranks that are slower than their own past and prediction, and are not flagged because data-parallel or pipeline peers
-    are as well: rank -> median own excess (log) over the last `over` iterations, where it is as much as is named. A probe
-    can decide where `options.probes`, elsewhere nobody is suspected."""
-    tracks = state.tracks
-    if not options.probes or len(tracks.recent) < over or ALL not in tracks.kinds:
-        return {}
-    own = np.stack([seen.excess[0, :, tracks.kinds.index(ALL)] for seen in tracks.recent[-over:]])
-    known = np.flatnonzero(~np.isnan(own).any(axis=0)).tolist()
-    middle = {tracks.ranks[row]: float(np.median(own[:, row])) for row in known}
-    known_slow = {*state.open, *(rank for rank, at in state.acquitted.items() if at > state.iteration - over)}
-    return {rank: level for rank, level in middle.items() if level >= options.least_level() and rank not in known_slow}
-
-
-def confirm(
-    state: DetectorState, rank: int, ratio: float, iteration: int, options: DetectorOptions
-) -> tuple[DetectorState, Verdicts]:
-    """A probe of `rank` took `ratio` times as long as on a healthy device: a verdict on all its kinds of work, if that is as
-    much as is named and the rank is not flagged already."""
-    tracks = state.tracks
-    if rank in state.open or rank not in tracks.ranks or log(ratio) < options.least_level():
-        return state, ()
-    return by_product(
-        state, rank, log(ratio), options,
-        since=iteration, at=iteration, iterations=1, sigma=options.sigma_floor, victims=_waiting_for(state, rank),
-    )  # fmt: skip
-
-
-def by_product(
-    state: DetectorState,
-    rank: int,
-    level: float,
-    options: DetectorOptions,
-    *,
-    since: int,
-    at: int,
-    iterations: int,
-    sigma: float,
-    victims: Collection[int],
-) -> tuple[DetectorState, Verdicts]:
-    """The verdict from a rank's matrix product: all kinds of its work are as slow (log) as that, nothing distinguishes them."""
-    tracks = state.tracks
-    kinds = (*tracks.kinds_of(rank), ALL)
-    change = SpeedChange(
-        since=since,
-        iterations=iterations,
-        test="probe",
-        cusum=level,
-        threshold=options.least_level(),
-        levels=dict.fromkeys(kinds, level),
-        excess=dict.fromkeys(kinds, Excess(level)),
-    )
-    levels = np.array([level if kind in kinds else 0.0 for kind in tracks.kinds])
-    state = msgspec.structs.replace(state, tracks=tracks.with_levels(tracks.ranks.index(rank), levels, at))
-    return _flagged(state, rank, change, at, options, sigma=sigma, victims=victims)
-
-
 def sight_of(state: DetectorState, options: DetectorOptions) -> Sight:
     """What would have been named up to now: a test fires on what exceeds its slack by the threshold, summed over the iterations
     that are remembered, and what is named is at least `least_slowdown`."""
@@ -271,7 +213,8 @@ def sight_of(state: DetectorState, options: DetectorOptions) -> Sight:
     return Sight(scope="device", smallest_slowdown=round(exp(level), 3))
 
 
-def _waiting_for(state: DetectorState, rank: int) -> set[int]:
+def waiting_for(state: DetectorState, rank: int) -> set[int]:
+    """The peers that a rank holds up."""
     assert state.company is not None
     return {*state.company.data_parallel_peers.get(rank, ()), *state.company.pipeline_peers.get(rank, ())}
 
@@ -313,40 +256,18 @@ def _watched(state: DetectorState, now: int, load: Residuals, options: DetectorO
     tracks = msgspec.structs.replace(tracks, role=learn_roles(tracks, over, young, state.company, apart))
     own = over - tracks.role
     unexplained = own - tracks.level
-    excess = _excess(own, unexplained, ~young, state.company)
+    excess = excess_of(own, unexplained, ~young, state.company)
     if not settled.all():
         first = shown - tracks.role
-        excess = np.where(settled, excess, _excess(first, first - tracks.level, ~young, state.company))
+        excess = np.where(settled, excess, excess_of(first, first - tracks.level, ~young, state.company))
     noise = learn_noise(np.array([state.noise.get(kind, np.nan) for kind in tracks.kinds]), unexplained, options)
-    limits = _limits(noise, young, options)
-    tracks = tracks.advanced(now, excess, settled & seen, limits, options.window)
+    tracks = tracks.advanced(now, excess, settled & seen, options.limits_of(noise, young), options.window)
     return msgspec.structs.replace(
         state,
         tracks=tracks,
         layers={**state.layers, **layers},
         noise={kind: float(sigma) for kind, sigma in zip(tracks.kinds, noise, strict=True) if not np.isnan(sigma)},
     ), own
-
-
-def _excess(own: Floats, unexplained: Floats, has_past: Flags, company: PeerGroups) -> Floats:
-    """[reading, rank, kind]: against the rank's own prediction and bias, its data-parallel peers, pipeline peers; nan = no
-    such reference.
-
-    A known slowness of the others is no excuse. A single peer is one only until the rank's own past is known: two ranks of one
-    role, slowed alike, would excuse each other, and what a role costs is in the bias by then.
-    """
-    data_parallel_peers, n_peers = median_of_others(unexplained, company.peer_groups)
-    pipeline_peers, _ = median_of_others(unexplained, company.pipeline_peer_groups)
-    data_parallel_peers = np.where(has_past & (n_peers < 2), np.nan, data_parallel_peers)
-    return np.stack([own, own - data_parallel_peers, own - pipeline_peers])
-
-
-def _limits(noise: Floats, young: Flags, options: DetectorOptions) -> CusumLimits:
-    sigma = [options.sigma_floor if np.isnan(value) else float(value) for value in noise]
-    slack = np.array([options.slack_of(value) for value in sigma])
-    slack_young = np.array([options.slack_of(value, young=True) for value in sigma])
-    threshold = np.array([options.threshold_of(value, len(sigma)) for value in sigma])
-    return CusumLimits(np.where(young, slack_young, slack), threshold, options.least_iterations)
 
 
 def _thresholds(state: DetectorState, options: DetectorOptions) -> Floats:
@@ -389,10 +310,10 @@ def _decided(state: DetectorState, rank: int, now: int, options: DetectorOptions
         still = {flagged: number for flagged, number in state.open.items() if flagged != rank}
         return msgspec.structs.replace(state, open=still, acquitted={**state.acquitted, rank: now}), (closed,)
     sigma = max(state.noise.get(change.test, 0.0), options.sigma_floor)
-    return _flagged(state, rank, change, now, options, sigma=sigma, victims=_waiting_for(state, rank))
+    return flag_rank(state, rank, change, now, options, sigma=sigma, victims=waiting_for(state, rank))
 
 
-def _flagged(
+def flag_rank(
     state: DetectorState,
     rank: int,
     change: SpeedChange,
@@ -402,6 +323,7 @@ def _flagged(
     sigma: float,
     victims: Collection[int],
 ) -> tuple[DetectorState, Verdicts]:
+    """The rank's speed is another: a verdict, or a revision of the open one."""
     known = rank in state.open
     number = state.open.get(rank, state.next_verdict)
     episodes = state.episodes.get(rank, 0) + (not known)
@@ -468,26 +390,3 @@ def _watched_links(
         elif change.link in opened:
             verdicts.append(closed_link(opened.pop(change.link), change, now))
     return msgspec.structs.replace(state, links=tracks, open_links=opened, next_verdict=number), tuple(verdicts)
-
-
-def _ratios(state: DetectorState, load: Residuals, options: DetectorOptions) -> tuple[RankRatio, ...]:
-    """`score` is the highest sum of the rank's tests over the threshold: above 1.0 it decides."""
-    tracks = state.tracks
-    rows = [tracks.ranks.index(rank) for rank in load.ranks] if load.ranks != tracks.ranks else slice(None)
-    score = _scores(state, options)[rows].max(axis=1)
-    ratio = np.round(np.exp(load.residual), 4)
-    by_kind = {kind: [v if v > 0 else None for v in ratio[:, i].tolist()] for i, kind in enumerate(load.kinds)}
-    none = [None] * len(load.ranks)
-    return tuple(
-        RankRatio(rank=rank, measured_us=round(us), healthy_us=round(predicted), f=f, b=b, w=w, score=round(s, 3))
-        for rank, us, predicted, f, b, w, s in zip(
-            load.ranks,
-            load.measured_us.tolist(),
-            load.predicted_us.tolist(),
-            by_kind.get("F", none),
-            by_kind.get("B", none),
-            by_kind.get("W", none),
-            score.tolist(),
-            strict=True,
-        )
-    )

@@ -6,8 +6,10 @@ import hashlib
 from math import isfinite, log
 
 import msgspec
+import numpy as np
 
-from unskew.analytics.detector.cusum import threshold
+from unskew.analytics.detector.cusum import CusumLimits, threshold
+from unskew.analytics.detector.residuals import Flags, Floats
 from unskew.collector.events import DeviceKind
 
 
@@ -70,6 +72,14 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The threshold of each of a device's `tests` tests at this noise, from the budget of false alarms."""
         sigma = round(max(sigma, self.sigma_floor), 3)
         return threshold(sigma, self.slack_of(sigma), tests * self.iterations_per_day / self.false_alarms_per_device_day)
+
+    def limits_of(self, noise: Floats, young: Flags) -> CusumLimits:
+        """The tests' constants at each kind's noise (nan = not learned yet); `young` [rank, kind]: no past is known."""
+        sigma = [self.sigma_floor if np.isnan(value) else float(value) for value in noise]
+        slack = np.array([self.slack_of(value) for value in sigma])
+        slack_young = np.array([self.slack_of(value, young=True) for value in sigma])
+        thresholds = np.array([self.threshold_of(value, len(sigma)) for value in sigma])
+        return CusumLimits(np.where(young, slack_young, slack), thresholds, self.least_iterations)
 
     @property
     def digest(self) -> str:

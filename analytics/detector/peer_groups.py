@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.detector.residuals import Floats, Ints
+from unskew.analytics.detector.residuals import Flags, Floats, Ints
 
 
 class UnitRoles(msgspec.Struct, frozen=True, dict=True):
@@ -166,3 +166,16 @@ def agreement(values: Floats, groups: PeerSets, apart: float) -> Floats:
     n = np.where(split, half, count)
     agreed = np.where(count < 2, np.nan, (at(first + (n - 1) // 2) + at(first + n // 2)) / 2)
     return np.where(groups.of[:, None] >= 0, agreed[np.maximum(groups.of, 0)], np.nan)
+
+
+def excess_of(own: Floats, unexplained: Floats, has_past: Flags, company: PeerGroups) -> Floats:
+    """[reading, rank, kind]: against the rank's own prediction and bias, its data-parallel peers, pipeline peers; nan = no
+    such reference.
+
+    A known slowness of the others is no excuse. A single peer is one only until the rank's own past is known: two ranks of one
+    role, slowed alike, would excuse each other, and what a role costs is in the bias by then.
+    """
+    data_parallel_peers, n_peers = median_of_others(unexplained, company.peer_groups)
+    pipeline_peers, _ = median_of_others(unexplained, company.pipeline_peer_groups)
+    data_parallel_peers = np.where(has_past & (n_peers < 2), np.nan, data_parallel_peers)
+    return np.stack([own, own - data_parallel_peers, own - pipeline_peers])

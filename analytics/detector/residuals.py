@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from unskew.analytics.core.cost import CostModel, Costs
 from unskew.analytics.core.iteration import Chunk
+from unskew.collector.events import RankRatio
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -130,3 +131,25 @@ def loads(times: UnitTimes) -> Residuals:
     together = np.nansum(by_kind * weight, axis=1) / total
     spent = np.bincount(cell // n_kinds, weights=measured, minlength=len(ranks))[seen]
     return Residuals(tuple(ranks[seen].tolist()), (*times.kinds, ALL), np.column_stack([by_kind, together]), spent, total)
+
+
+def rank_ratios(load: Residuals, scored: tuple[int, ...], score: Floats) -> tuple[RankRatio, ...]:
+    """The ranks seen, for the log. `score`, of the ranks `scored`: the highest sum of a rank's tests over the threshold; above
+    1.0 it decides."""
+    rows = [scored.index(rank) for rank in load.ranks] if load.ranks != scored else slice(None)
+    ratio = np.round(np.exp(load.residual), 4)
+    by_kind = {kind: [v if v > 0 else None for v in ratio[:, i].tolist()] for i, kind in enumerate(load.kinds)}
+    none = [None] * len(load.ranks)
+    return tuple(
+        RankRatio(rank=rank, measured_us=round(us), healthy_us=round(predicted), f=f, b=b, w=w, score=round(s, 3))
+        for rank, us, predicted, f, b, w, s in zip(
+            load.ranks,
+            load.measured_us.tolist(),
+            load.predicted_us.tolist(),
+            by_kind.get("F", none),
+            by_kind.get("B", none),
+            by_kind.get("W", none),
+            score[rows].tolist(),
+            strict=True,
+        )
+    )

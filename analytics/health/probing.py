@@ -67,7 +67,7 @@ def wanted(
     """The probe to run after iteration `now`, and why, or why not.
 
     `suspected_ranks`: rank -> excess (log) of its own time that its data-parallel or pipeline peers excuse
-    (`detector.suspected`).
+    (`products.suspected_ranks`).
     """
     if not suspected_ranks:
         return None, "nobody is in doubt"

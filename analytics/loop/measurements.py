@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from unskew.analytics.detector.standby import StandbyReading
+from unskew.analytics.detector.products import StandbyReading
 from unskew.analytics.health.probing import Probe, ProbeOptions, ProbeResult, measured, references, wanted
 from unskew.collector.events import Span, StandbyMeasured
 

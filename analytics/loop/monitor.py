@@ -13,10 +13,10 @@ import msgspec
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.outcome import Sight
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.detector import detector
+from unskew.analytics.detector import detector, products
 from unskew.analytics.detector.detector import DetectorState, Verdicts
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.detector.standby import StandbyReading, update_estimate
+from unskew.analytics.detector.products import StandbyReading
 from unskew.analytics.health.gpu_evidence import GpuHistory, remembered, with_gpu
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.pipeline.prediction import predict_iteration, predict_iterations
@@ -111,16 +111,16 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         return self._with_verdicts(*detector.lose(self.detector, suspect, iteration, self.options))
 
     def suspected_ranks(self, over: int) -> dict[int, float]:
-        """Ranks that are slow and excused (`detector.suspected`)."""
-        return detector.suspected_ranks(self.detector, self.options, over)
+        """Ranks that are slow and excused (`products.suspected_ranks`)."""
+        return products.suspected_ranks(self.detector, self.options, over)
 
     def probed(self, rank: int, slowdown: float, iteration: int) -> tuple[Monitor, Verdicts]:
-        """A probe has measured a suspected rank (`detector.confirm`)."""
-        return self._with_verdicts(*detector.confirm(self.detector, rank, slowdown, iteration, self.options))
+        """A probe has measured a suspected rank (`products.confirm`)."""
+        return self._with_verdicts(*products.confirm(self.detector, rank, slowdown, iteration, self.options))
 
     def on_standby(self, rank: int, readings: Sequence[StandbyReading], iteration: int) -> tuple[Monitor, Verdicts]:
-        """A rank that executes nothing has been measured again (`standby.believe`)."""
-        return self._with_verdicts(*update_estimate(self.detector, rank, readings, iteration, self.options))
+        """A rank that executes nothing has been measured again (`products.update_estimate`)."""
+        return self._with_verdicts(*products.update_estimate(self.detector, rank, readings, iteration, self.options))
 
     def _with_verdicts(self, state: DetectorState, verdicts: Verdicts) -> tuple[Monitor, Verdicts]:
         """With the Detector's new state and its verdicts, to which the GPUs' own words are added."""

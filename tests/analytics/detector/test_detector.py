@@ -14,8 +14,9 @@ from unskew.analytics.core.iteration import Chunk, CommittedIteration, Transfer
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import work_of
-from unskew.analytics.detector.detector import Detector, DetectorOptions, DetectorState, confirm, lose, step, suspected_ranks
+from unskew.analytics.detector.detector import Detector, DetectorOptions, DetectorState, lose, step
 from unskew.analytics.detector.options import EMULATED
+from unskew.analytics.detector.products import confirm, suspected_ranks
 from unskew.analytics.detector.tracks import learn_noise
 from unskew.analytics.diagnosis.failslow import settled
 from unskew.analytics.health.liveness import Suspect

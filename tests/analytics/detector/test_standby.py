@@ -12,7 +12,7 @@ from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.packing import pack
 from unskew.analytics.core.workload import work_of
-from unskew.analytics.detector.standby import AGREE, StandbyReading, concluded
+from unskew.analytics.detector.products import AGREE, StandbyReading, concluded
 from unskew.analytics.scheduler.propose import SchedulerState, propose
 from unskew.analytics.scheduler.recovery import recover
 

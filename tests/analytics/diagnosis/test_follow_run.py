@@ -107,7 +107,7 @@ def test_of_a_log_whose_beginning_is_pruned_no_probe_of_a_suspect_is_taken_for_a
 
 
 def test_iterations_that_nobody_judged_are(run: Run, log: RunLog) -> None:
-    """The controller was gone when rank 4 died: what it logged ends before anybody was slow."""
+    """What the controller logged ends before its first verdict; the ranks went on for a while."""
     (probed,) = run.of(Probed)
     at = next(i for i, event in enumerate(log.control) if isinstance(event, Verdict))
     first = tuple(one for one in log.released if one.committed.iteration < probed.at_iteration)

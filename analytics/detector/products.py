@@ -1,8 +1,10 @@
-"""Ranks on standby: slow devices that the plan does better without. What their own measurements change in what is estimated.
+"""What a device's own matrix product changes in what is estimated of it: of a suspect that is probed, of a rank on standby.
 
-The same for ranks that hold their layers as a spare copy and execute nothing.
+Ranks that are slower than their own past and excused by their peers are measured while training waits (`suspected_ranks`,
+`confirm`; docs/internals/probes.md). One product decides.
 
-Such a rank executes nothing, so the log has nothing about it. It multiplies its matrix now and then, while the others train
+On standby are slow devices that the plan does better without; the same for ranks that hold their layers as a spare copy. Such a
+rank executes nothing, so the log has nothing about it. It multiplies its matrix now and then, while the others train
 (docs/internals/standby.md), and the time over the one when the run began is its slowdown. One measurement decides nothing:
 
 * healthy again, when the last few are all below what is named as slow; how many doubles with each time that the rank was slow,
@@ -12,20 +14,49 @@ Such a rank executes nothing, so the log has nothing about it. It multiplies its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import log
 from statistics import median
 
 import msgspec
 import numpy as np
 
-from unskew.analytics.detector.detector import DetectorState, Verdicts, by_product
+from unskew.analytics.detector.detector import DetectorState, Verdicts, flag_rank, waiting_for
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import ALL
+from unskew.analytics.detector.suspicion import Excess, SpeedChange
 from unskew.collector.events import VerdictClosed
 
 AGREE = 2
 _MOST_DOUBLINGS = 5
+
+
+def suspected_ranks(state: DetectorState, options: DetectorOptions, over: int = 8) -> dict[int, float]:
+    """Ranks that are slower than their own past and prediction, and are not flagged because data-parallel or pipeline peers
+    are as well: rank -> median own excess (log) over the last `over` iterations, where it is as much as is named. A probe
+    can decide where `options.probes`, elsewhere nobody is suspected."""
+    tracks = state.tracks
+    if not options.probes or len(tracks.recent) < over or ALL not in tracks.kinds:
+        return {}
+    own = np.stack([seen.excess[0, :, tracks.kinds.index(ALL)] for seen in tracks.recent[-over:]])
+    known = np.flatnonzero(~np.isnan(own).any(axis=0)).tolist()
+    middle = {tracks.ranks[row]: float(np.median(own[:, row])) for row in known}
+    known_slow = {*state.open, *(rank for rank, at in state.acquitted.items() if at > state.iteration - over)}
+    return {rank: level for rank, level in middle.items() if level >= options.least_level() and rank not in known_slow}
+
+
+def confirm(
+    state: DetectorState, rank: int, ratio: float, iteration: int, options: DetectorOptions
+) -> tuple[DetectorState, Verdicts]:
+    """A probe of `rank` took `ratio` times as long as on a healthy device: a verdict on all its kinds of work, if that is as
+    much as is named and the rank is not flagged already."""
+    tracks = state.tracks
+    if rank in state.open or rank not in tracks.ranks or log(ratio) < options.least_level():
+        return state, ()
+    return _by_product(
+        state, rank, log(ratio), options,
+        since=iteration, at=iteration, iterations=1, sigma=options.sigma_floor, victims=waiting_for(state, rank),
+    )  # fmt: skip
 
 
 class StandbyReading(msgspec.Struct, frozen=True):
@@ -73,7 +104,7 @@ def update_estimate(
     if slowdown < options.least_slowdown:
         return _healthy(state, rank, agreed[0].iteration, iteration)
     sigma = max(state.noise.get(ALL, 0.0), options.sigma_floor)
-    return by_product(
+    return _by_product(
         state, rank, log(slowdown), options,
         since=agreed[0].iteration, at=iteration, iterations=AGREE, sigma=sigma, victims=(),
     )  # fmt: skip
@@ -93,3 +124,32 @@ def _healthy(state: DetectorState, rank: int, since: int, iteration: int) -> tup
         open={flagged: number for flagged, number in state.open.items() if flagged != rank},
         acquitted={**state.acquitted, rank: iteration},
     ), tuple(closed)
+
+
+def _by_product(
+    state: DetectorState,
+    rank: int,
+    level: float,
+    options: DetectorOptions,
+    *,
+    since: int,
+    at: int,
+    iterations: int,
+    sigma: float,
+    victims: Collection[int],
+) -> tuple[DetectorState, Verdicts]:
+    """The verdict from a rank's matrix product: all kinds of its work are as slow (log) as that, nothing distinguishes them."""
+    tracks = state.tracks
+    kinds = (*tracks.kinds_of(rank), ALL)
+    change = SpeedChange(
+        since=since,
+        iterations=iterations,
+        test="probe",
+        cusum=level,
+        threshold=options.least_level(),
+        levels=dict.fromkeys(kinds, level),
+        excess=dict.fromkeys(kinds, Excess(level)),
+    )
+    levels = np.array([level if kind in kinds else 0.0 for kind in tracks.kinds])
+    state = msgspec.structs.replace(state, tracks=tracks.with_levels(tracks.ranks.index(rank), levels, at))
+    return flag_rank(state, rank, change, at, options, sigma=sigma, victims=victims)
