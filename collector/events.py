@@ -491,6 +491,10 @@ class VerdictClosed(Control, frozen=True, kw_only=True, tag="verdict_closed@1"):
     reason: str
 
 
+MOST_SLOWDOWN = 2.0
+"""Who would only have seen a device at less than half of its speed has not looked."""
+
+
 class DetectionLimit(Control, frozen=True, kw_only=True, tag="detection_limit@1"):
     """What the Detector sees from `at_iteration` on, when that changed: a lasting slowdown of a device of `smallest_slowdown`
     times its healthy time is named; None = nobody can be judged, and `why`."""
@@ -516,6 +520,9 @@ class VerdictScored(Control, frozen=True, kw_only=True, tag="verdict_scored@1"):
 class Diagnosed(Control, frozen=True, kw_only=True, tag="diagnosed@1"):
     """What `unskew diagnose` found in the run's log: on the stream analysis/diagnose, when it differs from the last one.
 
+    `status`: the run's in the log that was read, "unfinished" before its end ("" in logs of versions that did not say): it is
+    about the whole run when the run ended so.
+
     `verdicts` are `Verdict`s as plain data with numbers of their own, not those of the live run. `outcome`: wrong, well or
     cannot_be_judged ("" in logs of versions that did not judge that); well = a lasting slowdown of `smallest_slowdown`
     times the healthy time would have been named; `why`: the sentence to it.
@@ -528,6 +535,7 @@ class Diagnosed(Control, frozen=True, kw_only=True, tag="diagnosed@1"):
     outcome: str = ""
     smallest_slowdown: float | None = None
     why: str = ""
+    status: str = ""
 
 
 # --- control: plan, approve, apply, score ----------------------------------------------------------------------------

@@ -13,15 +13,13 @@ from typing import Literal
 import msgspec
 
 from unskew.analytics.core.run_state import RunState
-from unskew.collector.events import Diagnosed, Verdict
+from unskew.collector.events import MOST_SLOWDOWN, Diagnosed, RunFinished, Verdict
 from unskew.collector.log_gap import dropped_sentence
 
 Scope = Literal["device", "replica", "job"]
 OutcomeWord = Literal["wrong", "well", "cannot_be_judged"]
 
 CLOSEST_FIRST: tuple[Scope, ...] = ("device", "replica", "job")
-MOST_SLOWDOWN = 2.0
-"""Who would only have seen a device at less than half of its speed has not looked."""
 LEAST_LOST_SHARE = 0.05
 """What costs so much of the time would be named if its cause were known: without one, nothing is well."""
 MOST_UNEXPLAINED_SHARE = 0.5
@@ -111,10 +109,10 @@ def outcome_of(
 
 
 def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
-    """What the control events of a run amount to: its last diagnosis once it is over, else what its controller named and would
-    have named. `controlled`: a living controller holds it."""
+    """What the control events of a run amount to: its last diagnosis where that read the log to the run's end, else what its
+    controller named and would have named. `controlled`: a living controller holds it. The view `outcomes` says the same."""
     over, found = state.finished, state.diagnosed
-    if over is not None and found is not None:
+    if over is not None and found is not None and _holds(found, over):
         return _diagnosed(found)
     gaps = [state.log_gap] if state.log_gap else []
     if state.started is not None and over is None and not controlled:
@@ -122,6 +120,12 @@ def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
     failure = f"the run failed: {over.reason or 'no reason given'}" if over is not None and over.status == "failed" else ""
     newest_first = [judged.verdict for judged in reversed(state.open_verdicts)]
     return outcome_of(newest_first, [_live_sight(state)], failure=failure, gaps=gaps, dropped=state.dropped)
+
+
+def _holds(found: Diagnosed, over: RunFinished) -> bool:
+    """Whether a diagnosis is about the run as it ended: what came later outranks it. Of versions that did not say how far they
+    read, all but calm counts."""
+    return found.status == over.status or (not found.status and found.outcome != "well")
 
 
 def _diagnosed(found: Diagnosed) -> Outcome:

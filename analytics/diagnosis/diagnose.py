@@ -55,7 +55,7 @@ Observability = Literal["chunks", "collectives", "flight recorder", "iterations"
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """`time_lost_s`: cause -> device-seconds, then the places of what has no cause, `unexplained` last; empty where it cannot
     be measured. `abstained`: what cannot be said, and which data is missing for it, a sentence each. `outcome`,
-    `smallest_slowdown`, `why`: as in `Outcome`."""
+    `smallest_slowdown`, `why`: as in `Outcome`. `status`: the run's, "unfinished" before its end."""
 
     run_id: str
     observability: Observability
@@ -66,6 +66,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     outcome: OutcomeWord
     smallest_slowdown: float | None
     why: str
+    status: str
 
     @property
     def sentence(self) -> str:
@@ -139,6 +140,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         outcome=outcome.outcome,
         smallest_slowdown=outcome.smallest_slowdown,
         why=outcome.why,
+        status=log.status,
     )
 
 

@@ -47,6 +47,11 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int] = {}
 
     @property
+    def status(self) -> str:
+        """The run's in this log, as the view `runs` has it."""
+        return "unfinished" if self.end in {"running", "lost"} else self.end
+
+    @property
     def imported(self) -> bool:
         return self.clock == "imported"
 

@@ -51,6 +51,12 @@ def _decision(
 _SPAN = "run, device, rank, plan_version, attempt, iteration, micro_batch, kind, start_us, wall_us"
 _WAITS = "compute_us, wait_tp_us, wait_dp_us, wait_pp_us, runq_us"
 
+_MISSING = "format('the log holds {} of the {} iterations that were committed', iterations, committed)"
+SILENT_S = 60
+_HEARD = f"""(select run from writers where split_part(writer, '@', 1) not in ('alerts', 'diagnose')
+    group by run having max(last_us) > epoch_us(get_current_timestamp()) - {SILENT_S * 1_000_000})"""
+"""Runs that somebody wrote to within the minute, as every controller does: whether one holds a run is not in the log."""
+
 VIEWS: dict[str, str] = {
     "events": events_of("log"),
     "spans": f"""
@@ -155,7 +161,7 @@ VIEWS: dict[str, str] = {
               from (select *, unnest(culprits::json[]) as party from verdicts) where party->>'kind' = 'device') named
         left join devices using (run, rank)""",
     "detection_limits": own_columns(events.DetectionLimit),
-    "outcomes": """
+    "outcomes": f"""
         with back as (
             select run, verdict from flagged join devices using (run, rank)
             where cause = 'dead' group by run, verdict having bool_and(state = 'joined')),
@@ -163,21 +169,33 @@ VIEWS: dict[str, str] = {
             select run, arg_max(sentence, seq) as sentence
             from (select * from verdicts where until_iteration is null) named anti join back using (run, verdict) group by run),
         diagnosed as (
-            select * from diagnoses join (select run from runs where finished_us is not null) over using (run)
-            qualify row_number() over (partition by run order by seq desc) = 1),
+            select * from (select * from diagnoses qualify row_number() over (partition by run order by seq desc) = 1) newest
+            semi join runs on newest.run = runs.run and runs.finished_us is not null
+                and (newest.status = runs.status or (newest.status = '' and newest.outcome != 'well'))),
+        gaps as (
+            select run, concat_ws(', ',
+                if(committed > iterations, {_MISSING}, null),
+                if(unwritten > 0, format('{{:,}} events could not be written', unwritten), null)) as gap
+            from (select finished.* replace (
+                      coalesce(committed, if(finished.status = 'done' and started.device_kind is not null,
+                          (started.options->>'iterations')::bigint, null)) as committed)
+                  from ({own_columns(events.RunFinished)}) finished join ({own_columns(events.RunStarted)}) started using (run))
+            union all
+            select run, 'the run ended without a word of how' from runs where finished_us is null and run not in {_HEARD}),
         sight as (select * from detection_limits qualify row_number() over (partition by run order by seq desc) = 1),
         found as (
             select runs.run, case when diagnosed.run is not null then coalesce(nullif(diagnosed.outcome, ''),
                         if(json_array_length(diagnosed.verdicts) > 0, 'wrong', 'cannot_be_judged'))
                     when wrong.run is not null or runs.status = 'failed' then 'wrong'
-                    when runs.status = 'incomplete' then 'cannot_be_judged'
-                    when sight.smallest_slowdown <= 2 then 'well' else 'cannot_be_judged' end as outcome,
+                    when gaps.gap != '' then 'cannot_be_judged'
+                    when sight.smallest_slowdown <= {events.MOST_SLOWDOWN} then 'well' else 'cannot_be_judged' end as outcome,
                 if(diagnosed.run is not null, diagnosed.smallest_slowdown, sight.smallest_slowdown) as smallest_slowdown,
                 coalesce(nullif(diagnosed.why, ''),
-                    concat_ws('; ', coalesce(wrong.sentence, if(runs.status = 'incomplete', runs.reason, null),
+                    concat_ws('; ', coalesce(wrong.sentence, if(runs.status != 'failed', nullif(gaps.gap, ''), null),
                         nullif(sight.why, ''), nullif(runs.reason, '')),
                         if(runs.n_dropped > 0, runs.n_dropped || ' events were dropped unwritten', null))) as why
-            from runs left join diagnosed using (run) left join wrong using (run) left join sight using (run))
+            from runs left join diagnosed using (run) left join wrong using (run) left join sight using (run)
+                left join gaps using (run))
         select run, outcome, if(outcome = 'cannot_be_judged', null, smallest_slowdown) as smallest_slowdown, why from found""",
     "detection": """
         select runs.run, coalesce(given.n_verdicts, 0) as n_verdicts, coalesce(given.n_correct, 0) as n_correct,

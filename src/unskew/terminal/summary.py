@@ -57,7 +57,7 @@ def _completeness(summary: Summary) -> str:
         return "log complete"
     if events.unwritten:
         return f"log incomplete: {events.unwritten:,} more could not be written"
-    if summary.status == "done" and not events.dropped:
+    if summary.committed <= summary.iterations and not events.dropped:
         return "log late: some votes came before every rank had flushed its events"
     return "log incomplete"
 

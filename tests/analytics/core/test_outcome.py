@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from pathlib import Path
+from time import time
 
 import msgspec
 import pytest
@@ -13,6 +14,8 @@ from unskew.analytics.core.run_state import RunState, fold
 from unskew.collector import events as ev
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
+from unskew.collector.read.views import SILENT_S
+from unskew.collector.write import control_stream
 from unskew.collector.write.control_stream import ControlStream
 
 SEES = Sight(scope="device", smallest_slowdown=1.07)
@@ -92,8 +95,19 @@ BLINDED = ev.DetectionLimit(at_iteration=20, smallest_slowdown=None, why="the lo
 DONE = ev.RunFinished(status="done", iterations=40)
 CLOSED = ev.VerdictClosed(verdict=1, until_iteration=12, at_iteration=14, reason="well again")
 DIAGNOSED = ev.Diagnosed(
-    observability="chunks", verdicts=(), time_lost_s={}, abstained=(), outcome="cannot_be_judged", why="too noisy"
+    observability="chunks",
+    verdicts=(),
+    time_lost_s={},
+    abstained=(),
+    outcome="cannot_be_judged",
+    why="too noisy",
+    status="done",
 )
+CALM = msgspec.structs.replace(DIAGNOSED, outcome="well", smallest_slowdown=1.1, why="any device by 10 %")
+BEFORE_THE_END = msgspec.structs.replace(CALM, status="unfinished")
+OLD_CALM = msgspec.structs.replace(CALM, status="")
+FAILED = ev.RunFinished(status="failed", iterations=3, reason="no plan is left")
+STOPPED_SHORT = ev.RunFinished(status="stopped", iterations=40, committed=60, reason="Ctrl-C or SIGTERM")
 
 
 @pytest.mark.parametrize(
@@ -108,8 +122,13 @@ DIAGNOSED = ev.Diagnosed(
         ([STARTED, SEEN, verdict("rank 1 is slow"), CLOSED], True, "well", "15 %"),
         ([STARTED, DONE], False, "cannot_be_judged", "over before"),
         ([STARTED, SEEN, DONE], False, "well", "15 %"),
-        ([STARTED, SEEN, ev.RunFinished(status="failed", iterations=3, reason="no plan is left")], False, "wrong", "no plan"),
+        ([STARTED, SEEN, FAILED], False, "wrong", "no plan"),
         ([STARTED, SEEN, DONE, DIAGNOSED], False, "cannot_be_judged", "too noisy"),
+        ([STARTED, DONE, CALM], False, "well", "10 %"),
+        ([STARTED, SEEN, BEFORE_THE_END, FAILED], False, "wrong", "no plan"),
+        ([STARTED, SEEN, BEFORE_THE_END, verdict("rank 1 is slow"), DONE], False, "wrong", "rank 1 is slow"),
+        ([STARTED, BEFORE_THE_END, STOPPED_SHORT], False, "cannot_be_judged", "40 of the 60"),
+        ([STARTED, OLD_CALM, DONE], False, "cannot_be_judged", "over before"),
         ([msgspec.structs.replace(STARTED, device="simulated"), DONE], False, "cannot_be_judged", "simulated"),
         ([msgspec.structs.replace(STARTED, clock="imported"), DONE], False, "cannot_be_judged", "nobody has judged"),
     ],
@@ -120,21 +139,26 @@ def test_the_log_of_a_run_tells_how_it_goes(events: list[ev.Control], controlled
     assert why in found.why
 
 
-def test_sql_gives_the_same_outcome_as_the_page(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+def test_sql_gives_the_same_outcome_as_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, at_s = Store(tmp_path), int(time())
     stories: dict[str, list[ev.Control]] = {
         "warm-up": [], "seen": [SEEN], "blinded": [SEEN, BLINDED], "slow": [SEEN, verdict("rank 1 is slow")],
         "well-again": [SEEN, verdict("rank 1 is slow"), CLOSED, DONE], "short": [DONE], "diagnosed": [SEEN, DONE, DIAGNOSED],
-        "failed": [SEEN, ev.RunFinished(status="failed", iterations=3, reason="no plan is left")],
+        "failed": [SEEN, FAILED], "calm": [DONE, CALM], "old-calm": [DONE, OLD_CALM], "killed": [SEEN],
+        "slow-later": [SEEN, BEFORE_THE_END, verdict("rank 1 is slow"), DONE], "failed-later": [BEFORE_THE_END, FAILED],
+        "stopped-short": [SEEN, BEFORE_THE_END, STOPPED_SHORT],
+        "unwritten": [SEEN, msgspec.structs.replace(DONE, unwritten=1234)],
     }  # fmt: skip
     for run, events in stories.items():
+        written_s = at_s - 2 * SILENT_S * (run == "killed")
+        monkeypatch.setattr(control_stream, "time_ns", lambda written_s=written_s: written_s * 10**9)
         stream = ControlStream(store, run, f"run/{run}", "controller")
         stream.append(stream.version, [msgspec.structs.replace(STARTED, run=run), *events], actor="controller")
         stream.close()
     with open_store(store) as reader:
         rows = {row["run"]: row for row in reader.sql("select * from outcomes").to_dicts()}
     for run, events in stories.items():
-        expected = outcome_of_run(reduce(fold, [STARTED, *events], RunState()), controlled=True)
+        expected = outcome_of_run(reduce(fold, [STARTED, *events], RunState()), controlled=run != "killed")
         assert rows[run]["outcome"] == expected.outcome, run
         assert rows[run]["smallest_slowdown"] == expected.smallest_slowdown, run
         assert expected.outcome == "well" or not rows[run]["why"] or rows[run]["why"] in expected.why, run

@@ -97,6 +97,7 @@ def record(place: Store, one: Diagnosis, before: Diagnosed | None) -> None:
         outcome=one.outcome,
         smallest_slowdown=one.smallest_slowdown,
         why=one.why,
+        status=one.status,
     )
     if before is not None and msgspec.json.encode(event) == msgspec.json.encode(before):
         return
