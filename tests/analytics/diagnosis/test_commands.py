@@ -12,7 +12,6 @@ import pytest
 from support.runtime_runs import SMALL, Run, train
 from typer.testing import CliRunner
 
-from unskew.analytics.predictor.retraining import NO_WORSE
 from unskew.cli import app
 from unskew.collector.events import Verdict, VerdictScored
 from unskew.collector.formats.registry import bring_in
@@ -146,13 +145,9 @@ def test_retraining_by_hand_is_tested_on_later_iterations_and_logged_when_better
     assert code == 0, output
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["fitted_on"][1] < found["tested_on"][0]
-    assert found["error_percent"]["chunks, later"] < 2
+    assert found["error_percent"]["chunks, later"] < 0.01  # exactly, on a virtual device: the slow rank's speed is divided out
     written = slowed.sql("select predictor, trigger from predictors where run = $run order by predictor")
     assert ("by hand" in [row["trigger"] for row in written]) == found["replaced"]
-    better = found["error_percent"]["chunks, later"] + found["error_percent"]["iteration, later"]
-    before = found["error_percent"]["chunks, later, before"] + found["error_percent"]["iteration, later, before"]
-    no_worse = found["error_percent"]["chunks, later"] <= found["error_percent"]["chunks, later, before"] + 100 * NO_WORSE
-    assert found["replaced"] == (better < before and no_worse)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.predictor.fit import NotIdentifiable, TimedIteration, at_healthy_speed, fit, fit_terms
 from unskew.analytics.predictor.refit import coverage
-from unskew.analytics.predictor.retraining import IterationSample
+from unskew.analytics.predictor.retraining import NO_WORSE, IterationSample, PredictorBacktest
 
 TRUTH = CostModel(
     chunks={
@@ -219,3 +219,20 @@ def test_gradient_groups_that_share_ranks_follow_each_other() -> None:
     free = msgspec.structs.replace(cost, collective_us=0.0)
     apart = predict_iteration(shifted, works, cost).iteration_us - predict_iteration(shifted, works, free).iteration_us
     assert apart == pytest.approx(9000)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "iterations", "replaces"),
+    [
+        (0.02, 0.029, True),
+        (0.02, 0.03, False),
+        (0.02 + NO_WORSE / 2, 0.01, True),
+        (0.02 + 2 * NO_WORSE, 0.0, False),
+        (0.0, 0.06, False),
+    ],
+)
+def test_a_predictor_replaces_one_when_its_chunks_are_no_worse_and_the_sum_of_its_errors_is_smaller(
+    chunks: float, iterations: float, replaces: bool
+) -> None:
+    old = PredictorBacktest(n=8, chunks=0.02, iterations=0.03)
+    assert PredictorBacktest(n=8, chunks=chunks, iterations=iterations).beats(old) is replaces
