@@ -23,8 +23,20 @@ ChunkKind = Literal["F", "B", "W"]
 """Forward, backward, gradient of weights; where a schedule has no W of its own, B is the whole backward pass."""
 CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather"]
 SpanKind = Literal[
-    ChunkKind, "send", "recv", CollectiveKind, "optimizer", "data_wait", "gc", "checkpoint", "probe", "regroup", "migrate"
+    ChunkKind,
+    "send",
+    "recv",
+    CollectiveKind,
+    "optimizer",
+    "data_wait",
+    "other",
+    "gc",
+    "checkpoint",
+    "probe",
+    "regroup",
+    "migrate",
 ]
+"""Other: what a loop that is not ours did between the work that is known by a name."""
 CHUNK_KINDS: tuple[ChunkKind, ...] = get_args(ChunkKind)
 CHUNK_NAMES: dict[str, str] = {"F": "forward", "B": "backward", "W": "weight gradients"}
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
@@ -139,6 +151,29 @@ class RankRatio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     b: float | None = None
     w: float | None = None
     score: float = 0.0
+
+
+class RankAttached(Telemetry, frozen=True, kw_only=True, tag="rank_attached@1"):
+    """A process of a training that is not ours begins to be measured, as rank `rank` of `ranks`.
+
+    `groups`: the members of its process groups that are smaller than the job; `off`: what cannot be measured, a sentence each.
+    """
+
+    rank: int
+    ranks: int
+    node: str
+    pid: int
+    on_gpu: bool = False
+    groups: tuple[tuple[int, ...], ...] = ()
+    off: tuple[str, ...] = ()
+
+
+class RankDetached(Telemetry, frozen=True, kw_only=True, tag="rank_detached@1"):
+    """The process of a `RankAttached` ends, by itself; `error`: the exception that ends it, "" = none."""
+
+    rank: int
+    pid: int
+    error: str = ""
 
 
 class HostClock(Telemetry, frozen=True, kw_only=True, tag="host_clock@1"):
@@ -673,7 +708,8 @@ class AlertDelivered(Control, frozen=True, kw_only=True, tag="alert_delivered@1"
 
 
 TELEMETRY: tuple[type[Telemetry], ...] = (
-    Span, MicroBatchPacked, IterationCommitted, Heartbeat, IterationJudged, IterationTimed, OperationsRecorded,
+    Span, MicroBatchPacked, IterationCommitted, Heartbeat, RankAttached, RankDetached, IterationJudged, IterationTimed,
+    OperationsRecorded,
     SourceRecorded, CollectiveRecorded, GroupRecorded, GpuState, HostClock, Dropped,
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (

@@ -42,12 +42,23 @@ class CommittedIteration(msgspec.Struct, frozen=True, kw_only=True):
     transfers: tuple[Transfer, ...] = ()
 
 
+class BesideChunks(msgspec.Struct, frozen=True, gc=False):
+    """Work of a rank that is no chunk: its kind of span, its own time (us)."""
+
+    rank: int
+    kind: str
+    us: float
+
+
 class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """A whole committed iteration, the times of its messages and gradient collectives, what was probed before it, and what
-    GPUs reported about themselves in it, by rank."""
+    GPUs reported about themselves in it, by rank. `beside`: what ranks did beside their chunks;
+    `without_core`: the part of their chunks' time (0 to 1) in which they were ready and had no core."""
 
     committed: CommittedIteration
     transfers_us: tuple[float, ...]
     probes: tuple[Span, ...] = ()
     collectives_us: tuple[float, ...] = ()
     gpus: tuple[GpuState, ...] = ()
+    beside: tuple[BesideChunks, ...] = ()
+    without_core: float = 0.0

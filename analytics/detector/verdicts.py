@@ -15,7 +15,13 @@ from unskew.analytics.detector.suspicion import Excess, SpeedChange
 from unskew.analytics.health.liveness import Suspect
 from unskew.collector.events import Cause, Party, Verdict, VerdictClosed
 
-WORK = {"F": "its forward pass", "B": "its backward pass", "W": "its weight gradients"}
+WORK = {
+    "F": "its forward pass",
+    "B": "its backward pass",
+    "W": "its weight gradients",
+    "optimizer": "its optimizer step",
+    "other": "the rest of its step",
+}
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal noise
 
 
@@ -125,7 +131,7 @@ def lost_verdict(number: int, suspect: Suspect, at: int, config: str) -> Verdict
 
 
 def _pace(speed: dict[str, float], kinds: int) -> str:
-    if len(speed) == kinds:
+    if len(speed) == kinds and not speed.keys() & {"optimizer", "other"}:
         return f"computes at {sum(speed.values()) / len(speed):.2f} of its healthy speed"
     parts = [f"{WORK.get(kind, kind)} at {value:.2f}" for kind, value in speed.items()]
     return f"runs {' and '.join(parts)} of its healthy speed"

@@ -42,8 +42,9 @@ class RankTimes(msgspec.Struct, frozen=True, dict=True):
     us: Floats
 
 
-def judge_workers(times: RankTimes, options: DetectorOptions, *, equal_work: bool) -> Findings:
-    """Who is slow, and how slow one would have to be to be named. `equal_work`: whether (2) may compare."""
+def judge_workers(times: RankTimes, options: DetectorOptions, *, equal_work: bool, lengths_known: bool = False) -> Findings:
+    """Who is slow, and how slow one would have to be to be named. `equal_work`: whether (2) may compare; `lengths_known`: times
+    are over what the data lets expect, so a rank's data is no excuse."""
     ranks = tuple(times.role_of)
     company = company_of(equal_roles(times.role_of), ranks)
     over = _over_others(times, company)
@@ -52,7 +53,7 @@ def judge_workers(times: RankTimes, options: DetectorOptions, *, equal_work: boo
     detected, sight = _changes(times, msgspec.structs.replace(options, sigma_floor=max(options.sigma_floor, sigma)))
     if not equal_work:
         return Findings(verdicts=detected, sight=_of_own_past(times, sight, options))
-    compared = [*_differences(times, over, noise, company, options)]
+    compared = [*_differences(times, over, noise, company, options, lengths_known=lengths_known)]
     first: dict[tuple[Party, ...], Verdict] = {}
     for verdict in sorted([*compared, *detected], key=lambda one: one.since_iteration):
         first.setdefault(verdict.culprits, verdict)
@@ -112,7 +113,13 @@ def _changes(times: RankTimes, options: DetectorOptions) -> tuple[tuple[Verdict,
 
 
 def _differences(
-    times: RankTimes, over: Floats, noise: Floats, company: PeerGroups, options: DetectorOptions
+    times: RankTimes,
+    over: Floats,
+    noise: Floats,
+    company: PeerGroups,
+    options: DetectorOptions,
+    *,
+    lengths_known: bool,
 ) -> Iterator[Verdict]:
     """A verdict on each rank that took longer than the others of its role."""
     least = options.least_level(young=len(times.iterations) < options.own_past)
@@ -144,7 +151,7 @@ def _differences(
         if len(after) >= options.least_iterations and np.nanmedian(after) < levels[kind] / 2:
             verdict = msgspec.structs.replace(verdict, until_iteration=times.iterations[end])
         alike = len(verdict.speed) == len(times.kinds) and min(levels.values()) >= max(levels.values()) / 2
-        yield _or_its_data(verdict) if begin == 0 and alike else verdict
+        yield _or_its_data(verdict) if begin == 0 and alike and not lengths_known else verdict
 
 
 def _heaviest(over: Floats, sigma: float, options: DetectorOptions) -> tuple[int, int, float]:

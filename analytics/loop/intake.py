@@ -14,12 +14,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry, Transfer
+from unskew.analytics.core.iteration import BesideChunks, Chunk, CommittedIteration, IterationTelemetry, Transfer
 from unskew.analytics.core.plan import Plan, chunk_kinds
 from unskew.analytics.core.workload import Work, work_of
 from unskew.collector.events import CHUNK_KINDS, Event, GpuState, IterationCommitted, MicroBatchPacked, Span
 
 _PATIENCE_POLLS = 20
+BESIDE_CHUNKS = frozenset({"optimizer", "data_wait", "other"})
 
 
 class _Open(msgspec.Struct):
@@ -46,15 +47,18 @@ class _Open(msgspec.Struct):
         chunks = sum(span.kind in CHUNK_KINDS for span in self.counted())
         return chunks >= expected and len(self.packed) == len(plan.routes)
 
-    def is_whole(self, plan: Plan) -> bool:
+    def is_whole(self, plan: Plan, marks_suffice: bool) -> bool:
         """Whether nothing more is to come; a rank that died before its step leaves no watermark."""
-        return sum(mark.plan_version == plan.plan_version for mark in self.marks) == len(plan.ranks) and self.is_complete(plan)
+        marked = sum(mark.plan_version == plan.plan_version for mark in self.marks) == len(plan.ranks)
+        return marked and (marks_suffice or self.is_complete(plan))
 
 
 class Intake:
-    """Feed it every poll of the tail, also an empty one."""
+    """Feed it every poll of the tail, also an empty one. `marks_suffice`: a rank writes its watermark behind all else of the
+    iteration, so with everybody's watermark nothing more is to come, whatever the plan lets expect."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, marks_suffice: bool = False) -> None:
+        self._marks_suffice = marks_suffice
         self._open: dict[int, _Open] = {}
         self._next = 0
         self._polls = 0
@@ -80,7 +84,7 @@ class Intake:
         released = []
         while (opened := self._open.get(self._next)) and opened.marks and opened.mark.plan_version in plan_of:
             plan, waited = plan_of[opened.mark.plan_version], self._polls - opened.marked_at_poll
-            if waited < 1 or (waited < _PATIENCE_POLLS and not opened.is_whole(plan)):
+            if waited < 1 or (waited < _PATIENCE_POLLS and not opened.is_whole(plan, self._marks_suffice)):
                 break
             released.append(_release(opened, plan))
             del self._open[self._next]
@@ -120,6 +124,8 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
         # Ranks that execute nothing measure themselves beside the iterations; what they find comes by a control event.
         probes=tuple(span for span in counted if span.kind == "probe" and span.rank in plan.executors),
         gpus=tuple(sorted(opened.gpus, key=lambda state: state.rank)),
+        beside=tuple(BesideChunks(span.rank, span.kind, _own_us(span)) for span in counted if span.kind in BESIDE_CHUNKS),
+        without_core=sum(span.runq_us or 0 for span in chunks) / max(sum(span.wall_us for span in chunks), 1),
     )
 
 
@@ -131,9 +137,13 @@ def _chunk(span: Span, works: dict[int, Work], plan: Plan) -> Chunk:
         n_layers=n_layers,
         has_head=first + n_layers == plan.n_layers,
         work=works[span.micro_batch or 0],
-        us=float(span.compute_us if span.compute_us is not None else span.wall_us),
+        us=_own_us(span),
         tp=len(plan.teams.get((span.micro_batch or 0, first), (span.rank,))),
     )
+
+
+def _own_us(span: Span) -> float:
+    return float(span.compute_us if span.compute_us is not None else span.wall_us)
 
 
 def _transfers(spans: list[Span]) -> tuple[Transfer, ...]:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     __version__: str
     from unskew.collector.paths import Store
     from unskew.collector.read.reader import Reader
+    from unskew.runtime.attach.session import LoopSession
 
-__all__ = ["Store", "__version__", "open"]
+__all__ = ["Store", "__version__", "attach", "open"]
 
 
 def open(store: str | os.PathLike[str] | None = None) -> Reader:
@@ -33,6 +34,18 @@ def open(store: str | os.PathLike[str] | None = None) -> Reader:
     if not found.root.is_dir():  # an empty answer would be taken for one
         raise StoreError(f"there is no store in {found.root}")
     return reader.open_store(found)
+
+
+def attach(store: str | os.PathLike[str] | None = None, *, run: str | None = None) -> LoopSession:
+    """Measure this process's training loop from its first `backward()` on, into the store at `store`, else $UNSKEW_STORE, else
+    data/store; its ranks share `run`, else $UNSKEW_RUN, else what their launcher gave all of them.
+
+    Never harms the loop: what cannot be measured is left out and told once. A second call returns the same session, whose
+    `note(tokens=, loss=)` adds facts to the step in progress. UNSKEW=0 in the environment switches it off.
+    """
+    from unskew.runtime.attach import start
+
+    return start.attach(store, run=run)
 
 
 def __getattr__(name: str) -> Any:

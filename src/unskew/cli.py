@@ -41,7 +41,7 @@ def unskew_command(
 
 
 app.command(rich_help_panel=TRAIN)(run.run)
-app.command(rich_help_panel=TRAIN)(watch.watch)
+app.command(rich_help_panel=TRAIN, cls=watch.WatchCommand)(watch.watch)
 app.command(rich_help_panel=TRAIN)(decide.approve)
 app.command(rich_help_panel=TRAIN)(decide.reject)
 app.command(rich_help_panel=TRAIN)(decide.mode)

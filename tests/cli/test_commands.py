@@ -54,7 +54,7 @@ def call(*arguments: str) -> Result:
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(unskew.__all__) == ["Store", "__version__", "open"]
+    assert sorted(unskew.__all__) == ["Store", "__version__", "attach", "open"]
     assert all(hasattr(unskew, name) for name in unskew.__all__)
 
 

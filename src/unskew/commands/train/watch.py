@@ -1,30 +1,65 @@
-"""`unskew watch`."""
+"""`unskew watch`: a run as it goes, or a command that trains, started and watched."""
 
 from __future__ import annotations
 
+import secrets
 import time
 from contextlib import suppress
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from unskew.commands.common import StoreOption, known_run, locate, newest_run, refuse, warn
+from unskew.commands.common import JsonOption, StoreOption, fail, known_run, locate, newest_run, refuse, warn, write_json
+
+if TYPE_CHECKING:
+    from unskew.collector.paths import Store
 
 POLL_S = 0.5
+COMMAND = "unskew.command"
+
+
+class WatchCommand(TyperCommand):
+    """What stands behind `--` is a command of the user's, and no option of ours is looked for in it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[COMMAND] = args[at + 1 :]
+            args = args[:at]
+        return super().parse_args(ctx, args)
 
 
 def watch(
-    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Which run.", show_default="the newest")] = None,
+    ctx: typer.Context,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN | -- CMD...]", help="Which run, or what to start.", show_default="the newest run"),
+    ] = None,
     store: StoreOption = None,
+    json: JsonOption = None,
 ) -> None:
-    """Show a run as it goes, until it ends or Ctrl-C; an ended run is shown as it ended."""
+    """Show a run as it goes, until it ends or Ctrl-C; or start a training of your own and say who slows it, and why."""
+    command: list[str] | None = ctx.meta.get(COMMAND)
+    if command is None:
+        if json is not None:
+            refuse("--json is for a command that is started: unskew watch --json FILE -- CMD...")
+        follow_run(locate(store), run)
+    elif not command or run is not None:
+        refuse("behind -- a command is needed, and no run before it: unskew watch -- torchrun --nproc-per-node 2 train.py")
+    else:
+        raise typer.Exit(watch_training(locate(store), command, json))
+
+
+def follow_run(place: Store, run: str | None) -> None:
+    """The live view of a run that somebody else has started."""
     from rich.console import Console
 
     from unskew.collector.write.commands import controller_alive
     from unskew.terminal.follow import LogFollower
     from unskew.terminal.live import Screen
 
-    place = locate(store)
     name = newest_run(place) if run is None else known_run(place, run)
     if name is None:
         refuse(f"there is no run in {place.root} yet: start one with `unskew run`")
@@ -44,3 +79,42 @@ def watch(
     if not alive and screen.state.run.finished is None:
         warn([f"the controller of run {name} is gone: the run ended without saying so"])
     warn(follow.problems)
+
+
+def watch_training(place: Store, command: list[str], json: Path | None) -> int:
+    """Start, watch, sum up; the command's exit code. The terminal is the command's: ours are lines on stderr among its own."""
+    from rich.console import Console
+
+    from unskew.collector.paths import make_folder
+    from unskew.collector.read.reader import open_store
+    from unskew.runtime.attach.watcher import watch_command
+    from unskew.runtime.control.summary import SummaryBuilder
+    from unskew.terminal.live import Screen
+    from unskew.terminal.live_view import render
+    from unskew.terminal.time_by_phase import PhaseTimes, phase_table
+
+    make_folder(place.root)
+    run = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    console, facts = Console(stderr=True), [("store", str(place.root)), ("run", run)]
+    builder, phases = SummaryBuilder(), PhaseTimes()
+    with Screen(Console(stderr=True, force_terminal=False), facts) as screen:
+
+        def take(entry: Any) -> None:
+            builder.take(entry)
+            phases.take(entry.event)
+            screen.feed(entry)
+
+        try:
+            code, end = watch_command(place, run, command, on_entry=take, on_tick=screen.tick)
+        except OSError as error:
+            fail(f"{command[0]} cannot be started: {error.strerror or error}")
+    if end is None:
+        warn(["no training was seen in the command: none of its Python processes called backward() with Unskew at hand"])
+        return code
+    console.print(render(screen.state, facts, console.width, 60))
+    console.print(phase_table(phases))
+    with open_store(place) as reader:
+        stored = int(reader.sql("select count(*) as n from events where run = ?", [run])["n"][0])
+    device = screen.state.run.started.device if screen.state.run.started else ""
+    write_json(json, builder.summary(run, device, stored, None, end))
+    return code

@@ -1,0 +1,305 @@
+"""A command that trains, watched from outside: started unchanged, its ranks' log followed and judged, its end passed on.
+
+One thread. It may die at any moment without harm to the training: ranks write to their spools, whoever reads them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+
+from unskew.analytics.core.code_hash import code_hash
+from unskew.analytics.core.iteration import IterationTelemetry
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.detector.options import options_for
+from unskew.analytics.health.liveness import Suspect
+from unskew.analytics.loop import attached_rules as rules
+from unskew.analytics.loop.intake import Intake
+from unskew.collector.events import (
+    Control,
+    DeviceJoined,
+    DeviceKind,
+    DeviceLost,
+    Event,
+    Heartbeat,
+    IterationCommitted,
+    MicroBatchPacked,
+    PlanApplied,
+    RankAttached,
+    RankDetached,
+    RunFinished,
+    RunStarted,
+    Telemetry,
+    VerdictClosed,
+)
+from unskew.collector.files.tail import Entry, Tail
+from unskew.collector.paths import Store
+from unskew.collector.service.process import ensure_collector
+from unskew.collector.write.commands import hold_controller_lock
+from unskew.collector.write.control_stream import ControlStream
+from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.attach.exits import Exit, Exits
+
+BOOT = Path(__file__).with_name("boot")
+POLL_S = 0.05
+COLLECTOR_S = 2.0
+LAST_POLLS = 25
+"""Beyond the patience of the intake."""
+DEVICE: DeviceKind = "cores"
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""The exit codes of a command that was stopped by a person or a scheduler."""
+
+
+def environment(store: Store, run: str, given: Mapping[str, str]) -> dict[str, str]:
+    """That of a command whose Python processes are to be measured."""
+    path = os.pathsep.join(part for part in (str(BOOT), given.get("PYTHONPATH", "")) if part)
+    return {**given, "PYTHONPATH": path, "UNSKEW_STORE": str(store.root), "UNSKEW_RUN": run}
+
+
+def watch_command(
+    store: Store,
+    run: str,
+    command: Sequence[str],
+    *,
+    on_entry: Callable[[Entry], None] = lambda _: None,
+    on_tick: Callable[[], None] = lambda: None,
+) -> tuple[int, RunFinished | None]:
+    """Run `command` to its end; its exit code (128 + n for signal n), and how the run ended: None when no rank was seen. Raises
+    `OSError` when the command cannot be started."""
+    with hold_controller_lock(store, run):
+        process = subprocess.Popen(command, env=environment(store, run, os.environ))
+        with _SignalRelay(process):
+            watcher = JobWatcher(store, run, command, on_entry)
+            next_collector_s = 0.0
+            try:
+                while process.poll() is None:
+                    if time.monotonic() >= next_collector_s:
+                        next_collector_s = time.monotonic() + COLLECTOR_S
+                        ensure_collector(store)
+                    watcher.look()
+                    on_tick()
+                    time.sleep(POLL_S)
+                code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+                end = watcher.finish(code)
+                on_tick()
+            finally:
+                watcher.close()
+    return code, end
+
+
+class _SignalRelay:
+    """Ctrl-C reaches the command by itself, as it shares the terminal; SIGTERM is passed on. Neither ends the watching."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def __enter__(self) -> None:
+        self._before = {
+            signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, self._pass_on),
+        }
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's arguments
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+
+class JobWatcher:
+    """The ranks of one run, as their log and their processes show them."""
+
+    def __init__(self, store: Store, run: str, command: Sequence[str], on_entry: Callable[[Entry], None]) -> None:
+        self._store, self._run, self._command, self._on_entry = store, run, command, on_entry
+        self._tail, self._intake = Tail(store, run), Intake(marks_suffice=True)
+        self._stream: ControlStream | None = None
+        self._spool: SpoolWriter | None = None
+        self._state: rules.AttachedState | None = None
+        self._attached: dict[int, RankAttached] = {}
+        self._detached: dict[int, RankDetached] = {}
+        self._exits, self._lost = Exits(), False
+        self._beats: dict[int, Heartbeat] = {}
+        self._packed: set[tuple[int, int]] = set()
+        self._marked: set[int] = set()
+        self._iterations = 0
+        self._stepped_s = time.monotonic()
+        self._hung: int | None = None
+
+    def look(self) -> None:
+        """What is new."""
+        now_s = time.monotonic()
+        self._read()
+        self._keep_watch(now_s)
+
+    def finish(self, code: int) -> RunFinished | None:
+        """The command has ended: read to the end, say how."""
+        self.look()
+        self._read_all()
+        for _ in range(LAST_POLLS):  # what is incomplete is given up
+            self._read()
+        if self._stream is None or self._spool is None:
+            return None
+        asked = code in STOPPED
+        end = RunFinished(
+            status="done" if code == 0 else "stopped" if asked else "failed",
+            iterations=self._iterations,
+            reason="" if code == 0 else f"the command ended with exit code {code}",
+            committed=self._iterations,
+        )
+        self._log((end,))
+        self._spool.close()
+        self._read_all()
+        return end
+
+    def _read_all(self) -> None:
+        self._read()
+        while self._tail.behind:
+            self._read()
+
+    def close(self) -> None:
+        self._exits.close()
+        if self._spool is not None:
+            self._spool.close()
+        if self._stream is not None:
+            self._stream.close()
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        entries = self._tail.poll()
+        for entry in entries:
+            self._take(entry.event)
+        plans: dict[int, Plan] = {} if self._state is None else {0: self._state.plan}
+        for released in self._intake.take([entry.event for entry in entries], plans):
+            self._committed(released)
+        for entry in entries:
+            self._on_entry(entry)
+
+    def _take(self, event: Event | None) -> None:
+        match event:
+            case RankAttached() if event.rank not in self._attached:
+                self._joined(event)
+            case RankDetached():
+                self._detached[event.rank] = event
+            case Heartbeat():
+                self._beats[event.rank] = event
+            case MicroBatchPacked() if self._state is None and event.iteration == 0:
+                self._packed.add((event.micro_batch, event.attempt))
+            case IterationCommitted():
+                self._stepped_s = time.monotonic()
+                self._marked.add(event.rank)
+                if self._state is None and self._attached.keys() <= self._marked and self._everybody():
+                    self._begin()
+
+    def _everybody(self) -> bool:
+        return bool(self._attached) and len(self._attached) == next(iter(self._attached.values())).ranks
+
+    def _joined(self, event: RankAttached) -> None:
+        self._attached[event.rank] = event
+        if event.node == socket.gethostname():
+            self._exits.watch(event.rank, event.pid)
+        if self._stream is None:
+            self._stream = ControlStream(self._store, self._run, f"run/{self._run}", "controller")
+            self._spool = SpoolWriter(self._store, self._run, "controller")
+            started = RunStarted(
+                run=self._run,
+                device="gpus of a training of your own" if event.on_gpu else "cores of a training of your own",
+                device_kind="gpus" if event.on_gpu else DEVICE,
+                clock="monotonic",
+                mode="observe",
+                ranks=event.ranks,
+                options={"command": [*self._command]},
+                code=code_hash(),
+                version=version("unskew"),
+            )
+            self._log((started,))
+        joined = DeviceJoined(device=f"{event.node}:{event.rank}", rank=event.rank, node=event.node, pid=event.pid)
+        self._log((joined,))
+
+    def _begin(self) -> None:
+        ranks = sorted(self._attached)
+        counts = dict.fromkeys(ranks, 0)
+        for number, _ in self._packed:
+            counts[ranks[number % len(ranks)]] += 1
+        plan, why_not = rules.plan_of(self._attached, counts)
+        applied = PlanApplied(
+            plan_version=0, digest=plan.digest, proposal="", iteration=0, reason="as it was found", plan=plan.to_data()
+        )
+        self._state, events = rules.begin(plan, why_not, options_for(DEVICE))
+        self._log((applied, *events))
+
+    def _committed(self, released: IterationTelemetry) -> None:
+        assert self._state is not None
+        self._iterations = released.committed.iteration + 1
+        self._state, events = rules.committed(self._state, released)
+        self._log(events)
+
+    def _log(self, events: Sequence[Event]) -> None:
+        assert self._stream is not None
+        assert self._spool is not None
+        for event in events:
+            if isinstance(event, Telemetry):
+                self._spool.append(event)
+        if control := [event for event in events if isinstance(event, Control)]:
+            self._stream.add(*control)
+
+    # --- who is dead, who hangs --------------------------------------------------------------------------------------
+
+    def _keep_watch(self, now_s: float) -> None:
+        gone = [*self._exits.seen]
+        if gone and not self._lost and (first := self._first_dead(gone)) is not None:
+            self._lost = True
+            self._lose(first)
+        if self._state is None:
+            return
+        usual_s, ended = rules.usual_s(self._state.seen), {one.rank for one in gone}
+        suspect = rules.hung(now_s - self._stepped_s, usual_s, {r: b for r, b in self._beats.items() if r not in ended})
+        if suspect is not None and self._hung is None and not self._lost:
+            self._state, events = rules.lost(self._state, suspect, self._iterations)
+            self._hung = next((one.verdict for one in events if not isinstance(one, VerdictClosed)), None)  # type: ignore[attr-defined]
+            self._log(events)
+        elif suspect is None and self._hung is not None and self._stepped_s >= now_s - 1.0:
+            at = self._iterations
+            closed = VerdictClosed(verdict=self._hung, until_iteration=at, at_iteration=at, reason="the job goes on")
+            self._hung = None
+            self._log((closed,))
+
+    def _first_dead(self, gone: Sequence[Exit]) -> Exit | None:
+        """Who ended first and was not asked to; whoever could not say a word before those that could, whom it took along."""
+        died = [
+            one
+            for one in gone
+            if not one.asked and (one.rank not in self._detached or self._detached[one.rank].error) and one.status != 0
+        ]
+        return min(died, key=lambda one: (one.rank in self._detached, one.at_s), default=None)
+
+    def _lose(self, exited: Exit) -> None:
+        rank = exited.rank
+        one = self._attached[rank]
+        detail = self._detached[rank].error if rank in self._detached else exited.detail
+        victims = tuple(sorted(set(self._attached) - {rank}))
+        lost = DeviceLost(
+            device=f"{one.node}:{rank}",
+            rank=rank,
+            how="exit",
+            detail=detail,
+            detected_us=time.monotonic_ns() // 1000,
+            watermark=self._iterations,
+            iteration=self._iterations,
+            victims=victims,
+        )
+        self._log((lost,))
+        if self._state is not None:
+            suspect = Suspect(rank=rank, how="exit", detail=detail, victims=victims)
+            self._state, events = rules.lost(self._state, suspect, self._iterations)
+            self._log(events)

@@ -1,0 +1,55 @@
+"""Where the time of a training that is not ours went: per rank, the mean of each phase of an iteration."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from unskew.collector.events import Event, IterationCommitted, Span
+
+PHASES = {
+    "data_wait": "data",
+    "F": "forward",
+    "B": "backward",
+    "all_reduce": "waiting",
+    "optimizer": "optimizer",
+    "other": "other",
+}
+
+
+class PhaseTimes:
+    """Sums over the log's spans; waiting within a phase counts as waiting."""
+
+    def __init__(self) -> None:
+        self.us: Counter[tuple[int, str]] = Counter()
+        self.iterations: Counter[int] = Counter()
+
+    def take(self, event: Event | None) -> None:
+        """One event of the log."""
+        if isinstance(event, IterationCommitted):
+            self.iterations[event.rank] += 1
+        elif isinstance(event, Span) and event.kind in PHASES:
+            waited_us = event.wait_dp_us or 0
+            self.us[event.rank, event.kind] += event.wall_us - waited_us
+            self.us[event.rank, "all_reduce"] += waited_us
+
+
+def phase_table(times: PhaseTimes) -> RenderableType:
+    """Milliseconds an iteration; what a rank takes longest for, compared with the others, is bold."""
+    table = Table.grid(padding=(0, 2))
+    table.show_header = True
+    table.add_column(Text("ms an iteration", "dim"), style="dim")
+    for name in PHASES.values():
+        table.add_column(Text(name, "dim"), justify="right", min_width=8)
+    rows = {
+        rank: {kind: times.us[rank, kind] / 1000 / n for kind in PHASES} for rank, n in sorted(times.iterations.items()) if n
+    }
+    for rank, row in rows.items():
+        most = {kind: max(of[kind] for of in rows.values()) for kind in PHASES}
+        cells = [Text(f"{ms:.2f}", "bold" if len(rows) > 1 and 0 < most[kind] == ms else "") for kind, ms in row.items()]
+        table.add_row(f"rank {rank}", *cells)
+    return Padding(table, (0, 1, 1, 1))

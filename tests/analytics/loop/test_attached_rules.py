@@ -1,0 +1,133 @@
+"""A training that is not ours, made up: who is named, with what, and who is not; no ranks and no clocks, so at any load."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from unskew.analytics.core.iteration import BesideChunks, Chunk, CommittedIteration, IterationTelemetry
+from unskew.analytics.core.workload import work_of
+from unskew.analytics.detector.options import options_for
+from unskew.analytics.loop.attached_rules import AttachedState, begin, committed, plan_of
+from unskew.collector.events import DetectionLimit, Event, RankAttached, Verdict, VerdictClosed
+
+NOISE, STEPS = 0.04, 56
+TOOK_US = {"F": 4000.0, "B": 8000.0, "optimizer": 1500.0, "other": 500.0, "data_wait": 300.0}
+
+
+class Fault:
+    """Rank `rank` takes `factor` times as long for `kinds`, from iteration `since` on."""
+
+    def __init__(self, rank: int, kinds: tuple[str, ...], factor: float, since: int = 0) -> None:
+        self.rank, self.kinds, self.factor, self.since = rank, kinds, factor, since
+
+    def of(self, rank: int, kind: str, iteration: int) -> float:
+        return self.factor if rank == self.rank and kind in self.kinds and iteration >= self.since else 1.0
+
+
+HEALTHY = Fault(-1, (), 1.0)
+
+
+def lengths_of(what: str, rank: int, random: np.random.Generator) -> tuple[int, ...]:
+    if what == "random":
+        return tuple(int(length) for length in random.integers(16, 256, 3))
+    if what == "longer":
+        return (200,) * 3 if rank == 1 else (40,) * 3
+    return () if what == "unknown" else (64,) * 3
+
+
+def job(
+    fault: Fault, *, ranks: int = 2, lengths: str = "alike", seed: int = 0, per_rank: int = 1, without_core: float = 0.1
+) -> list[Event]:
+    """What is decided on the job."""
+    random = np.random.default_rng(seed)
+    names = {rank: RankAttached(rank=rank, ranks=ranks, node="node", pid=rank) for rank in range(ranks)}
+    plan, why_not = plan_of(names, dict.fromkeys(range(ranks), per_rank))
+    state: AttachedState
+    state, first = begin(plan, why_not, options_for("cores"))
+    events = [*first]
+    for iteration in range(STEPS):
+        chunks, works, took = [], [], np.zeros(ranks)
+        for route in plan.routes:
+            rank = route.hops[0].rank
+            of = lengths_of(lengths, rank, random)
+            work = work_of(of)
+            works.append(work)
+            heavy = 1.0 if not of else work.tokens / 192 + work.sum_sq / 192 / 640
+            for kind in ("F", "B"):
+                us = TOOK_US[kind] * heavy * float(random.lognormal(0, NOISE)) * fault.of(rank, kind, iteration)
+                took[rank] += us
+                chunks.append(Chunk(rank=rank, kind=kind, n_layers=1, has_head=True, work=work, us=us))
+        beside = []
+        for rank in range(ranks):
+            for kind in ("optimizer", "other", "data_wait"):
+                us = TOOK_US[kind] * float(random.lognormal(0, NOISE)) * fault.of(rank, kind, iteration)
+                took[rank] += us
+                beside.append(BesideChunks(rank, kind, us))
+        one = CommittedIteration(
+            iteration=iteration,
+            plan_version=0,
+            chunks=tuple(chunks),
+            works=tuple(works),
+            measured_us=float(took.max()) + 900,
+            log_complete=True,
+        )
+        released = IterationTelemetry(committed=one, transfers_us=(), beside=tuple(beside), without_core=without_core)
+        state, found = committed(state, released)
+        events += found
+    return events
+
+
+def named(events: list[Event]) -> list[tuple[str, tuple[int | None, ...]]]:
+    """What stays open, by cause and ranks."""
+    over = {event.verdict for event in events if isinstance(event, VerdictClosed)}
+    last = {event.verdict: event for event in events if isinstance(event, Verdict) and event.verdict not in over}
+    return [(verdict.cause, tuple(party.rank for party in verdict.culprits)) for verdict in last.values()]
+
+
+def limits(events: list[Event]) -> list[float | None]:
+    return [event.smallest_slowdown for event in events if isinstance(event, DetectionLimit)]
+
+
+@pytest.mark.parametrize(("seed", "ranks", "since"), [(1, 2, 0), (2, 5, 0), (3, 2, 22), (4, 5, 22)])
+@pytest.mark.parametrize(("kind", "factor"), [("F", 2.5), ("B", 2.0), ("optimizer", 6.0), ("other", 9.0)])
+def test_a_slow_rank_is_named_by_its_phase(seed: int, ranks: int, since: int, kind: str, factor: float) -> None:
+    events = job(Fault(1, (kind,), factor, since), ranks=ranks, lengths="random" if seed % 2 else "alike", seed=seed)
+    assert named(events) == [("slow_device", (1,))]
+    verdict = next(event for event in events if isinstance(event, Verdict))
+    assert set(verdict.speed) == {kind}
+    assert verdict.speed[kind] == pytest.approx(1 / factor, rel=0.3)
+    assert verdict.at_iteration <= since + 32
+
+
+@pytest.mark.parametrize(("seed", "ranks"), [(1, 1), (2, 2), (3, 5)])
+@pytest.mark.parametrize("lengths", ["alike", "random"])
+def test_nobody_is_named_in_a_healthy_job_and_what_would_be_is_stated(seed: int, ranks: int, lengths: str) -> None:
+    events = job(HEALTHY, ranks=ranks, lengths=lengths, seed=seed, per_rank=1 + seed % 2)
+    assert named(events) == []
+    assert 1.3 < (limits(events)[-1] or 0.0) < 2.0
+
+
+def test_one_that_waits_for_its_data_is_no_slow_device() -> None:
+    assert named(job(Fault(1, ("data_wait",), 20.0), ranks=4)) == [("input_bound", (1,))]
+
+
+def test_always_longer_sequences_are_reported_as_such() -> None:
+    events = job(HEALTHY, lengths="longer")
+    assert named(events) == [("long_sequences", ())]
+    assert next(event for event in events if isinstance(event, Verdict)).evidence["ranks"] == [1]
+
+
+def test_without_lengths_one_that_is_slow_in_all_its_work_may_have_more_to_do() -> None:
+    events = job(Fault(1, ("F", "B"), 2.5), lengths="unknown", ranks=4)
+    assert named(events) == []
+    assert limits(events)[-1] is None
+    assert named(job(Fault(1, ("B",), 2.5), lengths="unknown", ranks=4)) == [("slow_device", (1,))]
+
+
+def test_where_ranks_lack_cores_a_slight_slowdown_is_no_evidence() -> None:
+    slight, grave = Fault(1, ("F", "B"), 1.6), Fault(1, ("F", "B"), 3.0)
+    assert named(job(slight, ranks=4, without_core=0.1)) == [("slow_device", (1,))]
+    crowded = job(slight, ranks=4, without_core=0.7)
+    assert (named(crowded), limits(crowded)[-1]) == ([], 2.0)
+    assert named(job(grave, ranks=4, without_core=0.7)) == [("slow_device", (1,))]

@@ -1,0 +1,85 @@
+"""`unskew watch -- CMD`: an untouched script under torchrun, named verdicts in the terminal, the command's exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+SCRIPT = """
+import os, sys, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.view_as(x)
+    @staticmethod
+    def backward(ctx, g): time.sleep(0.03); return g
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+rank, what = dist.get_rank(), sys.argv[1]
+model = DistributedDataParallel(torch.nn.Linear(128, 128))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step, x in enumerate(DataLoader(torch.randn(16 * 40, 128), batch_size=16)):
+    if what == "dies" and rank == 1 and step == 30:
+        raise ValueError("no such file")
+    optimizer.zero_grad()
+    y = model(x)
+    (Slow.apply(y) if what == "slow" and rank == 1 else y).square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def watched(tmp_path: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    unskew = [sys.executable, "-m", "unskew", "watch", "--store", str(tmp_path / "store"), "--json", str(tmp_path / "w.json")]
+    environment = {**os.environ, **more}
+    return subprocess.run([*unskew, "--", *command], capture_output=True, text=True, check=False, timeout=100, env=environment)
+
+
+@pytest.mark.alone
+@pytest.mark.limit(120)
+@pytest.mark.parametrize(("what", "code", "cause"), [("slow", 0, "slow_device"), ("dies", 1, "dead")])
+def test_an_untouched_script_is_watched_while_it_runs(tmp_path: Path, what: str, code: int, cause: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    (tmp_path / "sitecustomize.py").write_text("print('a sitecustomize of the user')")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), what]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = watched(tmp_path, *torchrun, PYTHONPATH=path)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.count("a sitecustomize of the user") >= 3
+    summary = json.loads((tmp_path / "w.json").read_text())
+    verdict = summary["verdicts"][0]
+    assert (verdict["cause"], [party["rank"] for party in verdict["culprits"]]) == (cause, [1])
+    assert verdict["sentence"] in done.stderr
+    assert summary["status"] == ("failed" if code else "done")
+    if what == "slow":
+        assert summary["iterations"] == 40
+        assert set(verdict["speed"]) == {"B"}
+    else:
+        assert "ValueError: no such file" in verdict["sentence"]
+
+
+def test_a_command_that_does_not_train_is_passed_through(tmp_path: Path) -> None:
+    done = watched(tmp_path, sys.executable, "-c", "import sys; print('its own words'); sys.exit(7)")
+    assert (done.returncode, done.stdout) == (7, "its own words\n")
+    assert "no training was seen" in done.stderr
+    assert not (tmp_path / "w.json").exists()
+
+
+@pytest.mark.parametrize("words", [["--"], ["a-run", "--", "true"], ["--json", "x.json", "a-run"], ["--", "no-such-command"]])
+def test_bad_usage_is_one_sentence(tmp_path: Path, words: list[str]) -> None:
+    command = [sys.executable, "-m", "unskew", "watch", "--store", str(tmp_path), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)
+    assert done.returncode in {1, 2}
+    assert "watch" in done.stderr or "no-such-command" in done.stderr
+    assert "Traceback" not in done.stderr

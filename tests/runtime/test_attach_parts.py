@@ -1,0 +1,189 @@
+"""The parts of the measuring, without ranks: moments to spans, batches to lengths, who holds up a job, a process's name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from unskew.analytics.loop.attached_rules import hung, plan_of
+from unskew.collector.events import Heartbeat, IterationCommitted, MicroBatchPacked, RankAttached, Span, Telemetry
+from unskew.collector.paths import Store
+from unskew.runtime.attach import seams
+from unskew.runtime.attach.exits import Exits
+from unskew.runtime.attach.lengths import lengths_of
+from unskew.runtime.attach.session import JobFacts, LoopSession
+from unskew.runtime.attach.start import run_name
+from unskew.runtime.attach.timeline import LoopTimeline
+
+
+class Clock:
+    """Milliseconds that pass when told to; some of them without a core."""
+
+    def __init__(self) -> None:
+        self.ns = self.ready_ns = 0
+
+    def read(self) -> tuple[int, int]:
+        return self.ns, self.ready_ns
+
+    def work(self, ms: int, *, without_core: int = 0) -> None:
+        self.ns += (ms + without_core) * 1_000_000
+        self.ready_ns += without_core * 1_000_000
+
+
+def test_own_time_is_apart_from_waiting_and_from_time_without_a_core() -> None:
+    clock, events = Clock(), list[Telemetry]()
+    timeline = LoopTimeline(1, 2, "node:1", clock.read, events.append)
+    for _ in range(2):  # a step of two micro-batches
+        for _ in range(2):
+            since = timeline.loading()
+            clock.work(3)
+            timeline.loaded(since, (5, 6))
+            clock.work(10, without_core=4)
+            before = timeline.wait()
+            clock.work(7)
+            timeline.waited(*before)
+            timeline.backward(2.0)
+            clock.work(20)
+            timeline.computed()
+            clock.work(15)
+            timeline.returned()
+        timeline.stepping()
+        clock.work(2)
+        timeline.stepped()
+        clock.work(9)
+    timeline.finish()
+    first = [event for event in events if isinstance(event, Span) and event.iteration == 0]
+    own = [(span.kind, (span.compute_us or 0) // 1000, span.wall_us // 1000, (span.wait_dp_us or 0) // 1000) for span in first]
+    micro_batch = [("data_wait", 3, 3, 0), ("F", 10, 21, 7), ("B", 20, 20, 0), ("all_reduce", 0, 15, 0)]
+    assert own == [*micro_batch, *micro_batch, ("optimizer", 2, 2, 0), ("other", 9, 9, 0)]
+    assert [span.micro_batch for span in first if span.kind == "F"] == [1, 3]
+    assert [event.lengths for event in events if isinstance(event, MicroBatchPacked)] == [(5, 6)] * 4
+    commits = [event for event in events if isinstance(event, IterationCommitted)]
+    assert [(one.iteration, one.loss, one.tokens, one.wall_us) for one in commits] == [
+        (0, 2.0, 22, 129_000),
+        (1, 2.0, 22, 120_000),
+    ]
+
+
+def test_a_loop_that_runs_its_passes_inside_the_optimizer_is_taken_apart() -> None:
+    clock, events = Clock(), list[Telemetry]()
+    timeline = LoopTimeline(0, 1, "node:0", clock.read, events.append)
+    timeline.stepping()
+    clock.work(5)
+    timeline.backward(None)
+    clock.work(6)
+    timeline.returned()
+    clock.work(1)
+    timeline.stepped()
+    timeline.finish()
+    spans = [(event.kind, event.wall_us // 1000) for event in events if isinstance(event, Span)]
+    assert spans == [("F", 5), ("B", 6), ("optimizer", 1), ("other", 0)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "lengths"),
+    [
+        (torch.zeros(3, 7, dtype=torch.long), (7, 7, 7)),
+        ({"labels": torch.zeros(2), "input_ids": torch.zeros(2, 9, dtype=torch.long)}, (9, 9)),
+        ((torch.zeros(4, 5), torch.zeros(4, dtype=torch.long)), (20,)),
+        ({"input_ids": torch.zeros(1, 8, dtype=torch.long), "cu_seqlens": torch.tensor([0, 5, 8])}, (5, 3)),
+        ({"input_ids": torch.zeros(1, 6, dtype=torch.long), "position_ids": torch.tensor([[0, 1, 2, 0, 1, 0]])}, (3, 2, 1)),
+        ({"input_ids": torch.zeros(2, 3, dtype=torch.long), "attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])}, (3, 3)),
+        (["a text"], ()),
+        (3, ()),
+    ],
+)
+def test_lengths_come_from_what_a_batch_shows(batch: object, lengths: tuple[int, ...]) -> None:
+    assert lengths_of(batch) == lengths
+
+
+def attached(rank: int, *, ranks: int = 2, groups: tuple[tuple[int, ...], ...] = (), on_gpu: bool = False) -> RankAttached:
+    return RankAttached(rank=rank, ranks=ranks, node="node", pid=rank, groups=groups, on_gpu=on_gpu)
+
+
+def test_the_plan_is_what_was_found_and_nobody_is_judged_where_it_is_not_known() -> None:
+    plan, why_not = plan_of({rank: attached(rank) for rank in range(2)}, {0: 3, 1: 3})
+    assert (plan.ranks, dict(plan.executed), why_not) == ((0, 1), {0: 3, 1: 3}, "")
+    assert "[0, 1]" in plan_of({rank: attached(rank, ranks=4, groups=((0, 1), (2, 3))) for rank in range(4)}, {0: 1})[1]
+    assert "GPUs" in plan_of({0: attached(0, on_gpu=True)}, {0: 1})[1]
+    assert "micro-batches" in plan_of({rank: attached(rank) for rank in range(2)}, {0: 3, 1: 2})[1]
+
+
+def beat(rank: int, activity: str, *, iteration: int = 7, stalled_us: int = 9_000_000) -> Heartbeat:
+    return Heartbeat(rank=rank, pid=rank, iteration=iteration, progress=1, activity=activity, age_us=0, stalled_us=stalled_us)
+
+
+def test_a_hang_is_named_by_who_waits_for_nobody_and_not_before_its_time() -> None:
+    beats = {0: beat(0, "collective"), 1: beat(1, "compute"), 2: beat(2, "collective")}
+    found = hung(11.0, 0.05, beats)
+    assert found is not None
+    assert (found.rank, found.how, found.victims) == (1, "hung", (0, 2))
+    assert hung(9.0, 0.05, beats) is None
+    assert hung(11.0, 2.0, beats) is None
+    assert hung(60.0, None, beats) is None
+    assert hung(60.0, 0.05, {0: beat(0, "collective"), 1: beat(1, "collective")}) is None
+
+
+def test_ends_are_seen_in_their_order_and_with_their_status() -> None:
+    commands = [("import time; time.sleep(.6)", 0), ("import os, signal, time; time.sleep(.1); os.kill(os.getpid(), 9)", 9),
+                ("import sys, time; time.sleep(.35); sys.exit(3)", 3 << 8)]  # fmt: skip
+    started = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code, _ in commands]
+    exits = Exits()
+    for rank, process in enumerate(started):
+        exits.watch(rank, process.pid)
+    until = time.monotonic() + 20
+    while len(exits.seen) < len(started) and time.monotonic() < until:
+        time.sleep(0.02)
+    exits.close()
+    for process in started:
+        process.wait()
+    assert {one.rank: one.status for one in exits.seen} == {rank: status for rank, (_, status) in enumerate(commands)}
+    assert next(one.detail for one in exits.seen if one.rank == 1) == "signal SIGKILL"
+
+
+def test_a_seam_that_moved_is_named_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is taken hold of in torch, by name: a new torch that has moved one fails here."""
+    monkeypatch.setattr(seams, "_wrapped", set())
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+    monkeypatch.setattr(seams, "dataloader", SimpleNamespace())
+    for owner, name in ((torch._C._distributed_c10d.Work, "wait"), (seams.DistributedDataParallel, "forward"),
+                        (seams.DistributedDataParallel, "_sync_buffers")):  # fmt: skip
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(seams.optimizer, "register_optimizer_step_pre_hook", lambda _: None)
+    monkeypatch.setattr(seams.optimizer, "register_optimizer_step_post_hook", lambda _: None)
+    (missing,) = seams.install(lambda: None)
+    assert missing.startswith("waiting for data: torch")
+
+
+def test_an_error_of_ours_ends_the_measuring_and_not_the_loop(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a file").touch()
+    session = LoopSession(Store(tmp_path / "a file" / "store"), "run", lambda: JobFacts(0, 1, (), False))
+    session.backward(1.0)
+    session.returned()
+    assert not session.active
+    assert capfd.readouterr().err.count("this rank is not measured any more, training goes on") == 1
+
+
+def test_attaching_imports_msgspec_only() -> None:
+    code = (
+        "import sys, unskew.runtime.attach.session, unskew.runtime.attach.start;"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    modules = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
+    ).stdout.split()
+    assert not {"torch", "numpy", "polars", "duckdb", "pyarrow", "typer", "rich"} & set(modules)
+    assert "msgspec" in modules
+
+
+def test_ranks_of_one_start_share_the_name_of_their_run() -> None:
+    assert run_name({"UNSKEW_RUN": "mine", "MASTER_PORT": "1"}) == "mine"
+    assert run_name({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "42"}) == "job-42"
+    assert run_name({"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}).endswith("job-29500")

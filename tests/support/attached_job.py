@@ -1,0 +1,124 @@
+"""A DDP training that knows nothing of Unskew, in two forked ranks: `python attached_job.py STORE FOLDER CASE...`
+
+Each case is a run of the store, named like it; FOLDER gets a file of losses per case and rank. Rank 1 is late in one part, by a
+time that its own step would not take. Case "untouched" is "nothing" without Unskew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
+
+import unskew
+
+STEPS, LATE_FROM, LATE_S, BATCH, WORDS, WIDTH = 64, 32, 0.012, 4, 64, 64
+PARTS = ("loader", "forward", "backward", "optimizer", "other")
+
+
+class Late(torch.autograd.Function):
+    """The identity, late in its forward or backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, job: Job) -> torch.Tensor:
+        ctx.job = job
+        job.late("forward")
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.job.late("backward")
+        return gradients[0], None
+
+
+class Model(nn.Module):
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.job, self.words, self.out = job, nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, batch_first=True, dropout=0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.out(Late.apply(self.layer(self.words(x)), self.job))
+        return found
+
+
+class Job(IterableDataset[torch.Tensor]):
+    def __init__(self, case: str, rank: int) -> None:
+        self.case, self.rank, self.step = case, rank, 0
+        self.random = torch.Generator().manual_seed(7 + rank)
+
+    def late(self, part: str) -> None:
+        of, _, since = self.case.partition("@")
+        if self.rank == 1 and of == part and self.step >= int(since or 0):
+            time.sleep(LATE_S)
+
+    def length(self) -> int:
+        if self.case == "longer":
+            return 224 if self.rank == 1 else 64
+        if self.case == "random":
+            return int(torch.randint(2, 9, (1,), generator=self.random)) * 24
+        return 64
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for self.step in range(STEPS):
+            self.late("loader")
+            yield torch.randint(0, WORDS, (BATCH, self.length() + 1), generator=self.random)
+
+    def train(self) -> list[float]:
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+        model = DistributedDataParallel(Model(self))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer.register_step_pre_hook(lambda *_: self.late("optimizer"))
+        losses = []
+        for batch in DataLoader(self, batch_size=None):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            self.late("other")
+        return losses
+
+
+def rank_of(case: str, rank: int, store: str, folder: Path) -> None:
+    if case != "untouched":
+        session = unskew.attach(store, run=case.replace("@", "-"))
+        assert unskew.attach() is session
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / f"{case}.store"), 2), rank=rank, world_size=2)
+    losses = Job(case.replace("untouched", "nothing"), rank).train()
+    if case != "untouched":
+        session.close()
+    (folder / f"{case}-{rank}.json").write_text(json.dumps(losses))
+    dist.destroy_process_group()
+
+
+def main(store: str, folder: Path, cases: list[str]) -> int:
+    for case in cases:
+        pids = []
+        for rank in range(2):
+            if (pid := os.fork()) == 0:
+                try:
+                    rank_of(case, rank, store, folder)
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            pids.append(pid)
+        ended = [os.waitpid(pid, 0)[1] for pid in pids]
+        if any(ended):
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:]))
