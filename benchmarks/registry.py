@@ -41,9 +41,16 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "scheduler_beliefs": ("scheduler_beliefs.figures",),
     "scheduler_studies": ("scheduler_studies.figures",),
     "scheduler_traces": ("scheduler_traces.figures",),
-    "store": ("store_ingest.figures", "store_faults.figures", "store_queries.figures", "store_exchange.figures"),
+    "store": (
+        "store_ingest.figures",
+        "store_faults.figures",
+        "store_queries.figures",
+        "store_answers.figures",
+        "store_exchange.figures",
+    ),
     "store_faults": ("store_faults.figures",),
     "store_queries": ("store_queries.figures",),
+    "store_answers": ("store_answers.figures",),
 }
 """Name -> its parts, each a function of a module beside this one."""
 

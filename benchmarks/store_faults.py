@@ -266,7 +266,7 @@ def flipped(bench: Bench, folder: Path, flips: int) -> list[Figure]:
 def _noticed(store: Store, kept: Path, truth: Mapping[bool, object]) -> bool:
     """Whether `check` names what is wrong; what it claims to have mended must answer as before, or store.duckdb as readers
     do."""
-    shutil.copytree(store.root, kept)  # the check is of the store where it is: store.duckdb knows its files by where they are
+    shutil.copytree(store.root, kept)
     try:
         checked = check(store, mend=True)
         if not checked.well:
@@ -293,6 +293,7 @@ def _database_answers(store: Store) -> dict[str, tuple[object, ...]] | str:
     """The same of store.duckdb."""
     try:
         with duckdb.connect(str(store.database), read_only=True) as database:
+            database.execute("set variable store = ?", [str(store.root)]).fetchall()
             return {view: database.sql(_digest(view)).fetchall()[0] for view in VIEWS}
     except (duckdb.Error, UnicodeDecodeError) as error:
         return type(error).__name__

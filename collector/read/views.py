@@ -92,7 +92,8 @@ VIEWS: dict[str, str] = {
             finished.at_us as finished_us, written.last_us, written.n_events, written.n_dropped, started.version, started.code,
             started.options, coalesce(started.device_kind, case
                 when started.device ^@ 'sleep' then 'sleep' when started.device ^@ 'virtual' then 'virtual'
-                when started.device ^@ 'real' then if(contains(started.device, 'GPU'), 'gpus', 'cores') end) as device_kind
+                when started.device ^@ 'real' and contains(started.device, 'GPU') then 'gpus'
+                when started.device ^@ 'real' then 'cores' end) as device_kind
         from ({own_columns(events.RunStarted)}) started
         left join ({own_columns(events.RunFinished)}) finished using (run)
         left join (select run, arg_max(mode, at_us) as mode
@@ -174,29 +175,31 @@ VIEWS: dict[str, str] = {
                 and (newest.status = runs.status or (newest.status = '' and newest.outcome != 'well'))),
         gaps as (
             select run, concat_ws(', ',
-                if(committed > iterations, {_MISSING}, null),
-                if(unwritten > 0, format('{{:,}} events could not be written', unwritten), null)) as gap
+                case when committed > iterations then {_MISSING} end,
+                case when unwritten > 0 then format('{{:,}} events could not be written', unwritten) end) as gap
             from (select finished.* replace (
-                      coalesce(committed, if(finished.status = 'done' and started.device_kind is not null,
-                          (started.options->>'iterations')::bigint, null)) as committed)
+                      coalesce(committed, case when finished.status = 'done' and started.device_kind is not null
+                          then (started.options->>'iterations')::bigint end) as committed)
                   from ({own_columns(events.RunFinished)}) finished join ({own_columns(events.RunStarted)}) started using (run))
             union all
             select run, 'the run ended without a word of how' from runs where finished_us is null and run not in {_HEARD}),
         sight as (select * from detection_limits qualify row_number() over (partition by run order by seq desc) = 1),
         found as (
             select runs.run, case when diagnosed.run is not null then coalesce(nullif(diagnosed.outcome, ''),
-                        if(json_array_length(diagnosed.verdicts) > 0, 'wrong', 'cannot_be_judged'))
+                        case when json_array_length(diagnosed.verdicts) > 0 then 'wrong' else 'cannot_be_judged' end)
                     when wrong.run is not null or runs.status = 'failed' then 'wrong'
                     when gaps.gap != '' then 'cannot_be_judged'
                     when sight.smallest_slowdown <= {events.MOST_SLOWDOWN} then 'well' else 'cannot_be_judged' end as outcome,
-                if(diagnosed.run is not null, diagnosed.smallest_slowdown, sight.smallest_slowdown) as smallest_slowdown,
+                case when diagnosed.run is not null then diagnosed.smallest_slowdown else sight.smallest_slowdown end
+                    as smallest_slowdown,
                 coalesce(nullif(diagnosed.why, ''),
-                    concat_ws('; ', coalesce(wrong.sentence, if(runs.status != 'failed', nullif(gaps.gap, ''), null),
+                    concat_ws('; ', coalesce(wrong.sentence, case when runs.status != 'failed' then nullif(gaps.gap, '') end,
                         nullif(sight.why, ''), nullif(runs.reason, '')),
-                        if(runs.n_dropped > 0, runs.n_dropped || ' events were dropped unwritten', null))) as why
+                        case when runs.n_dropped > 0 then runs.n_dropped || ' events were dropped unwritten' end)) as why
             from runs left join diagnosed using (run) left join wrong using (run) left join sight using (run)
                 left join gaps using (run))
-        select run, outcome, if(outcome = 'cannot_be_judged', null, smallest_slowdown) as smallest_slowdown, why from found""",
+        select run, outcome, case when outcome != 'cannot_be_judged' then smallest_slowdown end as smallest_slowdown, why
+        from found""",
     "detection": """
         select runs.run, coalesce(given.n_verdicts, 0) as n_verdicts, coalesce(given.n_correct, 0) as n_correct,
             coalesce(given.n_false, 0) as n_false,
@@ -250,13 +253,15 @@ EXECUTED = """
     create or replace macro executed(of_run) as table
     with counted as (
         select iteration, plan_version, attempt from iterations
-        where run = (select if(count(*) > 0, of_run, error('there is no run ' || of_run)) from writers where run = of_run)),
+        where run = (select case when count(*) > 0 then of_run else error('there is no run ' || of_run) end
+                     from writers where run = of_run)),
     done as (
         select iteration, kind, micro_batch, unnest(range(first_layer, first_layer + n_layers)) as layer
         from chunks join counted using (iteration, plan_version, attempt) where run = of_run),
     due as (
         select iteration, layers.range::integer as layer, batches.range::integer as micro_batch,
-            unnest(if(plan->>'schedule' in ('zb-h1', 'zb-v', 'searched'), ['F', 'B', 'W'], ['F', 'B'])) as kind
+            unnest(case when plan->>'schedule' in ('zb-h1', 'zb-v', 'searched') then ['F', 'B', 'W'] else ['F', 'B'] end)
+                as kind
         from counted join plans using (plan_version), range((plan->>'n_layers')::bigint) layers,
             range(json_array_length(plan->'routes')::bigint) batches
         where run = of_run)

@@ -121,7 +121,7 @@ def _step(store: Store, collecting: Collector, reported: str) -> tuple[bool, flo
         return False, BUSY_RETRY_S, str(error)
     if reported:
         _write_trouble(store, None)
-    return busy, STEP_S, ""
+    return busy, min(STEP_S, max(0.0, collecting.snapshot_due_s - time.monotonic())), ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ A projection that fails is reported in collector.log and left as it was; the log
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import duckdb
 import msgspec
@@ -14,7 +15,6 @@ from unskew.collector import projections
 from unskew.collector.files import manifest
 from unskew.collector.paths import Store
 from unskew.collector.process_log import report
-from unskew.collector.service.snapshot import files_read
 
 PUBLISH_S = 5.0
 """At most this often while there is news; once more when the collector becomes idle."""
@@ -29,26 +29,26 @@ class Projector:
         self._published = -1
         self._reported = ""
 
-    def publish(self, *, at_once: bool = False) -> None:
-        """Put what is sealed into published files, when there is news and it is time; then swap the manifest."""
+    def publish(self, *, at_once: bool = False) -> list[Path]:
+        """Put what is sealed into published files, when there is news and it is time; then swap the manifest.
+
+        The files that it names no more are returned, to be removed: readers may be on their way to them.
+        """
         now_s, current = time.monotonic(), manifest.load(self._store)
         if current.number == self._published or (now_s < self._next_publish_s and not at_once):
-            return
+            return []
         self._next_publish_s = now_s + PUBLISH_S
         try:
             published = projections.publish(self._database, self._store, current)
         except (duckdb.Error, ValueError, OSError) as error:
             self._report(f"projections were not published: {error}")
-            return
+            return []
+        replaced = [self._store.root / one.file for one in current.published if one not in published]
         if published != current.published:
-            keep = {one.file for one in (*published, *current.published)}  # a reader may be on its way to the files of before
-            read = files_read(self._store)
             current = msgspec.structs.replace(current, number=current.number + 1, published=published)
             manifest.publish(self._store, current)
-            for path in (self._store.root / "published").glob("*"):
-                if read is not None and str(path.relative_to(self._store.root)) not in keep | read:
-                    path.unlink()
         self._published = current.number
+        return replaced
 
     def _report(self, sentence: str) -> None:
         if sentence != self._reported:

@@ -49,6 +49,7 @@ def rebuild(store: Store) -> RebuildDigests:
             publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, published=fresh))
         write_snapshot(store, reader.sources().hot)
         with duckdb.connect(str(store.database), read_only=True) as snapshot:
+            snapshot.execute("set variable store = ?", [str(store.root)]).fetchall()
             database = {name: _digest(snapshot.sql(_query(name))) for name in VIEWS}
         reader._turn(load(store))
         after = {name: _digest(reader.duckdb(_query(name))) for name in VIEWS}

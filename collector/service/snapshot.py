@@ -1,13 +1,16 @@
 """store.duckdb: a database with every view, for people and tools that open a DuckDB file rather than ask through us.
 
-It is written beside and renamed into place when the collector comes to rest, so anybody may open it at any time, also while a
-collector runs; nobody of us reads it. It holds the rows that were not sealed then, and views over the sealed and published
-files of that moment; `made` records which (the manifest's number) and when.
+It is written beside and renamed into place every few seconds while there is news, so anybody may open it at any time and hold
+it open; nobody of us reads it. It holds the rows that were not sealed then, and views over the sealed and published files of
+that moment, by their names in the store's folder; `made` records which (the manifest's number) and when.
 """
 
 from __future__ import annotations
 
+import functools
 import re
+import secrets
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +19,12 @@ from typing import TYPE_CHECKING
 import duckdb
 
 from unskew.collector.files import rows
-from unskew.collector.files.manifest import Manifest, SealedFile, load
+from unskew.collector.files.manifest import Manifest, load
 from unskew.collector.files.tail import Tail
 from unskew.collector.paths import Store
 from unskew.collector.projections.definitions import PROJECTIONS
 from unskew.collector.projections.published import published_state
+from unskew.collector.read.copy import STORAGE
 from unskew.collector.read.views import create_views, project
 from unskew.collector.service.ingest import SETTINGS
 
@@ -28,6 +32,11 @@ if TYPE_CHECKING:
     import pyarrow  # type: ignore[import-untyped]  # it ships no types
 
 
+_PREFIX = "coalesce(getvariable('store') || '/', '')"
+"""Where the files are looked for: from a reader's working directory, unless it sets the variable. DuckDB has no better."""
+_HERE = "start-duckdb-in-this-store"
+"""Begins the name of an empty folder that only this store has. The files are named by way of it, so that beside another store,
+or elsewhere, DuckDB finds none, and says this."""
 _FILES = re.compile(r"(?:sealed/[^/']+|published)/[^/']+\.parquet")
 _known: dict[Path, tuple[tuple[int, int], frozenset[str]]] = {}
 """What each database read when it was last looked at, and the file it was then: (mtime in ns, inode)."""
@@ -40,9 +49,10 @@ def write_snapshot(store: Store, hot: pyarrow.Table | None = None) -> None:
     """
     manifest = load(store)
     fresh = store.database.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
     try:
         _write(store, manifest, fresh, hot)
+        # What a person wrote into the one before is no part of this one.
+        store.database.with_name(f"{store.database.name}.wal").unlink(missing_ok=True)
         fresh.replace(store.database)
     finally:
         fresh.unlink(missing_ok=True)
@@ -68,14 +78,15 @@ def files_read(store: Store) -> frozenset[str] | None:
 
 
 def _write(store: Store, manifest: Manifest, fresh: Path, hot: pyarrow.Table | None) -> None:
-    with duckdb.connect(str(fresh), config=SETTINGS) as database:
+    fresh.write_bytes(_views_alone())
+    with duckdb.connect(str(fresh), config={**SETTINGS, **STORAGE}) as database:
         database.execute("set enable_progress_bar = false").fetchall()
         # Else each view that is defined opens every file again, and all of a large store's footers are in memory many times.
         database.execute("set parquet_metadata_cache = true").fetchall()
+        database.execute("set variable store = ?", [str(store.root)]).fetchall()
         database.execute("create table made as select ?::bigint as manifest, ?::bigint as at_us", [
             manifest.number, time.time_ns() // 1000,
         ]).fetchall()  # fmt: skip
-        rows.create_table(database, "hot")
         if hot is not None:
             database.register("taken", hot)
             line = f"case when payload = {rows.LINE} then null else payload end"  # the form in which the rest is written
@@ -86,19 +97,50 @@ def _write(store: Store, manifest: Manifest, fresh: Path, hot: pyarrow.Table | N
             tail.behind = True
             while tail.behind:
                 rows.insert(database, "hot", run, tail.poll_lines())
-        _define_views(database, store, manifest)
+        _read_files(database, store, manifest)
         database.execute("checkpoint").fetchall()
 
 
-def _define_views(database: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> None:
-    database.execute(f"create view log as {_with_hot(store, manifest.sealed)}").fetchall()
-    create_views(database)
-    now = published_state(manifest)
-    database.execute(f"create view unprojected as {_with_hot(store, now.open)}").fetchall()
-    project(database, {name: now.relation(store, name) for name in PROJECTIONS if now.tiers}, "unprojected")
+@functools.cache
+def _views_alone() -> bytes:
+    """A database of all views over an empty log, the same for every store: to define them takes longer than all the rest."""
+    with tempfile.TemporaryDirectory(prefix="unskew-") as folder:
+        path = Path(folder) / "views.duckdb"
+        with duckdb.connect(str(path), config={**SETTINGS, **STORAGE}) as database:
+            rows.create_table(database, "hot")
+            database.execute("create view log as select * from hot").fetchall()
+            create_views(database)
+            database.execute("checkpoint").fetchall()
+        return path.read_bytes()
 
 
-def _with_hot(store: Store, sealed: Sequence[SealedFile]) -> str:
-    files = ", ".join(rows.quoted(str(store.root / one.file)) for one in sealed)
-    more = f" union all by name select * from read_parquet([{files}], union_by_name = true)" if files else ""
-    return f"select * from hot{more}"
+def _read_files(database: duckdb.DuckDBPyConnection, store: Store, manifest: Manifest) -> None:
+    """Define the views anew that read files."""
+    here, now = _own_folder(store), published_state(manifest)
+
+    def parquet(files: Sequence[str]) -> str:
+        listed = ", ".join(rows.quoted(f"{here}/../{file}") for file in files)
+        return f"select * from read_parquet(list_transform([{listed}], lambda file: {_PREFIX} || file))"
+
+    sealed, unprojected = [one.file for one in manifest.sealed], [one.file for one in now.open]
+    # Where the projections lie, not beside `log`: that is where DuckDB looks for it when the file is attached to another.
+    for view, files in (("log", sealed), ("projected.unprojected", unprojected)):
+        more = f" union all by name {parquet(files)}" if files else ""
+        database.execute(f"create or replace view {view} as select * from main.hot{more}").fetchall()
+    published = {name: parquet([tier.entries[name].file for tier in now.tiers]) for name in PROJECTIONS if now.tiers}
+    project(database, published, "projected.unprojected")
+
+
+def _own_folder(store: Store) -> str:
+    """The name of the empty folder that only this store has.
+
+    It ends with the folder's own number, by which that of a copy is known as such: a copy gets its own before anything else is
+    written to it, because the two may come to have different files of one name.
+    """
+    for path in store.root.glob(f"{_HERE}-*"):
+        if path.name.endswith(f".{path.stat().st_ino}"):
+            return path.name
+        path.rmdir()
+    fresh = store.root / f"{_HERE}.new"
+    fresh.mkdir(exist_ok=True)
+    return fresh.rename(store.root / f"{_HERE}-{secrets.token_hex(4)}.{fresh.stat().st_ino}").name

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import duckdb
+
 from unskew.collector.events import Dropped, Note, Span
 from unskew.collector.paths import Store
 from unskew.collector.service.collecting import Collector
@@ -33,3 +38,11 @@ def collect(store: Store) -> None:
     while collecting.step():
         pass
     collecting.close()
+
+
+@contextmanager
+def opened(store: Store) -> Iterator[duckdb.DuckDBPyConnection]:
+    """store.duckdb as somebody opens it who is elsewhere."""
+    with duckdb.connect(str(store.database), read_only=True) as database:
+        database.execute("set variable store = ?", [str(store.root)]).fetchall()
+        yield database

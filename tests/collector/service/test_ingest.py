@@ -15,6 +15,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from support.filled_store import opened
 from support.paths import ROOT
 
 from unskew.collector.events import Note, Span
@@ -97,7 +98,7 @@ def test_nothing_is_lost_or_doubled_when_the_collector_is_killed_again_and_again
         assert counts(reader) == (total, total)
         assert reader.sql("select count(distinct pos) from events").item() == total
         assert reader.sql("select max(seq), count(*) from spans group by writer").rows() == [(SPANS - 1, SPANS)] * RANKS
-    with duckdb.connect(str(store.database), read_only=True) as database:  # anybody may open it afterwards
+    with opened(store) as database:  # anybody may open it afterwards
         assert database.sql("select count(*), count(distinct (writer, seq)) from spans").fetchall() == [(total, total)]
 
 
@@ -334,7 +335,7 @@ def test_who_opens_the_database_file_stops_nobody_and_is_stopped_by_nobody(store
         spool_spans(store, "rank-0001.1", 5)
         subprocess.run(collecting, check=True)
         assert mine.sql("select count(*) from made").fetchall() == [(1,)]
-    with duckdb.connect(str(store.database), read_only=True) as now:
+    with opened(store) as now:
         assert now.sql("select count(*) from events").fetchall() == [(15,)]
 
 
@@ -358,5 +359,5 @@ def test_the_collector_comes_when_needed_goes_when_asked_and_comes_back_when_kil
         spool_spans(store, "rank-0000.1", 10)
         os.kill(second, signal.SIGTERM)
         assert os.waitpid(second, 0)[1] == 0
-    with duckdb.connect(str(store.database), read_only=True) as database:
+    with opened(store) as database:
         assert database.sql("select count(*) from log").fetchall() == [(10,)]

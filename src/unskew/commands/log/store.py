@@ -1,15 +1,27 @@
-"""`unskew store`: check, rebuild, compact, prune."""
+"""`unskew store`: check, rebuild, compact, prune, duckdb."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unskew.commands.common import Commands, JsonOption, StoreOption, fail, locate, refuse, there, write_json
+from unskew.commands.common import (
+    Commands,
+    JsonOption,
+    StoreOption,
+    fail,
+    known_run,
+    locate,
+    refuse,
+    there,
+    warn,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from unskew.collector.paths import Store
@@ -17,7 +29,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="store",
     cls=Commands,
-    help="Verify a store, make anew what is made of its log, merge its files, drop old telemetry. Runs may go on meanwhile.",
+    help="Verify a store, make anew what is made of its log, merge its files, drop old telemetry, copy it to one file. "
+    "Runs may go on meanwhile.",
     no_args_is_help=True,
 )
 _DAY_US = 86_400_000_000
@@ -99,6 +112,40 @@ def prune(
     rows, size_bytes = sum(one.rows for one in pruned), sum(one.bytes for one in pruned)
     write_json(json, {"store": str(place.root), "files": len(pruned), "events": rows, "bytes": size_bytes})
     print(f"{place.root}: {len(pruned)} files with {rows:,} events dropped, {size_bytes / 1e6:,.1f} MB")
+
+
+@app.command("duckdb")
+def copy(
+    out: Annotated[Path, typer.Argument(metavar="OUT.duckdb", help="The file to write.", show_default=False)],
+    run: Annotated[str | None, typer.Option(help="This run alone.", show_default="all of them")] = None,
+    json: JsonOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Write one DuckDB file that holds every row itself, with every view: it opens anywhere, unlike store.duckdb."""
+    import duckdb
+
+    from unskew.collector.paths import StoreError
+    from unskew.collector.read.copy import write_copy
+    from unskew.collector.read.reader import open_store
+
+    place = there(locate(store))
+    if run is not None:
+        known_run(place, run)
+    if out.exists():
+        refuse(f"{out} exists: name a file that does not")
+    if not out.absolute().parent.is_dir():
+        refuse(f"{out}: there is no folder {out.absolute().parent}")
+    try:
+        with open_store(place) as reader:
+            warn(reader.problems)
+            rows = write_copy(reader, out, run)
+    except StoreError as error:
+        refuse(str(error))
+    except (duckdb.Error, OSError) as error:
+        fail(f"cannot write {out}: {str(error).partition(chr(10))[0]}")
+    size_bytes = out.stat().st_size
+    write_json(json, {"store": str(place.root), "run_id": run, "out": str(out), "events": rows, "bytes": size_bytes})
+    print(f"{out}: {rows:,} events of {run or 'all runs'}, {size_bytes / 1e6:,.1f} MB; duckdb {out} opens it")
 
 
 @contextmanager

@@ -1,0 +1,64 @@
+"""How soon a person gets an answer from a log of 1e7 spans: the first query on store.duckdb while 10,000 events/s come in."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import duckdb
+
+from unskew.benchmarks.big_store import RUN, build
+from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks.runs import Bench
+from unskew.benchmarks.store_queries import Ingested, ingesting
+from unskew.collector.paths import Store
+
+SPANS = 10_000_000
+OPENINGS = 30
+OPENING_S = 1.3
+"""Not in step with the collector, which writes the file every few seconds."""
+WARM_UP_S = 15.0
+_FIRST = "select max(last_us), sum(n_events) from writers where run = ? and writer like 'live-%'"
+
+
+def figures(bench: Bench, spans: int = SPANS, openings: int = OPENINGS) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="unskew-bench-answers-") as folder:
+        store = Store(Path(folder) / "store")
+        store.root.mkdir()
+        iterations = build(bench, store, spans)
+        ingested = Ingested()
+        with ingesting(store, iterations, ingested):
+            took_ms, age_s = _open(bench, store, openings)
+    came_in = f"{openings} openings, {spans / 1e6:g}e6 spans there before; {ingested.per_second:,.0f} events/s came in"
+    return [
+        figure(
+            "store: first query on store.duckdb, p95", _p95(took_ms), "ms", bar=300, better="lower",
+            note=f"median {median(took_ms):.0f} ms, with the opening; {came_in}",
+        ),
+        figure(
+            "store: age of store.duckdb, the oldest", max(age_s), "s", bar=5, better="lower",
+            note=f"since its newest event, median {median(age_s):.1f} s; the collector took {ingested.memory_mb:.0f} MB",
+        ),
+    ]  # fmt: skip
+
+
+def _open(bench: Bench, store: Store, openings: int) -> tuple[list[float], list[float]]:
+    """Milliseconds of an opening with its first query, and how old the newest event in it is; by one who has nothing open."""
+    time.sleep(WARM_UP_S)
+    took_ms, age_s = list[float](), list[float]()
+    for _ in bench.steps("first queries on store.duckdb", range(openings)):
+        begun_s = time.perf_counter()
+        with duckdb.connect(str(store.database), read_only=True) as database:
+            database.execute("set variable store = ?", [str(store.root)]).fetchall()
+            ((newest_us, _),) = database.execute(_FIRST, [RUN]).fetchall()
+        took_ms.append(1e3 * (time.perf_counter() - begun_s))
+        age_s.append(time.time() - (newest_us or 0) / 1e6)
+        time.sleep(OPENING_S)
+    return took_ms, age_s
+
+
+def _p95(values: Sequence[float]) -> float:
+    return sorted(values)[int(0.95 * (len(values) - 1))]

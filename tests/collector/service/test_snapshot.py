@@ -1,0 +1,209 @@
+"""store.duckdb, as its owner opens it: live, in a store that was moved or copied, beside another, in older DuckDBs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+import pytest
+from support.filled_store import collect, decide, fill
+from typer.testing import CliRunner
+
+from unskew.cli import app
+from unskew.collector.events import Span
+from unskew.collector.paths import Store
+from unskew.collector.read.reader import open_store
+from unskew.collector.read.views import EXECUTED, VIEWS
+from unskew.collector.service import collecting
+from unskew.collector.service.collecting import Collector
+from unskew.collector.write.commands import hold_controller_lock
+from unskew.collector.write.spool import SpoolWriter
+
+OTHER_DUCKDBS = [path for path in os.environ.get("UNSKEW_OTHER_DUCKDBS", "").split(os.pathsep) if path]
+"""Interpreters that have another version of DuckDB and need nothing else."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def sealed(store: Store, count: int) -> None:
+    fill(store, "r", "rank-0000.1", count)
+    decide(store, "r", "controller.1")
+    collect(store)
+
+
+@contextmanager
+def opened(store: Store, folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """store.duckdb, by one whose working directory is `folder`."""
+    with pytest.MonkeyPatch.context() as patch, duckdb.connect(str(store.database), read_only=True) as database:
+        patch.chdir(folder)
+        yield database
+
+
+def spans(database: duckdb.DuckDBPyConnection) -> int:
+    ((count,),) = database.sql("select count(*) from spans").fetchall()
+    return int(count)
+
+
+def test_it_is_there_at_once_and_follows_the_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "SNAPSHOT_S", 0.0)
+    monkeypatch.setattr(collecting, "SNAPSHOT_SHARE", 1e9)
+    writer, collector = SpoolWriter(store, "r", "rank-0000.1"), Collector(store)
+
+    def write(count: int) -> None:
+        for number in range(count):
+            writer.append(
+                Span(kind="B", device="d", rank=0, plan_version=0, attempt=0, iteration=0, start_us=number, wall_us=7)
+            )
+        assert writer.hand_over(30.0)
+
+    with hold_controller_lock(store, "r"):
+        write(7)
+        collector.step()
+        with opened(store, store.root) as held:
+            assert spans(held) == 7
+            # Somebody else writes into it, which DuckDB's own shell may do at any time, and leaves without a farewell.
+            code = "import duckdb, os, sys; c = duckdb.connect(sys.argv[1]); c.execute('create table mine(a int)'); os._exit(0)"
+            held.close()
+            subprocess.run([sys.executable, "-c", code, str(store.database)], check=True)
+        write(5)
+        collector.step()
+        with opened(store, store.root) as now:
+            assert spans(now) == 12
+            assert now.sql("select count(*) from duckdb_tables() where table_name = 'mine'").fetchall() == [(0,)]
+        before = store.database.stat().st_ino
+        collector.step()
+        assert store.database.stat().st_ino == before, "nothing came in"
+    writer.close(30.0)
+    collector.close()
+
+
+def test_it_takes_a_bounded_share_of_a_core(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent_s = [0.0]
+    monkeypatch.setattr("unskew.collector.service.collecting.time.process_time", lambda: spent_s[0])
+    monkeypatch.setattr(collecting, "write_snapshot", lambda *_: spent_s.__setitem__(0, spent_s[0] + 5.0))
+    collector = Collector(store)
+    with hold_controller_lock(store, "r"):
+        fill(store, "r", "rank-0000.1", 9)
+        collector.step()
+        assert spent_s == [5.0]
+        fill(store, "r", "rank-0001.1", 9)
+        collector.step()
+        assert spent_s == [5.0]
+        due_s = 5.0 / collecting.SNAPSHOT_SHARE
+        assert due_s - 30.0 < collector.snapshot_due_s - time.monotonic() <= due_s
+        monkeypatch.setattr(collecting, "write_snapshot", lambda *_: None)
+    collector.close()
+
+
+def test_who_holds_it_open_goes_on_while_files_are_replaced(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "SNAPSHOT_S", 0.0)
+    monkeypatch.setattr(collecting, "SNAPSHOT_SHARE", 1e9)
+    sealed(store, 200)
+    collector = Collector(store)
+    monkeypatch.chdir(store.root)
+    os.link("store.duckdb", "held.duckdb")  # under its own name this process would get the same database twice
+    with duckdb.connect("held.duckdb", read_only=True) as held:
+        before = spans(held), held.sql("from rollups order by all").fetchall()
+        for number in range(3):
+            fill(store, f"r{number}", "rank-0000.1", 100)
+            while collector.step():
+                pass
+        assert (spans(held), held.sql("from rollups order by all").fetchall()) == before
+    with opened(store, store.root) as now:
+        assert spans(now) == 500
+    collector.close()
+
+
+def test_a_store_that_was_moved_or_copied_is_read_where_it_is(store: Store, tmp_path: Path) -> None:
+    sealed(store, 100)
+    copy, moved = Store(tmp_path / "copy, of it"), Store(tmp_path / "it's moved")
+    shutil.copytree(store.root, copy.root)
+    store.root.rename(moved.root)
+    for there in (moved, copy):
+        with opened(there, there.root) as database:
+            assert spans(database) == 100
+        with opened(there, tmp_path) as database:
+            database.execute("set variable store = ?", [str(there.root)])
+            assert spans(database) == 100
+
+
+def test_elsewhere_or_beside_another_store_it_says_where_to_start(store: Store, tmp_path: Path) -> None:
+    sealed(store, 100)
+    other, copy = Store(tmp_path / "other"), Store(tmp_path / "copy")
+    sealed(other, 33)
+    shutil.copytree(store.root, copy.root)
+    fill(copy, "r2", "rank-0000.1", 5)
+    collect(copy)  # from here on the two may hold different files of one name
+    assert (copy.root / "sealed/r").is_dir()
+    for folder in (tmp_path, other.root, copy.root):
+        with opened(store, folder) as database:
+            for view in ("spans", "verdicts", "rollups", "runs", "events"):
+                with pytest.raises(duckdb.IOException, match=r"start-duckdb-in-this-store-\w+\.\d+/\.\./(sealed|published)/"):
+                    database.sql(f"select count(*) from {view}").fetchall()
+    with opened(copy, copy.root) as database:
+        assert spans(database) == 105
+
+
+def test_it_can_be_attached_to_another_database(store: Store) -> None:
+    sealed(store, 100)
+    with duckdb.connect() as mine:
+        mine.execute(f"attach '{store.database}' as log (read_only)")
+        mine.execute("set variable store = ?", [str(store.root)])
+        for view in VIEWS:
+            mine.sql(f"select * from log.{view}").fetchall()
+
+
+def test_a_copy_in_one_file_answers_anywhere_as_the_store_does(store: Store, tmp_path: Path) -> None:
+    sealed(store, 100)
+    fill(store, "open", "rank-0000.1", 40)  # not sealed yet
+    whole, one = tmp_path / "whole.duckdb", tmp_path / "one.duckdb"
+    runner = CliRunner()
+    for arguments in ([str(whole)], [str(one), "--run", "open"]):
+        answer = runner.invoke(app, ["store", "duckdb", *arguments, "--store", str(store.root)])
+        assert answer.exit_code == 0, answer.output
+    with open_store(store) as reader:
+        expected = {view: reader.duckdb(f"from {view} order by all").fetchall() for view in VIEWS}
+    shutil.rmtree(store.root)
+    with duckdb.connect(str(whole), read_only=True) as database:
+        assert {view: database.sql(f"from {view} order by all").fetchall() for view in VIEWS} == expected
+    with duckdb.connect(str(one), read_only=True) as database:
+        assert database.sql("select run, count(*) from spans group by run").fetchall() == [("open", 40)]
+        assert database.sql("select distinct run from writers").fetchall() == [("open",)]
+    again = runner.invoke(app, ["store", "duckdb", str(whole), "--store", str(tmp_path)])
+    assert (again.exit_code, "exists" in again.output) == (2, True)
+
+
+def test_the_views_use_no_word_that_older_duckdbs_cannot_read_back() -> None:
+    """What DuckDB 2 stores of `if(...)` is a function to those before it, and there is none of that name."""
+    assert [name for name, query in [*VIEWS.items(), ("executed", EXECUTED)] if re.search(r"\bif\(", query)] == []
+
+
+@pytest.mark.skipif(not OTHER_DUCKDBS, reason="UNSKEW_OTHER_DUCKDBS names no interpreter with another DuckDB")
+@pytest.mark.parametrize("python", OTHER_DUCKDBS)
+def test_other_versions_of_duckdb_open_it(store: Store, tmp_path: Path, python: str) -> None:
+    sealed(store, 100)
+    copy = tmp_path / "copy.duckdb"
+    assert CliRunner().invoke(app, ["store", "duckdb", str(copy), "--store", str(store.root)]).exit_code == 0
+    code = (
+        "import duckdb, sys\n"
+        "database = duckdb.connect(sys.argv[1], read_only=True)\n"
+        f"counts = [database.execute(f'select count(*) from {{view}}').fetchall()[0][0] for view in {list(VIEWS)}]\n"
+        "print(duckdb.__version__, counts)"
+    )
+    with open_store(store) as reader:
+        expected = [reader.duckdb(f"select count(*) from {view}").fetchall()[0][0] for view in VIEWS]
+    for file, folder in ((store.database, store.root), (copy, tmp_path)):
+        answer = subprocess.run([python, "-c", code, str(file)], cwd=folder, check=True, capture_output=True, text=True)
+        version, _, counts = answer.stdout.partition(" ")
+        assert (version != duckdb.__version__, counts) == (True, f"{expected}\n")
