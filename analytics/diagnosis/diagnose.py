@@ -55,7 +55,8 @@ Observability = Literal["chunks", "collectives", "flight recorder", "iterations"
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """`time_lost_s`: cause -> device-seconds, then the places of what has no cause, `unexplained` last; empty where it cannot
     be measured. `abstained`: what cannot be said, and which data is missing for it, a sentence each. `outcome`,
-    `smallest_slowdown`, `why`: as in `Outcome`. `status`: the run's, "unfinished" before its end."""
+    `smallest_slowdown`, `why`: as in `Outcome`. `status`: the run's, "unfinished" before its end. `looked_at`: which
+    part of a long run; `time_lost_s` is as if the rest had been like it; "" = all."""
 
     run_id: str
     observability: Observability
@@ -67,6 +68,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     smallest_slowdown: float | None
     why: str
     status: str
+    looked_at: str = ""
 
     @property
     def sentence(self) -> str:
@@ -92,7 +94,7 @@ def diagnose(log: RunLog) -> Diagnosis:
     verdicts: tuple[Verdict, ...] = ()
     lost_s: dict[str, float] = {}
     whole_s = 0.0
-    abstained = _missing(log, seen)
+    abstained = ([log.sample.unseen] if log.sample else []) + _missing(log, seen)
     if seen == "chunks":
         sections, findings, problems = sections_of(log)
         verdicts, sights = findings.verdicts, [findings.sight]
@@ -101,7 +103,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         if measured:
             verdicts += tuple(named(measured, _next_number(verdicts), options_for(log.device_kind).digest))
             lost_s = _device_seconds(log, measured, verdicts)
-            whole_s = sum(len(section.ranks) * float(lost.measured_us.sum()) / 1e6 for section, lost in measured)
+            whole_s = _of_all(log) * sum(len(section.ranks) * float(lost.measured_us.sum()) / 1e6 for section, lost in measured)
             abstained += _without_cause(lost_s, whole_s)
     elif seen == "collectives":
         judged, problems = _waited(log)
@@ -139,7 +141,8 @@ def diagnose(log: RunLog) -> Diagnosis:
         abstained=tuple(abstained),
         outcome=outcome.outcome,
         smallest_slowdown=outcome.smallest_slowdown,
-        why=outcome.why,
+        why=outcome.why + (f"; looked at {log.sample.what}" if log.sample else ""),
+        looked_at=log.sample.what if log.sample else "",
         status=log.status,
     )
 
@@ -262,14 +265,23 @@ def _device_seconds(
     for section, lost in measured:
         devices = len(section.ranks)
         for cause, us in lost.parts.items():
-            found[cause] += devices * float(us.sum()) / 1e6
+            found[cause] += _of_all(log) * devices * float(us.sum()) / 1e6
     for plan_version, how in _recoveries(log).items():
         devices = len(log.plans[plan_version].ranks) if plan_version in log.plans else 0
         found["dead" if how == "exit" else "hung"] += devices * log.regrouped_s[plan_version]
     for cause, seconds in idle_s(log, verdicts).items():
-        found[cause] += seconds
+        found[cause] += _of_all(log) * seconds
     rounded = {cause: round(seconds, 3) for cause, seconds in found.items()}
     return {cause: seconds for cause, seconds in rounded.items() if seconds or cause == "unexplained"}
+
+
+def _of_all(log: RunLog) -> float:
+    """The time of all iterations, for one of those that were looked at."""
+    if log.sample is None:
+        return 1.0
+    us = {iteration: float(us) for iteration, us in log.iterations.drop_nulls().iter_rows()}
+    looked = sum(us.get(i, 0.0) for first, last in log.sample.stretches for i in range(first, last + 1))
+    return sum(us.values()) / looked if looked else 1.0
 
 
 def _recoveries(log: RunLog) -> dict[int, str]:

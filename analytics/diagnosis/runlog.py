@@ -9,6 +9,7 @@ import polars as pl
 
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.diagnosis.sample import Sample
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.collector.events import CollectiveRecorded, Control, DeviceJoined, DeviceKind, DeviceLost, GroupRecorded, Regrouped
 
@@ -26,6 +27,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     wall_us, where a source times them rank by rank. `flights`, `flight_groups`: entries of flight recorders.
     `end`: by its own last word; without one "running" where a controller holds it, else "lost".
     `gap`: what the log lacks by that word, "" = nothing; `dropped`: type -> events that full buffers dropped.
+    `sample`: the iterations of a long run that `trace`, `released` and `steps` hold; None = all.
     """
 
     run: str
@@ -45,6 +47,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     end_reason: str = ""
     gap: str = ""
     dropped: dict[str, int] = {}
+    sample: Sample | None = None
 
     @property
     def status(self) -> str:

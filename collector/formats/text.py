@@ -14,6 +14,10 @@ import msgspec
 from unskew.collector.formats.imported import LARGEST, FormatError
 
 _GZIP = b"\x1f\x8b"
+MOST_UNPACKED = 100
+"""Times its packed size that a gzip file may unpack to (traces: 10 to 30): what asks for more was made to fill the memory."""
+LEAST_UNPACKED_BYTES = 64 * 1024**2
+"""Any may unpack to so much: logs that hardly vary are packed better."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MOST_RANKS = 2**31
 
@@ -22,10 +26,19 @@ def content(path: Path) -> bytes:
     """The bytes of a file, unpacked when it is gzip, without a byte order mark. Raises `FormatError`."""
     try:
         raw = path.read_bytes()
-        raw = gzip.decompress(raw) if raw.startswith(_GZIP) else raw
+        raw = _unpacked(path, raw) if raw.startswith(_GZIP) else raw
         return raw.removeprefix(_BYTE_ORDER_MARK)
     except (OSError, EOFError, zlib.error) as error:
         raise FormatError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _unpacked(path: Path, raw: bytes) -> bytes:
+    most = max(LEAST_UNPACKED_BYTES, MOST_UNPACKED * len(raw))
+    with gzip.open(io.BytesIO(raw)) as file:
+        unpacked = file.read(most + 1)
+    if len(unpacked) > most:
+        raise FormatError(f"{path} unpacks to more than {most / 1e6:,.0f} MB, which is no log: unpack it yourself if it is one")
+    return unpacked
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:

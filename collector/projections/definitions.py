@@ -83,6 +83,12 @@ PROJECTIONS = {
                 from (select *, {_WITH_LAST_ATTEMPT} from ({own_columns(events.IterationTimed, _SOURCE)}))
                 where {_LAST_ATTEMPT} group by run, iteration
                 union all by name
+                select run, iteration, 0 as n_ranks, min(start_us) as start_us, max(start_us + wall_us) as end_us
+                from (select run, iteration, start_us, wall_us from ({own_columns(events.IterationCommitted, _SOURCE)})
+                      union all
+                      select run, iteration, start_us, wall_us from ({own_columns(events.IterationTimed, _SOURCE)}))
+                group by run, iteration
+                union all by name
                 select run, iteration, 0 as n_ranks, max(predicted_us) as predicted_us
                 from ({own_columns(events.IterationJudged, _SOURCE)}) group by run, iteration""",
             again=f"""
@@ -90,7 +96,8 @@ PROJECTIONS = {
                     max(loss) filter ({_LAST_ATTEMPT}) as loss, max(tokens) filter ({_LAST_ATTEMPT}) as tokens,
                     max(iteration_us) filter ({_LAST_ATTEMPT}) as iteration_us,
                     coalesce(sum(n_ranks) filter ({_LAST_ATTEMPT}), 0)::bigint as n_ranks,
-                    bool_and(log_complete) filter ({_LAST_ATTEMPT}) as log_complete, max(predicted_us) as predicted_us
+                    bool_and(log_complete) filter ({_LAST_ATTEMPT}) as log_complete, max(predicted_us) as predicted_us,
+                    min(start_us) as start_us, max(end_us) as end_us
                 from (select *, {_WITH_LAST_ATTEMPT} from {_SOURCE}) group by run, iteration""",
             order="run, iteration",
         ),

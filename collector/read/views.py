@@ -76,7 +76,8 @@ VIEWS: dict[str, str] = {
     "heartbeats": own_columns(events.Heartbeat),
     "judged": "select * rename (epoch as plan_version) from projected.judged",
     "iterations": """
-        select run, iteration, epoch as plan_version, attempt, loss, tokens, iteration_us, n_ranks, log_complete, predicted_us
+        select run, iteration, epoch as plan_version, attempt, loss, tokens, iteration_us, n_ranks, log_complete, predicted_us,
+            start_us, end_us
         from projected.iterations where n_ranks > 0""",
     "rollups": "select * from projected.rollups",
     "writers": "select * from projected.writers",

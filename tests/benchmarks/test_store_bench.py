@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from unskew.benchmarks import store_faults, store_ingest, store_queries
+from unskew.benchmarks import store_answers, store_faults, store_ingest, store_queries
 from unskew.benchmarks.runs import Bench
 from unskew.collector.files.manifest import load
 from unskew.collector.paths import Store
@@ -69,6 +69,15 @@ def test_the_benchmark_asks_a_store_that_grows_and_sqlite_alike() -> None:
     *figures, memory = store_queries.figures(BENCH, sizes=[20_000], rounds=1)
     assert len(figures) == 3
     assert all(figure.value is not None and figure.value > 0 and "SQLite, json" in figure.note for figure in figures)
+    assert memory.ok
+
+
+@pytest.mark.limit(300)
+def test_a_person_s_first_query_sees_what_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_answers, "COMMANDS", (("diagnose", "big"),))
+    first, age, took, memory = store_answers.figures(BENCH, spans=20_000, openings=3)
+    assert (first.bar, took.bar, memory.bar) == (300, 5, 1000)
+    assert 0 < (age.value or 0) < 600, "no event had come into store.duckdb"
     assert memory.ok
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import pickletools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -81,12 +82,20 @@ def _load(file: Path) -> Mapping[str, Any]:
             raise FormatError(f"{file}: not JSON ({error})") from error
     else:
         try:
+            _check_sizes(raw)
             dump = _PlainData(io.BytesIO(raw)).load()
         except Exception as error:  # whatever bytes can make of an unpickler
             raise FormatError(f"{file}: not a pickle of plain data ({error})") from error
     if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
         raise FormatError(f"{file}: a flight-recorder dump is a dictionary with a list 'entries'")
     return dump
+
+
+def _check_sizes(raw: bytes) -> None:
+    """Raises ValueError for a pickle that names more than it holds: the unpickler makes room for what is named first."""
+    for opcode, argument, _ in pickletools.genops(raw):  # it raises for a text that is longer than the file
+        if opcode.name.endswith("PUT") and isinstance(argument, int) and argument > len(raw):
+            raise ValueError(f"it asks for room for {argument:,} objects in {len(raw):,} bytes")
 
 
 def _groups(file: Path, rank: int, dump: Mapping[str, Any]) -> Iterator[GroupRecorded]:

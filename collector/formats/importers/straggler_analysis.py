@@ -68,8 +68,9 @@ def read(path: Path) -> Sequence[ImportedRun]:
     return [ImportedRun(events=_events(rows, rank_at), ranks=place.height, iterations=steps, facts=facts)]
 
 
-def operations(reader: Reader, run: str) -> polars.DataFrame:
-    """The rows of an imported run as its source had them: `COLUMNS`, by step and rank, inside these in the source's order."""
+def operations(reader: Reader, run: str, part: str = "true") -> polars.DataFrame:
+    """The rows of an imported run as its source had them: `COLUMNS`, by step and rank, inside these in the source's order;
+    `part`: a condition on the iteration."""
     lists = {
         "optype": "name", "start_ts": "start_s", "duration": "duration_s", "seq_id": "sequence", "mc": "chunk",
         "mb_id": "micro_batch", "gmc": "global_chunk",
@@ -81,7 +82,7 @@ def operations(reader: Reader, run: str) -> polars.DataFrame:
     rows = reader.sql(
         f"""select (payload->>'replica')::bigint as dp_rank, (payload->>'stage')::bigint as stage,
                rank, iteration as step, {unnested}
-            from events where run = ? and type = 'operations_recorded@1' order by iteration, rank""",
+            from events where run = ? and type = 'operations_recorded@1' and ({part}) order by iteration, rank""",
         [run],
     )
     return rows.select(polars.col(name).cast(dtype) for name, dtype in COLUMNS.items())

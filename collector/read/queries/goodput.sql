@@ -7,13 +7,9 @@ with counted as (
     group by run
 ),
 own_clock as (
-    select run, max(start_us + wall_us) - min(start_us) as elapsed_us
-    from (
-        select run, (payload->>'start_us')::bigint as start_us, (payload->>'wall_us')::bigint as wall_us
-        from events
-        where (type like 'iteration_committed@%' or type like 'iteration_timed@%')
-            and run in (select run from runs where clock in ('virtual', 'imported'))
-    )
+    select run, max(end_us) - min(start_us) as elapsed_us
+    from iterations
+    where run in (select run from runs where clock in ('virtual', 'imported'))
     group by run
 ),
 timed as (

@@ -12,6 +12,7 @@ import polars as pl
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.runlog import NO_STEPS, End, RunLog
+from unskew.analytics.diagnosis.sample import sample
 from unskew.analytics.diagnosis.trace.model import from_operations, from_spans
 from unskew.analytics.loop.intake import Intake
 from unskew.collector.events import (
@@ -41,7 +42,9 @@ _SPAN = tuple(field.encode_name for field in msgspec.structs.fields(Span))
 
 
 def load_run(reader: Reader, run: str) -> RunLog:
-    """What the log holds of `run`, which must be in the store."""
+    """What the log holds of `run`, which must be in the store; of a long one the iterations of a sample."""
+    looked = sample(*_extent(reader, run))
+    part = " or ".join(f"iteration between {first} and {last}" for first, last in looked.stretches) if looked else "true"
     (about,) = reader.sql("select clock, ranks, options from runs where run = ?", [run]).to_dicts()
     options: dict[str, Any] = json.loads(about["options"] or "{}")
     plans = {
@@ -49,8 +52,8 @@ def load_run(reader: Reader, run: str) -> RunLog:
         for row in reader.sql("select plan_version, plan from plans where run = ? order by plan_version", [run]).to_dicts()
     }
     spans = reader.sql(
-        """select spans.* from spans left join iterations using (run, iteration)
-           where run = ? and (iterations.attempt is null
+        f"""select spans.* from spans left join iterations using (run, iteration)
+           where run = ? and ({part}) and (iterations.attempt is null
              or (spans.attempt = iterations.attempt and spans.plan_version = iterations.plan_version))
            order by spans.iteration, spans.rank, seq""",
         [run],
@@ -58,17 +61,18 @@ def load_run(reader: Reader, run: str) -> RunLog:
     control = _control(reader, run)
     started = next((event for event in control if isinstance(event, RunStarted)), None)
     finished = next((event for event in control if isinstance(event, RunFinished)), None)
-    commits, packed = _events(reader, run, IterationCommitted), _events(reader, run, MicroBatchPacked)
-    timed = _events(reader, run, IterationTimed)
+    commits, packed = _events(reader, run, IterationCommitted, part), _events(reader, run, MicroBatchPacked, part)
+    timed = _events(reader, run, IterationTimed, part)
     stepped = pl.DataFrame(
         [(c.iteration, c.plan_version, c.start_us, c.wall_us) for c in commits]
         or [(one.iteration, 0, one.start_us, one.wall_us) for one in timed if one.start_us is not None],
         schema=dict.fromkeys(("iteration", "plan_version", "start_us", "wall_us"), pl.Int64),
         orient="row",
     )
-    exact = straggler_analysis.operations(reader, run)
+    exact = straggler_analysis.operations(reader, run, part)
     return RunLog(
         run=run,
+        sample=looked,
         device_kind=started.device_kind if started else None,
         clock=about["clock"],
         options=options,
@@ -77,7 +81,7 @@ def load_run(reader: Reader, run: str) -> RunLog:
         steps=_steps(timed),
         trace=from_operations(exact) if exact.height else from_spans(spans, stepped, plans),
         plans=plans,
-        released=_released(spans, [*packed, *_events(reader, run, GpuState)], commits, plans),
+        released=_released(spans, [*packed, *_events(reader, run, GpuState, part)], commits, plans),
         control=control,
         flights=tuple(_events(reader, run, CollectiveRecorded)),
         flight_groups=tuple(_events(reader, run, GroupRecorded)),
@@ -101,18 +105,31 @@ def _end(reader: Reader, run: str, finished: RunFinished | None) -> End:
     return "running" if controller_alive(reader.store, run) else "lost"
 
 
-def _events(reader: Reader, run: str, kind: type[_E]) -> list[_E]:
-    """All events of a telemetry type, in the order of their writing."""
-    return [event for event in _read(reader, run, f"type like '{tag_of(kind).partition('@')[0]}@%'") if isinstance(event, kind)]
+def _extent(reader: Reader, run: str) -> tuple[int, int, int]:
+    """The first and the last iteration, and how many events the log has of them."""
+    (first, last, events), *_ = reader.sql(
+        """select min(iteration), max(iteration), (select coalesce(sum(n_events), 0) from writers where run = $1)
+           from (select iteration from iterations where run = $1
+                 union all select from_iteration from rollups where run = $1
+                 union all select last_iteration from writers where run = $1)""",
+        [run],
+    ).rows()
+    return first or 0, last or 0, int(events)
+
+
+def _events(reader: Reader, run: str, kind: type[_E], part: str = "true") -> list[_E]:
+    """All events of a telemetry type (of the iterations of `part`, a condition), in the order of their writing."""
+    which = f"type like '{tag_of(kind).partition('@')[0]}@%' and ({part})"
+    return [event for event in _read(reader, run, "events", which) if isinstance(event, kind)]
 
 
 def _control(reader: Reader, run: str) -> tuple[Control, ...]:
     """All control events, in the order of their writing."""
-    return tuple(event for event in _read(reader, run, "stream is not null") if isinstance(event, Control))
+    return tuple(event for event in _read(reader, run, "projected.control", "true") if isinstance(event, Control))
 
 
-def _read(reader: Reader, run: str, which: str) -> list[Event | None]:
-    query = f"select payload::varchar as line from events where run = ? and {which} order by seq, writer"
+def _read(reader: Reader, run: str, source: str, which: str) -> list[Event | None]:
+    query = f"select payload::varchar as line from {source} where run = ? and {which} order by seq, writer"
     return [decode_event(line.encode()) for line in reader.sql(query, [run])["line"].to_list()]
 
 

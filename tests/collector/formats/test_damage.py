@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
+import resource
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -261,3 +263,32 @@ def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         assert "has no spans to show" in refused.output
         assert (out.read_bytes() if there else not out.exists()) == (there or True)
     assert not list(tmp_path.glob(".out*"))
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "data", "sentence"),
+    [
+        (
+            "flight-recorder",
+            "nccl_trace_rank_0",
+            b"\x80\x04]r\xff\xff\xff\x1f.",
+            "asks for room for 536,870,911 objects in 9 b",
+        ),
+        (
+            "flight-recorder",
+            "nccl_trace_rank_1",
+            b"\x80\x05\x96\x00\x00\x00\x00\x01\x00\x00\x00.",
+            "not a pickle of plain data",
+        ),
+        ("kineto", "rank-0.json.gz", gzip.compress(b" " * 300_000_000), "unpacks to more than 67 MB"),
+        ("megatron", "log.txt", gzip.compress(b"\n" * 300_000_000), "unpacks to more than 67 MB"),
+    ],
+)
+def test_a_small_file_that_asks_for_much_memory_is_refused(
+    tmp_path: Path, format: str, name: str, data: bytes, sentence: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(FormatError, match=sentence):
+        bring_in(Store(tmp_path / "store"), format, tmp_path / name)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 400_000

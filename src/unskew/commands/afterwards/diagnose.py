@@ -131,6 +131,7 @@ def shown(one: Diagnosis) -> RenderableType:
     from unskew.terminal.live_view import OUTCOMES
 
     count = f"{one.iterations} iteration{'' if one.iterations == 1 else 's'}"
+    count += f" (looked at {one.looked_at})" if one.looked_at else ""
     parts: list[RenderableType] = [Text(f"{one.run_id}: {count}, {SEEN[one.observability]}", "bold")]
     table = Table.grid(padding=(0, 2))
     for verdict in one.verdicts:

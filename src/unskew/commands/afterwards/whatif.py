@@ -64,7 +64,7 @@ def whatif(
         "run_id": run,
         "epoch": section.plan_version,
         "plans": plans,
-        "not_replayed": problems,
+        "not_replayed": ([f"all but {log.sample.what}"] if log.sample else []) + problems,
         **msgspec.to_builtins(found),
         **answers,
     }
