@@ -1,8 +1,8 @@
 """What watching a run amounts to: something is wrong; all is well, down to a stated slowdown; or it cannot be judged, and why.
 
 Calm is a claim, and needs evidence: that something wrong would have been seen. Every way of judging therefore hands over its
-verdicts and its `Sight`. Only where the one that looks closest would have named something, the log is whole, and the time lost
-is explained, is a run without a verdict called well.
+verdicts and its `Sight`. Only where the one that looks closest and the one that looks at the whole job would have named
+something, the log is whole, and the time lost is explained, is a run without a verdict called well.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
     smallest_slowdown: float | None
     why: str = ""
+
+    @property
+    def sees(self) -> bool:
+        """Whether it has looked at all."""
+        return self.smallest_slowdown is not None and self.smallest_slowdown <= MOST_SLOWDOWN
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,23 +94,21 @@ def outcome_of(
 ) -> Outcome:
     """The outcome of a run. `failure`: how it ended, where that alone is wrong; `gaps`: what its log lacks for a judgement, a
     sentence each; `dropped`: type -> events it lacks, which is stated whatever the outcome."""
-    decisive = closest(sights)
+    decisive, job = closest(sights), [sight for sight in sights if sight.scope == "job"]
     smallest = decisive.smallest_slowdown
+    judged = [decisive, *(sight for sight in job if sight != decisive)]
     stated = [unexplained.words] if unexplained is not None and unexplained.of_measured >= LEAST_STATED_SHARE else []
     lacking = [dropped_sentence(dropped)] if dropped else []
     wrong = [verdict.sentence.removesuffix(".") for verdict in verdicts] or ([failure] if failure else [])
     if wrong:
         more = [f"{len(wrong) - 1} more verdict{'s' * (len(wrong) > 2)}"] if len(wrong) > 1 else []
         return Outcome(outcome="wrong", smallest_slowdown=smallest, why="; ".join([wrong[0], *more, *stated, *lacking]))
-    bounds = [decisive.why] if decisive.why else []
-    if smallest is None:
-        blind = [decisive.why or "nothing in the log can be judged"]
-    else:
-        blind = [f"only {seen(decisive)}", *bounds] if smallest > MOST_SLOWDOWN else []
+    bounds = [one.why for one in judged if one.why]
+    blind = [_blindness(one) for one in judged if not one.sees]
     too_much = unexplained is not None and unexplained.too_much
     if missing := [*gaps, *blind, *(stated if too_much else [])]:
         return Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why="; ".join([*missing, *lacking]))
-    return Outcome(outcome="well", smallest_slowdown=smallest, why="; ".join([seen(decisive), *bounds, *stated, *lacking]))
+    return Outcome(outcome="well", smallest_slowdown=smallest, why="; ".join([seen(*judged), *bounds, *stated, *lacking]))
 
 
 def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
@@ -162,15 +165,21 @@ def closest(sights: Sequence[Sight]) -> Sight:
     return max((sight for sight in sights if sight.scope == scope), key=lambda one: one.smallest_slowdown or float("inf"))
 
 
-def seen(sight: Sight) -> str:
-    """What would have been named, for a sight that sees.
+def _blindness(sight: Sight) -> str:
+    """Why it has not looked."""
+    if sight.smallest_slowdown is None:
+        return sight.why or "nothing in the log can be judged"
+    return "; ".join([f"only {seen(sight)}", *([sight.why] if sight.why else [])])
+
+
+def seen(*sights: Sight) -> str:
+    """What would have been named, for sights that see.
 
     >>> seen(Sight(scope="device", smallest_slowdown=1.07))
     'a lasting slowdown of any device by 7 % or more would have been named'
     """
-    return (
-        f"a lasting slowdown of {_ANY[sight.scope]} by {percent(sight.smallest_slowdown or 1.0)} or more would have been named"
-    )
+    bounds = (f"of {_ANY[sight.scope]} by {percent(sight.smallest_slowdown or 1.0)} or more" for sight in sights)
+    return f"a lasting slowdown {' and '.join(bounds)} would have been named"
 
 
 def percent(slowdown: float) -> str:

@@ -5,7 +5,9 @@ Four observabilities, the best that the log allows:
 1. chunks: forward and backward times per micro-batch. The Detector judges devices; replay shows what each cause cost;
 2. collectives only, with waiting inside: under a barrier the culprit is the rank that waits least (waiting.py);
 3. flight recorders: who did not join which collective (flight_recorder.py);
-4. iteration times only: a change of the whole job, nobody named (analytics/detector/job_wide.py).
+4. iteration times only: nobody to name.
+
+The whole job is judged in each of them (whole_job.py): where every rank is slower alike, none differs from the others.
 
 Pure: a `RunLog` in, a `Diagnosis` out.
 """
@@ -18,13 +20,12 @@ from typing import Literal
 import msgspec
 
 from unskew.analytics.core.outcome import Findings, Outcome, OutcomeWord, Sight, UnexplainedTime, outcome_of, percent
-from unskew.analytics.detector import job_wide
 from unskew.analytics.detector.job_wide import JobWideOptions
 from unskew.analytics.detector.options import DetectorOptions, options_for
 from unskew.analytics.detector.verdicts import devices, lost_verdict
 from unskew.analytics.diagnosis.capacity import idle_s
 from unskew.analytics.diagnosis.causes import LEAST_SHARE, NEXT_STEP, named
-from unskew.analytics.diagnosis.failslow import as_slow, follow_run, follow_section, loss_of, settled
+from unskew.analytics.diagnosis.failslow import as_slow, follow_run, follow_section, loss_of
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
 from unskew.analytics.diagnosis.rank_times import follow_ranks, follow_steps
 from unskew.analytics.diagnosis.replicas import excess_of, judge_replicas, smallest_slowdown
@@ -34,6 +35,7 @@ from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.replay import GraphError
 from unskew.analytics.diagnosis.trace.section import TraceSection, record, with_lengths, without_lengths
 from unskew.analytics.diagnosis.waiting import follow_waits, read_waits
+from unskew.analytics.diagnosis.whole_job import judge_job, times_of
 from unskew.analytics.health.liveness import Suspect
 from unskew.collector.events import COLLECTIVE_KINDS, Verdict
 
@@ -92,6 +94,7 @@ def diagnose(log: RunLog) -> Diagnosis:
     seen = observability(log)
     sights: list[Sight] = []
     verdicts: tuple[Verdict, ...] = ()
+    sections: list[TraceSection] = []
     lost_s: dict[str, float] = {}
     whole_s = 0.0
     abstained = ([log.sample.unseen] if log.sample else []) + _missing(log, seen)
@@ -111,26 +114,26 @@ def diagnose(log: RunLog) -> Diagnosis:
         sights = [findings.sight for findings in judged]
         abstained += problems
     elif seen == "iterations":
-        times = [(int(iteration), float(us)) for iteration, us in log.iterations.drop_nulls().iter_rows()]
         of_ranks, independent = follow_steps(log.steps, options_for(log.device_kind))
-        verdicts, sights = of_ranks.verdicts, [of_ranks.sight]
-        if not independent:
-            series, found = job_wide.follow(times)
-            of_device = sights if log.ranks > 1 else []
-            verdicts, sights = settled(found), [*of_device, job_wide.sight_of(series, JobWideOptions())]
+        verdicts, sights = of_ranks.verdicts, [of_ranks.sight] if independent or log.ranks > 1 else []
     elif seen == "flight recorder":
         standstill = explain(log.flights, log.flight_groups)
         verdicts = _hung(standstill)
         abstained += [f"hung: {standstill.abstained}"] if standstill.abstained else []
     if seen != "chunks" or not log.released:
         verdicts += _lost(log, _next_number(verdicts))
+    unexplained = _unexplained(lost_s, whole_s)
+    if log.iterations.height:
+        times = times_of(log, sections, verdicts)
+        of_job, long_ones = judge_job(times, _next_number(verdicts), alone=seen == "iterations")
+        verdicts, sights, unexplained = (*verdicts, *of_job.verdicts), [*sights, of_job.sight], unexplained or long_ones
     outcome = outcome_of(
         verdicts,
         sights,
         failure=f"the run failed: {log.end_reason or 'no reason given'}" if log.end == "failed" else "",
         gaps=_gaps(log, seen),
         dropped=log.dropped,
-        unexplained=_unexplained(lost_s, whole_s),
+        unexplained=unexplained,
     )
     return Diagnosis(
         run_id=log.run,

@@ -1,0 +1,108 @@
+"""Every rank is slower alike, bit by bit or now and then: no device differs from the others, and the job is not well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.dashboard_runs import healthy
+from support.dashboard_store import RunWriter
+from support.noisy_series import Floats, megatron, mlperf
+
+from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose
+from unskew.analytics.diagnosis.whole_job import judge_job
+from unskew.collector.events import RunFinished
+from unskew.collector.formats.registry import bring_in
+from unskew.collector.paths import Store
+from unskew.collector.read.reader import open_store
+from unskew.edge.load_run import load_run
+
+STEPS = 90
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def of_run(store: Store, run: str) -> Diagnosis:
+    with open_store(store) as reader:
+        return diagnose(load_run(reader, run))
+
+
+def noise(n: int, sd: float = 0.006) -> Floats:
+    return np.asarray(np.exp(np.random.default_rng(n).normal(0, sd, n)))
+
+
+@pytest.mark.parametrize(
+    ("pace", "word", "words"),
+    [
+        (np.ones(300), "well", "of the whole job by"),
+        (np.linspace(1, 0.7, 300), "well", "of the whole job by"),
+        (np.linspace(1, 1.4, 700), "wrong", "slower bit by bit"),
+        (np.linspace(1, 1.9, 250), "wrong", "slower bit by bit"),
+        (np.where(np.arange(240) % 5 == 2, 1.9, 1.0), "cannot_be_judged", "longer than noise explains"),
+        (np.where(np.arange(240) % 12 == 7, 8.0, 1.0), "cannot_be_judged", "longer than noise explains"),
+        (np.where(np.arange(240) % 60 == 7, 1.9, 1.0), "well", "4 of 235 iterations take longer than noise explains"),
+    ],
+    ids=["steady", "faster", "slow drift", "fast drift", "every fifth", "every twelfth", "a few"],
+)
+def test_iteration_times_alone(store: Store, tmp_path: Path, pace: Floats, word: str, words: str) -> None:
+    times = noise(len(pace)) * pace
+    (tmp_path / "t.csv").write_text("step,seconds\n" + "\n".join(f"{i},{one}" for i, one in enumerate(times)))
+    (brought,) = bring_in(store, "iteration-times", tmp_path / "t.csv")
+    found = of_run(store, brought.run)
+    assert (found.outcome, words in found.why) == (word, True), found.sentence
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.3, 2.0])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_ranks_that_become_slow_together(store: Store, tmp_path: Path, ranks: int, factor: float) -> None:
+    """Parts of steps, which pass for chunks; all ranks meet in the all-reduce."""
+    random, rows = np.random.default_rng(ranks), ["step,rank,seconds,forward,backward,all_reduce"]
+    for step in range(STEPS):
+        slower = factor if step >= 50 else 1.0
+        forward, backward = (slower * us * np.exp(random.normal(0, 0.01, ranks)) for us in (0.02, 0.04))
+        ready = forward + backward
+        reduced = ready.max() + 0.005 - ready
+        rows += [
+            f"{step},{rank},{ready.max() + 0.006},{forward[rank]},{backward[rank]},{reduced[rank]}" for rank in range(ranks)
+        ]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    (brought,) = bring_in(store, "iteration-times", tmp_path / "t.csv")
+    found = of_run(store, brought.run)
+    if factor == 1:
+        assert found.outcome == "well", found.sentence
+        assert "of any device by" in found.why
+        assert "of the whole job by" in found.why
+        return
+    (named,) = [one for one in found.verdicts if one.evidence.get("scope") == "job"]
+    assert (named.since_iteration, named.culprits) == (50, ())
+    assert "all ranks share" in named.evidence["next_step"]
+    assert not any(party.rank is not None for one in found.verdicts for party in one.culprits)
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("slow", [False, True])
+def test_an_own_run_is_held_against_what_its_lengths_let_expect(store: Store, slow: bool) -> None:
+    writer: RunWriter = healthy(store, iterations=30)
+    if slow:
+        writer.speeds = {rank: {"F": 0.6, "B": 0.6} for rank in writer.plan.ranks}
+    writer.train(25)
+    writer.control(RunFinished(status="done", iterations=55))
+    writer.close()
+    found = of_run(store, "healthy")
+    named = [one for one in found.verdicts if one.evidence.get("scope") == "job"]
+    assert [one.since_iteration for one in named] == ([30] if slow else [])
+    assert not slow or named[0].evidence["time_ratio"] == pytest.approx(1 / 0.6, rel=0.15)
+
+
+def test_of_public_series_none_creeps_or_loses_time_that_nobody_explains() -> None:
+    series = [times for _, times in [*mlperf(), *megatron()]]
+    if not series:
+        pytest.skip("data sets mlperf-steptimes and megatron-iteration-times are absent: set UNSKEW_DATASETS")
+    for times in series[::5]:
+        findings, long_ones = judge_job([(i, 1e6 * float(s)) for i, s in enumerate(times)], 1, alone=True)
+        assert not any("bit by bit" in one.sentence for one in findings.verdicts)
+        assert not long_ones.too_much
