@@ -1,5 +1,6 @@
 # make run | check | test | lint | bench: each makes .venv on its first call; a second call installs nothing.
-.PHONY: run check test lint bench chromium
+# make run LOCKED=1 installs only what has a hash in requirements.lock; make lock makes that anew (it needs uv).
+.PHONY: run check test lint bench chromium lock
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -32,12 +33,21 @@ bench: .venv/run.stamp
 chromium:
 	@sh tools/chromium.sh
 
-.venv/run.stamp: pyproject.toml constraints.txt
+.venv/run.stamp: pyproject.toml constraints.txt requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
 	@echo "installing into .venv, once: about 2 GB, some minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+ifdef LOCKED
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+else
 	$(INSTALL) -e ".[platform,trainer]"
+endif
 	touch $@
+
+lock:
+	echo setuptools | uv pip compile --quiet pyproject.toml - --extra platform --extra trainer -c constraints.txt \
+		--generate-hashes --python-version 3.11 --universal --no-annotate --custom-compile-command "make lock" -o requirements.lock
 
 .venv/test.stamp: .venv/run.stamp
 	$(INSTALL) -e '.[dev]'

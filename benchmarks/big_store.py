@@ -29,7 +29,7 @@ from unskew.collector.files import manifest, rows
 from unskew.collector.files.manifest import SealedFile
 from unskew.collector.files.segment import telemetry_line
 from unskew.collector.files.tail import SpoolLines
-from unskew.collector.paths import Store, make_folder
+from unskew.collector.paths import Store
 from unskew.collector.service.ingest import working_database
 from unskew.collector.service.sealing import extent, seal, write_sorted
 from unskew.collector.write.control_stream import ControlStream
@@ -66,7 +66,7 @@ def build(bench: Bench, store: Store, spans: int) -> int:
     iterations = max(1, spans // SPANS_PER_ITERATION)
     _announce(store, iterations)
     now = manifest.load(store)
-    make_folder(store.sealed(RUN))
+    store.make(store.sealed(RUN))
     with duckdb.connect(":memory:") as connection:
         rows.create_table(connection, "hot")
         connection.execute("create view log as select * from hot").fetchall()

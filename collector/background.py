@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from unskew.collector.paths import Store
+from unskew.collector.rights import open_file
 
 NICENESS = 10
 """Training goes first where ranks and these processes share cores. They keep a share, though: a spool that grew would slow
@@ -19,6 +20,7 @@ def start_in_background(store: Store, module: str, log: str) -> int:
 
     Raises `OSError`.
     """
+    os.close(open_file(store.root / log, os.O_WRONLY))
     return os.posix_spawn(
         sys.executable,
         # -P: a folder named like one of our imports in the caller's directory must not shadow it.
@@ -26,7 +28,7 @@ def start_in_background(store: Store, module: str, log: str) -> int:
         os.environ,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(store.root / log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+            (os.POSIX_SPAWN_OPEN, 1, str(store.root / log), os.O_WRONLY | os.O_APPEND, 0),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,

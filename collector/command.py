@@ -14,12 +14,27 @@ def _now_us() -> int:
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """`target` is a proposal for approve and reject, a mode for mode, and empty for a note, whose text is `reason`."""
+    """`target` is a proposal for approve and reject, a mode for mode, and empty for a note, whose text is `reason`.
+
+    `by` is the name that somebody gives; `user` the operating system's, which the controller reads from the file.
+    """
 
     kind: Literal["approve", "reject", "mode", "note"]
     run: str
     by: str
     target: str = ""
     reason: str = ""
+    user: str = ""
     id: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)
     at_us: int = msgspec.field(default_factory=_now_us)
+
+
+_OURS = ("auto", "controller")
+"""The names by which the controller logs what it decides itself."""
+
+
+def wrong_name(by: str) -> str:
+    """What is wrong with the name of somebody who decides; "" when nothing is."""
+    if not by.strip():
+        return "who decides has no name: the log keeps it for ever"
+    return f"{by} is the controller's own name: give yours" if by.strip() in _OURS else ""

@@ -443,12 +443,16 @@ class FaultInjected(Control, frozen=True, kw_only=True, tag="fault_injected@1"):
 
 
 class ModeChanged(Control, frozen=True, kw_only=True, tag="mode_changed@1"):
-    """`watermark` as in `DeviceLost`; None = by a version that did not ask the Scheduler anew after it."""
+    """`watermark` as in `DeviceLost`; None = by a version that did not ask the Scheduler anew after it.
+
+    Here and in the other answers to a command `by` is the name that somebody gave, and `user` the operating system's.
+    """
 
     mode: Mode
     by: str
     reason: str = ""
     watermark: int | None = None
+    user: str = ""
 
 
 class Note(Control, frozen=True, kw_only=True, tag="note@1"):
@@ -457,12 +461,14 @@ class Note(Control, frozen=True, kw_only=True, tag="note@1"):
     text: str
     by: str
     proposal: str = ""
+    user: str = ""
 
 
 class CommandRefused(Control, frozen=True, kw_only=True, tag="command_refused@1"):
     command: str
     by: str
     reason: str
+    user: str = ""
 
 
 # --- control: measure, predict, detect -------------------------------------------------------------------------------
@@ -606,12 +612,14 @@ class PlanApproved(Control, frozen=True, kw_only=True, tag="plan_approved@1"):
     proposal: str
     by: str
     reason: str
+    user: str = ""
 
 
 class PlanRejected(Control, frozen=True, kw_only=True, tag="plan_rejected@1"):
     proposal: str
     by: str
     reason: str
+    user: str = ""
 
 
 class PlanExpired(Control, frozen=True, kw_only=True, tag="plan_expired@1"):

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from unskew.collector.rights import make_folder, open_file
+
 
 class HeldLock:
     """A lock that this process holds until `release` (or its death); also a context manager."""
@@ -32,8 +34,8 @@ class HeldLock:
 
 def hold(path: Path, *, wait_s: float = 0.2) -> HeldLock | None:
     """Take the lock at `path`; None when another keeps it for `wait_s` (a probe by `is_held` takes microseconds)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    make_folder(path.parent)
+    descriptor = open_file(path, os.O_RDWR, lock=True)
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -50,9 +52,11 @@ def hold(path: Path, *, wait_s: float = 0.2) -> HeldLock | None:
 def is_held(path: Path) -> bool:
     """Whether a living process holds the lock at `path`."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
+    except PermissionError:  # somebody who may only look at the store
+        return _in_kernels_table(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -60,3 +64,14 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def _in_kernels_table(path: Path) -> bool:
+    """The same, asked of the kernel's list of locks, which everybody may read (Linux)."""
+    try:
+        status = path.stat()
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return False
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    return any(fields[1] == "FLOCK" and place in fields for fields in map(str.split, lines))

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from pathlib import Path
 
 import msgspec
+
+from unskew.collector import rights
 
 DEFAULT_ROOT = "data/store"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
@@ -47,6 +50,30 @@ class Store(msgspec.Struct, frozen=True):
             if folder.exists() and not folder.is_dir():
                 raise StoreError(f"store {root}: {folder} is a file, a folder (or nothing yet) is needed there")
         return Store(root)
+
+    def make(self, folder: Path | None = None, *, mode: int = rights.PRIVATE) -> None:
+        """Create the store, with the rights `mode`, where there is none, and `folder` in it; raises `StoreError`."""
+        path = self.root
+        try:
+            rights.make_folder(path, mode)
+            if folder is not None:
+                rights.make_folder(path := folder)
+        except OSError as error:
+            raise StoreError(f"cannot create {path}: {error.strerror or error}; name a writable folder with --store") from error
+
+    def enter(self, *, mode: int | None = None) -> None:
+        """Before a command or a service writes: the store is made, or the one there is can be written and holds no link.
+
+        `mode`: the rights that were asked for. Raises `StoreError`.
+        """
+        self.make(mode=mode or rights.PRIVATE)
+        has = stat.S_IMODE(self.root.stat().st_mode)
+        if mode not in (None, has):
+            raise StoreError(f"store {self.root} has the rights {has:o} already, not {mode:o}: chmod changes them")
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise StoreError(f"store {self.root} cannot be written here: dashboard, sql, diagnose and watch only read it")
+        for link in rights.links(self.root):
+            raise StoreError(f"{link} is a link: a store holds none, because what is written or removed there is elsewhere")
 
     def spool(self, run: str) -> Path:
         return self.root / "spool" / checked_name("run", run)
@@ -91,11 +118,3 @@ class Store(msgspec.Struct, frozen=True):
             )
         except FileNotFoundError:
             return []
-
-
-def make_folder(path: Path) -> None:
-    """Create a folder of the store; raises `StoreError` when the path allows none."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"cannot create {path}: {error.strerror or error}; name a writable folder with --store") from error

@@ -19,6 +19,7 @@ import streamlit as st
 from unskew.analytics.core.outcome import Outcome, outcome_of_run
 from unskew.analytics.core.run_state import LoggedControl, RunState, fold
 from unskew.analytics.core.workload import Work, work_of
+from unskew.collector.alerts.acceptance import waits
 from unskew.collector.events import CONTROL, Control, Event, tag_of
 from unskew.collector.files.tail import decode_event
 from unskew.collector.paths import Store
@@ -184,11 +185,11 @@ def beside_peers(run: str, first: int, last: int, grain: int) -> tuple[str, pl.D
 
 @st.cache_data(ttl=1, show_spinner=False)
 def problems() -> tuple[str, ...]:
-    """What keeps the collector from going on, and what it found wrong in the store's log, one sentence each."""
+    """What keeps the collector from going on, that alerts are not in force, and what is wrong in the log, one sentence each."""
     reader, lock = _reader(str(store().root))
     now = trouble(store())
     with lock:
-        return ((f"the collector cannot go on: {now}",) if now else ()) + reader.problems
+        return tuple(filter(None, (now and f"the collector cannot go on: {now}", waits(store())))) + reader.problems
 
 
 @st.cache_data(ttl=5, show_spinner=False)

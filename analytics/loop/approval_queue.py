@@ -15,7 +15,7 @@ import msgspec
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.scheduler.changes import describe
 from unskew.analytics.scheduler.propose import Proposal
-from unskew.collector.command import Command
+from unskew.collector.command import Command, wrong_name
 from unskew.collector.events import (
     CommandRefused,
     Control,
@@ -139,21 +139,26 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
     def command(self, command: Command) -> Control:
         """What somebody asks: approve, reject, another mode, a note. A command that cannot be carried out is refused in the
         log."""
+        asked, by, user = f"{command.kind} {command.target}".strip(), command.by, command.user
+        if wrong := wrong_name(by):
+            return CommandRefused(command=asked, by=user, reason=wrong, user=user)
         if command.kind == "note":
-            return Note(text=command.reason, by=command.by)
+            return Note(text=command.reason, by=by, user=user)
         if refusal := self._refusal(command):
-            return CommandRefused(command=f"{command.kind} {command.target}".strip(), by=command.by, reason=refusal)
+            return CommandRefused(command=asked, by=by, reason=refusal, user=user)
         if command.kind == "mode":
             mode: Mode = next(mode for mode in _MODES if mode == command.target)
-            return ModeChanged(mode=mode, by=command.by, reason=command.reason)
+            return ModeChanged(mode=mode, by=by, reason=command.reason, user=user)
         answer = PlanApproved if command.kind == "approve" else PlanRejected
-        return answer(proposal=command.target, by=command.by, reason=command.reason)
+        return answer(proposal=command.target, by=by, reason=command.reason, user=user)
 
     def _refusal(self, command: Command) -> str:
         """Why a command cannot be carried out; "" when it can."""
         if command.kind == "mode":
             known = f"mode {command.target} is not known, allowed: {', '.join(_MODES)}"
             return "" if command.target in _MODES else known
+        if command.target not in {f"p{number}" for number in range(1, self.numbered + 1)}:
+            return f"there is no proposal {command.target}: so far {self.numbered or 'none'} were made"
         if not self._is_open(command.target) or self.approved is not None:
             return f"proposal {command.target} is not open"
         return "mode observe applies no change; switch to approve first" if self.mode == "observe" else ""

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from unskew.collector.alerts.acceptance import accepted_file, load_accepted, waits
 from unskew.collector.alerts.evaluation import Alerting, AlertTransition
-from unskew.collector.alerts.rules import load_rules, rules_file
+from unskew.collector.alerts.rules import Rule, load_rules, rules_file
 from unskew.collector.background import lower_priority, start_in_background
 from unskew.collector.locks import is_held
 from unskew.collector.paths import Store, StoreError
@@ -23,8 +24,8 @@ PERIOD_S = 2.0
 
 
 def start_alerts(store: Store) -> int | None:
-    """Start the process, unless the store has no rules or one is at it; its pid. The caller reaps it."""
-    if not rules_file(store).exists() or is_held(store.lock("alerts")):
+    """Start the process, unless the store has no accepted rules or one is at it; its pid. The caller reaps it."""
+    if not rules_file(store).exists() or waits(store) or is_held(store.lock("alerts")):
         return None
     return start_in_background(store, "unskew.collector.alerts.process", "alerts.log")
 
@@ -34,6 +35,7 @@ def serve(
     rules: Path,
     *,
     over: Callable[[], bool],
+    load: Callable[[Path], tuple[Rule, ...]] = load_rules,
     show: Callable[[AlertTransition], None] = lambda _: None,
     period_s: float = PERIOD_S,
 ) -> None:
@@ -43,7 +45,7 @@ def serve(
     """
     ending = {signal.SIGTERM, signal.SIGINT}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # taken by sigtimedwait alone, so that no step is cut
-    read, alerting = _mtime(rules), Alerting(store, load_rules(rules))
+    read, alerting = _read_at(rules), Alerting(store, load(rules))
     try:
         reported = ""
         while True:
@@ -61,15 +63,20 @@ def serve(
                 reported = str(error)
             if over() or signal.sigtimedwait(ending, period_s) is not None:
                 return
-            if _mtime(rules) != read:
-                read = _mtime(rules)
+            if _read_at(rules) != read:
+                read = _read_at(rules)
                 try:
-                    alerting.use(load_rules(rules))
+                    alerting.use(load(rules))
                 except StoreError as error:
                     report(f"alerts: {error}")
     finally:
         alerting.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _read_at(rules: Path) -> tuple[int, int]:
+    """When the rules, and what is accepted, were written last."""
+    return _mtime(rules), _mtime(accepted_file())
 
 
 def _mtime(path: Path) -> int:
@@ -85,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     store = Store.locate(parser.parse_args(arguments).store)
     lower_priority()
     try:
-        serve(store, rules_file(store), over=lambda: not is_held(store.lock("collector")))
+        serve(store, rules_file(store), load=load_accepted, over=lambda: not is_held(store.lock("collector")))
     except StoreError as error:
         report(f"alerts: {error}")
         return 1

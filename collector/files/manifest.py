@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from unskew.collector.paths import Store, StoreError
+from unskew.collector.paths import Store, StoreError, checked_name
 
 
 class SealedSpool(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,12 +157,12 @@ def begin(store: Store) -> None:
 
 def _read(store: Store) -> Manifest | None:
     try:
-        with store.manifest.open("rb") as file:
+        with open(store.manifest, "rb", opener=_regular) as file:
             status = os.fstat(file.fileno())
             version = (status.st_mtime_ns, status.st_ino, status.st_size)
             known = _parsed.get(store.manifest)
             if known is None or known[0] != version:
-                known = _parsed[store.manifest] = version, _numbered(_decode(file.read()))
+                known = _parsed[store.manifest] = version, _numbered(_within(store, _decode(file.read())))
             return known[1]
     except FileNotFoundError:
         return None
@@ -189,6 +189,30 @@ def _decode(data: bytes) -> Manifest:
     return msgspec.json.decode(file.manifest, type=Manifest)
 
 
+def _within(store: Store, manifest: Manifest) -> Manifest:
+    """`manifest`, when it names files of its store alone: what it names is read, and removed. Raises ValueError."""
+    for one in manifest.sealed:
+        _check_name(store, one.file, "sealed", checked_name("run", one.run))
+        for replaced in one.replaces:
+            checked_name("writer", replaced.writer)
+    for entry in manifest.published:
+        _check_name(store, entry.file, "published")
+    named = [one.file for one in manifest.sealed] + [entry.file for entry in manifest.published]
+    for folder in {(store.root / file).parent for file in named}:
+        if folder.is_symlink() or folder.parent.is_symlink():
+            raise ValueError(f"{folder} is a link")
+    return manifest
+
+
+def _check_name(store: Store, file: str, *folders: str) -> None:
+    *inside, name = file.split("/")
+    checked_name("file", name)
+    if tuple(inside) != folders:
+        raise ValueError(f"it names {file!r}, allowed: files in {'/'.join(folders)}")
+    if (store.root / file).is_symlink():
+        raise ValueError(f"{file} is a link")
+
+
 def _numbered(manifest: Manifest) -> Manifest:
     """Sealed files from before sealings had numbers get those of their order."""
     if all(one.last >= 0 for one in manifest.sealed):
@@ -213,6 +237,11 @@ def publish(store: Store, manifest: Manifest) -> None:
         sync_folder(store.root / "published")  # what it names is there under its name first
     fresh.replace(store.manifest)
     sync_folder(store.root)
+
+
+def _regular(path: str, flags: int) -> int:
+    """A descriptor to read a manifest by; what would make the reader wait, a FIFO say, gives no data."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def sync_folder(folder: Path) -> None:

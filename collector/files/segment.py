@@ -27,6 +27,7 @@ from zlib import crc32
 import msgspec
 
 from unskew.collector.events import Event
+from unskew.collector.rights import make_folder, open_file
 
 SUFFIX = ".jsonl"
 _NAME = re.compile(r"[0-9]+\.jsonl")
@@ -172,10 +173,10 @@ class SpoolSegment:
 
     def __init__(self, folder: Path, first_seq: int) -> None:
         # O_TRUNC: a file of this name can only hold a torn first line of a writer that died, which no reader has taken.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
+        flags = os.O_WRONLY | os.O_APPEND | os.O_TRUNC
         while True:  # the collector removes an empty folder, or an empty file without a lock, when it thinks the run is over
-            folder.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(folder / segment_name(first_seq), flags, 0o644)
+            make_folder(folder)
+            self._descriptor = open_file(folder / segment_name(first_seq), flags)
             fcntl.flock(self._descriptor, fcntl.LOCK_SH)
             if os.fstat(self._descriptor).st_nlink:
                 break

@@ -22,7 +22,7 @@ import msgspec
 from unskew.collector.events import RunFinished, RunStarted, Telemetry
 from unskew.collector.files.manifest import load
 from unskew.collector.locks import hold
-from unskew.collector.paths import Store, StoreError, checked_name, make_folder
+from unskew.collector.paths import Store, StoreError, checked_name
 from unskew.collector.read.reader import Reader
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
@@ -153,8 +153,9 @@ def store_runs(store: Store, runs: Sequence[tuple[Source, ImportedRun]]) -> list
             aside = store.root / "importing" / source.run
             cleaning.callback(shutil.rmtree, aside, ignore_errors=True)
             places.append((aside / "spool" / source.run, store.spool(source.run)))
+            store.make(aside)
             counts.append(_write(Store(aside), source, imported))
-        make_folder(store.root / "spool")
+        store.make(store.root / "spool")
         for written, place in places:
             try:
                 written.rename(place)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from unskew.collector.files.manifest import Manifest, PublishedFile, SealedFile
 from unskew.collector.files.rows import quoted
-from unskew.collector.paths import Store, StoreError, make_folder
+from unskew.collector.paths import Store, StoreError
 from unskew.collector.projections.definitions import CODE, PROJECTIONS, Projection
 from unskew.collector.projections.published import (
     FOLDER,
@@ -25,6 +25,7 @@ from unskew.collector.projections.published import (
     published_state,
     tiers_of,
 )
+from unskew.collector.rights import mode_of_files
 
 if TYPE_CHECKING:
     import duckdb
@@ -126,7 +127,7 @@ def _fold(
             rows += absorbed[-1].rows
         covers = covers_of(tuple(absorbed)) | covers
         number = max([number, *(tier.number + 1 for tier in tiers)])
-        make_folder(store.root / FOLDER)
+        store.make(store.root / FOLDER)
         entries = {}
         for name, table in new.items():
             source = f"select * from {table}"
@@ -181,7 +182,7 @@ def _write(connection: duckdb.DuckDBPyConnection, path: Path, projection: Projec
     with fresh.open("rb") as written:
         digest = hashlib.file_digest(written, "sha256").hexdigest()
         os.fsync(written.fileno())
-    fresh.chmod(0o444)
+    fresh.chmod(mode_of_files(path.parent) & 0o444)
     fresh.replace(path)
     return count, digest
 

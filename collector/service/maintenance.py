@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from unskew.collector.locks import hold
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.rights import as_rights_of
 
 LEAVES_S = 30.0
 
@@ -19,15 +20,13 @@ def maintaining(store: Store) -> Iterator[None]:
     """Be the store's only writer. Raises `StoreError` when there is no store, or another process does not leave it."""
     if not store.root.is_dir():
         raise StoreError(f"there is no store in {store.root}")
-    try:
-        asking = hold(store.maintenance, wait_s=0.0)
-    except OSError as error:
-        raise StoreError(f"{store.root} cannot be written: {error.strerror or error}") from error
+    store.enter()
+    asking = hold(store.maintenance, wait_s=0.0)
     if asking is None:
         raise StoreError(f"another process maintains {store.root} now: one at a time")
     with asking:
         lock = hold(store.lock("collector"), wait_s=LEAVES_S)
         if lock is None:
             raise StoreError(f"the collector of {store.root} did not leave within {LEAVES_S:g} s; see collector.log there")
-        with lock:
+        with lock, as_rights_of(store.root):
             yield

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from unskew.collector.background import lower_priority, start_in_background
 from unskew.collector.locks import hold, is_held
-from unskew.collector.paths import Store, StoreError, make_folder
+from unskew.collector.paths import Store, StoreError
 from unskew.collector.process_log import report
+from unskew.collector.rights import as_rights_of
 
 if TYPE_CHECKING:
     from unskew.collector.service.collecting import Collector
@@ -43,7 +44,7 @@ def ensure_collector(store: Store) -> int | None:
     """
     if _any_lives(_started) or is_held(store.lock("collector")):
         return None
-    make_folder(store.root)
+    store.make()
     pid = start_in_background(store, "unskew.collector.service.process", "collector.log")
     _started.add(pid)
     return pid
@@ -81,6 +82,7 @@ def _write_trouble(store: Store, sentence: str | None) -> None:
 def serve(store: Store, idle_s: float) -> None:
     """Collect until idle for `idle_s`, asked to end, or asked to leave for maintenance; with the collector's lock held."""
     # Imported here, because the losers of the election need not pay for a database.
+    from unskew.collector.alerts.acceptance import waits  # noqa: PLC0415
     from unskew.collector.alerts.process import start_alerts  # noqa: PLC0415
     from unskew.collector.service.collecting import Collector  # noqa: PLC0415
 
@@ -88,6 +90,8 @@ def serve(store: Store, idle_s: float) -> None:
     collecting = Collector(store)
     busy_s, wait_s, reported = time.monotonic(), 0.0, ""
     alerts, next_alerts_s = set[int](), time.monotonic()
+    if unaccepted := waits(store):
+        report(f"collector: {unaccepted}")
     try:
         while True:
             asked_to_end = signal.sigtimedwait(ENDING, wait_s) is not None or is_held(store.maintenance)
@@ -133,14 +137,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         store = Store.locate(options.store)
-        make_folder(store.root)
+        store.enter()
         # Taken by `serve` between steps alone: whoever sees the lock held may ask for an end, and no step is cut.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         lock = hold(store.lock("collector"), wait_s=0.0)
         if lock is None:
             return 0
         lower_priority()
-        with lock:
+        with lock, as_rights_of(store.root):
             serve(store, options.idle_s)
     except StoreError as error:
         report(f"collector: {error}")

@@ -23,7 +23,8 @@ from unskew.collector.files.manifest import Kind, Manifest, SealedFile, SealedSp
 from unskew.collector.files.rows import quoted
 from unskew.collector.files.segment import first_seq, held_final, segment_name, segment_names, unpack
 from unskew.collector.files.tail import Damage, Place
-from unskew.collector.paths import Store, StoreError, make_folder
+from unskew.collector.paths import Store, StoreError
+from unskew.collector.rights import mode_of_files
 from unskew.collector.service.ingest import FinalSegment, SpoolBatch, take, unsealed
 from unskew.collector.service.snapshot import files_read
 from unskew.collector.write.commands import controller_alive
@@ -135,7 +136,7 @@ def write_sorted(database: duckdb.DuckDBPyConnection, source: str, path: Path) -
     with fresh.open("rb") as written:
         digest = hashlib.file_digest(written, "sha256").hexdigest()
         os.fsync(written.fileno())
-    fresh.chmod(0o444)
+    fresh.chmod(mode_of_files(path.parent) & 0o444)
     fresh.replace(path)
     sync_folder(path.parent)
     return digest
@@ -177,7 +178,7 @@ def _write_sealed(
 ) -> tuple[list[SealedFile], list[Damage]]:
     """The sealed file of what was taken, none when no line is an event's, and what of it is none."""
     begin(store)
-    make_folder(store.sealed(run))
+    store.make(store.sealed(run))
     for folder in (store.root, store.root / "sealed"):
         sync_folder(folder)
     path = store.sealed(run) / f"{number:06d}-{kind}.parquet"

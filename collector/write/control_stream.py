@@ -13,7 +13,7 @@ from unskew.collector.events import Control
 from unskew.collector.files.manifest import load, sync_folder
 from unskew.collector.files.segment import SpoolSegment, control_line, flush, is_torn, segment_name, segment_names, unpack
 from unskew.collector.locks import hold
-from unskew.collector.paths import Store, StoreError, checked_name, make_folder
+from unskew.collector.paths import Store, StoreError, checked_name
 
 
 class VersionConflict(Exception):  # noqa: N818 - the name of the contract
@@ -35,7 +35,7 @@ class ControlStream:
         self._stream, self._writer = stream, writer
         file_name = quote(stream, safe="").replace("%", "+")
         self._folder = store.spool(run) / f"{checked_name('writer', writer)}@{checked_name('stream', file_name)}"
-        make_folder(self._folder)
+        store.make(self._folder)
         lock = hold(store.lock(f"stream-{run}-{file_name}"))
         if lock is None:
             raise StoreError(f"stream {stream} of run {run} has another writer: each control stream has one")

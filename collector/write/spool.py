@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from unskew.collector.events import Dropped, Telemetry, tag_of
 from unskew.collector.files.segment import SpoolSegment, flush, segment_names, telemetry_line
-from unskew.collector.paths import Store, StoreError, checked_name, make_folder
+from unskew.collector.paths import Store, StoreError, checked_name
 
 ROTATE_BYTES = 512 * 1024
 """A new file beyond this: readers parse open files whole, so they are kept short (about 2,000 spans)."""
@@ -48,7 +48,7 @@ class SpoolWriter:
 
     def __init__(self, store: Store, run: str, writer: str, *, capacity: int = 100_000, flush_s: float = 0.1) -> None:
         self._folder = store.spool(run) / checked_name("writer", writer)
-        make_folder(self._folder)
+        store.make(self._folder)
         if segment_names(self._folder):
             raise StoreError(f"writer {writer} of run {run} has written before: a new process needs a new writer name")
         self._capacity = capacity

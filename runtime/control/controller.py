@@ -87,7 +87,10 @@ class Controller:
                 self._take(message)
             self._keep_watch()
             self._read_log()
-            if commands := self.inbox.poll():
+            commands, refused = self.inbox.poll()
+            if refused:
+                self.control_log.add(*refused)
+            if commands:
                 self._carry_out(rules.commanded(self.state, commands))
             self.check_interrupt()
         self._drain()

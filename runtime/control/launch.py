@@ -83,6 +83,7 @@ class Session:
         ended is in `end`."""
         if wrong := too_early(ladder(LivenessOptions())):
             raise ValueError(f"the timeouts do not climb: {'; '.join(wrong)}")
+        self._store.enter()
         with Interrupts() as interrupts, hold_controller_lock(self._store, self.run_id):
             control_log = ControlStream(self._store, self.run_id, f"run/{self.run_id}", "controller")
             tail = Tail(self._store, self.run_id)

@@ -20,6 +20,7 @@ import msgspec
 from unskew.analytics.health.liveness import RankLiveness
 from unskew.analytics.loop.controller_rules import Issue
 from unskew.collector.events import PlanApplied, Regrouped
+from unskew.collector.rights import make_folder, open_file
 from unskew.runtime.protocol import (
     MOST_BYTES,
     AnyMessage,
@@ -54,10 +55,10 @@ class Membership:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(_ACCEPT_S)
         self.folder = Path(tempfile.mkdtemp(prefix="unskew-agent-"))
-        log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(log.parent)
         self._log = log
         port = str(self._listener.getsockname()[1])
-        with log.open("ab") as output:
+        with os.fdopen(open_file(log, os.O_WRONLY | os.O_APPEND), "ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "unskew.runtime.node.agent", "127.0.0.1", port, "node-0", str(self.folder)],
                 env={

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from urllib.request import urlopen
 
 import unskew.dashboard
 from unskew.collector.paths import Store
+from unskew.collector.rights import open_file
 
 ADDRESS = "127.0.0.1"
 FIRST_PORT = 8501
@@ -54,7 +56,8 @@ class DashboardError(Exception):
 
 
 class DashboardProcess:
-    """A dashboard over `store`, whose folder exists; its output goes to dashboard.log there. `close` ends it.
+    """A dashboard over `store`, whose folder exists; its output goes to dashboard.log there, or, where nothing can be written,
+    to a temporary file. `close` ends it.
 
     It is on its way when this returns, on `port` or on the first free one; `ready` waits for it.
     """
@@ -84,7 +87,12 @@ class DashboardProcess:
 
     def _start(self, port: int) -> None:
         self._port = port
-        with self.log.open("wb") as log:
+        try:
+            log = open_file(self.log, os.O_WRONLY | os.O_TRUNC)
+        except OSError:
+            log, name = tempfile.mkstemp(prefix="unskew-dashboard-", suffix=".log")
+            self.log = Path(name)
+        try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, str(os.getpid()), str(port)],
                 env={**os.environ, "UNSKEW_STORE": str(self._root)},
@@ -93,6 +101,8 @@ class DashboardProcess:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for the command; it ends this process itself
             )
+        finally:
+            os.close(log)
 
     def _answers(self) -> bool:
         # Another run's dashboard may have taken the port and would answer as well.

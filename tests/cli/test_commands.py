@@ -31,7 +31,7 @@ from unskew.runtime.options import RunOptions
 OPTIONS_OF_RUN = {
     "--tp", "--pp", "--dp", "--layers", "--dim", "--heads", "--tokens", "--micro-batches", "--iterations", "--seed",
     "--schedule", "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard",
-    "--no-dashboard", "--json", "--verify",
+    "--no-dashboard", "--json", "--verify", "--shared",
 }  # fmt: skip
 HELP = """
 import sys, unskew.cli
@@ -135,6 +135,7 @@ def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_di
         (["mode", "r9", "auto", "--by", "ann"], "there is no run r9"),
         (["approve", "p-1", "--by", "ann", "--reason", "ok"], "no run is alive"),
         (["sql", "select 1"], "there is no store in"),
+        (["dashboard"], "there is no store in"),
         (["bench", "nothing"], "no benchmark 'nothing'"),
     ],
 )
@@ -154,9 +155,8 @@ def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_that_cannot_be_made_is_refused() -> None:
-    for command in ("run", "dashboard"):
-        result = call(command, "--store", "/proc/none")
-        assert (result.exit_code, "cannot create /proc/none" in result.stderr) == (2, True)
+    result = call("run", "--store", "/proc/none")
+    assert (result.exit_code, "cannot create /proc/none" in result.stderr) == (2, True)
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def controller(store: Store, run: str) -> Iterator[None]:
         nonlocal version
         inbox = Inbox(store, run)
         while not stop.wait(0.02):
-            for command in inbox.poll():
+            for command in inbox.poll()[0]:
                 if command.kind == "mode":
                     answer = ModeChanged(mode=command.target, by=command.by, reason=command.reason)
                 elif command.target == "p-1":

@@ -141,11 +141,11 @@ def test_approval_needs_name_and_reason_and_reaches_the_controller(store: Store)
         dialog.text_input(key="by-approve").set_value("mira")
         dialog.button(key="send-approve").click().run()
         assert "A name and a reason are both needed" in dialog.error[0].value
-        assert Inbox(store, "slow").poll() == []
+        assert Inbox(store, "slow").poll()[0] == []
         dialog.text_area(key="reason-approve").set_value("hours to go")
         dialog.button(key="send-approve").click().run()
         assert not dialog.exception, dialog.exception
-        (command,) = Inbox(store, "slow").poll()
+        (command,) = Inbox(store, "slow").poll()[0]
         assert (command.kind, command.target, command.by, command.reason) == ("approve", "p1", "mira", "hours to go")
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from support.paths import ROOT
 
 WRITER = ("unskew.collector.events", "unskew.collector.write.spool", "unskew.collector.write.control_stream")
@@ -48,6 +51,25 @@ def test_who_writes_events_needs_msgspec_and_a_rank_numpy_and_torch_besides(
 ) -> None:
     ended = python_with_only(tmp_path, *installed, code=f"import {', '.join(modules)}")
     assert ended.returncode == 0, ended.stderr
+
+
+def test_the_lock_has_a_hash_for_all_that_a_run_needs_in_the_tested_versions() -> None:
+    locked = {}
+    for entry in re.split(r"\n(?=\w)", (ROOT / "requirements.lock").read_text())[1:]:
+        name, version = re.match(r"([\w.-]+)==([^ ]+)", entry).groups()  # type: ignore[union-attr]
+        assert "--hash=sha256:" in entry, name
+        locked[canonicalize_name(name)] = version
+    tested = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    tested = {canonicalize_name(name): version for name, version in tested.items()}
+    assert {name: version for name, version in locked.items() if tested.get(name, version) != version} == {}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    needed = {canonicalize_name(Requirement(line).name) for extra in ("platform", "trainer") for line in extras[extra]}
+    assert needed <= locked.keys()
+    commands = subprocess.run(
+        ["make", "--dry-run", "--always-make", "run", "LOCKED=1"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    installs = [line for line in commands.splitlines() if "pip install" in line]
+    assert [("--require-hashes" in line, "--no-deps" in line) for line in installs] == [(True, False), (False, True)]
 
 
 @pytest.mark.parametrize(("installed", "lacks"), [(["msgspec"], "typer"), (["msgspec", "typer"], "numpy")])

@@ -25,6 +25,9 @@ StoreOption = Annotated[
         show_default="$UNSKEW_STORE, else data/store",
     ),
 ]
+SharedOption = Annotated[
+    bool, typer.Option("--shared", help="Make a new store one for its folder's group, instead of yours alone.")
+]
 WARNINGS = 3
 
 
@@ -101,6 +104,13 @@ def locate(option: str | None) -> Store:
 
     with checking_input():
         return Store.locate(option)
+
+
+def rights_of_new(shared: bool) -> int | None:
+    """The rights that --shared asks for; None = those that the store has, or by default gets."""
+    from unskew.collector.rights import SHARED
+
+    return SHARED if shared else None
 
 
 def there(store: Store) -> Store:

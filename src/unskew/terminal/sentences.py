@@ -33,6 +33,11 @@ def because(reason: str) -> str:
     return f": {reason}" if reason else ""
 
 
+def _who(event: ev.ModeChanged | ev.Note | ev.CommandRefused | ev.PlanApproved | ev.PlanRejected) -> str:
+    """Who decided, with the operating system's name where that is another."""
+    return f"{event.by} (user {event.user})" if event.user not in ("", event.by) else event.by
+
+
 @sentence_of.register
 def _(event: ev.RunStarted) -> Sentence:
     return Sentence("run", f"{event.run} on {event.ranks} ranks, mode {event.mode}, device {event.device}", "quiet")
@@ -92,17 +97,17 @@ def _(event: ev.FaultInjected) -> Sentence:
 
 @sentence_of.register
 def _(event: ev.ModeChanged) -> Sentence:
-    return Sentence("mode", f"{event.by} sets the mode to {event.mode}{because(event.reason)}")
+    return Sentence("mode", f"{_who(event)} sets the mode to {event.mode}{because(event.reason)}")
 
 
 @sentence_of.register
 def _(event: ev.Note) -> Sentence:
-    return Sentence("note", f"{event.by}: {event.text}")
+    return Sentence("note", f"{_who(event)}: {event.text}")
 
 
 @sentence_of.register
 def _(event: ev.CommandRefused) -> Sentence:
-    return Sentence("refused", f"{event.command} by {event.by}{because(event.reason)}", "bad")
+    return Sentence("refused", f"{event.command} by {_who(event)}{because(event.reason)}", "bad")
 
 
 @sentence_of.register
@@ -164,12 +169,12 @@ def _(event: ev.PlanProposed) -> Sentence:
 
 @sentence_of.register
 def _(event: ev.PlanApproved) -> Sentence:
-    return Sentence("approve", f"{event.by} approves {event.proposal}{because(event.reason)}")
+    return Sentence("approve", f"{_who(event)} approves {event.proposal}{because(event.reason)}")
 
 
 @sentence_of.register
 def _(event: ev.PlanRejected) -> Sentence:
-    return Sentence("reject", f"{event.by} rejects {event.proposal}{because(event.reason)}")
+    return Sentence("reject", f"{_who(event)} rejects {event.proposal}{because(event.reason)}")
 
 
 @sentence_of.register

@@ -24,8 +24,9 @@ from unskew.cli import app
 from unskew.collector import events as ev
 from unskew.collector.alerts import delivery as alert_delivery
 from unskew.collector.alerts import evaluation as alerting_module
+from unskew.collector.alerts.acceptance import waits
 from unskew.collector.alerts.evaluation import UNKNOWN, Alerting, AlertTransition, Condition, decide
-from unskew.collector.alerts.process import serve
+from unskew.collector.alerts.process import serve, start_alerts
 from unskew.collector.alerts.rules import Rule, RuleError, load_rules
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.read.reader import open_store
@@ -363,7 +364,7 @@ def test_what_a_killed_process_was_telling_is_not_told_again_and_the_log_says_so
     slow_command = f"echo x >> {started}; while [ ! -e {over} ]; do sleep 0.05; done"
     rules.write_text(f'[[rule]]\nwhen = "verdict"\ncommand = ["sh", "-c", "{slow_command}"]\n')
     log.add(SLOW)
-    command = [sys.executable, "-m", "unskew", "alerts", "run", "--store", str(log.store.root)]
+    command = [sys.executable, "-m", "unskew", "alerts", "run", "--rules", str(rules), "--store", str(log.store.root)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         wait_for(started.exists)
@@ -478,3 +479,26 @@ def test_check_and_show_and_run_once(log: Log, hook: Hook, tmp_path: Path) -> No
     assert "rank 0 is slow [open]" in call("show", *where).stdout
     rules.write_text(f'webhook = "{hook.address}"\n[[rule]]\nname = "x"\nsql = "select nope from runs"\n')
     assert call("check", "--rules", str(rules), *where).exit_code == 2
+
+
+def test_rules_that_came_with_a_store_run_nothing_until_somebody_here_accepts_them(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    rules, done, where = log.store.root / "alerts.toml", tmp_path / "done", ("--store", str(log.store.root))
+    rules.write_text(f'[[rule]]\nwhen = "verdict"\ncommand = ["touch", "{done}"]\n')
+    log.add(SLOW)
+    assert start_alerts(log.store) is None
+    refused = call("run", "--once", *where)
+    assert (refused.exit_code, "is not accepted here" in refused.stderr) == (2, True)
+    warned = [call(command, *where).stderr for command in ("check", "show")]
+    assert [text.count("is not accepted here, so nobody is told") for text in warned] == [1, 1]
+    assert not done.exists()
+    accepted = call("accept", *where)
+    assert f"verdict -> touch {done}\n" in accepted.stdout
+    assert (call("show", *where).stderr, waits(log.store)) == ("", "")
+    assert call("run", "--once", *where).exit_code == 0
+    assert done.exists()
+    rules.write_text(rules.read_text().replace("touch", "rm"))
+    assert call("run", "--once", *where).exit_code == 2
+    assert done.exists()

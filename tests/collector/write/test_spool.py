@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -66,19 +66,25 @@ def test_what_was_handed_over_is_there_for_others(store: Store) -> None:
     writer.close()
 
 
-def test_a_stalled_disk_blocks_no_append_and_the_loss_is_counted(store: Store) -> None:
+def test_a_stalled_disk_blocks_no_append_and_the_loss_is_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, well = SpoolSegment.write, threading.Event()
+
+    def write(segment: SpoolSegment, data: bytes) -> int:
+        well.wait()
+        return whole(segment, data)
+
+    monkeypatch.setattr(SpoolSegment, "write", write)
     writer = SpoolWriter(store, "r", "rank-0000.1", capacity=200, flush_s=0.01)
-    stalled = store.spool("r") / "rank-0000.1" / "000000000000.jsonl"
-    os.mkfifo(stalled)  # opening it blocks until somebody reads
     writer.append(span(0))
     time.sleep(0.1)
     for number in range(1, 2000):  # one that waited for the disk would wait until the test's limit
         writer.append(span(number))
     assert not writer.hand_over()
-    with stalled.open("rb") as reader:
-        writer.append(span(2000))
-        assert writer.close()
-        lines = [line for line in reader.read().splitlines() if b'"seq"' in line]
+    writer.append(span(2000))
+    well.set()
+    assert writer.close()
+    (file,) = (store.spool("r") / "rank-0000.1").iterdir()
+    lines = [line for line in file.read_bytes().splitlines() if b'"seq"' in line]
     reports = [msgspec.json.decode(line, type=Dropped) for line in lines if b"dropped@1" in line]
     dropped = [one.count for one in reports]
     assert [one.types for one in reports] == [{"span": n} for n in dropped]

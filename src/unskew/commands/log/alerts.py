@@ -1,4 +1,4 @@
-"""`unskew alerts`: check, show, run."""
+"""`unskew alerts`: check, accept, show, run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unskew.commands.common import Commands, JsonOption, StoreOption, checking_input, fail, locate, refuse, there, write_json
+from unskew.commands.common import (
+    Commands,
+    JsonOption,
+    StoreOption,
+    checking_input,
+    fail,
+    locate,
+    refuse,
+    there,
+    warn,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from unskew.collector.alerts.evaluation import AlertTransition
@@ -27,14 +38,17 @@ SHOWN = 20
 @app.command()
 def check(rules: RulesOption = None, json: JsonOption = None, store: StoreOption = None) -> None:
     """Read the rules, ask each once, and show what holds now; nothing is delivered and nothing is logged."""
+    from unskew.collector.alerts.acceptance import waits
     from unskew.collector.alerts.evaluation import RuleReader
     from unskew.collector.alerts.rules import load_rules
 
-    place = locate(store)
+    place = there(locate(store))
     with checking_input():
         known = load_rules(_file(place, rules))
-        with closing(RuleReader(place)) as reader:
-            conditions = [reader.ask(rule, time.time_ns() // 1000) for rule in known]
+    if rules is None:
+        warn([sentence] if (sentence := waits(place)) else [])
+    with checking_input(), closing(RuleReader(place)) as reader:
+        conditions = [reader.ask(rule, time.time_ns() // 1000) for rule in known]
     answer: list[dict[str, Any]] = []
     for rule, condition in zip(known, conditions, strict=True):
         holds = [{"run": run, "subject": subject, "text": text} for (run, subject), text in condition.holds.items()]
@@ -51,11 +65,32 @@ def check(rules: RulesOption = None, json: JsonOption = None, store: StoreOption
 
 
 @app.command()
+def accept(store: StoreOption = None) -> None:
+    """Let the rules of the store's alerts.toml, which are shown, run whatever they name, until the file changes."""
+    from unskew.collector.alerts.acceptance import accept as add
+    from unskew.collector.alerts.acceptance import accepted_file
+    from unskew.collector.alerts.rules import load_rules
+
+    file = _file(there(locate(store)), None)
+    with checking_input():
+        known = load_rules(file)
+    for rule in known:
+        print(f"{rule.name} -> {rule.target}")
+    try:
+        add(file)
+    except OSError as error:
+        fail(f"{accepted_file()} cannot be written: {error.strerror or error}")
+    print(f"{file} is accepted as it is now")
+
+
+@app.command()
 def show(json: JsonOption = None, store: StoreOption = None) -> None:
     """Show the newest alerts of the store, open ones first, and the deliveries that failed."""
+    from unskew.collector.alerts.acceptance import waits
     from unskew.collector.read.reader import open_store
 
     place = there(locate(store))
+    warn([sentence] if (sentence := waits(place)) else [])
     with checking_input(), open_store(place) as reader:
         alerts = reader.sql("select * from alerts order by closed_us is not null, opened_us desc limit ?", [SHOWN]).to_dicts()
         failed = reader.sql("select * from alert_deliveries where not ok order by at_us desc limit ?", [SHOWN]).to_dicts()
@@ -77,17 +112,18 @@ def run(
     store: StoreOption = None,
 ) -> None:
     """Evaluate the rules until Ctrl-C. The collector does so by itself for a store that has an alerts.toml."""
+    from unskew.collector.alerts.acceptance import load_accepted
     from unskew.collector.alerts.process import serve
     from unskew.collector.alerts.rules import load_rules
-    from unskew.collector.paths import StoreError, make_folder
+    from unskew.collector.paths import StoreError
 
-    place = locate(store)
-    file = _file(place, rules)
+    place = there(locate(store))
+    file, load = _file(place, rules), load_accepted if rules is None else load_rules
     with checking_input():
-        load_rules(file)
-        make_folder(place.root)
+        load(file)
+        place.enter()
     try:
-        serve(place, file, over=lambda: once, show=_print, period_s=period_s)
+        serve(place, file, over=lambda: once, load=load, show=_print, period_s=period_s)
     except StoreError as error:
         fail(str(error))
 

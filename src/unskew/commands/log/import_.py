@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, locate, refuse, write_json
+from unskew.commands.common import (
+    JsonOption,
+    SharedOption,
+    StoreOption,
+    checking_input,
+    fail,
+    locate,
+    refuse,
+    rights_of_new,
+    write_json,
+)
 
 SHOWN = 10
 
@@ -27,6 +37,7 @@ def import_(
     ] = None,
     json: JsonOption = None,
     store: StoreOption = None,
+    shared: SharedOption = False,
 ) -> None:
     """Bring another tool's trace or log into the store as a run like any other."""
     from unskew.collector.formats.registry import IMPORTERS, bring_in
@@ -38,6 +49,8 @@ def import_(
     with checking_input():
         if run is not None:
             checked_name("run", run)
+        if shared or place.root.is_dir():  # else none is made before the file is known to be good
+            place.enter(mode=rights_of_new(shared))
         try:
             runs = bring_in(place, format, path, run)
         except StoreError as error:

@@ -19,8 +19,6 @@ def bench(
     ] = None,
 ) -> None:
     """Measure the figures that README states, each against its bar; a missed bar is reported, not an error."""
-    from unskew.collector.paths import make_folder
-
     try:
         from unskew.benchmarks import registry
     except ModuleNotFoundError as error:
@@ -34,5 +32,5 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="unskew-bench-") as folder:
         place = locate(store or folder)
         with checking_input():
-            make_folder(place.root)
+            place.enter()
         runs.perform(name, registry.parts_of(name), json, place)

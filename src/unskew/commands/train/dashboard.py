@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unskew.commands.common import StoreOption, checking_input, fail, locate, refuse
+from unskew.commands.common import StoreOption, fail, locate, refuse, there
 
 
 def dashboard(
@@ -16,14 +16,11 @@ def dashboard(
     ] = None,
 ) -> None:
     """Show the runs of a store in the browser until Ctrl-C."""
-    from unskew.collector.paths import make_folder
     from unskew.dashboard_process import DashboardError, DashboardProcess, is_free
 
-    place = locate(store)
+    place = there(locate(store))
     if port is not None and not is_free(port):
         refuse(f"--port {port} is taken: name a free one, or leave --port out for the first free one from 8501")
-    with checking_input():
-        make_folder(place.root)
     try:
         with DashboardProcess(place, port) as process:
             print(f"dashboard of {place.root}: {process.ready()} (Ctrl-C ends it)", flush=True)

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, locate, refuse, write_json
+from unskew.commands.common import (
+    JsonOption,
+    SharedOption,
+    StoreOption,
+    checking_input,
+    fail,
+    locate,
+    refuse,
+    rights_of_new,
+    warn,
+    write_json,
+)
 from unskew.commands.parameters import asks_for
 from unskew.runtime.options import FAULTS, OptionsError, RunOptions, check
 
@@ -38,6 +49,7 @@ def run(
         bool, typer.Option("--dashboard/--no-dashboard", help="Serve the dashboard on 127.0.0.1.", rich_help_panel=OUTPUT)
     ] = True,
     store: StoreOption = None,
+    shared: SharedOption = False,
     json: JsonOption = None,
 ) -> None:
     """Train a small language model in parallel, disturb it, and watch it being kept fast."""
@@ -53,7 +65,7 @@ def run(
     with checking_input("--fault"):
         specs = [] if no_faults else fault or default_faults(options)
         parsed = parse_faults(specs, ranks=options.ranks, iterations=options.iterations, schedule=options.schedule)
-    perform(place, msgspec.structs.replace(options, faults=parsed), dashboard=dashboard, json=json)
+    perform(place, msgspec.structs.replace(options, faults=parsed), dashboard=dashboard, json=json, mode=rights_of_new(shared))
 
 
 def default_faults(options: RunOptions) -> list[str]:
@@ -67,17 +79,19 @@ def default_faults(options: RunOptions) -> list[str]:
     return [slow] * (slow_at < options.iterations) + [kill] * (options.dp > 1)
 
 
-def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | None) -> None:
+def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | None, mode: int | None = None) -> None:
     """Run, show, sum up; in a terminal the dashboard then stays up until Ctrl-C."""
     from rich.console import Console
 
-    from unskew.collector.paths import StoreError, make_folder
+    from unskew.collector.alerts.acceptance import waits
+    from unskew.collector.paths import StoreError
     from unskew.dashboard_process import DashboardError, DashboardProcess
     from unskew.terminal.live import Screen
     from unskew.terminal.summary import summary_view
 
     with checking_input():
-        make_folder(place.root)
+        place.enter(mode=mode)
+    warn([sentence] if (sentence := waits(place)) else [])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop ends a run as Ctrl-C does
     console = Console()
     facts = [("store", str(place.root))]
