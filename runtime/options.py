@@ -19,6 +19,7 @@ from unskew.runtime.corpus import check_folder
 
 AskedDevice = Literal["auto", "real", "sleep", "virtual"]
 DType = Literal["float32", "float64"]
+MOST_RANKS = 1_024
 
 
 LAYOUT, MATHS, DEVICE, FAULTS = "Layout", "Maths and data", "Device", "Faults and decisions"
@@ -32,13 +33,14 @@ class OptionsError(ValueError):
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     """How a person is asked for a field of `RunOptions`: the command line is built from this, and `check` reads the bound.
 
-    `least`: the lowest value that is allowed. `metavar`: what stands for the value in the help. `default`: what happens
-    without the option, in words, where the field's default does not say it.
+    `least`, `most`: the lowest and highest value that are allowed. `metavar`: what stands for the value in the help. `default`:
+    what happens without the option, in words, where the field's default does not say it.
     """
 
     help: str
     panel: str
     least: int | None = None
+    most: int | None = None
     metavar: str | None = None
     default: str | None = None
 
@@ -50,19 +52,19 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     measured so.
     """
 
-    tp: Annotated[int, Parameter(help="Tensor-parallel shards.", panel=LAYOUT, least=1)] = 1
-    pp: Annotated[int, Parameter(help="Pipeline stages.", panel=LAYOUT, least=1)] = 4
-    dp: Annotated[int, Parameter(help="Replicas.", panel=LAYOUT, least=1)] = 2
+    tp: Annotated[int, Parameter(help="Tensor-parallel shards.", panel=LAYOUT, least=1, most=1_024)] = 1
+    pp: Annotated[int, Parameter(help="Pipeline stages.", panel=LAYOUT, least=1, most=1_024)] = 4
+    dp: Annotated[int, Parameter(help="Replicas.", panel=LAYOUT, least=1, most=1_024)] = 2
     schedule: Annotated[
         str, Parameter(help="Order of the chunks: gpipe, 1f1b, interleaved, zb-h1, zb-v or searched.", panel=LAYOUT)
     ] = "1f1b"
-    layers: Annotated[int, Parameter(help="Layers of the model.", panel=MATHS, least=1)] = 16
-    dim: Annotated[int, Parameter(help="Width of the model.", panel=MATHS, least=8)] = 32
-    heads: Annotated[int, Parameter(help="Attention heads.", panel=MATHS, least=1)] = 2
-    tokens: Annotated[int, Parameter(help="Most tokens of a micro-batch.", panel=MATHS, least=16)] = 256
-    micro_batches: Annotated[int, Parameter(help="Micro-batches of an iteration.", panel=MATHS, least=1)] = 16
-    iterations: Annotated[int, Parameter(help="Iterations to train.", panel=MATHS, least=1)] = 150
-    seed: Annotated[int, Parameter(help="Seed of weights and batches.", panel=MATHS)] = 0
+    layers: Annotated[int, Parameter(help="Layers of the model.", panel=MATHS, least=1, most=10_000)] = 16
+    dim: Annotated[int, Parameter(help="Width of the model.", panel=MATHS, least=8, most=65_536)] = 32
+    heads: Annotated[int, Parameter(help="Attention heads.", panel=MATHS, least=1, most=1_024)] = 2
+    tokens: Annotated[int, Parameter(help="Most tokens of a micro-batch.", panel=MATHS, least=16, most=1_048_576)] = 256
+    micro_batches: Annotated[int, Parameter(help="Micro-batches of an iteration.", panel=MATHS, least=1, most=65_536)] = 16
+    iterations: Annotated[int, Parameter(help="Iterations to train.", panel=MATHS, least=1, most=10_000_000)] = 150
+    seed: Annotated[int, Parameter(help="Seed of weights and batches.", panel=MATHS, least=0, most=2**32 - 1)] = 0
     dtype: Annotated[DType, Parameter(help="Number format.", panel=MATHS, default="float32; float64 with --verify")] = "float32"
     corpus: Annotated[
         str | None,
@@ -121,8 +123,12 @@ def check(options: RunOptions) -> None:
         value = getattr(options, name)
         if parameter.least is not None and value < parameter.least:
             raise OptionsError(f"{_flag(name)} {value} is too small, allowed: {parameter.least} or more")
+        if parameter.most is not None and value > parameter.most:
+            raise OptionsError(f"{_flag(name)} {value} is too large, allowed: {parameter.most} or less")
         if get_origin(kind) is Literal and value not in get_args(kind):
             raise OptionsError(f"{_flag(name)} {value} is not known, allowed: {', '.join(get_args(kind))}")
+    if options.ranks > MOST_RANKS:
+        raise OptionsError(f"--tp x --pp x --dp are {options.ranks:,} ranks, allowed on one node: {MOST_RANKS:,}")
     if options.dim % (2 * options.heads):
         raise OptionsError(
             f"--dim {options.dim} does not give --heads {options.heads} an even width, allowed: a multiple of 2 x heads"

@@ -12,6 +12,7 @@ one of the two windows of the commit protocol.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import Literal, get_args
 
 import msgspec
@@ -29,6 +30,11 @@ _REQUIRED = {
     "freeze": ("rank", "at"),
 }
 _OPTIONAL = {"slow": ("until", "phase"), "kill": ("point",), "hang": (), "freeze": ()}
+
+
+MOST_FAULTS = 200
+MOST_SLOWDOWN = 1_000.0
+"""Of a chunk: what takes longer still is as good as lost, and a hang shows that."""
 
 
 class FaultError(ValueError):
@@ -78,7 +84,19 @@ def parse_faults(texts: Iterable[str], *, ranks: int, iterations: int, schedule:
         if fault.ends_rank and fault.rank in ended:
             raise FaultError(f"{text}: two faults end rank {fault.rank}, only one kill, hang or freeze per rank is allowed")
         ended |= {fault.rank} if fault.ends_rank else set()
+    if len(faults) > MOST_FAULTS:
+        raise FaultError(f"{len(faults):,} faults are given, allowed: {MOST_FAULTS}")
+    for rank in sorted({fault.rank for fault in faults if fault.factor is not None}):
+        if (together := _together(faults, rank, schedule)) > MOST_SLOWDOWN:
+            raise FaultError(f"rank {rank} is slowed {together:.3g} times by all its faults, allowed: {MOST_SLOWDOWN:g} times")
     return tuple(faults)
+
+
+def _together(faults: Iterable[FaultSpec], rank: int, schedule: str) -> float:
+    """How many times longer a chunk of a rank takes where the most of its faults meet."""
+    own = [fault for fault in faults if fault.rank == rank and fault.factor is not None]
+    kinds = [kind for kind in CHUNK_KINDS if kind != "W" or splits_backward(schedule)]
+    return max(prod(fault.slowdown(kind, at.at) for fault in own) for at in own for kind in kinds)
 
 
 def parse_fault(text: str, *, ranks: int, iterations: int, schedule: str = "1f1b") -> FaultSpec:

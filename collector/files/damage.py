@@ -24,6 +24,8 @@ def damage(error: Exception) -> DamagedError | None:
     named = _FILE.search(str(error))
     if named is None:
         return None
+    if "Too many open files" in str(error):
+        return DamagedError(f"{named[1]} cannot be opened, because this process has too many open files: raise ulimit -n")
     return DamagedError(
         f"{named[1]} cannot be read, it is damaged or gone: unskew store check names what else is and mends what it can"
     )

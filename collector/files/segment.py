@@ -189,6 +189,11 @@ class SpoolSegment:
         self.size += written
         return written
 
+    @property
+    def removed(self) -> bool:
+        """Whether somebody removed the file: what is written to it nobody will read."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
 

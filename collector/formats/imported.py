@@ -83,7 +83,8 @@ def source_files(path: Path, *suffixes: str) -> list[Path]:
         raise FormatError(f"{path}: there is no such file or folder")
     found = sorted(file for file in path.iterdir() if file.is_file() and file.name.endswith(suffixes))
     if not found:
-        raise FormatError(f"{path}: no file in this folder ends in {' or '.join(suffixes)}")
+        named = " or ".join(filter(None, suffixes))
+        raise FormatError(f"{path}: no file in this folder ends in {named}" if named else f"{path}: this folder holds no file")
     return found
 
 

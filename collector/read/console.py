@@ -122,7 +122,7 @@ def ask(
             kinds = []
         if kinds not in ([duckdb.StatementType.SELECT], [duckdb.StatementType.EXPLAIN]):
             raise ConsoleError("the console answers one query: SELECT, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN")
-        answer = connection.sql(sql).project("*")  # columns of one name get different ones
+        answer = connection.sql(_without_end(sql)).project("*")  # columns of one name get different ones
         if row_limit is not None:
             answer = answer.limit(row_limit)
         return take(_plain(answer).to_arrow_reader(_BATCH_ROWS))
@@ -208,6 +208,18 @@ def _unknown(message: str) -> str | None:
     near = difflib.get_close_matches(named[1], VIEWS, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(VIEWS))}"
     return f"there is no view {named[1]}: {hint}"
+
+
+def _without_end(sql: str) -> str:
+    """The one query in `sql`, without the semicolons and comments behind it: DuckDB puts it into another."""
+    import duckdb  # noqa: PLC0415
+
+    text = sql.encode()
+    for at, kind in reversed(duckdb.tokenize(sql)):
+        if kind != duckdb.token_type.comment and text[at : at + 1] != b";":
+            break
+        text = text[:at]
+    return text.decode()
 
 
 def _plain(answer: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:

@@ -18,6 +18,7 @@ from pathlib import Path
 import duckdb
 import msgspec
 
+from unskew.collector.events import IterationCommitted, RunFinished, RunStarted, tag_of
 from unskew.collector.files import rows
 from unskew.collector.files.manifest import Kind, Manifest, SealedFile, SealedSpool, begin, load, publish, sync_folder
 from unskew.collector.files.rows import quoted
@@ -28,6 +29,7 @@ from unskew.collector.rights import mode_of_files
 from unskew.collector.service.ingest import FinalSegment, SpoolBatch, take, unsealed
 from unskew.collector.service.snapshot import files_read
 from unskew.collector.write.commands import controller_alive
+from unskew.collector.write.control_stream import ControlStream
 
 SEAL_BYTES = 12 * 1024 * 1024
 """About 50,000 spans as they lie in the spool."""
@@ -71,11 +73,33 @@ def seal_next(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> Se
         left = left[len(portion) :]
         sealed = _seal_files(store, database, run, portion)
     left_bytes = sum(file.bytes for file in left)
+    if over and not left and _end_unfinished(store, database, run):
+        return SealResult(sealed, 1, found.bytes - size)  # its last words are due
     if over and not left:
         _name_problems(store, _holes(store, database, run))
         _remove_spool(store, run)
         _drop_names(store)
     return SealResult(sealed, left_bytes if over or left_bytes >= SEAL_BYTES else 0, found.bytes - size + left_bytes)
+
+
+def _end_unfinished(store: Store, database: duckdb.DuckDBPyConnection, run: str) -> bool:
+    """Write the last words of a run whose controller is gone without any, once all it logged is sealed; whether it was so."""
+    stream, writer = f"run/{run}", "controller"
+    files = [quoted(str(store.root / one.file)) for one in load(store).sealed if one.run == run]
+    if not files or not any(folder.name.startswith(f"{writer}@") for folder in store.spool(run).iterdir()):
+        return False
+    ((started, ended, iterations),) = database.sql(
+        "select count(*) filter (type = $1), count(*) filter (type = $2), count(distinct iteration) filter (type = $3) "
+        f"from read_parquet([{', '.join(files)}], union_by_name = true)",
+        params=[tag_of(RunStarted), tag_of(RunFinished), tag_of(IterationCommitted)],
+    ).fetchall()
+    if not started or ended:
+        return False
+    log = ControlStream(store, run, stream, writer)
+    why = "its controller was gone without a word: it was killed, or its machine; the collector ended the run"
+    log.add(RunFinished(status="failed", iterations=iterations, reason=why), actor="collector")
+    log.close()
+    return True
 
 
 def sweep(store: Store) -> None:

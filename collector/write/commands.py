@@ -20,6 +20,7 @@ from unskew.collector.rights import open_file
 
 MOST_BYTES = 64 * 1024
 _AT_ONCE = 100
+_LOCK = "controller-"
 _WAITING, _TAKEN, _REFUSED = ".json", ".taken", ".refused"
 
 
@@ -28,7 +29,7 @@ class CommandError(StoreError):
 
 
 def _lock_name(run: str) -> str:
-    return f"controller-{checked_name('run', run)}"
+    return f"{_LOCK}{checked_name('run', run)}"
 
 
 def hold_controller_lock(store: Store, run: str) -> HeldLock:
@@ -43,12 +44,18 @@ def controller_alive(store: Store, run: str) -> bool:
     return is_held(store.lock(_lock_name(run)))
 
 
+def living_runs(store: Store) -> list[str]:
+    """The runs with a living controller, the one that began last at the end."""
+    locks = [path for path in store.lock("x").parent.glob(f"{_LOCK}*") if is_held(path)]
+    return [path.name.removeprefix(_LOCK) for path in sorted(locks, key=lambda path: path.stat().st_mtime_ns)]
+
+
 def send(store: Store, run: str, command: Command) -> None:
     """Leave a command for the run's controller. Raises `CommandError` when none is alive."""
-    if not controller_alive(store, run):
-        raise CommandError(f"run {run} has no living controller in {store.root}: nobody would act on {command.kind!r}")
     if wrong := wrong_name(command.by):
         raise CommandError(wrong)
+    if not controller_alive(store, run):
+        raise CommandError(f"run {run} has no living controller in {store.root}: nobody would act on {command.kind!r}")
     data = msgspec.json.encode(command)
     if len(data) > MOST_BYTES:
         raise CommandError(f"the command has {len(data):,} bytes, allowed: {MOST_BYTES:,}; give a shorter reason")

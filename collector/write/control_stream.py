@@ -49,6 +49,11 @@ class ControlStream:
         """The version of the last event; 0 = the stream is empty."""
         return self._version
 
+    @property
+    def removed(self) -> bool:
+        """Whether somebody removed what was written: the log of the run is lost."""
+        return self._segment is not None and self._segment.removed
+
     def append(self, expected_version: int, events: Sequence[Control], *, actor: str) -> int:
         """Write `events` as one batch, all or none, and return the new version.
 
@@ -82,6 +87,8 @@ class ControlStream:
         where = f"stream {self._stream} in {self._folder}"
         if self._outcome_unknown:
             raise StoreError(f"{where} is in doubt since a write failed: restart its writer once the disk is well")
+        if self.removed:
+            raise StoreError(f"{where} was removed: the log of the run is lost")
         try:
             if self._segment is None:
                 path = self._folder / segment_name(self._version + 1)

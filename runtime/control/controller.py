@@ -92,6 +92,8 @@ class Controller:
                 self.control_log.add(*refused)
             if commands:
                 self._carry_out(rules.commanded(self.state, commands))
+            if self.control_log.removed:
+                raise RunError("its folder in spool/ was removed while it went on: the log of the run is lost")
             self.check_interrupt()
         self._drain()
 

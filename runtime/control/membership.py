@@ -41,10 +41,21 @@ _ACCEPT_S = 0.2
 _HELLO_S = 2.0
 _STOP_S = 5.0
 _REAP_S = 0.5
+_LONGEST_FOLDER = 90
+"""Bytes; the address of a socket in it may have 107."""
 
 
 class AgentLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
     """The agent is gone, and with it every rank of its node."""
+
+
+def _folder() -> Path:
+    """A folder for the agent's sockets: in the system's temporary one, unless its name is too long for an address."""
+    folder = Path(tempfile.mkdtemp(prefix="unskew-agent-"))
+    if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="unskew-agent-", dir="/tmp"))
 
 
 class Membership:
@@ -54,7 +65,7 @@ class Membership:
         self._secret = secrets.token_hex(16)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(_ACCEPT_S)
-        self.folder = Path(tempfile.mkdtemp(prefix="unskew-agent-"))
+        self.folder = _folder()
         make_folder(log.parent)
         self._log = log
         port = str(self._listener.getsockname()[1])

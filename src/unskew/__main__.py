@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
+
+if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while it loads ends it without a word
 
 
 def main() -> None:
@@ -11,7 +15,11 @@ def main() -> None:
     try:
         from unskew.cli import app
 
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         app()
+    except KeyboardInterrupt:  # before a command began that knows what to do with it
+        sys.exit(130)
     except ModuleNotFoundError as error:
         name = (error.name or "unskew").partition(".")[0]
         if name == "unskew":

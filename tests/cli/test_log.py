@@ -62,8 +62,9 @@ def test_a_file_that_may_not_be_written_is_named_in_one_sentence(holed: Store, m
         raise PermissionError(13, "Permission denied", f"{holed.root}/locks/alerts")
 
     monkeypatch.setattr("unskew.collector.alerts.process.serve", forbidden)
-    (holed.root / "alerts.toml").write_text('webhook = "http://127.0.0.1:9/x"\n[[rule]]\nwhen = "death"\n')
-    result = call("alerts", "run", "--once", "--store", str(holed.root))
+    rules = holed.root / "rules.toml"
+    rules.write_text('webhook = "http://127.0.0.1:9/x"\n[[rule]]\nwhen = "death"\n')
+    result = call("alerts", "run", "--once", "--rules", str(rules), "--store", str(holed.root))
     assert (result.exit_code, result.stderr) == (1, f"{holed.root}/locks/alerts: Permission denied\n")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 import msgspec
 import typer
 from typer.core import TyperGroup
+
+from unskew.terminal.safe_text import harmless
 
 if TYPE_CHECKING:
     from unskew.collector.paths import Store
@@ -33,13 +36,13 @@ WARNINGS = 3
 
 def refuse(sentence: str) -> NoReturn:
     """End the command: bad usage or input."""
-    print(sentence, file=sys.stderr)
+    print(harmless(sentence).replace("\n", "␊"), file=sys.stderr)
     raise typer.Exit(2)
 
 
 def fail(sentence: str) -> NoReturn:
     """End the command: the work failed."""
-    print(sentence, file=sys.stderr)
+    print(harmless(sentence).replace("\n", "␊"), file=sys.stderr)
     raise typer.Exit(1)
 
 
@@ -58,7 +61,7 @@ def checking_input(option: str = "") -> Iterator[None]:
 class Commands(TyperGroup):
     """The commands; bad usage and a store that cannot serve, noticed anywhere in one, end it as bad input does.
 
-    A file that may not be read or written is named: the fault lies in its rights, not in the program.
+    A file that cannot be read or written, wherever, is named: the fault lies in it, not in the program.
     """
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -79,8 +82,21 @@ class Commands(TyperGroup):
                 return super().invoke(ctx)
             except StoreError as error:
                 refuse(str(error))
-            except PermissionError as error:
-                fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+            except BrokenPipeError:  # whoever read the answer has enough of it
+                raise
+            except OSError as error:
+                fail(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
+
+
+_PLAINLY = (
+    ("Value error, ", ""),
+    (r"[Ii]nput should be a valid integer, unable to parse string as an integer", "a whole number is needed"),
+    (r"[Uu]nable to parse input string as an integer, exceeded maximum size", "a smaller whole number is needed"),
+    (r"[Ii]nput should be a valid number, unable to parse string as a number", "a number is needed"),
+    (r"[Ii]nput should be a finite number", "a finite number is needed"),
+    (r"[Ii]nput should be (greater|less) than or equal to (\S+)", r"it must be \1 than or equal to \2"),
+)
+"""What the parser's own parser says -> the same to a person."""
 
 
 @contextmanager
@@ -93,7 +109,9 @@ def checking_usage(command: str) -> Iterator[None]:
     except usage_error as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help page of a group that was called without a command
             raise
-        complaint = " ".join(error.format_message().split()).replace("Value error, ", "")  # type: ignore[attr-defined]
+        complaint = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+        for theirs, ours in _PLAINLY:
+            complaint = re.sub(theirs, ours, complaint)
         where = getattr(getattr(error, "ctx", None), "command_path", command)
         refuse(f"{where}: {complaint[:1].lower()}{complaint[1:].rstrip('.')}; {where} --help has more")
 
@@ -137,6 +155,17 @@ def newest_run(store: Store) -> str | None:
     return found[0] if found else None
 
 
+def starting(store: Store) -> Path:
+    """The lock of a command that is about to start a run, or at it."""
+    return store.lock("starting")
+
+
+def the_run(store: Store, run: str | None) -> str:
+    """`run`, when the store has it, by default its newest; refuses otherwise."""
+    name = newest_run(store) if run is None else known_run(store, run)
+    return name if name is not None else refuse(f"there is no run in {store.root}: run one or import one first")
+
+
 def known_run(store: Store, run: str) -> str:
     """`run`, when the store has it; refuses otherwise, naming the newest runs."""
     runs = store_runs(store)
@@ -151,7 +180,7 @@ def known_run(store: Store, run: str) -> str:
 def warn(problems: Sequence[str]) -> None:
     """What the collector found wrong in the log, beside an answer from it: the first few, a line each on stderr."""
     for problem in problems[:WARNINGS]:
-        print(f"warning: {problem}", file=sys.stderr)
+        print(f"warning: {harmless(problem)}", file=sys.stderr)
     if len(problems) > WARNINGS:
         print(f"warning: {len(problems) - WARNINGS} more problems are in the store's manifest.json", file=sys.stderr)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import time
 from types import TracebackType
 
 from unskew.collector.events import CONTROL, Dropped, Event, IterationCommitted, IterationJudged, tag_of
@@ -25,6 +26,8 @@ class LogFollower:
         self._reader, self._run = open_store(store), run
         self._tags = [tag_of(kind) for kind in TYPES]
         self._seen: dict[str, int] = {}
+        self.age_s = 0.0
+        """How long ago something was written to the run's log."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -34,6 +37,8 @@ class LogFollower:
     def poll(self) -> list[Entry]:
         """The entries since the last poll: each writer's in its own order, the writers merged by wall clock."""
         self._reader.refresh()
+        last_us = self._reader.sql("select max(last_us) as last_us from writers where run = ?", [self._run])["last_us"][0]
+        self.age_s = 0.0 if last_us is None else max(0.0, time.time() - last_us / 1e6)
         rows = self._reader.sql(_QUERY, [list(self._seen), list(self._seen.values()), self._run, self._tags])
         entries: dict[str, list[Entry]] = {}
         for writer, seq, at_us, stream, version, actor, payload in rows.iter_rows():

@@ -14,10 +14,12 @@ from rich.live import Live
 
 from unskew.collector.files.tail import Entry
 from unskew.terminal.live_state import LiveState, fold
-from unskew.terminal.live_view import Facts, plain, render
+from unskew.terminal.live_view import SILENT, Facts, plain, render
 
 REDRAW_S = 0.5
 PLAIN_LINE_S = 5.0
+QUIET_S = 60.0
+"""A log that does not change for so long is told: ranks write a heartbeat every second."""
 
 
 class Screen:
@@ -33,6 +35,7 @@ class Screen:
         self._drawn_s = float("-inf")
         self._printed = ""
         self._failure = ""
+        self._heard_s = time.monotonic()
 
     def __enter__(self) -> Screen:
         with self._surviving():
@@ -54,6 +57,7 @@ class Screen:
 
     def feed(self, entry: Entry) -> None:
         """Take one entry of the log."""
+        self.heard()
         with self._surviving():
             before = self.state
             self.state = fold(self.state, entry)
@@ -64,15 +68,29 @@ class Screen:
             if self._live is None and self.state.waiting not in (None, before.waiting):
                 self._print(f"{self.state.waiting} waits for: unskew approve {self.state.waiting} --by NAME --reason TEXT")
 
+    def heard(self, ago_s: float = 0.0) -> None:
+        """Something was written to the log, so long ago."""
+        self._heard_s = time.monotonic() - ago_s
+
     def controlled(self, alive: bool) -> None:
         """Whether a living controller holds the run."""
         self.state = msgspec.structs.replace(self.state, controlled=alive)
 
     def tick(self) -> None:
         """Redraw when it is time to; call it often."""
+        self._report_silence()
         if time.monotonic() - self._drawn_s >= (PLAIN_LINE_S if self._live is None else REDRAW_S):
             with self._surviving():
                 self._draw()
+
+    def _report_silence(self) -> None:
+        silent_s = time.monotonic() - self._heard_s
+        going_on = self.state.run.started is not None and self.state.run.finished is None and self.state.controlled
+        before, now = self.state.silent, going_on and silent_s >= QUIET_S
+        self.state = msgspec.structs.replace(self.state, silent=now)
+        if self._live is None and now and not before:
+            with self._surviving():
+                self._print(SILENT)
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:

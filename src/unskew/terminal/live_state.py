@@ -50,7 +50,7 @@ class SentenceView(msgspec.Struct, frozen=True):
 
 class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     """`past` are the last iterations, oldest first; `iteration` is the last committed one; `ratios` are those of `RankView`;
-    `controlled`: a living controller holds the run."""
+    `controlled`: a living controller holds the run; `silent`: its log has not changed for long."""
 
     run: RunState = RunState()
     iteration: int | None = None
@@ -58,6 +58,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     ratios: dict[int, float] = {}
     lines: tuple[SentenceView, ...] = ()
     controlled: bool = True
+    silent: bool = False
 
     @property
     def iterations(self) -> int | None:

@@ -39,6 +39,8 @@ def render(state: LiveState, facts: Facts, width: int, height: int) -> Renderabl
     if ranks:
         drawn = _grid(ranks) if _fits(ranks, width) else _strip(ranks)
         parts += [_heading("ranks: chunk time over prediction, then layers held · micro-batches executed"), drawn]
+    if state.silent:
+        parts.append(Text(f"\n{SILENT}", "bold red"))
     if state.waiting is not None:
         command = f"unskew approve {state.waiting} --by NAME --reason TEXT"
         parts.append(Text.assemble(("\n" + state.waiting + " waits for approval: ", "yellow"), (command, "bold yellow")))
@@ -47,6 +49,9 @@ def render(state: LiveState, facts: Facts, width: int, height: int) -> Renderabl
         lines = newest(state.lines, width - 18, height - FIXED_ROWS - rank_rows)
         parts += [_heading("what happened after which iteration"), _lines(lines)]
     return Padding(Group(*parts), (1, 1))
+
+
+SILENT = "nothing was written to the log for a minute, though a controller holds the run: its disk, or all ranks, stand still"
 
 
 def _heading(text: str) -> RenderableType:

@@ -106,7 +106,7 @@ def test_mode_observe_only_records() -> None:
 def test_a_mode_nobody_knows_and_a_proposal_that_is_not_open_are_refused_in_a_sentence() -> None:
     for kind, target, reason in [
         ("mode", "party", "mode party is not known, allowed: observe, approve, auto"),
-        ("approve", "p7", "proposal p7 is not open"),
+        ("approve", "p7", "there is no proposal p7: so far none were made"),
     ]:
         assert decide(queue("approve"), kind, target) == CommandRefused(command=f"{kind} {target}", by="mira", reason=reason)
 

@@ -33,11 +33,10 @@ def backtest(
     store: StoreOption = None,
 ) -> None:
     """Run another detector over the log of a run and show what would have changed."""
-    from rich.console import Console
-
     from unskew.analytics.replay.backtest import backtest as compare
     from unskew.collector.read.reader import open_store
     from unskew.edge.recorded_run import recorded_run
+    from unskew.terminal.console import SafeConsole
 
     place = there(locate(store))
     known_run(place, run)
@@ -52,7 +51,7 @@ def backtest(
     for key, value in settings.items():
         print(f"  {key} = {value}")
     if result.pairs:
-        Console().print(table(result, detector))
+        SafeConsole().print(table(result, detector))
     else:
         print("neither named anybody slow")
     for name, tally in (("live", result.live), (detector, result.other)):

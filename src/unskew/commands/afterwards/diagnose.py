@@ -10,10 +10,8 @@ from unskew.commands.common import (
     JsonOption,
     StoreOption,
     checking_input,
-    known_run,
     locate,
-    newest_run,
-    refuse,
+    the_run,
     warn,
     write_json,
 )
@@ -44,19 +42,13 @@ def diagnose(
     store: StoreOption = None,
 ) -> None:
     """Report what was wrong in a run, who did it, what it cost, and what cannot be said for want of data."""
-    from rich.console import Console
-
     from unskew.analytics.diagnosis.diagnose import diagnose as decide
     from unskew.collector.read.reader import open_store
     from unskew.edge.load_run import load_run
+    from unskew.terminal.console import SafeConsole
 
     place = locate(store)
-    if runs:
-        names = [known_run(place, run) for run in runs]
-    elif (newest := newest_run(place)) is not None:
-        names = [newest]
-    else:
-        refuse(f"there is no run in {place.root}: run one or import one first")
+    names = [the_run(place, run) for run in runs or (None,)]
     with checking_input():
         reader = open_store(place)
     with reader:
@@ -67,7 +59,7 @@ def diagnose(
         record(place, one, last)
     write_json(json, {"runs": [as_data(one) for one in found]})
     for one in found:
-        Console().print(shown(one))
+        SafeConsole().print(shown(one))
 
 
 def last_diagnosis(reader: Reader, run: str) -> Diagnosed | None:

@@ -83,11 +83,11 @@ def retrain(
 
 
 def _show(run: str, found: RefitReport) -> None:
-    from rich.console import Console
+    from unskew.terminal.console import SafeConsole
 
     tested = f"tested on {found.tested_on[0]} to {found.tested_on[1]}"
     print(f"run {run}: fitted on iterations {found.fitted_on[0]} to {found.fitted_on[1]}, {tested}")
-    Console().print(_errors(found.new, found.old))
+    SafeConsole().print(_errors(found.new, found.old))
     if found.coverage:
         kinds = ", ".join(f"{100 * part:.0f} % of {kind}" for kind, part in found.coverage.items())
         print(f"within the 90 % prediction intervals: {kinds}")

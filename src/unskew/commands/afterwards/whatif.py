@@ -35,12 +35,12 @@ def whatif(
 ) -> None:
     """Report what the iterations of a run would have cost otherwise: its operations are replayed with changed durations."""
     import msgspec
-    from rich.console import Console
 
     from unskew.analytics.diagnosis.diagnose import observability, sections_of
     from unskew.analytics.diagnosis.trace.whatif import ask, what_if
     from unskew.collector.read.reader import open_store
     from unskew.edge.load_run import load_run
+    from unskew.terminal.console import SafeConsole
 
     place = locate(store)
     known_run(place, run)
@@ -69,7 +69,7 @@ def whatif(
         **answers,
     }
     write_json(json, data)
-    Console().print(shown(data))
+    SafeConsole().print(shown(data))
 
 
 def chosen(sections: list[TraceSection], plan: int | None) -> TraceSection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +22,7 @@ from unskew.commands.common import (
     warn,
     write_json,
 )
+from unskew.terminal.safe_text import harmless
 
 if TYPE_CHECKING:
     from unskew.collector.alerts.evaluation import AlertTransition
@@ -43,6 +45,10 @@ def check(rules: RulesOption = None, json: JsonOption = None, store: StoreOption
     from unskew.collector.alerts.rules import load_rules
 
     place = there(locate(store))
+    if rules is None and not _file(place, None).exists():
+        print(f"there is no {_file(place, None)}: nobody is told of anything; docs/guide/alerts.md shows one")
+        write_json(json, [])
+        return
     with checking_input():
         known = load_rules(_file(place, rules))
     if rules is None:
@@ -54,9 +60,9 @@ def check(rules: RulesOption = None, json: JsonOption = None, store: StoreOption
         holds = [{"run": run, "subject": subject, "text": text} for (run, subject), text in condition.holds.items()]
         answer.append({"rule": rule.name, "target": rule.target, "error": condition.error or None, "holds": holds})
         state = f"cannot be asked: {condition.error}" if condition.error else f"holds {len(holds)} times"
-        print(f"{rule.name} -> {rule.target}: {state}")
+        print(harmless(f"{rule.name} -> {rule.target}: {state}"))
         for one in holds[:SHOWN]:
-            print(f"  {one['run']}: {one['text']}")
+            print(harmless(f"  {one['run']}: {one['text']}"))
     if not known:
         print(f"{_file(place, rules)} has no rules: nothing can open")
     write_json(json, answer)
@@ -75,7 +81,7 @@ def accept(store: StoreOption = None) -> None:
     with checking_input():
         known = load_rules(file)
     for rule in known:
-        print(f"{rule.name} -> {rule.target}")
+        print(harmless(f"{rule.name} -> {rule.target}", sys.maxsize))
     try:
         add(file)
     except OSError as error:
@@ -96,9 +102,10 @@ def show(json: JsonOption = None, store: StoreOption = None) -> None:
         failed = reader.sql("select * from alert_deliveries where not ok order by at_us desc limit ?", [SHOWN]).to_dicts()
     for one in alerts:
         state = "open" if one["closed_us"] is None else f"closed ({one['closed_reason']})"
-        print(f"{_clock(one['opened_us'])} {one['run']} {one['rule']} {one['subject']}: {one['text']} [{state}]")
+        print(harmless(f"{_clock(one['opened_us'])} {one['run']} {one['rule']} {one['subject']}: {one['text']} [{state}]"))
     for one in failed:
-        print(f"{_clock(one['at_us'])} {one['run']}: {one['phase']} not delivered to {one['target']}: {one['detail']}")
+        missed = f"{one['run']}: {one['phase']} not delivered to {one['target']}: {one['detail']}"
+        print(harmless(f"{_clock(one['at_us'])} {missed}"))
     if not alerts:
         print(f"no alert was opened in {place.root}")
     write_json(json, {"alerts": alerts, "failed_deliveries": failed})
@@ -108,7 +115,9 @@ def show(json: JsonOption = None, store: StoreOption = None) -> None:
 def run(
     rules: RulesOption = None,
     once: Annotated[bool, typer.Option("--once", help="Evaluate once, deliver, and end.")] = False,
-    period_s: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often the rules are asked.")] = 2.0,
+    period_s: Annotated[
+        float, typer.Option(min=0.1, max=86_400.0, metavar="SECONDS", help="How often the rules are asked.")
+    ] = 2.0,
     store: StoreOption = None,
 ) -> None:
     """Evaluate the rules until Ctrl-C. The collector does so by itself for a store that has an alerts.toml."""
@@ -136,7 +145,7 @@ def _file(store: Store, rules: Path | None) -> Path:
 
 def _print(change: AlertTransition) -> None:
     run_, rule, subject = change.key
-    print(f"{'closed' if change.closes else 'opened'}: {run_} {rule} {subject}: {change.text}", flush=True)
+    print(harmless(f"{'closed' if change.closes else 'opened'}: {run_} {rule} {subject}: {change.text}"), flush=True)
 
 
 def _clock(at_us: int) -> str:

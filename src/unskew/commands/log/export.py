@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +16,9 @@ from unskew.commands.common import (
     StoreOption,
     checking_input,
     fail,
-    known_run,
     locate,
     refuse,
+    the_run,
     there,
     warn,
     write_json,
@@ -32,9 +35,9 @@ def export(
             metavar="FORMAT", help="One of straggler-analysis, kineto, perfetto, parquet, prometheus.", show_default=False
         ),
     ],
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Which run.", show_default=False)],
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Which run.", show_default="the newest")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="PATH", help="The file (kineto, parquet: the folder) to write.")
+        Path | None, typer.Option("--out", metavar="PATH", help="The file (kineto, parquet: the folder) to write; - = stdout.")
     ] = None,
     serve: Annotated[
         int | None,
@@ -52,7 +55,7 @@ def export(
     place = there(locate(store))
     if format not in EXPORTERS:
         refuse(f"FORMAT {format} is not known; known are {', '.join(EXPORTERS)}")
-    known_run(place, run)
+    run = the_run(place, run)
     warn(manifest.load(place).problems)
     if serve is not None:
         if format != "prometheus" or out is not None:
@@ -61,6 +64,9 @@ def export(
         return
     if out is None:
         refuse("--out PATH is needed: the file to write" + (", or --serve PORT" if format == "prometheus" else ""))
+    if str(out) == "-":
+        print_out(place, format, run)
+        return
     if not out.absolute().parent.is_dir():
         refuse(f"--out {out}: there is no folder {out.absolute().parent}")
     with checking_input():
@@ -70,6 +76,19 @@ def export(
             fail(f"cannot write {out}: {error.strerror or error}")
     write_json(json, {"run_id": run, "format": format, "out": str(out), "what": what})
     print(f"run {run} to {out}: {what}")
+
+
+def print_out(place: Store, format: str, run: str) -> None:
+    """The run's form to stdout."""
+    from unskew.collector.formats.registry import FOLDERS, take_out
+
+    if format in FOLDERS:
+        refuse(f"--out -: {format} is a folder of files, name one that does not exist")
+    with tempfile.TemporaryDirectory(prefix="unskew-export-") as folder, checking_input():
+        file = Path(folder) / "out"
+        take_out(place, format, run, file)
+        with file.open("rb") as written:
+            shutil.copyfileobj(written, sys.stdout.buffer)
 
 
 def answer_scrapes(place: Store, run: str, port: int) -> None:

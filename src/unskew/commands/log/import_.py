@@ -18,6 +18,7 @@ from unskew.commands.common import (
     rights_of_new,
     write_json,
 )
+from unskew.terminal.safe_text import harmless
 
 SHOWN = 10
 
@@ -66,7 +67,7 @@ def import_(
                 f"{stored.events:,} event{'s' * (stored.events != 1)}"
             )
         for note in stored.notes:
-            print(f"  {note}")
+            print(f"  {harmless(note)}")
     if len(runs) > SHOWN:
         print(f"and {len(runs) - SHOWN} more runs of {path}")
     print(f"store {place.root}")

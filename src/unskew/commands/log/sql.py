@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 import typer
 
 from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, locate, placed, refuse, there, warn
+from unskew.terminal.safe_text import harmless
 
 if TYPE_CHECKING:
     import polars
@@ -38,7 +39,9 @@ def sql(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where the rows go.", show_default="the terminal", callback=placed)
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="A query that runs longer is stopped.")] = 30.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=86_400.0, metavar="SECONDS", help="A query that runs longer is stopped.")
+    ] = 30.0,
     json: JsonOption = None,
     store: StoreOption = None,
 ) -> None:
@@ -68,7 +71,8 @@ def sql(
     elif isinstance(answer, bytes):
         sys.stdout.buffer.write(answer)
     else:
-        sys.stdout.write(answer)
+        # A terminal gets no orders from what is in a log; a pipe or a file gets the values as they are.
+        sys.stdout.write(harmless(answer, sys.maxsize) if sys.stdout.isatty() and format != "table" else answer)
 
 
 def _text(query: str | None, saved: str | None) -> str:
@@ -86,15 +90,15 @@ def _text(query: str | None, saved: str | None) -> str:
 
 
 def _list() -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from unskew.collector.read.saved_queries import saved_queries
+    from unskew.terminal.console import SafeConsole
 
     grid = Table.grid(padding=(0, 2))
     for one in saved_queries().values():
         grid.add_row(f"[bold]{one.name}[/]", one.description)
-    Console().print(grid)
+    SafeConsole().print(grid)
 
 
 @contextmanager
@@ -154,9 +158,9 @@ def _write(option: str, path: Path, answer: str | bytes) -> None:
 
 
 def _printed(rows: polars.DataFrame, file: TextIO) -> str:
-    from rich.console import Console
+    from unskew.terminal.console import SafeConsole
 
-    terminal = Console(file=file)
+    terminal = SafeConsole(file=file)
     grid = table(rows)
     needs = terminal.measure(grid, options=terminal.options.update(max_width=_UNBOUNDED))
     # Text may be wrapped at its words; a number or a name cut in two is no answer.
@@ -181,7 +185,7 @@ def records(rows: polars.DataFrame) -> RenderableType:
         grid.add_column(style="bold")
         grid.add_column(overflow="fold")  # an answer cut off with three dots is none, on paper or in a pipe
         for name, value in zip(rows.columns, row, strict=True):
-            grid.add_row(name, _cell(value))
+            grid.add_row(_cell(name), _cell(value))
         parts += [Rule(f"row {number}", align="left", style="dim"), grid]
     return Group(*parts)
 
@@ -190,7 +194,9 @@ def _cell(value: object) -> Text:
     """A value as text; NULL as a dash."""
     from rich.text import Text
 
-    return Text("–", "dim") if value is None else Text(f"{value:.6g}" if isinstance(value, float) else str(value))
+    if value is None:
+        return Text("–", "dim")
+    return Text(f"{value:.6g}" if isinstance(value, float) else harmless(str(value)))
 
 
 def table(rows: polars.DataFrame) -> Table:
@@ -201,7 +207,7 @@ def table(rows: polars.DataFrame) -> Table:
     cells = [[_cell(value) for value in column] for column in rows.head(TABLE_ROWS).iter_columns()]
     for (name, dtype), column in zip(rows.schema.items(), cells, strict=True):
         one_word = not any(" " in cell.plain for cell in column)
-        grid.add_column(name, justify="right" if dtype.is_numeric() else "left", no_wrap=one_word)
+        grid.add_column(_cell(name), justify="right" if dtype.is_numeric() else "left", no_wrap=one_word)
     for row in zip(*cells, strict=True):
         grid.add_row(*row)
     return grid

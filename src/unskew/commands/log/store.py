@@ -22,6 +22,7 @@ from unskew.commands.common import (
     warn,
     write_json,
 )
+from unskew.terminal.safe_text import harmless
 
 if TYPE_CHECKING:
     from unskew.collector.paths import Store
@@ -55,7 +56,7 @@ def check(
     if checked.unchecked_lines:
         print(f"{checked.unchecked_lines:,} lines were written before flushes had checksums: damage in them may go unnoticed")
     for finding in checked.findings:
-        print(f"{'mended' if finding.mended else 'found'}: {finding.sentence}")
+        print(f"{'mended' if finding.mended else 'found'}: {harmless(finding.sentence)}")
     write_json(json, {"store": str(place.root), "well": checked.well, **{name: getattr(checked, name) for name in _FACTS}})
     if not checked.well:
         fail("the store is not as it was written, or not whole; what is named above cannot be mended from the store itself")
@@ -98,7 +99,10 @@ def compact(json: JsonOption = None, store: StoreOption = None) -> None:
 @app.command()
 def prune(
     telemetry_days: Annotated[
-        float, typer.Option(min=0.0, help="Drop telemetry older than this; control events stay for ever.", show_default=False)
+        float,
+        typer.Option(
+            min=0.0, max=100_000.0, help="Drop telemetry older than this; control events stay for ever.", show_default=False
+        ),
     ],
     json: JsonOption = None,
     store: StoreOption = None,
@@ -157,8 +161,9 @@ def _maintaining(store: Store) -> Iterator[None]:
     from unskew.collector.paths import StoreError
     from unskew.collector.service.maintenance import maintaining
 
+    there(store).enter()
     try:
-        with maintaining(there(store)):
+        with maintaining(store):
             yield
     except (StoreError, OSError, duckdb.Error) as error:
         if (damaged := damage(error)) is not None:

@@ -108,10 +108,11 @@ def _refuse_without_checkpoints(chosen: Sequence[Policy]) -> None:
 
 def _print(outcomes: Sequence[SimulationOutcome], runs: Sequence[str]) -> None:
     """A column for each policy; as many tables as the width asks for."""
-    from rich.console import Console
     from rich.table import Table
 
-    console, job = Console(), outcomes[0].job
+    from unskew.terminal.console import SafeConsole
+
+    console, job = SafeConsole(), outcomes[0].job
     title = f"{job.name} · {job.devices:,} GPUs · {outcomes[0].whole_s / 3600.0:g} h"
     facts = [_facts(outcome) for outcome in outcomes]
     widths = [max(map(len, (outcome.policy, *one.values()))) for one, outcome in zip(facts, outcomes, strict=True)]
@@ -162,11 +163,11 @@ def _facts(outcome: SimulationOutcome) -> dict[str, str]:
 
 
 def _check(run: str, store: str | None, json: Path | None) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from unskew.analytics.lab.simulator.check import CheckError, check_run
     from unskew.collector.read.reader import open_store
+    from unskew.terminal.console import SafeConsole
 
     place = locate(store)
     known_run(place, run)
@@ -181,7 +182,7 @@ def _check(run: str, store: str | None, json: Path | None) -> None:
         if one.predicted_s is not None:
             found = (f"{one.predicted_s:.4f}", f"{one.measured_s:.4f}", f"{one.error_percent:.1f} %")
         grid.add_row(str(one.plan_version), str(one.from_iteration), str(one.n), str(one.redone), *found)
-    Console().print(grid)
+    SafeConsole().print(grid)
     if any(one.redone for one in checked):
         print("redone: begun again after a loss; their time holds what was thrown away, so they are not compared")
     write_json(json, {"run": run, "plans": checked})

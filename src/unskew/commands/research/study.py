@@ -24,11 +24,11 @@ def study(
     json: JsonOption = None,
 ) -> None:
     """Reproduce a paper's table: its figure, ours, the ratio, and why they differ. It resumes where it was interrupted."""
-    from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from unskew.analytics.lab.studies.registry import STUDIES
     from unskew.edge.run_study import StudyError, run_study
+    from unskew.terminal.console import SafeConsole
 
     if name not in STUDIES:
         refuse(f"there is no study {name!r}, allowed: {', '.join(STUDIES)}")
@@ -38,9 +38,9 @@ def study(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         refuse(f"--out {out}: cannot be created: {error.strerror}")
-    console = Console()
+    console = SafeConsole()
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=SafeConsole(stderr=True), transient=True) as progress:
         task = progress.add_task(name)
         try:
             result = run_study(
@@ -56,10 +56,11 @@ def study(
 
 
 def _print(console: object, result: StudyResult) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    assert isinstance(console, Console)
+    from unskew.terminal.console import SafeConsole
+
+    assert isinstance(console, SafeConsole)
     title = f"{result.study}: {result.about}" + (f" · {result.unit}" if result.unit else "")
     grid = Table("figure", title=title, title_justify="left")
     for column in ("paper", "ours", "interval", "ratio"):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unskew.collector.events import CommandRefused, Event, Mode, ModeChanged, PlanApproved, PlanRejected
-from unskew.commands.common import StoreOption, fail, known_run, locate, refuse
+from unskew.commands.common import StoreOption, checking_input, fail, known_run, locate, refuse
+from unskew.terminal.safe_text import harmless
 
 if TYPE_CHECKING:
     from unskew.collector.command import Command
@@ -57,11 +58,11 @@ def mode(
 
 def living_run(store: Store, run: str | None) -> str:
     """`run`, or the only one with a living controller; refuses when there is none or more than one."""
-    from unskew.collector.write.commands import controller_alive
+    from unskew.collector.write.commands import living_runs
 
     if run is not None:
         return known_run(store, run)
-    living = [name for name in store.spooled_runs() if controller_alive(store, name)]
+    living = living_runs(store)
     if not living:
         refuse(f"no run is alive in {store.root}: nobody would act on this")
     if len(living) > 1:
@@ -72,21 +73,21 @@ def living_run(store: Store, run: str | None) -> str:
 def decide(store: Store, command: Command) -> None:
     """Send the command and wait for what the controller makes of it; prints that, exit 1 when it was refused."""
     from unskew.collector.files.tail import Tail
-    from unskew.collector.write.commands import CommandError, send
+    from unskew.collector.write.commands import send
     from unskew.terminal.sentences import sentence_of
 
     tail = Tail.of_decisions(store, command.run)
-    try:
+    if command.kind != "mode" and not command.reason.strip():
+        refuse("--reason says nothing: the log keeps why somebody decided")
+    with checking_input():
         send(store, command.run, command)
-    except CommandError as error:
-        fail(str(error))
     deadline = time.monotonic() + ANSWER_WITHIN_S
     while time.monotonic() < deadline:
         for entry in tail.poll():
             if answers(entry.event, command) and (sentence := sentence_of(entry.event)):
                 if isinstance(entry.event, CommandRefused):
                     fail(f"refused: {sentence.text}")
-                print(sentence.text)
+                print(harmless(sentence.text))
                 return
         time.sleep(0.1)
     fail(f"the controller of {command.run} has not answered within {ANSWER_WITHIN_S:g} s; the command waits in its inbox")

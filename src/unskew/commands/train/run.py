@@ -19,6 +19,7 @@ from unskew.commands.common import (
     locate,
     refuse,
     rights_of_new,
+    starting,
     warn,
     write_json,
 )
@@ -26,6 +27,7 @@ from unskew.commands.parameters import asks_for
 from unskew.runtime.options import FAULTS, OptionsError, RunOptions, check
 
 if TYPE_CHECKING:
+    from unskew.collector.files.tail import Entry
     from unskew.collector.paths import Store
 
 OUTPUT = "What you see"
@@ -81,11 +83,11 @@ def default_faults(options: RunOptions) -> list[str]:
 
 def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | None, mode: int | None = None) -> None:
     """Run, show, sum up; in a terminal the dashboard then stays up until Ctrl-C."""
-    from rich.console import Console
-
     from unskew.collector.alerts.acceptance import waits
+    from unskew.collector.locks import hold
     from unskew.collector.paths import StoreError
     from unskew.dashboard_process import DashboardError, DashboardProcess
+    from unskew.terminal.console import SafeConsole
     from unskew.terminal.live import Screen
     from unskew.terminal.summary import summary_view
 
@@ -93,9 +95,16 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
         place.enter(mode=mode)
     warn([sentence] if (sentence := waits(place)) else [])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop ends a run as Ctrl-C does
-    console = Console()
+    console = SafeConsole()
     facts = [("store", str(place.root))]
     with ExitStack() as stack:
+        begun = hold(starting(place), wait_s=0.0)  # None: another run is about to start here, too
+
+        def taken(entry: Entry) -> None:
+            if begun is not None:
+                begun.release()
+            screen.feed(entry)
+
         try:
             served = stack.enter_context(DashboardProcess(place)) if dashboard else None
             # Here, because torch takes as long to load as the dashboard does to answer.
@@ -108,7 +117,7 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
                     facts.append(("dashboard", f"none, {error}"))
                     served = None
             with Screen(console, facts) as screen:
-                summary = launch.run(options, on_event=screen.feed, on_tick=screen.tick)
+                summary = launch.run(options, on_event=taken, on_tick=screen.tick)
         except KeyboardInterrupt:
             fail(f"stopped; what was logged until then is in {place.root}")
         except OptionsError as error:

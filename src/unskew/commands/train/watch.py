@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from unskew.commands.common import JsonOption, StoreOption, fail, known_run, locate, newest_run, refuse, warn, write_json
+from unskew.commands.common import (
+    JsonOption,
+    StoreOption,
+    fail,
+    known_run,
+    locate,
+    newest_run,
+    refuse,
+    starting,
+    there,
+    warn,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from unskew.collector.paths import Store
@@ -45,7 +57,7 @@ def watch(
     if command is None:
         if json is not None:
             refuse("--json is for a command that is started: unskew watch --json FILE -- CMD...")
-        follow_run(locate(store), run)
+        follow_run(there(locate(store)), run)
     elif not command or run is not None:
         refuse("behind -- a command is needed, and no run before it: unskew watch -- torchrun --nproc-per-node 2 train.py")
     else:
@@ -54,18 +66,23 @@ def watch(
 
 def follow_run(place: Store, run: str | None) -> None:
     """The live view of a run that somebody else has started."""
-    from rich.console import Console
-
-    from unskew.collector.write.commands import controller_alive
+    from unskew.collector.locks import is_held
+    from unskew.collector.write.commands import controller_alive, living_runs
+    from unskew.terminal.console import SafeConsole
     from unskew.terminal.follow import LogFollower
     from unskew.terminal.live import Screen
 
-    name = newest_run(place) if run is None else known_run(place, run)
+    if run is not None:
+        name: str | None = known_run(place, run)
+    else:  # one that has just begun may have nothing in the log yet
+        while not (living := living_runs(place)) and is_held(starting(place)):
+            time.sleep(POLL_S)
+        name = living[-1] if living else newest_run(place)
     if name is None:
         refuse(f"there is no run in {place.root} yet: start one with `unskew run`")
     with (
         LogFollower(place, name) as follow,
-        Screen(Console(), [("store", str(place.root))]) as screen,
+        Screen(SafeConsole(), [("store", str(place.root))]) as screen,
         suppress(KeyboardInterrupt),
     ):
         alive = True
@@ -73,6 +90,7 @@ def follow_run(place: Store, run: str | None) -> None:
             alive = controller_alive(place, name)
             for entry in follow.poll():
                 screen.feed(entry)
+            screen.heard(follow.age_s)
             screen.controlled(alive)
             screen.tick()
             time.sleep(POLL_S if alive else 0.0)
@@ -83,21 +101,19 @@ def follow_run(place: Store, run: str | None) -> None:
 
 def watch_training(place: Store, command: list[str], json: Path | None) -> int:
     """Start, watch, sum up; the command's exit code. The terminal is the command's: ours are lines on stderr among its own."""
-    from rich.console import Console
-
-    from unskew.collector.paths import make_folder
     from unskew.collector.read.reader import open_store
     from unskew.runtime.attach.watcher import watch_command
     from unskew.runtime.control.summary import SummaryBuilder
+    from unskew.terminal.console import SafeConsole
     from unskew.terminal.live import Screen
     from unskew.terminal.live_view import render
     from unskew.terminal.time_by_phase import PhaseTimes, phase_table
 
-    make_folder(place.root)
+    place.enter()
     run = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    console, facts = Console(stderr=True), [("store", str(place.root)), ("run", run)]
+    console, facts = SafeConsole(stderr=True), [("store", str(place.root)), ("run", run)]
     builder, phases = SummaryBuilder(), PhaseTimes()
-    with Screen(Console(stderr=True, force_terminal=False), facts) as screen:
+    with Screen(SafeConsole(stderr=True, force_terminal=False), facts) as screen:
 
         def take(entry: Any) -> None:
             builder.take(entry)
