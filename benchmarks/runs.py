@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -95,6 +97,17 @@ class Bench:
     def steps(self, what: str, of: Sequence[_Step]) -> Iterator[_Step]:
         """`of`, one by one, shown to people."""
         yield from shown(self._progress, what, of)
+
+    def counted(self, what: str) -> Callable[[int, int], None]:
+        """Hears (done, all) of work that counts its own steps, and shows it to people."""
+        task = self._progress.add_task(what, visible=self._progress.console.is_terminal)
+
+        def report(done: int, total: int) -> None:
+            self._progress.update(task, completed=done, total=total)
+            if not self._progress.console.is_terminal:
+                print(f"{time.strftime('%X')} {what}: {done} of {total}", file=sys.stderr, flush=True)
+
+        return report
 
     def run(self, options: RunOptions, *faults: str, watch: Watch | None = None, settle: bool = False) -> FinishedRun:
         """One run; with `settle` the collector is left to end by itself before the store is looked at."""

@@ -1,11 +1,13 @@
 """Policies on traces of losses and returns: recorded ones where they are at hand, generated ones; 64 to 1,024 GPUs.
 
 Nobody who keeps checkpoints may do worse than checkpoint-restart on whole replicas: its effective time is the bar of each row.
+Each policy on each trace is a cell of a study: with ``--store DIR`` a bench that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 from support import datasets
 
@@ -14,12 +16,13 @@ from unskew.analytics.cluster.job import Job
 from unskew.analytics.lab.simulator.arrivals import arrivals
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.lab.simulator.specs import parse_cluster, parse_faults
-from unskew.analytics.policies.base import Policy
+from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.policies.registry import POLICIES
 from unskew.analytics.policies.unskew import UnskewPolicy
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 from unskew.edge.failure_trace import load_trace
+from unskew.edge.run_study import run_study
 
 JOBS = ("llama2-7b,dp=8", "llama-30b", "llama2-70b,dp=2", "llama2-70b", "llama2-70b,dp=16")
 """64, 64, 128, 256 and 1,024 GPUs."""
@@ -37,32 +40,62 @@ GENERATED = (
     ("switches that take 32 nodes along", "mtbf_s=5400,scope=node,repair_s=900,correlated_share=0.5"),
 )
 HOURS = 24.0
+STUDY = "scheduler-traces"
 
 
-def figures(_bench: Bench, jobs: tuple[str, ...] = JOBS) -> Iterator[Figure]:
+def figures(bench: Bench, jobs: Sequence[str] = JOBS) -> Iterator[Figure]:
     """A row for each trace and size."""
-    for spec in jobs:
-        job = parse_cluster(spec)
-        for name, place, hours in RECORDED:
-            title = f"{spec}, {job.devices:,} GPUs, {name}: effective time of Unskew"
-            if (path := datasets.find(*place)) is None:
-                yield figure(title, None, "%", better="higher", note=f"data set {place[0]} is absent")
-            else:
-                played = min(hours, max(4.0, MOST_DEVICE_HOURS / job.devices)) if hours < HOURS else hours
-                yield _row(title, job, load_trace(path, job, hours=played), played)
-        for name, law in GENERATED:
-            title = f"{spec}, {job.devices:,} GPUs, {name}: effective time of Unskew"
-            yield _row(title, job, arrivals(job, parse_faults(law), hours=HOURS, seed=0), HOURS)
+    present = [name for name, place, _ in RECORDED if datasets.find(*place)]
+    rows = list(product(jobs, [*present, *(name for name, _ in GENERATED)]))
+    cells = [cell for spec, trace in rows for cell in _cells(spec, trace)]
+    study = Study(name=STUDY, about="policies on traces", cells=lambda _seeds: cells, measure=_measured)
+    counted = bench.counted(f"{STUDY}, policies on traces")
+    found = {row.figure: row.ours for row in run_study(study, seeds=1, out=bench.store.root / "studies", on_cell=counted).rows}
+    for spec, trace in rows:
+        yield _row(spec, trace, found)
+    for spec, (name, place, _) in product(jobs, RECORDED):
+        if name not in present:
+            yield figure(_title(spec, name), None, "%", better="higher", note=f"data set {place[0]} is absent")
 
 
-def _row(title: str, job: Job, cluster_events: list[ClusterEvent], hours: float) -> Figure:
-    small = job.devices <= LEVELS_UP_TO
-    others: dict[str, Policy] = {"checkpoint-restart": POLICIES["checkpoint-restart"](), "malleus": POLICIES["malleus"]()}
-    if small:
-        others["resihp"] = POLICIES["resihp"]()
-    options = SimulationOptions(hours=hours)
-    ours = simulate(job, UnskewPolicy(levels=small), cluster_events, options)
-    share = {name: 100.0 * simulate(job, one, cluster_events, options).effective for name, one in others.items()}
-    note = f"bar: {', '.join(f'{name} {value:.1f}' for name, value in share.items())}; capacity {100.0 * ours.capacity:.1f}; "
-    note += f"{ours.failures} losses in {hours:g} h"
-    return figure(title, 100.0 * ours.effective, "%", bar=share["checkpoint-restart"], better="higher", note=note)
+def _cells(spec: str, trace: str) -> list[Cell]:
+    """Each policy on one trace."""
+    job = parse_cluster(spec)
+    about = {"job": spec, "trace": trace, "law": dict(GENERATED).get(trace, "")}
+    policies = ("unskew", "checkpoint-restart", "malleus", *(("resihp",) if job.devices <= LEVELS_UP_TO else ()))
+    return [
+        Cell(study=STUDY, name=f"{spec}, {trace}, {policy}", seed=0, params={**about, "policy": policy}) for policy in policies
+    ]
+
+
+def _measured(cell: Cell) -> Figures:
+    """What one policy makes of one trace: effective time and capacity in %, losses, hours."""
+    job, trace, name = parse_cluster(cell.params["job"]), cell.params["trace"], cell.params["policy"]
+    cluster_events, hours = _played(job, trace)
+    policy = UnskewPolicy(levels=job.devices <= LEVELS_UP_TO) if name == "unskew" else POLICIES[name]()
+    outcome = simulate(job, policy, cluster_events, SimulationOptions(hours=hours))
+    effective, capacity = 100.0 * outcome.effective, 100.0 * outcome.capacity
+    facts = {"effective": effective, "capacity": capacity, "losses": float(outcome.failures), "hours": hours}
+    return {f"{cell.name}: {fact}": value for fact, value in facts.items()}
+
+
+def _played(job: Job, trace: str) -> tuple[list[ClusterEvent], float]:
+    """What happens in a trace, and for how many hours it is played."""
+    for name, place, hours in RECORDED:
+        if name == trace and (path := datasets.find(*place)) is not None:
+            played = min(hours, max(4.0, MOST_DEVICE_HOURS / job.devices)) if hours < HOURS else hours
+            return load_trace(path, job, hours=played), played
+    return arrivals(job, parse_faults(dict(GENERATED)[trace]), hours=HOURS, seed=0), HOURS
+
+
+def _row(spec: str, trace: str, found: dict[str, float | None]) -> Figure:
+    share = {cell.params["policy"]: found[f"{cell.name}: effective"] or 0.0 for cell in _cells(spec, trace)}
+    ours = share.pop("unskew")
+    capacity, losses, hours = (found[f"{spec}, {trace}, unskew: {fact}"] for fact in ("capacity", "losses", "hours"))
+    note = f"bar: {', '.join(f'{name} {value:.1f}' for name, value in share.items())}; capacity {capacity:.1f}; "
+    note += f"{losses:.0f} losses in {hours:g} h"
+    return figure(_title(spec, trace), ours, "%", bar=share["checkpoint-restart"], better="higher", note=note)
+
+
+def _title(spec: str, trace: str) -> str:
+    return f"{spec}, {parse_cluster(spec).devices:,} GPUs, {trace}: effective time of Unskew"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
@@ -77,6 +78,7 @@ class Policy(ABC):
     """`sees`: the kinds of cluster event that it observes; a delay of its own for each; `checkpoint_s`: the interval, None
     = none.
 
+    `takes_spares`: it puts spare nodes in the place of lost ones.
     `false_alarms_per_hour` x `false_alarm_s` is time that its detector wastes (published per job of unknown length: an hour is
     assumed); `slow_recall` the share of slow phases it finds.
     """
@@ -87,6 +89,7 @@ class Policy(ABC):
     false_alarms_per_hour: float = 0.0
     false_alarm_s: float = 0.0
     slow_recall: float = 1.0
+    takes_spares: bool = False
 
     def start(self, job: Job) -> Layout:
         """The layout that the job starts with."""
@@ -146,6 +149,23 @@ def go_over(cluster: ClusterView, layout: Layout, reason: str) -> Reaction:
     if layout == cluster.layout:
         return Reaction(layout=layout, reason="the plan stays")
     return Reaction(layout=layout, pauses=regroup(cluster.job, moved_layers(cluster.holding(), layout)), reason=reason)
+
+
+def with_spares(cluster: ClusterView) -> tuple[ClusterView, int, tuple[int, ...]]:
+    """(the cluster with spare nodes in the place of those that lost most devices, how many, the slots that they serve).
+
+    What else lived on such a node moves with it: its groups have to receive their layers again.
+    """
+    job, lost = cluster.job, Counter(cluster.job.node(device) for device in sorted(cluster.dead()))
+    nodes = {node for node, _ in lost.most_common(cluster.spares)}
+    slots = tuple(device for device in sorted(cluster.dead()) if job.node(device) in nodes)
+    speeds = cluster.speeds.copy()
+    speeds[list(slots)] = 1.0
+    held = [
+        msgspec.structs.replace(one, groups=tuple(() if nodes & set(map(job.node, group)) else group for group in one.groups))
+        for one in cluster.holding().pipelines
+    ]
+    return msgspec.structs.replace(cluster, speeds=speeds, held=Layout(tuple(held))), len(nodes), slots
 
 
 def moved_layers(before: Layout, after: Layout) -> int:

@@ -64,6 +64,7 @@ class GreyhoundPolicy(Policy):
     without a spare on the replicas that are whole."""
 
     name = "greyhound"
+    takes_spares = True
     sees = FAIL_SLOW | {"review"}
     checkpoint_s = constant("checkpoint_interval_s")
     false_alarm_s = constant("greyhound_false_alarm_s")

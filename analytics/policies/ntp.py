@@ -13,7 +13,8 @@ from unskew.analytics.policies.base import ClusterView, Policy, Reaction, wait
 
 class NtpPolicy(Policy):
     """Simplified: gradient resharding is hidden (the paper: at most 4 % of backward, NVIDIA states under 1 %); no power boost
-    (NTP-PW); dead slots are not re-packed into few replicas, slots are fixed here; a failure restarts the job, as there.
+    (NTP-PW); what moves is a group, not a domain of NVLink. As there a failure restarts the job, with the groups that lost
+    devices packed into the fewest replicas.
     """
 
     name = "ntp"
@@ -21,9 +22,11 @@ class NtpPolicy(Policy):
 
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job, dead = cluster.job, cluster.dead()
-        pipelines = []
-        for pipeline in healthy(job).pipelines:
-            groups = tuple(tuple(device for device in group if device not in dead) for group in pipeline.groups)
+        whole, pipelines = healthy(job).pipelines, list[Pipeline]()
+        living = (tuple(device for device in group if device not in dead) for one in whole for group in one.groups)
+        hurt_first = sorted(living, key=len)
+        for number, pipeline in enumerate(whole):
+            groups = hurt_first[number * job.pp : (number + 1) * job.pp]
             least = min(len(group) for group in groups)
             if least >= job.least_tp:
                 pipelines.append(Pipeline(pipeline.replica, tuple(group[:least] for group in groups), pipeline.layers, 1))

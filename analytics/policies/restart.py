@@ -25,6 +25,7 @@ class RestartPolicy(Policy):
     """
 
     name = "checkpoint-restart"
+    takes_spares = True
 
     def __init__(
         self,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 
+import msgspec
+
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.layout import Layout
@@ -15,6 +17,7 @@ from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.policies.base import (
     FAIL_SLOW,
     ClusterView,
+    Pauses,
     Policy,
     Reaction,
     from_checkpoint,
@@ -22,26 +25,29 @@ from unskew.analytics.policies.base import (
     regroup,
     survives,
     wait,
+    with_spares,
 )
 from unskew.analytics.policies.planning import planned, working
 from unskew.analytics.policies.recycle import dead_groups, rerouted
 
 ANEW_GROUPS = 512
-"""In jobs of more groups, where it takes seconds, survivors are laid out anew only where the joint planner has no plan."""
+"""In jobs of more groups, where it takes seconds, all are laid out anew only where the joint planner has no plan."""
 
 
 class UnskewPolicy(Policy):
-    """Candidates: what runs, the joint plan, ResiHP's levels with measured TP efficiency, ReCycle's rerouting, and after a
-    death all survivors laid out anew; all timed by the one evaluator. The fastest is taken when its gain over the expected life
-    of the fault pays for the pause. When a layer has lost its last holder it starts from the checkpoint; when nothing can run
-    the job waits, and starts as soon as something can.
+    """Candidates: what runs, the joint plan, ResiHP's levels with measured TP efficiency, ReCycle's rerouting, and all that is
+    left laid out anew; all timed by the one evaluator. The fastest is taken when its gain over the expected life of the fault
+    pays for the pause. Spare nodes serve in the place of lost ones. When a layer has lost its last holder it starts from the
+    checkpoint; when nothing can run the job waits, and starts as soon as something can.
 
     The expected life of a slow phase is the median of such phases, that of any other cause a repair's median: simpler than the
     live Scheduler's test (scheduler/cost_benefit.py), which weighs the age of the fault and the change back.
-    `least_gain` is the hysteresis: smaller gains than the noise of an iteration are left alone.
+    `least_gain` is the hysteresis: smaller gains than the noise of an iteration are left alone while a device is slow or dead,
+    because their estimates are rough; of a sound job they are taken, they last.
     """
 
     name = "unskew"
+    takes_spares = True
     sees = FAIL_SLOW
     checkpoint_s = constant("checkpoint_interval_s")
     false_alarm_s = constant("resihp_false_alarm_s")
@@ -60,7 +66,7 @@ class UnskewPolicy(Policy):
             with suppress(PlanError):
                 found["joint"] = working(plan_joint(measured, compare=False).layout)
             with suppress(PlanError):
-                if (cluster.speeds == 0.0).any() and (job.dp * job.pp <= ANEW_GROUPS or "joint" not in found):
+                if (cluster.speeds < 1.0).any() and (job.dp * job.pp <= ANEW_GROUPS or "joint" not in found):
                     found["laid out anew"] = working(plan_anew(measured).layout)
         with suppress(PlanError):
             if self._levels:
@@ -72,22 +78,31 @@ class UnskewPolicy(Policy):
         return found
 
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
-        job = cluster.job
-        layouts = self.candidates(cluster)
-        seconds = {name: cluster.seconds(layout) for name, layout in layouts.items()}
-        now_s = seconds["what runs"]
+        restored, nodes, slots = with_spares(cluster)
+        layouts = self.candidates(restored)
+        seconds = {name: restored.seconds(layout) for name, layout in layouts.items()}
         best = min(seconds, key=lambda name: seconds[name])
         if math.isinf(seconds[best]):
             return wait("no plan serves what is left")
-        layout = layouts[best]
         if not survives(cluster):
-            return from_checkpoint(layout)
-        pauses = regroup(job, moved_layers(cluster.holding(), layout))
-        if self._worth and not math.isinf(now_s):
+            return msgspec.structs.replace(from_checkpoint(layouts[best]), spares=nodes, replaced=slots)
+
+        def pauses(layout: Layout) -> Pauses:
+            if layout == cluster.layout and layout.devices.isdisjoint(slots):
+                return ()
+            return regroup(cluster.job, moved_layers(restored.holding(), layout))
+
+        name, reason = best, f"{best}: {seconds[best]:.3f} s an iteration"
+        if self._worth and not math.isinf(now_s := seconds["what runs"]):
             gain = 1.0 - seconds[best] / now_s
             life_s = constant("slow_median_s") if event.kind == "slowed" else constant("repair_median_s")
-            if gain < self.least_gain or gain * life_s < pauses[0][1]:
-                return Reaction(layout=cluster.layout, reason=f"keeps what runs: {best} gains {100 * gain:.1f} %")
-        if layout == cluster.layout:
-            return Reaction(layout=layout, reason="the plan stays")
-        return Reaction(layout=layout, pauses=pauses, reason=f"{best}: {seconds[best]:.3f} s an iteration")
+            longer_s = _seconds(pauses(layouts[best])) - _seconds(pauses(cluster.layout))
+            least_gain = self.least_gain if (restored.speeds < 1.0).any() else 0.0
+            if gain <= least_gain or gain * life_s < longer_s:
+                name, reason = "what runs", f"keeps what runs: {best} gains {100 * gain:.1f} %"
+        layout = layouts[name]
+        return Reaction(layout=layout, pauses=pauses(layout), spares=nodes, replaced=slots, reason=reason)
+
+
+def _seconds(pauses: Pauses) -> float:
+    return sum(seconds for _, seconds in pauses)

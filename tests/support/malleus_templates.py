@@ -23,7 +23,7 @@ def enumerated(
     limits: Callable[[Sequence[int]], Sequence[int]] | None,
 ) -> float:
     """The least objective of all templates; inf when the layers fit none."""
-    straggling = sorted((kind for kind in kinds if kind != whole), reverse=True)
+    straggling = sorted((kind for kind in kinds if kind != whole), key=lambda kind: (-kind[0], kind[1]))
     base, more = divmod(len(kinds), pipelines)
     known: dict[tuple[Kind, ...], float] = {}
     best = inf
@@ -42,7 +42,7 @@ def enumerated(
                 if part not in known:
                     known[part] = least_busy(part, n_layers, limits)
             least = [len(part) for part in parts] if len(kinds) <= micro_batches else [1] * pipelines
-            best = min(best, _objective([known[part] for part in parts], least, micro_batches))
+            best = min(best, least_objective([known[part] for part in parts], least, micro_batches))
     return best
 
 
@@ -55,7 +55,8 @@ def least_busy(part: Sequence[Kind], n_layers: int, limits: Callable[[Sequence[i
     return inf
 
 
-def _objective(slowest: Sequence[float], least: Sequence[int], micro_batches: int) -> float:
+def least_objective(slowest: Sequence[float], least: Sequence[int], micro_batches: int) -> float:
+    """The least ``max o m``: the first of all values under which the pipelines take all micro-batches."""
     if inf in slowest:
         return inf
     floor = max(o * m for o, m in zip(slowest, least, strict=True))

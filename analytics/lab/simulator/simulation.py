@@ -155,7 +155,7 @@ class _Simulation:
         hit = event.kind in FATAL and not self.layout.devices.isdisjoint(event.devices)
         self.failures += event.kind == "failed"
         if not self.hardware.strike(event):
-            if self.state == "waiting":
+            if self.state == "waiting" or self.policy.takes_spares:
                 self.push(self.now, "react", ClusterEvent(kind="review", at_s=self.now))
             return
         if self.state == "stopped":

@@ -113,7 +113,7 @@ def test_a_study_prints_paper_ours_and_why(tmp_path: Path) -> None:
     [
         ["study", "nothing"], ["study", "recover", "--seeds", "0"], ["simulate", "--policy", "pray"],
         ["simulate", "--faults", "x=1"], ["simulate", "--cluster", "none"], ["simulate", "--hours", "0"],
-        ["simulate", "--faults", "trace:/none.csv"],
+        ["simulate", "--faults", "trace:/none.csv"], ["simulate", "--policy", "resihp,unskew", "--spares", "1"],
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_in_one_sentence(call: list[str]) -> None:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.malleus_templates import enumerated
+from support.malleus_enumeration import TemplateEnumeration
+from support.malleus_templates import enumerated, least_busy, least_objective
 
 from unskew.analytics.core.layout import to_plan
 from unskew.analytics.core.plan import PlanError, validate
@@ -84,6 +85,27 @@ def test_the_second_program_is_the_greedy_answer():
     assert sum(counts) == 64
 
 
+@pytest.mark.parametrize("seed", range(35, 45))  # at 39 a solver that stops at 0.01 % of the best takes the second best
+def test_both_programs_end_at_the_best_whole_shares_of_large_problems(seed):
+    random = np.random.default_rng(seed)
+    stages = int(random.integers(2, 33))
+    n_layers = int(random.integers(stages, 300))
+    rate_of = random.uniform(1, 12, stages).tolist()
+    layers, slowest = layers_of(rate_of, n_layers)
+    assert sum(layers) == n_layers
+    assert slowest == pytest.approx(least_busy([(rate, 1) for rate in rate_of], n_layers, None), rel=1e-9)
+    limits = random.integers(n_layers // stages + 1, n_layers + 1, stages).tolist()
+    layers, slowest = layers_of(rate_of, n_layers, limits)
+    assert all(count <= most for count, most in zip(layers, limits, strict=True))
+    assert slowest == pytest.approx(least_busy([(rate, 1) for rate in rate_of], n_layers, lambda _: limits), rel=1e-9)
+    pipelines = int(random.integers(8, 65))
+    ends, least = random.uniform(10, 50, pipelines).tolist(), random.integers(1, 9, pipelines).tolist()
+    micro_batches = int(random.integers(10, 40)) * pipelines
+    counts, objective = micro_batches_of(ends, least, micro_batches)
+    assert sum(counts) == micro_batches
+    assert objective == pytest.approx(least_objective(ends, least, micro_batches), rel=1e-9)
+
+
 def template_problem(random):
     """Up to 5 straggling groups of some kinds, cut or merely slow, and whole ones, over up to 4 pipelines; memory in half."""
     pipelines, straggling = int(random.integers(1, 5)), int(random.integers(0, 6))
@@ -92,7 +114,14 @@ def template_problem(random):
     kinds += [WHOLE] * int(random.integers(max(0, pipelines - straggling), 7))
     n_layers, micro_batches = int(random.integers(len(kinds), 41)), int(random.integers(pipelines, 65))
     held = float(random.uniform(1.0, 2.0)) * n_layers * pipelines / sum(degree for _, degree in kinds)
-    limits = None if random.random() < 0.5 else lambda degrees: [min(n_layers, int(held * degree)) for degree in degrees]
+    limited, in_flight = random.random() >= 0.5, float(random.choice([0.1, 0.0]))
+
+    def room(degrees):
+        """The front stages hold the activations of most micro-batches, as under 1F1B."""
+        last = len(degrees) - 1
+        return [min(n_layers, int(held * degree / (1 + in_flight * (last - place)))) for place, degree in enumerate(degrees)]
+
+    limits = room if limited else None
     return kinds, {"pipelines": pipelines, "n_layers": n_layers, "micro_batches": micro_batches, "limits": limits}
 
 
@@ -111,6 +140,14 @@ def test_the_search_is_as_good_as_every_template_tried(seed):
         assert all(list(part) == sorted(part, key=lambda kind: -kind[0]) for part in template)
         sizes = sorted(map(len, template))
         assert sizes[-1] - sizes[0] <= 1
+
+
+@pytest.mark.parametrize("seed", range(90, 110))
+def test_the_bench_s_enumeration_tries_every_template(seed):
+    kinds, problem = template_problem(np.random.default_rng(seed))
+    known = TemplateEnumeration(kinds, WHOLE, **problem).best(60.0)
+    assert known.whole
+    assert known.objective == pytest.approx(enumerated(kinds, WHOLE, **problem))
 
 
 def test_many_straggling_groups_are_dealt_better_than_the_slowest_first_to_whom_has_lost_least():

@@ -194,6 +194,15 @@ def test_ntp_keeps_what_dropping_replicas_loses() -> None:
     assert [len(pipeline.groups[0]) for pipeline in answer.layout.pipelines] == [5, 8]  # no power of two is needed
 
 
+def test_ntp_packs_what_was_hurt_into_the_fewest_replicas() -> None:
+    """A device lost in a group of each of three replicas: one replica runs with seven per group, not three."""
+    job = bare(tp=8, dp=4)
+    layout = ask(NtpPolicy(), job, speeds_of(job, dict.fromkeys((0, 40, 70), 0.0))).layout
+    assert layout is not None
+    assert [{len(group) for group in pipeline.groups} for pipeline in layout.pipelines] == [{7}, {8}, {8}, {8}]
+    assert layout.devices.isdisjoint({0, 40, 70})
+
+
 def test_malleus_plans_a_straggler_away() -> None:
     """Its objective's worked examples are in test_planners_malleus; here the plan runs and pays."""
     job = bare(dp=2, micro_batches=32)

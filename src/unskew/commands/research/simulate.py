@@ -28,7 +28,7 @@ def simulate(
     ] = "llama3",
     hours: Annotated[float, typer.Option(help="Simulated time.")] = 24.0,
     seed: Annotated[int, typer.Option(help="Seed of faults and noise.")] = 0,
-    spares: Annotated[int, typer.Option(help="Spare nodes.")] = 0,
+    spares: Annotated[int, typer.Option(help="Spare nodes, for policies that use them.")] = 0,
     checkpoint_s: Annotated[
         float | None,
         typer.Option(
@@ -70,6 +70,8 @@ def simulate(
         chosen = [policy_named(name) for name in policy.split(",")]
     if checkpoint_s is not None:
         _refuse_without_checkpoints(chosen)
+    if spares:
+        _refuse_without_spares(chosen)
     with checking_input("--faults"):
         if faults.startswith("trace:"):
             cluster_events = load_trace(Path(faults.removeprefix("trace:")), job, hours=hours)
@@ -104,6 +106,14 @@ def simulate(
 def _refuse_without_checkpoints(chosen: Sequence[Policy]) -> None:
     if all(one.checkpoint_s is None for one in chosen):
         refuse(f"--checkpoint-s: {', '.join(one.name for one in chosen)} writes no checkpoints")
+
+
+def _refuse_without_spares(chosen: Sequence[Policy]) -> None:
+    from unskew.analytics.policies.registry import POLICIES
+
+    if idle := [one.name for one in chosen if not one.takes_spares]:
+        able = ", ".join(name for name, build in POLICIES.items() if build().takes_spares)
+        refuse(f"--spares: {', '.join(idle)} uses no spare nodes, allowed: {able}")
 
 
 def _print(outcomes: Sequence[SimulationOutcome], runs: Sequence[str]) -> None:
