@@ -23,6 +23,7 @@ from unskew.analytics.core.outcome import Findings, Outcome, OutcomeWord, Sight,
 from unskew.analytics.detector.job_wide import JobWideOptions
 from unskew.analytics.detector.options import DetectorOptions, options_for
 from unskew.analytics.detector.verdicts import devices, lost_verdict
+from unskew.analytics.diagnosis.attached import follow_attached
 from unskew.analytics.diagnosis.capacity import idle_s
 from unskew.analytics.diagnosis.causes import LEAST_SHARE, NEXT_STEP, named
 from unskew.analytics.diagnosis.failslow import as_slow, follow_run, follow_section, loss_of
@@ -104,7 +105,9 @@ def diagnose(log: RunLog) -> Diagnosis:
         abstained += problems
         measured = [(section, time_lost(section, verdicts)) for section in sections]
         if measured:
-            verdicts += tuple(named(measured, _next_number(verdicts), options_for(log.device_kind).digest))
+            causes = {verdict.cause for verdict in verdicts}
+            more = named(measured, _next_number(verdicts), options_for(log.device_kind).digest)
+            verdicts += tuple(verdict for verdict in more if verdict.cause not in causes)
             lost_s = _device_seconds(log, measured, verdicts)
             whole_s = _of_all(log) * sum(len(section.ranks) * float(lost.measured_us.sum()) / 1e6 for section, lost in measured)
             abstained += _without_cause(lost_s, whole_s)
@@ -157,7 +160,7 @@ def sections_of(log: RunLog) -> tuple[list[TraceSection], Findings, list[str]]:
 
 def _with_lengths(log: RunLog) -> tuple[list[TraceSection], Findings, list[str]]:
     """Plan by plan: what a chunk should take follows from its lengths."""
-    followed = follow_run(log)
+    followed = follow_attached(log) if log.attached else follow_run(log)
     works = {released.committed.iteration: released.committed.works for released in log.released}
     sections, problems = [], []
     for plan_version in sorted(log.plans):

@@ -59,6 +59,11 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
         return self.clock == "imported"
 
     @property
+    def attached(self) -> bool:
+        """Whether it is a training that is not ours, watched while it ran."""
+        return "command" in self.options
+
+    @property
     def lost(self) -> tuple[DeviceLost, ...]:
         return tuple(event for event in self.control if isinstance(event, DeviceLost))
 

@@ -14,7 +14,7 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.runlog import NO_STEPS, End, RunLog
 from unskew.analytics.diagnosis.sample import sample
 from unskew.analytics.diagnosis.trace.model import from_operations, from_spans
-from unskew.analytics.loop.intake import Intake
+from unskew.analytics.loop.intake import BESIDE_CHUNKS, Intake
 from unskew.collector.events import (
     CHUNK_KINDS,
     CollectiveRecorded,
@@ -142,7 +142,9 @@ def _released(
     """The committed iterations as the controller saw them."""
     if not commits:
         return ()
-    kinds = spans.filter(pl.col("kind").is_in([*CHUNK_KINDS, "send", "recv", "all_reduce", "probe"])).select(_SPAN)
+    kinds = spans.filter(pl.col("kind").is_in([*CHUNK_KINDS, *BESIDE_CHUNKS, "send", "recv", "all_reduce", "probe"])).select(
+        _SPAN
+    )
     intake, found = Intake(), []
     arriving: list[Event] = [msgspec.convert({"type": tag_of(Span), **row}, Span) for row in kinds.iter_rows(named=True)]
     waiting = 0
