@@ -46,6 +46,10 @@ class Store(msgspec.Struct, frozen=True):
     def locate(option: str | os.PathLike[str] | None) -> Store:
         """`option`, else $UNSKEW_STORE, else ./data/store. Raises `StoreError` when something else lies at that path."""
         root = Path(option or os.environ.get("UNSKEW_STORE") or DEFAULT_ROOT).expanduser().absolute()
+        try:
+            str(root).encode()
+        except UnicodeEncodeError as error:
+            raise StoreError(f"store {str(root)!a}: its path is not UTF-8") from error
         for folder in (root, *root.parents):
             if folder.exists() and not folder.is_dir():
                 raise StoreError(f"store {root}: {folder} is a file, a folder (or nothing yet) is needed there")

@@ -87,6 +87,7 @@ def test_the_options_of_run_are_these() -> None:
         (("store", "chekc"), "there is no command unskew store chekc, allowed: check, rebuild, compact, prune"),
         (("wach",), "there is no command unskew wach, allowed: run, watch, "),
         (("--bogus",), "unskew: no such option: --bogus"),
+        (("store", "duckdb", "\udcff"), "\ufffd is not UTF-8, which names and paths must be"),
         (("run", "--pp", "four"), "unskew run: invalid value for '--pp': a whole number is needed"),
         (("sql", "select 1", "--timeout", "1e9"), "unskew sql: invalid value for '--timeout': it must be less than or equal"),
         (("sql", "select 1", "--timeout", "inf"), "unskew sql: invalid value for '--timeout'"),

@@ -71,6 +71,9 @@ class Commands(TyperGroup):
         return found
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ours = args[: args.index("--")] if "--" in args else args
+        if wrong := [word for word in ours if not _is_text(word)]:
+            refuse(f"{wrong[0]} is not UTF-8, which names and paths must be")
         with checking_usage(ctx.command_path):
             return super().parse_args(ctx, args)
 
@@ -86,6 +89,14 @@ class Commands(TyperGroup):
                 raise
             except OSError as error:
                 fail(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
+
+
+def _is_text(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:  # bytes that are none, as Python passes them on; DuckDB and Arrow take no such path
+        return False
+    return True
 
 
 _PLAINLY = (
