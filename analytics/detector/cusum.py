@@ -10,6 +10,10 @@ The threshold follows from a budget of false alarms (Siegmund 1985, eq. 2.57: th
 CUSUM on independent normal excesses of standard deviation sigma): with k = slack / sigma and b = threshold / sigma + 1.166,
 
     iterations between false alarms = (exp(2 k b) - 2 k b - 1) / (2 k^2)
+
+That holds of normal noise. What a series itself has shown tells more (Lundberg's inequality, in Asmussen and Albrecher,
+Ruin Probabilities, 2010): sums of excesses x less the slack pass b about as seldom as exp(-theta b), where the mean of
+exp(theta x) is 1.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ import numpy as np
 from unskew.analytics.detector.residuals import Floats, Ints
 
 OVERSHOOT = 1.166  # Siegmund's correction for the step over the threshold, in sigmas
+MOST_RAISED = 3.0  # times the threshold: more than that no excesses of the past raise it
+_HALVINGS = 12
 
 
 class CusumLimits(msgspec.Struct, frozen=True):
@@ -84,3 +90,20 @@ def threshold(sigma: float, slack: float, iterations: float) -> float:
     for _ in range(20):
         x = log(target + x + 1)
     return sigma * max(x / (2 * k) - OVERSHOOT, 1.0)
+
+
+def raised(least: float, over: Floats, cap: float, iterations: float) -> float:
+    """The threshold `least`, or more where sums of `over`, what healthy excesses were above the slack, would pass it more often
+    than once in so many iterations. Each counts at most `cap`."""
+    bounded, rarity = np.minimum(over, cap), log(iterations)
+
+    def too_often(theta: float) -> bool:
+        return float(np.exp(theta * bounded).mean()) > 1
+
+    rare, often = rarity / (MOST_RAISED * least), rarity / least
+    if not too_often(often):
+        return least
+    for _ in range(_HALVINGS):
+        theta = (rare + often) / 2
+        rare, often = (rare, theta) if too_often(theta) else (theta, often)
+    return rarity / rare

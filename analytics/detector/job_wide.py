@@ -4,7 +4,8 @@ Per iteration, on x = log(time):
 
 1. reference = median of the last `window` values outside of suspicions and episodes; noise = their robust spread, wider where
    neighbours are alike (series_noise.py);
-2. a sequential test, a CUSUM (cusum.py), on x - reference - level: of a slowdown, and within an episode of its end too;
+2. a sequential test, a CUSUM (cusum.py), on x - reference - level: of a slowdown, and within an episode of its end too; its
+   threshold is higher where the job's own past has excesses that come near to it;
 3. where it fires, the median since the onset decides: a verdict of cause "unknown" without culprits, its revision, its end.
    Each episode has a number of its own; a suspicion that comes to nothing is noise, and is learned as such.
 
@@ -13,14 +14,14 @@ Per iteration, on x = log(time):
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import exp, log, sqrt
 
 import msgspec
 import numpy as np
 
 from unskew.analytics.core.outcome import Sight
-from unskew.analytics.detector.cusum import CusumLimits, CusumSums, threshold
+from unskew.analytics.detector.cusum import CusumLimits, CusumSums, raised, threshold
 from unskew.analytics.detector.series_noise import SeriesNoise, noise_of
 from unskew.analytics.detector.verdicts import MEDIAN_ERROR, confidence_of
 from unskew.collector.events import Verdict, VerdictClosed
@@ -38,7 +39,7 @@ class JobWideOptions(msgspec.Struct, frozen=True, kw_only=True):
     least_slowdown: float = 1.05
     slack_sigmas: float = 1.0
     sigma_floor: float = 0.01
-    least_loss: float = 0.3
+    least_loss: float = 0.2
     false_alarms_per_day: float = 1e-3
     iterations_per_day: int = 43_200
     least_iterations: int = 4
@@ -87,7 +88,7 @@ def sight_of(state: JobWideState, options: JobWideOptions) -> Sight:
         why = f"{known} iterations without a slowdown, at least {options.least_past} are needed to judge the whole job"
         return Sight(scope="job", smallest_slowdown=None, why=why)
     noise = _noise(state, options)
-    limits = limits_of(noise, options)
+    limits = limits_of(state.past, noise, options)
     error = 2 * noise.sigma * sqrt(1 / n + MEDIAN_ERROR**2 / known)
     return Sight(scope="job", smallest_slowdown=round(exp(float(limits.slack + limits.threshold / n) + error), 3))
 
@@ -103,7 +104,7 @@ def step(state: JobWideState, iteration: int, measured_us: float, options: JobWi
     if not slow and len(state.past) < options.least_known:
         return _learned(state, (sample,), options), ()
     noise = _noise(state, options)
-    limits = limits_of(noise, options, state.level)
+    limits = limits_of(state.past, noise, options, state.level)
     over = np.asarray(sample[1] - noise.middle - state.level)
     sums = state.sums.advance(iteration, over, over, limits)
     side = sums.down if slow and sums.down.total > sums.up.total else sums.up
@@ -117,12 +118,18 @@ def step(state: JobWideState, iteration: int, measured_us: float, options: JobWi
     return _changed(state, rows, noise, options)
 
 
-def limits_of(noise: SeriesNoise, options: JobWideOptions, level: float = 0.0) -> CusumLimits:
-    """The test's constants at this noise; within an episode of `level`, what is nearer to a healthy job than to it ends it."""
+def limits_of(past: Sequence[Sample], noise: SeriesNoise, options: JobWideOptions, level: float = 0.0) -> CusumLimits:
+    """The test's constants at this noise and past; within an episode of `level`, what is nearer to a healthy job than to it
+    ends it."""
     slack = max(log(options.least_slowdown), options.slack_sigmas * noise.sigma)
     slack = min(slack, level / 2) if level else slack
-    limit = threshold(noise.sigma, slack, options.iterations_per_day / options.false_alarms_per_day)
-    return CusumLimits(np.asarray(slack), np.asarray(max(limit, options.least_loss)), options.least_iterations)
+    iterations = options.iterations_per_day / options.false_alarms_per_day
+    least = max(threshold(noise.sigma, slack, iterations), options.least_loss)
+    limits = CusumLimits(np.asarray(slack), np.asarray(least), options.least_iterations)
+    if level:
+        return limits
+    over = np.asarray([x for _, x in past]) - noise.middle - slack
+    return msgspec.structs.replace(limits, threshold=np.asarray(raised(least, over, float(limits.cap), iterations)))
 
 
 def _noise(state: JobWideState, options: JobWideOptions) -> SeriesNoise:
@@ -140,7 +147,8 @@ def _changed(
     state: JobWideState, rows: tuple[Sample, ...], noise: SeriesNoise, options: JobWideOptions
 ) -> tuple[JobWideState, Verdicts]:
     """The test has fired: an episode begins, changes or ends, or all was noise."""
-    level, limits = float(np.median([x for _, x in rows])) - noise.middle, limits_of(noise, options)
+    level = float(np.median([x for _, x in rows])) - noise.middle
+    limits = limits_of(state.past, noise, options)
     if level < limits.slack:
         closed = () if state.since is None else (_closed(state, rows[0][0]),)
         return _learned(state, rows, options), closed

@@ -68,6 +68,19 @@ def test_a_quiet_series_shows_a_slowdown_in_time_wherever_it_begins(factor: floa
         assert named.at_iteration - at < within
 
 
+def test_five_iterations_at_a_tenth_more_are_seen_in_a_quiet_series() -> None:
+    named = [found(slowed(job_times(300 + seed, 160, sd=0.005, spikes=0.0), Episode(100, 5, 1.1))) for seed in range(20)]
+    assert sum([one.since_iteration for one in verdicts] == [100] for verdicts in named) >= 18
+
+
+def test_what_a_job_does_now_and_then_is_its_noise() -> None:
+    """Six iterations at x1.12 are an episode of a quiet job, and nothing new in one that often has three of them in a row."""
+    bursts, once = [Episode(at, 3, 1.12) for at in range(20, 200, 12)], Episode(212, 6, 1.12)
+    quiet = [job_times(400 + seed, 260, sd=0.01, spikes=0.0) for seed in range(10)]
+    assert all(len(found(slowed(times.copy(), once))) == 1 for times in quiet)
+    assert [found(slowed(times.copy(), *bursts, once)) for times in quiet] == [()] * 10
+
+
 @pytest.mark.parametrize("at", [4, 7, 11])
 def test_a_slowdown_of_the_first_iterations_is_found_and_so_is_its_end(at: int) -> None:
     verdicts = found(slowed(job_times(1, 120, sd=0.01, spikes=0.0), Episode(at, 40, 1.4)))

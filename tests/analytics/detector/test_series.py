@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew.analytics.detector.cusum import threshold
+from unskew.analytics.detector.cusum import raised, threshold
 from unskew.analytics.lab.baselines.registry import METHODS
 from unskew.analytics.lab.studies.detection import PROTECTED, SETTINGS, cost_of, run, synthetic_job, wilson
 from unskew.analytics.lab.studies.noise import load_lengths, load_noise
@@ -67,6 +67,28 @@ def test_the_thresholds_formula_holds_for_a_simulated_cusum() -> None:
         alarms += int(fired.sum())
         total[fired] = 0.0
     assert 400 * 3000 / alarms == pytest.approx(300, rel=0.1)
+
+
+def test_a_raised_threshold_keeps_what_is_asked_for_where_the_tail_is_heavy() -> None:
+    """Excesses of which every tenth has a tail; asked for 300 iterations between alarms, which the given threshold misses."""
+    random = np.random.default_rng(6)
+
+    def over(*shape: int) -> np.ndarray:
+        tail = np.where(random.random(shape) < 0.1, random.exponential(0.08, shape), 0.0)
+        return np.asarray(np.minimum(random.normal(-0.06, 0.03, shape) + tail, 0.15))
+
+    def between(limit: float) -> float:
+        total, alarms = np.zeros(400), 0
+        for _ in range(3000):
+            total = np.maximum(0.0, total + over(400))
+            alarms += int((total > limit).sum())
+            total[total > limit] = 0.0
+        return 400 * 3000 / alarms
+
+    limit = raised(0.1, over(20_000), 0.15, 300.0)
+    assert between(0.1) < 150
+    assert 300 <= between(limit) < 3000
+    assert raised(0.1, np.minimum(over(20_000), -0.01), 0.15, 300.0) == 0.1
 
 
 def test_wilsons_interval() -> None:
