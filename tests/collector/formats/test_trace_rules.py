@@ -6,6 +6,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -148,9 +149,12 @@ def test_profiler_files_have_what_hta_looks_up(tmp_path: Path) -> None:
 
 @pytest.mark.limit(120)
 @pytest.mark.alone
+@pytest.mark.filterwarnings("default")  # what its own code makes of pandas is not ours
 def test_hta_finds_who_computes_most(tmp_path: Path) -> None:
-    """Where HTA is installed, in whatever version."""
+    """Where HTA is installed, with a pandas that it can work with."""
     hta = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed: pip install it to run this")
+    if int(version("pandas").partition(".")[0]) > 2:
+        pytest.skip("HolisticTraceAnalysis 0.5 needs pandas 2: pip install 'pandas<3' beside it to run this")
     run = train(tmp_path / "store", "slow:rank=1,factor=3.0,at=2", base=SMALL, mode="observe", iterations=8)
     take_out(run.store, "kineto", run.id, tmp_path / "k")
     analysis = hta.TraceAnalysis(trace_dir=str(tmp_path / "k"))
