@@ -49,6 +49,8 @@ NO_WEIGHT = (
     "always heavy on a rank looks like a slow device"
 )
 
+OR_LONGER = "all ranks are slower alike or their data is longer, which cannot be told without document lengths"
+
 MOST_INCOMPLETE_SHARE = 0.1
 """Of more iterations than this without a complete log nobody could be judged, and a run is not called well for the others."""
 
@@ -96,6 +98,7 @@ def diagnose(log: RunLog) -> Diagnosis:
     sights: list[Sight] = []
     verdicts: tuple[Verdict, ...] = ()
     sections: list[TraceSection] = []
+    gaps: list[str] = []
     lost_s: dict[str, float] = {}
     whole_s = 0.0
     abstained = ([log.sample.unseen] if log.sample else []) + _missing(log, seen)
@@ -129,12 +132,17 @@ def diagnose(log: RunLog) -> Diagnosis:
     if log.iterations.height:
         times = times_of(log, sections, verdicts)
         of_job, long_ones = judge_job(times, _next_number(verdicts), alone=seen == "iterations")
-        verdicts, sights, unexplained = (*verdicts, *of_job.verdicts), [*sights, of_job.sight], unexplained or long_ones
+        sights, unexplained = [*sights, of_job.sight], unexplained or long_ones
+        if seen == "chunks" and not log.released:
+            gaps += [f"{one.sentence}: {OR_LONGER}" for one in of_job.verdicts]
+            abstained += [f"unknown: {gap}" for gap in gaps]
+        else:
+            verdicts += of_job.verdicts
     outcome = outcome_of(
         verdicts,
         sights,
         failure=f"the run failed: {log.end_reason or 'no reason given'}" if log.end == "failed" else "",
-        gaps=_gaps(log, seen),
+        gaps=[*_gaps(log, seen), *gaps],
         dropped=log.dropped,
         unexplained=unexplained,
     )

@@ -30,7 +30,7 @@ from unskew.analytics.pipeline.dag import Array
 from unskew.collector.events import Verdict
 
 OF_SOMEBODY = ("slow_device", "slow_link", "dead", "hung", "unknown")
-NEXT_STEP = "nobody stands out: look at what all ranks share (power, cooling, network, storage, other jobs, longer data)"
+NEXT_STEP = "nobody stands out: look at what all ranks share (power, cooling, network, storage, other jobs)"
 DRIFT_SIGMAS = 3.0
 Times = list[tuple[int, float]]
 

@@ -77,10 +77,11 @@ def test_ranks_that_become_slow_together(store: Store, tmp_path: Path, ranks: in
         assert "of any device by" in found.why
         assert "of the whole job by" in found.why
         return
-    (named,) = [one for one in found.verdicts if one.evidence.get("scope") == "job"]
-    assert (named.since_iteration, named.culprits) == (50, ())
-    assert "all ranks share" in named.evidence["next_step"]
+    assert found.outcome != "well"
     assert not any(party.rank is not None for one in found.verdicts for party in one.culprits)
+    (stated,) = [one for one in found.abstained if one.startswith("unknown: ")]
+    assert "times as long since iteration 50: all ranks are slower alike or their data is longer" in stated
+    assert found.verdicts or stated.removeprefix("unknown: ") in found.why
 
 
 @pytest.mark.limit(120)
@@ -96,6 +97,7 @@ def test_an_own_run_is_held_against_what_its_lengths_let_expect(store: Store, sl
     named = [one for one in found.verdicts if one.evidence.get("scope") == "job"]
     assert [one.since_iteration for one in named] == ([30] if slow else [])
     assert not slow or named[0].evidence["time_ratio"] == pytest.approx(1 / 0.6, rel=0.15)
+    assert not slow or "all ranks share" in named[0].evidence["next_step"]
 
 
 def test_of_public_series_none_creeps_or_loses_time_that_nobody_explains() -> None:
