@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import duckdb
 
-from unskew.collector.events import Dropped, Note, Span
+from unskew.collector.events import HostClock, Note, Span
 from unskew.collector.paths import Store
 from unskew.collector.service.collecting import Collector
 from unskew.collector.write.control_stream import ControlStream
@@ -22,7 +22,7 @@ def fill(store: Store, run: str, writer: str, count: int) -> None:
         )
         if number % 40 == 39:
             assert spool.hand_over(30.0)
-    spool.append(Dropped(count=2))
+    spool.append(HostClock(node="n", offset_us=2, within_us=1))
     assert spool.close(30.0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unskew.collector.events import Dropped
+from unskew.collector.events import HostClock
 from unskew.collector.files.segment import flush, segment_name, telemetry_line
 from unskew.collector.paths import Store
 from unskew.collector.service.check import check
@@ -15,7 +15,7 @@ def test_a_seq_that_is_nowhere_is_named(tmp_path: Path) -> None:
     store = Store(tmp_path)
     folder = store.spool("r") / "rank-0000.1"
     folder.mkdir(parents=True)
-    lines = [telemetry_line(seq, 1_700_000_000_000_000, Dropped(count=1)) for seq in (0, 1, 3)]
+    lines = [telemetry_line(seq, 1_700_000_000_000_000, HostClock(node="n", offset_us=2, within_us=1)) for seq in (0, 1, 3)]
     (folder / segment_name(0)).write_bytes(flush(b"".join(lines)))
     assert [one.sentence for one in check(store, mend=False).findings] == ["run r: writer rank-0000.1 lacks 1 lines"]
 
