@@ -12,6 +12,7 @@ The noise is measured on the series itself, as both readings would otherwise tak
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from math import exp, sqrt
 
@@ -102,7 +103,8 @@ def _changes(times: RankTimes, options: DetectorOptions) -> tuple[tuple[Verdict,
     """The Detector's verdicts, as they are at the end."""
     detector, roles = Detector(options), equal_roles(times.role_of)
     n_kinds, _, n_ranks = times.us.shape
-    expected = np.nanmedian(times.us[:, : options.own_past], axis=1)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a rank may lack a kind of work all that time
+        expected = np.nanmedian(times.us[:, : options.own_past], axis=1)
     rank, kind = np.tile(np.array(list(times.role_of)), n_kinds), np.repeat(np.arange(n_kinds), n_ranks)
     state = RunState()
     for row, iteration in enumerate(times.iterations):

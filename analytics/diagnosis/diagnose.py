@@ -26,6 +26,7 @@ from unskew.analytics.detector.verdicts import devices, lost_verdict
 from unskew.analytics.diagnosis.attached import follow_attached
 from unskew.analytics.diagnosis.capacity import idle_s
 from unskew.analytics.diagnosis.causes import LEAST_SHARE, NEXT_STEP, named
+from unskew.analytics.diagnosis.coverage import gaps_of
 from unskew.analytics.diagnosis.failslow import as_slow, follow_run, follow_section, loss_of
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
 from unskew.analytics.diagnosis.rank_times import follow_ranks, follow_steps
@@ -329,7 +330,9 @@ def _gaps(log: RunLog, seen: Observability) -> list[str]:
     if log.end == "lost":
         found.append("the run ended without a word of how, and its log does not show why")
     numbers = log.iterations["iteration"]
-    missing = 0 if log.imported or not log.iterations.height else int(numbers[-1]) - int(numbers[0]) + 1 - numbers.n_unique()
+    if log.imported:
+        return [*found, *gaps_of(log)]
+    missing = int(numbers[-1]) - int(numbers[0]) + 1 - numbers.n_unique() if log.iterations.height else 0
     if missing:
         found.append(f"{missing} iterations are not in the log")
     incomplete = sum(not released.committed.log_complete for released in log.released) if seen == "chunks" else 0

@@ -3,22 +3,22 @@
 A collective in every step keeps ranks in step: nobody gets ahead by as much as a step, and who begins a piece of work late ends
 it with the others. That ranks are independent therefore has to be seen:
 
-* with start times: they drift apart by more than a step;
-* with durations only, of three or more ranks: sums drift apart by more than a step, and the times do not rise and fall together
-  on all ranks but one (a step may be timed without the part in which one rank is slow: then all others wait alike, within it).
+* with start times: they drift apart by more than a step, little by little: a step that moves one by more than a step beyond
+  what the durations say is a clock that was set, or a pause;
+* with durations only, of three or more ranks: sums drift apart by more than a step, and the times do not rise and fall
+  together, neither on all ranks but one (a step may be timed without the part in which one rank is slow: then all others wait
+  alike, within it) nor, much alike, on any two.
 """
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 
 from unskew.analytics.detector.residuals import Floats
 
-MOST_ALIKE = 0.5
-"""Independent ranks' changes are correlated less than this."""
+MOST_ALIKE, TWO_ALIKE = 0.5, 0.9
+"""Changes of independent ranks are correlated less than this: those of all but one, and those of any two."""
 ENDS_TOGETHER = 0.25
 """Ends that differ by no more than this part of what durations differ by are the same end."""
 LEAST_DIFFERENCE = 0.05
@@ -28,38 +28,37 @@ LEAST_DIFFERENCE = 0.05
 def why_in_step(us: Floats, start_us: Floats | None = None) -> str:
     """Why steps `us` [iteration, rank] cannot be compared between ranks; "" when the ranks are seen to be independent."""
     n_ranks = us.shape[1]
-    step_us = float(np.median(us))
+    step_us, ahead_us = float(np.median(us)), us - np.median(us, axis=1, keepdims=True)
     if start_us is not None:
-        begun = start_us - np.median(start_us, axis=1, keepdims=True)
-        if np.ptp(begun, axis=0).max() > step_us:
-            return ""
-        return "the ranks stay in step, so they wait for each other, and a slow rank is in everybody's step times"
+        moved = np.diff(start_us - np.median(start_us, axis=1, keepdims=True), axis=0)
+        moved[np.abs(moved - ahead_us[:-1]) > step_us] = 0.0
+        in_step = "the ranks stay in step, so they wait for each other, and a slow rank is in everybody's step times"
+        return "" if _drift(moved) > step_us else in_step
     if n_ranks < 3:
         return "of two ranks' step times alone nobody can tell who is slow from who waits"
-    behind = np.cumsum(us - np.median(us, axis=1, keepdims=True), axis=0)
-    if np.ptp(behind, axis=0).max() <= step_us:
+    if _drift(ahead_us) <= step_us:
         return "the ranks' step times add up to the same, so they wait for each other, and a slow rank is in everybody's"
-    if alike(us) >= MOST_ALIKE:
-        return "the step times of all ranks but one rise and fall together, so the ranks wait for each other"
-    return ""
+    pairs = correlations(us)
+    most = pairs[(n_ranks - 1) * (n_ranks - 2) // 2 - 1] >= MOST_ALIKE
+    who = "all ranks but one" if most else "some ranks"
+    together = f"the step times of {who} rise and fall together, so the ranks wait for each other"
+    return together if most or pairs[0] >= TWO_ALIKE else ""
 
 
-def alike(us: Floats) -> float:
-    """The least correlation (Spearman) among the changes of all ranks but one: of n ranks' pairs the (n - 1)(n - 2) / 2 most
-    alike."""
-    changes = np.diff(np.log(us), axis=0)
-    n_ranks = us.shape[1]
-    found: list[float] = sorted(
-        (_correlation(changes[:, a], changes[:, b]) for a, b in combinations(range(n_ranks), 2)), reverse=True
-    )
-    return float(found[(n_ranks - 1) * (n_ranks - 2) // 2 - 1])
+def _drift(moved_us: Floats) -> float:
+    """How far a rank gets from the others, at most."""
+    return float(np.ptp(np.cumsum(moved_us, axis=0), axis=0).max())
 
 
-def _correlation(a: Floats, b: Floats) -> float:
-    """Of two series of which one never changes: 0."""
-    if np.ptp(a) == 0 or np.ptp(b) == 0:
-        return 0.0
-    return float(spearmanr(a, b).statistic)
+def correlations(us: Floats) -> Floats:
+    """Spearman's, of the changes of each two ranks' times, the most alike first; 0 with a rank that never changes.
+
+    Of n ranks all but one make (n - 1)(n - 2) / 2 pairs.
+    """
+    changes = rankdata(np.diff(np.log(us), axis=0), axis=0)
+    with np.errstate(invalid="ignore"):
+        correlated = np.nan_to_num(np.corrcoef(changes, rowvar=False))
+    return np.sort(correlated[np.triu_indices(us.shape[1], 1)])[::-1]
 
 
 def end_together(us: Floats, start_us: Floats) -> bool:

@@ -1,0 +1,153 @@
+"""What a log lacks for a judgement of the whole job: ranks, iterations and times that nobody saw.
+
+Calm is a claim about every rank and all of the time. Nothing is wrong with what was recorded says little when the slow rank's
+file is missing, or its times are empty just where it is slow. So what was recorded is held against what is known to exist:
+ranks by the declared size of the job and by those that others name, the iterations between the first and the last, and for each
+rank in each iteration the kinds of work that others have. Where more than `MOST_MISSING` is missing, that is a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from unskew.analytics.diagnosis.runlog import RunLog
+from unskew.analytics.diagnosis.trace.model import PAUSES, Trace
+from unskew.collector.events import CHUNK_KINDS, CHUNK_NAMES, COLLECTIVE_KINDS
+
+MOST_MISSING = 0.1
+LEAST_ITERATIONS = 8
+"""So many are asked for; fewer show no change."""
+
+
+def gaps_of(log: RunLog) -> list[str]:
+    """Of an imported recording; what one of our own runs lacks its own events say."""
+    found = [*_missing_ranks(log), *_missing_iterations(log)]
+    trace, waits = log.trace, (*COLLECTIVE_KINDS, "send", "recv")
+    if trace.has_chunks:
+        beside = _unjudged(_time_outside(log, (*CHUNK_KINDS, *waits, *PAUSES)), "outside its recorded passes and waits")
+        return [*found, *_missing_work(trace, CHUNK_KINDS), *_unmeasured(trace), *beside, *_one_is_fast(trace)]
+    if trace.kinds & set(COLLECTIVE_KINDS):
+        beside = _unjudged(_time_in(trace, "data_wait"), "waiting for input, which is not judged by collectives alone")
+        return [*found, *_missing_work(trace, COLLECTIVE_KINDS), *beside]
+    return [*found, *_missing_steps(log.steps)]
+
+
+def _missing_ranks(log: RunLog) -> list[str]:
+    """Ranks that the job has, or that others exchange messages with, and of which nothing is recorded."""
+    operations = log.trace.operations
+    recorded = {*operations["rank"].drop_nulls().to_list(), *log.steps["rank"].drop_nulls().to_list()}
+    if not recorded:
+        return []
+    declared = log.options.get("facts", {}).get("world_size") or 0
+    known = {*recorded, *operations["peer"].drop_nulls().to_list(), *range(max(declared, max(recorded) + 1))}
+    missing = sorted(known - recorded)
+    if len(missing) <= MOST_MISSING * len(known):
+        return []
+    return [f"{_list('rank', missing)} left no record, of {len(known)} ranks"]
+
+
+def _missing_iterations(log: RunLog) -> list[str]:
+    """Iterations between the first and the last, where most follow upon each other: else only every n-th was written down."""
+    numbers = np.unique(log.iterations["iteration"].drop_nulls().to_numpy())
+    if len(numbers) < LEAST_ITERATIONS:
+        return [f"only {len(numbers)} iterations are recorded, at least {LEAST_ITERATIONS} are needed"] if len(numbers) else []
+    span = int(numbers[-1] - numbers[0]) + 1
+    missing = span - len(numbers)
+    if np.mean(np.diff(numbers) == 1) > 0.5 and missing > MOST_MISSING * span:
+        return [f"{missing} of {span} iterations are not in the log"]
+    return []
+
+
+def _missing_work(trace: Trace, kinds: Sequence[str]) -> list[str]:
+    """The rank that lacks a kind of work in most iterations: every rank does each kind in each iteration."""
+    done = trace.operations.filter(pl.col("kind").is_in(list(kinds)))
+    times = done.select("rank", "kind", "iteration").unique().group_by("rank", "kind").len()
+    present = {(rank, kind): n for rank, kind, n in times.iter_rows()}
+    ranks, seen = trace.operations["rank"].unique().sort().to_list(), sorted({kind for _, kind in present})
+    iterations = done["iteration"].n_unique()
+    lacking = max(((iterations - present.get((rank, kind), 0), rank, kind) for rank in ranks for kind in seen), default=None)
+    if lacking is None or lacking[0] <= MOST_MISSING * iterations:
+        return []
+    missing, rank, kind = lacking
+    name = CHUNK_NAMES.get(kind, kind)
+    return [f"rank {rank} has no {name} times in {missing} of {iterations} iterations"]
+
+
+def _missing_steps(steps: pl.DataFrame) -> list[str]:
+    """The rank of which most steps are missing, where steps are timed rank by rank."""
+    iterations = steps["iteration"].n_unique()
+    per_rank = steps.group_by("rank").agg(n=pl.col("iteration").n_unique()).sort("n")
+    if not iterations or per_rank["n"][0] >= (1 - MOST_MISSING) * iterations:
+        return []
+    return [f"rank {per_rank['rank'][0]} has times of {per_rank['n'][0]} of {iterations} steps"]
+
+
+def _unmeasured(trace: Trace) -> list[str]:
+    """Chunks that took no time at all: a clock or a column that shows nothing."""
+    chunks = trace.operations.filter(pl.col("kind").is_in(CHUNK_KINDS))
+    empty = chunks.group_by("rank", "kind").agg(share=(pl.col("wall_us") <= 0).mean()).sort("share", descending=True)
+    if not empty.height or empty["share"][0] <= MOST_MISSING:
+        return []
+    name = CHUNK_NAMES.get(empty["kind"][0], empty["kind"][0])
+    return [f"{100 * empty['share'][0]:.0f} % of the {name} times of rank {empty['rank'][0]} are zero"]
+
+
+def _time_outside(log: RunLog, kinds: Sequence[str]) -> pl.DataFrame:
+    """iteration, rank, share of the rank's step that no operation of these kinds covers, where steps are timed rank by rank."""
+    inside = log.trace.operations.filter(pl.col("kind").is_in(list(kinds)))
+    return (
+        log.steps.join(_sums(inside), on=["iteration", "rank"], how="left")
+        .select("iteration", "rank", share=((pl.col("wall_us") - pl.col("us")) / pl.col("wall_us")).clip(0.0, 1.0))
+        .drop_nulls()
+    )
+
+
+def _time_in(trace: Trace, kind: str) -> pl.DataFrame:
+    """iteration, rank, share of the rank's recorded time that operations of one kind took."""
+    all_us = _sums(trace.operations).rename({"us": "all_us"})
+    mine = _sums(trace.operations.filter(kind=kind))
+    return all_us.join(mine, on=["iteration", "rank"], how="left").select(
+        "iteration", "rank", share=pl.col("us").fill_null(0.0) / pl.max_horizontal("all_us", pl.lit(1.0))
+    )
+
+
+def _sums(operations: pl.DataFrame) -> pl.DataFrame:
+    return operations.group_by("iteration", "rank").agg(us=pl.col("wall_us").sum())
+
+
+def _unjudged(shares: pl.DataFrame, where: str) -> list[str]:
+    """The rank with more time than others in what nobody judges, in more than a few iterations."""
+    more = pl.col("share") - pl.col("share").min().over("iteration")
+    often = (
+        shares.filter(more > MOST_MISSING).group_by("rank").agg(n=pl.len(), share=pl.col("share").median()).sort("n", "rank")
+    )
+    if not often.height or often["n"][-1] <= MOST_MISSING * shares["iteration"].n_unique():
+        return []
+    return [f"{100 * often['share'][-1]:.0f} % of the time of rank {often['rank'][-1]} is {where}"]
+
+
+def _one_is_fast(trace: Trace) -> list[str]:
+    """A rank that takes much less than its peers for the same work, in either half of the recording: then most of them are
+    slow, or it has less to do."""
+    chunks = trace.operations.filter(pl.col("kind").is_in(CHUNK_KINDS) & pl.col("stage").is_not_null())
+    mean = chunks.group_by("kind", "stage", "iteration", "rank").agg(us=pl.col("wall_us").mean())
+    peers = mean.with_columns(
+        of_peers=pl.col("us") / pl.col("us").median().over("kind", "stage", "iteration"),
+        n=pl.len().over("kind", "stage", "iteration"),
+        late=pl.col("iteration") > pl.col("iteration").median(),
+    ).filter(pl.col("n") > 2)
+    fastest = peers.group_by("kind", "rank", "late").agg(ratio=pl.col("of_peers").median()).sort("ratio", "rank")
+    if not fastest.height or fastest["ratio"][0] >= 1 - MOST_MISSING:
+        return []
+    kind, rank = CHUNK_NAMES[fastest["kind"][0]], fastest["rank"][0]
+    return [f"rank {rank} takes {fastest['ratio'][0]:.2f} of its peers' {kind} time: they are slow, or it has less to do"]
+
+
+def _list(what: str, numbers: Sequence[int]) -> str:
+    """``ranks 1, 2 and 5 more``."""
+    shown = ", ".join(map(str, numbers[:4]))
+    more = f" and {len(numbers) - 4} more" if len(numbers) > 4 else ""
+    return f"{what}{'s' * (len(numbers) > 1)} {shown}{more}"
