@@ -328,7 +328,8 @@ class RunStarted(Control, frozen=True, kw_only=True, tag="run_started@1"):
     """`options` are those of `unskew run`; `clock` is monotonic, virtual or imported; `code` hashes the deciding modules.
 
     `device` is a sentence for people; `device_kind` says what executes: CPU cores, a GPU to each rank, or an emulation; None =
-    nothing that is known. The project's `version` has another name in a line, where `version` is the stream's.
+    nothing that is known. The project's `version` has another name in a line, where `version` is the stream's. `resumed_from`:
+    the run that this one goes on with, from its checkpoint after `first_iteration` iterations.
     """
 
     run: str
@@ -340,6 +341,8 @@ class RunStarted(Control, frozen=True, kw_only=True, tag="run_started@1"):
     code: str
     version: str = msgspec.field(name="unskew_version")
     device_kind: DeviceKind | None = None
+    resumed_from: str | None = None
+    first_iteration: int = 0
 
 
 class RunFinished(Control, frozen=True, kw_only=True, tag="run_finished@1"):
@@ -372,6 +375,18 @@ class Suspected(Control, frozen=True, kw_only=True, tag="suspected@1"):
     rank: int
     how: Literal["exit", "hung", "frozen"]
     detail: str
+
+
+class CheckpointSaved(Control, frozen=True, kw_only=True, tag="checkpoint_saved@1"):
+    """Every layer with its optimiser state is on disk as it was after `iterations` iterations.
+
+    `seconds`: the longest that a rank's thread wrote, beside training; `paused_us`: the longest that training stood still.
+    """
+
+    iterations: int
+    bytes: int
+    seconds: float
+    paused_us: int
 
 
 class Probed(Control, frozen=True, kw_only=True, tag="probed@1"):
@@ -722,9 +737,9 @@ TELEMETRY: tuple[type[Telemetry], ...] = (
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
     RunStarted, RunFinished, DeviceJoined, Suspected, Probed, StandbyMeasured, DeviceLost, Regrouped, FaultInjected,
-    ModeChanged, Note, CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed, VerdictScored,
-    DetectionLimit, Diagnosed, PlanProposed, PlanApproved, PlanRejected, PlanExpired, PlanKept, PlanIssued, PlanApplied,
-    PlanFailed, PlanScored, AlertOpened, AlertClosed, AlertDelivered,
+    CheckpointSaved, ModeChanged, Note, CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed,
+    VerdictScored, DetectionLimit, Diagnosed, PlanProposed, PlanApproved, PlanRejected, PlanExpired, PlanKept, PlanIssued,
+    PlanApplied, PlanFailed, PlanScored, AlertOpened, AlertClosed, AlertDelivered,
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@
     sealed/<run>/<number>.parquet            the truth afterwards: immutable, sorted
     published/<projection>-<number>.parquet  aggregates of the log: rollups and the like, for quick answers
     commands/<run>/                          what people ask of a run's controller
+    checkpoints/<run>/<iterations>/          layers with their optimiser state, as they were after so many iterations
     manifest.json                            which sealed files exist and which spool files they replace
     store.duckdb                             a snapshot with every view, for other tools; anybody may open it
     locks/                                   who is alive
@@ -84,6 +85,9 @@ class Store(msgspec.Struct, frozen=True):
 
     def commands(self, run: str) -> Path:
         return self.root / "commands" / checked_name("run", run)
+
+    def checkpoints(self, run: str) -> Path:
+        return self.root / "checkpoints" / checked_name("run", run)
 
     def sealed(self, run: str) -> Path:
         return self.root / "sealed" / checked_name("run", run)

@@ -23,6 +23,7 @@ MOST_RANKS = 1_024
 
 
 LAYOUT, MATHS, DEVICE, FAULTS = "Layout", "Maths and data", "Device", "Faults and decisions"
+CHECKPOINTS = "Checkpoints"
 """The panels of the help page."""
 
 
@@ -43,6 +44,13 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     most: int | None = None
     metavar: str | None = None
     default: str | None = None
+
+
+class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoint that a run begins with: that of `run` after `iterations` iterations."""
+
+    run: str
+    iterations: int
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +94,16 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     verify: Annotated[bool, Parameter(help="Also run the same seed without faults and compare the losses.", panel=FAULTS)] = (
         False
     )
+    checkpoint_every: Annotated[
+        int, Parameter(help="Iterations from one checkpoint to the next; 0 = none.", panel=CHECKPOINTS, least=0)
+    ] = 10
+    resume: ResumePoint | None = None
     store: str | None = None
     instrument_turns: int = 0
+
+    @property
+    def first_iteration(self) -> int:
+        return self.resume.iterations if self.resume is not None else 0
 
     @property
     def ranks(self) -> int:

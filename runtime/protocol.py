@@ -182,6 +182,21 @@ class NodeFinished(Message, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class CheckpointPart(Message, frozen=True, kw_only=True):
+    """From a rank: these layers, as they were after `iterations` iterations, are on disk; or `problem` says why not.
+
+    `seconds` it took beside training, `paused_us` training stood still.
+    """
+
+    rank: int
+    iterations: int
+    layers: tuple[int, ...]
+    bytes: int
+    seconds: float
+    paused_us: int
+    problem: str = ""
+
+
 class Stop(Message, frozen=True, kw_only=True):
     """To agent and ranks: hand over your events and end."""
 
@@ -211,7 +226,7 @@ class RankStatuses(Message, frozen=True, kw_only=True):
 AnyMessage = (
     Hello | Prepare | Ready | Start | Stop | Kill | RankForked | RankExited | PlanRecord
     | PlanEntered | FaultAnnounced | CommunicationBroken | RankFailed | RankFinished | NodeFinished | RankStatuses
-    | MeasureStandby | StandbyProduct
+    | MeasureStandby | StandbyProduct | CheckpointPart
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)

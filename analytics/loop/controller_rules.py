@@ -88,7 +88,8 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
         """Before anything has happened."""
         site = adaptation.site
         queue = ApprovalQueue(iterations=site.iterations, mode=mode)
-        return ControllerState(adaptation=adaptation, queue=queue, plans=Plans(first=site.origin))
+        plans = Plans(first=site.origin)
+        return ControllerState(adaptation=adaptation, queue=queue, plans=plans, committed=site.first_iteration)
 
     def take(self, event: Control) -> ControllerState:
         """With one more event of the run in the log."""

@@ -54,13 +54,16 @@ class _Open(msgspec.Struct):
 
 
 class Intake:
-    """Feed it every poll of the tail, also an empty one. `marks_suffice`: a rank writes its watermark behind all else of the
-    iteration, so with everybody's watermark nothing more is to come, whatever the plan lets expect."""
+    """Feed it every poll of the tail, also an empty one. A run begins with iteration `first`.
 
-    def __init__(self, *, marks_suffice: bool = False) -> None:
+    `marks_suffice`: a rank writes its watermark behind all else of the iteration, so with everybody's watermark nothing more is
+    to come, whatever the plan lets expect.
+    """
+
+    def __init__(self, first: int = 0, *, marks_suffice: bool = False) -> None:
         self._marks_suffice = marks_suffice
         self._open: dict[int, _Open] = {}
-        self._next = 0
+        self._next = first
         self._polls = 0
 
     def take(self, events: Iterable[Event | None], plan_of: dict[int, Plan]) -> list[IterationTelemetry]:

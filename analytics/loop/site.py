@@ -30,7 +30,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     of layers are stated no plan is to be changed, and the Scheduler is not asked. `shared_cores`: ranks
     outnumber these cores of a real device, None elsewhere. Then an iteration takes at least all its CPU time over the
     cores, and no gain of a plan is claimed. `truth_known`: every slowness is injected (emulated devices). `detector`: the
-    thresholds for this class of device. `classes`: device class -> its ranks (`CostModel.classes`).
+    thresholds for this class of device. `classes`: device class -> its ranks (`CostModel.classes`). `first_iteration`: where
+    the run begins, later than 0 when it is resumed.
     """
 
     origin: Plan
@@ -42,3 +43,4 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     detector: DetectorOptions = DetectorOptions()
     truth_known: bool = False
     classes: dict[str, tuple[int, ...]] = {}
+    first_iteration: int = 0

@@ -58,7 +58,7 @@ class RecordedRun(msgspec.Struct, frozen=True):
         The live run waited for late lines only so long: an iteration that it gave up as incomplete is so here, and the time it
         measured is the one that it knew.
         """
-        intake, plans = Intake(), self.plans
+        intake, plans = Intake(self.started.first_iteration if self.started else 0), self.plans
         released = intake.take(self.telemetry, plans)
         for _ in range(_PATIENCE_POLLS):
             released += intake.take((), plans)

@@ -74,7 +74,7 @@ def causes_of(recorded: RecordedRun) -> tuple[list[Control], list[IterationTelem
     iterations = [one for one in recorded.iterations() if one.committed.iteration <= judged]
     if not iterations:
         raise ReplayError(f"run {recorded.run} cannot be replayed: no iteration was committed")
-    if (first := iterations[0].committed.iteration) > 0:
+    if (first := iterations[0].committed.iteration) > adaptation.site.first_iteration:
         raise ReplayError(
             f"run {recorded.run} cannot be replayed: its telemetry begins at iteration {first}, what came before is pruned"
         )

@@ -21,12 +21,14 @@ from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.write.commands import Inbox
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.control.checkpoints import CheckpointKeeper
 from unskew.runtime.control.membership import Membership, PlanEntry
 from unskew.runtime.control.watch import LivenessWatch
 from unskew.runtime.options import RunOptions
 from unskew.runtime.priority import answer_soon
 from unskew.runtime.protocol import (
     AnyMessage,
+    CheckpointPart,
     CommunicationBroken,
     FaultAnnounced,
     Kill,
@@ -62,15 +64,16 @@ class Controller:
         inbox: Inbox,
         membership: Membership,
         adaptation: Adaptation,
+        checkpoints: CheckpointKeeper,
         rank_specs: Sequence[RankSpec],
         node: str,
         on_entries: Callable[[Sequence[Entry]], None],
         check_interrupt: Callable[[], None],
     ) -> None:
         self.options, self.control_log, self.telemetry, self.tail, self.inbox = options, control_log, telemetry, tail, inbox
-        self.membership, self.rank_specs, self.node = membership, rank_specs, node
+        self.membership, self.checkpoints, self.rank_specs, self.node = membership, checkpoints, rank_specs, node
         self.on_entries, self.check_interrupt = on_entries, check_interrupt
-        self.intake = Intake()
+        self.intake = Intake(options.first_iteration)
         self.state = rules.ControllerState.begin(adaptation, options.mode)
         self.entry: PlanEntry | None = None
         self.watch = LivenessWatch()
@@ -152,6 +155,9 @@ class Controller:
                 self.watch.broken(message.plan_version, time.monotonic())
             case RankFailed():
                 self._failed(message)
+            case CheckpointPart():
+                if noted := self.checkpoints.take(message):
+                    self.control_log.add(noted)
             case StandbyProduct() if message.rank not in self.state.plans.in_force.executors:
                 product = StandbyMeasured(
                     rank=message.rank,

@@ -28,10 +28,12 @@ from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import Inbox, hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.control.checkpoints import CheckpointKeeper
 from unskew.runtime.control.controller import Controller, RunError
 from unskew.runtime.control.ending import ending
 from unskew.runtime.control.interrupts import Interrupts
 from unskew.runtime.control.membership import AgentLost, Membership
+from unskew.runtime.control.resume import losses_before
 from unskew.runtime.control.summary import Summary, SummaryBuilder, Verification
 from unskew.runtime.control.timeouts import ladder
 from unskew.runtime.model.model import Layer, ModelSize
@@ -108,7 +110,7 @@ class Session:
                 self.end = ending(
                     status,
                     reason,
-                    committed=membership.committed,
+                    committed=max(membership.committed - self._options.first_iteration, 0),
                     reports=membership.finished.values(),
                     logged=self.builder.losses,
                     last_logged=self.builder.last_logged,
@@ -123,7 +125,10 @@ class Session:
         """the result of the run; asks the store what it holds."""
         with open_store(self._store) as reader:
             stored = reader.sql("select count(*) as n from events where run = ?", [self.run_id])["n"][0]
-        return self.builder.summary(self.run_id, self._device, int(stored), verification, self.end)
+            earlier = losses_before(reader, self._options.resume)
+        return self.builder.summary(
+            self.run_id, self._device, int(stored), verification, self.end, resume=self._options.resume, earlier=earlier
+        )
 
     def _train(
         self,
@@ -148,6 +153,7 @@ class Session:
             tail=tail,
             inbox=Inbox(self._store, self.run_id),
             membership=membership,
+            checkpoints=CheckpointKeeper(self._store, self.run_id, options.layers),
             adaptation=Adaptation.begin(_site(options, placement)),
             rank_specs=[self._rank_spec(rank, node, placement, port, membership.folder) for rank in range(options.ranks)],
             node=node,
@@ -224,6 +230,8 @@ def _started(run_id: str, options: RunOptions, placement: Placement) -> RunStart
         mode=options.mode,
         ranks=options.ranks,
         options=msgspec.to_builtins(options),
+        resumed_from=options.resume.run if options.resume is not None else None,
+        first_iteration=options.first_iteration,
         code=code_hash(),
         version=version("unskew"),
     )
@@ -248,6 +256,7 @@ def _site(options: RunOptions, placement: Placement) -> Site:
     return Site(
         origin=options.first_plan(),
         iterations=options.iterations,
+        first_iteration=options.first_iteration,
         layer_bytes=tuple(per_element * count for count in elements),
         bytes_per_us=_BYTES_PER_US,
         regroup_us=_REGROUP_US,

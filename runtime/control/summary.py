@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -11,6 +12,7 @@ from unskew.analytics.core.run_state import RunState, fold
 from unskew.collector.events import IterationCommitted, Party, PlanApplied, PlanScored, RunFinished
 from unskew.collector.files.tail import Entry
 from unskew.collector.log_gap import log_gap
+from unskew.runtime.options import ResumePoint
 
 
 class FaultSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +67,9 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """`losses[i]` (nats per target token) and `iteration_s[i]` of committed iteration i; `outcome` at the run's end. `status`
-    and `reason` are those of `RunFinished`; `iterations` are in the log, of the `committed` ones."""
+    """`losses[i]` (nats per target token) of committed iteration i, before `resumed_at` those of the run that this one goes on
+    with; `iteration_s` of the iterations that it trained itself; `outcome` at the run's end. `status` and `reason` are those of
+    `RunFinished`; `iterations` are in the log, of the `committed` ones."""
 
     run_id: str
     status: Literal["done", "failed", "stopped", "incomplete"]
@@ -82,6 +85,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     events: EventCounts
     outcome: Outcome
     verify: Verification | None = None
+    resumed_from: str | None = None
+    resumed_at: int | None = None
 
 
 class CommittedAttempt(msgspec.Struct, frozen=True, gc=False):
@@ -125,8 +130,18 @@ class SummaryBuilder:
         else:
             self._state = fold(self._state, event)
 
-    def summary(self, run: str, device: str, stored: int, verify: Verification | None, end: RunFinished) -> Summary:
-        """What was taken so far; `stored` as counted in the store."""
+    def summary(
+        self,
+        run: str,
+        device: str,
+        stored: int,
+        verify: Verification | None,
+        end: RunFinished,
+        *,
+        resume: ResumePoint | None = None,
+        earlier: Mapping[int, float] = {},
+    ) -> Summary:
+        """What was taken so far; `stored` as counted in the store, `earlier` losses from before the run was resumed."""
         commits = [self._commits[iteration] for iteration in sorted(self._commits)]
         state = self._state
         return Summary(
@@ -136,7 +151,7 @@ class SummaryBuilder:
             device=device,
             iterations=len(commits),
             committed=end.committed or len(commits),
-            losses=tuple(commit.loss for commit in commits),
+            losses=(*(earlier[iteration] for iteration in sorted(earlier)), *(commit.loss for commit in commits)),
             iteration_s=tuple(commit.wall_us / 1e6 for commit in commits),
             faults=tuple(msgspec.convert(fault, FaultSummary, from_attributes=True) for fault in state.faults),
             verdicts=tuple(
@@ -154,6 +169,8 @@ class SummaryBuilder:
             ),
             outcome=outcome_of_run(state, controlled=True),
             verify=verify,
+            resumed_from=resume.run if resume is not None else None,
+            resumed_at=resume.iterations if resume is not None else None,
         )
 
     def _is_whole(self, end: RunFinished) -> bool:

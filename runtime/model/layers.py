@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -39,13 +39,13 @@ class HeldLayer:
 
     def pack(self) -> Tensor:
         """Parameters and both moments as one flat tensor, the same order on every rank."""
-        return torch.cat([tensor.detach().reshape(-1) for tensor in self._tensors()])
+        return torch.cat([tensor.detach().reshape(-1) for _, tensor in self.named_tensors()])
 
     def unpack(self, flat: Tensor, steps: int) -> None:
         """The inverse of `pack`: take over another rank's state after `steps` optimiser steps."""
         offset = 0
         with torch.no_grad():
-            for tensor in self._tensors():
+            for _, tensor in self.named_tensors():
                 tensor.copy_(flat[offset : offset + tensor.numel()].view_as(tensor))
                 offset += tensor.numel()
         for parameter in self.parameters:
@@ -58,8 +58,9 @@ class HeldLayer:
         """Elements of `pack`."""
         return 3 * sum(parameter.numel() for parameter in self.parameters)
 
-    def _tensors(self) -> Iterable[Tensor]:
-        for parameter in self.parameters:
-            yield parameter
-            yield self.optimizer.state[parameter]["exp_avg"]
-            yield self.optimizer.state[parameter]["exp_avg_sq"]
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter and its moments, in the order of `pack`."""
+        for name, parameter in self.module.named_parameters():
+            yield name, parameter
+            for moment in ("exp_avg", "exp_avg_sq"):
+                yield f"{name}.{moment}", self.optimizer.state[parameter][moment]

@@ -39,6 +39,7 @@ class ControlThread:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(f"{rank_spec.agent_folder}/{AGENT_SOCKET}")
         self._channel = Channel(sock)
+        self._sending = threading.Lock()
         self._changed = threading.Condition()
         self._records: dict[int, PlanRecord] = {}
         self._measure: MeasureStandby | None = None
@@ -47,9 +48,10 @@ class ControlThread:
         threading.Thread(target=self._listen, name="control", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """Tell the agent; if it is gone, the listening thread is about to end the process."""
+        """Tell the agent, from any thread; if it is gone, the listening thread is about to end the process."""
         try:
-            self._channel.send(message)
+            with self._sending:
+                self._channel.send(message)
         except OSError:
             time.sleep(60)
 

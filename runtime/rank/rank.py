@@ -21,6 +21,7 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.health.probing import Probe
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.collector.events import IterationCommitted, MicroBatchPacked
+from unskew.collector.files.checkpoints import Checkpoint, checkpoint_at
 from unskew.collector.paths import Store
 from unskew.collector.process_log import report
 from unskew.collector.write.spool import SpoolWriter
@@ -39,6 +40,7 @@ from unskew.runtime.protocol import (
     RankSpec,
     StandbyProduct,
 )
+from unskew.runtime.rank.checkpoint import CheckpointWriter, restore, to_write
 from unskew.runtime.rank.comm import Comm, PeerLost, arrive
 from unskew.runtime.rank.commit import CommitOutcome, CommitStanding, Vote, settle, vote
 from unskew.runtime.rank.control_thread import ControlThread
@@ -76,6 +78,8 @@ def run_rank(rank_spec: RankSpec, corpus: Corpus) -> None:
 
 PROBE_S = 10.0
 """For so long nobody is called hung in a probe, nor while the last lines are written."""
+LAST_CHECKPOINT_S = 8.0
+"""A rank that is through waits so long for its part of the last checkpoint."""
 LAST_LINES_S = 1.0
 """A rank that is through waits so long for the disk before it reports what that has not taken."""
 
@@ -100,8 +104,15 @@ class Rank:
         self.layers: dict[int, HeldLayer] = {}
         self.plan = options.first_plan()
         self.comm: Comm | None = None
+        log = Store(Path(rank_spec.store))
+        self.origin: Checkpoint | None = None
+        if options.resume is not None:
+            self.origin = checkpoint_at(log, options.resume.run, options.resume.iterations)
+        self.writer: CheckpointWriter | None = None
+        if options.checkpoint_every:
+            self.writer = CheckpointWriter(log.checkpoints(rank_spec.run), rank_spec.rank, control.send)
         # Iterations stepped; the highest attempt at the next one that anybody is known to have begun; the last barrier passed.
-        self.stepped, self.attempt = 0, -1
+        self.stepped, self.attempt = options.first_iteration, -1
         self.outcome: CommitOutcome | None = None
         self.batch: Batch | None = None
         self.begun_us = self.voted_us = 0
@@ -126,8 +137,10 @@ class Rank:
                 self._recover(after=plan_version)
 
     def _finished(self) -> RankFinished:
-        """That all is committed, and what of it is in the log."""
+        """That all is committed, and what of it is in the log; the last checkpoint comes before it."""
         with self.progress.promising(PROBE_S):
+            if self.writer is not None:
+                self.writer.finish(LAST_CHECKPOINT_S)
             self.spool.hand_over(LAST_LINES_S)
         return RankFinished(
             rank=self.rank_spec.rank, committed=self.stepped, unwritten=self.spool.unwritten, problem=self.spool.problem
@@ -233,6 +246,9 @@ class Rank:
         # What the plan moved away is dropped only now: the first iteration without it is committed.
         self.layers = {number: layer for number, layer in self.layers.items() if role.holds(number, 1)}
         self.stepped, self.attempt = outcome.iteration + 1, -1
+        due = self.stepped == self.options.iterations or self.stepped % max(self.options.checkpoint_every, 1) == 0
+        if self.writer is not None and due:
+            self.writer.save(self.stepped, self.layers, to_write(self.plan, self.rank_spec.rank))
         self.spool.append(
             IterationCommitted(
                 iteration=outcome.iteration,
@@ -343,19 +359,23 @@ class Rank:
         self.attempt = settled.attempt - 1
 
     def _migrate(self, plan: Plan) -> int:
-        """Bring what the plan asks this rank to hold, then act on the plan; the bytes that came.
+        """Bring what the plan asks this rank to hold, then act on the plan; the bytes that came. Where the run begins, each
+        makes its own: from the seed, or from the checkpoint.
 
         A rank that leaves keeps its copies: a death before the plan is in force brings the old one back.
         """
         comm = self._connected()
         start_us = self.device.now_us()
         current = exchange_holdings(comm, plan.n_layers, self.layers, self.stepped)
-        moves = plan_moves(plan, current if self.stepped else dict.fromkeys(plan.ranks, range(plan.n_layers)))
+        begins = self.stepped == self.options.first_iteration
+        moves = plan_moves(plan, dict.fromkeys(plan.ranks, range(plan.n_layers)) if begins else current)
         for number in plan.role_of[self.rank_spec.rank].layers if self.rank_spec.rank in plan.role_of else ():
             if number not in self.layers or self.layers[number].steps != self.stepped:
                 self.layers[number] = HeldLayer(
                     self.size, number, seed=self.options.seed, dtype=self.dtype, device=self.device.torch_device
                 )
+                if begins and self.origin is not None:
+                    restore(self.origin.part(number), number, self.layers[number], self.stepped)
         received = execute_moves(comm, moves, self.layers, self.stepped)
         self.plan = plan
         self.recorder.migrate(plan, self.stepped, start_us, received)

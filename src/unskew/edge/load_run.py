@@ -145,7 +145,7 @@ def _released(
     kinds = spans.filter(pl.col("kind").is_in([*CHUNK_KINDS, *BESIDE_CHUNKS, "send", "recv", "all_reduce", "probe"])).select(
         _SPAN
     )
-    intake, found = Intake(), []
+    intake, found = Intake(min(commit.iteration for commit in commits)), []
     arriving: list[Event] = [msgspec.convert({"type": tag_of(Span), **row}, Span) for row in kinds.iter_rows(named=True)]
     waiting = 0
     while waiting < 30:

@@ -40,7 +40,14 @@ def _who(event: ev.ModeChanged | ev.Note | ev.CommandRefused | ev.PlanApproved |
 
 @sentence_of.register
 def _(event: ev.RunStarted) -> Sentence:
-    return Sentence("run", f"{event.run} on {event.ranks} ranks, mode {event.mode}, device {event.device}", "quiet")
+    since = f", goes on with {event.resumed_from} after {event.first_iteration} iterations" if event.resumed_from else ""
+    return Sentence("run", f"{event.run} on {event.ranks} ranks, mode {event.mode}, device {event.device}{since}", "quiet")
+
+
+@sentence_of.register
+def _(event: ev.CheckpointSaved) -> Sentence:
+    size = f"{event.bytes / 1e6:.1f} MB in {event.seconds:.2f} s"
+    return Sentence("saved", f"a checkpoint after {event.iterations} iterations, {size}", "quiet")
 
 
 @sentence_of.register

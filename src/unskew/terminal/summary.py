@@ -33,7 +33,8 @@ def summary_view(summary: Summary) -> RenderableType:
 def _facts(summary: Summary) -> list[tuple[str, str]]:
     losses, times, events = summary.losses, summary.iteration_s, summary.events
     lacking = f" in the log, of {summary.committed} that were committed" if summary.committed > summary.iterations else ""
-    facts = [("device", summary.device), ("iterations", f"{summary.iterations}{lacking}")]
+    resumed = f", after the first {summary.resumed_at} of {summary.resumed_from}" if summary.resumed_from else ""
+    facts = [("device", summary.device), ("iterations", f"{summary.iterations}{lacking}{resumed}")]
     if losses:
         facts.append(("loss", f"{losses[0]:.4f} to {losses[-1]:.4f}"))
     if times:

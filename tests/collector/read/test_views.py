@@ -120,6 +120,7 @@ CONTROL: list[ev.Control] = [
     *(ev.PlanApproved(proposal=name, by="ada", reason="yes") for name in ("approved", "applied", "failed")),
     ev.PlanRejected(proposal="rejected", by="bob", reason="no"),
     ev.PlanExpired(proposal="expired", reason="too late"),
+    ev.CheckpointSaved(iterations=10, bytes=4096, seconds=0.1, paused_us=40),
     ev.Suspected(rank=2, how="hung", detail="no progress"),
     ev.PlanKept(plan_version=1, at_iteration=9, reason="nothing better"),
     ev.PlanApplied(plan_version=5, digest="d", proposal="applied", iteration=3, reason="rank 1 is slow", plan=PLAN.to_data()),

@@ -16,15 +16,17 @@ from unskew.commands.common import (
     StoreOption,
     checking_input,
     fail,
+    known_run,
     locate,
     refuse,
     rights_of_new,
     starting,
+    there,
     warn,
     write_json,
 )
 from unskew.commands.parameters import asks_for
-from unskew.runtime.options import FAULTS, OptionsError, RunOptions, check
+from unskew.runtime.options import CHECKPOINTS, FAULTS, OptionsError, RunOptions, check
 
 if TYPE_CHECKING:
     from unskew.collector.files.tail import Entry
@@ -50,24 +52,55 @@ def run(
     dashboard: Annotated[
         bool, typer.Option("--dashboard/--no-dashboard", help="Serve the dashboard on 127.0.0.1.", rich_help_panel=OUTPUT)
     ] = True,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Go on with a run that ended, from its newest checkpoint; other ranks, devices and more --iterations are "
+            "allowed.",
+            rich_help_panel=CHECKPOINTS,
+        ),
+    ] = None,
     store: StoreOption = None,
     shared: SharedOption = False,
     json: JsonOption = None,
+    *,
+    context: typer.Context,
 ) -> None:
     """Train a small language model in parallel, disturb it, and watch it being kept fast."""
     from unskew.analytics.core.faults import parse_faults
 
     place = locate(store)
-    asked.setdefault("dtype", "float64" if asked["verify"] else "float32")
-    options = RunOptions(**asked, store=str(place.root))
+    if resume is None:
+        asked.setdefault("dtype", "float64" if asked["verify"] else "float32")
+        options = RunOptions(**asked, store=str(place.root))
+    else:
+        options = resumed_options(place, resume, asked, context)
     with checking_input():
         check(options)
     if fault and no_faults:
         refuse("--fault and --no-faults contradict each other: give one of them")
     with checking_input("--fault"):
-        specs = [] if no_faults else fault or default_faults(options)
+        specs = [] if no_faults or (resume and not fault) else fault or default_faults(options)
         parsed = parse_faults(specs, ranks=options.ranks, iterations=options.iterations, schedule=options.schedule)
     perform(place, msgspec.structs.replace(options, faults=parsed), dashboard=dashboard, json=json, mode=rights_of_new(shared))
+
+
+def resumed_options(place: Store, run: str, asked: dict[str, Any], context: typer.Context) -> RunOptions:
+    """The options of the run that goes on with `run`; refuses when it cannot."""
+    from unskew.collector.read.reader import open_store
+    from unskew.collector.write.commands import controller_alive
+    from unskew.runtime.control.resume import resumed
+
+    known_run(there(place), run)
+    if controller_alive(place, run):
+        refuse(f"run {run} is being trained: end it first, then resume it")
+    if asked["verify"]:
+        refuse("--verify and --resume contradict each other: losses are compared with those of a whole run")
+    sources = {name: context.get_parameter_source(name) for name in asked}
+    changed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    with checking_input(), open_store(place) as reader:
+        return resumed(place, reader, run, asked, changed)
 
 
 def default_faults(options: RunOptions) -> list[str]:
@@ -84,6 +117,7 @@ def default_faults(options: RunOptions) -> list[str]:
 def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | None, mode: int | None = None) -> None:
     """Run, show, sum up; in a terminal the dashboard then stays up until Ctrl-C."""
     from unskew.collector.alerts.acceptance import waits
+    from unskew.collector.files.checkpoints import checkpoints
     from unskew.collector.locks import hold
     from unskew.collector.paths import StoreError
     from unskew.dashboard_process import DashboardError, DashboardProcess
@@ -94,7 +128,8 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
     with checking_input():
         place.enter(mode=mode)
     warn([sentence] if (sentence := waits(place)) else [])
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop ends a run as Ctrl-C does
+    for ended_from_outside in (signal.SIGTERM, signal.SIGHUP):  # a scheduler's stop, a closed terminal: as Ctrl-C
+        signal.signal(ended_from_outside, signal.default_int_handler)
     console = SafeConsole()
     facts = [("store", str(place.root))]
     with ExitStack() as stack:
@@ -128,7 +163,9 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
         write_json(json, summary)
         if summary.status != "done":
             ended = "failed" if summary.status == "failed" else f"is {summary.status}"
-            fail(f"the run {ended}: {summary.reason}")
+            saved = checkpoints(place, summary.run_id) if summary.status == "failed" else []
+            again = f"; `unskew run --resume {summary.run_id}` goes on after iteration {saved[-1].index.iterations - 1}"
+            fail(f"the run {ended}: {summary.reason}{again if saved else ''}")
         if served is not None and console.is_terminal:
             with suppress(KeyboardInterrupt):
                 console.print(f"The dashboard stays at {facts[-1][1]} until Ctrl-C.")

@@ -1,0 +1,82 @@
+"""Checkpoints on disk: which are whole, and where each layer's part lies. ::
+
+    checkpoints/<run>/<iterations>/rank-<rank>/    a part: some layers, in torch's distributed-checkpoint format
+    checkpoints/<run>/<iterations>/index.json      written last: with it the checkpoint is whole
+
+A folder without an index is a save that was cut short, or that goes on. The last `KEPT` whole ones stay.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from unskew.collector.files.manifest import sync_folder
+from unskew.collector.paths import Store, StoreError
+
+KEPT = 2
+_INDEX = "index.json"
+
+
+class CheckpointIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole checkpoint: the state after `iterations` iterations; layer i lies in the part of rank `writers[i]`."""
+
+    iterations: int
+    writers: tuple[int, ...]
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A whole checkpoint and its folder."""
+
+    folder: Path
+    index: CheckpointIndex
+
+    def part(self, layer: int) -> Path:
+        """Where a layer lies."""
+        return self.folder / part_name(self.index.writers[layer])
+
+
+def part_name(rank: int) -> str:
+    """The folder of what a rank wrote, within its checkpoint's."""
+    return f"rank-{rank:04d}"
+
+
+def seal(store: Store, run: str, index: CheckpointIndex) -> None:
+    """Every part is on disk: from now on the checkpoint is whole, and what it replaces goes. Raises `OSError`."""
+    folder = _folder(store, run, index.iterations)
+    beside = folder / f"{_INDEX}.new"
+    with beside.open("wb") as file:
+        file.write(msgspec.json.encode(index))
+        file.flush()
+        os.fsync(file.fileno())
+    beside.rename(folder / _INDEX)
+    sync_folder(folder)
+    whole = [checkpoint.index.iterations for checkpoint in checkpoints(store, run)]
+    oldest = whole[-KEPT:][0]
+    for entry in store.checkpoints(run).iterdir():
+        if entry.name.isdigit() and int(entry.name) < oldest:
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def checkpoints(store: Store, run: str) -> list[Checkpoint]:
+    """The whole checkpoints of a run, the oldest first."""
+    found = []
+    for path in sorted(store.checkpoints(run).glob(f"*/{_INDEX}")):
+        try:
+            found.append(Checkpoint(path.parent, msgspec.json.decode(path.read_bytes(), type=CheckpointIndex)))
+        except (OSError, msgspec.DecodeError) as error:
+            raise StoreError(f"{path} cannot be read ({error}): remove its folder to use the checkpoint before it") from error
+    return found
+
+
+def checkpoint_at(store: Store, run: str, iterations: int) -> Checkpoint:
+    """One that is known to be there."""
+    path = _folder(store, run, iterations)
+    return Checkpoint(path, msgspec.json.decode((path / _INDEX).read_bytes(), type=CheckpointIndex))
+
+
+def _folder(store: Store, run: str, iterations: int) -> Path:
+    return store.checkpoints(run) / f"{iterations:08d}"

@@ -1,0 +1,68 @@
+"""What a resumed run goes on with: the newest whole checkpoint of a run, and the options that must not change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from unskew.collector.events import RunStarted, tag_of
+from unskew.collector.files.checkpoints import checkpoints
+from unskew.collector.files.tail import decode_event
+from unskew.collector.paths import Store
+from unskew.collector.read.reader import Reader
+from unskew.runtime.options import OptionsError, ResumePoint, RunOptions
+
+KEPT = ("layers", "dim", "heads", "tokens", "micro_batches", "seed", "dtype", "corpus")
+"""What determines the losses: weights, batches and their order."""
+
+
+def resumed(store: Store, reader: Reader, run: str, asked: Mapping[str, Any], changed: Collection[str]) -> RunOptions:
+    """The options of the run that goes on with `run`: those it had, save what is `changed` to what is asked; no faults.
+
+    Raises `OptionsError` when it cannot be gone on with.
+    """
+    before = _started(reader, run)
+    if before is None or before.clock == "imported":
+        raise OptionsError(f"run {run} was not trained here: only a run of `unskew run` can be resumed")
+    held = msgspec.convert(before.options, RunOptions)
+    whole = checkpoints(store, run)
+    if whole:
+        point = ResumePoint(run=run, iterations=whole[-1].index.iterations)
+    elif held.resume is not None:
+        point = held.resume  # it ended before its own first checkpoint
+    else:
+        raise OptionsError(f"run {run} has no checkpoint in {store.checkpoints(run)}: it ended before its first one")
+    for name in changed:
+        if name in KEPT and asked[name] != getattr(held, name):
+            flag = f"--{name.replace('_', '-')}"
+            kept = getattr(held, name)
+            raise OptionsError(f"{flag} {asked[name]} is not what {run} was started with: a resumed run keeps {kept}")
+    news = {name: asked[name] for name in changed}
+    options = msgspec.structs.replace(held, **news, faults=(), verify=False, store=str(store.root), resume=point)
+    if options.iterations <= point.iterations:
+        raise OptionsError(
+            f"run {run} has trained {point.iterations} of {options.iterations} iterations: name more with --iterations"
+        )
+    return options
+
+
+def losses_before(reader: Reader, point: ResumePoint | None) -> dict[int, float]:
+    """The losses of the iterations that a run did not train itself, from the logs of those it goes on with."""
+    losses: dict[int, float] = {}
+    while point is not None:
+        query = "select iteration, loss from iterations where run = ? and iteration < ?"
+        losses = {**dict(reader.sql(query, [point.run, point.iterations]).iter_rows()), **losses}
+        before = _started(reader, point.run)
+        point = msgspec.convert(before.options, RunOptions).resume if before is not None else None
+    return losses
+
+
+def _started(reader: Reader, run: str) -> RunStarted | None:
+    query = "select payload::varchar as line from events where run = ? and type = ?"
+    for line in reader.sql(query, [run, tag_of(RunStarted)])["line"]:
+        event = decode_event(line.encode())
+        if isinstance(event, RunStarted):
+            return event
+    return None

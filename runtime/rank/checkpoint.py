@@ -1,0 +1,103 @@
+"""Checkpoints, a rank's side: its layers are copied between two iterations and written by a thread while training goes on.
+
+Of a layer's holders one writes it, so each rank writes its share, as a part of its own in torch's distributed-checkpoint
+format: per parameter its value and both moments, under the layer's name. Whoever holds a layer in whatever plan reads it from
+the part that the checkpoint's index names.
+"""
+
+from __future__ import annotations
+
+import gc
+import queue
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from unskew.analytics.core.plan import Plan
+from unskew.collector.files.checkpoints import part_name
+from unskew.collector.rights import make_folder
+from unskew.runtime.model.layers import HeldLayer
+from unskew.runtime.protocol import CheckpointPart
+
+State = dict[str, Tensor]
+
+# No process group is registered, by intent: each rank writes by itself.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+
+
+def to_write(plan: Plan, rank: int) -> list[int]:
+    """The layers that `rank` writes: each is written by one of its holders, in turn."""
+    holders = {layer: sorted(role.rank for role in plan.roles if layer in role.layers) for layer in range(plan.n_layers)}
+    return [layer for layer, of in holders.items() if of[layer % len(of)] == rank]
+
+
+class CheckpointWriter:
+    """Writes what it is given to `folder`, one checkpoint after the other; `report` hears of each, from the thread."""
+
+    def __init__(self, folder: Path, rank: int, report: Callable[[CheckpointPart], None]) -> None:
+        self._folder, self._rank, self._report = folder, rank, report
+        self._waiting: queue.Queue[tuple[int, State, tuple[int, ...], int]] = queue.Queue(1)
+        self._idle = threading.Event()
+        self._idle.set()
+        threading.Thread(target=self._serve, name="checkpoint", daemon=True).start()
+
+    def save(self, iterations: int, layers: Mapping[int, HeldLayer], numbers: Iterable[int]) -> None:
+        """Copy layers as they are after so many iterations, to be written. While the disk is still busy with the one before the
+        next, this one is left out."""
+        start_ns = time.monotonic_ns()
+        if self._waiting.full():
+            return
+        numbers = tuple(numbers)
+        state = {name: tensor for number in numbers for name, tensor in _copied(number, layers[number])}
+        self._idle.clear()
+        self._waiting.put((iterations, state, numbers, (time.monotonic_ns() - start_ns) // 1000))
+
+    def finish(self, within_s: float) -> None:
+        """Wait until what was given is on disk, at most so long."""
+        self._idle.wait(within_s)
+
+    def _serve(self) -> None:
+        while True:
+            iterations, state, numbers, paused_us = self._waiting.get()
+            started, problem = time.monotonic(), ""
+            path = self._folder / f"{iterations:08d}" / part_name(self._rank)
+            try:
+                make_folder(path.parent)
+                save(state, checkpoint_id=path, no_dist=True)
+            except Exception as error:  # a full disk costs the checkpoint, never the rank
+                shutil.rmtree(path, ignore_errors=True)  # the log needs the place more
+                problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            part = CheckpointPart(
+                rank=self._rank,
+                iterations=iterations,
+                layers=numbers,
+                bytes=sum(tensor.nbytes for tensor in state.values()),
+                seconds=time.monotonic() - started,
+                paused_us=paused_us,
+                problem=problem,
+            )
+            del state
+            # A rank's collector is off; the planner leaves circles behind, some 20 objects a tensor, all of them new.
+            gc.collect(0)
+            self._report(part)
+            if self._waiting.empty():
+                self._idle.set()
+
+
+def restore(part: Path, number: int, layer: HeldLayer, iterations: int) -> None:
+    """Fill a layer from the part that has it, as it was after so many iterations."""
+    state = dict(_copied(number, layer))
+    load(state, checkpoint_id=part, no_dist=True)
+    layer.unpack(torch.cat([tensor.reshape(-1) for tensor in state.values()]), iterations)
+
+
+def _copied(number: int, layer: HeldLayer) -> Iterable[tuple[str, Tensor]]:
+    return ((f"layers.{number}.{name}", tensor.detach().to("cpu", copy=True)) for name, tensor in layer.named_tensors())

@@ -1,0 +1,156 @@
+"""Checkpoints: everything dies and the run goes on from disk, on other ranks, with the losses of an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.processes import collectors, send_signal
+from support.runtime_runs import SMALL, train, wait_until
+
+from unskew.analytics.core.plan import PlanError
+from unskew.analytics.scheduler.recovery import recover
+from unskew.collector.events import CheckpointSaved, Note, RunStarted
+from unskew.collector.files.checkpoints import CheckpointIndex, checkpoints, part_name, seal
+from unskew.collector.paths import Store
+from unskew.collector.read.reader import open_store
+from unskew.runtime.control.checkpoints import CheckpointParts
+from unskew.runtime.control.resume import resumed
+from unskew.runtime.options import OptionsError
+from unskew.runtime.protocol import CheckpointPart
+from unskew.runtime.rank.checkpoint import to_write
+
+ITERATIONS = 30
+TRAIN = (
+    "run --no-dashboard --no-faults --device virtual --pp 2 --dp 2 --layers 4 --micro-batches 4 --dim 16 --heads 1 "
+    f"--tokens 64 --iterations {ITERATIONS} --dtype float64 --checkpoint-every 4"
+).split()
+
+
+def unskew(store: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "unskew", *arguments, "--store", str(store)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ})
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    children = [(thread / "children").read_text().split() for thread in Path(f"/proc/{pid}/task").iterdir()]
+    return [pid, *(one for of_thread in children for child in of_thread for one in tree(int(child)))]
+
+
+@pytest.mark.alone
+@pytest.mark.limit(120)
+def test_everything_dies_and_the_run_goes_on_from_disk_on_fewer_ranks(tmp_path: Path) -> None:
+    undisturbed = train(tmp_path, iterations=ITERATIONS).losses
+    store = Store.locate(tmp_path)
+    (other,) = store.spooled_runs()
+    process = unskew(tmp_path, *TRAIN)
+
+    def killed() -> str:
+        return next((run for run in store.spooled_runs() if run != other), "")
+
+    assert wait_until(lambda: bool(killed()) and len(checkpoints(store, killed())) > 0, 60)
+    run = killed()
+    time.sleep(0.37)
+    for pid in tree(process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    at = checkpoints(store, run)[-1].index.iterations
+
+    answer = tmp_path / "answer.json"
+    went_on = unskew(tmp_path, "run", "--resume", run, "--no-dashboard", "--dp", "1", "--json", str(answer))
+    assert went_on.wait(90) == 0
+    summary = msgspec.json.decode(answer.read_bytes())
+    assert (summary["resumed_from"], summary["resumed_at"]) == (run, at)
+    assert summary["iterations"] == ITERATIONS - at
+    assert summary["losses"] == pytest.approx(undisturbed, rel=0, abs=1e-8)
+    with open_store(store) as reader:
+        (first,) = reader.sql("select min(iteration) as n from iterations where run = ?", [summary["run_id"]])["n"]
+    assert first == at
+    for pid in collectors(store):
+        send_signal(pid, signal.SIGTERM)
+
+
+@pytest.mark.alone
+@pytest.mark.limit(60)
+def test_a_death_costs_the_checkpoint_at_most_and_a_disk_that_refuses_it_costs_no_rank(tmp_path: Path) -> None:
+    run = train(tmp_path, "kill:rank=1,at=7,point=before_step", checkpoint_every=4)
+    saved = [event.iterations for event in run.of(CheckpointSaved)]
+    assert saved == [iterations for iterations in (4, 8, 12) if iterations in saved]
+    assert {4, 12} <= {*saved}  # the one after iteration 7 misses a part when the rank died before its thread had written
+    assert [one.index.iterations for one in checkpoints(run.store, run.id)] == saved[-2:]
+    (run.store.root / "checkpoints").rename(run.store.root / "kept")
+    (run.store.root / "checkpoints").write_text("no folder")
+    refused = train(tmp_path, checkpoint_every=4)
+    assert refused.summary.status == "done"
+    assert refused.of(CheckpointSaved) == []
+    assert all("could not be written" in note.text for note in refused.of(Note))
+    assert len(refused.of(Note)) == 3 * refused.options.ranks
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(4, 12), st.data())
+def test_each_layer_is_written_by_one_living_holder_and_by_all_in_turn(
+    pp: int, dp: int, layers: int, data: st.DataObject
+) -> None:
+    plan = msgspec.structs.replace(SMALL, pp=pp, dp=dp, layers=layers).first_plan()
+    for rank in data.draw(st.permutations(plan.ranks)):
+        written = [layer for rank in plan.ranks for layer in to_write(plan, rank)]
+        assert sorted(written) == list(range(layers))
+        assert all(layer in plan.role_of[rank].layers for rank in plan.ranks for layer in to_write(plan, rank))
+        try:
+            plan = recover(plan, {rank}, plan.plan_version + 1)
+        except PlanError:
+            break
+
+
+def test_a_save_that_was_cut_short_leaves_the_one_before(tmp_path: Path) -> None:
+    store = Store.locate(tmp_path)
+    for iterations in (4, 8, 12):
+        (store.checkpoints("run") / f"{iterations:08d}" / part_name(0)).mkdir(parents=True)
+        seal(store, "run", CheckpointIndex(iterations=iterations, writers=(0, 0)))
+    (store.checkpoints("run") / "00000016" / part_name(0)).mkdir(parents=True)
+    assert [one.index.iterations for one in checkpoints(store, "run")] == [8, 12]
+    assert checkpoints(store, "run")[-1].part(1) == store.checkpoints("run") / "00000012" / "rank-0000"
+
+
+def part(rank: int, iterations: int, *layers: int) -> CheckpointPart:
+    return CheckpointPart(rank=rank, iterations=iterations, layers=layers, bytes=10, seconds=0.5, paused_us=rank)
+
+
+def test_a_checkpoint_is_whole_with_its_last_part_and_gives_up_older_ones() -> None:
+    parts, whole = CheckpointParts(3).take(part(0, 4, 0))
+    assert whole is None
+    for one in (part(0, 8, 0), part(1, 8, 1)):
+        parts, whole = parts.take(one)
+        assert whole is None
+    parts, whole = parts.take(part(2, 8, 2))
+    assert whole is not None
+    index, saved = whole
+    assert (index.iterations, index.writers, saved.bytes, saved.paused_us) == (8, (0, 1, 2), 30, 2)
+    assert parts.parts == {}
+
+
+@pytest.mark.alone
+def test_what_cannot_be_resumed_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    run = train(tmp_path, iterations=2, checkpoint_every=0)
+    (started,) = run.of(RunStarted)
+    assert (started.first_iteration, started.resumed_from) == (0, None)
+    with open_store(run.store) as reader, pytest.raises(OptionsError, match="has no checkpoint in"):
+        resumed(run.store, reader, run.id, {}, ())
+    (run.store.checkpoints(run.id) / "00000002").mkdir(parents=True)
+    seal(run.store, run.id, CheckpointIndex(iterations=2, writers=(0,) * 4))
+    with open_store(run.store) as reader:
+        with pytest.raises(OptionsError, match="has trained 2 of 2 iterations"):
+            resumed(run.store, reader, run.id, {}, ())
+        with pytest.raises(OptionsError, match="--seed 5 is not what"):
+            resumed(run.store, reader, run.id, {"seed": 5}, ("seed",))
+        options = resumed(run.store, reader, run.id, {"iterations": 9, "dp": 1, "seed": 4}, ("iterations", "dp"))
+    assert (options.iterations, options.dp, options.seed, options.first_iteration) == (9, 1, 0, 2)
