@@ -26,9 +26,11 @@ BENCHES: dict[str, tuple[str, ...]] = {
         "detector_episodes.figures",
         "detector_culprits.figures",
         "detector_data.figures",
+        "detector_pipelines.figures",
     ),
     "detector_series": ("detector_series.figures", "detector_episodes.figures"),
     "detector_data": ("detector_data.figures",),
+    "detector_pipelines": ("detector_pipelines.figures",),
     "scheduler": (
         "scheduler_pipeline.figures",
         "scheduler_planners.figures",

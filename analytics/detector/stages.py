@@ -65,30 +65,42 @@ def watch(
             opened.setdefault(group, number)
             number = max(number, opened[group] + 1)
             ranks = [company.ranks[row] for row in company.peer_groups.members[group].tolist() if row >= 0]
-            stage, times = company.stage_of[ranks[0]], exp(found)
+            others = [rank for rank in company.ranks if rank not in ranks]
             verdicts.append(
-                Verdict(
-                    verdict=opened[group],
-                    cause="stage_imbalance",
-                    culprits=(Party(kind="stage", stage=stage),),
-                    victims=tuple(Party(kind="device", rank=rank) for rank in company.ranks if rank not in ranks),
-                    since_iteration=rows[0][0],
-                    at_iteration=now,
-                    confidence=confidence_of(found - slack, sigma, len(rows)),
-                    sentence=(
-                        f"stage {stage} takes {times:.2f} times as long as predicted since iteration {rows[0][0]}, on all "
-                        f"of its {len(ranks)} ranks alike: its work became dearer, no single device is to blame"
-                    ),
-                    evidence={"time_ratio": round(times, 4), "sigma": round(sigma, 4), "n": len(rows), "ranks": ranks},
-                    config=options.digest,
+                stage_verdict(
+                    opened[group], company.stage_of[ranks[0]], ranks, others, found, since=rows[0][0], at=now, n=len(rows),
+                    sigma=sigma, options=options,
                 )
-            )
+            )  # fmt: skip
         elif group in opened:
             reason = f"the stage takes as long as predicted since iteration {rows[0][0]}"
             closed = VerdictClosed(verdict=opened.pop(group), until_iteration=rows[0][0], at_iteration=now, reason=reason)
             verdicts.append(closed)
     sums = sums.each(lambda side: CusumSide(np.where(judged, 0.0, side.total), side.zero_at))
     return Stages(stages.digest, sums, level, recent, opened), tuple(verdicts)
+
+
+def stage_verdict(
+    number: int, stage: int, ranks: list[int], others: list[int], level: float, *, since: int, at: int, n: int, sigma: float,
+    options: DetectorOptions,
+) -> Verdict:  # fmt: skip
+    """All `ranks` of the stage take longer alike, by `level` (log) in `n` iterations of noise `sigma`."""
+    times = exp(level)
+    return Verdict(
+        verdict=number,
+        cause="stage_imbalance",
+        culprits=(Party(kind="stage", stage=stage),),
+        victims=tuple(Party(kind="device", rank=rank) for rank in others),
+        since_iteration=since,
+        at_iteration=at,
+        confidence=confidence_of(level - options.slack_of(sigma), sigma, n),
+        sentence=(
+            f"stage {stage} takes {times:.2f} times as long as predicted since iteration {since}, on all of its {len(ranks)} "
+            "ranks alike: its work became dearer, no single device is to blame"
+        ),
+        evidence={"time_ratio": round(times, 4), "sigma": round(sigma, 4), "n": n, "ranks": ranks},
+        config=options.digest,
+    )
 
 
 def suspected(stages: Stages | None, company: PeerGroups) -> set[int]:

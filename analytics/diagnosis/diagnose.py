@@ -27,11 +27,12 @@ from unskew.analytics.diagnosis.attached import follow_attached
 from unskew.analytics.diagnosis.capacity import idle_s
 from unskew.analytics.diagnosis.causes import LEAST_SHARE, NEXT_STEP, named
 from unskew.analytics.diagnosis.coverage import gaps_of
-from unskew.analytics.diagnosis.failslow import as_slow, follow_run, follow_section, loss_of
+from unskew.analytics.diagnosis.failslow import as_slow, follow_run, loss_of
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
 from unskew.analytics.diagnosis.rank_times import follow_ranks, follow_steps
 from unskew.analytics.diagnosis.replicas import excess_of, judge_replicas, smallest_slowdown
 from unskew.analytics.diagnosis.runlog import RunLog
+from unskew.analytics.diagnosis.slow_ranks import follow_section
 from unskew.analytics.diagnosis.trace.lost import LOCATED, ORDER, WITHOUT_CAUSE, LostTime, time_lost, without
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.replay import GraphError
@@ -193,7 +194,7 @@ def _with_lengths(log: RunLog) -> tuple[list[TraceSection], Findings, list[str]]
 def _without_lengths(trace: Trace, options: DetectorOptions) -> tuple[list[TraceSection], Findings, list[str]]:
     """A run whose micro-batches are as long as their peers let expect; where that cannot be told, ranks as a whole."""
     try:
-        section = without_lengths(record(trace))
+        section = without_lengths(record(trace), options)
     except ValueError as error:
         found, why = follow_ranks(trace, options)
         return [], found, [f"long_sequences, stage_imbalance, time lost: {error}", *_unseen(why), NO_WEIGHT]

@@ -13,10 +13,7 @@ from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.outcome import Findings, Sight
 from unskew.analytics.core.run_state import RunState, fold
-from unskew.analytics.detector.detector import Detector, sight_of
-from unskew.analytics.detector.options import DetectorOptions, options_for
-from unskew.analytics.detector.peer_groups import UnitRoles, equal_roles
-from unskew.analytics.detector.residuals import UnitTimes
+from unskew.analytics.detector.options import options_for
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.loop.adaptation import Adaptation
@@ -110,20 +107,6 @@ def loss_of(log: RunLog, lost: DeviceLost) -> DeviceLost:
     return msgspec.structs.replace(lost, watermark=gone, iteration=min(gone, last), victims=lost.victims or others)
 
 
-def follow_section(section: TraceSection, options: DetectorOptions) -> Findings:
-    """A recording whose workload was inferred: every chunk against what its peers let expect."""
-    detector, operations, roles = Detector(options), section.recording.graph.operations, _roles(section)
-    cells = [(kind, i) for (kind, _), members in section.cells.items() for i in members]
-    chunks = [i for _, i in cells]
-    rank = np.array([operations[i].rank for i in chunks])
-    kind = np.array([section.kinds.index(name) for name, _ in cells])
-    verdicts: list[Verdict | VerdictClosed] = []
-    for column, iteration in enumerate(section.recording.iterations):
-        us, expected_us = section.parts.work_us[chunks, column], section.expected_us[chunks, column]
-        verdicts += detector.observe_units(iteration, UnitTimes(section.kinds, rank, kind, us, expected_us), roles)
-    return Findings(verdicts=settled(verdicts), sight=sight_of(detector.state, options))
-
-
 def as_slow(section: TraceSection, verdicts: Iterable[Verdict]) -> TraceSection:
     """The section in which ranks and replicas that were named are expected to take what they would at their healthy speed. Of
     one stage, where forward and backward explain each other, that is what the others take in the same iteration."""
@@ -141,15 +124,6 @@ def as_slow(section: TraceSection, verdicts: Iterable[Verdict]) -> TraceSection:
             else:
                 expected[np.ix_(mine, during)] *= verdict.speed.get(kind, 1.0)
     return msgspec.structs.replace(section, expected_us=expected)
-
-
-def _roles(section: TraceSection) -> UnitRoles:
-    """Peers are the ranks of a stage, pipeline peers those of a replica."""
-    replicas: dict[int, set[int]] = {}
-    for operation in section.recording.graph.operations:
-        replicas.setdefault(operation.replica, set()).add(operation.rank)
-    stage_of = {operation.rank: operation.stage for operation in section.recording.graph.operations}
-    return equal_roles(stage_of, tuple(tuple(sorted(ranks)) for _, ranks in sorted(replicas.items())))
 
 
 def settled(verdicts: Iterable[Verdict | VerdictClosed]) -> tuple[Verdict, ...]:

@@ -7,13 +7,14 @@ should take. Steps, for chunk times t[kind, stage, micro-batch] (micro-batches o
 1. a standard score per kind and place (a stage, or each of its ranges of layers):
    ``z = (t - median) / (1.4826 x median distance from it)``;
 2. a chunk's workload is the mean z of the same micro-batch on the other stages, where there is one stage only of its other
-   kinds: a device that is slow does not explain itself. A z counts as far as another chunk of the micro-batch confirms it
-   (`_confirmed`): one that was held up makes no other chunk expected to be long;
+   kinds. A z counts as far as another chunk of the micro-batch confirms it (`_confirmed`): one that was held up makes no
+   other chunk expected to be long;
 3. expected time: ``c0 + c1 z + c2 z^2``, robust relative least squares (Huber) per kind and place, within the range of the
    times that were fitted. The square, because backward grows faster with the length of documents than forward.
 
-Inference does not see a slow stage (that is its normal), nor, with one stage, a device whose forward and backward are slow
-alike; of a whole replica that is slow see replicas.py.
+Before that, ranks that are slow are found (slowness.py), and what they took longer for it is taken out: they neither make their
+micro-batches look long nor their stage costly. Inference does not see a slow stage (that is its normal), nor, with one stage, a
+device whose forward and backward are slow alike; of a whole replica that is slow see replicas.py.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from sklearn.linear_model import LinearRegression  # type: ignore[import-untyped
 
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.workload import Work, work_of
+from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.trace import streams, turns
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.replay import OperationDurations, TraceRecording, take_apart
+from unskew.analytics.diagnosis.trace.slowness import Rows, Slowness, slowness_of
 from unskew.analytics.pipeline.dag import Array
 from unskew.collector.events import CHUNK_KINDS
 
@@ -40,6 +43,8 @@ Indices = NDArray[np.intp]
 
 HUBER = 1.5
 ROUNDS = 15
+LEAST_US = 1e-3
+DEFAULT_OPTIONS = DetectorOptions()
 CONFIRMED = 2.0
 """So much more may a kind of work vary with length than another."""
 LEAST_CHUNKS = 8
@@ -49,7 +54,8 @@ LEAST_CHUNKS = 8
 class TraceSection(msgspec.Struct, frozen=True, dict=True):
     """`expected_us` [operation, iteration]: what a healthy device of the stage takes for the chunk's workload; NaN for other
     operations. `lengths_logged` False: inferred from peers. `correlation`: of forward with backward times over micro-batches.
-    `plan_version`: of the plan (0 in an imported run). `smallest_replica_slowdown`: where workload is inferred, from which on a
+    `plan_version`: of the plan (0 in an imported run). Where workload is inferred: `slowness` of ranks, which of several stages
+    is estimated with it (its numbers are places in `stages` and `replicas`), and `smallest_replica_slowdown`, from which on a
     whole replica would have been told from its micro-batches; None = not at all."""
 
     recording: TraceRecording
@@ -57,6 +63,7 @@ class TraceSection(msgspec.Struct, frozen=True, dict=True):
     lengths_logged: bool
     correlation: float | None = None
     plan_version: int = 0
+    slowness: Slowness = Slowness()
     smallest_replica_slowdown: float | None = None
 
     @cached_property
@@ -91,6 +98,16 @@ class TraceSection(msgspec.Struct, frozen=True, dict=True):
         return tuple(sorted({stage for _, stage in self.cells}))
 
     @cached_property
+    def replicas(self) -> tuple[int, ...]:
+        return tuple(sorted({operation.replica for operation in self.recording.graph.operations}))
+
+    @cached_property
+    def rank_at(self) -> dict[tuple[int, int], int]:
+        """(stage, replica) -> the rank that executes it."""
+        chunks = (o for o in self.recording.graph.operations if o.micro_batch is not None)
+        return {(operation.stage, operation.replica): operation.rank for operation in chunks}
+
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted({operation.rank for operation in self.recording.graph.operations}))
 
@@ -120,8 +137,9 @@ def with_lengths(
     return TraceSection(recording, expected, lengths_logged=True, plan_version=plan_version)
 
 
-def without_lengths(recording: TraceRecording) -> TraceSection:
-    """A section whose workload is inferred from peers. Raises `ValueError` when that cannot be done."""
+def without_lengths(recording: TraceRecording, options: DetectorOptions = DEFAULT_OPTIONS) -> TraceSection:
+    """A section whose workload is inferred from peers, and with several stages the slowness of its ranks. Raises `ValueError`
+    when that cannot be done."""
     bare = TraceSection(recording, np.full_like(recording.wall_us, np.nan), lengths_logged=False)
     operations = recording.graph.operations
     batches = sorted({(o.replica, o.micro_batch) for o in operations if o.micro_batch is not None})
@@ -134,11 +152,31 @@ def without_lengths(recording: TraceRecording) -> TraceSection:
             index[bare.kinds.index(kind), places.index(place), at] = i
     if (index < 0).any():
         raise ValueError("not every micro-batch ran on every stage, so its workload cannot be inferred from peers")
-    times = bare.parts.work_us[index].reshape(*index.shape[:2], -1)
-    found = infer(times, bare.kinds, [stage for stage, _ in places])
+    times = bare.parts.work_us[index]  # [kind, place, micro-batch, iteration]
+    stage_of, replica_of = [stage for stage, _ in places], [bare.replicas.index(replica) for replica, _ in batches]
+    slowness = Slowness()
+    if len(bare.stages) > 1:
+        slowness = _slowness(times, [bare.stages.index(stage) for stage in stage_of], replica_of, options)
+        for one in slowness.named:
+            if one.who.is_replica:
+                continue
+            stages = [bare.stages[stage] for stage in one.who.stages]
+            mine = np.ix_(np.isin(stage_of, stages), np.isin(replica_of, one.who.replicas))
+            for number, level in enumerate(one.levels):
+                times[number][*mine, one.begin : one.end] /= np.exp(level)
+    found = infer(times.reshape(*index.shape[:2], -1), bare.kinds, stage_of)
     expected = bare.expected_us.copy()
     expected[index] = found.expected_us.reshape(*index.shape, -1)
-    return msgspec.structs.replace(bare, expected_us=expected, correlation=found.correlation)
+    return msgspec.structs.replace(bare, expected_us=expected, correlation=found.correlation, slowness=slowness)
+
+
+def _slowness(times_us: Array, stage_of: Sequence[int], replica_of: Sequence[int], options: DetectorOptions) -> Slowness:
+    """Of chunks [kind, place, micro-batch, iteration]; stages and replicas as numbers from 0."""
+    n_kinds, n_places, _, n = times_us.shape
+    logs = np.log(np.maximum(times_us, LEAST_US)).reshape(n_kinds * n_places, len(replica_of), n)
+    of_replica = [np.median(logs[:, np.array(replica_of) == replica], axis=1) for replica in sorted(set(replica_of))]
+    kind, place = (tuple(numbers.ravel().tolist()) for numbers in np.indices((n_kinds, n_places)))
+    return slowness_of(np.stack(of_replica, axis=1), Rows(kind, tuple(stage_of[one] for one in place)), options)
 
 
 class InferredWorkload(msgspec.Struct, frozen=True):

@@ -1,0 +1,91 @@
+"""Pipelines without lengths in which ranks are slow from the first recorded step or later: the right ones, or nobody."""
+
+from __future__ import annotations
+
+import pytest
+from support.foreign_traces import log_of, spans_of
+from support.slowed_pipelines import PipelineScore, scored, slowed_pipeline
+
+from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose
+
+SEEDS = range(5_000, 5_030)  # none of those that it was made on
+ITERATIONS = 40
+
+
+def test_slow_ranks_are_named_and_no_other_is() -> None:
+    """Every shape and every fault drawn anew; with one replica only what changes can be known."""
+    of: dict[int, list[PipelineScore]] = {}
+    for seed in SEEDS:
+        pipeline = slowed_pipeline(seed)
+        of.setdefault(pipeline.replicas, []).append(scored(pipeline, diagnose(pipeline.log())))
+    every = [one for many in of.values() for one in many]
+    assert [one.accused for one in every if one.accused] == []
+    assert not any(one.falsely_calm for one in every)
+    several = [one for replicas, many in of.items() if replicas > 1 for one in many]
+    named, missed = sum(len(one.named) for one in several), sum(len(one.missed) for one in several)
+    assert named >= 0.9 * (named + missed) > 10
+
+
+def diagnosed(stages: int, replicas: int, factors: dict[int, float], *, kinds: str = "FB", spread: float = 0.1) -> Diagnosis:
+    """Ranks (replica x stages + stage) take so many times as long, from the first recorded step to the last."""
+    plan = uniform_plan(tp=1, pp=stages, dp=replicas, n_layers=stages, micro_batches=8 * replicas)
+    return diagnose(
+        log_of(
+            spans_of(
+                plan,
+                iterations=ITERATIONS,
+                spread=spread,
+                factor=lambda _i, chunk: factors.get(chunk.rank, 1.0) if chunk.kind in kinds else 1.0,
+            )
+        )
+    )
+
+
+def accused(found: Diagnosis) -> dict[int | None, dict[str, float]]:
+    return {one.culprits[0].rank: one.speed for one in found.verdicts if one.cause == "slow_device"}
+
+
+@pytest.mark.parametrize(
+    ("stages", "replicas", "factors"),
+    [(2, 2, {3: 1.5}), (3, 2, {1: 1.1}), (4, 2, {4: 1.3, 6: 1.6}), (2, 4, {2: 1.2, 4: 1.3}), (8, 3, {0: 1.15, 7: 1.15})],
+)
+def test_each_is_named_with_its_own_speed_from_the_first_step_on(stages: int, replicas: int, factors: dict[int, float]) -> None:
+    found = diagnosed(stages, replicas, factors)
+    assert accused(found).keys() == factors.keys()
+    for rank, factor in factors.items():
+        assert accused(found)[rank] == {kind: pytest.approx(1 / factor, abs=0.03) for kind in "BF"}
+    assert {one.since_iteration for one in found.verdicts} == {0}
+    assert {one.until_iteration for one in found.verdicts} == {None}
+
+
+def test_a_rank_slow_in_one_kind_of_work_is_named_for_that_kind() -> None:
+    assert accused(diagnosed(3, 2, {4: 1.4}, kinds="B")) == {4: {"B": pytest.approx(1 / 1.4, abs=0.03)}}
+
+
+@pytest.mark.parametrize("factors", [{}, {1: 1.1}])
+def test_with_one_replica_a_rank_slow_from_the_first_step_on_looks_like_its_stage(factors: dict[int, float]) -> None:
+    """Little enough to cost no 5 % of the time, so nothing is named; and calm it is not."""
+    found = diagnosed(4, 1, factors, spread=0.01)
+    assert (found.outcome, found.smallest_slowdown) == ("cannot_be_judged", None)
+    assert "looks like a costly stage" in found.why
+
+
+def test_with_one_replica_what_costs_much_is_the_stage_or_its_device() -> None:
+    found = diagnosed(4, 1, {1: 1.5}, spread=0.01)
+    (stage,) = found.verdicts
+    assert stage.cause == "stage_imbalance"
+    assert "its layers or its device" in stage.sentence
+
+
+def test_where_two_ranks_explain_it_alike_neither_is_accused() -> None:
+    """Two stages, two replicas, lengths that vary by more than the rank is slow: rank 3, or rank 0 and shorter documents."""
+    found = diagnosed(2, 2, {3: 1.2}, spread=1.5)
+    assert accused(found) == {}
+    assert found.outcome != "well"
+
+
+@pytest.mark.parametrize("seed", range(5_000, 5_010))
+def test_healthy_pipelines_accuse_nobody(seed: int) -> None:
+    pipeline = slowed_pipeline(seed, n_slow=0)
+    assert accused(diagnose(pipeline.log())) == {}
