@@ -19,19 +19,19 @@ from math import exp, sqrt
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.outcome import Findings, Sight
+from unskew.analytics.core.outcome import Findings, Sight, percent
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.analytics.detector.detector import Detector, sight_of
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import PeerGroups, company_of, equal_roles, median_of_others
 from unskew.analytics.detector.residuals import Floats, UnitTimes
+from unskew.analytics.detector.series_noise import noise_of
 from unskew.analytics.detector.suspicion import Excess, SpeedChange
 from unskew.analytics.detector.verdicts import slow_verdict
 from unskew.collector.events import Party, Verdict
 
 OR_ITS_DATA = "or its data is always heavier than the others', as no lengths are recorded"
 LEAST_US = 1e-3
-MOST_SPREADS, MOST_ALIKE = 3.0, 0.9
 
 
 class RankTimes(msgspec.Struct, frozen=True, dict=True):
@@ -50,7 +50,10 @@ def judge_workers(times: RankTimes, options: DetectorOptions, *, equal_work: boo
     company = company_of(equal_roles(times.role_of), ranks)
     over = _over_others(times, company)
     noise = _noise(times, over)
-    sigma = float(noise.max()) if equal_work else _wander(over[0])
+    if equal_work:
+        sigma = float(noise.max())
+    else:  # independent ranks drift by themselves
+        sigma = float(np.median([noise_of(one[~np.isnan(one)].tolist(), 0.0).sigma for one in over[0].T]))
     detected, sight = _changes(times, msgspec.structs.replace(options, sigma_floor=max(options.sigma_floor, sigma)))
     if not equal_work:
         return Findings(verdicts=detected, sight=_of_own_past(times, sight, options))
@@ -59,7 +62,7 @@ def judge_workers(times: RankTimes, options: DetectorOptions, *, equal_work: boo
     for verdict in sorted([*compared, *detected], key=lambda one: one.since_iteration):
         first.setdefault(verdict.culprits, verdict)
     verdicts = tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(first.values(), start=1))
-    return Findings(verdicts=verdicts, sight=_sight(times, over, noise, options) or sight)
+    return Findings(verdicts=verdicts, sight=_sight(times, over, noise, sight, options))
 
 
 def _over_others(times: RankTimes, company: PeerGroups) -> Floats:
@@ -82,21 +85,6 @@ def _noise(times: RankTimes, over: Floats) -> Floats:
         steps = steps[~np.isnan(steps)]
         found[kind] = 1.4826 * float(np.median(steps)) / sqrt(2) if steps.size else 0.0
     return found
-
-
-def _wander(over: Floats) -> float:
-    """Of independent workers [iteration, rank], who drift by themselves: the spread of values that were independent and would
-    make sums vary as much as these do, ``sqrt((1 + r) / (1 - r))`` times theirs at lag-1 autocorrelation r. The median over
-    ranks, of which a few may have changed."""
-    found = []
-    for series in over.T:
-        away = series[~np.isnan(series)] - np.nanmedian(series)
-        spread = 1.4826 * float(np.median(np.abs(away)))
-        bounded = np.clip(away, -MOST_SPREADS * spread, MOST_SPREADS * spread)
-        alike = float(bounded[1:] @ bounded[:-1]) / max(float(bounded @ bounded), 1e-12)
-        alike = min(max(alike, 0.0), MOST_ALIKE)
-        found.append(spread * sqrt((1 + alike) / (1 - alike)))
-    return float(np.median(found))
 
 
 def _changes(times: RankTimes, options: DetectorOptions) -> tuple[tuple[Verdict, ...], Sight]:
@@ -195,11 +183,20 @@ def _or_its_data(verdict: Verdict) -> Verdict:
     )
 
 
-def _sight(times: RankTimes, over: Floats, noise: Floats, options: DetectorOptions) -> Sight | None:
-    """What (2) would have seen; None where a rank has nobody to be compared with."""
+def _sight(times: RankTimes, over: Floats, noise: Floats, of_changes: Sight, options: DetectorOptions) -> Sight:
+    """What (2) would have seen; of a rank that has nobody to be compared with only changes are."""
     n = len(times.iterations)
-    if np.isnan(over).all(axis=1).any():
-        return None
+    alone = np.isnan(over).all(axis=1).any(axis=0)
+    number = list(times.role_of)[int(np.argmax(alone))]
+    if alone.any() and of_changes.smallest_slowdown is not None:
+        why = (
+            f"rank {number} shares its work with no other, so slow from the first iterations on "
+            "it looks like one that has more to do; one that turned slow later by "
+            f"{percent(of_changes.smallest_slowdown)} or more would have been named"
+        )
+        return Sight(scope="device", smallest_slowdown=None, why=why)
+    if alone.any():
+        return of_changes
     if n < options.least_iterations:
         why = f"{n} iterations, at least {options.least_iterations} are needed"
         return Sight(scope="device", smallest_slowdown=None, why=why)

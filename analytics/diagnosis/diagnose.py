@@ -20,6 +20,7 @@ from typing import Literal
 import msgspec
 
 from unskew.analytics.core.outcome import Findings, Outcome, OutcomeWord, Sight, UnexplainedTime, outcome_of, percent
+from unskew.analytics.core.outcome import seen as would_have_seen
 from unskew.analytics.detector.job_wide import JobWideOptions
 from unskew.analytics.detector.options import DetectorOptions, options_for
 from unskew.analytics.detector.verdicts import devices, lost_verdict
@@ -40,7 +41,7 @@ from unskew.analytics.diagnosis.trace.section import TraceSection, record, with_
 from unskew.analytics.diagnosis.waiting import follow_waits, read_waits
 from unskew.analytics.diagnosis.whole_job import judge_job, times_of
 from unskew.analytics.health.liveness import Suspect
-from unskew.collector.events import COLLECTIVE_KINDS, Verdict
+from unskew.collector.events import COLLECTIVE_KINDS, MOST_SLOWDOWN, Verdict
 
 NO_PLACES = (
     "stage_imbalance: no messages between ranks and no stages are recorded, so each rank is taken for a replica, and what a "
@@ -134,6 +135,8 @@ def diagnose(log: RunLog) -> Diagnosis:
     if log.iterations.height:
         times = times_of(log, sections, verdicts)
         of_job, long_ones = judge_job(times, _next_number(verdicts), alone=seen == "iterations")
+        if seen == "chunks" and not sections and not log.released:
+            sights = [_without_replay(sight, of_job.sight) for sight in sights]
         sights, unexplained = [*sights, of_job.sight], unexplained or long_ones
         if seen == "chunks" and not log.released:
             gaps += [f"{one.sentence}: {OR_LONGER}" for one in of_job.verdicts]
@@ -233,6 +236,18 @@ def _seeing(findings: Findings, more: str) -> Findings:
         return findings
     why = f"{sight.why}; {more}" if sight.why else more
     return msgspec.structs.replace(findings, sight=msgspec.structs.replace(sight, why=why))
+
+
+def _without_replay(of_devices: Sight, of_job: Sight) -> Sight:
+    """Chunks that cannot be replayed do not show what passed between them: iteration times alone do."""
+    if of_devices.smallest_slowdown is None:
+        return of_devices
+    between = "what passed between chunks cannot be replayed"
+    if of_job.smallest_slowdown is None or of_job.smallest_slowdown > MOST_SLOWDOWN:
+        why = f"{between}, and {of_job.why or would_have_seen(of_job)}"
+        return Sight(scope=of_devices.scope, smallest_slowdown=None, why=why)
+    why = "; ".join([*([of_devices.why] if of_devices.why else []), f"{between}; by iteration times {would_have_seen(of_job)}"])
+    return msgspec.structs.replace(of_devices, why=why)
 
 
 def _waited(log: RunLog) -> tuple[list[Findings], list[str]]:

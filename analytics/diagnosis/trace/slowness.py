@@ -104,20 +104,22 @@ def slowness_of(logs: Array, rows: Rows, options: DetectorOptions) -> Slowness:
     edges = np.linspace(0, n, min(n, MOST_BLOCKS) + 1).round().astype(int)
     data = _despiked(logs, options)
     fit = _Fit(data, rows, edges, _noise(data, data.logs, max(n // SHORT, 1), options), options)
-    if found := _pursued(fit):  # what was taken out is no noise
+    if found := _best(fit):  # what was taken out is no noise
         fit = _Fit(data, rows, edges, _noise(data, fit.fitted(found).left, 1, options), options)
-        found = _pursued(fit)
-    named, ambiguous = [], []
+        found = _best(fit)
+    named, ambiguous, worth = [], [], fit.worth(found)
     heavier = fit.heavier(found)
-    for i, one in enumerate(found):
-        rest = [*found[:i], *found[i + 1 :]]
-        other = fit.best_beside(rest, excluded=one.who)
-        without = fit.fitted(rest if other is None else [*rest, other])
+    ranks = {one.who for one in found if one.who.is_rank}
+    crowded = fit.n_replicas == 1 < len(ranks) and 2 * len(ranks) > fit.n_stages  # no stage is left to go by
+    for one in found:
+        others = _pursued(fit, [other for other in found if other.who != one.who], excluded=one.who)
+        instead = [other.who for other in others if other.who not in {same.who for same in found}]
+        replica = SlowPlace(tuple(range(fit.n_stages)), one.who.replicas)
         by_data = SURE_SIGMAS * data.share_error * heavier[list(one.who.replicas)].max()
-        if other is not None and fit.fitted(found).explained - without.explained < 2 * log(1 / FALSE_ALARMS):
-            ambiguous.append((one.who, other.who))
+        if crowded or worth - fit.worth(others) < 2 * log(1 / FALSE_ALARMS):
+            ambiguous.append((one.who, instead[0] if instead else replica))
         elif one.who.is_rank and max(one.levels) < fit.least + by_data:
-            ambiguous.append((one.who, SlowPlace(tuple(range(fit.n_stages)), one.who.replicas)))
+            ambiguous.append((one.who, replica))
         else:
             named.append(one)
     return Slowness(tuple(named), tuple(ambiguous), fit.noise.sigma, fit.smallest(0), fit.smallest(len(edges) // 2))
@@ -251,10 +253,10 @@ class _Fit:
         mine = self.noise.own[self.rows_of(who).any(axis=1)][:, list(who.replicas)]
         return float(max(1.0, (mine**2).mean() / self.noise.sigma**2))
 
-    def cost(self, found: Sequence[SlowStretch]) -> float:
-        """Edges within the recording must pay for themselves (BIC)."""
+    def worth(self, found: Sequence[SlowStretch]) -> float:
+        """What they explain beyond noise; edges within the recording must pay for themselves (BIC)."""
         edges = [edge for one in found for edge in (one.begin, one.end) if 0 < edge < self.n]
-        return 2 * len(edges) * log(self.n)
+        return self.fitted(found).explained - self.limit * len(found) - 2 * len(edges) * log(self.n)
 
     def smallest(self, first: int) -> float | None:
         """The log of the slowness, from block `first` to the end, of which any single rank would be named for."""
@@ -292,12 +294,22 @@ class _Fit:
         return float(max(worst, self.least + SURE_SIGMAS * self.noise.sigma / sqrt(length)))
 
 
-def _pursued(fit: _Fit) -> list[SlowStretch]:
-    """The stretches that explain the logs, with their levels as fitted together."""
-    found: list[SlowStretch] = []
-    while len(found) < fit.n_stages * fit.n_replicas and (more := fit.best_beside(found)) is not None:
-        found.append(more)
-        found = _exchanged(fit, found)
+def _best(fit: _Fit) -> list[SlowStretch]:
+    """The stretches that explain the logs best: what is found first is taken out whole, where others explain more without."""
+    found = _pursued(fit, [])
+    tried: set[SlowPlace] = set()
+    while places := [one.who for one in found if one.who not in tried]:
+        tried.add(places[0])
+        others = _pursued(fit, [one for one in found if one.who != places[0]], excluded=places[0])
+        found = others if fit.worth(others) > fit.worth(found) else found
+    return found
+
+
+def _pursued(fit: _Fit, found: list[SlowStretch], excluded: SlowPlace | None = None) -> list[SlowStretch]:
+    """More of them, until nothing is left to explain, with their levels as fitted together."""
+    found = _exchanged(fit, found, excluded)
+    while len(found) < fit.n_stages * fit.n_replicas and (more := fit.best_beside(found, excluded)) is not None:
+        found = _exchanged(fit, [*found, more], excluded)
     fitted = fit.fitted(found)
     return [
         msgspec.structs.replace(
@@ -307,18 +319,16 @@ def _pursued(fit: _Fit) -> list[SlowStretch]:
     ]
 
 
-def _exchanged(fit: _Fit, found: list[SlowStretch]) -> list[SlowStretch]:
+def _exchanged(fit: _Fit, found: list[SlowStretch], excluded: SlowPlace | None) -> list[SlowStretch]:
     """Each in turn taken out and the best put in its place, until that improves nothing."""
-    worth, changed = fit.fitted(found).explained - fit.cost(found), True
+    worth, changed = fit.worth(found), True
     while changed:
         changed = False
         for i in range(len(found)):
             rest = [*found[:i], *found[i + 1 :]]
-            bare = fit.fitted(rest).explained - fit.cost(rest)
-            other = fit.best_beside(rest)
+            other = fit.best_beside(rest, excluded)
             choice = rest if other is None else [*rest, other]
-            value = bare if other is None else fit.fitted(choice).explained - fit.cost(choice)
-            if value > worth + 1e-6 or (other is None and worth - bare < fit.limit):
+            if (value := fit.worth(choice)) > worth + 1e-6:
                 found, worth, changed = choice, value, True
                 break
     return found
