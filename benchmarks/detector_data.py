@@ -18,7 +18,7 @@ from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
-from unskew.analytics.diagnosis.slow_ranks import follow_section
+from unskew.analytics.diagnosis.ranks.slow_ranks import follow_section
 from unskew.analytics.diagnosis.trace.lost import time_lost
 from unskew.analytics.diagnosis.trace.model import from_operations
 from unskew.analytics.diagnosis.trace.section import TraceSection, fit_curve, record, without_lengths

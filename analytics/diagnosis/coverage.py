@@ -22,8 +22,24 @@ LEAST_ITERATIONS = 8
 """So many are asked for; fewer show no change."""
 
 
-def gaps_of(log: RunLog) -> list[str]:
-    """Of an imported recording; what one of our own runs lacks its own events say."""
+def gaps_of(log: RunLog, *, chunks: bool) -> list[str]:
+    """What the log lacks for a judgement of the whole run, which goes by its `chunks` or by less."""
+    found = [log.gap] if log.gap else []
+    if log.end == "lost":
+        found.append("the run ended without a word of how, and its log does not show why")
+    if log.imported:
+        return [*found, *_of_recording(log)]
+    numbers = log.iterations["iteration"]
+    if numbers.len() and (missing := int(numbers[-1]) - int(numbers[0]) + 1 - numbers.n_unique()):
+        found.append(f"{missing} iterations are not in the log")
+    incomplete = sum(not released.committed.log_complete for released in log.released) if chunks else 0
+    if incomplete > MOST_MISSING * len(log.released):
+        found.append(f"the log of {incomplete} of {len(log.released)} iterations is not complete")
+    return found
+
+
+def _of_recording(log: RunLog) -> list[str]:
+    """Of an imported one; what one of our own runs lacks its own events say."""
     found = [*_missing_ranks(log), *_missing_iterations(log)]
     trace, waits = log.trace, (*COLLECTIVE_KINDS, "send", "recv")
     if trace.has_chunks:

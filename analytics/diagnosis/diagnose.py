@@ -3,7 +3,7 @@
 Four observabilities, the best that the log allows:
 
 1. chunks: forward and backward times per micro-batch. The Detector judges devices; replay shows what each cause cost;
-2. collectives only, with waiting inside: under a barrier the culprit is the rank that waits least (waiting.py);
+2. collectives only, with waiting inside: under a barrier the culprit is the rank that waits least (ranks/waiting.py);
 3. flight recorders: who did not join which collective (flight_recorder.py);
 4. iteration times only: nobody to name.
 
@@ -30,15 +30,15 @@ from unskew.analytics.diagnosis.causes import LEAST_SHARE, NEXT_STEP, named
 from unskew.analytics.diagnosis.coverage import gaps_of
 from unskew.analytics.diagnosis.failslow import as_slow, follow_run, loss_of
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
-from unskew.analytics.diagnosis.rank_times import follow_ranks, follow_steps
-from unskew.analytics.diagnosis.replicas import excess_of, judge_replicas, smallest_slowdown
+from unskew.analytics.diagnosis.ranks.rank_times import follow_ranks, follow_steps
+from unskew.analytics.diagnosis.ranks.replicas import excess_of, judge_replicas, smallest_slowdown
+from unskew.analytics.diagnosis.ranks.slow_ranks import follow_section
+from unskew.analytics.diagnosis.ranks.waiting import follow_waits, read_waits
 from unskew.analytics.diagnosis.runlog import RunLog
-from unskew.analytics.diagnosis.slow_ranks import follow_section
 from unskew.analytics.diagnosis.trace.lost import LOCATED, ORDER, WITHOUT_CAUSE, LostTime, time_lost, without
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.replay import GraphError
 from unskew.analytics.diagnosis.trace.section import TraceSection, record, with_lengths, without_lengths
-from unskew.analytics.diagnosis.waiting import follow_waits, read_waits
 from unskew.analytics.diagnosis.whole_job import judge_job, times_of
 from unskew.analytics.health.liveness import Suspect
 from unskew.collector.events import COLLECTIVE_KINDS, MOST_SLOWDOWN, Verdict
@@ -53,9 +53,6 @@ NO_WEIGHT = (
 )
 
 OR_LONGER = "all ranks are slower alike or their data is longer, which cannot be told without document lengths"
-
-MOST_INCOMPLETE_SHARE = 0.1
-"""Of more iterations than this without a complete log nobody could be judged, and a run is not called well for the others."""
 
 Observability = Literal["chunks", "collectives", "flight recorder", "iterations", "nothing"]
 
@@ -147,7 +144,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         verdicts,
         sights,
         failure=f"the run failed: {log.end_reason or 'no reason given'}" if log.end == "failed" else "",
-        gaps=[*_gaps(log, seen), *gaps],
+        gaps=[*gaps_of(log, chunks=seen == "chunks"), *gaps],
         dropped=log.dropped,
         unexplained=unexplained,
     )
@@ -338,23 +335,6 @@ def _lost(log: RunLog, number: int) -> tuple[Verdict, ...]:
     digest = options_for(log.device_kind).digest
     lost = [loss_of(log, event) for event in log.lost]
     return tuple(lost_verdict(number + i, Suspect.of(one), one.iteration or 0, digest) for i, one in enumerate(lost))
-
-
-def _gaps(log: RunLog, seen: Observability) -> list[str]:
-    """What the log lacks for a judgement of the whole run."""
-    found = [log.gap] if log.gap else []
-    if log.end == "lost":
-        found.append("the run ended without a word of how, and its log does not show why")
-    numbers = log.iterations["iteration"]
-    if log.imported:
-        return [*found, *gaps_of(log)]
-    missing = int(numbers[-1]) - int(numbers[0]) + 1 - numbers.n_unique() if log.iterations.height else 0
-    if missing:
-        found.append(f"{missing} iterations are not in the log")
-    incomplete = sum(not released.committed.log_complete for released in log.released) if seen == "chunks" else 0
-    if incomplete > MOST_INCOMPLETE_SHARE * len(log.released):
-        found.append(f"the log of {incomplete} of {len(log.released)} iterations is not complete")
-    return found
 
 
 def _unexplained(time_lost_s: dict[str, float], whole_s: float) -> UnexplainedTime | None:

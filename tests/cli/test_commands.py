@@ -32,6 +32,7 @@ OPTIONS_OF_RUN = {
     "--tp", "--pp", "--dp", "--layers", "--dim", "--heads", "--tokens", "--micro-batches", "--iterations", "--seed",
     "--schedule", "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard",
     "--no-dashboard", "--json", "--verify", "--shared",
+    "--checkpoint-every", "--resume",
 }  # fmt: skip
 HELP = """
 import sys, unskew.cli
@@ -81,7 +82,7 @@ def test_the_options_of_run_are_these() -> None:
     ("arguments", "sentence"),
     [
         (("run", "--device", "gpu"), "unskew run: invalid value for '--device': 'gpu' is not one of 'auto', 'real'"),
-        (("run", "--devise", "sleep"), "unskew run: no such option: --devise (Possible options: --device, --dim)"),
+        (("run", "--devise", "sleep"), "unskew run: no such option: --devise (Possible options: --device, --dim, --resume)"),
         (("mode", "r"), "unskew mode: missing argument 'mode'. Choose from: observe, approve, auto"),
         (("approve", "p1", "--by", "ann"), "unskew approve: missing option '--reason'"),
         (("store", "chekc"), "there is no command unskew store chekc, allowed: check, rebuild, compact, prune"),

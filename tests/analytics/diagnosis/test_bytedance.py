@@ -9,8 +9,8 @@ from support.datasets import dataset
 
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
-from unskew.analytics.diagnosis.rank_times import follow_ranks
-from unskew.analytics.diagnosis.slow_ranks import follow_section
+from unskew.analytics.diagnosis.ranks.rank_times import follow_ranks
+from unskew.analytics.diagnosis.ranks.slow_ranks import follow_section
 from unskew.analytics.diagnosis.trace.lost import time_lost
 from unskew.analytics.diagnosis.trace.model import from_operations
 from unskew.analytics.diagnosis.trace.replay import Graph, GraphError, Operation, makespan_us, take_apart

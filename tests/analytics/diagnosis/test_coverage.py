@@ -12,7 +12,7 @@ import pytest
 from support.ddp_job import RankStep, job, kineto
 from typer.testing import CliRunner
 
-from unskew.analytics.diagnosis.lockstep import why_in_step
+from unskew.analytics.diagnosis.ranks.lockstep import why_in_step
 from unskew.cli import app
 
 RANKS, STEPS = 4, 40

@@ -9,7 +9,7 @@ import pytest
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
 from unskew.analytics.diagnosis.failslow import as_slow
-from unskew.analytics.diagnosis.rank_times import follow_ranks
+from unskew.analytics.diagnosis.ranks.rank_times import follow_ranks
 from unskew.analytics.diagnosis.trace.lost import time_lost
 from unskew.analytics.diagnosis.trace.model import Trace, from_operations
 from unskew.analytics.diagnosis.trace.section import record, without_lengths

@@ -11,7 +11,7 @@ from support.foreign_traces import log_of, spans_of
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose
-from unskew.analytics.diagnosis.replicas import excess_of, judge_replicas
+from unskew.analytics.diagnosis.ranks.replicas import excess_of, judge_replicas
 from unskew.analytics.diagnosis.trace.model import from_operations
 from unskew.analytics.diagnosis.trace.section import record, without_lengths
 from unskew.collector.events import Verdict

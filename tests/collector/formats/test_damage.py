@@ -223,7 +223,7 @@ def test_what_killed_imports_left_goes_with_the_next_import_unless_one_is_alive(
     assert [folder.name for folder in (store.root / "importing").iterdir()] == ["alive"]
 
 
-@pytest.mark.parametrize(("name", "sentence"), [("pipe", "not a pipe or a device"), ("bad\udcff.csv", "rename the file")])
+@pytest.mark.parametrize(("name", "sentence"), [("pipe", "not a pipe or a device"), ("bad\udcff.csv", "is not UTF-8")])
 def test_what_cannot_be_named_or_read_twice_is_refused(tmp_path: Path, name: str, sentence: str) -> None:
     if name == "pipe":
         os.mkfifo(tmp_path / name)

@@ -14,7 +14,7 @@ from unskew.analytics.core.outcome import Findings, Sight
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.detector.workers import RankTimes, judge_workers
-from unskew.analytics.diagnosis.lockstep import end_together, why_in_step
+from unskew.analytics.diagnosis.ranks.lockstep import end_together, why_in_step
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.collector.events import CHUNK_KINDS, COLLECTIVE_KINDS
 
