@@ -59,6 +59,8 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
         "events",
         "outcome",
         "verify",
+        "resumed_from",
+        "resumed_at",
     } == set(facts)
     assert (facts["device"], facts["iterations"], len(facts["losses"])) == ("virtual", 5, 5)
     assert (facts["status"], facts["committed"], facts["events"]["log_complete"]) == ("done", 5, True)

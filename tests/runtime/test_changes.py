@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,7 @@ from unskew.collector.write.commands import CommandError, send
 from unskew.edge.recorded_run import recorded_run
 
 pytestmark = [pytest.mark.limit(120), pytest.mark.alone]
+USER = pwd.getpwuid(os.getuid()).pw_name
 SLOW = "slow:rank=1,factor=2,at=9"
 
 
@@ -80,7 +83,7 @@ def test_in_mode_approve_a_change_waits_for_a_person(tmp_path: Path, undisturbed
     person = Person("approve")
     run = train(tmp_path, SLOW, base=LONG_CHUNKS, mode="approve", on_event=person)
     assert person.plans_before == 1
-    assert PlanApproved(proposal=person.proposal, by="mira", reason="it pays") in run.of(PlanApproved)
+    assert PlanApproved(proposal=person.proposal, by="mira", reason="it pays", user=USER) in run.of(PlanApproved)
     changed = run.of(PlanApplied)[1]
     assert (changed.proposal, changed.reason) == (person.proposal, "approved by mira")
     proposed = next(event for event in run.of(PlanProposed) if event.proposal == person.proposal)
@@ -95,7 +98,7 @@ def test_in_mode_approve_a_change_waits_for_a_person(tmp_path: Path, undisturbed
 def test_what_a_person_rejects_is_not_applied(tmp_path: Path) -> None:
     person = Person("reject")
     run = train(tmp_path, SLOW, base=LONG_CHUNKS, mode="approve", on_event=person)
-    assert run.of(PlanRejected) == [PlanRejected(proposal=person.proposal, by="mira", reason="it pays")]
+    assert run.of(PlanRejected) == [PlanRejected(proposal=person.proposal, by="mira", reason="it pays", user=USER)]
     assert len(run.of(CommandRefused)) == 1
     assert len(run.of(PlanApplied)) == 1
 

@@ -164,8 +164,10 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
         if summary.status != "done":
             ended = "failed" if summary.status == "failed" else f"is {summary.status}"
             saved = checkpoints(place, summary.run_id) if summary.status == "failed" else []
-            again = f"; `unskew run --resume {summary.run_id}` goes on after iteration {saved[-1].index.iterations - 1}"
-            fail(f"the run {ended}: {summary.reason}{again if saved else ''}")
+            again = [
+                f"; `unskew run --resume {summary.run_id}` goes on after {one.index.iterations} iterations" for one in saved
+            ]
+            fail(f"the run {ended}: {summary.reason}{''.join(again[-1:])}")
         if served is not None and console.is_terminal:
             with suppress(KeyboardInterrupt):
                 console.print(f"The dashboard stays at {facts[-1][1]} until Ctrl-C.")
