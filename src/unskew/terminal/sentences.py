@@ -45,12 +45,6 @@ def _(event: ev.RunStarted) -> Sentence:
 
 
 @sentence_of.register
-def _(event: ev.CheckpointSaved) -> Sentence:
-    size = f"{event.bytes / 1e6:.1f} MB in {event.seconds:.2f} s"
-    return Sentence("saved", f"a checkpoint after {event.iterations} iterations, {size}", "quiet")
-
-
-@sentence_of.register
 def _(event: ev.RunFinished) -> Sentence:
     iterations = f"after {event.iterations if event.committed is None else event.committed} iterations"
     text = {
