@@ -155,7 +155,7 @@ def test_the_view_is_calm_only_where_something_would_have_been_seen() -> None:
 
 
 def test_every_control_event_but_the_silent_ones_has_a_sentence() -> None:
-    silent = {ev.DeviceJoined, ev.AdaptationStarted, ev.PlanIssued, ev.Diagnosed, ev.AlertDelivered}
+    silent = {ev.DeviceJoined, ev.CheckpointSaved, ev.AdaptationStarted, ev.PlanIssued, ev.Diagnosed, ev.AlertDelivered}
     assert {kind for kind in ev.CONTROL if sentence_of.dispatch(kind) is sentence_of.dispatch(object)} == silent
 
 
