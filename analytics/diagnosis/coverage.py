@@ -3,12 +3,14 @@
 Calm is a claim about every rank and all of the time. Nothing is wrong with what was recorded says little when the slow rank's
 file is missing, or its times are empty just where it is slow. So what was recorded is held against what is known to exist:
 ranks by the declared size of the job and by those that others name, the iterations between the first and the last, and for each
-rank in each iteration the kinds of work that others have. Where more than `MOST_MISSING` is missing, that is a gap.
+rank in each iteration the kinds of work that others have. A rank that is missing is a gap, and so is more than `MOST_MISSING`
+of the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import polars as pl
@@ -20,6 +22,7 @@ from unskew.collector.events import CHUNK_KINDS, CHUNK_NAMES, COLLECTIVE_KINDS
 MOST_MISSING = 0.1
 LEAST_ITERATIONS = 8
 """So many are asked for; fewer show no change."""
+MOST_SHOWN = 4
 
 
 def gaps_of(log: RunLog, *, chunks: bool) -> list[str]:
@@ -57,12 +60,13 @@ def _missing_ranks(log: RunLog) -> list[str]:
     recorded = {*operations["rank"].drop_nulls().to_list(), *log.steps["rank"].drop_nulls().to_list()}
     if not recorded:
         return []
-    declared = log.options.get("facts", {}).get("world_size") or 0
-    known = {*recorded, *operations["peer"].drop_nulls().to_list(), *range(max(declared, max(recorded) + 1))}
-    missing = sorted(known - recorded)
-    if len(missing) <= MOST_MISSING * len(known):
+    declared = log.options.get("facts", {}).get("world_size")
+    named = {*recorded, *operations["peer"].drop_nulls().to_list()}
+    known = max(max(named) + 1, declared if isinstance(declared, int) else 0)
+    if known == len(recorded):
         return []
-    return [f"{_list('rank', missing)} left no record, of {len(known)} ranks"]
+    shown = list(islice((rank for rank in range(known) if rank not in recorded), MOST_SHOWN))
+    return [f"{_list('rank', shown, known - len(recorded))} left no record, of {known} ranks"]
 
 
 def _missing_iterations(log: RunLog) -> list[str]:
@@ -80,6 +84,8 @@ def _missing_iterations(log: RunLog) -> list[str]:
 def _missing_work(trace: Trace, kinds: Sequence[str]) -> list[str]:
     """The rank that lacks a kind of work in most iterations: every rank does each kind in each iteration."""
     done = trace.operations.filter(pl.col("kind").is_in(list(kinds)))
+    if kinds is COLLECTIVE_KINDS:  # which of them a rank takes part in depends on its stage
+        done = done.with_columns(kind=pl.lit("collective"))
     times = done.select("rank", "kind", "iteration").unique().group_by("rank", "kind").len()
     present = {(rank, kind): n for rank, kind, n in times.iter_rows()}
     ranks, seen = trace.operations["rank"].unique().sort().to_list(), sorted({kind for _, kind in present})
@@ -154,7 +160,7 @@ def _one_is_fast(trace: Trace) -> list[str]:
         of_peers=pl.col("us") / pl.col("us").median().over("kind", "stage", "iteration"),
         n=pl.len().over("kind", "stage", "iteration"),
         late=pl.col("iteration") > pl.col("iteration").median(),
-    ).filter(pl.col("n") > 2)
+    ).filter(pl.col("of_peers").is_finite() & (pl.col("n") > 2))
     fastest = peers.group_by("kind", "rank", "late").agg(ratio=pl.col("of_peers").median()).sort("ratio", "rank")
     if not fastest.height or fastest["ratio"][0] >= 1 - MOST_MISSING:
         return []
@@ -162,8 +168,7 @@ def _one_is_fast(trace: Trace) -> list[str]:
     return [f"rank {rank} takes {fastest['ratio'][0]:.2f} of its peers' {kind} time: they are slow, or it has less to do"]
 
 
-def _list(what: str, numbers: Sequence[int]) -> str:
-    """``ranks 1, 2 and 5 more``."""
-    shown = ", ".join(map(str, numbers[:4]))
-    more = f" and {len(numbers) - 4} more" if len(numbers) > 4 else ""
-    return f"{what}{'s' * (len(numbers) > 1)} {shown}{more}"
+def _list(what: str, shown: Sequence[int], of: int) -> str:
+    """The first few of `of` numbers: ``ranks 1, 2 and 5 more``."""
+    more = f" and {of - len(shown)} more" if of > len(shown) else ""
+    return f"{what}{'s' * (of > 1)} {', '.join(map(str, shown))}{more}"

@@ -91,6 +91,13 @@ def test_the_declared_size_of_the_job_shows_that_a_file_is_missing(tmp_path: Pat
     assert outcome(tmp_path, "kineto", folder) == ("cannot_be_judged", "rank 1 left no record, of 3 ranks")
 
 
+def test_one_rank_of_many_is_not_little(tmp_path: Path) -> None:
+    """Who is missing may be the slow one, however many are there."""
+    steps = [one for one in job("nothing", ranks=16, steps=STEPS) if one.rank != 5]
+    found = outcome(tmp_path, "iteration-times", table(tmp_path / "t.csv", steps, lambda _, row: row))
+    assert (found[0], "rank 5 left no record, of 16 ranks" in found[1]) == ("cannot_be_judged", True)
+
+
 def test_input_that_only_collectives_stand_beside_is_not_left_out_in_silence(tmp_path: Path) -> None:
     def keep(_: RankStep, row: list[Cell]) -> list[Cell]:
         return put(put(row, 4, ""), 5, "")
