@@ -18,7 +18,7 @@ from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.runtime.options import RunOptions, cores
 
-BUSY = RunOptions(device="real", pp=4, dp=4, layers=8, micro_batches=16, dim=64, heads=2, tokens=256, iterations=30)
+BUSY = RunOptions(device="real", pp=4, dp=4, layers=8, micro_batches=16, dim=64, heads=2, tokens=256, iterations=30, respawns=0)
 """Real maths on every rank: most are ready to run and have no core most of the time."""
 RANKS = (2, 7, 13)
 BARS_S = {"kill": 0.05, "hang": 1.0, "freeze": 1.0}

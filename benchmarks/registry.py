@@ -20,6 +20,9 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "overhead": ("overhead.figures",),
     "healthy": ("healthy.figures",),
     "liveness": ("liveness.figures",),
+    "attach": ("attach_overhead.figures", "attach_probes.figures"),
+    "attach_overhead": ("attach_overhead.figures",),
+    "attach_probes": ("attach_probes.figures",),
     "detector": (
         "detector_methods.figures",
         "detector_series.figures",

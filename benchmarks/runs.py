@@ -28,8 +28,9 @@ _Step = TypeVar("_Step")
 Watch = Callable[[Store, Event], None]
 Part = Callable[["Bench"], Iterable[Figure]]
 
-EIGHT_RANKS = RunOptions(pp=4, dp=2, layers=16, micro_batches=8, dim=16, heads=1, tokens=128)
-"""PP4 x DP2 with maths so small that two cores carry eight ranks; the device's profile sets the time (15 and 30 ms a chunk)."""
+EIGHT_RANKS = RunOptions(pp=4, dp=2, layers=16, micro_batches=8, dim=16, heads=1, tokens=128, respawns=0)
+"""PP4 x DP2 with maths so small that two cores carry eight ranks; the device's profile sets the time (15 and 30 ms a chunk).
+Who is lost stays away."""
 TWO_RANKS = RunOptions(device="real", pp=2, dp=1, layers=8, micro_batches=4, dim=64, heads=2, tokens=256)
 """PP2, each rank on a core of its own."""
 

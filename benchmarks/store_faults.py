@@ -21,7 +21,7 @@ from unskew.benchmarks import store_kills
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 from unskew.benchmarks.store_producer import spans
-from unskew.collector.events import DeviceJoined, IterationCommitted, Note, RunStarted
+from unskew.collector.events import DeviceJoined, IterationCommitted, Note, RunFinished, RunStarted
 from unskew.collector.files.manifest import load
 from unskew.collector.locks import is_held
 from unskew.collector.paths import Store, StoreError
@@ -61,7 +61,7 @@ _PRODUCER = """if True:
         os.pwrite(out, b"%012d %012d" % (flushed, decided), 0)
         time.sleep(0.02)
 """
-_WORKS = {"collect": ("seal", "publish", "compaction"), "compact": ("compaction",), "rebuild": ("rebuild",)}
+WORKS = {"collect": ("seal", "publish", "compaction"), "compact": ("compaction",), "rebuild": ("rebuild",)}
 _LOAD_ACTS, _LOAD_S = 6, 5.0
 """Under load a kill is aimed at one of the first so many acts of a part, and waited for so long."""
 
@@ -102,7 +102,7 @@ def killed(bench: Bench, store: Store, kills: int) -> list[Figure]:
         produce()
     died = Counter[str]()
     for number in bench.steps("kills of collectors and producers under load", range(kills)):
-        part = _WORKS["collect"][number // 2 % 3] if number % 2 else ""
+        part = WORKS["collect"][number // 2 % 3] if number % 2 else ""
         collector = store_kills.spawn(store, "collect", part, str(chance.randint(1, _LOAD_ACTS)))
         while not is_held(store.lock("collector")) and collector.poll() is None:
             time.sleep(0.01)
@@ -181,7 +181,7 @@ def aimed(bench: Bench, folder: Path, kills: int) -> list[Figure]:
 
 def _aims(origin: Store, copy: Store, kills: int) -> Iterator[tuple[str, str, int, int]]:
     """(work, part, act, acts of the part): the work done once shows how many there are; `kills` of each part, spread evenly."""
-    for work, parts in _WORKS.items():
+    for work, parts in WORKS.items():
         shutil.copytree(origin.root, copy.root)
         counted = store_kills.acts(copy, work)
         shutil.rmtree(copy.root)
@@ -193,22 +193,25 @@ def _aims(origin: Store, copy: Store, kills: int) -> Iterator[tuple[str, str, in
 
 
 def _portions(store: Store) -> None:
-    """A run that is over, published, in small sealed files that are not merged; and one that still lies in the spool."""
+    """A run that is published, in small sealed files that are not merged; and one that still lies in the spool.
+
+    Both say that they ended: of a run that did not, what the views answer changes with the clock.
+    """
     most, compaction.SMALL_ROWS = compaction.SMALL_ROWS, 0  # nothing is small, so nothing is merged
     try:
         for number in range(3):
-            _write(store, "over", number)
+            _write(store, "over", number, last=number == 2)
             collecting = Collector(store)
             while collecting.step():
                 pass
             collecting.close()
     finally:
         compaction.SMALL_ROWS = most
-    _write(store, "open", 0)
+    _write(store, "open", 0, last=True)
 
 
-def _write(store: Store, run: str, number: int) -> None:
-    """One life of a run's controller and of a rank."""
+def _write(store: Store, run: str, number: int, *, last: bool) -> None:
+    """One life of a run's controller and of a rank; the last one ends the run."""
     stream = ControlStream(store, run, "control", f"controller.{number}")
     started = RunStarted(run=run, device="sleep", clock="monotonic", mode="auto", ranks=1, options={}, code="", version="")
     joined = DeviceJoined(device="host-0000/gpu-0", rank=0, node="host-0000", pid=1)
@@ -216,6 +219,8 @@ def _write(store: Store, run: str, number: int) -> None:
         stream.append(0, [started, joined], actor="controller")
     for _ in range(3):
         stream.append(stream.version, [Note(text=f"life {number}", by="ada")], actor="controller")
+    if last:
+        stream.append(stream.version, [RunFinished(status="done", iterations=number + 1)], actor="controller")
     stream.close()
     writer = SpoolWriter(store, run, f"rank-0000.{number}")
     for span in islice(spans(0, seed=number), 600):

@@ -359,18 +359,37 @@ class RunFinished(Control, frozen=True, kw_only=True, tag="run_finished@1"):
     unwritten: int = 0
 
 
+class RankAdded(Control, frozen=True, kw_only=True, tag="rank_added@1"):
+    """A process is about to be started for a rank that was lost, or for a new one; `DeviceJoined` follows when it is there.
+
+    `process`: the how manieth of this rank in the run, from 1; `by`: auto, or the name that somebody gave (`user` as in
+    `ModeChanged`); `watermark` as in `DeviceLost`.
+    """
+
+    rank: int
+    process: int
+    by: str
+    reason: str
+    watermark: int
+    user: str = ""
+
+
 class DeviceJoined(Control, frozen=True, kw_only=True, tag="device_joined@1"):
-    """Devices of one `device_class` take the same time for the same work (GPU model, emulated profile); "" = unknown."""
+    """Devices of one `device_class` take the same time for the same work (GPU model, emulated profile); "" = unknown.
+
+    `watermark` as in `DeviceLost`: who joins later than the run began is on standby until a plan has work for it.
+    """
 
     device: str
     rank: int
     node: str
     pid: int
     device_class: str = ""
+    watermark: int | None = None
 
 
 class Suspected(Control, frozen=True, kw_only=True, tag="suspected@1"):
-    """A rank hangs or is frozen and is about to be killed; `DeviceLost` follows when its process has ended."""
+    """A rank hangs or is frozen and is about to be killed; `DeviceLost` follows when its process has ended, or will not end."""
 
     rank: int
     how: Literal["exit", "hung", "frozen"]
@@ -418,7 +437,8 @@ class DeviceLost(Control, frozen=True, kw_only=True, tag="device_lost@1"):
     """`how` is exit (the process ended), hung (no progress, heartbeats go on) or frozen (no heartbeats, process exists).
 
     `watermark`: iterations that had been judged by then, so that a replay puts the loss where the live run saw it; `iteration`:
-    the one that the rank was in; `victims`: who waited for it.
+    the one that the rank was in; `victims`: who waited for it. `cut_off`: its process is still there, as SIGKILL has not ended
+    it (it waits in the kernel, for a driver or a disk); it has no part in the run any more.
     """
 
     device: str
@@ -429,6 +449,7 @@ class DeviceLost(Control, frozen=True, kw_only=True, tag="device_lost@1"):
     watermark: int | None = None
     iteration: int | None = None
     victims: tuple[int, ...] = ()
+    cut_off: bool = False
 
 
 class Regrouped(Control, frozen=True, kw_only=True, tag="regrouped@1"):
@@ -553,7 +574,7 @@ MOST_SLOWDOWN = 2.0
 
 class DetectionLimit(Control, frozen=True, kw_only=True, tag="detection_limit@1"):
     """What the Detector sees from `at_iteration` on, when that changed: a lasting slowdown of a device of `smallest_slowdown`
-    times its healthy time is named; None = nobody can be judged, and `why`."""
+    times its healthy time is named, and what `why` says of the whole job; None = it cannot be judged, and `why`."""
 
     at_iteration: int
     smallest_slowdown: float | None
@@ -736,7 +757,7 @@ TELEMETRY: tuple[type[Telemetry], ...] = (
     SourceRecorded, CollectiveRecorded, GroupRecorded, GpuState, HostClock, Dropped,
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
-    RunStarted, RunFinished, DeviceJoined, Suspected, Probed, StandbyMeasured, DeviceLost, Regrouped, FaultInjected,
+    RunStarted, RunFinished, RankAdded, DeviceJoined, Suspected, Probed, StandbyMeasured, DeviceLost, Regrouped, FaultInjected,
     CheckpointSaved, ModeChanged, Note, CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed,
     VerdictScored, DetectionLimit, Diagnosed, PlanProposed, PlanApproved, PlanRejected, PlanExpired, PlanKept, PlanIssued,
     PlanApplied, PlanFailed, PlanScored, AlertOpened, AlertClosed, AlertDelivered,

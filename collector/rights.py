@@ -54,10 +54,15 @@ def mode_of_files(folder: Path) -> int:
     return stat.S_IMODE(folder.stat().st_mode) & 0o666
 
 
+def take_rights_of(folder: Path) -> int:
+    """As `as_rights_of`, from now on; returns the umask before."""
+    return os.umask(0o777 & ~folder.stat().st_mode)
+
+
 @contextmanager
 def as_rights_of(folder: Path) -> Iterator[None]:
     """Whatever this process makes meanwhile, libraries included, gets the rights of `folder`."""
-    before = os.umask(0o777 & ~folder.stat().st_mode)
+    before = take_rights_of(folder)
     try:
         yield
     finally:

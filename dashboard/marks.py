@@ -8,7 +8,7 @@ import msgspec
 
 from unskew.analytics.core.run_state import RunState
 from unskew.collector.events import FaultInjected
-from unskew.dashboard.wording import CAUSES, parties
+from unskew.dashboard.wording import CAUSES, culprits
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ def marks(state: RunState) -> tuple[Mark, ...]:
         if fault.until_iteration is not None:
             found.append(Mark("fault", fault.until_iteration, "", f"fault ended: {_fault(fault)}"))
     for judged in state.verdicts.values():
-        who = parties(judged.verdict.culprits)
+        who = culprits(judged.verdict)
         for verdict in (revision.verdict for revision in judged.revisions):
             found.append(Mark("verdict", verdict.at_iteration, who, f"verdict: {who}, {CAUSES[verdict.cause]}"))
         if judged.closed is not None:

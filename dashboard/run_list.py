@@ -115,7 +115,7 @@ def _outcome(run: dict[str, Any], state: str) -> str:
     """A run that lost its controller did not end well, whatever was seen before."""
     lost = state == "lost" and run["outcome"] == "well"
     word: OutcomeWord = "cannot_be_judged" if lost else run["outcome"]
-    slowdown, why = run["smallest_slowdown"], "the run ended without a word of how" if lost else run["why"]
+    slowdown, why = run["smallest_slowdown"], "the run's log has no end, and nobody writes to it" if lost else run["why"]
     text = f"well, from {percent(slowdown)} on seen" if word == "well" else OUTCOME_WORDS[word]
     n = run["n_verdicts"]
     verdicts = f' <span class="u-muted">{run["n_open"]} of {count(n, "verdict")} open</span>' if n else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from unskew.collector.events import DeviceKind, Party
+from unskew.collector.events import DeviceKind, Party, Verdict
 
 CAUSES = {
     "slow_device": "slow device",
@@ -77,6 +77,11 @@ def parties(members: Sequence[Party]) -> str:
     words += [f"stage {party.stage}" for party in members if party.stage is not None]
     words += [f"replica {party.replica}" for party in members if party.replica is not None]
     return ", ".join(words) or "nobody"
+
+
+def culprits(verdict: Verdict) -> str:
+    """Who is named, "the whole job" where all are slower alike."""
+    return "the whole job" if verdict.evidence.get("scope") == "job" else parties(verdict.culprits)
 
 
 def speeds(speed: Mapping[str, float]) -> str:

@@ -1,13 +1,16 @@
-"""Data of the studies and emulated devices: constants, rates, lengths, noise, profiles, clusters, each with its source."""
+"""Data: constants, rates, lengths, noise, profiles, clusters, each with its source; and a recorded run."""
 
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 _T = TypeVar("_T")
+DEMO = Path(__file__).with_name("demo")
+"""A recorded run, as a store to be read: eight ranks, of which one turns slow and another dies (tools/demo.sh)."""
 
 
 class DataError(ValueError):

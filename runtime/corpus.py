@@ -6,8 +6,9 @@ else at the limit: the pieces keep the uneven lengths of real text.
 
 from __future__ import annotations
 
+import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -65,10 +66,11 @@ def _no_text(folder: str | None) -> CorpusError:
 
 def _texts(folder: str | None) -> Iterator[bytes]:
     root = Path(folder) if folder is not None else Path(sysconfig.get_path("stdlib"))
-    skipped = set() if folder is not None else _NOT_TEXT_OF_THE_LIBRARY
+    skipped: Collection[str] = () if folder is not None else _NOT_TEXT_OF_THE_LIBRARY
     left = _MOST_BYTES
-    for path in sorted(root.rglob("*" if folder is not None else "*.py")):
-        if skipped.intersection(path.relative_to(root).parts) or not path.is_file():
+    files = [path for path in _files(root, skipped) if folder is not None or path.suffix == ".py"]
+    for path in sorted(files):
+        if not path.is_file():
             continue
         text = path.read_bytes()
         if b"\0" in text[:4096]:
@@ -77,6 +79,13 @@ def _texts(folder: str | None) -> Iterator[bytes]:
         left -= len(text)
         if left <= 0:
             return
+
+
+def _files(root: Path, skipped: Collection[str]) -> Iterator[Path]:
+    """Whatever lies under a folder and is none itself; folders of the names `skipped` are not entered."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in skipped]
+        yield from (Path(folder, name) for name in names)
 
 
 def cut(text: bytes, max_bytes: int) -> Iterator[bytes]:

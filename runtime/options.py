@@ -12,10 +12,8 @@ import msgspec
 
 from unskew.analytics.core.device_profiles import ProfileError, profile, profiles_of
 from unskew.analytics.core.faults import FaultSpec
-from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.collector.events import DeviceKind, Mode
-from unskew.runtime.corpus import check_folder
 
 AskedDevice = Literal["auto", "real", "sleep", "virtual"]
 DType = Literal["float32", "float64"]
@@ -94,9 +92,22 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     verify: Annotated[bool, Parameter(help="Also run the same seed without faults and compare the losses.", panel=FAULTS)] = (
         False
     )
+    respawns: Annotated[
+        int,
+        Parameter(help="How often mode auto starts a lost rank again; 0 = never.", panel=FAULTS, least=0, most=1_000),
+    ] = 3
     checkpoint_every: Annotated[
         int, Parameter(help="Iterations from one checkpoint to the next; 0 = none.", panel=CHECKPOINTS, least=0)
     ] = 10
+    controller_wait: Annotated[
+        int,
+        Parameter(
+            help="Seconds that ranks wait for --resume after their controller was killed; 0 = they end with it.",
+            panel=CHECKPOINTS,
+            least=0,
+            most=86_400,
+        ),
+    ] = 30
     resume: ResumePoint | None = None
     store: str | None = None
     instrument_turns: int = 0
@@ -111,6 +122,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def first_plan(self) -> Plan:
         """The plan the run starts with. Raises `PlanError` for an impossible layout."""
+        from unskew.analytics.core.layout import uniform_plan  # noqa: PLC0415 - numpy, which most commands start without
+
         if self.schedule == "searched" and self.tp == 1 and min(self.pp, self.dp) > 0:
             from unskew.analytics.planners.adaptis.searched import searched_plan  # noqa: PLC0415  (0.3 s)
 
@@ -150,6 +163,8 @@ def check(options: RunOptions) -> None:
             f"--dim {options.dim} does not give --heads {options.heads} an even width, allowed: a multiple of 2 x heads"
         )
     if options.corpus is not None:
+        from unskew.runtime.corpus import check_folder  # noqa: PLC0415 - numpy again
+
         check_folder(Path(options.corpus))
     try:
         profiles_of(options.profile, options.ranks)
@@ -175,12 +190,14 @@ def cores() -> int:
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Which kind of device the ranks get, whether rank r computes on GPU r, and the sentence that gives the reason;
-    `classes`: each rank's class of device (its GPU's model, `cpu`, or the profile that it emulates)."""
+    `classes`: each rank's class of device (its GPU's model, `cpu`, or the profile that it emulates); `most_ranks`: for so many
+    there is a place, ranks that are added among them."""
 
     device: AskedDevice
     on_gpus: bool
     why: str
     classes: tuple[str, ...] = ()
+    most_ranks: int = 0
 
     @property
     def kind(self) -> DeviceKind:
@@ -199,7 +216,8 @@ def place(options: RunOptions, gpus: int, gpu_models: Sequence[str] = ()) -> Pla
         classes = tuple(gpu_models[: options.ranks]) or ("gpu",) * options.ranks
     else:
         classes = ("cpu",) * options.ranks
-    return msgspec.structs.replace(placement, classes=classes)
+    most_ranks = {"gpus": gpus, "cores": max(cores(), options.ranks)}.get(placement.kind, MOST_RANKS)
+    return msgspec.structs.replace(placement, classes=classes, most_ranks=most_ranks)
 
 
 def _place(options: RunOptions, gpus: int) -> Placement:

@@ -1,21 +1,20 @@
-"""What controller, agent, zygote and ranks say to each other: framed messages over stream sockets, and the heartbeat datagram.
+"""What controller, agent, zygote and ranks say to each other: framed messages over stream sockets.
 
 controller <--TCP, secret--> agent <--socket pair--> zygote
-                               ^--unix stream--> each rank's control thread
-                               ^--unix datagram-- each rank's heartbeat thread
+                               ^--unix stream--> each rank's control thread; where ranks find each other
+                               ^--shared memory-- each rank's heartbeat thread (heartbeat_page.py)
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-from typing import get_args
 
 import msgspec
 
 from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.health.liveness import Activity, RankLiveness
+from unskew.analytics.health.liveness import RankLiveness
 from unskew.analytics.health.probing import Probe
 from unskew.runtime.options import RunOptions
 
@@ -24,9 +23,18 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of all messages."""
 
 
+class Joining(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank begins that is started beside the run: on standby under `plan`, which has no role for it, when so many
+    iterations were `committed`."""
+
+    plan: Plan
+    committed: int
+
+
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that a rank needs to take its place in the run; `device_id` names its device for life, `device` is its kind,
-    `device_class` what it has in common with devices that take the same time for the same work."""
+    `device_class` what it has in common with devices that take the same time for the same work. `joins`: None when the run
+    begins."""
 
     rank: int
     device_id: str
@@ -36,18 +44,27 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     options: RunOptions
     device: str
-    rendezvous_port: int
-    rendezvous_host: str
     gpu: int | None
     agent_folder: str
+    joins: Joining | None = None
+
+
+def writer_of(rank: int, process: int = 1) -> str:
+    """The name under which a rank's `process`-th process writes to the log."""
+    return f"rank-{rank:04d}.{process}"
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """Agent to controller: `secret` proves that the controller started it; `at_us` is the node's wall clock."""
+    """Agent to controller: `secret` proves that the controller started it, "" where the controller came to its socket;
+    `at_us` is the node's wall clock."""
 
     secret: str
     node: str
     at_us: int = 0
+
+
+class TakeOver(Message, frozen=True, kw_only=True):
+    """From a new controller to an agent that has lost its own: answer with `Hello`, and say again what you last reported."""
 
 
 class Prepare(Message, frozen=True, kw_only=True):
@@ -74,7 +91,7 @@ class Ready(Message, frozen=True, kw_only=True):
 
 
 class Start(Message, frozen=True, kw_only=True):
-    """To agent and zygote: fork these ranks."""
+    """To agent and zygote: fork these ranks, save those of writers that were forked before."""
 
     rank_specs: tuple[RankSpec, ...]
 
@@ -175,6 +192,12 @@ class RankFinished(Message, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class ZygoteExited(Message, frozen=True, kw_only=True):
+    """From an agent that is about to end: its zygote has ended, and how; all ranks end with it."""
+
+    detail: str
+
+
 class NodeFinished(Message, frozen=True, kw_only=True):
     """From an agent, its last word: so many of its own events (heartbeats) the disk has not taken, and why."""
 
@@ -195,6 +218,26 @@ class CheckpointPart(Message, frozen=True, kw_only=True):
     seconds: float
     paused_us: int
     problem: str = ""
+
+
+class Publish(Message, frozen=True, kw_only=True):
+    """From a rank to its agent: a value that other ranks wait for under the newest plan."""
+
+    key: str
+    value: bytes
+
+
+class Await(Message, frozen=True, kw_only=True):
+    """From a rank to its agent: answer with `Published` once all of `keys` are published."""
+
+    keys: tuple[str, ...]
+
+
+class Published(Message, frozen=True, kw_only=True):
+    """The values of the keys that a rank waited for."""
+
+    keys: tuple[str, ...]
+    values: tuple[bytes, ...]
 
 
 class Stop(Message, frozen=True, kw_only=True):
@@ -224,9 +267,9 @@ class RankStatuses(Message, frozen=True, kw_only=True):
 
 
 AnyMessage = (
-    Hello | Prepare | Ready | Start | Stop | Kill | RankForked | RankExited | PlanRecord
+    Hello | TakeOver | Prepare | Ready | Start | Stop | Kill | RankForked | RankExited | PlanRecord
     | PlanEntered | FaultAnnounced | CommunicationBroken | RankFailed | RankFinished | NodeFinished | RankStatuses
-    | MeasureStandby | StandbyProduct | CheckpointPart
+    | MeasureStandby | StandbyProduct | CheckpointPart | Publish | Await | Published | ZygoteExited
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
@@ -295,34 +338,5 @@ class Channel:
         return message
 
 
-AGENT_SOCKET, BEAT_SOCKET = "agent", "beats"
-"""Names of the agent's sockets in `RankSpec.agent_folder`."""
-
-_ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
-_BEAT = struct.Struct("!HIQIbhf")
-
-
-class HeartbeatDatagram(msgspec.Struct, frozen=True, gc=False):
-    """A heartbeat: the rank, the kernel's id of the thread that beats, and what the main thread is at (rank/progress.py)."""
-
-    rank: int
-    thread: int
-    count: int
-    iteration: int
-    activity: Activity
-    waits_for: int | None = None
-    promised_s: float = 0.0
-
-
-def encode_beat(beat: HeartbeatDatagram) -> bytes:
-    """The heartbeat datagram."""
-    waits_for = -1 if beat.waits_for is None else beat.waits_for
-    activity = _ACTIVITIES.index(beat.activity)
-    return _BEAT.pack(beat.rank, beat.thread, beat.count, beat.iteration, activity, waits_for, beat.promised_s)
-
-
-def decode_beat(data: bytes) -> HeartbeatDatagram:
-    """The inverse of `encode_beat`."""
-    rank, thread, count, iteration, activity, waits_for, promised_s = _BEAT.unpack(data)
-    onto = None if waits_for < 0 else waits_for
-    return HeartbeatDatagram(rank, thread, count, iteration, _ACTIVITIES[activity], onto, promised_s)
+AGENT_SOCKET = "agent"
+"""Name of the agent's socket in `RankSpec.agent_folder`."""

@@ -54,7 +54,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def ends_rank(self) -> bool:
-        """Whether the rank is lost for good."""
+        """Whether the rank's process is lost."""
         return self.kind != "slow"
 
     def slowdown(self, kind: str, iteration: int) -> float:
@@ -75,15 +75,15 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def parse_faults(texts: Iterable[str], *, ranks: int, iterations: int, schedule: str = "1f1b") -> tuple[FaultSpec, ...]:
-    """All SPECs of a run; besides what `parse_fault` refuses, two faults that end the same rank raise `FaultError`."""
+    """All SPECs of a run; besides what `parse_fault` refuses, two that end one rank in one iteration raise `FaultError`."""
     faults: list[FaultSpec] = []
-    ended: set[int] = set()
+    ended: set[tuple[int, int]] = set()
     for text in texts:
         fault = parse_fault(text, ranks=ranks, iterations=iterations, schedule=schedule)
         faults.append(fault)
-        if fault.ends_rank and fault.rank in ended:
-            raise FaultError(f"{text}: two faults end rank {fault.rank}, only one kill, hang or freeze per rank is allowed")
-        ended |= {fault.rank} if fault.ends_rank else set()
+        if fault.ends_rank and (fault.rank, fault.at) in ended:
+            raise FaultError(f"{text}: two faults end rank {fault.rank} in iteration {fault.at}, one is allowed")
+        ended |= {(fault.rank, fault.at)} if fault.ends_rank else set()
     if len(faults) > MOST_FAULTS:
         raise FaultError(f"{len(faults):,} faults are given, allowed: {MOST_FAULTS}")
     for rank in sorted({fault.rank for fault in faults if fault.factor is not None}):

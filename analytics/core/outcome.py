@@ -25,12 +25,14 @@ LEAST_LOST_SHARE = 0.05
 MOST_UNEXPLAINED_SHARE = 0.5
 LEAST_STATED_SHARE = 0.01
 """So much of all time, lost without a cause, is stated in any case."""
+MOST_PERCENT = 999
+"""More of a slowdown is no number any more."""
 _ANY: dict[Scope, str] = {"device": "any device", "replica": "any replica", "job": "the whole job"}
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True):
-    """What one way of judging would have seen. `smallest_slowdown`: a lasting one of so many times the healthy time would have
-    been named, None = none would have; `why`: what bounds it, or why there is none."""
+    """What one way of judging hands over; `of_job`, `long_ones`: what it saw of the whole job and what long iterations took,
+    where it judged that too."""
 
     scope: Scope
     smallest_slowdown: float | None
@@ -40,28 +42,6 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     def sees(self) -> bool:
         """Whether it has looked at all."""
         return self.smallest_slowdown is not None and self.smallest_slowdown <= MOST_SLOWDOWN
-
-
-class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What one way of judging hands over."""
-
-    verdicts: tuple[Verdict, ...] = ()
-    sight: Sight
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`why`: what is wrong, what would have been seen, or why nothing can be said; a sentence without its end."""
-
-    outcome: OutcomeWord
-    smallest_slowdown: float | None
-    why: str
-
-    @property
-    def sentence(self) -> str:
-        """The headline of a screen."""
-        if self.outcome == "cannot_be_judged":
-            return f"Cannot be judged: {self.why}."
-        return f"Well: {self.why}." if self.outcome == "well" else f"{self.why[:1].upper()}{self.why[1:]}."
 
 
 class UnexplainedTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +61,31 @@ class UnexplainedTime(msgspec.Struct, frozen=True, kw_only=True):
     def words(self) -> str:
         shares = f"{100 * self.of_lost:.0f} % of the time lost, {100 * self.of_measured:.1f} % of all time"
         return f"no cause explains {shares}{self.where}"
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """What one way of judging hands over; `of_job`, `long_ones`: what it saw of the whole job and what long iterations
+    took, where it judged that too."""
+
+    verdicts: tuple[Verdict, ...] = ()
+    sight: Sight
+    of_job: Sight | None = None
+    long_ones: UnexplainedTime | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """`why`: what is wrong, what would have been seen, or why nothing can be said; a sentence without its end."""
+
+    outcome: OutcomeWord
+    smallest_slowdown: float | None
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """The headline of a screen."""
+        if self.outcome == "cannot_be_judged":
+            return f"Cannot be judged: {self.why}."
+        return f"Well: {self.why}." if self.outcome == "well" else f"{self.why[:1].upper()}{self.why[1:]}."
 
 
 def outcome_of(
@@ -104,7 +109,7 @@ def outcome_of(
         more = [f"{len(wrong) - 1} more verdict{'s' * (len(wrong) > 2)}"] if len(wrong) > 1 else []
         return Outcome(outcome="wrong", smallest_slowdown=smallest, why="; ".join([wrong[0], *more, *stated, *lacking]))
     bounds = [one.why for one in judged if one.why]
-    blind = [_blindness(one) for one in judged if not one.sees]
+    blind = [blindness(one) for one in judged if not one.sees]
     too_much = unexplained is not None and unexplained.too_much
     if missing := [*gaps, *blind, *(stated if too_much else [])]:
         return Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why="; ".join([*missing, *lacking]))
@@ -119,10 +124,13 @@ def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
         return _diagnosed(found)
     gaps = [state.log_gap] if state.log_gap else []
     if state.started is not None and over is None and not controlled:
-        gaps.append("the run ended without a word of how")
+        gaps.append("the run's log has no end, and nobody writes to it")
     failure = f"the run failed: {over.reason or 'no reason given'}" if over is not None and over.status == "failed" else ""
     newest_first = [judged.verdict for judged in reversed(state.open_verdicts)]
-    return outcome_of(newest_first, [_live_sight(state)], failure=failure, gaps=gaps, dropped=state.dropped)
+    now = outcome_of(newest_first, [_live_sight(state)], failure=failure, gaps=gaps, dropped=state.dropped)
+    if not (ended := len(state.verdicts) - len(newest_first)) or now.outcome != "well":
+        return now
+    return msgspec.structs.replace(now, why=f"{now.why}; {ended} verdict{'s' * (ended > 1)} before, no longer open")
 
 
 def _holds(found: Diagnosed, over: RunFinished) -> bool:
@@ -165,7 +173,7 @@ def closest(sights: Sequence[Sight]) -> Sight:
     return max((sight for sight in sights if sight.scope == scope), key=lambda one: one.smallest_slowdown or float("inf"))
 
 
-def _blindness(sight: Sight) -> str:
+def blindness(sight: Sight) -> str:
     """Why it has not looked."""
     if sight.smallest_slowdown is None:
         return sight.why or "nothing in the log can be judged"
@@ -188,4 +196,4 @@ def percent(slowdown: float) -> str:
     >>> percent(1.155), percent(2.0)
     ('15.5 %', '100 %')
     """
-    return f"{100 * (slowdown - 1):.3g} %"
+    return f"{min(100 * (slowdown - 1), MOST_PERCENT):.3g} %"

@@ -95,6 +95,7 @@ class AppliedPlan(msgspec.Struct, frozen=True, dict=True):
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Verdicts by number, proposals by name, scores by the plan's version, all else in the order of the log.
 
+    `ranks`: how many the run has had, those that joined later included.
     `lost`: the last loss of each rank that neither joined again nor got a role in a plan since; `rejoined`: those that did.
     `dropped`: type -> how many of its events the log lacks because a buffer was full.
     """
@@ -102,6 +103,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     started: ev.RunStarted | None = None
     finished: ev.RunFinished | None = None
     mode: ev.Mode = "observe"
+    ranks: int = 0
     verdicts: dict[int, VerdictState] = {}
     proposals: dict[str, ProposalState] = {}
     plans: tuple[AppliedPlan, ...] = ()
@@ -182,7 +184,7 @@ def fold(state: RunState, event: ev.Event | None, at_us: int = 0) -> RunState:
         return _changed(state, dropped=with_dropped(state.dropped, event)) if isinstance(event, ev.Dropped) else state
     match event:
         case ev.RunStarted():
-            state = _changed(state, started=event, mode=event.mode)
+            state = _changed(state, started=event, mode=event.mode, ranks=event.ranks)
         case ev.RunFinished():
             state = _changed(state, finished=event)
         case ev.ModeChanged():
@@ -201,7 +203,7 @@ def fold(state: RunState, event: ev.Event | None, at_us: int = 0) -> RunState:
             others = {rank: loss for rank, loss in state.lost.items() if rank != event.rank}
             state = _changed(state, lost={**others, event.rank: event}, rejoined=state.rejoined - {event.rank})
         case ev.DeviceJoined():
-            state = _with_back(state, {event.rank})
+            state = _with_back(_changed(state, ranks=max(state.ranks, event.rank + 1)), {event.rank})
         case ev.PlanApplied():
             plans = (*state.plans, AppliedPlan(event))
             state = _with_back(_changed(state, plans=plans), plans[-1].plan.ranks if state.lost else ())

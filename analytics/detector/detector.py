@@ -54,8 +54,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the detector remembers; never changed, only replaced.
-
+    """All that the detector remembers; never changed, only replaced. `lost`: rank -> the verdict on its loss, while it is gone;
     `episodes`: rank -> how often it has been slow; `acquitted`: rank -> iteration of its last acquittal; `noise`:
     kind -> sigma learned; `links`, `open_links`, `stages`: what is remembered of these.
     """
@@ -67,6 +66,7 @@ class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
     tracks: Tracks = Tracks.none()
     noise: dict[str, float] = {}
     open: dict[int, int] = {}
+    lost: dict[int, int] = {}
     episodes: dict[int, int] = {}
     acquitted: dict[int, int] = {}
     links: dict[Link, LinkTrack] = {}
@@ -185,6 +185,7 @@ def lose(state: DetectorState, suspect: Suspect, iteration: int, options: Detect
         company=None,
         open={rank: verdict for rank, verdict in state.open.items() if rank != suspect.rank},
         layers={rank: layers for rank, layers in state.layers.items() if rank != suspect.rank},
+        lost={**state.lost, suspect.rank: number},
         next_verdict=number + 1,
     ), tuple(found)
 
@@ -211,6 +212,11 @@ def sight_of(state: DetectorState, options: DetectorOptions) -> Sight:
         options.slack_of(sigma, young=young) + options.threshold_of(sigma, len(tracks.kinds)) / n,
     )
     return Sight(scope="device", smallest_slowdown=round(exp(level), 3))
+
+
+def suspects_stage(state: DetectorState) -> bool:
+    """Whether a stage is slow, or may be."""
+    return state.company is not None and bool(suspected(state.stages, state.company))
 
 
 def waiting_for(state: DetectorState, rank: int) -> set[int]:
@@ -331,7 +337,7 @@ def flag_rank(
         number,
         rank,
         change,
-        kinds=len(state.tracks.kinds_of(rank)),
+        kinds=len(state.tracks.kinds_of(rank)) or len(change.levels) - 1,
         victims=victims,
         at=now,
         sigma=sigma,

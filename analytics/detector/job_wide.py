@@ -1,13 +1,16 @@
-"""Only iteration times: a slowdown of the whole job, and nobody to name for it (docs/reference/verdicts/job_wide.md).
+"""A slowdown of the whole job, and nobody to name for it: live and of a finished log (docs/reference/verdicts/job_wide.md).
 
-Per iteration, on x = log(time):
+Per iteration, on x = log(time), or log(time over what it should take):
 
 1. reference = median of the last `window` values outside of suspicions and episodes; noise = their robust spread, wider where
-   neighbours are alike (series_noise.py);
+   neighbours are alike (series/noise.py);
 2. a sequential test, a CUSUM (cusum.py), on x - reference - level: of a slowdown, and within an episode of its end too; its
    threshold is higher where the job's own past has excesses that come near to it;
 3. where it fires, the median since the onset decides: a verdict of cause "unknown" without culprits, its revision, its end.
-   Each episode has a number of its own; a suspicion that comes to nothing is noise, and is learned as such.
+   Each episode has a number of its own; a suspicion that comes to nothing is noise, and is learned as such;
+4. the reference follows a job that becomes slower bit by bit, so now and then the last iterations are compared with the first
+   (an episode too, whose reference is the first ones);
+5. what iterations that take longer than noise explains took beyond the usual one is added up: time without a cause.
 
 `step` is pure, as everything that decides.
 """
@@ -15,17 +18,22 @@ Per iteration, on x = log(time):
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import exp, log, sqrt
+from math import exp, hypot, log, sqrt
+from statistics import NormalDist
 
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.outcome import Sight
+from unskew.analytics.core.outcome import Sight, UnexplainedTime
 from unskew.analytics.detector.cusum import CusumLimits, CusumSums, raised, threshold
-from unskew.analytics.detector.series_noise import SeriesNoise, noise_of
+from unskew.analytics.detector.options import DetectorOptions
+from unskew.analytics.detector.series.noise import BOUND, SeriesNoise, noise_of
 from unskew.analytics.detector.verdicts import MEDIAN_ERROR, confidence_of
 from unskew.collector.events import Verdict, VerdictClosed
 
+DRIFT_SIGMAS = 3.0
+RISE_HALVINGS = 12
+NEXT_STEP = "nobody stands out: look at what all ranks share (power, cooling, network, storage, other jobs)"
 Verdicts = tuple[Verdict | VerdictClosed, ...]
 Sample = tuple[int, float]  # iteration, log of its time
 
@@ -47,11 +55,24 @@ class JobWideOptions(msgspec.Struct, frozen=True, kw_only=True):
     least_past: int = 12
     window: int = 100
 
+    @staticmethod
+    def like(options: DetectorOptions) -> JobWideOptions:
+        """For a job on devices of a class."""
+        default = JobWideOptions()
+        return JobWideOptions(
+            least_slowdown=options.job_slowdown,
+            sigma_floor=max(default.sigma_floor, options.sigma_floor),
+            least_loss=default.least_loss * options.job_iterations / default.least_iterations,
+            least_iterations=options.job_iterations,
+        )
+
 
 class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
     """`past`: the last healthy samples, oldest first; `recent`: those of a suspicion, or within an episode of a change of it.
     `judged`: iterations that the test has seen outside of episodes; `level`: log of the slowdown now; `since`: onset of the
-    open episode; `episodes`: how many there have been."""
+    open episode, `crept`: whether it came bit by bit; `episodes`: how many there have been. `first`: the first healthy samples,
+    of `healthy` in all. `spent`: what these took, and of it `beyond` by `long` of them beyond the usual iteration, in usual
+    ones."""
 
     iteration: int = -1
     past: tuple[Sample, ...] = ()
@@ -60,7 +81,21 @@ class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
     judged: int = 0
     level: float = 0.0
     since: int | None = None
+    crept: bool = False
     episodes: int = 0
+    first: tuple[Sample, ...] = ()
+    healthy: int = 0
+    spent: float = 0.0
+    beyond: float = 0.0
+    long: int = 0
+
+    @property
+    def unexplained(self) -> UnexplainedTime:
+        """What long iterations took, that is no episode's."""
+        if not self.long:
+            return UnexplainedTime()
+        where = f"; {self.long} of {self.healthy} iterations take longer than noise explains"
+        return UnexplainedTime(of_lost=1.0, of_measured=self.beyond / self.spent, where=where)
 
 
 def judge(times: Iterable[tuple[int, float]], options: JobWideOptions | None = None) -> list[Verdict | VerdictClosed]:
@@ -81,16 +116,33 @@ def follow(
 
 
 def sight_of(state: JobWideState, options: JobWideOptions) -> Sight:
-    """What would have been named within as many iterations as were judged: what the test forgives, its threshold, and twice
-    the errors of the mean of so many and of the reference."""
+    """What would have been named within as many iterations as were judged: what the test forgives, what brings its sum over the
+    threshold, and twice the errors of the mean of so many and of the reference; at least so much that where it fires the
+    median of so few is over what is forgiven."""
     n, known = min(state.judged, options.window), len(state.past)
     if n < options.least_iterations or known < options.least_past:
-        why = f"{known} iterations without a slowdown, at least {options.least_past} are needed to judge the whole job"
+        least = options.least_past if known < options.least_past else options.least_past + options.least_iterations
+        why = f"{known} iterations without a slowdown, at least {least} are needed to judge the whole job"
         return Sight(scope="job", smallest_slowdown=None, why=why)
     noise = _noise(state, options)
     limits = limits_of(state.past, noise, options)
-    error = 2 * noise.sigma * sqrt(1 / n + MEDIAN_ERROR**2 / known)
-    return Sight(scope="job", smallest_slowdown=round(exp(float(limits.slack + limits.threshold / n) + error), 3))
+    error, of_median = 2 * noise.sigma * sqrt(1 / n + MEDIAN_ERROR**2 / known), 2 * MEDIAN_ERROR * noise.sigma
+    decided = min(of_median**2 / float(limits.threshold), of_median / sqrt(options.least_iterations))
+    over = max(_rise(noise.sigma, limits, n) + error, decided)
+    return Sight(scope="job", smallest_slowdown=round(exp(float(limits.slack) + over), 3))
+
+
+def _rise(sigma: float, limits: CusumLimits, n: int) -> float:
+    """By how much the mean of normal excesses over the slack has to be above 0 for the sum of `n`, each counted up to the cap,
+    to reach the threshold: E min(X, c) = c - sigma (f(z) + z F(z)), z = (c - mean) / sigma."""
+    cap, least, normal = float(limits.cap), float(limits.threshold) / n, NormalDist()
+    low, high = 0.0, cap + 4 * sigma
+    for _ in range(RISE_HALVINGS):
+        middle = (low + high) / 2
+        z = (cap - middle) / sigma
+        enough = cap - sigma * (normal.pdf(z) + z * normal.cdf(z)) >= least
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def step(state: JobWideState, iteration: int, measured_us: float, options: JobWideOptions) -> tuple[JobWideState, Verdicts]:
@@ -102,7 +154,7 @@ def step(state: JobWideState, iteration: int, measured_us: float, options: JobWi
         return state, ()
     sample, slow = (iteration, log(measured_us)), state.since is not None
     if not slow and len(state.past) < options.least_known:
-        return _learned(state, (sample,), options), ()
+        return msgspec.structs.replace(state, past=(*state.past, sample), sums=CusumSums.fresh((), iteration)), ()
     noise = _noise(state, options)
     limits = limits_of(state.past, noise, options, state.level)
     over = np.asarray(sample[1] - noise.middle - state.level)
@@ -111,11 +163,26 @@ def step(state: JobWideState, iteration: int, measured_us: float, options: JobWi
     recent = (*state.recent, sample)[-options.window :]
     state = msgspec.structs.replace(state, sums=sums, recent=recent, judged=state.judged + (not slow))
     if side.total <= 0:
-        return (msgspec.structs.replace(state, recent=()) if slow else _learned(state, recent, options)), ()
+        return (
+            (msgspec.structs.replace(state, recent=()), ())
+            if slow
+            else _crept(_learned(state, recent, noise, options), options)
+        )
     rows = tuple(seen for seen in recent if seen[0] > side.zero_at)
     if side.total <= limits.threshold or (not slow and len(state.past) + len(rows) < options.least_past):
         return state, ()
     return _changed(state, rows, noise, options)
+
+
+def set_aside(state: JobWideState, since: int, why: str, options: JobWideOptions) -> tuple[JobWideState, Verdicts]:
+    """Somebody is named for what is slow since iteration `since`: the suspicion of the job, and an episode that began with it,
+    were his."""
+    state = msgspec.structs.replace(state, recent=(), sums=CusumSums.fresh((), state.iteration))
+    if state.since is None or state.since < since - options.least_iterations:
+        return state, ()
+    at = state.iteration
+    closed = VerdictClosed(verdict=state.episodes, until_iteration=at, at_iteration=at, reason=why)
+    return msgspec.structs.replace(state, since=None, level=0.0, crept=False), (closed,)
 
 
 def limits_of(past: Sequence[Sample], noise: SeriesNoise, options: JobWideOptions, level: float = 0.0) -> CusumLimits:
@@ -136,11 +203,48 @@ def _noise(state: JobWideState, options: JobWideOptions) -> SeriesNoise:
     return noise_of([x for _, x in state.past], options.sigma_floor)
 
 
-def _learned(state: JobWideState, healthy: tuple[Sample, ...], options: JobWideOptions) -> JobWideState:
+def _learned(state: JobWideState, healthy: tuple[Sample, ...], noise: SeriesNoise, options: JobWideOptions) -> JobWideState:
     """These are the job as it is without an episode, a suspicion that came to nothing too; the test begins anew."""
-    past = (*state.past, *healthy)[-options.window :]
-    sums = CusumSums.fresh((), state.iteration)
-    return msgspec.structs.replace(state, past=past, recent=(), sums=sums, level=0.0, since=None)
+    over = [x - noise.middle for _, x in healthy]
+    long = [one for one in over if one > max(BOUND * noise.sigma, log(options.least_slowdown))]
+    return msgspec.structs.replace(
+        state,
+        past=(*state.past, *healthy)[-options.window :],
+        recent=(),
+        sums=CusumSums.fresh((), state.iteration),
+        level=0.0,
+        since=None,
+        crept=False,
+        first=state.first if len(state.first) >= options.window else (*state.first, *healthy)[: options.window],
+        healthy=state.healthy + len(healthy),
+        spent=state.spent + sum(map(exp, over)),
+        beyond=state.beyond + sum(exp(one) - 1 for one in long),
+        long=state.long + len(long),
+    )
+
+
+def _crept(state: JobWideState, options: JobWideOptions) -> tuple[JobWideState, Verdicts]:
+    """An episode where the last third of the healthy samples, `window` at most, is slower than the first by more than
+    `least_slowdown` and the errors of both medians."""
+    n = min(state.healthy // 3, options.window)
+    if n < options.least_past or state.healthy % options.least_past:
+        return state, ()
+    first, last = (noise_of([x for _, x in third], options.sigma_floor) for third in (state.first[:n], state.past[-n:]))
+    level, sigma = last.middle - first.middle, hypot(first.sigma, last.sigma)
+    if level - DRIFT_SIGMAS * MEDIAN_ERROR * sigma / sqrt(n) < log(options.least_slowdown):
+        return state, ()
+    since, past = state.first[n - 1][0] + 1, state.first[:n]
+    state = msgspec.structs.replace(
+        state,
+        past=past,
+        sums=CusumSums.fresh((), state.iteration),
+        level=level,
+        since=since,
+        crept=True,
+        episodes=state.episodes + 1,
+    )
+    noise = SeriesNoise(first.middle, sigma)
+    return state, (_verdict(state, since, n, noise, limits_of(past, noise, options)),)
 
 
 def _changed(
@@ -151,13 +255,21 @@ def _changed(
     limits = limits_of(state.past, noise, options)
     if level < limits.slack:
         closed = () if state.since is None else (_closed(state, rows[0][0]),)
-        return _learned(state, rows, options), closed
+        return _learned(state, rows, noise, options), closed
     past, since, episodes = state.past, state.since, state.episodes
     if since is None:
         past, since = _onset(past, rows[0][0], noise.middle + level / 2, options)
         episodes += 1
-    sums = CusumSums.fresh((), state.iteration)
-    state = msgspec.structs.replace(state, past=past, recent=(), sums=sums, level=level, since=since, episodes=episodes)
+    state = msgspec.structs.replace(
+        state,
+        past=past,
+        recent=(),
+        sums=CusumSums.fresh((), state.iteration),
+        level=level,
+        since=since,
+        episodes=episodes,
+        first=tuple(one for one in state.first if one[0] < since),
+    )
     return state, (_verdict(state, since, len(rows), noise, limits),)
 
 
@@ -174,6 +286,10 @@ def _verdict(state: JobWideState, since: int, n: int, noise: SeriesNoise, limits
     as this one, the share that was not slow (Laplace's rule of succession)."""
     often = state.episodes / (state.judged / n + 2)
     sure = min(confidence_of(state.level - float(limits.slack), noise.sigma, n), max(1 - often, 0.0))
+    pace = f"{exp(state.level):.2f} times as long"
+    sentence = f"the whole job takes {pace} since iteration {since}"
+    if state.crept:
+        sentence = f"the whole job became slower bit by bit: it takes {pace} as in its first iterations"
     return Verdict(
         verdict=state.episodes,
         cause="unknown",
@@ -181,14 +297,14 @@ def _verdict(state: JobWideState, since: int, n: int, noise: SeriesNoise, limits
         since_iteration=since,
         at_iteration=state.iteration,
         confidence=round(sure, 3),
-        sentence=f"the whole job takes {exp(state.level):.2f} times as long since iteration {since}",
+        sentence=sentence,
         evidence={
             "scope": "job",
             "time_ratio": round(exp(state.level), 4),
             "sigma": round(noise.sigma, 4),
             "threshold": round(float(limits.threshold), 3),
             "n": n,
-            "missing": ["chunk times", "collective times"],
+            "pattern": "creep" if state.crept else "step",
         },
     )
 

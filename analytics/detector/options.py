@@ -21,7 +21,8 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     `slack_sigmas` of the noise; the noise itself is learned and is never taken for less than `sigma_floor`.
     `false_alarms_per_device_day` and `iterations_per_day` (when iterations are no shorter than two seconds) set the
     thresholds of the tests. `links`: whether slow links are named too. `probes`: whether a probe may decide where the evidence
-    is not enough. Counts are iterations.
+    is not enough. `job_slowdown`, `job_iterations`: what is forgiven of a slowdown of the whole job, and how long one has to
+    last. Counts are iterations.
     """
 
     least_slowdown: float = 1.07
@@ -38,6 +39,8 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     own_past: int = 20
     noise_gain: float = 0.1
     baseline_gain: float = 0.05
+    job_slowdown: float = 1.05
+    job_iterations: int = 4
 
     def __post_init__(self) -> None:
         for name, value in msgspec.structs.asdict(self).items():
@@ -47,7 +50,11 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("detector: noise_gain and baseline_gain must be above 0 and at most 1, own_past at least 1")
         if not 0 < self.slack < 1:
             raise ValueError(f"detector: slack is {self.slack}, it must be between 0 and 1 (a part of least_slowdown)")
-        if min(self.least_slowdown, self.least_slowdown_young) <= 1 or self.sigma_floor <= 0 or self.slack_sigmas < 0:
+        if (
+            min(self.least_slowdown, self.least_slowdown_young, self.job_slowdown) <= 1
+            or self.sigma_floor <= 0
+            or self.slack_sigmas < 0
+        ):
             raise ValueError("detector: the least slowdowns must be above 1, sigma_floor above 0, slack_sigmas not below 0")
         if not 0 < self.false_alarms_per_device_day < self.iterations_per_day:
             raise ValueError(
@@ -86,12 +93,16 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
 
-EMULATED = DetectorOptions(least_slowdown=1.15, slack=0.5, sigma_floor=0.06, links=False)
-"""For sleeping and virtual devices: their ranks share a few cores, which lengthens some sleeps for some iterations."""
+EMULATED = DetectorOptions(least_slowdown=1.15, slack=0.5, sigma_floor=0.06, links=False, job_slowdown=1.15)
+"""For virtual devices, whose clock no load disturbs."""
+
+SLEEPING = msgspec.structs.replace(EMULATED, job_slowdown=1.2, job_iterations=16)
+"""For sleeping devices: their ranks share a few cores, which lengthens sleeps for some iterations, now and then everybody's."""
 
 SHARED_MACHINE = DetectorOptions(
-    least_slowdown=1.4, least_slowdown_young=1.4, slack=0.5, sigma_floor=0.1, least_iterations=16, links=False, probes=False
-)
+    least_slowdown=1.4, least_slowdown_young=1.4, slack=0.5, sigma_floor=0.1, least_iterations=16, links=False, probes=False,
+    job_slowdown=1.4, job_iterations=16,
+)  # fmt: skip
 """For real CPU cores: ranks share caches, power and execution units with whatever else runs on the machine and beside it.
 Healthy ranks really were 1.2 to 1.5 times slower for five to fifteen iterations, time without a core taken out, and a probe's
 product took 0.6 to 1.7 times as long as when the run began."""
@@ -99,6 +110,4 @@ product took 0.6 to 1.7 times as long as when the run began."""
 
 def options_for(kind: DeviceKind | None) -> DetectorOptions:
     """The thresholds for a kind of device."""
-    if kind in {"sleep", "virtual"}:
-        return EMULATED
-    return SHARED_MACHINE if kind == "cores" else DetectorOptions()
+    return {"sleep": SLEEPING, "virtual": EMULATED, "cores": SHARED_MACHINE}.get(str(kind), DetectorOptions())

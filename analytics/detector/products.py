@@ -25,7 +25,7 @@ from unskew.analytics.detector.detector import DetectorState, Verdicts, flag_ran
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import ALL
 from unskew.analytics.detector.suspicion import Excess, SpeedChange
-from unskew.collector.events import VerdictClosed
+from unskew.collector.events import Verdict, VerdictClosed
 
 AGREE = 2
 _MOST_DOUBLINGS = 5
@@ -57,6 +57,28 @@ def confirm(
         state, rank, log(ratio), options,
         since=iteration, at=iteration, iterations=1, sigma=options.sigma_floor, victims=waiting_for(state, rank),
     )  # fmt: skip
+
+
+def welcome(
+    state: DetectorState, rank: int, slowdown: float, iteration: int, options: DetectorOptions
+) -> tuple[DetectorState, Verdicts]:
+    """A rank that was lost is there again, or a new one is, and its product took `slowdown` times as long as a healthy one:
+    the verdict on its loss is closed, and a new one says that it is slow, if that is as much as is named."""
+    verdicts: list[Verdict | VerdictClosed] = []
+    if rank in state.lost:
+        reason = f"rank {rank} is there again since iteration {iteration + 1}"
+        number, until = state.lost[rank], iteration + 1
+        verdicts.append(VerdictClosed(verdict=number, until_iteration=until, at_iteration=iteration, reason=reason))
+    still = {gone: number for gone, number in state.lost.items() if gone != rank}
+    tracks = state.tracks.covering((rank,), (), iteration) if state.tracks.kinds else state.tracks
+    state = msgspec.structs.replace(state, lost=still, tracks=tracks)
+    if log(slowdown) >= options.least_level() and tracks.kinds:
+        state, slow = _by_product(
+            state, rank, log(slowdown), options,
+            since=iteration + 1, at=iteration, iterations=1, sigma=options.sigma_floor, victims=(),
+        )  # fmt: skip
+        verdicts += slow
+    return state, tuple(verdicts)
 
 
 class StandbyReading(msgspec.Struct, frozen=True):
@@ -140,7 +162,7 @@ def _by_product(
 ) -> tuple[DetectorState, Verdicts]:
     """The verdict from a rank's matrix product: all kinds of its work are as slow (log) as that, nothing distinguishes them."""
     tracks = state.tracks
-    kinds = (*tracks.kinds_of(rank), ALL)
+    kinds = (*(tracks.kinds_of(rank) or tracks.kinds[:-1]), ALL)
     change = SpeedChange(
         since=since,
         iterations=iterations,

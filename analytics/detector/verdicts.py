@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import exp, sqrt
 from typing import Any
 
-from scipy.stats import t as student
+from scipy.special import stdtr
 
 from unskew.analytics.detector import links
 from unskew.analytics.detector.options import DetectorOptions
@@ -78,7 +78,7 @@ def confidence_of(excess: float, sigma: float, n: int) -> float:
     """How sure it is that the median of `n` values of noise `sigma` is above 0, when it is `excess`: Student's t, n - 1
     degrees (of one value: 1)."""
     error = MEDIAN_ERROR * sigma / sqrt(n)
-    return round(float(student.cdf(excess / error, max(n - 1, 1))), 3)
+    return round(float(stdtr(max(n - 1, 1), excess / error)), 3)
 
 
 def link_verdict(number: int, change: links.LinkChange, at: int, config: str) -> Verdict:

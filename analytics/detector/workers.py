@@ -4,17 +4,19 @@ No lengths are known, so there is no prediction. Two readings:
 
 1. the Detector (the one that chunks are judged by), for which a rank's healthy time is the median of its first iterations: it
    sees changes, and takes what a rank always showed for healthy;
-2. where ranks of one role have equal work, what a rank takes over the median of the others in the same iteration, from the
-   first on: a CUSUM on that, whose heaviest stretch of iterations is the episode. It sees who was slow all the time.
+2. the stretches of iterations in which a rank takes longer (series/stretches.py), an episode each: where ranks of one role have
+   equal work, than the median of the others in the same iteration, which sees who was slow all the time; else than in the
+   rest of the iterations, both by itself and over the others.
 
-The noise is measured on the series itself, as both readings would otherwise take a restless machine for a slow one.
+The noise is measured on the series itself, as both readings would otherwise take a restless machine for a slow one. Where both
+name an episode, that of (2) counts.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from math import exp, sqrt
+from math import exp
 
 import msgspec
 import numpy as np
@@ -24,14 +26,15 @@ from unskew.analytics.core.run_state import RunState, fold
 from unskew.analytics.detector.detector import Detector, sight_of
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import PeerGroups, company_of, equal_roles, median_of_others
-from unskew.analytics.detector.residuals import Floats, UnitTimes
-from unskew.analytics.detector.series_noise import noise_of
+from unskew.analytics.detector.residuals import Flags, Floats, UnitTimes
+from unskew.analytics.detector.series.stretches import Stretch, StretchTest, steady_sigma, stretches_of
 from unskew.analytics.detector.suspicion import Excess, SpeedChange
 from unskew.analytics.detector.verdicts import slow_verdict
-from unskew.collector.events import Party, Verdict
+from unskew.collector.events import Verdict
 
 OR_ITS_DATA = "or its data is always heavier than the others', as no lengths are recorded"
 LEAST_US = 1e-3
+LEAST_MOVE = 1e-6
 
 
 class RankTimes(msgspec.Struct, frozen=True, dict=True):
@@ -44,25 +47,30 @@ class RankTimes(msgspec.Struct, frozen=True, dict=True):
 
 
 def judge_workers(times: RankTimes, options: DetectorOptions, *, equal_work: bool, lengths_known: bool = False) -> Findings:
-    """Who is slow, and how slow one would have to be to be named. `equal_work`: whether (2) may compare; `lengths_known`: times
-    are over what the data lets expect, so a rank's data is no excuse."""
-    ranks = tuple(times.role_of)
-    company = company_of(equal_roles(times.role_of), ranks)
+    """Who is slow, and how slow one would have to be to be named. `equal_work`: whether (2) knows what is healthy from the
+    others; `lengths_known`: times are over what the data lets expect, so a rank's data is no excuse."""
+    company = company_of(equal_roles(times.role_of), tuple(times.role_of))
     over = _over_others(times, company)
-    noise = _noise(times, over)
-    if equal_work:
-        sigma = float(noise.max())
-    else:  # independent ranks drift by themselves
-        sigma = float(np.median([noise_of(one[~np.isnan(one)].tolist(), 0.0).sigma for one in over[0].T]))
+    readings = over[None] if equal_work else np.stack([_logs(times), over])
+    noise = _noise(readings)
+    known = noise[-1][~np.isnan(noise[-1])]
+    sigma = float((known.max() if equal_work else np.median(known)) if len(known) else np.nanmax(noise, initial=0.0))
     detected, sight = _changes(times, msgspec.structs.replace(options, sigma_floor=max(options.sigma_floor, sigma)))
-    if not equal_work:
-        return Findings(verdicts=detected, sight=_of_own_past(times, sight, options))
-    compared = [*_differences(times, over, noise, company, options, lengths_known=lengths_known)]
-    first: dict[tuple[Party, ...], Verdict] = {}
-    for verdict in sorted([*compared, *detected], key=lambda one: one.since_iteration):
-        first.setdefault(verdict.culprits, verdict)
-    verdicts = tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(first.values(), start=1))
-    return Findings(verdicts=verdicts, sight=_sight(times, over, noise, sight, options))
+    n = len(times.iterations)
+    test = StretchTest.of(n, len(times.role_of), least=options.least_iterations, against_rest=not equal_work)
+    compared = [*_slower(times, readings, noise, company, options, test=test, lengths_known=lengths_known)]
+    alone = [one for one in detected if not any(_same_episode(one, other) for other in compared)]
+    found = sorted([*compared, *alone], key=lambda one: one.since_iteration)
+    verdicts = tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(found, start=1))
+    seen = _seen(times, noise, test, options)
+    sight = _sight(times, over, sight, seen) if equal_work else _of_own_past(times, seen, options)
+    return Findings(verdicts=verdicts, sight=sight)
+
+
+def _same_episode(one: Verdict, other: Verdict) -> bool:
+    """Whether both are about one slowness of one rank."""
+    ends = [verdict.at_iteration if verdict.until_iteration is None else verdict.until_iteration for verdict in (one, other)]
+    return one.culprits == other.culprits and one.since_iteration <= ends[1] and other.since_iteration <= ends[0]
 
 
 def _over_others(times: RankTimes, company: PeerGroups) -> Floats:
@@ -77,14 +85,15 @@ def _logs(times: RankTimes) -> Floats:
     return np.log(np.maximum(times.us, LEAST_US))
 
 
-def _noise(times: RankTimes, over: Floats) -> Floats:
-    """[kind]: by what neighbours in time differ, which no lasting change moves."""
-    found = np.zeros(len(times.kinds))
-    for kind, (own, beside) in enumerate(zip(_logs(times), over, strict=True)):
-        steps = np.abs(np.diff(own if np.isnan(beside).all() else beside, axis=0))
-        steps = steps[~np.isnan(steps)]
-        found[kind] = 1.4826 * float(np.median(steps)) / sqrt(2) if steps.size else 0.0
-    return found
+def _noise(readings: Floats) -> Floats:
+    """[reading, kind, rank]: the usual one, times what neighbours in time differ by more than usual; nan = nothing is known.
+    Neither a slow rank nor a slow stretch of it is noise by that."""
+    steady = np.apply_along_axis(steady_sigma, 2, readings)
+    steady[np.isnan(readings).all(axis=2)] = np.nan
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # ranks that have nobody beside them
+        moves = np.nanmedian(np.abs(np.diff(readings, axis=2)), axis=2) if readings.shape[2] > 1 else np.ones_like(steady)
+        usual, usual_moves = (np.nanquantile(of, 0.5, axis=2, method="lower", keepdims=True) for of in (steady, moves))
+        return np.asarray(np.where(np.isnan(steady), np.nan, usual * np.fmax(moves / np.maximum(usual_moves, LEAST_MOVE), 1.0)))
 
 
 def _changes(times: RankTimes, options: DetectorOptions) -> tuple[tuple[Verdict, ...], Sight]:
@@ -102,62 +111,64 @@ def _changes(times: RankTimes, options: DetectorOptions) -> tuple[tuple[Verdict,
     return tuple(one.verdict for one in state.verdicts.values()), sight_of(detector.state, detector.options)
 
 
-def _differences(
+def _slower(
     times: RankTimes,
-    over: Floats,
+    readings: Floats,
     noise: Floats,
     company: PeerGroups,
     options: DetectorOptions,
     *,
+    test: StretchTest,
     lengths_known: bool,
 ) -> Iterator[Verdict]:
-    """A verdict on each rank that took longer than the others of its role."""
-    least = options.least_level(young=len(times.iterations) < options.own_past)
+    """A verdict on each episode of a rank that took longer: than the others of its role, or than it does else."""
+    n = len(times.iterations)
+    least = options.least_level(young=n < options.own_past)
     for column, rank in enumerate(times.role_of):
-        if np.isnan(over[:, :, column]).all(axis=1).any():
+        of_rank = {kind: readings[~np.isnan(noise[:, k, column]), k, :, column] for k, kind in enumerate(times.kinds)}
+        if not all(map(len, of_rank.values())):
             continue
-        episodes = {kind: _heaviest(over[k, :, column], float(noise[k]), options) for k, kind in enumerate(times.kinds)}
-        kind, (begin, end, total) = max(episodes.items(), key=lambda item: item[1][2])
-        levels = {k: float(np.nanmedian(over[i, begin:end, column])) for i, k in enumerate(times.kinds)}
-        if total <= 1 or levels[kind] < least:
-            continue
-        sigma, n = max(float(noise[times.kinds.index(kind)]), options.sigma_floor), end - begin
-        slacks = (max(least / 2, options.slack_of(float(of_kind))) for of_kind in noise)
-        felt = {k: levels[k] for k, slack in zip(times.kinds, slacks, strict=True) if levels[k] >= slack}
-        change = SpeedChange(
-            since=times.iterations[begin],
-            iterations=n,
-            test=kind,
-            cusum=total,
-            threshold=1.0,
-            levels=felt,
-            excess={k: Excess(level, level) for k, level in levels.items()},
-        )
-        verdict = slow_verdict(
-            1, rank, change, kinds=len(times.kinds), victims=company.data_parallel_peers[rank], at=times.iterations[-1],
-            sigma=sigma, episodes=1, options=options,
-        )  # fmt: skip
-        after = over[times.kinds.index(kind), end:, column]
-        if len(after) >= options.least_iterations and np.nanmedian(after) < levels[kind] / 2:
-            verdict = msgspec.structs.replace(verdict, until_iteration=times.iterations[end])
-        alike = len(verdict.speed) == len(times.kinds) and min(levels.values()) >= max(levels.values()) / 2
-        yield _or_its_data(verdict) if begin == 0 and alike and not lengths_known else verdict
+        sigmas = {
+            kind: np.maximum(noise[~np.isnan(noise[:, k, column]), k, column], options.sigma_floor)
+            for k, kind in enumerate(times.kinds)
+        }
+        found = [(one, kind) for kind, of in of_rank.items() for one in stretches_of(of, sigmas[kind], test)]
+        healthy = np.ones(n, dtype=bool)
+        for one, _ in found:
+            healthy[one.begin : one.end] = False
+        taken: list[Stretch] = []
+        for one, kind in sorted(found, key=lambda item: -item[0].over):
+            levels = {k: _level(of, one, healthy, test) for k, of in of_rank.items()}
+            if any(one.begin < other.end and other.begin < one.end for other in taken) or levels[kind] < least:
+                continue
+            taken.append(one)
+            slacks = {k: max(least / 2, options.slack_of(float(sigma.max()))) for k, sigma in sigmas.items()}
+            change = SpeedChange(
+                since=times.iterations[one.begin],
+                iterations=one.end - one.begin,
+                test=kind,
+                cusum=one.over,
+                threshold=1.0,
+                levels={k: level for k, level in levels.items() if level >= slacks[k] or k == kind},
+                excess={k: Excess(level, level) for k, level in levels.items()},
+            )
+            verdict = slow_verdict(
+                1, rank, change, kinds=len(times.kinds), victims=company.data_parallel_peers[rank], at=times.iterations[-1],
+                sigma=float(sigmas[kind].max()), episodes=1, options=options,
+            )  # fmt: skip
+            if n - one.end >= options.least_iterations:
+                verdict = msgspec.structs.replace(verdict, until_iteration=times.iterations[one.end])
+            alike = len(verdict.speed) == len(times.kinds) and min(levels.values()) >= max(levels.values()) / 2
+            unsure = one.begin == 0 and alike and not lengths_known and not test.against_rest
+            yield _or_its_data(verdict) if unsure else verdict
 
 
-def _heaviest(over: Floats, sigma: float, options: DetectorOptions) -> tuple[int, int, float]:
-    """The stretch [begin, end) in which the excess beyond the slack sums up to most, and that as a part of the threshold."""
-    slack, threshold, cap = _limits(sigma, len(over), options)
-    total = np.concatenate([[0.0], np.cumsum(np.nan_to_num(np.minimum(over - slack, cap)))])
-    risen = total[1:] - np.minimum.accumulate(total)[:-1]
-    end = int(np.argmax(risen)) + 1
-    return int(np.argmin(total[:end])), end, float(risen[end - 1]) / threshold
-
-
-def _limits(sigma: float, n: int, options: DetectorOptions) -> tuple[float, float, float]:
-    """Slack, threshold and cap of the test over n iterations, logs of time."""
-    sigma = max(sigma, options.sigma_floor)
-    slack, threshold = options.slack_of(sigma, young=n < options.own_past), options.threshold_of(sigma, 1)
-    return slack, threshold, threshold / (options.least_iterations - 0.5)
+def _level(readings: Floats, one: Stretch, healthy: Flags, test: StretchTest) -> float:
+    """The typical excess in a stretch, by the reading that says least."""
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a kind of work may not be seen in it
+        inside = np.nanmedian(readings[:, one.begin : one.end], axis=1)
+        rest = np.nanmedian(readings[:, healthy], axis=1) if test.against_rest else 0.0
+    return float(np.nan_to_num((inside - rest).min(), nan=0.0))
 
 
 def _of_own_past(times: RankTimes, sight: Sight, options: DetectorOptions) -> Sight:
@@ -183,9 +194,18 @@ def _or_its_data(verdict: Verdict) -> Verdict:
     )
 
 
-def _sight(times: RankTimes, over: Floats, noise: Floats, of_changes: Sight, options: DetectorOptions) -> Sight:
-    """What (2) would have seen; of a rank that has nobody to be compared with only changes are."""
-    n = len(times.iterations)
+def _seen(times: RankTimes, noise: Floats, test: StretchTest, options: DetectorOptions) -> Sight:
+    """What (2) would have named of any rank."""
+    n, needed = len(times.iterations), options.least_iterations * (3 if test.against_rest else 1)
+    if n < needed:
+        return Sight(scope="device", smallest_slowdown=None, why=f"{n} iterations, at least {needed} are needed")
+    sigma = max(float(np.nanmax(noise, initial=0.0)), options.sigma_floor)
+    level = test.smallest(n, sigma, options.least_level(young=n < options.own_past))
+    return Sight(scope="device", smallest_slowdown=round(exp(level), 3))
+
+
+def _sight(times: RankTimes, over: Floats, of_changes: Sight, seen: Sight) -> Sight:
+    """Of a rank that has nobody to be compared with only changes are seen."""
     alone = np.isnan(over).all(axis=1).any(axis=0)
     number = list(times.role_of)[int(np.argmax(alone))]
     if alone.any() and of_changes.smallest_slowdown is not None:
@@ -195,14 +215,4 @@ def _sight(times: RankTimes, over: Floats, noise: Floats, of_changes: Sight, opt
             f"{percent(of_changes.smallest_slowdown)} or more would have been named"
         )
         return Sight(scope="device", smallest_slowdown=None, why=why)
-    if alone.any():
-        return of_changes
-    if n < options.least_iterations:
-        why = f"{n} iterations, at least {options.least_iterations} are needed"
-        return Sight(scope="device", smallest_slowdown=None, why=why)
-    least = options.least_level(young=n < options.own_past)
-    levels = [least]
-    for sigma in noise:
-        slack, threshold, _ = _limits(float(sigma), n, options)
-        levels.append(slack + threshold / n)
-    return Sight(scope="device", smallest_slowdown=round(exp(max(levels)), 3))
+    return of_changes if alone.any() else seen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unskew.analytics.core.outcome import Findings, Sight
+from unskew.analytics.core.outcome import Findings, closest
 from unskew.analytics.detector.options import options_for
 from unskew.analytics.diagnosis.failslow import TOO_SHORT, FailSlowResult, loss_of, settled
 from unskew.analytics.diagnosis.runlog import RunLog
@@ -23,10 +23,10 @@ def follow_attached(log: RunLog) -> FailSlowResult:
     for lost in (loss_of(log, event) for event in log.lost):
         state, events = rules.lost(state, Suspect.of(lost), lost.iteration or 0)
         made += events
-    fitted, logged = state.monitor.fitted, state.limit.logged
-    sight = TOO_SHORT
-    if logged is not None:
-        sight = Sight(scope="device", smallest_slowdown=logged.smallest_slowdown, why=logged.why)
     verdicts = settled(event for event in made if isinstance(event, Verdict | VerdictClosed))
-    findings = Findings(verdicts=verdicts, sight=sight)
-    return FailSlowResult(findings, fitted.model if fitted else None, state.monitor.retraining.seen)
+    monitor = state.monitor
+    if monitor.fitted is None:
+        return FailSlowResult(Findings(verdicts=verdicts, sight=closest(state.sights) if why_not else TOO_SHORT), None)
+    of_device, of_job = closest([one for one in state.sights if one.scope != "job"]), state.sights[-1]
+    findings = Findings(verdicts=verdicts, sight=of_device, of_job=of_job, long_ones=monitor.unexplained)
+    return FailSlowResult(findings, monitor.fitted.model, monitor.retraining.seen)

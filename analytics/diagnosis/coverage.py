@@ -3,8 +3,8 @@
 Calm is a claim about every rank and all of the time. Nothing is wrong with what was recorded says little when the slow rank's
 file is missing, or its times are empty just where it is slow. So what was recorded is held against what is known to exist:
 ranks by the declared size of the job and by those that others name, the iterations between the first and the last, and for each
-rank in each iteration the kinds of work that others have. A rank that is missing is a gap, and so is more than `MOST_MISSING`
-of the rest.
+rank in each iteration the kinds of work that others have, and its time up to the beginning of the next iteration. A rank that
+is missing is a gap, and so is more than `MOST_MISSING` of the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import numpy as np
 import polars as pl
 
 from unskew.analytics.diagnosis.runlog import RunLog
+from unskew.analytics.diagnosis.trace.clocks import why_clocks_disagree
 from unskew.analytics.diagnosis.trace.model import PAUSES, Trace
+from unskew.analytics.diagnosis.trace.replay import TraceRecording
 from unskew.collector.events import CHUNK_KINDS, CHUNK_NAMES, COLLECTIVE_KINDS
 
 MOST_MISSING = 0.1
@@ -25,13 +27,14 @@ LEAST_ITERATIONS = 8
 MOST_SHOWN = 4
 
 
-def gaps_of(log: RunLog, *, chunks: bool) -> list[str]:
-    """What the log lacks for a judgement of the whole run, which goes by its `chunks` or by less."""
+def gaps_of(log: RunLog, *, chunks: bool, recordings: Sequence[TraceRecording] = ()) -> list[str]:
+    """What the log lacks for a judgement of the whole run, which goes by its `chunks` or by less; of an imported one also what
+    its `recordings` leave out."""
     found = [log.gap] if log.gap else []
     if log.end == "lost":
         found.append("the run ended without a word of how, and its log does not show why")
     if log.imported:
-        return [*found, *_of_recording(log)]
+        return [*found, *_of_recording(log), *_left_out(log, recordings)]
     numbers = log.iterations["iteration"]
     if numbers.len() and (missing := int(numbers[-1]) - int(numbers[0]) + 1 - numbers.n_unique()):
         found.append(f"{missing} iterations are not in the log")
@@ -41,16 +44,26 @@ def gaps_of(log: RunLog, *, chunks: bool) -> list[str]:
     return found
 
 
+def earlier_attempts(log: RunLog) -> list[str]:
+    """That iterations were executed again, whose earlier attempts nobody judges."""
+    if not (again := log.redone):
+        return []
+    which = f"iteration {again[0]}" if len(again) == 1 else f"{len(again)} iterations from {again[0]} to {again[-1]}"
+    return [f"time lost in earlier attempts: {which} executed more than once, of which the last attempt counts"]
+
+
 def _of_recording(log: RunLog) -> list[str]:
     """Of an imported one; what one of our own runs lacks its own events say."""
-    found = [*_missing_ranks(log), *_missing_iterations(log)]
+    between = _unjudged(_time_between(log), "between what is recorded of an iteration and the beginning of the next", least=0.0)
+    found = [*_missing_ranks(log), *_missing_iterations(log), *between]
     trace, waits = log.trace, (*COLLECTIVE_KINDS, "send", "recv")
     if trace.has_chunks:
         beside = _unjudged(_time_outside(log, (*CHUNK_KINDS, *waits, *PAUSES)), "outside its recorded passes and waits")
         return [*found, *_missing_work(trace, CHUNK_KINDS), *_unmeasured(trace), *beside, *_one_is_fast(trace)]
     if trace.kinds & set(COLLECTIVE_KINDS):
-        beside = _unjudged(_time_in(trace, "data_wait"), "waiting for input, which is not judged by collectives alone")
-        return [*found, *_missing_work(trace, COLLECTIVE_KINDS), *beside]
+        beside = _unjudged(_time_in(log, "data_wait"), "waiting for input, and nobody is seen to wait for that", least=0.0)
+        clocks = why_clocks_disagree(trace)
+        return [*found, *_missing_work(trace, COLLECTIVE_KINDS), *beside, *([clocks] if clocks else [])]
     return [*found, *_missing_steps(log.steps)]
 
 
@@ -62,7 +75,7 @@ def _missing_ranks(log: RunLog) -> list[str]:
         return []
     declared = log.options.get("facts", {}).get("world_size")
     named = {*recorded, *operations["peer"].drop_nulls().to_list()}
-    known = max(max(named) + 1, declared if isinstance(declared, int) else 0)
+    known = max(max(named) + 1, declared if isinstance(declared, int) else 0, log.ranks)
     if known == len(recorded):
         return []
     shown = list(islice((rank for rank in range(known) if rank not in recorded), MOST_SHOWN))
@@ -79,6 +92,16 @@ def _missing_iterations(log: RunLog) -> list[str]:
     if np.mean(np.diff(numbers) == 1) > 0.5 and missing > MOST_MISSING * span:
         return [f"{missing} of {span} iterations are not in the log"]
     return []
+
+
+def _left_out(log: RunLog, recordings: Sequence[TraceRecording]) -> list[str]:
+    """Iterations of which devices were not judged: they are unlike most, or an earlier attempt of them does not count."""
+    unlike = sum(len(one.left_out) for one in recordings)
+    of = unlike + sum(len(one.iterations) for one in recordings)
+    found = [f"{unlike} of {of} iterations lack operations that most have"] if unlike > MOST_MISSING * of else []
+    if len(log.redone) > MOST_MISSING * log.iterations.height:
+        found.append(f"{len(log.redone)} of {log.iterations.height} iterations were executed again, and one attempt counts")
+    return found
 
 
 def _missing_work(trace: Trace, kinds: Sequence[str]) -> list[str]:
@@ -127,22 +150,46 @@ def _time_outside(log: RunLog, kinds: Sequence[str]) -> pl.DataFrame:
     )
 
 
-def _time_in(trace: Trace, kind: str) -> pl.DataFrame:
-    """iteration, rank, share of the rank's recorded time that operations of one kind took."""
-    all_us = _sums(trace.operations).rename({"us": "all_us"})
-    mine = _sums(trace.operations.filter(kind=kind))
-    return all_us.join(mine, on=["iteration", "rank"], how="left").select(
-        "iteration", "rank", share=pl.col("us").fill_null(0.0) / pl.max_horizontal("all_us", pl.lit(1.0))
+def _time_between(log: RunLog) -> pl.DataFrame:
+    """iteration, rank, share of the time from the rank's beginning of an iteration to that of the next that lies behind what is
+    judged of it (behind the last operation, where chunks are known; else own time is what is left of the step): what every rank
+    has of it, and what this one has more than others with its layers, as a pipeline's stages begin one after the other. Empty
+    where one clock does not go through all iterations: steps that only last, or times from the beginning of each step."""
+    begin, end = pl.col("start_us").cast(pl.Float64), (pl.col("start_us") + pl.col("wall_us")).cast(pl.Float64)
+    steps = log.steps.select("iteration", "rank", begin_us=begin, end_us=None if log.trace.has_chunks else end)
+    if steps["begin_us"].null_count():
+        return pl.DataFrame(schema={"iteration": pl.Int64, "rank": pl.Int64, "share": pl.Float64})
+    operations = log.trace.operations.select("iteration", "rank", begin_us=begin, end_us=end)
+    extents = (
+        pl.concat([operations, steps], how="vertical_relaxed").group_by("iteration", "rank")
+        .agg(pl.col("begin_us").min(), pl.col("end_us").max()).drop_nulls().sort("rank", "iteration")
+    )  # fmt: skip
+    next_us, following = (pl.col(name).shift(-1).over("rank") for name in ("begin_us", "iteration"))
+    chunks = log.trace.operations.filter(pl.col("kind").is_in(CHUNK_KINDS))
+    stages = chunks.group_by("rank").agg(stage=pl.coalesce("first_layer", "stage").min())
+    left = pl.col("left_us")
+    return (
+        extents.with_columns(whole_us=next_us - pl.col("begin_us"), left_us=(next_us - pl.col("end_us")).clip(lower_bound=0.0))
+        .filter((following == pl.col("iteration") + 1) & (pl.col("whole_us") > 0))
+        .join(stages, on="rank", how="left")
+        .with_columns(left_us=left - left.min().over("iteration", "stage") + left.min().over("iteration"))
+        .select("iteration", "rank", share=left / pl.col("whole_us"))
     )
+
+
+def _time_in(log: RunLog, kind: str) -> pl.DataFrame:
+    """iteration, rank, share of the iteration that the rank's operations of one kind took."""
+    mine = _sums(log.trace.operations.filter(kind=kind)).join(log.iterations.drop_nulls(), on="iteration")
+    return mine.select("iteration", "rank", share=pl.col("us") / pl.max_horizontal("iteration_us", pl.lit(1.0)))
 
 
 def _sums(operations: pl.DataFrame) -> pl.DataFrame:
     return operations.group_by("iteration", "rank").agg(us=pl.col("wall_us").sum())
 
 
-def _unjudged(shares: pl.DataFrame, where: str) -> list[str]:
-    """The rank with more time than others in what nobody judges, in more than a few iterations."""
-    more = pl.col("share") - pl.col("share").min().over("iteration")
+def _unjudged(shares: pl.DataFrame, where: str, least: float | None = None) -> list[str]:
+    """The rank with more time than `least` (None: than others) in what nobody judges, in more than a few iterations."""
+    more = pl.col("share") - (pl.col("share").min().over("iteration") if least is None else least)
     often = (
         shares.filter(more > MOST_MISSING).group_by("rank").agg(n=pl.len(), share=pl.col("share").median()).sort("n", "rank")
     )

@@ -7,7 +7,8 @@ Four observabilities, the best that the log allows:
 3. flight recorders: who did not join which collective (flight_recorder.py);
 4. iteration times only: nobody to name.
 
-The whole job is judged in each of them (whole_job.py): where every rank is slower alike, none differs from the others.
+The whole job is judged in each of them: where every rank is slower alike, none differs from the others. In our own runs and in
+those that were watched it is judged with the devices (loop/monitor.py), else by itself (whole_job.py).
 
 Pure: a `RunLog` in, a `Diagnosis` out.
 """
@@ -27,15 +28,16 @@ from unskew.analytics.detector.verdicts import devices, lost_verdict
 from unskew.analytics.diagnosis.attached import follow_attached
 from unskew.analytics.diagnosis.capacity import idle_s
 from unskew.analytics.diagnosis.causes import LEAST_SHARE, NEXT_STEP, named
-from unskew.analytics.diagnosis.coverage import gaps_of
+from unskew.analytics.diagnosis.coverage import earlier_attempts, gaps_of
 from unskew.analytics.diagnosis.failslow import as_slow, follow_run, loss_of
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
 from unskew.analytics.diagnosis.ranks.rank_times import follow_ranks, follow_steps
 from unskew.analytics.diagnosis.ranks.replicas import excess_of, judge_replicas, smallest_slowdown
 from unskew.analytics.diagnosis.ranks.slow_ranks import follow_section
-from unskew.analytics.diagnosis.ranks.waiting import follow_waits, read_waits
+from unskew.analytics.diagnosis.ranks.waiting import follow_collectives
 from unskew.analytics.diagnosis.runlog import RunLog
-from unskew.analytics.diagnosis.trace.lost import LOCATED, ORDER, WITHOUT_CAUSE, LostTime, time_lost, without
+from unskew.analytics.diagnosis.trace.clocks import why_clocks_disagree
+from unskew.analytics.diagnosis.trace.lost import LOCATED, ORDER, WITHOUT_CAUSE, LostTime, time_lost
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.replay import GraphError
 from unskew.analytics.diagnosis.trace.section import TraceSection, record, with_lengths, without_lengths
@@ -101,6 +103,7 @@ def diagnose(log: RunLog) -> Diagnosis:
     gaps: list[str] = []
     lost_s: dict[str, float] = {}
     whole_s = 0.0
+    findings: Findings | None = None
     abstained = ([log.sample.unseen] if log.sample else []) + _missing(log, seen)
     if seen == "chunks":
         sections, findings, problems = sections_of(log)
@@ -115,9 +118,9 @@ def diagnose(log: RunLog) -> Diagnosis:
             whole_s = _of_all(log) * sum(len(section.ranks) * float(lost.measured_us.sum()) / 1e6 for section, lost in measured)
             abstained += _without_cause(lost_s, whole_s)
     elif seen == "collectives":
-        judged, problems = _waited(log)
-        verdicts = tuple(verdict for findings in judged for verdict in findings.verdicts)
-        sights = [findings.sight for findings in judged]
+        judged, problems = follow_collectives(log, options_for(log.device_kind))
+        verdicts = tuple(verdict for of_plan in judged for verdict in of_plan.verdicts)
+        sights = [of_plan.sight for of_plan in judged]
         abstained += problems
     elif seen == "iterations":
         of_ranks, independent = follow_steps(log.steps, options_for(log.device_kind))
@@ -129,22 +132,23 @@ def diagnose(log: RunLog) -> Diagnosis:
     if seen != "chunks" or not log.released:
         verdicts += _lost(log, _next_number(verdicts))
     unexplained = _unexplained(lost_s, whole_s)
-    if log.iterations.height:
-        times = times_of(log, sections, verdicts)
-        of_job, long_ones = judge_job(times, _next_number(verdicts), alone=seen == "iterations")
+    if log.iterations.height and (findings is None or findings.of_job is None):
+        findings = judge_job(times_of(log, verdicts), _next_number(verdicts), alone=seen == "iterations")
         if seen == "chunks" and not sections and not log.released:
-            sights = [_without_replay(sight, of_job.sight) for sight in sights]
-        sights, unexplained = [*sights, of_job.sight], unexplained or long_ones
-        if seen == "chunks" and not log.released:
-            gaps += [f"{one.sentence}: {OR_LONGER}" for one in of_job.verdicts]
+            sights = [_without_replay(sight, findings.sight) for sight in sights]
+        if seen == "chunks" and (log.attached or not log.released):
+            gaps = [f"{one.sentence}: {OR_LONGER}" for one in findings.verdicts]
             abstained += [f"unknown: {gap}" for gap in gaps]
         else:
-            verdicts += of_job.verdicts
+            verdicts += findings.verdicts
+    if findings is not None and findings.of_job is not None:
+        sights.append(findings.of_job)
+        unexplained = _worse(unexplained, findings.long_ones)
     outcome = outcome_of(
         verdicts,
         sights,
         failure=f"the run failed: {log.end_reason or 'no reason given'}" if log.end == "failed" else "",
-        gaps=[*gaps_of(log, chunks=seen == "chunks"), *gaps],
+        gaps=[*gaps_of(log, chunks=seen == "chunks", recordings=[one.recording for one in sections]), *gaps],
         dropped=log.dropped,
         unexplained=unexplained,
     )
@@ -194,6 +198,8 @@ def _with_lengths(log: RunLog) -> tuple[list[TraceSection], Findings, list[str]]
 def _without_lengths(trace: Trace, options: DetectorOptions) -> tuple[list[TraceSection], Findings, list[str]]:
     """A run whose micro-batches are as long as their peers let expect; where that cannot be told, ranks as a whole."""
     try:
+        if clocks := why_clocks_disagree(trace):
+            raise GraphError(clocks)
         section = without_lengths(record(trace), options)
     except ValueError as error:
         found, why = follow_ranks(trace, options)
@@ -216,7 +222,8 @@ def _unseen(why: str) -> list[str]:
 
 def _with_replicas(section: TraceSection, findings: Findings, options: DetectorOptions) -> tuple[TraceSection, Findings]:
     """The section as it is expected to be without shifts of whole replicas, and the findings with those on them."""
-    excess = excess_of(section, without("slow_device", section, section.parts.work_us, findings.verdicts), options)
+    slow = {party.rank for one in findings.verdicts for party in one.culprits}
+    excess = excess_of(section, section.parts.work_us, slow, options)
     if excess is None:
         return section, _seeing(findings, "a whole replica that is slow cannot be told from its data")
     replicas = judge_replicas(section, excess, options, _next_number(findings.verdicts))
@@ -245,24 +252,6 @@ def _without_replay(of_devices: Sight, of_job: Sight) -> Sight:
         return Sight(scope=of_devices.scope, smallest_slowdown=None, why=why)
     why = "; ".join([*([of_devices.why] if of_devices.why else []), f"{between}; by iteration times {would_have_seen(of_job)}"])
     return msgspec.structs.replace(of_devices, why=why)
-
-
-def _waited(log: RunLog) -> tuple[list[Findings], list[str]]:
-    """Who waits least, plan by plan (another plan gives ranks other work), and which plans do not show it."""
-    judged: list[Findings] = []
-    problems = []
-    for plan_version in log.trace.plan_versions:
-        try:
-            waits = read_waits(log.trace.of_plan(plan_version), log.iterations)
-        except ValueError as error:
-            problems.append(f"slow_device under plan {plan_version}: {error}")
-            judged.append(Findings(sight=Sight(scope="device", smallest_slowdown=None, why=str(error))))
-            continue
-        findings = follow_waits(waits, options_for(log.device_kind))
-        before = sum(len(one.verdicts) for one in judged)
-        numbered = [msgspec.structs.replace(one, verdict=before + i) for i, one in enumerate(findings.verdicts, start=1)]
-        judged.append(msgspec.structs.replace(findings, verdicts=tuple(numbered)))
-    return judged, problems
 
 
 def _hung(standstill: HangDiagnosis) -> tuple[Verdict, ...]:
@@ -348,6 +337,11 @@ def _unexplained(time_lost_s: dict[str, float], whole_s: float) -> UnexplainedTi
     )
 
 
+def _worse(one: UnexplainedTime | None, other: UnexplainedTime | None) -> UnexplainedTime | None:
+    """Of two accounts of the time without a cause the first, unless only the other makes a run doubtful."""
+    return other if one is None or (other is not None and other.too_much and not one.too_much) else one
+
+
 def _without_cause(time_lost_s: dict[str, float], whole_s: float) -> list[str]:
     """Where much time was lost for no cause that the log shows, a sentence each."""
     return [
@@ -382,6 +376,7 @@ def _missing(log: RunLog, seen: Observability) -> list[str]:
         found.append("input_bound: no data_wait spans")
     if "gc" not in kinds:
         found.append("gc_pause: no gc spans")
+    found += earlier_attempts(log)
     if log.imported:
         found.append("dead, hung: no exits and heartbeats in an imported run")
     return found

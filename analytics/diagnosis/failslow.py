@@ -66,8 +66,11 @@ def follow_run(log: RunLog) -> FailSlowResult:
     follower.run()
     monitor = follower.state.adaptation.monitor
     verdicts = settled(event for event in follower.made if isinstance(event, Verdict | VerdictClosed))
-    findings = Findings(verdicts=verdicts, sight=monitor.sight if monitor.fitted else TOO_SHORT)
-    return FailSlowResult(findings, monitor.fitted.model if monitor.fitted else None, tuple(follower.seen.values()))
+    if monitor.fitted is None:
+        return FailSlowResult(Findings(verdicts=verdicts, sight=TOO_SHORT), None, tuple(follower.seen.values()))
+    of_device, of_job = monitor.sights
+    findings = Findings(verdicts=verdicts, sight=of_device, of_job=of_job, long_ones=monitor.unexplained)
+    return FailSlowResult(findings, monitor.fitted.model, tuple(follower.seen.values()))
 
 
 def _site(log: RunLog) -> Site:

@@ -27,6 +27,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     wall_us, where a source times them rank by rank. `flights`, `flight_groups`: entries of flight recorders.
     `end`: by its own last word; without one "running" where a controller holds it, else "lost".
     `gap`: what the log lacks by that word, "" = nothing; `dropped`: type -> events that full buffers dropped.
+    `redone`: iterations that were executed again after another attempt.
     `sample`: the iterations of a long run that `trace`, `released` and `steps` hold; None = all.
     """
 
@@ -47,6 +48,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     end_reason: str = ""
     gap: str = ""
     dropped: dict[str, int] = {}
+    redone: tuple[int, ...] = ()
     sample: Sample | None = None
 
     @property

@@ -7,12 +7,13 @@
 * a rank on standby has no work: it is neither hung nor a victim, but it can be dead or frozen.
 
 A rank that is ready to run but given no core is none of these: that time, as the kernel counts it, does not count against it.
-Nor does the time that it has promised to a long phase (a compilation, a checkpoint, an evaluation).
+Nor does the time that it has promised to a long phase (a compilation, a checkpoint, an evaluation). Where a third of a node's
+ranks fall silent at the same moment it is the listener or the node that went wrong, so they are given more time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -21,7 +22,8 @@ from unskew.collector.events import DeviceLost
 
 Activity = Literal["compute", "recv", "send", "collective", "commit", "regroup", "idle", "standby"]
 WAITING = frozenset({"recv", "send", "collective", "commit", "regroup"})
-STOPPED = "T"
+STOPPED, UNINTERRUPTIBLE, ENDING = "T", "D", "X"
+"""States of a process by the kernel's letters. One that waits uninterruptibly (for a driver, a disk) no signal ends."""
 
 
 class RankLiveness(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,12 @@ class LivenessOptions(msgspec.Struct, frozen=True, kw_only=True):
     `stopped_s`. Where the kernel does not report for how long a thread had no core, nobody is named before `blind_s`: at load
     14 on two cores healthy ranks were silent for 0.5 s. Where it does, `uncounted` of that time, `uncounted_s` at most, may be
     missing from its count: of 43 s of a healthy rank's silence it once lacked 0.8 s.
+
+    A rank that was killed for it and is in the kernel's hands `stuck_s` later, by its state, is cut off as it is; in any other
+    state it may only wait for a core to end on, and has `blind_s`. So has one that is ending and silent.
+
+    Ranks whose last heartbeats lie within `together_s` fell silent at the same moment. Two at least and `crowd` of the living
+    are more than chance takes at once; they are not named before `blind_s`, as one cause may still have frozen them all.
     """
 
     frozen_s: float = 0.7
@@ -80,6 +88,9 @@ class LivenessOptions(msgspec.Struct, frozen=True, kw_only=True):
     uncounted_s: float = 2.0
     start_s: float = 30.0
     stale_s: float = 1.0
+    stuck_s: float = 1.0
+    together_s: float = 0.2
+    crowd: float = 1 / 3
 
     def learned(self, longest_chunk_s: float) -> LivenessOptions:
         """`hung_s` from the longest chunk seen: `hung_factor` times as long, at least `hung_floor_s`."""
@@ -117,12 +128,18 @@ def decide(now_s: float, table: Mapping[int, RankLiveness], options: LivenessOpt
                 (),
                 f"no heartbeat from any of {len(alive)} ranks: the listener is at fault or the node slept, nobody is named",
             )
+    living = [heard[rank] for rank in alive]
+    crowd = [rank for rank in found if found[rank][0] == "frozen" and _in_a_crowd(heard[rank], living, options)]
+    found = {rank: finding for rank, finding in found.items() if rank not in crowd}
     if found:
         suspects = tuple(
             Suspect(rank=rank, how=how, detail=detail, victims=_victims(rank, heard, found.keys()))
             for rank, (how, detail) in found.items()
         )
         return suspects, "; ".join(f"rank {suspect.rank} {suspect.how}: {suspect.detail}" for suspect in suspects)
+    if crowd:
+        ranks = ", ".join(map(str, crowd))
+        return (), f"a third of all, among them {ranks}, fell silent at once: nobody is named before {options.blind_s:g} s"
     if unheard := sorted(table.keys() - heard.keys()):
         ranks = ", ".join(map(str, unheard))
         return (), f"no news of ranks {ranks} for more than {options.stale_s:g} s: their agent is not heard"
@@ -137,6 +154,8 @@ def _judge(status: RankLiveness, options: LivenessOptions) -> tuple[Literal["exi
         return "exit", status.exit_detail or "its process has ended"
     if status.process_state == STOPPED and status.heartbeat_age_s >= options.stopped_s:
         return "frozen", f"its process is stopped, no heartbeat for {status.heartbeat_age_s:.2f} s"
+    if status.process_state == ENDING and status.silent_s < options.blind_s:
+        return None  # how it ended its parent will know
     # A process that has only been born beats for the first time when it has loaded what it needs.
     silence_s = options.start_s if status.activity == "idle" else options.frozen_s
     if status.silent_s >= _at_least_s(silence_s, status.beat_starved_s, options):
@@ -152,6 +171,14 @@ def _judge(status: RankLiveness, options: LivenessOptions) -> tuple[Literal["exi
             f"{_no_core(status.starved_s)}{broken}",
         )
     return None
+
+
+def _in_a_crowd(status: RankLiveness, living: Sequence[RankLiveness], options: LivenessOptions) -> bool:
+    """Whether so many others fell silent with this one that it is too early to blame it; a stopped process is no guess."""
+    if status.process_state == STOPPED or status.silent_s >= options.blind_s:
+        return False
+    apart_s = (abs(status.at_s - status.heartbeat_age_s - (other.at_s - other.heartbeat_age_s)) for other in living)
+    return sum(s <= options.together_s for s in apart_s) >= max(2, options.crowd * len(living))
 
 
 def _patience_s(status: RankLiveness, options: LivenessOptions) -> float:

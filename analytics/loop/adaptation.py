@@ -34,6 +34,7 @@ from unskew.collector.events import (
     AdaptationStarted,
     Control,
     DetectionLimit,
+    DeviceJoined,
     FaultInjected,
     IterationJudged,
     Regrouped,
@@ -105,19 +106,36 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         loop, changed = loop._seeing(found.judged)
         events += changed
         if committed.log_complete:
-            monitor, fitted = loop.monitor.learn(found.sample, events)
+            monitor, learned = loop.monitor.learn(found.sample, events)
             loop = msgspec.structs.replace(loop, monitor=monitor)
-            events += [fitted] if fitted else []
+            events += learned
         return loop, msgspec.structs.replace(step, events=tuple(events))
 
     def lost(self, suspect: Suspect, iteration: int) -> tuple[Adaptation, list[Control]]:
         """A rank is dead, hung or frozen: the verdict, its score, and the end of the trial in progress."""
-        return self._with_verdicts(*self.monitor.lost(suspect, iteration), iteration)
+        loop = msgspec.structs.replace(self, measurements=self.measurements.lost(suspect.rank))
+        return loop._with_verdicts(*self.monitor.lost(suspect, iteration), iteration)
+
+    def added(self, rank: int) -> Adaptation:
+        """A rank is to come that was lost, or is new: it counts once it has measured itself (`measured`)."""
+        return msgspec.structs.replace(self, measurements=self.measurements.added(rank))
+
+    def joined(self, event: DeviceJoined) -> Adaptation:
+        """A rank is there; now its class of device is known."""
+        peers = self.site.classes.get(event.device_class, ())
+        return msgspec.structs.replace(self, measurements=self.measurements.joined(event.rank, peers))
 
     def measured(self, product: StandbyMeasured) -> tuple[Adaptation, list[Control]]:
-        """A rank that executes nothing has multiplied its matrix."""
+        """A rank that executes nothing has multiplied its matrix; of one that has just joined one product decides."""
+        joins = product.rank in self.measurements.joining
         measurements, product = self.measurements.on_standby(product)
         loop, judged = msgspec.structs.replace(self, measurements=measurements), product.watermark - 1
+        if joins:
+            of_its_loss = self.monitor.detector.lost.get(product.rank)
+            asking = msgspec.structs.replace(loop.asking, at=judged + self.options.settle, verdict=of_its_loss)
+            loop = msgspec.structs.replace(loop, asking=asking)
+            loop, decided = loop._with_verdicts(*loop.monitor.joined(product.rank, product.slowdown or 1.0, judged), judged)
+            return loop, [product, *decided]
         if product.slowdown is None:
             return loop, [product]
         monitor, verdicts = self.monitor.on_standby(product.rank, measurements.readings[product.rank], judged)
@@ -190,11 +208,14 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
                 scoring, scored = (loop.scoring, []) if known else loop.scoring.named(one)
                 if one.cause == "slow_device":
                     why = f"rank {one.culprits[0].rank}'s speed changed" if known else "another device turned slow"
+                elif not one.culprits:
+                    why = "the pace of the whole job changed"
             loop, over = msgspec.structs.replace(loop, scoring=scoring)._trial_over(why, at)
             events += [*scored, *over]
-        if not verdicts:
+        of_somebody = [one for one in verdicts if monitor.verdicts[one.verdict].culprits]
+        if not of_somebody:
             return loop, events
-        named = [one.verdict for one in verdicts if isinstance(one, Verdict)]
+        named = [one.verdict for one in of_somebody if isinstance(one, Verdict)]
         asking = msgspec.structs.replace(
             loop.asking, at=iteration + self.options.settle, verdict=named[-1] if named else loop.asking.verdict
         )
@@ -204,9 +225,11 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         """With what would be named from now on, and the news of it; in warm-up nothing is."""
         if judged.log_complete and judged.predicted_us is None:
             return self, []
-        sight = self.monitor.sight
-        of = self.limit.judged(sight, judged.iteration) if judged.log_complete else self.limit.passed_over(judged.iteration)
-        return msgspec.structs.replace(self, limit=of[0]), of[1]
+        now, monitor = judged.iteration, self.monitor
+        seen = (
+            self.limit.judged(monitor.sights, now, monitor.unexplained) if judged.log_complete else self.limit.passed_over(now)
+        )
+        return msgspec.structs.replace(self, limit=seen[0]), seen[1]
 
     def _tried(self, committed: CommittedIteration, predicted_us: float) -> tuple[Adaptation, list[Control]]:
         """With the iteration in the trial in progress, which closes when it has lasted long enough."""
@@ -228,6 +251,8 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     def _sought(self, step: AdaptationStep, plan: Plan, alive: frozenset[int]) -> tuple[Adaptation, AdaptationStep]:
         """The step with a better plan or a probe, where it is time for either, and the reason."""
         iteration, probe = step.judged.iteration, None
+        if self.measurements.joining:  # what is best without them would be changed again in a moment
+            return self, step
         asking, proposal, reason = self.asking.ask(iteration, plan, self.monitor, alive, site=self.site, options=self.options)
         measurements = self.measurements
         if proposal is None and not reason and self.site.shared_cores is None:

@@ -34,9 +34,11 @@ _MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class AutoLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What mode auto may do by itself: so many optional changes a run, so many iterations apart, with at least this gain."""
+    """What mode auto may do by itself: so many optional changes `within` so many iterations, so far apart, with at least this
+    gain."""
 
     most_changes: int = 20
+    within: int = 200
     least_apart: int = 5
     least_gain_percent: float = 3.0
 
@@ -44,7 +46,8 @@ class AutoLimits(msgspec.Struct, frozen=True, kw_only=True):
 class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
     """One proposal is open at a time, a newer one replaces it; `approved_by` None = nobody has approved it yet.
 
-    `numbered` proposals were made, `changes` optional ones applied, the last change of any kind in iteration `last_change`.
+    `numbered` proposals were made; `changed_at`: in which iterations optional ones were applied, as far back as the limits
+    look; the last change of any kind was in iteration `last_change`.
     `limit_logged`: why auto does not approve the open one is in the log.
     """
 
@@ -54,7 +57,7 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
     open: PlanProposed | None = None
     approved_by: str | None = None
     numbered: int = 0
-    changes: int = 0
+    changed_at: tuple[int, ...] = ()
     last_change: int | None = None
     limit_logged: bool = False
 
@@ -80,7 +83,8 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
             case PlanRejected() | PlanExpired() if self._is_open(event.proposal):
                 changed = closed
             case PlanIssued() if self._is_open(event.proposal):
-                changed = {**closed, "changes": self.changes + 1, "last_change": event.watermark}
+                at = event.watermark or 0
+                changed = {**closed, "changed_at": (*self._recent(at), at), "last_change": at}
             case _:
                 return self
         return msgspec.structs.replace(self, **changed)
@@ -166,17 +170,21 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
     def _by_auto(self, proposed: PlanProposed, iteration: int) -> Control:
         """What mode auto says to a proposal: a limit that lasts leaves it to people, one that passes delays it."""
         name, gain_percent, limits = proposed.proposal, proposed.gain_percent or 0.0, self.limits
-        if self.changes >= limits.most_changes:
-            reason = f"{self.changes} changes are made, mode auto makes no more in a run"
-            return CommandRefused(command=f"approve {name}", by="auto", reason=reason)
         if gain_percent < limits.least_gain_percent:
             reason = f"mode auto applies gains from {limits.least_gain_percent:g} % on, this is {gain_percent:.1f} %"
             return CommandRefused(command=f"approve {name}", by="auto", reason=reason)
+        if len(recent := self._recent(iteration)) >= limits.most_changes:
+            until = recent[-limits.most_changes] + limits.within
+            rate = f"{limits.most_changes} changes in {limits.within} iterations at most"
+            return Note(text=f"{name} waits until iteration {until}: mode auto makes {rate}", by="auto", proposal=name)
         if self.last_change is not None and iteration - self.last_change < limits.least_apart:
             until = self.last_change + limits.least_apart
             text = f"{name} waits until iteration {until}: mode auto keeps changes {limits.least_apart} iterations apart"
             return Note(text=text, by="auto", proposal=name)
         return PlanApproved(proposal=name, by="auto", reason=f"gain of {gain_percent:.1f} % is within the limits of auto")
+
+    def _recent(self, iteration: int) -> tuple[int, ...]:
+        return tuple(at for at in self.changed_at if iteration - at < self.limits.within)
 
     def _is_open(self, proposal: str) -> bool:
         return self.open is not None and self.open.proposal == proposal

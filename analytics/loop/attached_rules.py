@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from unskew.analytics.core.iteration import IterationTelemetry
-from unskew.analytics.core.outcome import Sight, closest
+from unskew.analytics.core.outcome import Sight
 from unskew.analytics.core.plan import Hop, Plan, Role, Route
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.health.liveness import WAITING, Suspect
@@ -42,6 +42,9 @@ CROWDED = Sight(
 )
 
 
+NOT_COMPARED = Sight(scope="device", smallest_slowdown=None, why="the ranks have not been compared side by side yet")
+
+
 class OpenVerdict(msgspec.Struct, frozen=True):
     """A verdict of a comparison, and how many comparisons in a row have not found it again."""
 
@@ -51,7 +54,7 @@ class OpenVerdict(msgspec.Struct, frozen=True):
 
 class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
     """Never changed, only replaced. `compared`: (rank or None, cause) -> the open verdict of a comparison; `held_back`: number
-    -> a verdict that waits for better evidence."""
+    -> a verdict that waits for better evidence; `beside`: what the last comparison would have seen, None = nobody is beside."""
 
     monitor: Monitor
     plan: Plan
@@ -59,7 +62,17 @@ class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
     seen: tuple[IterationTelemetry, ...] = ()
     compared: dict[tuple[int | None, str], OpenVerdict] = {}
     held_back: dict[int, Verdict] = {}
+    beside: Sight | None = NOT_COMPARED
     limit: LimitState = LimitState()
+
+    @property
+    def sights(self) -> tuple[Sight, ...]:
+        """What would have been named up to now."""
+        if self.why_not:
+            return (Sight(scope="device", smallest_slowdown=None, why=self.why_not),)
+        *of_device, of_job = self.monitor.sights
+        crowded = [CROWDED] if _is_crowded(self) else []
+        return (*of_device, *([self.beside] if self.beside else []), *crowded, of_job)
 
 
 def plan_of(attached: Mapping[int, RankAttached], micro_batches: Mapping[int, int]) -> tuple[Plan, str]:
@@ -108,17 +121,29 @@ def committed(state: AttachedState, released: IterationTelemetry) -> tuple[Attac
         )
         limit, limits = (state.limit, []) if state.why_not else state.limit.passed_over(one.iteration)
         return msgspec.structs.replace(state, limit=limit), (plain, *limits)
-    monitor, judged = state.monitor.judge(released, state.plan)
-    monitor, fitted = monitor.learn(judged.sample, judged.verdicts)
+    monitor, judged = state.monitor.judge(released, state.plan, uneven_us=_uneven_us(released))
+    monitor, learned = monitor.learn(judged.sample, judged.verdicts)
     # The first iteration pays for start-up, and began before its data was seen.
     seen = (*state.seen, released)[-WINDOW:] if one.iteration else ()
     state = msgspec.structs.replace(state, monitor=monitor, seen=seen)
     state, replaced = _named_by_detector(state, judged.verdicts, one.iteration)
-    events: list[Event] = [judged.judged, *judged.verdicts, *replaced, *([fitted] if fitted else [])]
+    events: list[Event] = [judged.judged, *judged.verdicts, *replaced, *learned]
     if len(seen) >= monitor.options.least_iterations and one.iteration % COMPARE_EVERY == 0:
         state, found = _compared(state, one.iteration)
         events += found
+    limit, limits = state.limit.judged(state.sights, one.iteration, monitor.unexplained)
+    events += limits
+    state = msgspec.structs.replace(state, limit=limit)
     return _held_back(state, events)
+
+
+def _uneven_us(released: IterationTelemetry) -> float:
+    """What the rank that does most beside its chunks does more than most ranks: the job is not slow for it."""
+    beside: Counter[int] = Counter()
+    for one in released.beside:
+        beside[one.rank] += round(one.us)
+    by_time = sorted(beside.values())
+    return float(by_time[-1] - by_time[(len(by_time) - 1) // 2]) if by_time else 0.0
 
 
 def _named_by_detector(state: AttachedState, verdicts: Sequence[Event], iteration: int) -> tuple[AttachedState, list[Event]]:
@@ -191,19 +216,8 @@ def _compared(state: AttachedState, iteration: int) -> tuple[AttachedState, tupl
         events.append(
             VerdictClosed(verdict=one.verdict.verdict, until_iteration=iteration, at_iteration=iteration, reason=reason)
         )
-    state = msgspec.structs.replace(state, monitor=monitor, compared=still)
-    sights = [monitor.sight, *([found.sight] if len(state.plan.ranks) > 1 else []), *([CROWDED] if _is_crowded(state) else [])]
-    state, limits = _with_limit(state, closest(sights), iteration)
-    return state, (*events, *limits)
-
-
-def _with_limit(state: AttachedState, sight: Sight, iteration: int) -> tuple[AttachedState, tuple[Event, ...]]:
-    """What would be named, where that is news; also, once, that after all this time nobody would be."""
-    limit, limits = state.limit.judged(sight, iteration)
-    if limit.logged is None and sight.why and len(state.seen) >= 2 * state.monitor.options.least_iterations:
-        limits = [DetectionLimit(at_iteration=iteration, smallest_slowdown=None, why=sight.why)]
-        limit = LimitState(logged=limits[0])
-    return msgspec.structs.replace(state, limit=limit), tuple(limits)
+    beside = found.sight if len(state.plan.ranks) > 1 else None
+    return msgspec.structs.replace(state, monitor=monitor, compared=still, beside=beside), tuple(events)
 
 
 def lost(state: AttachedState, suspect: Suspect, iteration: int) -> tuple[AttachedState, tuple[Event, ...]]:

@@ -15,12 +15,14 @@ from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.health.probing import Probe
+from unskew.analytics.health.rejoining import LEAST_LEFT, Rejoining
 from unskew.analytics.loop.adaptation import Adaptation, AdaptationStep
 from unskew.analytics.loop.approval_queue import ApprovalQueue
 from unskew.analytics.loop.plans import Plans
 from unskew.analytics.scheduler.recovery import recover
 from unskew.collector.command import Command
 from unskew.collector.events import (
+    CommandRefused,
     Control,
     DeviceJoined,
     DeviceLost,
@@ -32,6 +34,7 @@ from unskew.collector.events import (
     PlanApplied,
     PlanIssued,
     PlanKept,
+    RankAdded,
     Regrouped,
     StandbyMeasured,
     Verdict,
@@ -64,13 +67,20 @@ class MeasureIdle(msgspec.Struct, frozen=True):
     iteration: int
 
 
+class StartRank(msgspec.Struct, frozen=True):
+    """Start the process that was `added`; it is on standby beside `plan`, which has no role for it."""
+
+    added: RankAdded
+    plan: Plan
+
+
 class StopRun(msgspec.Struct, frozen=True):
     """The run cannot go on."""
 
     reason: str
 
 
-Decision = IterationJudged | Log | Issue | MeasureIdle | StopRun
+Decision = IterationJudged | Log | Issue | MeasureIdle | StartRank | StopRun
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +90,7 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
     adaptation: Adaptation
     queue: ApprovalQueue
     plans: Plans
+    rejoining: Rejoining = Rejoining()
     alive: frozenset[int] = frozenset()
     committed: int = 0
 
@@ -94,14 +105,22 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
     def take(self, event: Control) -> ControllerState:
         """With one more event of the run in the log."""
         alive, adaptation = self.alive, self.adaptation
-        if isinstance(event, DeviceJoined):
+        if isinstance(event, RankAdded):
+            adaptation = adaptation.added(event.rank)
+        elif isinstance(event, DeviceJoined):
             alive |= {event.rank}
+            adaptation = adaptation.joined(event)
         elif isinstance(event, DeviceLost):
             alive -= {event.rank}
         elif isinstance(event, ModeChanged) and event.watermark is not None and event.mode not in ("observe", self.queue.mode):
             adaptation = adaptation.ask_anew(event.watermark)
         return msgspec.structs.replace(
-            self, adaptation=adaptation, queue=self.queue.take(event), plans=self.plans.take(event), alive=alive
+            self,
+            adaptation=adaptation,
+            queue=self.queue.take(event),
+            plans=self.plans.take(event),
+            rejoining=self.rejoining.take(event),
+            alive=alive,
         )
 
 
@@ -111,6 +130,31 @@ Outcome = tuple[ControllerState, list[Decision]]
 def started(state: ControllerState) -> Outcome:
     """The run begins with its first plan."""
     return _issue(state, state.plans.first, "the run's first plan", abort=True, after=[state.adaptation.started()])
+
+
+def taken_over(state: ControllerState) -> Outcome:
+    """A new controller goes on from the log of one that died: what that one had logged and may not have done is done. A loss
+    that no plan has answered yet is answered now."""
+    why = "a new controller took over"
+    coming = [StartRank(added, state.plans.latest) for added in state.rejoining.coming.values()]
+    state, noted = _log(state, Note(text=f"{why}: {len(state.alive)} ranks go on", by="controller"))
+    base, pending = state.plans.base, state.plans.pending
+    if unanswered := sorted(state.rejoining.gone.intersection(base.ranks)):
+        reason = f"{why}: rank {unanswered[0]} was lost"
+        if state.queue.mode == "observe":
+            return state, [*noted, StopRun(f"{reason} and mode observe changes nothing: the run stops")]
+        try:
+            plan = recover(base, {*unanswered}, state.plans.next_plan_version)
+        except PlanError as error:
+            return state, [*noted, StopRun(str(error))]
+        state, issued = _issue(state, plan, reason, abort=True, after=state.plans.give_up(reason))
+        return state, [*noted, *issued, *coming]
+    if pending is None:
+        return state, [*noted, *coming]
+    abort = not pending.optional
+    leaving = _leaving(state, pending.plan, abort=abort)
+    again = Issue(plan=pending.plan, proposal=pending.proposal, reason=why, abort=abort, leaving=leaving)
+    return state, [*noted, again, *coming]
 
 
 def joined(state: ControllerState, event: DeviceJoined) -> Outcome:
@@ -128,7 +172,8 @@ def committed(state: ControllerState, released: IterationTelemetry) -> Outcome:
         return state, [step.judged, *logged]
     state, answered = _answer(state, step, plan)
     state, issued = _apply_approved(state)
-    return state, [step.judged, *logged, *answered, *issued, *_measure_idle(state)]
+    state, started = _start_lost(state)
+    return state, [step.judged, *logged, *answered, *issued, *_measure_idle(state), *started]
 
 
 def lost(state: ControllerState, event: DeviceLost) -> Outcome:
@@ -139,6 +184,9 @@ def lost(state: ControllerState, event: DeviceLost) -> Outcome:
     state = msgspec.structs.replace(state, adaptation=adaptation)
     given_up = state.plans.give_up(why) if involved else []
     state, decisions = _log(state, event, *found, *state.queue.expire(why), *given_up)
+    if state.queue.mode == "auto" and (no_more := state.rejoining.given_up(rank, adaptation.site.respawns)):
+        state, noted = _log(state, Note(text=no_more, by="controller"))
+        decisions += noted
     if not involved:
         return state, decisions
     if state.queue.mode == "observe":
@@ -187,6 +235,10 @@ def commanded(state: ControllerState, commands: Sequence[Command]) -> Outcome:
     """What people ask."""
     decisions: list[Decision] = []
     for command in commands:
+        if command.kind == "rank":
+            state, started = _add_rank(state, command)
+            decisions += started
+            continue
         event = state.queue.command(command)
         if isinstance(event, ModeChanged):
             event = msgspec.structs.replace(event, watermark=state.committed)
@@ -235,9 +287,29 @@ def _apply_approved(state: ControllerState) -> Outcome:
 def _measure_idle(state: ControllerState) -> list[Decision]:
     """Now and then the ranks that execute nothing measure themselves; it holds nobody up, so in every mode."""
     idle = state.alive - state.plans.in_force.executors
-    every = state.adaptation.options.probing.standby_every
-    due = idle and state.plans.pending is None and state.committed % every == 0
-    return [MeasureIdle(tuple(sorted(idle)), state.committed)] if due else []
+    if state.committed % state.adaptation.options.probing.standby_every:
+        idle &= state.adaptation.measurements.joining
+    return [MeasureIdle(tuple(sorted(idle)), state.committed)] if idle and state.plans.pending is None else []
+
+
+def _start_lost(state: ControllerState) -> Outcome:
+    """Mode auto starts lost ranks again."""
+    if state.queue.mode != "auto" or state.queue.iterations - state.committed < LEAST_LEFT:
+        return state, []
+    return _start(state, *state.rejoining.due(state.committed, state.adaptation.site.respawns))
+
+
+def _add_rank(state: ControllerState, command: Command) -> Outcome:
+    """Somebody asks for a process."""
+    site, iterations = state.adaptation.site, state.queue.iterations
+    answer = state.rejoining.command(command, state.committed, iterations=iterations, most_ranks=site.most_ranks)
+    return _start(state, answer, actor=command.by)
+
+
+def _start(state: ControllerState, *answers: RankAdded | CommandRefused, actor: str = "controller") -> Outcome:
+    state, decisions = _log(state, *answers, actor=actor)
+    added = [one for one in answers if isinstance(one, RankAdded)]
+    return state, [*decisions, *(StartRank(one, state.plans.latest) for one in added)]
 
 
 def _issue(
@@ -251,13 +323,19 @@ def _issue(
     after: Sequence[Control] = (),
 ) -> Outcome:
     """Log a plan, in one batch `after` what led to it, then send it."""
-    leaving = set() if abort else state.alive.intersection(state.plans.in_force.ranks) - {*plan.ranks}
+    leaving = _leaving(state, plan, abort=abort)
     issued = PlanIssued(
         plan_version=plan.plan_version, proposal=proposal, optional=not abort, plan=plan.to_data(), watermark=state.committed
     )
-    send = Issue(plan=plan, proposal=proposal, reason=reason, abort=abort, leaving=tuple(sorted(leaving)), probe=probe)
+    send = Issue(plan=plan, proposal=proposal, reason=reason, abort=abort, leaving=leaving, probe=probe)
     state, logged = _log(state, *after, issued)
     return state, [*logged, send]
+
+
+def _leaving(state: ControllerState, plan: Plan, *, abort: bool) -> tuple[int, ...]:
+    """Who hands its layers over before `plan` and has no role in it."""
+    leaving = set() if abort else state.alive.intersection(state.plans.in_force.ranks) - {*plan.ranks}
+    return tuple(sorted(leaving))
 
 
 def _log(state: ControllerState, *events: Control, actor: str = "controller") -> Outcome:

@@ -10,6 +10,7 @@ passed over.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -112,6 +113,9 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
     works = {micro_batch: work_of(lengths) for micro_batch, lengths in opened.packed.items()}
     chunks = [span for span in counted if span.kind in CHUNK_KINDS]
     transfers = _transfers(counted)
+    coreless: Counter[int] = Counter()
+    for span in chunks:
+        coreless[span.rank] += span.runq_us or 0
     return IterationTelemetry(
         committed=CommittedIteration(
             iteration=mark.iteration,
@@ -128,7 +132,8 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
         probes=tuple(span for span in counted if span.kind == "probe" and span.rank in plan.executors),
         gpus=tuple(sorted(opened.gpus, key=lambda state: state.rank)),
         beside=tuple(BesideChunks(span.rank, span.kind, _own_us(span)) for span in counted if span.kind in BESIDE_CHUNKS),
-        without_core=sum(span.runq_us or 0 for span in chunks) / max(sum(span.wall_us for span in chunks), 1),
+        without_core=coreless.total() / max(sum(span.wall_us for span in chunks), 1),
+        coreless_us=float(max(coreless.values(), default=0)),
     )
 
 

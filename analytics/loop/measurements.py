@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from statistics import median
 
 import msgspec
 
@@ -12,11 +13,13 @@ from unskew.collector.events import Span, StandbyMeasured
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
-    """`references`: rank -> us of its product when the run began; `readings`: of ranks on standby since the last conclusion."""
+    """`references`: rank -> us of its product when the run began; `readings`: of ranks on standby since the last conclusion;
+    `joining`: ranks that were added to the run and have not been measured yet."""
 
     references: dict[int, float] = {}
     probed_at: int | None = None
     readings: dict[int, tuple[StandbyReading, ...]] = {}
+    joining: frozenset[int] = frozenset()
 
     def probed(self, spans: Sequence[Span]) -> tuple[Measurements, ProbeResult | None]:
         """What was probed before an iteration; the probe of the first, when the run began, is what later ones are compared
@@ -39,11 +42,27 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         still has."""
         reference = self.references.get(product.rank)
         slowdown = product.product_us / reference if reference else product.slowdown
+        after = msgspec.structs.replace(self, joining=self.joining - {product.rank})
         if slowdown is None:
-            return self, product
+            return after, product
         readings = (*self.readings.get(product.rank, ()), StandbyReading(product.iteration, slowdown))
-        after = msgspec.structs.replace(self, readings={**self.readings, product.rank: readings})
+        after = msgspec.structs.replace(after, readings={**self.readings, product.rank: readings})
         return after, msgspec.structs.replace(product, slowdown=round(slowdown, 4))
+
+    def added(self, rank: int) -> Measurements:
+        """A rank is to come that was lost, or is new."""
+        return msgspec.structs.replace(self, joining=self.joining | {rank})
+
+    def joined(self, rank: int, peers: Collection[int]) -> Measurements:
+        """It is there; where nothing is known of its device, it is compared with its `peers`', which are of its class."""
+        known = [self.references[peer] for peer in peers if peer in self.references]
+        if rank not in self.joining or not known:
+            return self
+        return msgspec.structs.replace(self, references={rank: median(known), **self.references})
+
+    def lost(self, rank: int) -> Measurements:
+        """A rank is gone, and what it showed on standby with it."""
+        return msgspec.structs.replace(self.without({rank}), joining=self.joining - {rank})
 
     def without(self, ranks: Collection[int]) -> Measurements:
         """What these ranks showed on standby is concluded, or over."""

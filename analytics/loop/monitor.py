@@ -2,27 +2,66 @@
 
 Per committed iteration: `judge` predicts it from its own batches and lets the Detector judge it; `learn` gives it to the
 predictor afterwards, so that no iteration is predicted by itself.
+
+The whole job is judged by the iterations in which nobody is suspected, by what they took, less the time that a rank was ready
+and had no core, over the prediction at the estimated speeds. A predictor that is fitted again learns a slowdown of all ranks as
+what their work takes: so each is measured by the one before, on the same batches, and the job by the first.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import exp, log
+from statistics import median
 
 import msgspec
 
+from unskew.analytics.core.cost import CostModel, Speeds
 from unskew.analytics.core.iteration import IterationTelemetry
-from unskew.analytics.core.outcome import Sight
+from unskew.analytics.core.outcome import Sight, UnexplainedTime
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.detector import detector, products
+from unskew.analytics.core.workload import Work
+from unskew.analytics.detector import detector, job_wide, products
 from unskew.analytics.detector.detector import DetectorState, Verdicts
+from unskew.analytics.detector.job_wide import NEXT_STEP, JobWideOptions, JobWideState
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.products import StandbyReading
 from unskew.analytics.health.gpu_evidence import GpuHistory, remembered, with_gpu
 from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.pipeline.prediction import predict_iteration, predict_iterations
+from unskew.analytics.pipeline.prediction import Prediction, predict_iteration, predict_iterations
 from unskew.analytics.predictor.fit import Fit
 from unskew.analytics.predictor.retraining import IterationSample, Retraining, suspicion, turned
-from unskew.collector.events import Event, GpuState, IterationJudged, PredictorFitted, Verdict, VerdictClosed
+from unskew.collector.events import Control, Event, GpuState, IterationJudged, Verdict, VerdictClosed
+
+RESCALED_BY = 8
+"""So many iterations, the last ones, tell how a new predictor measures, compared with the old one."""
+
+
+MOST_OUTSIDE, OUTSIDE_OVER = 0.3, 20
+"""Where the median of so many iterations spends a larger part outside of what is timed, much may be wrong there from the first
+on."""
+LEAST_OWN = 0.1
+"""No less of an iteration is its own, whatever its ranks waited for their cores, side by side as it may have been."""
+
+
+class JobPace(msgspec.Struct, frozen=True):
+    """How long iterations take over what they should. `scale`: log of what the predictor in force expects over what the first
+    would; `number`: of the verdict on the last episode; `outside`: of the last iterations, the part of the time that is neither
+    chunks and what they wait for each other, nor anything else that is timed."""
+
+    state: JobWideState = JobWideState()
+    scale: float = 0.0
+    number: int = 0
+    outside: tuple[float, ...] = ()
+
+    def sight(self, options: JobWideOptions) -> Sight:
+        """What would have been named of the whole job up to now."""
+        share = median(self.outside) if self.outside else 0.0
+        if share <= MOST_OUTSIDE:
+            return job_wide.sight_of(self.state, options)
+        why = f"{100 * share:.0f} % of the time of an iteration lies outside of all that is timed in it"
+        return Sight(scope="job", smallest_slowdown=None, why=why)
 
 
 class JudgedIteration(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +81,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     retraining: Retraining
     shared_cores: int | None = None
     detector: DetectorState = DetectorState()
+    job: JobPace = JobPace()
     gpus: dict[int, GpuHistory] = {}
     verdicts: dict[int, Verdict] = {}
 
@@ -56,16 +96,25 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         return self.detector.speeds
 
     @property
-    def sight(self) -> Sight:
-        """What the Detector would have named up to now."""
-        return detector.sight_of(self.detector, self.options)
+    def sights(self) -> tuple[Sight, Sight]:
+        """What would have been named up to now: of a device, and of the whole job."""
+        return detector.sight_of(self.detector, self.options), self.job.sight(self._job_options)
+
+    @property
+    def unexplained(self) -> UnexplainedTime:
+        """What iterations took that were long for no cause."""
+        return self.job.state.unexplained
+
+    @property
+    def _job_options(self) -> JobWideOptions:
+        return JobWideOptions.like(self.options)
 
     def reading(self, states: Iterable[GpuState]) -> Monitor:
         """With what GPUs say of themselves."""
         return msgspec.structs.replace(self, gpus=remembered(self.gpus, states))
 
-    def judge(self, released: IterationTelemetry, plan: Plan) -> tuple[Monitor, JudgedIteration]:
-        """The next committed iteration, which ran under `plan`."""
+    def judge(self, released: IterationTelemetry, plan: Plan, *, uneven_us: float = 0.0) -> tuple[Monitor, JudgedIteration]:
+        """The next committed iteration, which ran under `plan`; of its time the whole job is not judged by `uneven_us`."""
         committed, speeds = released.committed, self.speeds
         if self.fitted is None or not committed.log_complete:
             judged = IterationJudged(
@@ -76,24 +125,29 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
             )
             return self, JudgedIteration(judged=judged, sample=IterationSample(released, plan, speeds))
         cost = self.fitted.model
-        prediction = predict_iteration(plan, committed.works, cost, speeds)
+        prediction = self._predicted(plan, committed.works, cost, speeds)
         predicted_us = prediction.iteration_us
-        if self.shared_cores is not None:
-            predicted_us = max(predicted_us, sum(map(float, prediction.timeline.busy_us.values())) / self.shared_cores)
         state, found = detector.step(self.detector, committed, plan, cost, self.options, predicted_us=predicted_us)
         # Where cores are shared the prediction is bounded by them, which no fit can mend.
         to_learn = found.judged.predicted_us if self.shared_cores is None else None
         sample = IterationSample(released, plan, speeds, to_learn, suspicion(found.judged))
         after, verdicts = self._with_verdicts(state, found.verdicts)
-        return after, JudgedIteration(judged=found.judged, sample=sample, predicted_us=predicted_us, verdicts=verdicts)
+        after, of_job = after._seeing(sample, prediction)._job_judged(sample, predicted_us, verdicts, uneven_us)
+        return after, JudgedIteration(
+            judged=found.judged, sample=sample, predicted_us=predicted_us, verdicts=(*verdicts, *of_job)
+        )
 
-    def learn(self, sample: IterationSample, decided: Iterable[Event]) -> tuple[Monitor, PredictorFitted | None]:
+    def learn(self, sample: IterationSample, decided: Iterable[Event]) -> tuple[Monitor, tuple[Control, ...]]:
         """From an iteration with a complete log, and from what was `decided` in it."""
         retraining, fitted = self.retraining.observe(sample)
         turns = turned([one for one in decided if isinstance(one, Verdict | VerdictClosed)], self.verdicts)
         for rank, since in turns.items():
             retraining = retraining.correct_speeds(rank, since, self.speeds.get(rank, {}))
-        return msgspec.structs.replace(self, retraining=retraining), fitted
+        after = msgspec.structs.replace(self, retraining=retraining)
+        if fitted is None:
+            return after, ()
+        after, of_job = after._measured_anew(self.fitted)
+        return after, (fitted, *of_job)
 
     def expected_us(self, plan: Plan, recent: int) -> float | None:
         """Mean predicted iteration of `plan` on the `recent` batches; None before there is a predictor."""
@@ -109,6 +163,10 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     def lost(self, suspect: Suspect, iteration: int) -> tuple[Monitor, Verdicts]:
         """A rank is dead, hung or frozen."""
         return self._with_verdicts(*detector.lose(self.detector, suspect, iteration, self.options))
+
+    def joined(self, rank: int, slowdown: float, iteration: int) -> tuple[Monitor, Verdicts]:
+        """A rank that was lost or is new has measured itself (`products.welcome`)."""
+        return self._with_verdicts(*products.welcome(self.detector, rank, slowdown, iteration, self.options))
 
     def suspected_ranks(self, over: int) -> dict[int, float]:
         """Ranks that are slow and excused (`products.suspected_ranks`)."""
@@ -127,3 +185,77 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         verdicts = tuple(with_gpu(one, self.gpus) if isinstance(one, Verdict) else one for one in verdicts)
         newest = {one.verdict: one for one in verdicts if isinstance(one, Verdict)}
         return msgspec.structs.replace(self, detector=state, verdicts={**self.verdicts, **newest}), verdicts
+
+    def _predicted(self, plan: Plan, works: Sequence[Work], cost: CostModel, speeds: Speeds) -> Prediction:
+        """Where cores are shared, no shorter than all its work takes on them."""
+        prediction = predict_iteration(plan, works, cost, speeds)
+        if self.shared_cores is None:
+            return prediction
+        busy_us = sum(map(float, prediction.timeline.busy_us.values())) / self.shared_cores
+        return msgspec.structs.replace(prediction, iteration_us=max(prediction.iteration_us, busy_us))
+
+    def _seeing(self, sample: IterationSample, prediction: Prediction) -> Monitor:
+        """With how much of an iteration lies outside of what is timed."""
+        measured_us, released = sample.committed.measured_us, sample.released
+        busy, beside = Counter[int](), Counter[int]()
+        for chunk in sample.committed.chunks:
+            busy[chunk.rank] += round(chunk.us)
+        for one in released.beside:
+            beside[one.rank] += round(one.us)
+        of_chunks_us = max(float(prediction.timeline.makespan_us), *busy.values())
+        of_end_us = max(beside.values(), default=0) + max(released.collectives_us, default=0.0)
+        inside_us = of_chunks_us + of_end_us + released.coreless_us
+        outside = (*self.job.outside, 1 - inside_us / measured_us)[-OUTSIDE_OVER:]
+        return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, outside=outside))
+
+    def _job_judged(
+        self, sample: IterationSample, predicted_us: float, found: Verdicts, uneven_us: float
+    ) -> tuple[Monitor, Verdicts]:
+        """The whole job, by an iteration in which nobody is suspected."""
+        named = [one for one in found if isinstance(one, Verdict)]
+        if named:
+            since = min(one.since_iteration for one in named)
+            return self._with_job(
+                *job_wide.set_aside(self.job.state, since, f"verdict {named[0].verdict} explains it", self._job_options)
+            )
+        suspicious = sample.suspicion >= self.retraining.options.suspicious_score
+        if suspicious or detector.suspects_stage(self.detector):
+            return self, ()
+        return self._job_step(sample, predicted_us, uneven_us)
+
+    def _job_step(self, sample: IterationSample, predicted_us: float, uneven_us: float = 0.0) -> tuple[Monitor, Verdicts]:
+        measured_us = sample.committed.measured_us
+        own_us = max(measured_us - uneven_us - sample.released.coreless_us, LEAST_OWN * measured_us)
+        over_us = 1e6 * exp(self.job.scale) * own_us / predicted_us
+        return self._with_job(*job_wide.step(self.job.state, sample.committed.iteration, over_us, self._job_options))
+
+    def _measured_anew(self, before: Fit | None) -> tuple[Monitor, Verdicts]:
+        """The job by the predictor that has just come into force: the first one shows warm-up too, another is weighed against
+        the one `before`. The first iteration pays for start-up."""
+        assert self.fitted is not None
+        cost, seen = self.fitted.model, [one for one in self.retraining.seen if one.committed.iteration > 0]
+
+        def predicted_us(one: IterationSample, cost: CostModel) -> float:
+            return self._predicted(one.plan, one.committed.works, cost, one.speeds).iteration_us
+
+        if before is not None:
+            more = median(log(predicted_us(one, cost) / predicted_us(one, before.model)) for one in seen[-RESCALED_BY:])
+            return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, scale=self.job.scale + more)), ()
+        after, verdicts = self, list[Verdict | VerdictClosed]()
+        for one in seen:
+            after, found = after._job_step(one, predicted_us(one, cost))
+            verdicts += found
+        return after, tuple(verdicts)
+
+    def _with_job(self, state: JobWideState, found: Verdicts) -> tuple[Monitor, Verdicts]:
+        """With the job's new state and its verdicts, numbered among the others."""
+        job, number, verdicts = self.job, self.detector.next_verdict, list[Verdict | VerdictClosed]()
+        for one in found:
+            if isinstance(one, Verdict) and one.verdict > job.state.episodes:
+                job, number = msgspec.structs.replace(job, number=number), number + 1
+            verdicts.append(msgspec.structs.replace(one, verdict=job.number))
+            if isinstance(one, Verdict):
+                evidence = {"next_step": NEXT_STEP, **one.evidence}
+                verdicts[-1] = msgspec.structs.replace(one, verdict=job.number, evidence=evidence, config=self.options.digest)
+        after = msgspec.structs.replace(self, job=msgspec.structs.replace(job, state=state))
+        return after._with_verdicts(msgspec.structs.replace(self.detector, next_verdict=number), tuple(verdicts))

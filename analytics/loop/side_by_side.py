@@ -78,7 +78,7 @@ def window_of(seen: Sequence[IterationTelemetry], ranks: tuple[int, ...], cost: 
 def compare(window: RankWindow, options: DetectorOptions) -> Comparison:
     """Who is slow, who waits for data, who is given more: the costliest first, one verdict per rank and cause."""
     computing, sight = _computing(window, options)
-    found = [*computing, *_waiting_for_data(window, options), *_given_more(window, options)]
+    found = [*computing, *waiting_for_data(window, options), *_given_more(window, options)]
     found.sort(key=lambda one: -float(one.evidence["share_of_time"]))
     return Comparison(tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(found, start=1)), sight)
 
@@ -119,7 +119,8 @@ def _share(window: RankWindow, verdict: Verdict) -> float:
     return float(np.median(excess)) / window.iteration_us
 
 
-def _waiting_for_data(window: RankWindow, options: DetectorOptions) -> list[Verdict]:
+def waiting_for_data(window: RankWindow, options: DetectorOptions) -> list[Verdict]:
+    """Who waits for input longer than the one that waits least; everybody, when all do."""
     waits = np.sort(window.us["data_wait"], axis=0)
     kept = waits[: max(round((1 - SPIKES) * len(waits)), 1)].mean(axis=0)
     shares = {rank: float(us) / window.iteration_us for rank, us in zip(window.ranks, kept, strict=True)}

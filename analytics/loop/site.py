@@ -31,7 +31,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     outnumber these cores of a real device, None elsewhere. Then an iteration takes at least all its CPU time over the
     cores, and no gain of a plan is claimed. `truth_known`: every slowness is injected (emulated devices). `detector`: the
     thresholds for this class of device. `classes`: device class -> its ranks (`CostModel.classes`). `first_iteration`: where
-    the run begins, later than 0 when it is resumed.
+    the run begins, later than 0 when it is resumed. `respawns`: how often mode auto starts a lost rank again; `most_ranks`: for
+    so many ranks the node has a place.
     """
 
     origin: Plan
@@ -44,3 +45,5 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     truth_known: bool = False
     classes: dict[str, tuple[int, ...]] = {}
     first_iteration: int = 0
+    respawns: int = 0
+    most_ranks: int = 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -103,6 +102,8 @@ def _identifiable(data: RegressionData) -> list[int]:
 
 def _fit_robust(data: RegressionData, terms: list[int]) -> Floats:
     """Huber regression of relative residuals by iterated reweighting; coefficients (terms,), 0 for those not asked for."""
+    from scipy.optimize import nnls  # noqa: PLC0415 - 0.2 s that whoever fits nothing saves
+
     coefficients = np.zeros(data.design.shape[1])
     predicted, trust = data.us, np.ones(len(data.us))
     for _ in range(HUBER_ROUNDS):

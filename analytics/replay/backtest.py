@@ -3,8 +3,8 @@ was right.
 
 The run is rehearsed (rehearsal.py), so at each iteration the other detector is given what the live one was given: the same
 chunks, plan and predictor of that moment, and the iteration's time as predicted at the live run's estimated speeds. It sees the
-run as it went: a plan that came because of a live verdict stays. Only verdicts on slowness are compared; a loss is seen,
-not detected.
+run as it went: a plan that came because of a live verdict stays. Only verdicts on the slowness of somebody are compared: a loss
+is seen, not detected, and the whole job is judged beside the detector.
 """
 
 from __future__ import annotations
@@ -146,10 +146,10 @@ def culprits_of(verdict: Verdict) -> str:
 
 
 def _first(events: Iterable[Control]) -> list[tuple[Verdict, Verdict]]:
-    """First and newest revision of each verdict on slowness."""
+    """First and newest revision of each verdict on the slowness of somebody."""
     found: dict[int, tuple[Verdict, Verdict]] = {}
     for event in events:
-        if isinstance(event, Verdict) and event.cause not in ("dead", "hung"):
+        if isinstance(event, Verdict) and event.culprits and event.cause not in ("dead", "hung"):
             found[event.verdict] = (found.get(event.verdict, (event, event))[0], event)
     return list(found.values())
 

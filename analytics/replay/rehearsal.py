@@ -23,6 +23,7 @@ from unskew.collector.events import (
     AdaptationStarted,
     Control,
     DetectionLimit,
+    DeviceJoined,
     DeviceLost,
     Event,
     FaultInjected,
@@ -35,6 +36,7 @@ from unskew.collector.events import (
     PlanScored,
     PredictorFitted,
     Probed,
+    RankAdded,
     Regrouped,
     RunFinished,
     StandbyMeasured,
@@ -63,6 +65,14 @@ def causes_of(recorded: RecordedRun) -> tuple[list[Control], list[IterationTelem
 
     Raises `ReplayError` when the log does not have all of it.
     """
+    control, iterations, adaptation = causes_so_far(recorded)
+    if not iterations:
+        raise ReplayError(f"run {recorded.run} cannot be replayed: no iteration was committed")
+    return control, iterations, adaptation
+
+
+def causes_so_far(recorded: RecordedRun) -> tuple[list[Control], list[IterationTelemetry], Adaptation]:
+    """The same of a run that goes on, whose first iteration may not have been judged yet."""
     started = started_of(recorded)
     try:
         adaptation = Adaptation.like(started)
@@ -72,9 +82,8 @@ def causes_of(recorded: RecordedRun) -> tuple[list[Control], list[IterationTelem
     # What the ranks of a run that goes on, or that lost its controller, committed and nobody judged was not decided upon.
     judged = max((*recorded.judged, *map(moment_of, control)), default=-1)
     iterations = [one for one in recorded.iterations() if one.committed.iteration <= judged]
-    if not iterations:
-        raise ReplayError(f"run {recorded.run} cannot be replayed: no iteration was committed")
-    if (first := iterations[0].committed.iteration) > adaptation.site.first_iteration:
+    first = iterations[0].committed.iteration if iterations else adaptation.site.first_iteration
+    if first > adaptation.site.first_iteration:
         raise ReplayError(
             f"run {recorded.run} cannot be replayed: its telemetry begins at iteration {first}, what came before is pruned"
         )
@@ -151,7 +160,7 @@ class Rehearsal:
         return made
 
 
-_MARKED = (FaultInjected, DeviceLost, StandbyMeasured, PlanIssued, PlanApplied, ModeChanged)
+_MARKED = (FaultInjected, RankAdded, DeviceJoined, DeviceLost, StandbyMeasured, PlanIssued, PlanApplied, ModeChanged)
 
 
 def watermark_of(event: Control) -> int | None:

@@ -33,14 +33,29 @@ class RankTime(msgspec.Struct, frozen=True):
     head_us: float
 
 
-def members_of(origin: Plan, alive: frozenset[int]) -> Members:
-    """The living ranks of each replica in the stage order of the run's first plan, as its schedule passes them."""
-    roles = sorted(origin.roles, key=lambda role: role.stage)
-    replicas = range(1 + max(role.replica for role in roles))
-    return tuple(
-        _stage_order(origin, [role.rank for role in roles if role.replica == replica and role.rank in alive])
-        for replica in replicas
-    )
+def members_of(origin: Plan, alive: frozenset[int], plan: Plan | None = None) -> Members:
+    """The living ranks of each replica in the stage order of the run's first plan, as its schedule passes them.
+
+    A rank that the first plan did not know keeps its place in the present `plan`; else it takes that of one that is gone, else
+    it comes last in the replica with the fewest ranks.
+    """
+    places = {role.rank: (role.replica, role.stage) for role in origin.roles}
+    vacant = sorted(place for rank, place in places.items() if rank not in alive)
+    members = [
+        [(stage, rank) for rank, (replica, stage) in places.items() if replica == one and rank in alive]
+        for one in range(1 + max(replica for replica, _ in places.values()))
+    ]
+    for rank in sorted(alive - places.keys()):
+        role = plan.role_of.get(rank) if plan is not None else None
+        if role is not None:
+            replica, stage = role.replica, role.stage
+        elif vacant:
+            replica, stage = vacant.pop(0)
+        else:
+            replica = min(range(len(members)), key=lambda one: len(members[one]))
+            stage = 1 + max((stage for stage, _ in members[replica]), default=-1)
+        members[replica].append((stage, rank))
+    return tuple(_stage_order(origin, [rank for _, rank in sorted(ranks)]) for ranks in members)
 
 
 def _stage_order(plan: Plan, ranks: Sequence[int]) -> tuple[int, ...]:

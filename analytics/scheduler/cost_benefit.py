@@ -26,7 +26,7 @@ from statistics import fmean
 
 import msgspec
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from unskew.analytics.core.constants import constant
 
@@ -110,5 +110,5 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     estimate = sum(a * b for a, b in pairwise(deviation)) / square
     correlation = min(max(estimate + (1 + 4 * estimate) / n, 0.0), 0.9)
     effective = max(2.0, n * (1 - correlation) / (1 + correlation))
-    half = float(student.ppf(0.975, effective - 1)) * math.sqrt(square / (n - 1) / effective)
+    half = float(stdtrit(effective - 1, 0.975)) * math.sqrt(square / (n - 1) / effective)
     return mean - half, mean + half

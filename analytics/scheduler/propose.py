@@ -305,7 +305,7 @@ class _Bench:
 
 def _search(bench: _Bench, options: SchedulerOptions) -> Candidate:
     """The best candidate found; `bench.scored` then holds all of them."""
-    members = members_of(bench.state.origin, bench.state.alive)
+    members = members_of(bench.state.origin, bench.state.alive, bench.current)
     slowest = {rank: min(bench.state.speeds.get(rank, {}).values(), default=1.0) for rank in bench.state.alive}
     leavers = sorted((rank for rank in slowest if slowest[rank] < options.leave_below), key=lambda rank: (slowest[rank], rank))
     layouts: dict[Layout, tuple[Candidate, int]] = {}

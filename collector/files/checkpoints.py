@@ -16,6 +16,7 @@ import msgspec
 
 from unskew.collector.files.manifest import sync_folder
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.rights import open_file
 
 KEPT = 2
 _INDEX = "index.json"
@@ -48,7 +49,7 @@ def seal(store: Store, run: str, index: CheckpointIndex) -> None:
     """Every part is on disk: from now on the checkpoint is whole, and what it replaces goes. Raises `OSError`."""
     folder = _folder(store, run, index.iterations)
     beside = folder / f"{_INDEX}.new"
-    with beside.open("wb") as file:
+    with os.fdopen(open_file(beside, os.O_WRONLY | os.O_TRUNC), "wb") as file:
         file.write(msgspec.json.encode(index))
         file.flush()
         os.fsync(file.fileno())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import reduce
 from math import nan
 from operator import or_
@@ -92,6 +92,7 @@ class Tail:
         self._folder = store.spool(run)
         self._only = only
         self.skip = skip
+        self._taken: dict[str, int] = {}
         self._current: dict[str, str] = {}
         self.offsets: dict[Place, int] = dict(offsets or {})
         self.damage: list[Damage] = []
@@ -117,8 +118,14 @@ class Tail:
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     self.damage.append(Damage(lines.writer, lines.segment, None, len(line)))
                 else:
-                    entries.append(_entry((lines.writer, lines.segment), envelope, line))
+                    if envelope.seq > self._taken.get(lines.writer, -1):
+                        entries.append(_entry((lines.writer, lines.segment), envelope, line))
         return entries
+
+    def only_after(self, entries: Iterable[Entry]) -> None:
+        """From now on `poll` leaves out what each writer had written when it wrote the last of `entries`."""
+        for entry in entries:
+            self._taken[entry.writer] = max(entry.seq, self._taken.get(entry.writer, -1))
 
     def poll_lines(self) -> list[SpoolLines]:
         """As `poll`, undecoded: a line may be no envelope."""

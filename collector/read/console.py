@@ -242,6 +242,7 @@ def main() -> None:
 
     from unskew.collector.files.damage import damage  # noqa: PLC0415
 
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for who asked, and that one ends this process
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
     for limit, value in _LIMITS.items():
         resource.setrlimit(limit, (value, value))

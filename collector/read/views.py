@@ -183,7 +183,8 @@ VIEWS: dict[str, str] = {
                           then (started.options->>'iterations')::bigint end) as committed)
                   from ({own_columns(events.RunFinished)}) finished join ({own_columns(events.RunStarted)}) started using (run))
             union all
-            select run, 'the run ended without a word of how' from runs where finished_us is null and run not in {_HEARD}),
+            select run, 'the run''s log has no end, and nobody writes to it' from runs
+            where finished_us is null and run not in {_HEARD}),
         sight as (select * from detection_limits qualify row_number() over (partition by run order by seq desc) = 1),
         found as (
             select runs.run, case when diagnosed.run is not null then coalesce(nullif(diagnosed.outcome, ''),

@@ -6,6 +6,7 @@ anything that somebody put there: what is no command is set aside and named in t
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import stat
@@ -118,6 +119,7 @@ class Inbox:
                 raise ValueError(f"it is for run {command.run}")
         except (OSError, ValueError, RecursionError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            why = "it is a link" if isinstance(error, OSError) and error.errno == errno.ELOOP else why
             return CommandRefused(command=f"file {ascii(name)[1:-1]}", by=user, reason=f"no command: {why}", user=user)
         return msgspec.structs.replace(command, user=user)
 

@@ -49,7 +49,7 @@ def _verdict(verdict: dict[str, Any]) -> str:
 def _lost(found: Diagnosed) -> str:
     whole = sum(abs(seconds) for seconds in found.time_lost_s.values())
     rows = [
-        f"<div><span>{escape(CAUSES.get(cause, cause))}</span><b>{seconds:,.1f} s</b></div>"
+        f"<div><span>{escape(CAUSES.get(cause, cause.replace('_', ' ')))}</span><b>{seconds:,.1f} s</b></div>"
         for cause, seconds in found.time_lost_s.items()
         if abs(seconds) > LEAST_SHARE * whole
     ]

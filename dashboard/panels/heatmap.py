@@ -75,7 +75,7 @@ def show(snapshot: Snapshot, window: Window, found: HeatmapCells) -> None:
 def load(snapshot: Snapshot, window: Window) -> HeatmapCells:
     """The times of the window, as many iterations to a column as the browser needs. All ranks that the run ever had get a row,
     so that a dead one keeps an empty one; an imported run has its own numbers."""
-    every = range(snapshot.state.started.ranks if snapshot.state.started else 0)
+    every = range(snapshot.state.ranks)
     grain = grain_of(len(window.iterations), len(every))
     if imported(snapshot.state):
         measure, rows = log.beside_peers(snapshot.run, window.first, window.last, grain)

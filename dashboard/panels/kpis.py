@@ -35,7 +35,7 @@ def show(snapshot: Snapshot) -> None:
         _loss(latest.loss, snapshot.iterations.tail(RECENT))
         _rate(latest)
         _iteration_time(latest.measured_us, latest.predicted_us)
-        ranks, lost = state.started.ranks if state.started else 0, len(state.lost)
+        ranks, lost = state.ranks, len(state.lost)
         if imported(state):
             _tile("Ranks", f"{ranks}" if ranks else "–", "in the log" if ranks else "the log names none")
             return

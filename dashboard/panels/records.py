@@ -24,7 +24,7 @@ from unskew.dashboard.data import Snapshot
 from unskew.dashboard.panels.proposals import scored_words
 from unskew.dashboard.run_status import imported
 from unskew.dashboard.theme import Tone, chip, empty, escape, table
-from unskew.dashboard.wording import CAUSES, count, parties, speeds
+from unskew.dashboard.wording import CAUSES, count, culprits, parties, speeds
 
 SHOWN = 50
 TONES: dict[str, Tone] = {"approved": "ok", "applied": "info", "rejected": "bad", "refused": "bad", "failed": "bad"}
@@ -114,7 +114,7 @@ def _verdict(revision: VerdictRevision, whole: VerdictState, state: RunState) ->
     speed = speeds(verdict.speed).removeprefix("speed ") if verdict.speed else ""
     return [
         _still(clock(revision.at_us)),
-        _still(parties(verdict.culprits)),
+        _still(culprits(verdict)),
         chip(CAUSES[verdict.cause], "bad" if verdict.cause in ("dead", "hung") else "warn"),
         _still(speed or "–"),
         str(verdict.since_iteration),

@@ -7,8 +7,8 @@ compiled nothing of ours runs in it.
 1. `torch.autograd.backward`, with a callback of the engine that runs when the rank's own gradients are there: the first one
    queued, so before DDP waits for the others;
 2. waits: `Work.wait`, the functional collectives' `wait_tensor`, DDP's copying of buffers;
-3. the data loader's iterator, and the call of a DDP model, whose arguments show the lengths;
-4. the optimizers' hooks.
+3. the data loader's iterator, and the call of a DDP or FSDP2 model, whose arguments show the lengths;
+4. the optimizers' hooks, and `GradScaler.step`, which skips the optimizer after an overflow: a step it is nevertheless.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -29,17 +29,17 @@ from torch.utils.data import dataloader
 from unskew.runtime.attach.session import JobFacts, LoopSession
 
 _Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+_Seam = tuple[str, str, Callable[[], object]]
+"""Its name, what is measured by it, and what wraps it."""
 PIPELINE = "who is slow: ranks may be stages of a pipeline (torch.distributed.pipelining is loaded), which do different work"
+FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _wrapped: set[str] = set()
 
 
 def install(session: Callable[[], LoopSession | None]) -> tuple[str, ...]:
     """Wrap the seams. What cannot be measured, a sentence each."""
-
-    def now() -> LoopSession | None:
-        return None if torch.compiler.is_compiling() else session()
-
-    seams: tuple[tuple[str, str, Callable[[], object]], ...] = (
+    now = _unless_compiling(session)
+    seams: tuple[_Seam, ...] = (
         ("torch.autograd.backward", "forward and backward passes", lambda: _backward(now)),
         ("torch._C._distributed_c10d.Work.wait", "waits for other ranks", lambda: _waits(now)),
         ("DistributedDataParallel._sync_buffers", "waits for other ranks' buffers", lambda: _buffers(now)),
@@ -47,7 +47,17 @@ def install(session: Callable[[], LoopSession | None]) -> tuple[str, ...]:
         ("torch.nn.parallel.DistributedDataParallel", "the lengths of what a DDP model is given", lambda: _ddp(now)),
         ("torch.utils.data.dataloader._BaseDataLoaderIter", "waiting for data", lambda: _loader(now)),
         ("torch.optim.optimizer hooks", "the optimizer's step, and with it whole steps", lambda: _optimizers(now)),
+        ("torch.amp.GradScaler.step", "steps that an overflow skips", lambda: _scaler(now)),
     )
+    return _hold(seams)
+
+
+def _unless_compiling(session: Callable[[], LoopSession | None]) -> Callable[[], LoopSession | None]:
+    return lambda: None if torch.compiler.is_compiling() else session()
+
+
+def _hold(seams: tuple[_Seam, ...]) -> tuple[str, ...]:
+    """Wrap those that are not yet; a sentence for each that is not there."""
     missing = []
     for name, what, wrap in seams:
         if name in _wrapped:
@@ -60,10 +70,14 @@ def install(session: Callable[[], LoopSession | None]) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def facts() -> JobFacts:
-    """The process's place in its job, as torch.distributed has it, else as its launcher says."""
+def facts(session: Callable[[], LoopSession | None]) -> JobFacts:
+    """The process's place in its job, as torch.distributed has it, else as its launcher says; asked when the loop has begun, so
+    what it uses is imported and can be wrapped."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    unknown = (PIPELINE,) if "torch.distributed.pipelining.stage" in sys.modules else ()
+    unknown: tuple[str, ...] = (PIPELINE,) if "torch.distributed.pipelining.stage" in sys.modules else ()
+    if FSDP2 in sys.modules:  # importing it takes a second
+        wrap = partial(_fsdp2, _unless_compiling(session))
+        unknown += _hold(((f"{FSDP2}.FSDPState._root_pre_forward", "the lengths of what an FSDP2 model is given", wrap),))
     if not (dist.is_available() and dist.is_initialized()):
         return JobFacts(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), (), on_gpu, unknown)
     ranks = dist.get_world_size()
@@ -173,6 +187,20 @@ def _ddp(now: Callable[[], LoopSession | None]) -> None:
     _replace(DistributedDataParallel, "forward", wrap)
 
 
+def _fsdp2(now: Callable[[], LoopSession | None]) -> None:
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def root_pre_forward(state: Any, module: Any, arguments: Any, named: Any) -> Any:
+            answer = original(state, module, arguments, named)
+            session = now()
+            if session is not None and session.active and getattr(state, "_is_root", False):
+                session.called({**named, "": arguments})
+            return answer
+
+        return root_pre_forward
+
+    _replace(sys.modules[FSDP2].FSDPState, "_root_pre_forward", wrap)
+
+
 def _loader(now: Callable[[], LoopSession | None]) -> None:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def following(iterator: Any) -> Any:
@@ -200,3 +228,18 @@ def _optimizers(now: Callable[[], LoopSession | None]) -> None:
 
     optimizer.register_optimizer_step_pre_hook(before)
     optimizer.register_optimizer_step_post_hook(after)
+
+
+def _scaler(now: Callable[[], LoopSession | None]) -> None:
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **named: Any) -> Any:
+            if (session := now()) is None:
+                return original(*arguments, **named)
+            session.stepping()
+            answer = original(*arguments, **named)
+            session.stepped()
+            return answer
+
+        return step
+
+    _replace(torch.amp.GradScaler, "step", wrap)

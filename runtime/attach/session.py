@@ -21,7 +21,6 @@ from unskew.collector.events import Heartbeat, RankAttached, RankDetached
 from unskew.collector.paths import Store
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach.clock import ThreadClock
-from unskew.runtime.attach.lengths import lengths_of
 from unskew.runtime.attach.timeline import LoopTimeline, Moment
 
 BEAT_S = 0.5
@@ -90,6 +89,14 @@ class LoopSession:
         if self._timeline is not None:
             self._timeline.note(tokens, loss)
 
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around each step of a loop that has neither a loader nor an optimizer of torch: what it takes apart from `backward()`
+        and from waits is its own time. One that ends with an exception is not over."""
+        self._entered()
+        yield
+        self._left()
+
     def close(self) -> None:
         """Write what is left; the loop is not measured any more."""
         self._finish()
@@ -111,12 +118,12 @@ class LoopSession:
     @harmless
     def loaded(self, since: Moment | None, batch: Any) -> None:
         if self._timeline is not None and since is not None:
-            self._timeline.loaded(since, lengths_of(batch))
+            self._timeline.loaded(since, batch)
 
     @harmless
     def called(self, batch: Any) -> None:
         if self._timeline is not None:
-            self._timeline.called(lengths_of(batch))
+            self._timeline.called(batch)
 
     @harmless
     def backward(self, loss: float | None) -> None:
@@ -143,6 +150,17 @@ class LoopSession:
     def stepped(self) -> None:
         if self._timeline is not None:
             self._timeline.stepped()
+
+    @harmless
+    def _entered(self) -> None:
+        if self._timeline is None:
+            self._timeline = self._begin()
+        self._timeline.entered()
+
+    @harmless
+    def _left(self) -> None:
+        if self._timeline is not None:
+            self._timeline.left()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ def attach(store: str | os.PathLike[str] | None = None, *, run: str | None = Non
     if _session is None:
         from unskew.runtime.attach import seams  # noqa: PLC0415 - it imports torch
 
-        _session = LoopSession(Store.locate(store), run or run_name(os.environ), seams.facts)
+        _session = LoopSession(Store.locate(store), run or run_name(os.environ), lambda: seams.facts(_current))
         if os.environ.get("UNSKEW") == "0":
             _session.close()
         else:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from unskew.collector.events import IterationCommitted, MicroBatchPacked, Span, SpanKind, Telemetry
+from unskew.runtime.attach.lengths import lengths_of
 
 LEAST_WAIT_US = 20
 """A shorter tail of `backward()` is no collective."""
@@ -43,12 +44,13 @@ class LoopTimeline:
         self._waited_ns = 0
         self._begun = self._mark = self._now()
         self._lengths: tuple[int, ...] = ()
+        self._shown: tuple[int, ...] = ()
         self._losses: list[float] = []
         self._tokens = 0
         self._noted_loss: float | None = None
         self._noted_tokens: int | None = None
         self._stepped = False
-        self._named_us = self._named_own_us = 0
+        self._named_us = self._named_own_us = self._named_waited_us = 0
         self._called: Moment | None = None
         self._computed: Moment | None = None
         self._stepping: Moment | None = None
@@ -62,14 +64,20 @@ class LoopTimeline:
             self.commit(now)
         return now
 
-    def loaded(self, since: Moment, lengths: tuple[int, ...]) -> None:
+    def loaded(self, since: Moment, batch: object) -> None:
         """It has got one."""
-        self._mark, self._lengths = self._now(), lengths
+        self._mark = self._now()
+        if not self._shown:
+            self._lengths = lengths_of(batch)
         self._put("data_wait", since, self._mark, micro_batch=self._number)
 
-    def called(self, lengths: tuple[int, ...]) -> None:
-        """The model is given this, which the loader may have read long before."""
-        self._lengths = lengths or self._lengths
+    def called(self, batch: object) -> None:
+        """The model is given this, which the loader may have read long before; its lengths count instead of the loader's. Not
+        what a part of it is given once more in the backward pass, where activations are computed again."""
+        if self._called is not None:
+            return
+        self._shown = lengths_of(batch)
+        self._lengths = self._shown or self._lengths
 
     def backward(self, loss: float | None) -> None:
         """`backward()` is called."""
@@ -111,6 +119,15 @@ class LoopTimeline:
             self._put("optimizer", begun, self._mark)
             self._stepped = True
 
+    def entered(self) -> None:
+        """The loop says itself that a step begins."""
+        if self._stepped:
+            self.commit(self._mark)
+
+    def left(self) -> None:
+        """That step is over."""
+        self._mark, self._stepped = self._now(), True
+
     def wait(self) -> tuple[int, str]:
         """A wait for others begins; what it returns goes to `waited`."""
         before, self.activity = self.activity, "collective"
@@ -147,7 +164,7 @@ class LoopTimeline:
         )
         self.iteration += 1
         self._begun, self._stepped, self.micro_batches, self._losses, self._tokens = at, False, 0, [], 0
-        self._named_us = self._named_own_us = 0
+        self._named_us = self._named_own_us = self._named_waited_us = 0
         self._noted_loss = self._noted_tokens = None
 
     def finish(self) -> None:
@@ -167,29 +184,21 @@ class LoopTimeline:
         return Moment(*self._clock(), self._waited_ns)
 
     def _put_other(self, at: Moment) -> None:
-        """What the iteration took beyond all that has a name."""
-        begun = self._begun
-        wall_us = (at.ns - begun.ns) // 1000
-        own_us = wall_us - (at.ready_ns - begun.ready_ns) // 1000 - (at.waited_ns - begun.waited_ns) // 1000
-        self._emit(
-            Span(
-                kind="other",
-                device=self._device,
-                rank=self.rank,
-                plan_version=0,
-                attempt=0,
-                iteration=self.iteration,
-                start_us=begun.ns // 1000,
-                wall_us=max(wall_us - self._named_us, 0),
-                compute_us=max(own_us - self._named_own_us, 0),
-            )
-        )
+        """What the iteration took beyond all that has a name; a framework may ask the other ranks something there."""
+        wall_us, own_us, _, waited_us = _spent_us(self._begun, at)
+        waited_us = max(waited_us - self._named_waited_us, 0)
+        rest_us, own_us = max(wall_us - self._named_us, 0), max(own_us - self._named_own_us, 0)
+        self._span("other", self._begun, rest_us, own_us, wait_dp_us=waited_us or None)
 
     def _put(self, kind: SpanKind, begin: Moment, end: Moment, **fields: object) -> None:
-        ready_us, waited_us = (end.ready_ns - begin.ready_ns) // 1000, (end.waited_ns - begin.waited_ns) // 1000
-        wall_us = (end.ns - begin.ns) // 1000
-        own_us = max(wall_us - ready_us - waited_us, 0)
+        wall_us, own_us, ready_us, waited_us = _spent_us(begin, end)
+        own_us = max(own_us, 0)
         self._named_us, self._named_own_us = self._named_us + wall_us, self._named_own_us + own_us
+        self._named_waited_us += waited_us
+        own = None if kind == "all_reduce" else own_us
+        self._span(kind, begin, wall_us, own, wait_dp_us=waited_us or None, runq_us=ready_us, **fields)
+
+    def _span(self, kind: SpanKind, begin: Moment, wall_us: int, own_us: int | None, **fields: object) -> None:
         self._emit(
             Span(
                 kind=kind,
@@ -200,9 +209,14 @@ class LoopTimeline:
                 iteration=self.iteration,
                 start_us=begin.ns // 1000,
                 wall_us=wall_us,
-                compute_us=None if kind == "all_reduce" else own_us,
-                wait_dp_us=waited_us or None,
-                runq_us=ready_us,
+                compute_us=own_us,
                 **fields,  # type: ignore[arg-type]  # names of Span's own
             )
         )
+
+
+def _spent_us(begin: Moment, end: Moment) -> tuple[int, int, int, int]:
+    """Between two moments: by the wall clock, of the thread's own, ready without a core, waiting in collectives."""
+    wall_us, ready_us = (end.ns - begin.ns) // 1000, (end.ready_ns - begin.ready_ns) // 1000
+    waited_us = (end.waited_ns - begin.waited_ns) // 1000
+    return wall_us, wall_us - ready_us - waited_us, ready_us, waited_us

@@ -136,10 +136,13 @@ class JobWatcher:
         self._hung: int | None = None
 
     def look(self) -> None:
-        """What is new."""
-        now_s = time.monotonic()
-        self._read()
-        self._keep_watch(now_s)
+        """What is new. Who has ended is taken first: by then its last words are in the log, to be read before it is judged."""
+        now_s, gone = time.monotonic(), [*self._exits.seen]
+        if gone:
+            self._read_all()
+        else:
+            self._read()
+        self._keep_watch(now_s, gone)
 
     def finish(self, code: int) -> RunFinished | None:
         """The command has ended: read to the end, say how."""
@@ -255,8 +258,7 @@ class JobWatcher:
 
     # --- who is dead, who hangs --------------------------------------------------------------------------------------
 
-    def _keep_watch(self, now_s: float) -> None:
-        gone = [*self._exits.seen]
+    def _keep_watch(self, now_s: float, gone: Sequence[Exit]) -> None:
         if gone and not self._lost and (first := self._first_dead(gone)) is not None:
             self._lost = True
             self._lose(first)

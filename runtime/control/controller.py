@@ -1,7 +1,7 @@
 """The controller: one loop that listens (agent, log, commands), lets the rules decide (analytics/loop/controller_rules.py),
 logs the decision, then acts.
 
-It hosts the rendezvous store, must outlive every rank, and never touches a database: it reads the spools that the ranks write,
+It never touches a database: it reads the spools that the ranks write,
 so detection goes on while the collector is down.
 """
 
@@ -12,17 +12,18 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.loop import controller_rules as rules
-from unskew.analytics.loop.adaptation import Adaptation
 from unskew.analytics.loop.intake import Intake
-from unskew.collector.events import DeviceJoined, DeviceLost, IterationJudged, StandbyMeasured, Suspected
+from unskew.collector.events import DeviceJoined, DeviceLost, IterationJudged, Note, RankAdded, StandbyMeasured, Suspected
 from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.write.commands import Inbox
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.control.checkpoints import CheckpointKeeper
 from unskew.runtime.control.membership import Membership, PlanEntry
+from unskew.runtime.control.takeover import Takeover, is_logged
 from unskew.runtime.control.watch import LivenessWatch
 from unskew.runtime.options import RunOptions
 from unskew.runtime.priority import answer_soon
@@ -31,6 +32,7 @@ from unskew.runtime.protocol import (
     CheckpointPart,
     CommunicationBroken,
     FaultAnnounced,
+    Joining,
     Kill,
     MeasureStandby,
     PlanEntered,
@@ -41,6 +43,7 @@ from unskew.runtime.protocol import (
     RankSpec,
     StandbyProduct,
     Start,
+    writer_of,
 )
 
 _POLL_S = 0.05
@@ -63,18 +66,19 @@ class Controller:
         tail: Tail,
         inbox: Inbox,
         membership: Membership,
-        adaptation: Adaptation,
+        state: rules.ControllerState,
         checkpoints: CheckpointKeeper,
-        rank_specs: Sequence[RankSpec],
+        rank_spec: Callable[[int], RankSpec],
         node: str,
         on_entries: Callable[[Sequence[Entry]], None],
         check_interrupt: Callable[[], None],
+        before: Takeover | None = None,
     ) -> None:
         self.options, self.control_log, self.telemetry, self.tail, self.inbox = options, control_log, telemetry, tail, inbox
-        self.membership, self.checkpoints, self.rank_specs, self.node = membership, checkpoints, rank_specs, node
+        self.membership, self.checkpoints, self.rank_spec, self.node = membership, checkpoints, rank_spec, node
         self.on_entries, self.check_interrupt = on_entries, check_interrupt
-        self.intake = Intake(options.first_iteration)
-        self.state = rules.ControllerState.begin(adaptation, options.mode)
+        self.intake = before.intake if before is not None else Intake(options.first_iteration)
+        self.state, self.before = state, before
         self.entry: PlanEntry | None = None
         self.watch = LivenessWatch()
         self.failures: dict[int, RankFailed] = {}
@@ -82,10 +86,15 @@ class Controller:
     def run(self) -> None:
         """Until every living rank has committed every iteration. Raises `RunError`."""
         answer_soon()
-        asked_ns = time.monotonic_ns()
-        self.membership.send(Start(rank_specs=tuple(self.rank_specs)))
-        self._carry_out(rules.started(self.state), asked_ns)
-        while not self._done():
+        if self.before is None:
+            asked_ns = time.monotonic_ns()
+            self.membership.send(Start(rank_specs=tuple(map(self.rank_spec, range(self.options.ranks)))))
+            self._carry_out(rules.started(self.state), asked_ns)
+        else:
+            self.watch.aborted(self.before.newest_abort)
+            self._carry_out(rules.taken_over(self.state))
+        done = False
+        while not done:
             for message in self.membership.poll(_POLL_S):
                 self._take(message)
             self._keep_watch()
@@ -98,6 +107,7 @@ class Controller:
             if self.control_log.removed:
                 raise RunError("its folder in spool/ was removed while it went on: the log of the run is lost")
             self.check_interrupt()
+            done = self._done()  # last: of ranks that were through before a takeover there are reports to hear
         self._drain()
 
     def _done(self) -> bool:
@@ -131,15 +141,22 @@ class Controller:
                     )
                 case rules.MeasureIdle(ranks, iteration):
                     self.membership.send(MeasureStandby(ranks=ranks, iteration=iteration))
+                case rules.StartRank(added, plan):
+                    self.membership.send(Start(rank_specs=(self._again(added, plan),)))
                 case rules.StopRun(reason):
                     raise RunError(reason)
 
     # --- what the agent sends ----------------------------------------------------------------------------------------
 
     def _take(self, message: AnyMessage) -> None:
+        if self.before is not None and is_logged(message, self.before.control):
+            return
         match message:
             case RankForked():
                 self._carry_out(rules.joined(self.state, self._device_joined(message)))
+            case RankExited() if message.rank in self.state.rejoining.cut_off:
+                text = f"the process of rank {message.rank}, which was cut off, has ended: {message.detail}"
+                self.control_log.add(Note(text=text, by="controller"))
             case RankExited():
                 self._carry_out(rules.lost(self.state, self._device_lost(message)), message.at_ns)
             case PlanEntered():
@@ -177,14 +194,24 @@ class Controller:
             raise RunError(f"rank {message.rank} cannot go on{also}: {message.detail}")
         self.failures[message.rank] = message
 
+    def _again(self, added: RankAdded, plan: Plan) -> RankSpec:
+        """Of a process that joins beside the run."""
+        # The iteration in which its last process was lost may not be judged yet; nothing of it happens once more.
+        last = max(self.state.rejoining.losses.get(added.rank, ()), default=-1)
+        joins = Joining(plan=plan, committed=max(added.watermark, last + 1))
+        writer = writer_of(added.rank, added.process)
+        return msgspec.structs.replace(self.rank_spec(added.rank), writer=writer, joins=joins)
+
     def _device_joined(self, message: RankForked) -> DeviceJoined:
-        rank_spec = self._rank_spec(message.rank)
+        self.failures.pop(message.rank, None)
+        rank_spec = self.rank_spec(message.rank)
         return DeviceJoined(
             device=rank_spec.device_id,
             rank=message.rank,
             node=self.node,
             pid=message.pid,
             device_class=rank_spec.device_class,
+            watermark=self.state.committed,
         )
 
     def _device_lost(self, message: RankExited) -> DeviceLost:
@@ -192,9 +219,12 @@ class Controller:
         rank, involved = message.rank, self.state.plans.involved
         victims = tuple(sorted((self.state.alive & involved) - {rank})) if rank in involved else ()
         detail = self.failures[rank].detail if rank in self.failures else message.detail
-        suspect = self.watch.condemned(rank) or Suspect(rank=rank, how="exit", detail=detail, victims=victims)
+        return self._lost(self.watch.condemned(rank) or Suspect(rank=rank, how="exit", detail=detail, victims=victims))
+
+    def _lost(self, suspect: Suspect, *, cut_off: bool = False) -> DeviceLost:
+        rank = suspect.rank
         return DeviceLost(
-            device=self._rank_spec(rank).device_id,
+            device=self.rank_spec(rank).device_id,
             rank=rank,
             how=suspect.how,
             detail=suspect.detail,
@@ -202,20 +232,22 @@ class Controller:
             watermark=self.state.committed,
             iteration=max(self.state.committed, self.membership.iteration_of(rank)),
             victims=suspect.victims,
+            cut_off=cut_off,
         )
-
-    def _rank_spec(self, rank: int) -> RankSpec:
-        return next(rank_spec for rank_spec in self.rank_specs if rank_spec.rank == rank)
 
     # --- liveness ----------------------------------------------------------------------------------------------------
 
     def _keep_watch(self) -> None:
-        """Kill who hangs; regroup who is cut off. The log has it before it is done."""
-        now_s, statuses = time.monotonic(), self.membership.statuses
+        """Kill who hangs; go on without whom no signal ends; regroup whose communication broke. The log has it before it is
+        done."""
+        now_s = time.monotonic()
+        statuses = {rank: status for rank, status in self.membership.statuses.items() if rank in self.state.alive}
         longest_work_s = self.membership.longest_work_s if self.state.committed else None
         for suspect in self.watch.suspects(now_s, statuses, longest_work_s):
             self.control_log.add(Suspected(rank=suspect.rank, how=suspect.how, detail=suspect.detail))
             self.membership.send(Kill(rank=suspect.rank))
+        for suspect in self.watch.unkillable(now_s, statuses):
+            self._carry_out(rules.lost(self.state, self._lost(suspect, cut_off=True)), time.monotonic_ns())
         if (found := self.watch.regroup_reason(now_s, statuses)) is None:
             return
         reason, too_often = found

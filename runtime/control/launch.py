@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 import secrets
-import socket
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-from torch._C._distributed_c10d import TCPStore
 
 from unskew.analytics.core.code_hash import code_hash
 from unskew.analytics.detector.options import options_for
 from unskew.analytics.health.liveness import LivenessOptions
 from unskew.analytics.health.timeouts import too_early
 from unskew.analytics.loop.adaptation import Adaptation
+from unskew.analytics.loop.controller_rules import ControllerState
 from unskew.analytics.loop.site import Site
+from unskew.analytics.replay.rehearsal import ReplayError
 from unskew.collector.events import RunFinished, RunStarted
 from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.paths import Store, StoreError
@@ -35,10 +34,11 @@ from unskew.runtime.control.interrupts import Interrupts
 from unskew.runtime.control.membership import AgentLost, Membership
 from unskew.runtime.control.resume import losses_before
 from unskew.runtime.control.summary import Summary, SummaryBuilder, Verification
+from unskew.runtime.control.takeover import Takeover, folder_of, taken_over
 from unskew.runtime.control.timeouts import ladder
 from unskew.runtime.model.model import Layer, ModelSize
 from unskew.runtime.options import Placement, RunOptions, check, cores, place
-from unskew.runtime.protocol import Prepare, RankSpec, Ready, Stop
+from unskew.runtime.protocol import Prepare, RankSpec, Ready, Stop, writer_of
 
 _PREPARE_S = 120.0
 # What a change of plan costs on loopback, until the run has measured its own: standstill, and bytes per microsecond.
@@ -51,14 +51,17 @@ def run(
     *,
     on_event: Callable[[Entry], None] = lambda _: None,
     on_tick: Callable[[], None] = lambda: None,
+    living: str | None = None,
 ) -> Summary:
     """Train by `options` and return the result; `on_event` sees every log entry, `on_tick` is called often.
+
+    `living`: a run of these options whose ranks wait for a controller, which is taken over in place of a new one.
 
     With `options.verify` the same seed is also run without faults, on the virtual device, and the losses are compared.
     Raises `ValueError` for bad options before anything starts; `KeyboardInterrupt` leaves a finished log.
     """
     check(options)
-    session = Session(options, on_event, on_tick)
+    session = Session(options, on_event, on_tick, living)
     session.perform()
     verification = None
     if options.verify:
@@ -72,10 +75,17 @@ def run(
 class Session:
     """One run in one store."""
 
-    def __init__(self, options: RunOptions, on_event: Callable[[Entry], None], on_tick: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        options: RunOptions,
+        on_event: Callable[[Entry], None],
+        on_tick: Callable[[], None],
+        living: str | None = None,
+    ) -> None:
         self._options, self._on_event, self._on_tick = options, on_event, on_tick
         self._store = Store.locate(options.store)
-        self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        self._living = living is not None
+        self.run_id = living or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         self.builder = SummaryBuilder()
         self.end = RunFinished(status="failed", iterations=0, reason="it did not begin")
         self._device = ""
@@ -89,8 +99,11 @@ class Session:
         with Interrupts() as interrupts, hold_controller_lock(self._store, self.run_id):
             control_log = ControlStream(self._store, self.run_id, f"run/{self.run_id}", "controller")
             tail = Tail(self._store, self.run_id)
-            telemetry = SpoolWriter(self._store, self.run_id, "controller")
-            membership = Membership(self._store.root / "logs" / f"{self.run_id}.log")
+            # Each process has its own name; versions only grow.
+            writer = f"controller.{control_log.version}" if self._living else "controller"
+            telemetry = SpoolWriter(self._store, self.run_id, writer)
+            log = self._store.root / "logs" / f"{self.run_id}.log"
+            membership = Membership(log, folder_of(self._store, self.run_id) if self._living else None)
             status: Literal["done", "failed", "stopped"] = "done"
             reason = ""
             try:
@@ -140,12 +153,18 @@ class Session:
     ) -> None:
         options = self._options
         node = membership.connect(check_interrupt)
+        before = self._takeover() if self._living else None
         ready = self._prepare(membership, check_interrupt)
         placement = place(options, ready.gpus, ready.gpu_models)
         self._device = placement.device
-        rendezvous, port = _rendezvous()
-        control_log.add(_started(self.run_id, options, placement))
-        self._entries(tail.poll())
+        if before is None:
+            state = ControllerState.begin(Adaptation.begin(_site(options, placement)), options.mode)
+            control_log.add(_started(self.run_id, options, placement))
+            self._entries(tail.poll())
+        else:
+            state = before.state
+            tail.only_after(before.entries)
+            self._entries(before.entries)
         controller = Controller(
             options,
             control_log=control_log,
@@ -154,42 +173,53 @@ class Session:
             inbox=Inbox(self._store, self.run_id),
             membership=membership,
             checkpoints=CheckpointKeeper(self._store, self.run_id, options.layers),
-            adaptation=Adaptation.begin(_site(options, placement)),
-            rank_specs=[self._rank_spec(rank, node, placement, port, membership.folder) for rank in range(options.ranks)],
+            state=state,
+            rank_spec=lambda rank: self._rank_spec(rank, node, placement, membership.folder),
             node=node,
             on_entries=self._entries,
             check_interrupt=check_interrupt,
+            before=before,
         )
         controller.run()
-        del rendezvous
+
+    def _takeover(self) -> Takeover:
+        try:
+            with open_store(self._store) as reader:
+                return taken_over(reader, self.run_id)
+        except ReplayError as error:
+            raise RunError(f"a new controller cannot go on from the log: {error}") from error
 
     def _prepare(self, membership: Membership, check_interrupt: Callable[[], None]) -> Ready:
-        prepare = Prepare(run=self.run_id, store=str(self._store.root), options=self._options, ahead_us=membership.ahead_us)
-        membership.send(msgspec.structs.replace(prepare, at_us=time.time_ns() // 1000))
+        if not self._living:
+            self._send_prepare(membership)
         until = time.monotonic() + _PREPARE_S
         while time.monotonic() < until:
-            for message in membership.poll(0.1):
+            messages = membership.poll(0.1)
+            for number, message in enumerate(messages):
                 if isinstance(message, Ready):
                     if message.problem:
                         raise RunError(message.problem)
+                    membership.put_back(messages[number + 1 :])
                     return message
             check_interrupt()
             self._on_tick()
         raise RunError(f"the node was not ready within {_PREPARE_S:.0f} s")
 
-    def _rank_spec(self, rank: int, node: str, placement: Placement, port: int, folder: Path) -> RankSpec:
+    def _send_prepare(self, membership: Membership) -> None:
+        prepare = Prepare(run=self.run_id, store=str(self._store.root), options=self._options, ahead_us=membership.ahead_us)
+        membership.send(msgspec.structs.replace(prepare, at_us=time.time_ns() // 1000))
+
+    def _rank_spec(self, rank: int, node: str, placement: Placement, folder: Path) -> RankSpec:
         return RankSpec(
             rank=rank,
             device_id=f"{node}:{rank}",
-            device_class=placement.classes[rank],
+            device_class=placement.classes[rank] if rank < len(placement.classes) else placement.classes[0],
             run=self.run_id,
-            writer=f"rank-{rank:04d}.1",
+            writer=writer_of(rank),
             store=str(self._store.root),
             options=self._options,
             device=placement.device,
             gpu=rank if placement.on_gpus else None,
-            rendezvous_host="127.0.0.1",
-            rendezvous_port=port,
             agent_folder=str(folder),
         )
 
@@ -204,21 +234,6 @@ class Session:
             self.builder.take(entry)
             self._on_event(entry)
         self._on_tick()
-
-
-def _rendezvous() -> tuple[TCPStore, int]:
-    """The store through which ranks find each other; on IPv4, because a look-up of names may stall for seconds."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    port = listener.getsockname()[1]
-    store = TCPStore(
-        "127.0.0.1",
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=60),
-        master_listen_fd=listener.detach(),
-    )
-    return store, port
 
 
 def _started(run_id: str, options: RunOptions, placement: Placement) -> RunStarted:
@@ -267,6 +282,8 @@ def _site(options: RunOptions, placement: Placement) -> Site:
             name: tuple(rank for rank, own in enumerate(placement.classes) if own == name)
             for name in sorted({*placement.classes})
         },
+        respawns=options.respawns,
+        most_ranks=placement.most_ranks,
     )
 
 

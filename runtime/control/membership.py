@@ -21,7 +21,10 @@ from unskew.analytics.health.liveness import RankLiveness
 from unskew.analytics.loop.controller_rules import Issue
 from unskew.collector.events import PlanApplied, Regrouped
 from unskew.collector.rights import make_folder, open_file
+from unskew.runtime.node.processes import how_it_ended
+from unskew.runtime.options import OptionsError
 from unskew.runtime.protocol import (
+    AGENT_SOCKET,
     MOST_BYTES,
     AnyMessage,
     Channel,
@@ -34,6 +37,8 @@ from unskew.runtime.protocol import (
     RankFinished,
     RankForked,
     RankStatuses,
+    TakeOver,
+    ZygoteExited,
 )
 
 _CONNECT_S = 60.0
@@ -49,8 +54,8 @@ class AgentLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
     """The agent is gone, and with it every rank of its node."""
 
 
-def _folder() -> Path:
-    """A folder for the agent's sockets: in the system's temporary one, unless its name is too long for an address."""
+def socket_folder() -> Path:
+    """A folder for the agent's sockets, its user's alone: in the system's temporary one, unless its name is too long."""
     folder = Path(tempfile.mkdtemp(prefix="unskew-agent-"))
     if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
         return folder
@@ -59,34 +64,19 @@ def _folder() -> Path:
 
 
 class Membership:
-    """Starts the node's agent, keeps the status of every rank, and passes messages on."""
+    """Starts the node's agent, or takes over one whose sockets are in `folder`; keeps the status of every rank, and passes
+    messages on."""
 
-    def __init__(self, log: Path) -> None:
-        self._secret = secrets.token_hex(16)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(_ACCEPT_S)
-        self.folder = _folder()
-        make_folder(log.parent)
+    def __init__(self, log: Path, folder: Path | None = None) -> None:
         self._log = log
-        port = str(self._listener.getsockname()[1])
-        with os.fdopen(open_file(log, os.O_WRONLY | os.O_APPEND), "ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "unskew.runtime.node.agent", "127.0.0.1", port, "node-0", str(self.folder)],
-                env={
-                    **os.environ,
-                    "UNSKEW_SECRET": self._secret,
-                    "GLOO_SOCKET_IFNAME": "lo",
-                    # A lost reverse look-up of an address would stall a rank's start by five seconds.
-                    "RES_OPTIONS": "timeout:1 attempts:1",
-                    "OMP_NUM_THREADS": "1",
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                # A Ctrl-C in the terminal is the controller's to handle.
-                start_new_session=True,
-            )
-        self._agent: Channel | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        if folder is None:
+            self._start()
+        else:
+            self.folder = folder
+        self._agent: Channel | None = None if folder is None else self._reached()
+        self._unread: list[AnyMessage] = []
+        self._zygote_ended = ""
         self.ahead_us = 0
         """The node's wall clock minus ours, not more than it is: the greeting's travel time is in it."""
         self.pids: dict[int, int] = {}
@@ -99,8 +89,37 @@ class Membership:
         self.longest_work_s = 0.0
         """The longest recent stretch of work of any rank that then moved on."""
 
+    def _start(self) -> None:
+        self._secret = secrets.token_hex(16)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(_ACCEPT_S)
+        self.folder = socket_folder()
+        make_folder(self._log.parent)
+        port = str(self._listener.getsockname()[1])
+        with os.fdopen(open_file(self._log, os.O_WRONLY | os.O_APPEND), "ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "unskew.runtime.node.agent", "127.0.0.1", port, "node-0", str(self.folder)],
+                env={
+                    **os.environ,
+                    "UNSKEW_SECRET": self._secret,
+                    "GLOO_SOCKET_IFNAME": "lo",
+                    # One question for the addresses of all members, in place of two for each.
+                    "GLOO_ENABLE_STORE_V2_API": "1",
+                    # A lost reverse look-up of an address would stall a rank's start by five seconds.
+                    "RES_OPTIONS": "timeout:1 attempts:1",
+                    "OMP_NUM_THREADS": "1",
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # A Ctrl-C in the terminal is the controller's to handle.
+                start_new_session=True,
+            )
+
     def connect(self, check_interrupt: Callable[[], None]) -> str:
-        """Wait for the agent and check its secret; its node's name. Raises `AgentLost`."""
+        """Wait for the agent and check its secret, or take it over; its node's name. Raises `AgentLost`."""
+        if self._process is None:
+            return self._take_over(self._connected())
         until = time.monotonic() + _CONNECT_S
         while time.monotonic() < until and self._process.poll() is None:
             check_interrupt()
@@ -109,6 +128,25 @@ class Membership:
                     self._listener.close()
                     return node
         raise AgentLost(f"the agent did not connect within {_CONNECT_S:.0f} s, or ended, see {self._log}")
+
+    def _reached(self) -> Channel:
+        """The socket of an agent that waits for a controller. Raises `OptionsError`: the run is not ours yet."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(_CONNECT_S)
+        try:
+            sock.connect(str(self.folder / AGENT_SOCKET))
+        except OSError as error:
+            sock.close()
+            raise OptionsError(f"the ranks of the run are about to end ({error}): resume it from its checkpoint") from error
+        return Channel(sock)
+
+    def _take_over(self, agent: Channel) -> str:
+        with suppress(OSError):
+            agent.send(TakeOver())
+            while (message := agent.receive()) is not None:  # until it knows better it takes us for a rank
+                if isinstance(message, Hello):
+                    return message.node
+        raise AgentLost(f"the agent is gone, see {self._log}")
 
     def _greet(self, sock: socket.socket) -> str | None:
         """The node's name if it is our agent that connected; a stranger is sent away."""
@@ -131,18 +169,33 @@ class Membership:
         try:
             self._connected().send(message)
         except OSError as error:
-            raise AgentLost(f"the agent is gone, see {self._log}") from error
+            raise self._gone() from error
 
     def poll(self, wait_s: float) -> list[AnyMessage]:
         """What arrives within `wait_s`, at once when something does. Raises `AgentLost`."""
+        if self._unread:
+            unread, self._unread = self._unread, []
+            return unread
         if not select.select([self._connected()], [], [], wait_s)[0]:
             return []
         messages, still_open = self._connected().available()
         for message in messages:
             self._note(message)
         if not still_open:
-            raise AgentLost(f"the agent is gone, see {self._log}")
+            raise self._gone()
         return messages
+
+    def _gone(self) -> AgentLost:
+        """Who ended, how, and which ranks with it."""
+        ranks = f"with it ranks {', '.join(map(str, sorted(self.pids)))}, " if self.pids else ""
+        if self._zygote_ended:
+            return AgentLost(f"the zygote has ended ({self._zygote_ended}), {ranks}see {self._log}")
+        how = f" ({how_it_ended(self._process, _REAP_S)})" if self._process is not None else ""
+        return AgentLost(f"the agent is gone{how}, {ranks}see {self._log}")
+
+    def put_back(self, messages: list[AnyMessage]) -> None:
+        """For the next `poll`."""
+        self._unread = messages
 
     def stop(self, farewell: Message) -> None:
         """Let the agent end its ranks and itself, and hear what it could not write; by force when it takes longer than 5 s."""
@@ -152,6 +205,8 @@ class Membership:
                 self._agent.send(farewell)
                 self._hear_out(self._agent, until)
             self._agent.close()
+        if self._process is None:
+            return
         try:
             self._process.wait(max(until - time.monotonic(), _REAP_S))
         except subprocess.TimeoutExpired:
@@ -186,6 +241,9 @@ class Membership:
             self.pids.pop(message.rank, None)
             self.statuses.pop(message.rank, None)
             self.finished.pop(message.rank, None)
+        elif isinstance(message, ZygoteExited):
+            self._zygote_ended = message.detail
+            raise self._gone()
         elif isinstance(message, RankStatuses):
             now = time.monotonic()
             self.longest_work_s = max((status.longest_work_s for status in message.statuses), default=0.0)

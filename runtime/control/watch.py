@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unskew.analytics.health.liveness import LivenessOptions, RankLiveness, Suspect, decide
+import msgspec
+
+from unskew.analytics.health.liveness import UNINTERRUPTIBLE, LivenessOptions, RankLiveness, Suspect, decide
 
 _BROKEN_S = 1.0
 STANDSTILL_S = 60.0
 _BREAKS_IN_A_ROW = 5
+
+
+class _KillOrder(msgspec.Struct, frozen=True):
+    suspect: Suspect
+    since_s: float
 
 
 class LivenessWatch:
@@ -20,7 +27,7 @@ class LivenessWatch:
     """
 
     def __init__(self) -> None:
-        self._condemned: dict[int, Suspect] = {}
+        self._condemned: dict[int, _KillOrder] = {}
         self._broken_since_s: float | None = None
         self._newest_abort = 0
         self._in_a_row = 0
@@ -33,12 +40,24 @@ class LivenessWatch:
         table = {rank: status for rank, status in statuses.items() if rank not in self._condemned}
         options = LivenessOptions() if longest_work_s is None else LivenessOptions().learned(longest_work_s)
         found = decide(now_s, table, options)[0]
-        self._condemned.update({suspect.rank: suspect for suspect in found})
+        self._condemned.update({suspect.rank: _KillOrder(suspect, now_s) for suspect in found})
         return found
+
+    def unkillable(self, now_s: float, statuses: Mapping[int, RankLiveness]) -> tuple[Suspect, ...]:
+        """Ranks that were to be killed and whose processes do not end, each named once: they are lost as they are."""
+        options, found = LivenessOptions(), []
+        for rank, condemned in list(self._condemned.items()):
+            in_kernel = rank in statuses and statuses[rank].process_state == UNINTERRUPTIBLE
+            if now_s - condemned.since_s >= (options.stuck_s if in_kernel else options.blind_s):
+                suspect = self._condemned.pop(rank).suspect
+                detail = f"{suspect.detail}; SIGKILL has not ended its process, so it is cut off"
+                found.append(msgspec.structs.replace(suspect, detail=detail))
+        return tuple(found)
 
     def condemned(self, rank: int) -> Suspect | None:
         """Why a rank that has now ended was killed; None when it ended by itself."""
-        return self._condemned.pop(rank, None)
+        condemned = self._condemned.pop(rank, None)
+        return condemned.suspect if condemned is not None else None
 
     def broken(self, plan_version: int, now_s: float) -> None:
         """A rank reports that its communication of `plan_version` broke; older reports are answered already."""

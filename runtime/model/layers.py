@@ -6,30 +6,44 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from unskew.runtime.model.model import Layer, ModelSize, build_layer
 
 
 class HeldLayer:
     """A layer's parameters and AdamW state. `steps` counts its optimiser steps: the version that distinguishes a current
-    copy from a stale one."""
+    copy from a stale one; `step_counts` is the same as the optimiser has it, of each parameter."""
 
     def __init__(self, size: ModelSize, layer: int, *, seed: int, dtype: torch.dtype, device: torch.device) -> None:
         self.module: Layer = build_layer(size, layer, seed=seed, dtype=dtype, device=device)
         self.parameters: list[torch.nn.Parameter] = list(self.module.parameters())
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
         self.steps = 0
-        for parameter in self.parameters:
-            # The state exists from the start so that a layer can be moved, or filled by a move, before its first step.
-            self.optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+        # The moments exist from the start so that a layer can be moved, or filled by a move, before its first step.
+        self._exp_avg = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self._exp_avg_sq = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.step_counts = [torch.zeros((), dtype=torch.float32, device=device) for _ in self.parameters]
 
     def step(self) -> None:
         """Apply the gradients that the parameters hold, then drop them."""
-        self.optimizer.step()
+        # torch.optim.AdamW does just this, but its first step imports torch._dynamo: a second of work in each rank.
+        with torch.no_grad():
+            adamw(
+                list[Tensor](self.parameters),
+                [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None],
+                self._exp_avg,
+                self._exp_avg_sq,
+                [],
+                self.step_counts,
+                fused=True,
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.95,
+                lr=1e-3,
+                weight_decay=0.1,
+                eps=1e-8,
+                maximize=False,
+            )
         self.steps += 1
         self.clear_gradients()
 
@@ -48,8 +62,8 @@ class HeldLayer:
             for _, tensor in self.named_tensors():
                 tensor.copy_(flat[offset : offset + tensor.numel()].view_as(tensor))
                 offset += tensor.numel()
-        for parameter in self.parameters:
-            self.optimizer.state[parameter]["step"].fill_(float(steps))
+        for count in self.step_counts:
+            count.fill_(float(steps))
         self.steps = steps
         self.clear_gradients()
 
@@ -60,7 +74,8 @@ class HeldLayer:
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Each parameter and its moments, in the order of `pack`."""
-        for name, parameter in self.module.named_parameters():
+        named = self.module.named_parameters()
+        for (name, parameter), exp_avg, exp_avg_sq in zip(named, self._exp_avg, self._exp_avg_sq, strict=True):
             yield name, parameter
-            for moment in ("exp_avg", "exp_avg_sq"):
-                yield f"{name}.{moment}", self.optimizer.state[parameter][moment]
+            yield f"{name}.exp_avg", exp_avg
+            yield f"{name}.exp_avg_sq", exp_avg_sq

@@ -1,7 +1,8 @@
-"""The agent: one per node. It owns the node's ranks (through the zygote), hears their heartbeats, and keeps the collector
+"""The agent: one per node. It owns the node's ranks (through the zygote), looks at their heartbeats, and keeps the collector
 alive.
 
-One thread, one loop. When the controller is gone it stops its ranks: nothing of a run outlives its controller.
+One thread, one loop. When the controller is gone it waits a while for one that takes over by its socket, and then stops its
+ranks: nothing of a run outlives its controller for long.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 from unskew.collector.events import Heartbeat, HostClock
@@ -22,12 +24,16 @@ from unskew.collector.paths import Store, StoreError
 from unskew.collector.process_log import report
 from unskew.collector.service.process import ensure_collector
 from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.heartbeat_page import HeartbeatPage, shared_memory
 from unskew.runtime.node.heartbeats import STATUS_S, HeartbeatTable
+from unskew.runtime.node.processes import how_it_ended
+from unskew.runtime.node.rendezvous import RendezvousTable, accept_own
+from unskew.runtime.node.waiting import announce
 from unskew.runtime.priority import answer_at_once
 from unskew.runtime.protocol import (
     AGENT_SOCKET,
-    BEAT_SOCKET,
     AnyMessage,
+    Await,
     Channel,
     Hello,
     Kill,
@@ -36,12 +42,14 @@ from unskew.runtime.protocol import (
     NodeFinished,
     PlanRecord,
     Prepare,
+    Publish,
     RankExited,
     RankForked,
     RankStatuses,
     Start,
     Stop,
-    decode_beat,
+    TakeOver,
+    ZygoteExited,
 )
 
 _HOUSEKEEPING_S = 1.0
@@ -55,16 +63,20 @@ class Agent:
     """`controller` is the connection to the controller, `node` names this node in the run, `folder` is for its sockets."""
 
     def __init__(self, controller: Channel, node: str, folder: Path) -> None:
-        self._controller, self._node, self._folder = controller, node, folder
-        self._zygote_process, self._zygote = _start_zygote()
+        self._controller: Channel | None = controller
+        self._node, self._folder = node, folder
+        self._reports: dict[tuple[type, int | None], Message] = {}
+        self._wait_s, self._wait_until = 0.0, inf
+        memory = shared_memory()
+        self._zygote_process, self._zygote = _start_zygote(memory)
+        self._page = HeartbeatPage(memory)
         self._ranks = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._ranks.bind(str(folder / AGENT_SOCKET))
         self._ranks.listen(1024)
-        self._beats = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._beats.bind(str(folder / BEAT_SOCKET))
-        self._beats.setblocking(False)
         self._channels: list[Channel] = []
         self._records: list[PlanRecord] = []
+        self._newest_plan = -1
+        self._rendezvous: RendezvousTable[Channel] = RendezvousTable()
         self._table = HeartbeatTable()
         self._store: Store | None = None
         self._spool: SpoolWriter | None = None
@@ -72,40 +84,68 @@ class Agent:
         self._next_collector, self._collector_wait_s = 0.0, _HOUSEKEEPING_S
 
     def serve(self) -> None:
-        """Until Stop, or until the controller or the zygote is gone."""
+        """Until Stop, or until the zygote is gone, or the controller with no other in time."""
         handlers: dict[int, Callable[[], None]] = {
-            self._controller.fileno(): lambda: self._read(self._controller, self._from_controller),
-            self._zygote.fileno(): lambda: self._read(self._zygote, self._from_zygote),
+            self._zygote.fileno(): self._hear_zygote,
             self._ranks.fileno(): self._accept,
-            self._beats.fileno(): self._hear,
         }
         next_status = next_housekeeping = time.monotonic()
         try:
             while self._running:
                 of_ranks = {channel.fileno(): channel for channel in self._channels}
                 wait_s = max(min(next_status, next_housekeeping) - time.monotonic(), 0.0)
+                controller = [] if self._controller is None else [self._controller.fileno()]
                 # Ranks first: what one sent before it died must be passed on before its death is.
-                for descriptor in select.select([*of_ranks, *handlers], [], [], wait_s)[0]:
-                    if descriptor in handlers:
+                for descriptor in select.select([*of_ranks, *controller, *handlers], [], [], wait_s)[0]:
+                    if descriptor in controller:
+                        self._hear_controller()
+                    elif descriptor in handlers:
                         handlers[descriptor]()
                     else:
                         self._from_rank(of_ranks[descriptor])
                 now = time.monotonic()
+                self._running = self._running and now < self._wait_until
                 if now >= next_status:
                     next_status = now + STATUS_S
+                    self._table.read(self._page)
                     self._table.look(now)
-                    self._report(RankStatuses(statuses=self._table.statuses(now)))
+                    self._send_controller(RankStatuses(statuses=self._table.statuses(now)))
                 if now >= next_housekeeping:
                     next_housekeeping = now + _HOUSEKEEPING_S
                     self._keep_house(now)
         finally:
             self._stop()
 
-    def _read(self, channel: Channel, handle: Callable[[AnyMessage], None]) -> None:
-        messages, still_open = channel.available()
+    def _hear_zygote(self) -> None:
+        messages, still_open = self._zygote.available()
         for message in messages:
-            handle(message)
-        self._running = self._running and still_open
+            self._from_zygote(message)
+        if not still_open and self._running:
+            self._running = False
+            self._report(ZygoteExited(detail=how_it_ended(self._zygote_process, _GOODBYE_S)))
+
+    def _hear_controller(self) -> None:
+        if self._controller is None:
+            return
+        messages, still_open = self._controller.available()
+        for message in messages:
+            self._from_controller(message)
+        if not still_open:
+            self._lose_controller()
+
+    def _lose_controller(self) -> None:
+        if self._controller is not None:
+            self._controller.close()
+        self._controller, self._wait_until = None, time.monotonic() + self._wait_s
+
+    def _taken_over(self, channel: Channel) -> None:
+        """A rank's place at the socket is a controller's, which holds the run's lock: it hears again what was last said to the
+        one before."""
+        self._channels.remove(channel)
+        self._lose_controller()
+        self._controller, self._wait_until = channel, inf
+        for message in (Hello(secret="", node=self._node, at_us=time.time_ns() // 1000), *self._reports.values()):
+            self._send_controller(message)
 
     def _from_controller(self, message: AnyMessage) -> None:
         if isinstance(message, Prepare):
@@ -114,9 +154,14 @@ class Agent:
             self._spool.append(_compared(self._node, message.ahead_us, time.time_ns() // 1000 - message.at_us))
             self._zygote.send(message)
         elif isinstance(message, Start):
+            one = message.rank_specs[0]
+            self._wait_s = one.options.controller_wait
+            announce(Store(Path(one.store)), one.run, self._folder)
             self._zygote.send(message)
-        elif isinstance(message, PlanRecord):
+        elif isinstance(message, PlanRecord) and message.plan.plan_version > self._newest_plan:
+            self._newest_plan = message.plan.plan_version
             self._records = [message] if message.abort else [*self._records, message]
+            self._rendezvous.clear()
             self._pass_on_to_all(message)
         elif isinstance(message, MeasureStandby):
             self._pass_on_to_all(message)
@@ -133,7 +178,10 @@ class Agent:
         self._report(message)
 
     def _accept(self) -> None:
-        sock = self._ranks.accept()[0]
+        sock = accept_own(self._ranks)
+        if sock is None:
+            report("another user connected to the agent's socket and was sent away")
+            return
         # A rank that does not read (it is stopped) must not stop the agent: plans fit the buffer, and a send gives up.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         sock.settimeout(_SEND_S)
@@ -152,22 +200,32 @@ class Agent:
         try:
             channel.send(message)
         except OSError:
-            if channel in self._channels:
-                self._channels.remove(channel)
-            channel.close()
+            self._cut_off(channel)
 
     def _from_rank(self, channel: Channel) -> None:
         messages, still_open = channel.available()
         for message in messages:
-            self._report(message)
-        if not still_open and channel in self._channels:
-            self._channels.remove(channel)
-            channel.close()
+            if isinstance(message, Publish):
+                self._answer(self._rendezvous.publish(message.key, message.value))
+            elif isinstance(message, Await):
+                self._answer(self._rendezvous.ask(channel, message.keys))
+            elif isinstance(message, TakeOver):
+                self._taken_over(channel)
+                return
+            else:
+                self._report(message)
+        if not still_open:
+            self._cut_off(channel)
 
-    def _hear(self) -> None:
-        with suppress(BlockingIOError):
-            while True:
-                self._table.beat(decode_beat(self._beats.recv(64)), now_s=time.monotonic())
+    def _answer(self, answers: Sequence[tuple[Channel, Message]]) -> None:
+        for channel, answer in answers:
+            self._pass_on(channel, answer)
+
+    def _cut_off(self, channel: Channel) -> None:
+        if channel in self._channels:
+            self._channels.remove(channel)
+        self._rendezvous.forget(channel)
+        channel.close()
 
     def _keep_house(self, now: float) -> None:
         if self._store is None or self._spool is None:
@@ -197,10 +255,18 @@ class Agent:
             )
 
     def _report(self, message: Message) -> None:
+        """Tell the controller, and keep it for one that takes over: the last of each kind and rank."""
+        key = type(message), getattr(message, "rank", None)
+        self._reports.pop(key, None)
+        self._reports[key] = message
+        self._send_controller(message)
+
+    def _send_controller(self, message: Message) -> None:
         try:
-            self._controller.send(message)
+            if self._controller is not None:
+                self._controller.send(message)
         except OSError:
-            self._running = False
+            self._lose_controller()
 
     def _stop(self) -> None:
         """Let the ranks hand over their events, then end them and the zygote."""
@@ -231,11 +297,11 @@ def _compared(node: str, least_us: int, most_us: int) -> HostClock:
     return HostClock(node=node, offset_us=(least_us + most_us) // 2, within_us=(most_us - least_us + 1) // 2)
 
 
-def _start_zygote() -> tuple[subprocess.Popen[bytes], Channel]:
+def _start_zygote(memory: int) -> tuple[subprocess.Popen[bytes], Channel]:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-P", "-m", "unskew.runtime.node.zygote", str(theirs.fileno())]
+    command = [sys.executable, "-P", "-m", "unskew.runtime.node.zygote", str(theirs.fileno()), str(memory)]
     # A session of its own: where the kernel shares cores among sessions, the ranks' load is not the agent's.
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno(), memory], start_new_session=True)
     theirs.close()
     return process, Channel(ours)
 

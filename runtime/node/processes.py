@@ -5,10 +5,17 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+from unskew.analytics.health.liveness import ENDING
+
 _PR_SET_PDEATHSIG = 1
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_KINDS_LIVED = 7  # user, nice, system, idle, iowait, irq, softirq; then comes steal
+_FLAGS, _IS_ENDING = 6, 0x4
+_LAST_CORE = 36
 
 
 def die_with_parent() -> None:
@@ -21,6 +28,15 @@ def exit_detail(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"signal {signal.Signals(os.WTERMSIG(status)).name}"
     return f"exit code {os.waitstatus_to_exitcode(status)}"
+
+
+def how_it_ended(process: subprocess.Popen[bytes], wait_s: float) -> str:
+    """The same of a child that has closed its connection and ends within `wait_s`, or has not ended by then."""
+    try:
+        code = process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return "its process goes on"
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 class CoreTime(NamedTuple):
@@ -42,6 +58,27 @@ def core_time(pid: int, thread: int) -> CoreTime | None:
     return CoreTime(int(ran_ns) / 1e9, int(waited_ns) / 1e9)
 
 
+def lived_by_core() -> dict[int, float]:
+    """Seconds that each core has lived, running or idle: all but those in which a hypervisor let it stand still.
+
+    Cores of which the kernel counts nothing (in some sandboxes) are left out.
+    """
+    found = {}
+    for line in Path("/proc/stat").read_text().splitlines()[1:]:
+        name, *ticks = line.split()
+        if not name.startswith("cpu"):
+            break
+        if lived := sum(map(int, ticks[:_KINDS_LIVED])):
+            found[int(name[3:])] = lived / _TICKS_PER_S
+    return found
+
+
+def last_core(pid: int, thread: int) -> int:
+    """The core on which a thread ran last; -1 when it is gone."""
+    fields = _stat(f"/proc/{pid}/task/{thread}/stat")
+    return int(fields[_LAST_CORE]) if fields else -1
+
+
 def threads_of(pid: int) -> tuple[int, ...]:
     """The threads of a process; none when it is gone."""
     try:
@@ -52,16 +89,21 @@ def threads_of(pid: int) -> tuple[int, ...]:
 
 def thread_state(pid: int, thread: int) -> str | None:
     """The state letter of a thread (R running or ready, S sleeping, T stopped, Z ended, ...), None when there is none."""
-    return _state(f"/proc/{pid}/task/{thread}/stat")
+    fields = _stat(f"/proc/{pid}/task/{thread}/stat")
+    return fields[0] if fields else None
 
 
 def process_state(pid: int) -> str | None:
-    """The same of a process."""
-    return _state(f"/proc/{pid}/stat")
+    """The same of a process; X also while it ends, which takes as long as its memory is large."""
+    fields = _stat(f"/proc/{pid}/stat")
+    if fields and int(fields[_FLAGS]) & _IS_ENDING:
+        return ENDING
+    return fields[0] if fields else None
 
 
-def _state(path: str) -> str | None:
+def _stat(path: str) -> list[str]:
+    """The fields behind the name, the state first; none when the process is gone."""
     try:
-        return Path(path).read_text().rpartition(")")[2].split()[0]
+        return Path(path).read_text().rpartition(")")[2].split()
     except OSError:
-        return None
+        return []

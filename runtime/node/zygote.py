@@ -7,6 +7,7 @@ reports how they ended. When the agent is gone it kills them and ends.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import select
 import signal
@@ -16,9 +17,10 @@ import time
 from contextlib import suppress
 
 import torch
-import torch._dynamo  # the first AdamW imports it: a second of work, better once here than in every rank
+import torch.fx.experimental.symbolic_shapes  # the first backward imports it: a second's work, once here and not in all ranks
 
 from unskew.runtime.corpus import Corpus, CorpusError, load_corpus
+from unskew.runtime.heartbeat_page import HeartbeatPage
 from unskew.runtime.node.processes import die_with_parent, exit_detail
 from unskew.runtime.priority import answer_at_once
 from unskew.runtime.protocol import AnyMessage, Channel, Kill, Prepare, RankExited, RankForked, RankSpec, Ready, Start, Stop
@@ -27,10 +29,11 @@ from unskew.runtime.rank.rank import run_rank
 
 
 class Zygote:
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel, page: HeartbeatPage) -> None:
+        self._channel, self._page = channel, page
         self._corpus: Corpus | None = None
         self._rank_of_pid: dict[int, int] = {}
+        self._writers: set[str] = set()
         self._child_ended, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup)
@@ -68,6 +71,8 @@ class Zygote:
             self._corpus = load_corpus(message.options.corpus, message.options.tokens)
         except CorpusError as error:
             problem = str(error)
+        if message.options.checkpoint_every or message.options.resume is not None:
+            importlib.import_module("torch.distributed.checkpoint")  # a second of work: once here, not in every rank
         # Collected once here, never in a rank: a collection in the middle of a chunk would look like a slow device.
         gc.collect()
         gc.freeze()
@@ -77,6 +82,9 @@ class Zygote:
         self._channel.send(Ready(gpus=gpus, gpu_models=gpu_models(gpus), problem=problem))
 
     def _fork(self, rank_spec: RankSpec) -> None:
+        if rank_spec.writer in self._writers:  # asked for by the controller before, too
+            return
+        self._writers.add(rank_spec.writer)
         pid = os.fork()
         if pid == 0:
             self._become(rank_spec)
@@ -92,7 +100,7 @@ class Zygote:
             self._channel.close()
             die_with_parent()
             if self._corpus is not None:
-                run_rank(rank_spec, self._corpus)
+                run_rank(rank_spec, self._corpus, self._page)
                 code = 0
         finally:
             with suppress(OSError):
@@ -116,4 +124,4 @@ def _kill(pid: int) -> None:
 if __name__ == "__main__":
     die_with_parent()
     with suppress(BrokenPipeError):
-        Zygote(Channel(socket.socket(fileno=int(sys.argv[1])))).serve()
+        Zygote(Channel(socket.socket(fileno=int(sys.argv[1]))), HeartbeatPage(int(sys.argv[2]))).serve()

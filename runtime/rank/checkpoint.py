@@ -3,6 +3,9 @@
 Of a layer's holders one writes it, so each rank writes its share, as a part of its own in torch's distributed-checkpoint
 format: per parameter its value and both moments, under the layer's name. Whoever holds a layer in whatever plan reads it from
 the part that the checkpoint's index names.
+
+torch.distributed.checkpoint is imported where it is used: a second of work, that the zygote does for all ranks (zygote.py) of a
+run that needs it.
 """
 
 from __future__ import annotations
@@ -18,8 +21,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from unskew.analytics.core.plan import Plan
 from unskew.collector.files.checkpoints import part_name
@@ -65,6 +66,8 @@ class CheckpointWriter:
         self._idle.wait(within_s)
 
     def _serve(self) -> None:
+        from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415 - see above
+
         while True:
             iterations, state, numbers, paused_us = self._waiting.get()
             started, problem = time.monotonic(), ""
@@ -94,6 +97,8 @@ class CheckpointWriter:
 
 def restore(part: Path, number: int, layer: HeldLayer, iterations: int) -> None:
     """Fill a layer from the part that has it, as it was after so many iterations."""
+    from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415 - see above
+
     state = dict(_copied(number, layer))
     load(state, checkpoint_id=part, no_dist=True)
     layer.unpack(torch.cat([tensor.reshape(-1) for tensor in state.values()]), iterations)

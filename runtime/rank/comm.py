@@ -9,22 +9,19 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-# All members are there when a group is built; one that dies in these milliseconds leaves it half built.
+# All members are there when a group is built. One that dies in these milliseconds leaves it half built; Gloo tries five times.
 _BUILD = timedelta(seconds=2)
-_MEET_POLL_S = 0.01
-_STOP_POLL_S = 0.02
 # Who is stuck is for liveness to say, not for a timeout: this only bounds a wait nobody ends.
 WAIT = timedelta(hours=1)
 
@@ -48,26 +45,32 @@ class _Waiter:
     """Waits for the backend in a thread of its own, so that a wait can be left when it never ends.
 
     A closed socket ends nearly every wait; but Gloo forgets a send whose write fails in the instant it becomes possible, and
-    whoever waits for that one waits for ever (seen once in some hundred kills).
+    whoever waits for that one waits for ever (seen once in some hundred kills). And who builds a group waits up to 10 s for a
+    member that died before it connected: no socket is there yet that could be closed.
     """
 
     def __init__(self) -> None:
         self._works: SimpleQueue[tuple[Any, _WaitOutcome] | None] = SimpleQueue()
-        self._stopped = threading.Event()
+        self._stopped = False
+        self._waited: _WaitOutcome | None = None
         threading.Thread(target=self._serve, name="waiter", daemon=True).start()
 
     def wait(self, work: Any) -> None:
         """Until `work` is done. Raises `PeerLost` when it failed, or when `stop` was called."""
-        waited = _WaitOutcome()
+        waited = self._waited = _WaitOutcome()
         self._works.put((work, waited))
-        while not waited.over.wait(_STOP_POLL_S):
-            if self._stopped.is_set():
-                raise PeerLost("the groups were stopped")
+        if self._stopped:
+            waited.over.set()
+        waited.over.wait()
         if waited.error is not None:
             raise PeerLost(str(waited.error).split("\n")[0]) from waited.error
+        if not waited.done:
+            raise PeerLost("the groups were stopped")
 
     def stop(self) -> None:
-        self._stopped.set()
+        self._stopped = True
+        if self._waited is not None:
+            self._waited.over.set()
         self._works.put(None)
 
     def _serve(self) -> None:
@@ -75,6 +78,7 @@ class _Waiter:
             work, waited = item
             try:
                 work.wait(WAIT)
+                waited.done = True
             except RuntimeError as error:
                 waited.error = error
             waited.over.set()
@@ -85,12 +89,49 @@ class _WaitOutcome:
 
     def __init__(self) -> None:
         self.over = threading.Event()
+        self.done = False
         self.error: RuntimeError | None = None
 
 
-def arrive(store: Store, plan_version: int, rank: int, phase: str = "") -> None:
+class _Connecting:
+    """What connects groups, as work to be waited for; when the wait is left it ends by itself and its sockets with it."""
+
+    def __init__(self, connect: Callable[[], None]) -> None:
+        self._connect = connect
+
+    def wait(self, _: timedelta) -> None:
+        self._connect()
+
+
+class Rendezvous(Protocol):
+    """Where ranks find each other before they are connected."""
+
+    def publish(self, key: str, value: bytes) -> None: ...
+
+    def fetch(self, keys: Sequence[str], plan_version: int) -> Sequence[bytes]:
+        """Block until all of `keys` are published. Raises `PeerLost` once plan `plan_version` is called off."""
+
+
+class _GlooStore(Store):
+    """All that Gloo asks of a store (GLOO_ENABLE_STORE_V2_API): it sets its own address and gets everybody's."""
+
+    def __init__(self, rendezvous: Rendezvous, plan_version: int) -> None:
+        super().__init__()
+        self._rendezvous, self._plan_version = rendezvous, plan_version
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # the stub says str; torch gives bytes
+        self._rendezvous.publish(key, value)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return list(self._rendezvous.fetch(keys, self._plan_version))
+
+    def has_extended_api(self) -> bool:
+        return True
+
+
+def arrive(rendezvous: Rendezvous, plan_version: int, rank: int, phase: str = "") -> None:
     """Tell the others, without connecting to them, that this rank has come to where they build their groups."""
-    store.set(f"plan{plan_version}{phase}/here/{rank}", "")
+    rendezvous.publish(f"plan{plan_version}{phase}/here/{rank}", b"")
 
 
 class Comm:
@@ -104,7 +145,7 @@ class Comm:
 
     def __init__(
         self,
-        store: Store,
+        rendezvous: Rendezvous,
         plan_version: int,
         rank: int,
         members: Sequence[int],
@@ -119,34 +160,28 @@ class Comm:
         self._own: dict[int, str] | None = None
         self._waiter = _Waiter()
         self._index = {member: index for index, member in enumerate(self.members)}
-        self._store = store
+        self._rendezvous, self._store = rendezvous, _GlooStore(rendezvous, plan_version)
         self._groups: dict[tuple[int, ...], Any] = {}
         self._wanted = [group for group in groups if rank in group and len(group) > 1]
 
-    def build(self, superseded: Callable[[], bool]) -> None:
-        """Meet the other members, then connect. Raises `PeerLost`, also when `superseded` reports that the plan was called
-        off."""
-        with _peer_lost():
-            self._meet(superseded)
-            self._world = self._group("world", self.members, superseded)
-            for group in self._wanted:
-                self._groups[group] = self._group("g" + "-".join(map(str, group)), group, superseded)
+    def build(self) -> None:
+        """Meet the other members, then connect. Raises `PeerLost`, also when the plan is called off."""
+        self._meet()
+        self._waiter.wait(_Connecting(self._connect))
         self._own = _new_sockets(self._before)
 
-    def _meet(self, superseded: Callable[[], bool]) -> None:
-        """Wait until all members have come: Gloo's own waiting for them could not be called off."""
-        arrive(self._store, self.plan_version, self.rank, self._phase)
-        keys = [f"plan{self.plan_version}{self._phase}/here/{member}" for member in (*self.members, *self._awaited)]
-        while not self._store.check(keys):
-            self._go_on(superseded)
-            time.sleep(_MEET_POLL_S)
+    def _meet(self) -> None:
+        """Wait until all members have come: what Gloo builds has a time limit that begins with its first member."""
+        arrive(self._rendezvous, self.plan_version, self.rank, self._phase)
+        here = f"plan{self.plan_version}{self._phase}/here"
+        self._rendezvous.fetch([f"{here}/{member}" for member in (*self.members, *self._awaited)], self.plan_version)
 
-    def _go_on(self, superseded: Callable[[], bool]) -> None:
-        if superseded():
-            raise PeerLost(f"plan {self.plan_version} was called off")
+    def _connect(self) -> None:
+        self._world = self._group("world", self.members)
+        for group in self._wanted:
+            self._groups[group] = self._group("g" + "-".join(map(str, group)), group)
 
-    def _group(self, name: str, members: Sequence[int], superseded: Callable[[], bool]) -> Any:
-        self._go_on(superseded)
+    def _group(self, name: str, members: Sequence[int]) -> Any:
         from torch.distributed import _dist2  # noqa: PLC0415  (costs 0.2 s; only ranks need it)
 
         store = PrefixStore(f"plan{self.plan_version}{self._phase}/{name}", self._store)

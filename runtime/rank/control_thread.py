@@ -1,4 +1,4 @@
-"""A rank's side threads: heartbeats to the agent, and plan records from it.
+"""A rank's side threads: heartbeats for the agent; plan records from it, and what other ranks have published there.
 
 A record that aborts frees the main thread at once, wherever it is blocked. When the agent is gone the rank ends itself: nothing
 of a run outlives its agent.
@@ -10,22 +10,22 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 
+from unskew.runtime.heartbeat_page import Beat, HeartbeatPage
 from unskew.runtime.protocol import (
     AGENT_SOCKET,
-    BEAT_SOCKET,
+    Await,
     Channel,
-    HeartbeatDatagram,
     MeasureStandby,
     Message,
     PlanRecord,
+    Publish,
+    Published,
     RankSpec,
     Stop,
-    encode_beat,
 )
-from unskew.runtime.rank.comm import Comm
+from unskew.runtime.rank.comm import Comm, PeerLost
 from unskew.runtime.rank.progress import RankProgress
 
 BEAT_S = 0.05
@@ -34,7 +34,9 @@ BEAT_S = 0.05
 class ControlThread:
     """`last_words` hands over the rank's events before the process ends."""
 
-    def __init__(self, rank_spec: RankSpec, progress: RankProgress, last_words: Callable[[], object]) -> None:
+    def __init__(
+        self, rank_spec: RankSpec, progress: RankProgress, page: HeartbeatPage, last_words: Callable[[], object]
+    ) -> None:
         self._rank_spec, self._progress, self._last_words = rank_spec, progress, last_words
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(f"{rank_spec.agent_folder}/{AGENT_SOCKET}")
@@ -43,8 +45,9 @@ class ControlThread:
         self._changed = threading.Condition()
         self._records: dict[int, PlanRecord] = {}
         self._measure: MeasureStandby | None = None
+        self._published: Published | None = None
         self._comm: Comm | None = None
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._beat, args=[page], name="heartbeat", daemon=True).start()
         threading.Thread(target=self._listen, name="control", daemon=True).start()
 
     def send(self, message: Message) -> None:
@@ -97,16 +100,31 @@ class ControlThread:
             order, self._measure = self._measure, None
             return order
 
-    def superseded(self, plan_version: int) -> bool:
-        """Whether a later record aborts what plan `plan_version` does."""
+    def publish(self, key: str, value: bytes) -> None:
+        """Let the other ranks have `value`."""
+        self.send(Publish(key=key, value=value))
+
+    def fetch(self, keys: Sequence[str], plan_version: int) -> Sequence[bytes]:
+        """Block until all of `keys` are published. Raises `PeerLost` once a later record aborts what `plan_version`
+        does."""
+        asked = Await(keys=tuple(keys))
+        self.send(asked)
         with self._changed:
-            return any(record.abort and later > plan_version for later, record in self._records.items())
+            while self._published is None or self._published.keys != asked.keys:
+                if self._superseded(plan_version):
+                    raise PeerLost(f"plan {plan_version} was called off")
+                self._changed.wait()
+            answer, self._published = self._published, None
+            return answer.values
+
+    def _superseded(self, plan_version: int) -> bool:
+        return any(record.abort and later > plan_version for later, record in self._records.items())
 
     def use(self, comm: Comm) -> None:
         """From now on a record that aborts stops `comm`; at once when a newer such record is already here."""
         with self._changed:
             self._comm = comm
-            if any(record.abort and plan_version > comm.plan_version for plan_version, record in self._records.items()):
+            if self._superseded(comm.plan_version):
                 comm.stop()
 
     def _take(self, record: PlanRecord) -> None:
@@ -114,6 +132,11 @@ class ControlThread:
             self._records[record.plan.plan_version] = record
             if record.abort and self._comm is not None and record.plan.plan_version > self._comm.plan_version:
                 self._comm.stop()
+            self._changed.notify_all()
+
+    def _take_published(self, published: Published) -> None:
+        with self._changed:
+            self._published = published
             self._changed.notify_all()
 
     def _take_order(self, order: MeasureStandby) -> None:
@@ -128,6 +151,8 @@ class ControlThread:
                 self._take(message)
             elif isinstance(message, MeasureStandby):
                 self._take_order(message)
+            elif isinstance(message, Published):
+                self._take_published(message)
             elif isinstance(message, Stop):
                 self._end(0)
         self._end(3)
@@ -136,14 +161,16 @@ class ControlThread:
         self._last_words()
         os._exit(code)
 
-    def _beat(self) -> None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        sock.setblocking(False)
-        progress, rank, thread = self._progress, self._rank_spec.rank, threading.get_native_id()
+    def _beat(self, page: HeartbeatPage) -> None:
+        progress, pid, thread = self._progress, os.getpid(), threading.get_native_id()
+        count, moved_s = -1, 0.0
         while True:
-            now = HeartbeatDatagram(
-                rank, thread, progress.count, progress.iteration, progress.activity, progress.waits_for, progress.promised_s
-            )
-            with suppress(OSError):  # the agent is busy: the next beat carries the same
-                sock.sendto(encode_beat(now), f"{self._rank_spec.agent_folder}/{BEAT_SOCKET}")
+            now_s = time.monotonic()
+            if progress.count != count:
+                count, moved_s = progress.count, now_s
+            beat = Beat(
+                pid=pid, thread=thread, count=count, iteration=progress.iteration, activity=progress.activity,
+                waits_for=progress.waits_for, promised_s=progress.promised_s, at_s=now_s, moved_s=moved_s,
+            )  # fmt: skip
+            page.write(self._rank_spec.rank, beat)
             time.sleep(BEAT_S)

@@ -3,18 +3,16 @@
 The main thread runs this; side threads (control_thread.py) send its heartbeats and bring plan records. Any broken
 communication leads to one place, `_recover`: stop the groups, wait for the record that names the survivors, regroup in the
 same process, settle, go on. A rank without a role is on standby: a living process outside the groups and the vote, measured
-when asked, until a plan gives it a role again.
+when asked, until a plan gives it a role again. One that is started beside the run begins there.
 """
 
 from __future__ import annotations
 
 import time
 import traceback
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 
 from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.plan import Plan
@@ -24,8 +22,10 @@ from unskew.collector.events import IterationCommitted, MicroBatchPacked
 from unskew.collector.files.checkpoints import Checkpoint, checkpoint_at
 from unskew.collector.paths import Store
 from unskew.collector.process_log import report
+from unskew.collector.rights import take_rights_of
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.corpus import Corpus
+from unskew.runtime.heartbeat_page import HeartbeatPage
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import ModelSize
@@ -54,12 +54,13 @@ from unskew.runtime.rank.progress import RankProgress
 from unskew.runtime.rank.recorder import Recorder
 
 
-def run_rank(rank_spec: RankSpec, corpus: Corpus) -> None:
+def run_rank(rank_spec: RankSpec, corpus: Corpus, page: HeartbeatPage) -> None:
     """The life of a rank process; returns when the run is done."""
     torch.set_num_threads(1)
+    take_rights_of(Path(rank_spec.store))  # torch makes a checkpoint's files
     progress = RankProgress()
     spool = SpoolWriter(Store(Path(rank_spec.store)), rank_spec.run, rank_spec.writer)
-    control = ControlThread(rank_spec, progress, spool.close)
+    control = ControlThread(rank_spec, progress, page, spool.close)
     rank = Rank(rank_spec, corpus, control, progress, spool)
     try:
         rank.run()
@@ -93,16 +94,16 @@ class Rank:
         options = rank_spec.options
         self.rank_spec, self.options, self.corpus = rank_spec, options, corpus
         self.control, self.progress, self.spool = control, progress, spool
-        self.store = TCPStore(
-            rank_spec.rendezvous_host, rank_spec.rendezvous_port, is_master=False, timeout=timedelta(seconds=60)
-        )
         self.device = make_device(rank_spec)
-        self.injector = Injector(options.faults, rank_spec.rank, options.seed, self._announce)
+        joins = rank_spec.joins
+        # What was to happen by now has happened, to the process before.
+        due = [fault for fault in options.faults if joins is None or fault.at >= joins.committed]
+        self.injector = Injector(due, rank_spec.rank, options.seed, self._announce)
         self.recorder = Recorder(spool, self.device, rank_spec)
         self.size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
         self.dtype: torch.dtype = getattr(torch, options.dtype)
         self.layers: dict[int, HeldLayer] = {}
-        self.plan = options.first_plan()
+        self.plan = options.first_plan() if joins is None else joins.plan
         self.comm: Comm | None = None
         log = Store(Path(rank_spec.store))
         self.origin: Checkpoint | None = None
@@ -118,9 +119,10 @@ class Rank:
         self.begun_us = self.voted_us = 0
 
     def run(self) -> None:
-        self._recover(after=-1)
-        # What a later probe is compared with: this device's own product while it is taken for healthy.
-        self._probe(Probe(ranks=(self.rank_spec.rank,)))
+        if self.rank_spec.joins is None:
+            self._recover(after=-1)
+            # What a later probe is compared with: this device's own product while it is taken for healthy.
+            self._probe(Probe(ranks=(self.rank_spec.rank,)))
         while True:
             try:
                 if self.on_standby:
@@ -307,24 +309,26 @@ class Rank:
         these: until all have, nobody closes them, for a closed socket would be taken for a loss.
         """
         plan, leaving = record.plan, record.leaving
-        start_us, began_ns = self.device.now_us(), time.monotonic_ns()
+        start_us, began_ns, waited = self.device.now_us(), time.monotonic_ns(), self.on_standby
         groups = [ranks for ranks, _ in plan.gradient_groups]
         if leaving:
             members = sorted({*plan.ranks, *leaving})
-            self._connect(Comm(self.store, plan.plan_version, self.rank_spec.rank, members, (), phase="/handover"))
+            self._connect(Comm(self.control, plan.plan_version, self.rank_spec.rank, members, (), phase="/handover"))
         else:
-            self._connect(Comm(self.store, plan.plan_version, self.rank_spec.rank, plan.ranks, groups))
+            self._connect(Comm(self.control, plan.plan_version, self.rank_spec.rank, plan.ranks, groups))
+        if waited:  # for the others to come to the boundary: that is no part of what the change costs
+            start_us, began_ns = self.device.now_us(), time.monotonic_ns()
         self._settle()
         self.recorder.regroup(plan, self.stepped, start_us)
         started = time.monotonic()
         received = self._migrate(plan)
         migrate_s = time.monotonic() - started
         if self.rank_spec.rank in leaving:
-            arrive(self.store, plan.plan_version, self.rank_spec.rank)
+            arrive(self.control, plan.plan_version, self.rank_spec.rank)
             return
         if leaving:
             start_us = self.device.now_us()
-            self._connect(Comm(self.store, plan.plan_version, self.rank_spec.rank, plan.ranks, groups, awaited=leaving))
+            self._connect(Comm(self.control, plan.plan_version, self.rank_spec.rank, plan.ranks, groups, awaited=leaving))
             self.recorder.regroup(plan, self.stepped, start_us)
         self.control.send(
             PlanEntered(
@@ -341,7 +345,7 @@ class Rank:
     def _connect(self, comm: Comm) -> None:
         before, self.comm = self.comm, comm
         self.control.use(comm)
-        comm.build(lambda: self.control.superseded(comm.plan_version))
+        comm.build()
         # Only now: a member that is still reading the old groups' last vote would take a closed socket for a loss.
         if before is not None and before.built:
             before.stop()

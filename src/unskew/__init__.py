@@ -7,10 +7,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing takes longer to load than all else that happens before a command can be interrupted
 if TYPE_CHECKING:
     import os
+    from typing import Any
 
     __version__: str
     from unskew.collector.paths import Store

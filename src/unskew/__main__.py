@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
+import _signal as signal  # type: ignore[import-not-found]  # built in: nothing is loaded before the next lines
 import sys
-from pathlib import Path
 
 if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while it loads ends it without a word
@@ -14,15 +13,22 @@ def main() -> None:
     """The command; where the packages it needs are not installed, it names the extra that brings them."""
     try:
         from unskew.cli import app
+        from unskew.commands.common import ctrl_c
 
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        app()
+            signal.signal(signal.SIGINT, ctrl_c)
+        try:
+            app()
+        finally:  # nothing is left to be tidied up
+            if signal.getsignal(signal.SIGINT) is ctrl_c:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
     except KeyboardInterrupt:  # before a command began that knows what to do with it
         sys.exit(130)
     except ModuleNotFoundError as error:
         name = (error.name or "unskew").partition(".")[0]
         if name == "unskew":
+            from pathlib import Path
+
             link = Path(__file__).with_name("collector")
             if not link.is_file():  # a fault of ours, not of the installation
                 raise

@@ -57,7 +57,7 @@ class DashboardError(Exception):
 
 class DashboardProcess:
     """A dashboard over `store`, whose folder exists; its output goes to dashboard.log there, or, where nothing can be written,
-    to a temporary file. `close` ends it.
+    to a temporary file, which goes with it unless it failed. `close` ends it.
 
     It is on its way when this returns, on `port` or on the first free one; `ready` waits for it.
     """
@@ -120,6 +120,8 @@ class DashboardProcess:
 
     def close(self) -> None:
         """End it; does nothing when it has ended."""
+        if self._process.poll() is None and not self.log.is_relative_to(self._root):
+            self.log.unlink()
         self._process.terminate()
         try:
             self._process.wait(timeout=3)

@@ -17,7 +17,7 @@ from unskew.collector.paths import Store
 from unskew.runtime.control.summary import SummaryBuilder
 from unskew.runtime.options import RunOptions
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.slow
 
 
 def committed(iteration: int, wall_us: int) -> IterationCommitted:

@@ -18,6 +18,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 import unskew
+from unskew.analytics.health.rejoining import Rejoining
 from unskew.cli import app
 from unskew.collector.events import CommandRefused, ModeChanged, Note, PlanApproved, RunStarted
 from unskew.collector.files.manifest import Manifest, publish
@@ -32,13 +33,17 @@ OPTIONS_OF_RUN = {
     "--tp", "--pp", "--dp", "--layers", "--dim", "--heads", "--tokens", "--micro-batches", "--iterations", "--seed",
     "--schedule", "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard",
     "--no-dashboard", "--json", "--verify", "--shared",
-    "--checkpoint-every", "--resume",
+    "--checkpoint-every", "--controller-wait", "--resume", "--respawns",
 }  # fmt: skip
 HELP = """
 import sys, unskew.cli
 try: unskew.cli.app(['run', '--help'])
 except SystemExit: pass
-assert not {'torch', 'duckdb', 'polars'} & set(sys.modules)
+assert not {'torch', 'duckdb', 'polars', 'numpy'} & set(sys.modules)
+"""
+DIAGNOSIS = """
+import sys, unskew.analytics.diagnosis.diagnose, unskew.edge.load_run
+assert not {'torch', 'pandas', 'scipy.optimize', 'scipy.stats'} & set(sys.modules)
 """
 SMALLEST_HELP = """
 import typer
@@ -70,6 +75,10 @@ def test_help_is_instant_and_without_torch() -> None:
     # Against the smallest program that has a help, at the same load of the same machine.
     ratios = [cpu_s(HELP) / cpu_s(SMALLEST_HELP) for _ in range(3)]
     assert median(ratios) < 4, ratios
+
+
+def test_a_diagnosis_loads_nothing_that_takes_as_long_as_itself() -> None:
+    subprocess.run([sys.executable, "-c", DIAGNOSIS], check=True)
 
 
 def test_the_options_of_run_are_these() -> None:
@@ -146,8 +155,9 @@ def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_di
         (["run", "--json", "/proc/none/f.json"], "--json /proc/none/f.json"),
         (["watch"], "there is no store in"),
         (["watch", "r9"], "there is no store in"),
-        (["mode", "r9", "auto", "--by", "ann"], "there is no run r9"),
-        (["approve", "p-1", "--by", "ann", "--reason", "ok"], "no run is alive"),
+        (["mode", "r9", "auto", "--by", "ann"], "there is no store in"),
+        (["approve", "p-1", "--by", "ann", "--reason", "ok"], "there is no store in"),
+        (["diagnose"], "there is no store in"),
         (["sql", "select 1"], "there is no store in"),
         (["dashboard"], "there is no store in"),
         (["bench", "nothing"], "no benchmark 'nothing'"),
@@ -175,7 +185,7 @@ def test_a_store_that_cannot_be_made_is_refused() -> None:
 
 @contextmanager
 def controller(store: Store, run: str) -> Iterator[None]:
-    """A controller that approves p-1, refuses every other proposal and obeys modes."""
+    """A controller that approves p-1, refuses every other proposal, obeys modes, and has a place for a second rank."""
     stop = threading.Event()
     stream = ControlStream(store, run, "control", "controller.1")
     version = stream.append(
@@ -191,6 +201,8 @@ def controller(store: Store, run: str) -> Iterator[None]:
             for command in inbox.poll()[0]:
                 if command.kind == "mode":
                     answer = ModeChanged(mode=command.target, by=command.by, reason=command.reason)
+                elif command.kind == "rank":
+                    answer = Rejoining(processes={0: 1}).command(command, 3, iterations=9, most_ranks=2)
                 elif command.target == "p-1":
                     answer = PlanApproved(proposal="p-1", by=command.by, reason=command.reason)
                 else:
@@ -265,9 +277,13 @@ def test_a_decision_comes_back_with_what_the_controller_made_of_it(tmp_path: Pat
         approved = call("approve", "p-1", "--by", "ann", "--reason", "looks right", *where)
         refused = call("reject", "p-7", "--by", "ann", "--reason", "no", "--run", "r1", *where)
         mode = call("mode", "r1", "observe", "--by", "bob", *where)
+        added = call("rank", "add", "r1", "--by", "bob", *where)
+        lives = call("rank", "add", "r1", "--by", "bob", "--rank", "0", *where)
     assert (approved.exit_code, approved.stdout) == (0, "ann approves p-1: looks right\n")
     assert (refused.exit_code, "there is no such proposal" in refused.stderr) == (1, True)
     assert (mode.exit_code, mode.stdout) == (0, "bob sets the mode to observe\n")
+    assert (added.exit_code, added.stdout.endswith(" lets rank 1 be started\n")) == (0, True)
+    assert (lives.exit_code, lives.stderr.endswith(": rank 0 lives\n")) == (1, True)
     orphaned = call("mode", "r1", "auto", "--by", "bob", *where)
     assert (orphaned.exit_code, "no living controller" in orphaned.stderr) == (2, True)
 

@@ -21,6 +21,7 @@ from unskew.collector.read.reader import Reader
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 from unskew.commands.train import run as run_command
+from unskew.commands.train import watch as watch_command
 
 INVOCATIONS = 300
 WHOLE = ["-1", "0", "1", "7", str(2**31), str(2**70), "99999999999999999999", "1e3", "x", ""]
@@ -96,7 +97,7 @@ def places(tmp_path: Path) -> list[str]:
     (tmp_path / "table.csv").write_text("step,time\n1,0.5\n2,x\n")
     (tmp_path / "dangling").symlink_to("/nowhere")
     names = ("folder", "empty.json", "garbage", "list.json", "table.csv", "dangling", "missing/x.json", "new.json")
-    return [*(str(tmp_path / name) for name in names), "", ".", "/", "-", "/dev/full", "/dev/null", "/nope/x", "x" * 300]
+    return [*(str(tmp_path / name) for name in names), "", ".", "/", "-", "/dev/full", "/dev/null", "/proc/nope/x", "x" * 300]
 
 
 @pytest.mark.slow
@@ -104,6 +105,7 @@ def places(tmp_path: Path) -> list[str]:
 def test_no_invocation_ends_in_a_traceback(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_command, "perform", lambda *_, **__: None)
+    monkeypatch.setattr(watch_command, "BEGINS_WITHIN_S", 0.0)
     # Opening a store, and a process for a query, take most of the time and see nothing of what was typed.
     kept = Kept(store)
     monkeypatch.setattr(reader, "open_store", lambda place: kept if place == store else Reader(place))

@@ -59,6 +59,7 @@ def test_who_looks_needs_no_right_to_write(command: tuple[str, ...], read_only: 
     "command",
     [
         ("run", "--no-dashboard"), ("import", "mlperf", "x"), ("store", "check"), ("store", "prune", "--telemetry-days", "1"),
+        ("simulate",),
         ("alerts", "run", "--rules", "{rules}"),
     ],
     ids=lambda command: " ".join(command[:2]),
@@ -71,9 +72,16 @@ def test_who_writes_says_in_one_sentence_that_it_cannot(command: tuple[str, ...]
     assert f"store {read_only.root} cannot be written here" in result.stderr
 
 
-def test_the_dashboards_output_goes_elsewhere(read_only: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dashboards_output_goes_elsewhere(read_only: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unskew.dashboard_process.sys.executable", "/bin/true")
+    with DashboardProcess(read_only) as failed:
+        assert not failed.log.is_relative_to(read_only.root)
+        assert failed.wait() == 0
+    failed.log.unlink()
+    lasting = tmp_path / "lasting"
+    lasting.write_text("#!/bin/sh\nexec sleep 60\n")
+    lasting.chmod(0o700)
+    monkeypatch.setattr("unskew.dashboard_process.sys.executable", str(lasting))
     with DashboardProcess(read_only) as process:
-        assert not process.log.is_relative_to(read_only.root)
-        assert process.wait() == 0
-    process.log.unlink()
+        assert process.log.exists()
+    assert not process.log.exists(), "nothing is left of one that was ended"

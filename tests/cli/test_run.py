@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 import pytest
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.slow
 
 Processes = Callable[[], dict[int, str]]
 SMALL = [
@@ -76,21 +76,21 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
 
 @pytest.mark.limit(120)
 def test_a_run_that_the_disk_did_not_take_whole_fails_and_is_said_to_be_incomplete_wherever_it_is_shown(tmp_path: Path) -> None:
-    """No file may grow beyond a size that the decisions fit and the telemetry of some iterations."""
+    """No file may grow beyond a size that the decisions fit, the page of heartbeats and the telemetry of some iterations."""
 
     def small_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (66_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
     store = ["--store", str(tmp_path)]
-    command = unskew(*SMALL, "--iterations", "60", "--no-dashboard", *store)
+    command = unskew(*SMALL, "--iterations", "90", "--no-dashboard", *store)
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, preexec_fn=small_disk)
     assert ended.returncode == 1
-    words = r"the log holds (\d+) of the 60 iterations that were committed, [\d,]+ events could not be written"
+    words = r"the log holds (\d+) of the 90 iterations that were committed, [\d,]+ events could not be written"
     lacks = re.search(words, ended.stderr)
     assert lacks is not None, ended.stderr
     assert ended.stderr.count("\n") == 1
-    assert "training is done after 60 iterations, its log is incomplete" in ended.stdout
-    assert f"{lacks[1]} in the log, of 60 that were committed" in ended.stdout
+    assert "training is done after 90 iterations, its log is incomplete" in ended.stdout
+    assert f"{lacks[1]} in the log, of 90 that were committed" in ended.stdout
     assert "log complete" not in ended.stdout
     assert "its log is incomplete" in output("watch", *store)
     (row,) = json.loads(output("sql", "select status, iterations from runs", "--format", "json", *store))

@@ -14,6 +14,10 @@ from support.paths import ROOT
 from typer.testing import CliRunner
 
 from unskew.cli import app
+from unskew.collector.events import RunStarted
+from unskew.collector.paths import Store
+from unskew.collector.write.control_stream import ControlStream
+from unskew.commands.train import watch
 
 SCRIPT = """
 import os, sys, time
@@ -70,7 +74,8 @@ def test_an_untouched_script_is_watched_while_it_runs(tmp_path: Path, what: str,
     assert done.returncode == code, done.stderr
     assert done.stdout.count("a sitecustomize of the user") >= 3
     summary = json.loads((tmp_path / "w.json").read_text())
-    verdict = summary["verdicts"][0]
+    # Its input is made in the same process: on some machines it takes more than a twentieth of a step, of every rank.
+    (verdict,) = [one for one in summary["verdicts"] if one["cause"] != "input_bound"]
     assert (verdict["cause"], [party["rank"] for party in verdict["culprits"]]) == (cause, [1])
     assert verdict["sentence"] in done.stderr
     assert summary["status"] == ("failed" if code else "done")
@@ -79,7 +84,7 @@ def test_an_untouched_script_is_watched_while_it_runs(tmp_path: Path, what: str,
         assert min(verdict["speed"], key=verdict["speed"].get) == "B"
     else:
         assert "ValueError: no such file" in verdict["sentence"]
-    found = diagnosed(tmp_path)["verdicts"][0]
+    (found,) = [one for one in diagnosed(tmp_path)["verdicts"] if one["cause"] != "input_bound"]
     assert (found["cause"], [party["rank"] for party in found["culprits"]]) == (cause, [1])
 
 
@@ -97,3 +102,16 @@ def test_bad_usage_is_one_sentence(tmp_path: Path, words: list[str]) -> None:
     assert done.returncode in {1, 2}
     assert "watch" in done.stderr or "no-such-command" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_was_typed_a_moment_before_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "store")
+    stream = ControlStream(Store(tmp_path / "later"), "r", "run/r", "controller")
+    started = RunStarted(run="r", device="d", clock="monotonic", mode="auto", ranks=1, options={}, code="", version="0")
+    stream.append(0, [started], actor="controller")
+    stream.close()
+    monkeypatch.setattr(
+        watch.time, "sleep", lambda _: (tmp_path / "later").exists() and (tmp_path / "later").rename(store.root)
+    )
+    result = CliRunner().invoke(app, ["watch", "--store", str(store.root)])
+    assert (result.exit_code, f"store: {store.root}" in result.stdout) == (0, True), result.output

@@ -14,7 +14,7 @@ from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import controller_alive
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.slow
 
 JOB = "--pp 2 --dp 2 --layers 8 --dim 16 --heads 1 --micro-batches 8 --iterations 150 --device sleep --mode approve"
 

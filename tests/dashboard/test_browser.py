@@ -55,7 +55,7 @@ def test_page_follows_the_log_and_sends_an_approval(tmp_path: Path) -> None:
 
         approve_first_proposal(driver, "mira", "hours to go")
         inbox = Inbox(store, "slow")
-        (command,) = wait_for(lambda: inbox.poll()[0] or None, 20, "no command came")
+        (command,) = wait_for(lambda: inbox.poll()[0] or None, 60, "no command came")
         assert (command.kind, command.target, command.by, command.reason) == ("approve", "p1", "mira", "hours to go")
         assert proposal_state(driver) == "open"
 

@@ -198,7 +198,9 @@ def test_a_rank_that_came_back_is_not_shown_as_lost(store: Store, joins: bool) -
     with hold_controller_lock(store, "rejoined"):
         writer.close()
         app = page("rejoined")
-    assert "Well: a lasting slowdown of any device by 15 % or more would have been named." in text(app)
+    well = "Well: a lasting slowdown of any device by 15 % or more would have been named; 1 verdict before, no longer open."
+    assert well in text(app)
+    assert text(app).count("1 verdict before") == 1
     assert "dead</b>" not in text(app)
     metrics = {metric.label: (metric.value, metric.delta) for metric in app.metric}
     assert metrics["Ranks"] == ("8 of 8", "all alive")

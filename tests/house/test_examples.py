@@ -37,4 +37,8 @@ def test_every_example_is_tried_here() -> None:
         "query_log.py",
         "record_own_loop.py",
         "simulate.py",
+        "slow_rank.py",
+        "train_fsdp2.py",
+        "train_hf.py",
+        "train_lightning.py",
     }

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "runtime": {"collector", "analytics", "runtime"},
     "dashboard": {"collector", "analytics", "edge", "dashboard"},
     "benchmarks": {"collector", "analytics", "edge", "runtime", "benchmarks"},
-    "unskew": {"collector", "analytics", "edge", "runtime", "dashboard", "benchmarks", "unskew"},
+    "unskew": {"data", "collector", "analytics", "edge", "runtime", "dashboard", "benchmarks", "unskew"},
 }
 FOLDERS = {"unskew": "src", "edge": "src/unskew/edge"}
 MAY_IMPORT_TORCH = {"runtime", "benchmarks"}

@@ -37,7 +37,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def judged(jobs: Path, case: str) -> list[Event]:
     """What the watcher decides on a run."""
     events: list[Event] = []
-    watcher = JobWatcher(Store(jobs / "store"), case.replace("@", "-"), ["a test"], lambda entry: events.append(entry.event))
+    watcher = JobWatcher(Store(jobs / "store"), attached_job.run_of(case), ["a test"], lambda entry: events.append(entry.event))
     watcher.finish(0)
     watcher.close()
     assert sum(isinstance(event, IterationJudged) for event in events) == attached_job.STEPS
@@ -45,8 +45,10 @@ def judged(jobs: Path, case: str) -> list[Event]:
 
 
 def verdicts(events: list[Event]) -> list[Verdict]:
+    """Those that are open in the end, each as it was last revised."""
     closed = {event.verdict for event in events if isinstance(event, VerdictClosed)}
-    return [event for event in events if isinstance(event, Verdict) and event.verdict not in closed]
+    newest = {event.verdict: event for event in events if isinstance(event, Verdict)}
+    return [event for number, event in newest.items() if number not in closed]
 
 
 @pytest.mark.alone
@@ -55,7 +57,10 @@ def verdicts(events: list[Event]) -> list[Verdict]:
 def test_a_rank_that_is_late_from_its_first_step_on_is_named_with_its_phase(jobs: Path, part: str) -> None:
     first, *more = verdicts(judged(jobs, part))
     assert (first.cause, [party.rank for party in first.culprits]) == (CAUSES[part], [1])
-    assert part == "loader" or set(first.speed) == {KINDS[part]}
+    if part != "loader":  # its other passes may be a little slow too: it comes to them with cold caches
+        late, *others = sorted(first.speed, key=lambda kind: first.speed[kind])
+        assert late == KINDS[part]
+        assert all(first.speed[kind] > 2 * first.speed[late] for kind in others)
     assert first.at_iteration <= 32
     assert all([party.rank for party in verdict.culprits] == [1] for verdict in more)
 
@@ -79,9 +84,12 @@ def test_nobody_is_named_where_nothing_is_wrong_or_only_the_lengths_differ(jobs:
         (verdict,) = verdicts(events)
         assert (verdict.cause, verdict.evidence["ranks"]) == ("long_sequences", [1])
     else:
-        limits = [one.smallest_slowdown for one in events if isinstance(one, DetectionLimit)]
-        assert limits
-        assert 1.3 < (limits[-1] or 0.0) <= 2.0
+        # Steps of some milliseconds, now with a core, now without: the whole job can be too noisy, which is said then.
+        limit = [one for one in events if isinstance(one, DetectionLimit)][-1]
+        if limit.smallest_slowdown is None:
+            assert "of the whole job by" in limit.why or "longer than noise explains" in limit.why
+        else:
+            assert 1.3 < limit.smallest_slowdown <= 2.0
 
 
 @pytest.mark.alone

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,14 +15,29 @@ import pytest
 import torch
 
 from unskew.analytics.loop.attached_rules import hung, plan_of
-from unskew.collector.events import Heartbeat, IterationCommitted, MicroBatchPacked, RankAttached, Span, Telemetry
+from unskew.collector.events import (
+    DeviceLost,
+    Heartbeat,
+    IterationCommitted,
+    MicroBatchPacked,
+    RankAttached,
+    RankDetached,
+    Span,
+    Telemetry,
+)
+from unskew.collector.files.tail import Entry
 from unskew.collector.paths import Store
+from unskew.collector.read.reader import open_store
+from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.attach import clock as clock_module
 from unskew.runtime.attach import seams
+from unskew.runtime.attach.clock import ThreadClock
 from unskew.runtime.attach.exits import Exits
 from unskew.runtime.attach.lengths import lengths_of
 from unskew.runtime.attach.session import JobFacts, LoopSession
 from unskew.runtime.attach.start import run_name
 from unskew.runtime.attach.timeline import LoopTimeline
+from unskew.runtime.attach.watcher import JobWatcher
 
 
 class Clock:
@@ -44,7 +61,7 @@ def test_own_time_is_apart_from_waiting_and_from_time_without_a_core() -> None:
         for _ in range(2):
             since = timeline.loading()
             clock.work(3)
-            timeline.loaded(since, (5, 6))
+            timeline.loaded(since, {"cu_seqlens": torch.tensor([0, 5, 11])})
             clock.work(10, without_core=4)
             before = timeline.wait()
             clock.work(7)
@@ -58,16 +75,19 @@ def test_own_time_is_apart_from_waiting_and_from_time_without_a_core() -> None:
         clock.work(2)
         timeline.stepped()
         clock.work(9)
+        before = timeline.wait()
+        clock.work(1)
+        timeline.waited(*before)
     timeline.finish()
     first = [event for event in events if isinstance(event, Span) and event.iteration == 0]
     own = [(span.kind, (span.compute_us or 0) // 1000, span.wall_us // 1000, (span.wait_dp_us or 0) // 1000) for span in first]
     micro_batch = [("data_wait", 3, 3, 0), ("F", 10, 21, 7), ("B", 20, 20, 0), ("all_reduce", 0, 15, 0)]
-    assert own == [*micro_batch, *micro_batch, ("optimizer", 2, 2, 0), ("other", 9, 9, 0)]
+    assert own == [*micro_batch, *micro_batch, ("optimizer", 2, 2, 0), ("other", 9, 10, 1)]
     assert [span.micro_batch for span in first if span.kind == "F"] == [1, 3]
     assert [event.lengths for event in events if isinstance(event, MicroBatchPacked)] == [(5, 6)] * 4
     commits = [event for event in events if isinstance(event, IterationCommitted)]
     assert [(one.iteration, one.loss, one.tokens, one.wall_us) for one in commits] == [
-        (0, 2.0, 22, 129_000),
+        (0, 2.0, 22, 130_000),
         (1, 2.0, 22, 120_000),
     ]
 
@@ -85,6 +105,41 @@ def test_a_loop_that_runs_its_passes_inside_the_optimizer_is_taken_apart() -> No
     timeline.finish()
     spans = [(event.kind, event.wall_us // 1000) for event in events if isinstance(event, Span)]
     assert spans == [("F", 5), ("B", 6), ("optimizer", 1), ("other", 0)]
+
+
+def test_the_lengths_of_what_the_model_is_given_count_and_not_those_read_ahead() -> None:
+    clock, events = Clock(), list[Telemetry]()
+    timeline = LoopTimeline(0, 1, "node:0", clock.read, events.append)
+    for given in (4, 3):
+        timeline.loaded(timeline.loading(), torch.zeros(1, 9, dtype=torch.long))
+        timeline.called({"input_ids": torch.zeros(2, given, dtype=torch.long)})
+        timeline.backward(None)
+        timeline.called({"": torch.zeros(2, 8, 16)})  # a part of the model, whose activations are computed again
+        timeline.returned()
+    assert [event.lengths for event in events if isinstance(event, MicroBatchPacked)] == [(4, 4), (3, 3)]
+
+
+def test_a_loop_without_loader_and_optimizer_says_its_steps(tmp_path: Path) -> None:
+    session = LoopSession(Store.locate(tmp_path), "mine", lambda: JobFacts(0, 1, (), on_gpu=False))
+    for _ in range(3):
+        with session.step():
+            pass
+    with suppress(ZeroDivisionError), session.step():
+        raise ZeroDivisionError
+    session.close()
+    with open_store(Store.locate(tmp_path)) as reader:
+        kinds = reader.sql("select iteration, kind from spans order by 1").rows()
+        commits = reader.sql("select iteration from iterations order by 1").rows()
+    assert kinds == [(0, "other"), (1, "other"), (2, "other")]
+    assert [iteration for (iteration,) in commits] == [0, 1, 2]
+
+
+def test_the_time_without_a_core_is_asked_for_where_it_can_be_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, now_ns = list[int](), iter([1_000_000, 1_010_000, 1_100_000, 1_120_000])
+    monkeypatch.setattr(clock_module, "monotonic_ns", lambda: next(now_ns))
+    monkeypatch.setattr(os, "pread", lambda *_: asked.append(1) or f"5 {7 * len(asked)} 1".encode())
+    clock = ThreadClock()
+    assert [clock.read() for _ in range(4)] == [(1_000_000, 7), (1_010_000, 7), (1_100_000, 14), (1_120_000, 14)]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +209,7 @@ def test_a_seam_that_moved_is_named_and_the_others_are_measured(monkeypatch: pyt
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     monkeypatch.setattr(seams, "dataloader", SimpleNamespace())
     for owner, name in ((torch._C._distributed_c10d.Work, "wait"), (seams.DistributedDataParallel, "forward"),
-                        (seams.DistributedDataParallel, "_sync_buffers")):  # fmt: skip
+                        (seams.DistributedDataParallel, "_sync_buffers"), (torch.amp.GradScaler, "step")):  # fmt: skip
         monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(seams.optimizer, "register_optimizer_step_pre_hook", lambda _: None)
     monkeypatch.setattr(seams.optimizer, "register_optimizer_step_post_hook", lambda _: None)
@@ -181,6 +236,32 @@ def test_attaching_imports_msgspec_only() -> None:
     ).stdout.split()
     assert not {"torch", "numpy", "polars", "duckdb", "pyarrow", "typer", "rich"} & set(modules)
     assert "msgspec" in modules
+
+
+def test_a_rank_that_said_goodbye_while_the_log_was_read_is_not_called_dead(tmp_path: Path) -> None:
+    store, run = Store.locate(tmp_path), "run-1"
+    spool = SpoolWriter(store, run, "rank-0000.1", flush_s=0.01)
+    with subprocess.Popen(["sh", "-c", "read _; exit 1"], stdin=subprocess.PIPE) as process:
+        lost: list[DeviceLost] = []
+
+        def ends(entry: Entry) -> None:
+            """The rank ends as soon as its first event has been read."""
+            lost.extend([entry.event] if isinstance(entry.event, DeviceLost) else [])
+            if isinstance(entry.event, RankAttached):
+                spool.append(RankDetached(rank=0, pid=process.pid))
+                spool.close()
+                process.communicate(b"\n")
+                while not watcher._exits.seen:
+                    time.sleep(0.01)
+
+        watcher = JobWatcher(store, run, ["a test"], ends)
+        spool.append(RankAttached(rank=0, ranks=1, node=socket.gethostname(), pid=process.pid))
+        while not watcher._exits.seen:
+            watcher.look()
+        watcher.look()
+        watcher.finish(1)
+        watcher.close()
+    assert lost == []
 
 
 def test_ranks_of_one_start_share_the_name_of_their_run() -> None:

@@ -31,7 +31,7 @@ from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import CommandError, send
 from unskew.edge.recorded_run import recorded_run
 
-pytestmark = [pytest.mark.limit(120), pytest.mark.alone]
+pytestmark = [pytest.mark.limit(120), pytest.mark.slow]
 USER = pwd.getpwuid(os.getuid()).pw_name
 SLOW = "slow:rank=1,factor=2,at=9"
 

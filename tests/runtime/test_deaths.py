@@ -9,7 +9,7 @@ from support.runtime_runs import Run, train
 
 from unskew.collector.events import DeviceLost, IterationCommitted, PlanApplied, Regrouped, RunFinished, Verdict
 
-pytestmark = [pytest.mark.limit(90), pytest.mark.alone]
+pytestmark = [pytest.mark.limit(90), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,8 @@ def test_a_kill_costs_no_iteration_and_no_digit(rank: int, point: str, tmp_path:
 def test_two_ranks_die_nearly_at_once(at: tuple[int, int], tmp_path: Path, undisturbed: list[float]) -> None:
     run = train(tmp_path, f"kill:rank=0,at={at[0]}", f"kill:rank=3,at={at[1]},point=before_step")
     assert_exact(run, undisturbed, {1, 2})
-    assert {lost.rank for lost in run.of(DeviceLost)} == {0, 3}
+    lost = {(event.rank, event.how, event.detail) for event in run.of(DeviceLost)}
+    assert lost == {(rank, "exit", "signal SIGKILL") for rank in (0, 3)}
 
 
 def test_without_a_holder_the_run_fails_and_names_the_layers(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import parent
 from support.runtime_runs import Run, train
 
 from unskew.analytics.diagnosis.diagnose import diagnose
@@ -27,7 +28,7 @@ from unskew.edge.load_run import load_run
 from unskew.runtime.control.ending import ending
 from unskew.runtime.protocol import NodeFinished, RankFinished
 
-pytestmark = [pytest.mark.limit(90), pytest.mark.alone]
+pytestmark = [pytest.mark.limit(90), pytest.mark.slow]
 QUIET = NodeFinished(unwritten=0)
 _HARD = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 
@@ -55,10 +56,6 @@ class Disk:
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (most_bytes, _HARD))
             except ProcessLookupError:  # it was killed
                 continue
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def findings(run: Run) -> list[str]:
@@ -120,7 +117,7 @@ def test_a_recovery_goes_on_while_the_disk_is_full(freed: bool, tmp_path: Path) 
     disk = Disk(full_at=4, for_s=2.0 if freed else None)
     run = train(tmp_path, "kill:rank=3,at=9", on_event=disk.watch, iterations=20)
     (finished,) = run.of(RunFinished)
-    assert [lost.rank for lost in run.of(DeviceLost)] == [3]
+    assert [(lost.rank, lost.how, lost.detail) for lost in run.of(DeviceLost)] == [(3, "exit", "signal SIGKILL")]
     assert (finished.status, finished.committed) == ("done" if freed else "incomplete", 20)
     assert (len(run.losses) == 20) is freed
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._C._distributed_c10d import HashStore
+from support.threads_rendezvous import ThreadsRendezvous
 
 from unskew.analytics.core.layout import plan_from_partition
 from unskew.analytics.core.plan import Plan
@@ -68,13 +67,13 @@ def test_moves_bring_every_rank_what_it_lacks_from_one_who_has_it(
 def test_parameters_and_moments_arrive_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three ranks in threads, real messages: rank 2 had nothing, rank 1 gives its first layer up to rank 0."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("GLOO_ENABLE_STORE_V2_API", "1")
     size = ModelSize(n_layers=4, dim=16, heads=1)
     plan = plan_from_partition(
         plan_version=1, n_layers=4, schedule="1f1b", members=[[0, 1], [2]], layers=[[3, 1], [4]], micro_batches=[1, 1]
     )
     held = {0: [0, 1], 1: [2, 3], 2: []}
-    store, packed, failed = HashStore(), {}, []
-    store.set_timeout(timedelta(seconds=20))
+    rendezvous, packed, failed = ThreadsRendezvous(), {}, []
 
     def layer(number: int, seed: int) -> HeldLayer:
         return HeldLayer(size, number, seed=seed, dtype=torch.float32, device=torch.device("cpu"))
@@ -90,15 +89,15 @@ def test_parameters_and_moments_arrive_bit_for_bit(monkeypatch: pytest.MonkeyPat
 
     def live(rank: int) -> None:
         layers = {number: trained(number) for number in held[rank]}
-        comm = Comm(store, 1, rank, plan.ranks, [])
-        comm.build(lambda: False)
+        comm = Comm(rendezvous, 1, rank, plan.ranks, [])
+        comm.build()
         moves = plan_moves(plan, exchange_holdings(comm, plan.n_layers, layers, 5))
         role = plan.role_of[rank]
         for number in range(role.first_layer, role.end_layer):
             layers.setdefault(number, layer(number, seed=99))
         execute_moves(comm, moves, layers, 5)
         for number in range(role.first_layer, role.end_layer):
-            steps = {int(layers[number].optimizer.state[parameter]["step"]) for parameter in layers[number].parameters}
+            steps = {int(count) for count in layers[number].step_counts}
             assert (layers[number].steps, steps) == (5, {5})
             packed[rank, number] = layers[number].pack()
 

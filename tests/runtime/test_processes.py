@@ -11,21 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.processes import collectors, send_signal
+from support.processes import collectors, parent, send_signal
 from support.runtime_runs import LONG_CHUNKS, Run, train, wait_until
 
 from unskew.collector.command import Command
-from unskew.collector.events import IterationJudged, RunFinished, Verdict
+from unskew.collector.events import DeviceJoined, IterationJudged, RunFinished, Verdict
 from unskew.collector.files.tail import Entry
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import CommandError, send
 from unskew.runtime.node.processes import process_state
 
-pytestmark = [pytest.mark.limit(90), pytest.mark.alone]
+pytestmark = [pytest.mark.limit(90), pytest.mark.slow]
 ENDLESS = [
     "run", "--device", "virtual", "--pp", "2", "--dp", "2", "--layers", "2", "--dim", "16", "--heads", "1", "--tokens", "64",
-    "--micro-batches", "2", "--no-faults", "--no-dashboard", "--iterations", "1000000",
+    "--micro-batches", "2", "--no-faults", "--no-dashboard", "--iterations", "1000000", "--controller-wait", "1",
 ]  # fmt: skip
 
 
@@ -55,6 +55,23 @@ def test_a_controller_that_ends_takes_its_run_with_it(
     assert (status, iterations > 0) == ("stopped" if how == signal.SIGINT else "unfinished", True)
     with pytest.raises(CommandError, match="no living controller"):
         send(Store(tmp_path), run, Command(kind="note", run=run, by="mira", reason="anybody there?"))
+
+
+@pytest.mark.parametrize("who", ["agent", "zygote"])
+def test_a_run_whose_agent_or_zygote_is_killed_says_which_and_what_went_with_it(who: str, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill(run: Run, entry: Entry) -> None:
+        if isinstance(entry.event, IterationJudged) and not killed:
+            zygote = parent(run.of(DeviceJoined)[0].pid)
+            killed.append(zygote if who == "zygote" else parent(zygote))
+            os.kill(killed[0], signal.SIGKILL)
+
+    run = train(tmp_path, on_event=kill, iterations=1000)
+    (finished,) = run.of(RunFinished)
+    ended = {"agent": "the agent is gone (signal SIGKILL)", "zygote": "the zygote has ended (signal SIGKILL)"}[who]
+    assert finished.status == "failed"
+    assert finished.reason.startswith(f"{ended}, with it ranks 0, 1, 2, 3, see ")
 
 
 class Saboteur:
@@ -129,3 +146,24 @@ def test_who_reports_deaths_runs_at_once_where_it_may() -> None:
 def kernel_has_slices() -> bool:
     major, minor = (int(part) for part in os.uname().release.split(".")[:2])
     return (major, minor) >= (6, 12)
+
+
+IMPORTED_AFTERWARDS = """
+import sys
+import unskew.runtime.node.zygote
+import torch
+from unskew.runtime.model.layers import HeldLayer
+from unskew.runtime.model.model import ModelSize
+before = set(sys.modules)
+held = HeldLayer(ModelSize(n_layers=3, dim=8, heads=1), 1, seed=0, dtype=torch.float32, device=torch.device("cpu"))
+out = held.module(torch.randn(4, 8, requires_grad=True), [4])
+torch.autograd.backward(out, torch.ones_like(out))
+held.step()
+print(sorted(name for name in set(sys.modules) - before if name.startswith(("torch", "sympy"))))
+"""
+
+
+def test_a_zygote_has_imported_what_its_ranks_need() -> None:
+    """What a rank imports costs each rank what it would have cost once; torch.optim.AdamW: two seconds of CPU in each."""
+    command = [sys.executable, "-P", "-c", IMPORTED_AFTERWARDS]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -18,12 +19,15 @@ from support.runtime_runs import SMALL, train, wait_until
 
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.scheduler.recovery import recover
-from unskew.collector.events import CheckpointSaved, Note, RunStarted
+from unskew.collector import rights
+from unskew.collector.events import CheckpointSaved, DeviceJoined, Note, RunStarted
 from unskew.collector.files.checkpoints import CheckpointIndex, checkpoints, part_name, seal
+from unskew.collector.files.tail import Tail
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.runtime.control.checkpoints import CheckpointParts
 from unskew.runtime.control.resume import resumed
+from unskew.runtime.node.processes import process_state
 from unskew.runtime.options import OptionsError
 from unskew.runtime.protocol import CheckpointPart
 from unskew.runtime.rank.checkpoint import to_write
@@ -31,7 +35,7 @@ from unskew.runtime.rank.checkpoint import to_write
 ITERATIONS = 30
 TRAIN = (
     "run --no-dashboard --no-faults --device virtual --pp 2 --dp 2 --layers 4 --micro-batches 4 --dim 16 --heads 1 "
-    f"--tokens 64 --iterations {ITERATIONS} --dtype float64 --checkpoint-every 4"
+    f"--tokens 64 --iterations {ITERATIONS} --dtype float64 --checkpoint-every 4 --respawns 0"
 ).split()
 
 
@@ -46,19 +50,52 @@ def tree(pid: int) -> list[int]:
     return [pid, *(one for of_thread in children for child in of_thread for one in tree(int(child)))]
 
 
-@pytest.mark.alone
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return train(tmp_path_factory.mktemp("undisturbed"), iterations=ITERATIONS).losses
+
+
+def with_a_checkpoint(store: Store) -> str:
+    """The run of a store, once it has one."""
+    assert wait_until(lambda: any(len(checkpoints(store, run)) > 0 for run in store.spooled_runs()), 60)
+    return store.spooled_runs()[0]
+
+
+@pytest.mark.slow
 @pytest.mark.limit(120)
-def test_everything_dies_and_the_run_goes_on_from_disk_on_fewer_ranks(tmp_path: Path) -> None:
-    undisturbed = train(tmp_path, iterations=ITERATIONS).losses
+def test_a_new_controller_takes_over_the_living_ranks(tmp_path: Path, undisturbed: list[float]) -> None:
     store = Store.locate(tmp_path)
-    (other,) = store.spooled_runs()
     process = unskew(tmp_path, *TRAIN)
+    run = with_a_checkpoint(store)
+    events = [entry.event for entry in Tail(store, run, only="@").poll()]
+    pids = {event.rank: event.pid for event in events if isinstance(event, DeviceJoined)}
+    process.kill()
+    os.kill(pids[1], signal.SIGKILL)  # nobody is there to hear of it, and the others wait
+    process.wait()
 
-    def killed() -> str:
-        return next((run for run in store.spooled_runs() if run != other), "")
+    answer = tmp_path / "answer.json"
+    went_on = unskew(tmp_path, "run", "--resume", run, "--no-dashboard", "--json", str(answer))
+    assert went_on.wait(90) == 0
+    summary = msgspec.json.decode(answer.read_bytes())
+    assert (summary["run_id"], summary["status"], summary["resumed_at"]) == (run, "done", None)
+    assert summary["losses"] == pytest.approx(undisturbed, rel=0, abs=1e-8)
+    assert summary["events"]["written"] == summary["events"]["stored"]
+    assert [plan["reason"] for plan in summary["plans"]] == ["the run's first plan", "rank 1 was lost (exit)"]
+    with open_store(store) as reader:
+        assert dict(reader.sql("select rank, pid from devices where run = ?", [run]).iter_rows()) == pids
+        assert reader.sql(f"select * from executed('{run}') where times != 1").is_empty()
+    # The agent is nobody's child any more: it ends in its own time, and who reaps it and its ranks is the machine's affair.
+    assert wait_until(lambda: all(process_state(pid) in (None, "Z") for pid in pids.values()), 30)
+    for pid in collectors(store):
+        send_signal(pid, signal.SIGTERM)
 
-    assert wait_until(lambda: bool(killed()) and len(checkpoints(store, killed())) > 0, 60)
-    run = killed()
+
+@pytest.mark.slow
+@pytest.mark.limit(120)
+def test_everything_dies_and_the_run_goes_on_from_disk_on_fewer_ranks(tmp_path: Path, undisturbed: list[float]) -> None:
+    store = Store.locate(tmp_path)
+    process = unskew(tmp_path, *TRAIN)
+    run = with_a_checkpoint(store)
     time.sleep(0.37)
     for pid in tree(process.pid):
         os.kill(pid, signal.SIGKILL)
@@ -79,10 +116,13 @@ def test_everything_dies_and_the_run_goes_on_from_disk_on_fewer_ranks(tmp_path: 
         send_signal(pid, signal.SIGTERM)
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.limit(60)
 def test_a_death_costs_the_checkpoint_at_most_and_a_disk_that_refuses_it_costs_no_rank(tmp_path: Path) -> None:
+    tmp_path.chmod(rights.SHARED)
     run = train(tmp_path, "kill:rank=1,at=7,point=before_step", checkpoint_every=4)
+    made = [(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in (tmp_path / "checkpoints").rglob("*")]
+    assert {*made} == {(True, rights.SHARED), (False, 0o660)}, "what torch writes has the rights of the store, too"
     saved = [event.iterations for event in run.of(CheckpointSaved)]
     assert saved == [iterations for iterations in (4, 8, 12) if iterations in saved]
     assert {4, 12} <= {*saved}  # the one after iteration 7 misses a part when the rank died before its thread had written
@@ -138,7 +178,7 @@ def test_a_checkpoint_is_whole_with_its_last_part_and_gives_up_older_ones() -> N
     assert parts.parts == {}
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_what_cannot_be_resumed_is_refused_in_a_sentence(tmp_path: Path) -> None:
     run = train(tmp_path, iterations=2, checkpoint_every=0)
     (started,) = run.of(RunStarted)

@@ -33,7 +33,7 @@ from unskew.collector.read.reader import open_store
 from unskew.edge.load_run import load_run
 from unskew.edge.recorded_run import recorded_run
 
-pytestmark = [pytest.mark.limit(240), pytest.mark.alone]
+pytestmark = [pytest.mark.limit(240), pytest.mark.slow]
 SLOW = "slow:rank=1,factor=6,at=9"
 LAYOUT = {"layers": 4, "iterations": 60}
 
@@ -139,6 +139,7 @@ class Killer:
 
 @pytest.mark.parametrize(("rank", "after_s"), [(1, 0.0), (1, 0.08), (0, 0.05), (2, 0.1)])
 def test_a_death_around_the_hand_over_costs_no_digit(rank: int, after_s: float, tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, SLOW, base=LONG_CHUNKS, on_event=Killer(rank, after_s), **LAYOUT)
+    run = train(tmp_path, SLOW, base=LONG_CHUNKS, on_event=Killer(rank, after_s), **{**LAYOUT, "iterations": 36})
     assert_exact(run, undisturbed)
-    assert {lost.rank for lost in run.of(DeviceLost)} == {rank}
+    lost = [(event.rank, event.how, event.detail) for event in run.of(DeviceLost)]
+    assert lost == [(rank, "exit", "signal SIGKILL")]

@@ -1,7 +1,8 @@
 """A DDP training that knows nothing of Unskew, in two forked ranks: `python attached_job.py STORE FOLDER CASE...`
 
-Each case is a run of the store, named like it; FOLDER gets a file of losses per case and rank. Rank 1 is late in one part, by a
-time that its own step would not take. Case "untouched" is "nothing" without Unskew.
+Each case is a run of the store, named like it (`run_of`); FOLDER gets a file of losses per case and rank. Rank 1 is late in one
+part, from step N on (PART@N), by a time that its own step would not take; CASE~SEED draws other data. Case "untouched" is
+"nothing" without Unskew.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class Model(nn.Module):
 
 class Job(IterableDataset[torch.Tensor]):
     def __init__(self, case: str, rank: int) -> None:
-        self.case, self.rank, self.step = case, rank, 0
-        self.random = torch.Generator().manual_seed(7 + rank)
+        self.case, _, seed = case.partition("~")
+        self.rank, self.step = rank, 0
+        self.random = torch.Generator().manual_seed(7 + 2 * int(seed or 0) + rank)
 
     def late(self, part: str) -> None:
         of, _, since = self.case.partition("@")
@@ -91,9 +93,13 @@ class Job(IterableDataset[torch.Tensor]):
         return losses
 
 
+def run_of(case: str) -> str:
+    return case.replace("@", "-").replace("~", "-")
+
+
 def rank_of(case: str, rank: int, store: str, folder: Path) -> None:
     if case != "untouched":
-        session = unskew.attach(store, run=case.replace("@", "-"))
+        session = unskew.attach(store, run=run_of(case))
         assert unskew.attach() is session
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / f"{case}.store"), 2), rank=rank, world_size=2)
     losses = Job(case.replace("untouched", "nothing"), rank).train()

@@ -17,7 +17,6 @@ from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.collector.events import Span
 
-BEGINS_US = 100_000_000  # from one iteration to the next
 MESSAGE_US = 500.0
 REDUCE_US = 1000
 OfChunk = Callable[[int, Action], float]
@@ -35,10 +34,11 @@ def spans_of(
     seed: int = 7,
 ) -> list[Span]:
     """Micro-batches of uneven work (`spread`, log), numbered within their replica. A chunk takes `factor` times as long, and
-    begins `gap_us` after it could; gradients are reduced in `reduce_us`."""
+    begins `gap_us` after it could; gradients are reduced in `reduce_us`. An iteration begins when the one before has ended."""
     random, schedule = np.random.default_rng(seed), build_schedule(plan)
     place = {route.micro_batch: number for of in _by_replica(plan) for number, route in enumerate(of)}
     found: list[Span] = []
+    begin_us = 0
     for iteration in range(iterations):
         work = np.exp(random.normal(0, spread, len(plan.routes)))
         us = [
@@ -51,7 +51,7 @@ def spans_of(
         ]
         late = {(a.rank, a.kind, a.micro_batch, a.first_layer): gap_us(iteration, a) for a in schedule.order}
         timeline = evaluate(schedule, np.array(us) + np.array(list(late.values())), MESSAGE_US)
-        for span in logged(timeline, MESSAGE_US, iteration, BEGINS_US * iteration):
+        for span in logged(timeline, MESSAGE_US, iteration, begin_us):
             gap = round(late.get((span.rank, span.kind, span.micro_batch, span.first_layer), 0.0))
             found.append(
                 msgspec.structs.replace(
@@ -69,6 +69,7 @@ def spans_of(
             reduced = round(max(free_us[o.rank] for o in plan.roles if o.stage == role.stage) + reduce_us(iteration))
             found.append(Span(kind="all_reduce", start_us=free, wall_us=reduced - free, **rest))
             found.append(Span(kind="optimizer", start_us=reduced, wall_us=2000, **rest))
+        begin_us = max(span.start_us + span.wall_us for span in found if span.iteration == iteration)
     return found
 
 

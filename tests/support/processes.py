@@ -20,6 +20,10 @@ def started_at(pid: int) -> str:
     return ""
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def cpu_s(pid: int) -> float:
     """CPU seconds that a living process has used, user and system."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

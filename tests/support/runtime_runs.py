@@ -21,8 +21,10 @@ from unskew.runtime.control.summary import Summary
 from unskew.runtime.options import RunOptions
 
 SMALL = RunOptions(
-    device="virtual", pp=2, dp=2, layers=4, micro_batches=4, dim=16, heads=1, tokens=64, iterations=12, dtype="float64"
+    device="virtual", pp=2, dp=2, layers=4, micro_batches=4, dim=16, heads=1, tokens=64, iterations=12, dtype="float64",
+    checkpoint_every=0, respawns=0,
 )  # fmt: skip
+"""Who is lost stays away, unless a test wants it otherwise."""
 LONG_CHUNKS = msgspec.structs.replace(SMALL, layers=8, micro_batches=8, tokens=256, iterations=40)
 """Iterations of some 200 ms of logical time, so that a change of plan repays its cost within the run."""
 

@@ -2,7 +2,7 @@
 
 A time that holds the wait for others accuses its victims. So a backward pass counts only where collectives are recorded apart
 from it (DDP reduces gradients within `backward()`), no pass counts that ends together on ranks that began it at different
-times, and whole steps count only of ranks that are seen to be independent (lockstep.py).
+times (which no clocks show that disagree), and whole steps count only of ranks that are seen to be independent (lockstep.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.detector.workers import RankTimes, judge_workers
 from unskew.analytics.diagnosis.ranks.lockstep import end_together, why_in_step
+from unskew.analytics.diagnosis.trace.clocks import why_clocks_disagree
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.collector.events import CHUNK_KINDS, COLLECTIVE_KINDS
 
@@ -33,7 +34,8 @@ def follow_ranks(trace: Trace, options: DetectorOptions) -> tuple[Findings, str]
     chunks = chunks.with_columns(n=pl.len().over("iteration")).filter(pl.col("n") == pl.col("n").mode().max())
     role_of = dict(chunks.group_by("rank").agg(pl.coalesce("first_layer", "stage").min()).sort("rank").iter_rows())
     kinds = tuple(sorted(chunks["kind"].unique()))
-    blurred = _blurred(trace, chunks, kinds, role_of)
+    clocks = why_clocks_disagree(trace)
+    blurred = dict.fromkeys(kinds, clocks) if clocks else _blurred(trace, chunks, kinds, role_of)
     clear = tuple(kind for kind in kinds if kind not in blurred)
     why = "; ".join(dict.fromkeys(blurred.values()))
     if not clear:

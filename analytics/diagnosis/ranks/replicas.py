@@ -15,11 +15,13 @@ share the confidence.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from math import exp, inf, log, sqrt
 
 import msgspec
 import numpy as np
-from scipy.stats import t as student
+from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.verdicts import MEDIAN_ERROR
@@ -78,33 +80,48 @@ def judge_replicas(
     return tuple(_verdict(section, excess, shift, first_number + i, options) for i, shift in enumerate(named))
 
 
-def excess_of(section: TraceSection, work_us: Array, options: DetectorOptions) -> ReplicaExcess | None:
-    """How much longer each replica's chunks take than the others'; None with one replica, or too few iterations. `work_us` is
-    what they took without what devices are already named for."""
-    operations = section.recording.graph.operations
-    replicas = tuple(sorted({operations[i].replica for members in section.cells.values() for i in members}))
+def excess_of(
+    section: TraceSection, work_us: Array, slow: Collection[int | None], options: DetectorOptions
+) -> ReplicaExcess | None:
+    """How much longer each replica's chunks take than the others'; None with one replica, or too few iterations. Where one of
+    the ranks `slow`, which are named, executes a stage, its replica is neither judged nor a measure of others by that stage."""
     n = len(section.recording.iterations)
+    cells = [(kind, _over_others(section, work_us[members], members, slow)) for (kind, _), members in section.cells.items()]
+    replicas = tuple(sorted({replica for _, of in cells for replica in of}))
     if len(replicas) < 2 or n < 2 * options.least_iterations:
         return None
-    cells: dict[str, list[Array]] = {}
-    for (kind, _), members in section.cells.items():
-        place = np.array([operations[i].replica for i in members])
-        means = np.array([work_us[members[place == replica]].mean(axis=0) for replica in replicas])
-        logs = np.log(np.maximum(means, 1e-9))
-        others = np.array([np.median(np.delete(logs, row, axis=0), axis=0) for row in range(len(replicas))])
-        cells.setdefault(kind, []).append(logs - others)
-    least = np.min([one for of in cells.values() for one in of], axis=0)
+
+    def over_cells(fold: Callable[..., Array], kinds: Collection[str]) -> Array:
+        return np.array([fold([of[one] for kind, of in cells if kind in kinds and one in of], axis=0) for one in replicas])
+
+    kinds = {kind for kind, _ in cells}
+    least = over_cells(np.min, kinds)
     n_blocks = min(n, MOST_BLOCKS)
     stretches = len(replicas) * np.array([1, n_blocks, n_blocks * (n_blocks + 1) / 2])
     freedom = max(MAD_EFFICIENCY * (len(replicas) - 1) * (n_blocks - 1), 1.0)
-    limits = tuple(student.isf(FALSE_ALARMS / 3 / stretches, freedom).tolist())
+    limits = tuple((-stdtrit(freedom, FALSE_ALARMS / 3 / stretches)).tolist())
     return ReplicaExcess(
         replicas=replicas,
-        of_kind={kind: np.median(of, axis=0) for kind, of in cells.items()},
+        of_kind={kind: over_cells(np.median, {kind}) for kind in kinds},
         least=least,
         sigma=_noise(least, limits[2] / sqrt(options.least_iterations), options.sigma_floor),
         limits=limits,
     )
+
+
+def _over_others(
+    section: TraceSection, work_us: Array, members: NDArray[np.signedinteger], slow: Collection[int | None]
+) -> dict[int, Array]:
+    """replica -> [iteration] log of its mean time in a cell over the median of the others'; none where there are no others."""
+    operations = section.recording.graph.operations
+    named = {operations[i].replica for i in members if operations[i].rank in slow}
+    place = np.array([operations[i].replica for i in members])
+    replicas = sorted({*place.tolist()} - named)
+    if len(replicas) < 2:
+        return {}
+    means = [work_us[place == replica].mean(axis=0) for replica in replicas]
+    logs = np.log(np.maximum(means, 1e-9))
+    return {replica: logs[row] - np.median(np.delete(logs, row, axis=0), axis=0) for row, replica in enumerate(replicas)}
 
 
 def _noise(least: Array, most: float, floor: float) -> Array:

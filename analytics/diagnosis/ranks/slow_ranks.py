@@ -12,8 +12,8 @@ from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.stages import stage_verdict
 from unskew.analytics.detector.suspicion import Excess, SpeedChange
 from unskew.analytics.detector.verdicts import slow_verdict
+from unskew.analytics.diagnosis.slowness.places import SlowPlace, SlowStretch
 from unskew.analytics.diagnosis.trace.section import TraceSection
-from unskew.analytics.diagnosis.trace.slowness import SlowPlace, SlowStretch
 from unskew.collector.events import Verdict
 
 

@@ -7,7 +7,7 @@ optimizer. Steps:
 1. roles: the members of one gradient group have the same role, one in each replica; where ranks are in several groups, the
    smallest counts. A group of all ranks shows nothing of roles where ranks send each other messages (a pipeline); a rank
    without a group has a role of its own;
-2. waiting for input is no work, and is left out where it is recorded (causes.py judges it);
+2. waiting for input is no work, and is left out where it is recorded (input_waits.py judges it);
 3. own times are judged like those of single workers (detector/workers.py): against the others of the role from the first
    iteration on, and against the rank's own past.
 
@@ -22,9 +22,11 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from unskew.analytics.core.outcome import Findings
+from unskew.analytics.core.outcome import Findings, Sight
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.workers import RankTimes, judge_workers
+from unskew.analytics.diagnosis.ranks.input_waits import input_bound, outside_steps
+from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.collector.events import COLLECTIVE_KINDS
 
@@ -65,6 +67,31 @@ def _covered(spans: pl.DataFrame) -> pl.DataFrame:
     before = pl.col("end").cum_max().shift(1).over(group)
     gained = (pl.col("end") - pl.max_horizontal("start_us", before)).clip(lower_bound=0)
     return intervals.with_columns(covered_us=gained).group_by(group).agg(pl.col("covered_us").sum())
+
+
+def follow_collectives(log: RunLog, options: DetectorOptions) -> tuple[list[Findings], list[str]]:
+    """Who waits least, and who waits for input, plan by plan (another plan gives ranks other work); and which plans do not show
+    it."""
+    judged: list[Findings] = []
+    problems = []
+    for plan_version in log.trace.plan_versions:
+        trace = log.trace.of_plan(plan_version)
+        inputs = input_bound(trace, log.iterations, options)
+        why = outside_steps(trace, log.steps)
+        try:
+            findings = follow_waits(read_waits(trace, log.iterations), options) if not why else Findings(sight=_blind(why))
+        except ValueError as error:
+            why, findings = str(error), Findings(sight=_blind(str(error)))
+        problems += [f"slow_device under plan {plan_version}: {why}"] if why else []
+        before = sum(len(one.verdicts) for one in judged)
+        found = enumerate((*inputs, *findings.verdicts), start=before + 1)
+        numbered = tuple(msgspec.structs.replace(one, verdict=number) for number, one in found)
+        judged.append(msgspec.structs.replace(findings, verdicts=numbered))
+    return judged, problems
+
+
+def _blind(why: str) -> Sight:
+    return Sight(scope="device", smallest_slowdown=None, why=why)
 
 
 def follow_waits(waits: RankTimes, options: DetectorOptions) -> Findings:

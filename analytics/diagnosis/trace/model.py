@@ -10,6 +10,7 @@ recorded, as their first forward passes begin. A stage then counts as one layer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import count
 
 import msgspec
 import polars as pl
@@ -184,10 +185,19 @@ def _placed(operations: pl.DataFrame) -> pl.DataFrame:
 def _replicas(ranks: list[int], operations: pl.DataFrame) -> dict[int, int]:
     """Rank -> its replica: who is connected by messages, numbered in the order of the least rank."""
     messages = operations.filter(pl.col("kind").is_in(["send", "recv"])).select("rank", "peer").drop_nulls().unique()
-    least = {rank: rank for rank in ranks}
-    pairs = [(one, other) for one, other in messages.iter_rows() if one in least and other in least]
-    while any(least[one] != least[other] for one, other in pairs):
-        for one, other in pairs:
-            least[one] = least[other] = min(least[one], least[other])
-    number = {rank: i for i, rank in enumerate(sorted(set(least.values())))}
-    return {rank: number[least[rank]] for rank in ranks}
+    peers: dict[int, set[int]] = {rank: set() for rank in sorted(ranks)}
+    for one, other in messages.iter_rows():
+        if one in peers and other in peers:
+            peers[one].add(other)
+            peers[other].add(one)
+    found: dict[int, int] = {}
+    numbers = count()
+    for first in peers:
+        if first in found:
+            continue
+        number, reached = next(numbers), [first]
+        while reached:
+            if (rank := reached.pop()) not in found:
+                found[rank] = number
+                reached += peers[rank]
+    return found

@@ -25,15 +25,15 @@ from functools import cached_property
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LinearRegression  # type: ignore[import-untyped]  # ships no types
 
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.detector.options import DetectorOptions
+from unskew.analytics.diagnosis.slowness.places import Rows, Slowness
+from unskew.analytics.diagnosis.slowness.search import slowness_of
 from unskew.analytics.diagnosis.trace import streams, turns
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.replay import OperationDurations, TraceRecording, take_apart
-from unskew.analytics.diagnosis.trace.slowness import Rows, Slowness, slowness_of
 from unskew.analytics.pipeline.dag import Array
 from unskew.collector.events import CHUNK_KINDS
 
@@ -242,13 +242,15 @@ class WorkloadCurve(msgspec.Struct, frozen=True):
 def fit_curve(workload: Array, times_us: Array) -> WorkloadCurve:
     """Huber regression of relative residuals."""
     design = np.stack([workload, workload**2], axis=1)
-    predicted, trust = times_us, np.ones(len(times_us))
-    model = LinearRegression()
+    predicted, trust, curve = times_us, np.ones(len(times_us)), WorkloadCurve((0.0, 0.0, 0.0))
     for _ in range(ROUNDS):
         weights = trust / np.maximum(predicted, 1e-9) ** 2
-        model.fit(design, times_us, sample_weight=weights / weights.mean())
-        predicted = np.maximum(model.predict(design), 1e-3 * times_us.mean())
+        weights /= weights.sum()
+        root, middle, usual_us = np.sqrt(weights), weights @ design, weights @ times_us
+        c1, c2 = np.linalg.lstsq(root[:, None] * (design - middle), root * (times_us - usual_us), rcond=None)[0].tolist()
+        curve = WorkloadCurve((float(usual_us - middle @ (c1, c2)), c1, c2))
+        predicted = np.maximum(curve(workload), 1e-3 * times_us.mean())
         residual = np.abs(times_us / predicted - 1)
         scale = max(1.4826 * float(np.median(residual)), 1e-9)
         trust = np.minimum(1.0, HUBER * scale / np.maximum(residual, 1e-12))
-    return WorkloadCurve((float(model.intercept_), float(model.coef_[0]), float(model.coef_[1])))
+    return curve

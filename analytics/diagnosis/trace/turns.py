@@ -9,7 +9,8 @@ optimiser, in our own runs behind a vote, which is a group of all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -23,17 +24,31 @@ from unskew.collector.events import CHUNK_KINDS, COLLECTIVE_KINDS
 
 _Row = dict[str, Any]
 _Key = tuple[Any, ...]
+_Moment = tuple[int, int]
+"""A row of an iteration, and which end of it: `BEGIN` or `END`."""
+BEGIN, END = 0, 1
+_MESSAGES = ("send", "recv")
+_SHAPE = ("rank", "kind", "micro_batch", "first_layer", "n_layers", "peer", "group", "turn")
+"""Iterations whose rows are equal in these, one after the other, are of one shape: what waits for what is the same."""
 
 
 class _Node(msgspec.Struct, frozen=True):
-    """An operation of one iteration, with its times (us)."""
+    """An operation of all iterations of a shape, and the rows that show when it began and ended."""
 
     key: _Key
     operation: Operation
     needs: tuple[_Key, ...]
     group: _Key
-    start_us: float
-    wall_us: float
+    began: _Moment
+    ended: _Moment
+
+
+class _Shape(msgspec.Struct):
+    """Iterations that are alike, each with its first row; `nodes` in the order of their keys."""
+
+    nodes: dict[_Key, _Node]
+    iterations: list[int]
+    first_rows: list[int]
 
 
 def record(trace: Trace) -> TraceRecording:
@@ -44,18 +59,15 @@ def record(trace: Trace) -> TraceRecording:
     operations = trace.operations.filter(pl.col("stage").is_not_null() & pl.col("iteration").is_in(list(begun)))
     chunks = operations.filter(pl.col("kind").is_in(CHUNK_KINDS))
     n_layers = int(chunks.select((pl.col("first_layer") + pl.col("n_layers")).max()).item() or 0)
-    nodes = {
-        int(iteration): _nodes(rows.to_dicts(), n_layers, votes=trace.votes)
-        for (iteration,), rows in operations.group_by("iteration", maintain_order=True)
-    }
-    if not nodes or not chunks.height:
+    rows = _in_order(operations)
+    by_keys: dict[tuple[_Key, ...], list[_Shape]] = {}
+    for shape in _shapes(rows, n_layers, votes=trace.votes):
+        by_keys.setdefault(tuple(shape.nodes), []).append(shape)
+    if not by_keys or not chunks.height:
         version = trace.iterations["plan_version"].to_list()[0]
         raise GraphError(f"no iteration under plan {version} has its chunks in the log")
-    shapes: dict[tuple[_Key, ...], list[int]] = {}
-    for iteration in sorted(nodes):
-        shapes.setdefault(tuple(nodes[iteration]), []).append(iteration)
-    keys, iterations = max(shapes.items(), key=lambda item: (len(item[1]), len(item[0])))
-    template = nodes[iterations[0]]
+    keys, shapes = max(by_keys.items(), key=lambda item: (sum(len(one.iterations) for one in item[1]), len(item[0])))
+    template = shapes[0].nodes
     number = {key: i for i, key in enumerate(keys)}
     missing = [need for key in keys for need in template[key].needs if need not in number]
     if missing:
@@ -68,8 +80,11 @@ def record(trace: Trace) -> TraceRecording:
         tuple(tuple(number[need] for need in template[key].needs) for key in keys),
         tuple(tuple(group) for group in members.values()),
     )
-    start = np.array([[nodes[i][key].start_us - begun[i] for i in iterations] for key in keys], dtype=float)
-    wall = np.array([[nodes[i][key].wall_us for i in iterations] for key in keys], dtype=float)
+    start, end = _times(rows, shapes)
+    iterations = [iteration for shape in shapes for iteration in shape.iterations]
+    order = np.argsort(iterations)
+    iterations.sort()
+    start, wall = start[:, order] - [begun[i] for i in iterations], np.maximum(end - start, 0.0)[:, order]
     return TraceRecording(
         graph=graph,
         iterations=tuple(iterations),
@@ -91,13 +106,60 @@ def _check(trace: Trace) -> None:
         raise GraphError("a rank has a micro-batch more than once in an iteration, and its layers are not recorded")
 
 
+def _in_order(operations: pl.DataFrame) -> pl.DataFrame:
+    """What has a place in the graph: iteration by iteration, rank by rank, in order of time; messages behind the rest, those of
+    each kind, peer and micro-batch by themselves. `turn`: how many collectives of its rank and group came before."""
+    collective, message = pl.col("kind").is_in(COLLECTIVE_KINDS), pl.col("kind").is_in(_MESSAGES)
+    before = pl.col("start_us").rank("min").over("iteration", "rank", "kind", "group") - 1
+    return (
+        operations.filter(collective | message | pl.col("kind").is_in([*CHUNK_KINDS, "optimizer"]))
+        .with_columns(turn=pl.when(collective).then(before))
+        .sort(
+            "iteration",
+            "rank",
+            pl.when(message).then(pl.struct("kind", "peer", "micro_batch")),
+            "start_us",
+            maintain_order=True,
+        )
+    )
+
+
+def _shapes(rows: pl.DataFrame, n_layers: int, *, votes: bool) -> list[_Shape]:
+    """The shapes of the iterations, in the order in which they first occur."""
+    alike = rows.with_row_index().select(pl.col("index").first().over(_SHAPE)).to_series().to_numpy()
+    numbers = rows["iteration"].to_numpy()
+    borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)] if len(numbers) else []
+    found: dict[bytes, _Shape] = {}
+    for first, after in pairwise(borders):
+        known = alike[first:after].tobytes()
+        if known not in found:
+            of_one = rows[first:after].select(*_SHAPE, "replica", "stage").with_row_index("row").to_dicts()
+            found[known] = _Shape(_nodes(of_one, n_layers, votes=votes), [], [])
+        found[known].iterations.append(int(numbers[first]))
+        found[known].first_rows.append(first)
+    return list(found.values())
+
+
+def _times(rows: pl.DataFrame, shapes: list[_Shape]) -> tuple[Array, Array]:
+    """When each operation began and ended, [operation, iteration of each shape in turn] us."""
+    moments = np.stack([rows["start_us"].to_numpy(), (rows["start_us"] + rows["wall_us"]).to_numpy()])
+
+    def at(shape: _Shape, which: list[_Moment]) -> Array:
+        row, side = np.array(which).T[:, :, None]
+        return np.asarray(moments[side, row + np.array(shape.first_rows)])
+
+    began = [at(shape, [node.began for node in shape.nodes.values()]) for shape in shapes]
+    ended = [at(shape, [node.ended for node in shape.nodes.values()]) for shape in shapes]
+    return np.concatenate(began, axis=1), np.concatenate(ended, axis=1)
+
+
 def _nodes(rows: list[_Row], n_layers: int, *, votes: bool) -> dict[_Key, _Node]:
-    """All operations of one iteration, rank by rank in order of time."""
+    """All operations of one iteration, whose rows are in order."""
     messages = _Messages(rows, n_layers)
     of_rank: dict[int, list[_Row]] = {}
-    for row in sorted(rows, key=_start_us):
+    for row in rows:
         of_rank.setdefault(row["rank"], []).append(row)
-    nodes = (node for _, mine in sorted(of_rank.items()) for node in _of_rank(mine, messages, votes=votes))
+    nodes = (node for mine in of_rank.values() for node in _of_rank(mine, messages, votes=votes))
     return {node.key: node for node in nodes}
 
 
@@ -105,9 +167,11 @@ def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[
     """One rank's operations in order of time, each with the messages that it took."""
     before: tuple[_Key, ...] = ()
     place = {name: mine[0][name] for name in ("rank", "replica", "stage")}
-    rank, ended_us, others = place["rank"], 0.0, 0
+    rank, ended, others = place["rank"], None, 0
     for row in mine:
-        kind = row["kind"]
+        kind, begins, ends = row["kind"], (row["row"], BEGIN), (row["row"], END)
+        if kind in _MESSAGES:
+            break
         if kind in CHUNK_KINDS:
             key = _chunk_key(row)
             given = messages.source_of(row)
@@ -119,44 +183,36 @@ def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[
                 needs = before if given is None or _chunk_key(given) in before else (*before, _chunk_key(given))
             layers = (row["first_layer"], row["n_layers"])
             operation = Operation(kind, micro_batch=row["micro_batch"], layers=layers, **place)
-            yield _Node(key, operation, needs, key, row["start_us"], row["wall_us"])
+            yield _Node(key, operation, needs, key, begins, ends)
             if (sent := messages.sent(row, place)) is not None:
                 yield sent
-        elif kind in COLLECTIVE_KINDS:
-            key, group = (kind, rank, others), (kind, _members(row), _turn(mine, row))
-            others += 1
-            yield _Node(key, Operation(kind, **place), before, group, row["start_us"], row["wall_us"])
-        elif kind == "optimizer":
-            if votes:
+        else:
+            if kind == "optimizer" and votes:
                 vote: _Key = ("vote", rank)
-                yield _Node(vote, Operation("vote", **place), before, ("vote",), ended_us, max(row["start_us"] - ended_us, 0.0))
+                yield _Node(vote, Operation("vote", **place), before, ("vote",), ended or begins, begins)
                 before = (vote,)
             key = (kind, rank, others)
+            group = key if kind == "optimizer" else (kind, _members(row), row["turn"])
             others += 1
-            yield _Node(key, Operation(kind, **place), before, key, row["start_us"], row["wall_us"])
-        else:
-            continue
-        before, ended_us = (key,), float(row["start_us"] + row["wall_us"])
+            yield _Node(key, Operation(kind, **place), before, group, begins, ends)
+        before, ended = (key,), ends
 
 
 def _chunk_key(row: _Row) -> _Key:
     return (row["kind"], row["rank"], row["micro_batch"], row["first_layer"])
 
 
-def _start_us(row: _Row) -> float:
-    return float(row["start_us"])
-
-
 def _by_channel(rows: list[_Row], kind: str, sender: str, receiver: str) -> dict[_Key, list[_Row]]:
     """(sender, receiver, micro-batch) -> the spans of a kind, in order of time."""
     found: dict[_Key, list[_Row]] = {}
-    for row in sorted((row for row in rows if row["kind"] == kind), key=_start_us):
-        found.setdefault((row[sender], row[receiver], row["micro_batch"]), []).append(row)
+    for row in rows:
+        if row["kind"] == kind:
+            found.setdefault((row[sender], row[receiver], row["micro_batch"]), []).append(row)
     return found
 
 
 class _Messages:
-    """Who gives whom its input in one iteration, and the messages in between."""
+    """Who gives whom its input in one iteration, and the messages in between; its rows are in order."""
 
     def __init__(self, rows: list[_Row], n_layers: int) -> None:
         self._n_layers = n_layers
@@ -168,7 +224,7 @@ class _Messages:
         self._by_sender: dict[_Key, _Key] = {}
         # Of a micro-batch's messages from one rank to another the n-th sent is the n-th taken: its path is a chain.
         channels: dict[_Key, list[tuple[_Row, _Row]]] = {}
-        for row in sorted(chunks, key=_start_us):
+        for row in chunks:
             given = self.source_of(row)
             if given is not None and given["rank"] != row["rank"]:
                 channels.setdefault((given["rank"], row["rank"], row["micro_batch"]), []).append((given, row))
@@ -196,7 +252,7 @@ class _Messages:
         receive = self._sides[_chunk_key(row)][2]
         operation = Operation(f"recv {row['kind']}", peer=given["rank"], **place)
         group = ("message", *_chunk_key(row))
-        return _Node(("recv", *_chunk_key(row)), operation, before, group, receive["start_us"], receive["wall_us"])
+        return _Node(("recv", *_chunk_key(row)), operation, before, group, (receive["row"], BEGIN), (receive["row"], END))
 
     def sent(self, row: _Row, place: Mapping[str, Any]) -> _Node | None:
         """The sending side of the message with the result of `row`, which ends when the receiver has it."""
@@ -204,9 +260,9 @@ class _Messages:
         if target is None:
             return None
         _, send, receive = self._sides[target]
-        wall_us = max(float(receive["start_us"] + receive["wall_us"] - send["start_us"]), 0.0)
         operation = Operation(f"send {target[0]}", peer=receive["rank"], **place)
-        return _Node(("send", *target), operation, (_chunk_key(row),), ("message", *target), send["start_us"], wall_us)
+        group, began, ended = ("message", *target), (send["row"], BEGIN), (receive["row"], END)
+        return _Node(("send", *target), operation, (_chunk_key(row),), group, began, ended)
 
 
 def _members(row: _Row) -> _Key:
@@ -214,20 +270,18 @@ def _members(row: _Row) -> _Key:
     return ("group", row["group"]) if row["group"] is not None else ("stage", row["stage"])
 
 
-def _turn(mine: Iterable[_Row], row: _Row) -> int:
-    """How many collectives of this rank and group came before this one."""
-    return sum(r["kind"] == row["kind"] and r["group"] == row["group"] and r["start_us"] < row["start_us"] for r in mine)
-
-
 def _pauses(operations: pl.DataFrame, graph: Graph, start_us: Array, at: Mapping[int, tuple[int, float]]) -> dict[str, Array]:
     """cause -> how much of each operation's launch delay was such a pause: it goes to the operation that began next."""
     ranks = np.array([operation.rank for operation in graph.operations])
+    pauses = operations.filter(pl.col("kind").is_in(PAUSES) & pl.col("iteration").is_in(list(at)))
     found: dict[str, Array] = {}
-    for row in operations.filter(pl.col("kind").is_in(PAUSES) & pl.col("iteration").is_in(list(at))).iter_rows(named=True):
-        column, begun = at[row["iteration"]]
-        end = row["start_us"] + row["wall_us"] - begun
-        after = np.flatnonzero((ranks == row["rank"]) & (start_us[:, column] >= end - 1))
-        if after.size:
-            us = found.setdefault(PAUSES[row["kind"]], np.zeros_like(start_us))
-            us[after[np.argmin(start_us[after, column])], column] += row["wall_us"]
+    for (iteration, rank), mine in pauses.group_by("iteration", "rank", maintain_order=True):
+        column, begun = at[iteration]
+        own = np.flatnonzero(ranks == rank)
+        own = own[np.argsort(start_us[own, column], kind="stable")]
+        ended = (mine["start_us"] + mine["wall_us"]).to_numpy() - begun - 1
+        after = np.searchsorted(start_us[own, column], ended)
+        for kind, wall_us, place in zip(mine["kind"], mine["wall_us"], after.tolist(), strict=True):
+            if place < len(own):
+                found.setdefault(PAUSES[kind], np.zeros_like(start_us))[own[place], column] += wall_us
     return found

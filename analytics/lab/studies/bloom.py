@@ -24,7 +24,6 @@ Array = NDArray[np.float64]
 _SEQ = 2048
 _VOCABULARY = 250_880
 _LEAST_ROWS = 7
-_GIGABYTES = 80.0
 _MENDED = "2022-02-25"
 """From this day on PCI Express and NUMA were set up better: "1-5 %", "do not compare today's numbers to yesterday's"."""
 _FAST_HEAD = 8
@@ -170,7 +169,7 @@ def _memory(table: pl.DataFrame) -> Figures:
     ran = table.filter(pl.col("mem_gb").is_not_null() & ~pl.col("oom"))
     measured = ran["mem_gb"].to_numpy()
     coefficients, _ = nnls(memory_terms(ran), measured)
-    predicted = memory_terms(table) @ coefficients > _GIGABYTES
+    predicted = memory_terms(table) @ coefficients > constant("hbm_gib_a100")
     oom = table["oom"].to_numpy()
     return {
         "median error of memory (GB)": float(np.median(np.abs(memory_terms(ran) @ coefficients - measured))),

@@ -15,6 +15,7 @@ from itertools import count
 import msgspec
 import numpy as np
 
+from unskew.analytics.core.constants import constant
 from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.iteration import Chunk, CommittedIteration
 from unskew.analytics.core.layout import uniform_plan
@@ -57,7 +58,7 @@ SETTINGS = (
 )
 """ResiHP's table 4 for micro-batches per context length; widths of the 7B and 13B models."""
 
-FLOPS = 4 * 312e12 * 0.5  # of a tensor-parallel group of four A100 at half of the data sheet's bfloat16 peak
+FLOPS = 4 * constant("peak_flops_a100") * 0.5  # of a tensor-parallel group of four A100 at half of their bfloat16 peak
 VOCABULARY = 32_000
 
 

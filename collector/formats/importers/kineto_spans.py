@@ -13,7 +13,7 @@ the device. On cores the host works itself, so its annotations are the work:
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -116,17 +116,21 @@ def _passes(rank: int, events: Sequence[TraceEvent], iterations: Iterations) -> 
         begins = str(event.name) in _FORWARD
         if (begins or str(event.name).startswith(_AUTOGRAD)) and (iteration := iterations.of(event)) is not None:
             by_iteration.setdefault(iteration, ([], []))[not begins].append(event)
-    waits = [event for event in events if _BACKEND.fullmatch(str(event.name))]
+    waits = sorted((event for event in events if _BACKEND.fullmatch(str(event.name))), key=lambda one: one.start)
     for iteration, (forwards, autograd) in by_iteration.items():
         borders = [*(event.start for event in forwards), float("inf")]
         for number, (forward, (_, end)) in enumerate(zip(forwards, pairwise(borders), strict=True)):
-            waited = max(
-                (one.end for one in waits if forward.start <= one.start and one.end <= forward.end), default=forward.start
-            )
+            within = waits[_first_from(forward.start, waits) : _first_from(forward.end, waits)]
+            waited = max((one.end for one in within if one.end <= forward.end), default=forward.start)
             yield _span("F", rank, iteration, start=waited, end=forward.end, micro_batch=number)
-            behind = [event for event in autograd if forward.end <= event.start < end]
+            behind = autograd[_first_from(forward.end, autograd) : _first_from(end, autograd)]
             if behind:
                 yield _span("B", rank, iteration, start=behind[0].start, end=max(one.end for one in behind), micro_batch=number)
+
+
+def _first_from(us: float, events: Sequence[TraceEvent]) -> int:
+    """The place of the first event, of those sorted by their start, that begins at `us` or later."""
+    return bisect_left(events, us, key=lambda event: event.start)
 
 
 def _span(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from typer.core import TyperGroup
 from unskew.terminal.safe_text import harmless
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from unskew.collector.paths import Store
 
 StoreOption = Annotated[
@@ -56,6 +59,25 @@ def checking_input(option: str = "") -> Iterator[None]:
         yield
     except ValueError as error:
         refuse(f"{option} {error}".lstrip())
+
+
+def ctrl_c(number: int, frame: FrameType | None) -> None:
+    """A signal's handler: `KeyboardInterrupt`, but while something is loaded the process ends at once, by that signal.
+
+    An exception out of a handler may be lost there: the import system drops those of its weak references' callbacks.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def as_ctrl_c() -> None:
+    """From now on a scheduler's stop and a closed terminal end the command as Ctrl-C does."""
+    for ended_from_outside in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ended_from_outside, ctrl_c)
 
 
 class Commands(TyperGroup):
@@ -173,13 +195,13 @@ def starting(store: Store) -> Path:
 
 def the_run(store: Store, run: str | None) -> str:
     """`run`, when the store has it, by default its newest; refuses otherwise."""
-    name = newest_run(store) if run is None else known_run(store, run)
+    name = newest_run(there(store)) if run is None else known_run(store, run)
     return name if name is not None else refuse(f"there is no run in {store.root}: run one or import one first")
 
 
 def known_run(store: Store, run: str) -> str:
     """`run`, when the store has it; refuses otherwise, naming the newest runs."""
-    runs = store_runs(store)
+    runs = store_runs(there(store))
     if run not in runs:
         refuse(
             f"there is no run {run} in {store.root}; "

@@ -38,7 +38,7 @@ from unskew.collector.read.reader import Reader
 from unskew.collector.write.commands import controller_alive
 
 _E = TypeVar("_E", bound=Event)
-_SPAN = tuple(field.encode_name for field in msgspec.structs.fields(Span))
+_SPAN = tuple(field.name for field in msgspec.structs.fields(Span))
 
 
 def load_run(reader: Reader, run: str) -> RunLog:
@@ -70,6 +70,7 @@ def load_run(reader: Reader, run: str) -> RunLog:
         orient="row",
     )
     exact = straggler_analysis.operations(reader, run, part)
+    again = reader.sql("select iteration from iterations where run = ? and attempt > 0 order by iteration", [run])
     return RunLog(
         run=run,
         sample=looked,
@@ -88,6 +89,7 @@ def load_run(reader: Reader, run: str) -> RunLog:
         end=_end(reader, run, finished),
         end_reason=finished.reason if finished else "",
         gap=log_gap(started, finished),
+        redone=tuple(again["iteration"].to_list()),
         dropped=reduce(with_dropped, _events(reader, run, Dropped), {}),
     )
 
@@ -140,13 +142,13 @@ def _released(
     plans: dict[int, Plan],
 ) -> tuple[IterationTelemetry, ...]:
     """The committed iterations as the controller saw them."""
-    if not commits:
+    if not commits or not plans:
         return ()
     kinds = spans.filter(pl.col("kind").is_in([*CHUNK_KINDS, *BESIDE_CHUNKS, "send", "recv", "all_reduce", "probe"])).select(
         _SPAN
     )
     intake, found = Intake(min(commit.iteration for commit in commits)), []
-    arriving: list[Event] = [msgspec.convert({"type": tag_of(Span), **row}, Span) for row in kinds.iter_rows(named=True)]
+    arriving: list[Event] = [Span(**row) for row in kinds.iter_rows(named=True)]
     waiting = 0
     while waiting < 30:
         taken = intake.take([*arriving, *beside, *commits], plans) if arriving or commits else intake.take((), plans)

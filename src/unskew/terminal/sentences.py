@@ -33,7 +33,7 @@ def because(reason: str) -> str:
     return f": {reason}" if reason else ""
 
 
-def _who(event: ev.ModeChanged | ev.Note | ev.CommandRefused | ev.PlanApproved | ev.PlanRejected) -> str:
+def _who(event: ev.ModeChanged | ev.Note | ev.CommandRefused | ev.PlanApproved | ev.PlanRejected | ev.RankAdded) -> str:
     """Who decided, with the operating system's name where that is another."""
     return f"{event.by} (user {event.user})" if event.user not in ("", event.by) else event.by
 
@@ -55,6 +55,12 @@ def _(event: ev.RunFinished) -> Sentence:
     }[event.status]
     tones: dict[str, Tone] = {"done": "good", "stopped": "plain"}
     return Sentence("run", f"{text}{because(event.reason)}", tones.get(event.status, "bad"))
+
+
+@sentence_of.register
+def _(event: ev.RankAdded) -> Sentence:
+    again = "started" if event.process == 1 else "started again"
+    return Sentence("rank", f"{_who(event)} lets rank {event.rank} be {again}{because(event.reason)}")
 
 
 @sentence_of.register

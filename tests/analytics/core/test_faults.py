@@ -53,9 +53,9 @@ def test_a_bad_spec_is_refused_with_what_is_wrong_and_what_is_allowed(text, sent
     assert text in str(caught.value)
 
 
-def test_a_rank_dies_once():
-    with pytest.raises(FaultError, match="two faults end rank 1"):
-        parse_faults(["kill:rank=1,at=5", "slow:rank=1,factor=2,at=1", "freeze:rank=1,at=9"], ranks=2, iterations=10)
+def test_a_rank_dies_once_in_an_iteration():
+    with pytest.raises(FaultError, match="two faults end rank 1 in iteration 5"):
+        parse_faults(["kill:rank=1,at=5", "slow:rank=1,factor=2,at=1", "freeze:rank=1,at=5"], ranks=2, iterations=10)
 
 
 def test_the_steady_profile_is_what_its_page_says():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.noisy_series import Episode, Floats, mlperf
 
 from unskew.analytics.detector.job_wide import JobWideOptions, follow, judge, sight_of
-from unskew.analytics.detector.series_noise import noise_of
+from unskew.analytics.detector.series.noise import noise_of
 from unskew.analytics.diagnosis.failslow import settled
 from unskew.analytics.lab.studies.noise import load_noise
 from unskew.collector.events import Verdict, VerdictClosed

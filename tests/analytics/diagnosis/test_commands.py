@@ -111,7 +111,7 @@ def test_an_imported_trace_is_diagnosed_and_replayed(tmp_path: Path) -> None:
     assert found["asked"][0]["saves_percent"] > 5
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_a_run_of_ours_with_a_slow_rank(slowed: Run, tmp_path: Path) -> None:
     code, output = call("diagnose", "--store", slowed.store.root, "--json", tmp_path / "d.json")
     assert code == 0, output
@@ -130,7 +130,7 @@ def test_a_run_of_ours_with_a_slow_rank(slowed: Run, tmp_path: Path) -> None:
     assert json.loads(written[0]["payload"])["time_lost_s"] == run["time_lost_s"]
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_precision_recall_and_delay_are_a_view(slowed: Run) -> None:
     (row,) = slowed.sql("select * exclude (run) from detection where run = $run")
     assert row == {
@@ -139,7 +139,7 @@ def test_precision_recall_and_delay_are_a_view(slowed: Run) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_retraining_by_hand_is_tested_on_later_iterations_and_logged_when_better(slowed: Run, tmp_path: Path) -> None:
     code, output = call("retrain", slowed.id, "--store", slowed.store.root, "--json", tmp_path / "r.json")
     assert code == 0, output

@@ -7,11 +7,15 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
-from support.ddp_job import RankStep, job, kineto
+from support.ddp_job import Part, RankStep, job, kineto
+from support.foreign_traces import log_of, spans_of
 from typer.testing import CliRunner
 
+from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.diagnosis.ranks.lockstep import why_in_step
 from unskew.cli import app
 
@@ -98,14 +102,88 @@ def test_one_rank_of_many_is_not_little(tmp_path: Path) -> None:
     assert (found[0], "rank 5 left no record, of 16 ranks" in found[1]) == ("cannot_be_judged", True)
 
 
-def test_input_that_only_collectives_stand_beside_is_not_left_out_in_silence(tmp_path: Path) -> None:
-    def keep(_: RankStep, row: list[Cell]) -> list[Cell]:
-        return put(put(row, 4, ""), 5, "")
+INPUT: dict[str, tuple[Part, Change, str, str]] = {
+    "as all have": ("nothing", lambda _, row: put(row, 3, 0.0001), "well", "would have been named"),
+    "rank 1 is late": ("loader", lambda _, row: row, "wrong", "waiting for input on rank 1 costs"),
+    "all wait alike": (
+        "nothing", lambda _, row: put(put(row, 2, float(row[2]) + 0.002), 3, 0.0021), "cannot_be_judged",
+        "is waiting for input",
+    ),
+    "three of four have it outside their steps": (
+        "nothing", lambda one, row: row if one.rank == 0 else put(row, 3, 0.005), "cannot_be_judged",
+        "ranks 1, 2, 3 wait for input outside the timed steps",
+    ),
+}  # fmt: skip
 
-    steps = job("loader", ranks=RANKS, steps=STEPS, late_s=0.002)
-    found = outcome(tmp_path, "iteration-times", table(tmp_path / "t.csv", steps, keep))
-    assert found[0] == "cannot_be_judged"
-    assert "of the time of rank 1 is waiting for input" in found[1]
+
+@pytest.mark.parametrize("name", INPUT)
+def test_input_that_only_collectives_stand_beside_is_not_left_out_in_silence(tmp_path: Path, name: str) -> None:
+    part, change, word, why = INPUT[name]
+    steps = job(part, ranks=RANKS, steps=STEPS, late_s=0.002)
+    source = table(tmp_path / "t.csv", steps, lambda one, row: put(put(list(change(one, row) or ()), 4, ""), 5, ""))
+    found = outcome(tmp_path, "iteration-times", source)
+    assert (found[0], why in found[1]) == (word, True), found[1]
+    (run,) = json.loads((tmp_path / "d.json").read_text())["runs"]
+    causes = [(one["cause"], [party["rank"] for party in one["culprits"]]) for one in run["verdicts"]]
+    assert causes == ([("input_bound", [1])] if word == "wrong" else [])
+
+
+def test_what_an_import_or_a_replay_leaves_out_is_a_gap() -> None:
+    plan = uniform_plan(tp=1, pp=2, dp=2, n_layers=2, micro_batches=8)
+    spans = spans_of(plan, iterations=20, spread=0.02)
+    whole = diagnose(log_of(spans))
+    assert "operations that most have" not in whole.why
+    torn = diagnose(log_of([span for span in spans if span.micro_batch != 3 or span.iteration >= 4]))
+    assert (torn.outcome, "4 of 20 iterations lack operations that most have" in torn.why) == ("cannot_be_judged", True)
+    fewer = diagnose(msgspec.structs.replace(log_of(spans), ranks=5))
+    assert (fewer.outcome, "rank 4 left no record, of 5 ranks" in fewer.why) == ("cannot_be_judged", True)
+
+
+@pytest.mark.parametrize(
+    ("late", "clock", "word", "why"),
+    [
+        ("nothing", (0.0001, 0.0), "well", ""),
+        ("backward", (0.0001, 0.0), "wrong", ""),
+        ("backward", (0.06, 0.0), "cannot_be_judged", "the clocks of ranks 0 and 1 are 60 ms apart"),
+        ("nothing", (-0.02, 0.004), "cannot_be_judged", "ms, drifting, apart"),
+    ],
+)
+def test_clocks_that_disagree_accuse_nobody_and_calm_nobody(
+    tmp_path: Path, late: Part, clock: tuple[float, float], word: str, why: str
+) -> None:
+    """Rank 1's clock is ahead by so many seconds, and by so many more in each step: whether passes end together, and so hold
+    waiting, is seen by clocks alone."""
+    steps = [one._replace(begin=one.begin + (one.rank == 1) * (clock[0] + clock[1] * one.step)) for one in job(late)]
+    found = outcome(tmp_path, "kineto", kineto(tmp_path / "traces", steps))
+    assert (found[0], why in found[1]) == (word, True), found[1]
+
+
+@pytest.mark.parametrize(("again", "word"), [(2, "well"), (10, "cannot_be_judged")])
+def test_iterations_that_were_executed_again_are_said(tmp_path: Path, again: int, word: str) -> None:
+    """By a job that went back to a checkpoint: of the earlier attempts nobody knows more than that they were."""
+    steps = job("nothing", ranks=RANKS, steps=STEPS)
+    reported = [one for one in steps if one.step < 30] + [one for one in steps if one.step >= 30 - again]
+    source = table(tmp_path / "t.csv", reported, lambda _, row: row)
+    found = outcome(tmp_path, "iteration-times", source)
+    assert (found[0], "were executed again" in found[1]) == (word, word != "well"), found[1]
+    (run,) = json.loads((tmp_path / "d.json").read_text())["runs"]
+    assert any(f"{again} iterations from {30 - again} to 29 executed more than once" in one for one in run["abstained"])
+
+
+@pytest.mark.parametrize("late", ["nobody", "rank 1", "all"])
+def test_time_between_iterations_is_time_that_nobody_looked_at(tmp_path: Path, late: str) -> None:
+    """Two of five milliseconds pass between steps, or one rank is late there and the others wait for it in their all-reduce."""
+    steps = [
+        one._replace(begin=one.begin + 0.002 * one.step, wait=one.wait + 0.002 * (late == "rank 1" and one.rank != 1))
+        if late == "all" or one.rank == 1
+        else one._replace(begin=one.begin + 0.002 * max(one.step - 1, 0), wait=one.wait + 0.002 * (one.step > 0))
+        for one in job("nothing", ranks=RANKS, steps=STEPS)
+    ]
+    if late == "nobody":
+        steps = job("nothing", ranks=RANKS, steps=STEPS)
+    word, why = outcome(tmp_path, "kineto", kineto(tmp_path / "traces", steps))
+    sentence = "of the time of rank"
+    assert (word, sentence in why) == (("well", False) if late == "nobody" else ("cannot_be_judged", True)), why
 
 
 def steps_us(seed: int, *, meet: bool, n_ranks: int = 6, steps: int = 80) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +205,7 @@ def test_a_clock_that_is_set_makes_nobody_independent(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("n_odd", [1, 2, 3, 4])
+@pytest.mark.parametrize("n_odd", [1, 2, 3, 4, 5])
 def test_ranks_of_which_some_are_timed_without_their_input_still_wait_for_each_other(seed: int, n_odd: int) -> None:
     us, _ = steps_us(seed, meet=True)
     us[:, :n_odd] -= np.random.default_rng(seed).exponential(100.0, (len(us), n_odd))

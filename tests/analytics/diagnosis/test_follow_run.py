@@ -24,7 +24,7 @@ from unskew.collector.events import (
 from unskew.collector.read.reader import open_store
 from unskew.edge.load_run import load_run
 
-pytestmark = [pytest.mark.limit(240), pytest.mark.alone]
+pytestmark = [pytest.mark.limit(240), pytest.mark.slow]
 
 SLOW, DEAD, DIED = (1, 3, 5), 4, 52
 FAULTS = (*(f"slow:rank={rank},factor=1.7,at=28" for rank in SLOW), f"kill:rank={DEAD},at={DIED}")

@@ -8,12 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import polars as pl
 import pytest
-from support.foreign_traces import BEGINS_US, spans_of, trace_of
+from support.foreign_traces import spans_of, trace_of
 from typer.testing import CliRunner
 
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.diagnosis.trace.model import from_spans
 from unskew.analytics.diagnosis.trace.replay import GraphError
 from unskew.analytics.diagnosis.trace.section import record
 from unskew.cli import app
@@ -40,7 +42,7 @@ PLAN = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=8)
 def diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spans: Sequence[Span]) -> dict[str, object]:
     """What `unskew diagnose` says of a run that another importer wrote."""
     ends = {span.iteration: span.start_us + span.wall_us for span in spans if span.kind == "optimizer"}
-    begins = {i: i * BEGINS_US for i in ends}
+    begins = {i: min(span.start_us for span in spans if span.iteration == i) for i in ends}
     times = [IterationTimed(iteration=i, rank=0, start_us=begins[i], wall_us=ends[i] - begins[i]) for i in ends]
     events = [*spans, *times]
     run = ImportedRun(events=events, ranks=4, iterations=len(ends), facts={})
@@ -109,3 +111,18 @@ def test_without_messages_a_weaker_analysis_still_names_the_device(
     assert layers == (found["time_lost_s"] == {})
     assert any(sentence in one for one in found["abstained"])
     assert [p["rank"] for v in found["verdicts"] if v["cause"] == "slow_device" for p in v["culprits"]] == [SLOW]
+
+
+def test_an_iteration_of_very_many_collectives_is_taken_apart() -> None:
+    """In minutes where each is held against all others of its rank."""
+    n = 30_000
+    calls = pl.DataFrame({"start_us": [10 * i for i in range(1, n + 1)], "wall_us": [4] * n, "kind": ["all_gather"] * n})
+    ends = pl.DataFrame({"start_us": [0, 10 * n + 5], "wall_us": [3, 3], "kind": ["F", "B"], "micro_batch": [0, 0]})
+    both = pl.concat([calls, ends, calls.select(pl.col("start_us") + 5, wall_us=1, kind=pl.lit("gc"))], how="diagonal_relaxed")
+    spans = pl.concat([both.with_columns(rank=pl.lit(rank), start_us=pl.col("start_us") + rank) for rank in (0, 1)])
+    recorded = record(from_spans(spans.with_columns(plan_version=0, iteration=0, group_seq=None), pl.DataFrame(), {}))
+    graph = recorded.graph
+    together = [tuple(graph.operations[i].rank for i in group) for group in graph.groups if len(group) > 1]
+    assert together == [(0, 1)] * n
+    assert all(recorded.start_us[one, 0] + 1 == recorded.start_us[other, 0] for one, other in graph.groups[1 : n + 1])
+    assert recorded.pauses_us["gc_pause"].sum() == 2 * n

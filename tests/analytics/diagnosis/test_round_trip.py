@@ -13,7 +13,7 @@ from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.edge.load_run import load_run
 
-pytestmark = [pytest.mark.limit(180), pytest.mark.alone]
+pytestmark = [pytest.mark.limit(180), pytest.mark.slow]
 SLOW, SINCE = 2, 14
 
 

@@ -33,7 +33,7 @@ from unskew.collector.read.reader import open_store
 from unskew.commands.afterwards import whatif
 from unskew.edge.load_run import load_run
 
-pytestmark = [pytest.mark.limit(180), pytest.mark.alone]
+pytestmark = [pytest.mark.limit(180), pytest.mark.slow]
 
 SLOW = 3
 AT = 14

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
-from support.runtime_runs import SMALL, train
+from support.dashboard_store import RunWriter
 
 from unskew.analytics.diagnosis import sample as sampling
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.diagnosis.sample import MOST_EVENTS, sample
+from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.edge.load_run import load_run
+
+ITERATIONS = 120
 
 
 def test_stretches_are_apart_reach_from_end_to_end_and_hold_no_more_than_may_be_read() -> None:
@@ -31,24 +35,26 @@ def test_stretches_are_apart_reach_from_end_to_end_and_hold_no_more_than_may_be_
         assert len(found.stretches) == 1 or found.stretches[-1][1] == first + count - 1
 
 
-@pytest.mark.alone
-@pytest.mark.limit(300)
-@pytest.mark.parametrize(("rank", "factor", "at"), [(1, 1.7, 50), (2, 2.2, 70)])
+@pytest.mark.parametrize(("rank", "factor", "at"), [(1, 1.7, 50), (6, 2.2, 70)])
 def test_a_lasting_slowdown_is_found_in_a_part_of_the_run(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, rank: int, factor: float, at: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, factor: float, at: int
 ) -> None:
-    run = train(
-        tmp_path_factory.mktemp("store"), f"slow:rank={rank},factor={factor},at={at}", base=SMALL, iterations=120,
-        mode="observe", layers=8, micro_batches=8, tokens=256,
-    )  # fmt: skip
-    with open_store(run.store) as reader:
-        whole = diagnose(load_run(reader, run.id))
-        (events,) = reader.sql("select sum(n_events)::bigint from writers where run = ?", [run.id]).row(0)
+    writer = RunWriter(Store(tmp_path / "store"), "long", iterations=ITERATIONS)
+    writer.train(at)
+    writer.speeds = {rank: {"F": 1 / factor, "B": 1 / factor}}
+    writer.train(ITERATIONS - at)
+    writer.close()
+    with open_store(tmp_path / "store") as reader:
+        whole = diagnose(load_run(reader, "long"))
+        (events,) = reader.sql("select sum(n_events)::bigint from writers where run = 'long'").row(0)
         monkeypatch.setattr(sampling, "MOST_EVENTS", events * 2 // 5)
-        log = load_run(reader, run.id)
+        log = load_run(reader, "long")
     part = diagnose(log)
     assert log.sample is not None
-    assert (whole.looked_at, log.sample.stretches[0][0], log.sample.stretches[-1][1]) == ("", 0, 119)
+    assert (whole.looked_at, log.sample.stretches[0][0], log.sample.stretches[-1][1]) == ("", 0, ITERATIONS - 1)
+    assert {one.committed.iteration for one in log.released} == {
+        i for first, last in log.sample.stretches for i in range(first, last + 1)
+    }
     for found in (whole, part):
         assert {party.rank for one in found.verdicts if one.cause == "slow_device" for party in one.culprits} == {rank}
     assert log.sample.what in part.looked_at

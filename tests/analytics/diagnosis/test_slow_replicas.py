@@ -14,6 +14,7 @@ from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose
 from unskew.analytics.diagnosis.ranks.replicas import excess_of, judge_replicas
 from unskew.analytics.diagnosis.trace.model import from_operations
 from unskew.analytics.diagnosis.trace.section import record, without_lengths
+from unskew.analytics.pipeline.actions import Action
 from unskew.collector.events import Verdict
 
 SLOW, ITERATIONS = 1, 40
@@ -78,15 +79,30 @@ def test_one_slow_device_is_not_taken_for_its_replica() -> None:
     assert about_replicas(found) == []
 
 
+@pytest.mark.parametrize("seed", [14, 35])
+def test_a_replica_is_not_measured_by_the_only_other_one_whose_device_is_slow(seed: int) -> None:
+    """How long its passes would take without the fault is not known well enough to accuse the healthy rank by it."""
+    plan = uniform_plan(tp=1, pp=1, dp=2, n_layers=4, micro_batches=2)
+    random, drawn = np.random.default_rng(seed), dict[tuple[int, int, str], float]()
+
+    def factor(iteration: int, chunk: Action) -> float:
+        slow = chunk.rank == 1 and chunk.kind == "F"
+        times = 20 * random.lognormal(0, 0.6) if slow else random.lognormal(0, 0.25) * (1.15 if chunk.rank == 0 else 1.0)
+        return drawn.setdefault((iteration, chunk.rank, chunk.kind), times)
+
+    found = diagnose(log_of(spans_of(plan, iterations=14, factor=factor)))
+    assert [[party.rank for party in one.culprits] for one in found.verdicts] == [[1]]
+
+
 @pytest.mark.parametrize("name", ["ops-ST.parquet", "ops-SE-windows12.parquet"])
 def test_published_traces_name_no_replica_and_a_replica_slowed_in_them_is_named(name: str) -> None:
     section = without_lengths(record(from_operations(pl.read_parquet(dataset("bytedance-straggler", name)))))
     options, work = DetectorOptions(), section.parts.work_us
-    excess = excess_of(section, work, options)
+    excess = excess_of(section, work, (), options)
     assert excess is not None
     assert judge_replicas(section, excess, options, 1) == ()
     mine = np.array([o.replica == SLOW and o.micro_batch is not None for o in section.recording.graph.operations])
-    slowed = excess_of(section, np.where(mine[:, None], 1.4 * work, work), options)
+    slowed = excess_of(section, np.where(mine[:, None], 1.4 * work, work), (), options)
     assert slowed is not None
     (verdict,) = judge_replicas(section, slowed, options, 1)
     assert verdict.culprits[0].replica == SLOW

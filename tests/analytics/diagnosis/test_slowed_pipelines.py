@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from support.foreign_traces import log_of, spans_of
 from support.slowed_pipelines import PipelineScore, scored, slowed_pipeline
 
 from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose
+from unskew.analytics.diagnosis.slowness.places import Rows
+from unskew.analytics.diagnosis.slowness.search import slowness_of
 
 FIRST_SEEDS = range(5_000, 5_030, 6)  # none of those that it was made on
 ITERATIONS = 40
@@ -112,3 +116,16 @@ def test_without_a_replay_a_rank_that_shares_its_work_with_no_other_cannot_be_ju
     found = without_messages(40, replicas=1)
     assert (found.outcome, found.verdicts) == ("cannot_be_judged", ())
     assert "shares its work with no other" in found.why
+
+
+@pytest.mark.limit(30)
+def test_of_five_hundred_ranks_the_slow_stage_and_the_slow_rank_are_named() -> None:
+    """In minutes where what could explain a stage as well is sought among all sets of its ranks."""
+    random = np.random.default_rng(3)
+    rows = Rows(kind=(0,) * 8 + (1,) * 8, stage=tuple(range(8)) * 2)
+    logs = random.normal(0, 0.2, (1, 64, 24)) + random.normal(0, 0.02, (16, 64, 24))
+    logs[[1, 9], :, 5:] += 0.3
+    logs[[6, 14], 37, :] += 0.3
+    found = slowness_of(logs, rows, DetectorOptions())
+    assert {(one.who.stages, len(one.who.replicas), one.begin) for one in found.named} == {((1,), 64, 5), ((6,), 1, 0)}
+    assert found.ambiguous == ()

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from support.foreign_traces import BEGINS_US, log_of, spans_of, trace_of
+from support.foreign_traces import log_of, spans_of, trace_of
 
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.diagnosis.causes import LEAST_SHARE
@@ -130,8 +130,7 @@ EXTRA_US = 60_000.0
 
 def longer(spans: Sequence[Span]) -> pl.DataFrame:
     """What the source says of its iterations: that they last `EXTRA_US` longer than anything recorded in them."""
-    ends = trace_of(spans).iterations["end_us"].to_list()
-    rows = [(0, i, i * BEGINS_US, round(end - i * BEGINS_US + EXTRA_US)) for i, end in enumerate(ends)]
+    rows = [(0, i, round(begin), round(end - begin + EXTRA_US)) for _, i, begin, end in trace_of(spans).iterations.iter_rows()]
     return pl.DataFrame(rows, schema=["plan_version", "iteration", "start_us", "wall_us"], orient="row")
 
 

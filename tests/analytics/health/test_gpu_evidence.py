@@ -46,7 +46,7 @@ def verdict_of(run: Run, *, offline: bool) -> Verdict:
     return [event for event in rehearsal.made if isinstance(event, Verdict)][-1]
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("offline", [False, True], ids=["replayed", "diagnosed"])
 def test_the_verdict_says_what_the_gpu_said_since_it_was_slow(history: Run, offline: bool) -> None:

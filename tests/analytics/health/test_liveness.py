@@ -1,7 +1,7 @@
 """Who is dead, hung or frozen, and who only waits: named scenarios, each a table of pulses and the ranks that must be named."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.analytics.health.liveness import LivenessOptions, RankLiveness, Suspect, decide
@@ -87,6 +87,12 @@ SCENARIOS = {
         [(1, "frozen", (0,))],
         "stopped",
     ),
+    "killed, and a while in ending": ([status(0, "recv", onto=1), status(1, beat=1.2, state="X")], [], "make progress"),
+    "killed, and it does not end": (
+        [status(0, "recv", onto=1), status(1, beat=3.1, state="X")],
+        [(1, "frozen", (0,))],
+        "no heartbeat",
+    ),
     "silent for 0.25 s is not yet frozen": ([status(0), status(1, beat=0.25, state="S")], [], "make progress"),
     "frozen while it waited for a healthy rank": (
         [status(0), status(1, "recv", onto=0, beat=3.6, stalled=3.6)],
@@ -99,6 +105,26 @@ SCENARIOS = {
         "everybody waits and nobody computes",
     ),
     "all silent at once": ([status(0, beat=3.8), status(1, beat=3.9, state="T")], [], "listener"),
+    "a third silent since the same moment": (
+        [*(status(rank) for rank in range(4)), status(4, beat=0.8), status(5, beat=0.65)],
+        [],
+        "a third of all, among them 4, fell silent at once",
+    ),
+    "a third silent, one after the other": (
+        [*(status(rank) for rank in range(4)), status(4, beat=0.8), status(5, beat=1.1)],
+        [(4, "frozen", ()), (5, "frozen", ())],
+        "no heartbeat",
+    ),
+    "a third silent for too long": (
+        [*(status(rank) for rank in range(4)), status(4, beat=3.1), status(5, beat=3.1)],
+        [(4, "frozen", ()), (5, "frozen", ())],
+        "no heartbeat",
+    ),
+    "a third hung, and one frozen alone": (
+        [*(status(rank) for rank in range(3)), status(3, beat=0.8), status(4, stalled=2), status(5, stalled=2)],
+        [(3, "frozen", ()), (4, "hung", ()), (5, "hung", ())],
+        "rank 4 hung",
+    ),
     "one dead and the rest silent": (
         [status(0, alive=False), status(1, beat=3.9), status(2, beat=3.9)],
         [(0, "exit", ())],
@@ -144,6 +170,7 @@ statuses = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(statuses, max_size=8))
 def test_who_waits_and_is_heard_is_never_accused_and_no_suspect_is_a_victim(rows: list[RankLiveness]) -> None:
     table = {p.rank: p for p in rows}

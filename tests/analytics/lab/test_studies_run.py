@@ -156,7 +156,7 @@ def test_a_simulated_run_is_served_like_a_real_one(tmp_path: Path) -> None:
         assert reader.sql("select count(*) as n from faults")["n"][0] > 3
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_real_runs_plans_are_played_against_what_it_measured(tmp_path: Path) -> None:
     """On the logical clock they are the same to 0.1 %, after a death too, but for the iteration that was begun again."""

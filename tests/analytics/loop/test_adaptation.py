@@ -21,7 +21,15 @@ from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.loop.adaptation import AdaptationStep
 from unskew.analytics.loop.site import Site
 from unskew.analytics.pipeline.prediction import predict_iteration
-from unskew.collector.events import PlanScored, PredictorFitted, Regrouped, Verdict, VerdictClosed, VerdictScored
+from unskew.collector.events import (
+    DetectionLimit,
+    PlanScored,
+    PredictorFitted,
+    Regrouped,
+    Verdict,
+    VerdictClosed,
+    VerdictScored,
+)
 
 COST = profile("steady")
 PLAN = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=16)
@@ -108,6 +116,44 @@ def test_drift_of_all_ranks_is_learned_before_its_turn_and_back_tested() -> None
     assert second.watermark <= 46
     assert second.error_percent["chunks, later"] < second.error_percent["chunks, later, before"]
     assert events(steps, Verdict) == []
+
+
+def all_slow(of: Callable[[int], float]) -> Truth:
+    """Every rank takes `of(iteration)` times as long."""
+    return lambda now: {rank: {"F": 1 / of(now), "B": 1 / of(now)} for rank in PLAN.ranks} if of(now) != 1 else {}
+
+
+def test_a_whole_job_that_is_slow_again_and_again_is_named_while_it_is_and_nobody_for_it() -> None:
+    """The second time longer than it takes the predictor to learn it as the job's own pace."""
+    steps = follow(Loop(SITE), train(all_slow(lambda now: 1.3 if now in range(30, 40) or now >= 52 else 1.0), 92))
+    named, over = events(steps, Verdict), events(steps, VerdictClosed)
+    assert [(one.verdict, one.cause, one.culprits, one.since_iteration) for one in named] == [
+        (1, "unknown", (), 30), (2, "unknown", (), 52)
+    ]  # fmt: skip
+    assert all(one.at_iteration - one.since_iteration <= 4 for one in named)
+    assert all(one.evidence["time_ratio"] == pytest.approx(1.25, abs=0.05) for one in named), "20 ms of each never change"
+    assert [(one.verdict, one.until_iteration, one.at_iteration <= 44) for one in over] == [(1, 40, True)]
+    assert any(fit.trigger.startswith("drift of +") for fit in events(steps, PredictorFitted))
+    assert events(steps, VerdictScored) == []
+    assert {step.verdict for step in steps.values()} == {None}, "the Scheduler has no plan for it"
+
+
+def test_a_whole_job_that_becomes_slower_bit_by_bit_is_named() -> None:
+    steps = follow(Loop(SITE), train(all_slow(lambda now: 1 + 0.002 * max(now - 20, 0)), 130))
+    assert {(one.verdict, one.cause, one.culprits) for one in events(steps, Verdict)} == {(1, "unknown", ())}
+    assert events(steps, VerdictClosed) == []
+
+
+def test_what_is_claimed_of_the_whole_job_would_be_named() -> None:
+    """Before, and after a slowdown of just so much began."""
+    loop = Loop(SITE)
+    limits = events(follow(loop, train(healthy, 40)), DetectionLimit)
+    assert "of the whole job by" in limits[-1].why
+    smallest = loop.now.monitor.sights[1].smallest_slowdown
+    assert smallest is not None
+    assert smallest < 1.12
+    steps = follow(loop, train(all_slow(lambda _: 1.02 * smallest), 40, first=40))
+    assert [one.since_iteration for one in events(steps, Verdict)] == [40]
 
 
 def test_a_device_believed_slow_is_fitted_as_slow() -> None:

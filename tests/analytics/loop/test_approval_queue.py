@@ -26,7 +26,7 @@ from unskew.collector.events import (
 
 PLAN = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=4)
 ITERATIONS = 100
-LIMITS = AutoLimits(most_changes=3, least_apart=5, least_gain_percent=4.0)
+LIMITS = AutoLimits(most_changes=3, within=40, least_apart=5, least_gain_percent=4.0)
 MODES = ("observe", "approve", "auto")
 
 
@@ -130,7 +130,6 @@ def test_auto_keeps_apart_from_a_recovery() -> None:
 @pytest.mark.parametrize(
     ("limits", "percent", "words"),
     [
-        (AutoLimits(most_changes=0), 20.0, "0 changes are made, mode auto makes no more in a run"),
         (AutoLimits(least_gain_percent=30.0), 20.0, "mode auto applies gains from 30 % on, this is 20.0 %"),
     ],
 )
@@ -159,6 +158,18 @@ def test_a_limit_of_auto_that_passes_is_said_once_before_the_change() -> None:
     words = f"{name} waits until iteration 25: mode auto keeps changes {LIMITS.least_apart} iterations apart"
     assert noted == Note(text=words, by="auto", proposal=name)
     assert isinstance(approved, PlanApproved)
+
+
+def test_auto_makes_so_many_changes_in_so_many_iterations_and_goes_on_after_them() -> None:
+    approval_queue, made, logged = queue("auto", LIMITS), [], []
+    for iteration in range(10, 100):
+        if approval_queue.open is None:
+            approval_queue, _ = lay(approval_queue, found(), iteration)
+        approval_queue, applied, events = settled(approval_queue, iteration)
+        made += [iteration] if applied is not None else []
+        logged += [event.text for event in events if isinstance(event, Note)]
+    assert made == [10, 15, 20, 50, 55, 60, 90]
+    assert "p4 waits until iteration 50: mode auto makes 3 changes in 40 iterations at most" in logged
 
 
 _STEPS = st.one_of(
@@ -202,7 +213,7 @@ def test_whatever_happens_each_proposal_ends_once_and_auto_keeps_its_limits(firs
             if approved.by == "auto":
                 assert approval_queue.mode == "auto"
                 assert gain_of[applied.proposal] >= LIMITS.least_gain_percent
-                assert len(taken) < LIMITS.most_changes
+                assert sum(now - at < LIMITS.within for _, at in taken) < LIMITS.most_changes
                 assert not taken or now - taken[-1][1] >= LIMITS.least_apart
             taken.append((applied.proposal, now))
     ends = [e.proposal for e in events if isinstance(e, (PlanRejected, PlanExpired))] + [name for name, _ in taken]

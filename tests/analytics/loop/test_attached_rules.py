@@ -15,14 +15,18 @@ NOISE, STEPS = 0.04, 56
 TOOK_US = {"F": 4000.0, "B": 8000.0, "optimizer": 1500.0, "other": 500.0, "data_wait": 300.0}
 
 
-class Fault:
-    """Rank `rank` takes `factor` times as long for `kinds`, from iteration `since` on."""
+EVERY = -2
 
-    def __init__(self, rank: int, kinds: tuple[str, ...], factor: float, since: int = 0) -> None:
-        self.rank, self.kinds, self.factor, self.since = rank, kinds, factor, since
+
+class Fault:
+    """Rank `rank`, or `EVERY`, takes `factor` times as long for `kinds`, from iteration `since` on."""
+
+    def __init__(self, rank: int, kinds: tuple[str, ...], factor: float, since: int = 0, until: int = 10**6) -> None:
+        self.rank, self.kinds, self.factor, self.since, self.until = rank, kinds, factor, since, until
 
     def of(self, rank: int, kind: str, iteration: int) -> float:
-        return self.factor if rank == self.rank and kind in self.kinds and iteration >= self.since else 1.0
+        mine = self.rank in (rank, EVERY)
+        return self.factor if mine and kind in self.kinds and self.since <= iteration < self.until else 1.0
 
 
 HEALTHY = Fault(-1, (), 1.0)
@@ -37,7 +41,14 @@ def lengths_of(what: str, rank: int, random: np.random.Generator) -> tuple[int, 
 
 
 def job(
-    fault: Fault, *, ranks: int = 2, lengths: str = "alike", seed: int = 0, per_rank: int = 1, without_core: float = 0.1
+    fault: Fault,
+    *,
+    ranks: int = 2,
+    lengths: str = "alike",
+    seed: int = 0,
+    per_rank: int = 1,
+    without_core: float = 0.1,
+    steps: int = STEPS,
 ) -> list[Event]:
     """What is decided on the job."""
     random = np.random.default_rng(seed)
@@ -46,7 +57,7 @@ def job(
     state: AttachedState
     state, first = begin(plan, why_not, options_for("cores"))
     events = [*first]
-    for iteration in range(STEPS):
+    for iteration in range(steps):
         chunks, works, took = [], [], np.zeros(ranks)
         for route in plan.routes:
             rank = route.hops[0].rank
@@ -108,6 +119,18 @@ def test_nobody_is_named_in_a_healthy_job_and_what_would_be_is_stated(seed: int,
     assert 1.3 < (limits(events)[-1] or 0.0) < 2.0
 
 
+def test_ranks_that_are_slow_together_are_the_whole_job_until_they_are_not() -> None:
+    verdict, closed = (
+        one
+        for one in job(Fault(EVERY, ("F", "B"), 2.2, 40, 76), lengths="random", steps=100)
+        if isinstance(one, Verdict | VerdictClosed)
+    )
+    assert isinstance(verdict, Verdict)
+    assert (verdict.cause, verdict.culprits, verdict.since_iteration, verdict.at_iteration < 68) == ("unknown", (), 40, True)
+    assert isinstance(closed, VerdictClosed)
+    assert (closed.until_iteration, closed.at_iteration <= 96) == (76, True)
+
+
 def test_one_that_waits_for_its_data_is_no_slow_device() -> None:
     assert named(job(Fault(1, ("data_wait",), 20.0), ranks=4)) == [("input_bound", (1,))]
 
@@ -129,5 +152,5 @@ def test_where_ranks_lack_cores_a_slight_slowdown_is_no_evidence() -> None:
     slight, grave = Fault(1, ("F", "B"), 1.6), Fault(1, ("F", "B"), 3.0)
     assert named(job(slight, ranks=4, without_core=0.1)) == [("slow_device", (1,))]
     crowded = job(slight, ranks=4, without_core=0.7)
-    assert (named(crowded), limits(crowded)[-1]) == ([], 2.0)
+    assert (named(crowded), limits(crowded)[-1]) == ([], None), "and what is held back is no calm"
     assert named(job(grave, ranks=4, without_core=0.7)) == [("slow_device", (1,))]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from unskew.analytics.core.outcome import Sight
-from unskew.analytics.loop.detection_limit import PATIENCE, LimitState
+from unskew.analytics.core.outcome import Sight, UnexplainedTime
+from unskew.analytics.loop.detection_limit import IN_VAIN, PATIENCE, LimitState
 from unskew.collector.events import DetectionLimit
 
 
-def sees(slowdown: float | None) -> Sight:
-    return Sight(scope="device", smallest_slowdown=slowdown, why="" if slowdown else "2 iterations are too few")
+def sees(slowdown: float | None, of_job: float | None = 1.05) -> list[Sight]:
+    device = Sight(scope="device", smallest_slowdown=slowdown, why="" if slowdown else "2 iterations are too few")
+    return [device, Sight(scope="job", smallest_slowdown=of_job, why="" if of_job else "too young")]
 
 
 def test_only_news_of_what_is_seen_is_logged() -> None:
@@ -19,13 +20,40 @@ def test_only_news_of_what_is_seen_is_logged() -> None:
     assert [(one.at_iteration, one.smallest_slowdown) for one in logged] == [(2, 1.4), (5, 1.2), (7, 1.3)]
 
 
-def test_logs_that_stay_out_blind_until_an_iteration_is_judged_again() -> None:
+def test_logs_that_stay_out_blind_until_most_iterations_are_judged_again() -> None:
     state, _ = LimitState().judged(sees(1.15), 0)
-    blinded: list[DetectionLimit] = []
-    for iteration in range(1, 3 * PATIENCE):
-        state, news = state.passed_over(iteration)
-        blinded += news
-    assert [(one.at_iteration, one.smallest_slowdown) for one in blinded] == [(PATIENCE, None)]
-    state, news = state.judged(sees(1.15), 99)
-    assert [one.smallest_slowdown for one in news] == [1.15]
+    logged: list[DetectionLimit] = []
+    for iteration in range(1, 20 * PATIENCE):
+        late = iteration <= 2 * PATIENCE
+        state, news = state.passed_over(iteration) if late else state.judged(sees(1.15), iteration)
+        logged += news
+    seen = [(one.at_iteration, one.smallest_slowdown) for one in logged]
+    assert seen == [*((at * PATIENCE, None) for at in (1, 5, 10)), (20 * PATIENCE - 1, 1.15)]
+    whys = [one.why for one in logged[:3]]
+    assert whys[1] == whys[2].replace("51", "26") != whys[0], "a reason that has changed is said, less and less often"
     assert LimitState().passed_over(0)[1] == [], "in warm-up nobody has claimed to see"
+
+
+def test_devices_alone_are_not_the_whole() -> None:
+    """What is not seen of the whole job, or lost for no cause, is no calm; that it never was is said once warm-up is over."""
+    state, logged = LimitState(), list[DetectionLimit]()
+    for iteration in range(IN_VAIN + 5):
+        state, news = state.judged(sees(1.15, None), iteration)
+        logged += news
+    assert [(one.smallest_slowdown, one.why) for one in logged] == [(None, "too young")]
+    state, (well,) = state.judged(sees(1.15, 1.2), 40)
+    assert (well.smallest_slowdown, "of the whole job by 20 %" in well.why) == (1.15, True)
+    assert state.judged(sees(1.15, 1.19), 41)[1] == []
+    assert state.judged(sees(1.15, 1.1), 41)[1] != []
+    (blind,) = state.judged(sees(1.15, 1.2), 41, UnexplainedTime(of_lost=1.0, of_measured=0.2))[1]
+    assert (blind.smallest_slowdown, "no cause explains" in blind.why) == (None, True)
+
+
+def test_logs_that_come_too_late_now_and_then_blind_too() -> None:
+    state, _ = LimitState().judged(sees(1.15), 0)
+    logged: list[DetectionLimit] = []
+    for iteration in range(1, 40):
+        state, news = state.passed_over(iteration) if iteration % 4 == 0 else state.judged(sees(1.15), iteration)
+        logged += news
+    assert [one.smallest_slowdown for one in logged] == [None]
+    assert logged[0].why == "the log of 5 of 22 iterations came too late or not at all"

@@ -6,7 +6,7 @@ from support.runtime_runs import train
 from unskew.analytics.core.plan import splits_backward
 from unskew.collector.events import Regrouped
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.slow
 
 OPTIONS = {"dp": 2, "pp": 2, "micro_batches": 8, "iterations": 4}
 

@@ -132,7 +132,7 @@ def test_a_profile_has_the_parameters_its_model_is_known_for(name, billions):
     assert sum(unit.parameters for unit in MODELS[name].units()) / 1e9 == pytest.approx(billions, rel=0.005)
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_tuned_plan_trains_what_1f1b_trains(tmp_path):
     """The search's own order, executed by real ranks that hold several ranges each: the same losses, also after a death."""

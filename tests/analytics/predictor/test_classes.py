@@ -223,7 +223,7 @@ def test_a_judged_iteration_of_a_mixed_cluster_shows_ratios_near_one() -> None:
     assert all(one.f == pytest.approx(1, abs=0.03) and one.b == pytest.approx(1, abs=0.03) for one in last.ranks)
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_run_on_two_kinds_of_device_accuses_the_slow_one_only_and_predicts_the_plan_that_follows(tmp_path: Path) -> None:
     """The second replica is a generation behind; one of its ranks turns slow, layers and micro-batches move."""

@@ -25,7 +25,7 @@ from unskew.collector.events import Party, PlanApplied, PlanProposed, PlanReject
 from unskew.collector.read.reader import open_store
 from unskew.edge.recorded_run import recorded_run
 
-pytestmark = [pytest.mark.limit(180), pytest.mark.alone]
+pytestmark = [pytest.mark.limit(180), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
 
-pytestmark = [pytest.mark.limit(120), pytest.mark.alone]
+pytestmark = [pytest.mark.limit(120), pytest.mark.slow]
 ORDER = ["step", "rank", "optype", "seq_id"]
 
 

@@ -23,6 +23,7 @@ from unskew.collector.events import CONTROL, TELEMETRY, CollectiveRecorded, Grou
 from unskew.collector.files.segment import telemetry_line
 from unskew.collector.files.tail import decode_event
 from unskew.collector.formats.importers import flight_recorder, iteration_times, kineto, megatron, mlperf, torchtitan
+from unskew.collector.formats.importers.kineto_spans import Iterations, Step, TraceEvent, spans_of
 from unskew.collector.formats.registry import FormatError, bring_in
 from unskew.collector.locks import hold
 from unskew.collector.paths import Store
@@ -251,6 +252,27 @@ def test_device_work_belongs_to_the_iteration_that_launched_it(tmp_path: Path) -
     assert (0, "gemm", 5) in kernels
     assert len(kernels) == 4
     assert (run.ranks, run.iterations) == (2, 2)
+
+
+def test_very_many_passes_of_a_rank_are_told_apart() -> None:
+    """In minutes where each is held against all others."""
+    n = 20_000
+    names = (
+        ("DistributedDataParallel.forward", 0, 40),
+        ("gloo:broadcast", 2, 3),
+        ("autograd::engine::evaluate_function: x", 50, 9),
+    )
+    events = [
+        TraceEvent(ph="X", cat="user_annotation", name=name, ts=100.0 * i + at, dur=us)
+        for i in range(n)
+        for name, at, us in names
+    ]
+    found = [
+        (one.kind, one.micro_batch, one.start_us, one.wall_us) for one in spans_of(0, events, Iterations([Step(0, 1e9, 0)], []))
+    ]
+    assert found == [
+        chunk for i in range(n) for chunk in (("F", i, 100 * i + 5, 35), ("B", i, 100 * i + 50, 9))
+    ]  # fmt: skip
 
 
 def test_bad_traces_are_told(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ RUNS = {
 
 
 @pytest.mark.limit(120)
-@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_bytedances_analyser_takes_our_runs(tmp_path: Path, name: str) -> None:
     fault, options = RUNS[name]
@@ -148,7 +148,7 @@ def test_profiler_files_have_what_hta_looks_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.limit(120)
-@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # what its own code makes of pandas is not ours
 def test_hta_finds_who_computes_most(tmp_path: Path) -> None:
     """Where HTA is installed, with a pandas that it can work with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
-from unskew.analytics.lab.studies.resihp import paper
+from unskew.analytics.lab.studies.resihp.paper import PAPER
 from unskew.analytics.lab.studies.resihp.sessions import Make, cells, kills, play, scene
 from unskew.analytics.policies.registry import POLICIES
 from unskew.analytics.policies.resihp import ResihpPolicy
@@ -45,7 +45,7 @@ FIGURE_10 = Study(
     measure=_figure_10,
     paper={
         f"{model} {interval} {policy}": value
-        for model, intervals in paper.FIGURE_10.items()
+        for model, intervals in PAPER.figure_10.items()
         for interval, values in intervals.items()
         for policy, value in zip(("strengthened-recycle", "strengthened-oobleck", "resihp"), values, strict=True)
     },
@@ -59,7 +59,8 @@ FIGURE_10 = Study(
 def _figure_11_cells(seeds: int) -> list[Cell]:
     return [
         Cell(study="resihp-fig11", name=f"{model} {interval}", seed=seed, params={"model": model, "interval": interval})
-        for model, interval in paper.FIGURE_11
+        for model, intervals in PAPER.figure_11.items()
+        for interval in intervals
         for seed in range(seeds)
     ]
 
@@ -97,7 +98,8 @@ FIGURE_11 = Study(
     measure=_figure_11,
     paper={
         f"{model} {interval} {name}": value
-        for (model, interval), values in paper.FIGURE_11.items()
+        for model, intervals in PAPER.figure_11.items()
+        for interval, values in intervals.items()
         for name, value in zip(_STEPS[:-1], values, strict=True)
     },
     why=lambda figure, _paper, _ours: "contains the baseline's own 1.0" if figure.endswith("exclusion") else "",

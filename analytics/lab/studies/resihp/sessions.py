@@ -11,7 +11,7 @@ from unskew.analytics.cluster.job import JOBS, Job
 from unskew.analytics.lab.simulator.outcome import SimulationOutcome
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.lab.studies.frame import Cell
-from unskew.analytics.lab.studies.resihp import paper
+from unskew.analytics.lab.studies.resihp.paper import PAPER
 from unskew.analytics.policies.base import Policy
 
 Make = Callable[[], Policy]
@@ -37,8 +37,8 @@ def cells(study: str) -> Callable[[int], list[Cell]]:
     def of_seeds(seeds: int) -> list[Cell]:
         return [
             Cell(study=study, name=f"{model} {interval}", seed=seed, params={"model": model, "interval": interval})
-            for model in paper.MODELS
-            for interval in paper.INTERVAL_HOURS
+            for model in PAPER.models
+            for interval in PAPER.interval_hours
             for seed in range(seeds)
         ]
 
@@ -47,8 +47,8 @@ def cells(study: str) -> Callable[[int], list[Cell]]:
 
 def scene(cell: Cell) -> tuple[Job, float, float]:
     """The job, the interval in seconds and the session in hours."""
-    job = JOBS[paper.MODELS[cell.params["model"]]]
-    return job, paper.INTERVAL_HOURS[cell.params["interval"]] * 3600.0, paper.SESSION_HOURS[job.devices]
+    job = JOBS[PAPER.models[cell.params["model"]]]
+    return job, PAPER.interval_hours[cell.params["interval"]] * 3600.0, PAPER.session_hours[job.devices]
 
 
 def play(job: Job, make: Make, cluster_events: list[ClusterEvent], hours: float, seed: int) -> SimulationOutcome:

@@ -9,7 +9,7 @@ from unskew.analytics.cluster.job import JOBS, Job, healthy
 from unskew.analytics.cluster.timing import Speeds, capacity, fault_free_s, iteration_s
 from unskew.analytics.core.layout import Layout
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
-from unskew.analytics.lab.studies.resihp import paper
+from unskew.analytics.lab.studies.resihp.paper import PAPER
 from unskew.analytics.lab.studies.resihp.sessions import Make
 from unskew.analytics.policies.base import ClusterView, Policy
 from unskew.analytics.policies.registry import POLICIES
@@ -57,19 +57,19 @@ def settled(job: Job, policy: Policy, speeds: Speeds) -> float:
 def _figure_9_cells(seeds: int) -> list[Cell]:
     return [
         Cell(study="resihp-fig9", name=f"{model} {level}", seed=seed, params={"model": model, "level": level})
-        for model in paper.MODELS
-        for level in paper.DROPS
+        for model in PAPER.models
+        for level in PAPER.drops
         for seed in range(seeds)
     ]
 
 
 def _figure_9(cell: Cell) -> Figures:
     """Speed-up over the unmitigated run; one GPU in sixteen is slow, all by as much as gives the stated drop."""
-    job = JOBS[paper.MODELS[cell.params["model"]]]
+    job = JOBS[PAPER.models[cell.params["model"]]]
     random = np.random.default_rng(cell.seed)
     slow = random.choice(job.devices, max(1, job.devices // 16), replace=False).tolist()
     speeds = np.ones(job.devices)
-    speeds[slow] = slowdown_for(job, slow, paper.DROPS[cell.params["level"]])
+    speeds[slow] = slowdown_for(job, slow, PAPER.drops[cell.params["level"]])
     unmitigated = iteration_s(job, healthy(job), speeds)
     found: Figures = {f"{cell.name} {name}": unmitigated / settled(job, make(), speeds) for name, make in _SLOWED.items()}
     found[f"{cell.name} capacity"] = capacity(job, speeds) * unmitigated / fault_free_s(job)
@@ -79,11 +79,11 @@ def _figure_9(cell: Cell) -> Figures:
 
 def _figure_9_why(figure: str, published: float | None, ours: float | None) -> str:
     model, level, policy = figure.split(maxsplit=2)
-    if published is None or model not in paper.MODELS:
+    if published is None or model not in PAPER.models:
         return ""
-    bound = 1.0 / (1.0 - paper.DROPS[level])
+    bound = 1.0 / (1.0 - PAPER.drops[level])
     if published > bound:
-        return f"published is above fault-free: at a drop of {100 * paper.DROPS[level]:.0f} % the most is {bound:.2f}"
+        return f"published is above fault-free: at a drop of {100 * PAPER.drops[level]:.0f} % the most is {bound:.2f}"
     if policy == "adaptra" and ours is not None and ours < published:
         return "Adaptra answers slow links; here compute is slow, where it only reorders"
     return ""
@@ -97,7 +97,7 @@ FIGURE_9 = Study(
     measure=_figure_9,
     paper={
         f"{model} {level} {policy}": value
-        for model, levels in paper.FIGURE_9.items()
+        for model, levels in PAPER.figure_9.items()
         for level, values in levels.items()
         for policy, value in zip(("adaptra", "greyhound", "resihp"), values, strict=True)
     },
@@ -142,8 +142,8 @@ FIGURE_2 = Study(
     measure=_figure_2,
     paper={
         "TP: devices": 3, "PP: devices": 12, "DP: devices": 16,
-        **{f"{level}: idle over the slow GPU's loss": paper.FIGURE_2[level] for level in ("TP", "PP", "DP")},
-        **{f"{level}: with ResiHP": paper.FIGURE_2_RESIHP[level] for level in ("TP", "PP", "DP")},
+        **{f"{level}: idle over the slow GPU's loss": PAPER.figure_2[level] for level in ("TP", "PP", "DP")},
+        **{f"{level}: with ResiHP": PAPER.figure_2_resihp[level] for level in ("TP", "PP", "DP")},
     },
     why=_figure_2_why,
 )  # fmt: skip

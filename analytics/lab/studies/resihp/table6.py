@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
-from unskew.analytics.lab.studies.resihp import paper
+from unskew.analytics.lab.studies.resihp.paper import PAPER
 from unskew.analytics.lab.studies.resihp.sessions import Make, cells, kills, play, scene
 from unskew.analytics.policies.registry import POLICIES
 from unskew.analytics.policies.resihp import ResihpPolicy
@@ -34,18 +34,18 @@ def _table_6(cell: Cell) -> Figures:
 
 def _table_6_paper() -> dict[str, float | None]:
     return {
-        f"{model} {interval} {policy}": None if value is None else value / paper.FAULT_FREE[model]
-        for policy, by_model in paper.TABLE_6.items()
+        f"{model} {interval} {policy}": None if interval not in values else values[interval] / PAPER.fault_free[model]
+        for policy, by_model in PAPER.table_6.items()
         for model, values in by_model.items()
-        for interval, value in zip(paper.INTERVAL_HOURS, values, strict=True)
+        for interval in PAPER.interval_hours
     }
 
 
 def _bound(figure: str) -> float | None:
     """Mean surviving capacity of a table 6 cell: kills at the ends of intervals."""
     model, interval = figure.split()[:2]
-    devices = JOBS[paper.MODELS[model]].devices
-    kills_in_session = int(paper.SESSION_HOURS[devices] / paper.INTERVAL_HOURS[interval])
+    devices = JOBS[PAPER.models[model]].devices
+    kills_in_session = int(PAPER.session_hours[devices] / PAPER.interval_hours[interval])
     return 1.0 - (kills_in_session - 1) / 2 / devices
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, checking_input, known_run, locate, refuse, there, warn, write_json
+from unskew.commands.common import JsonOption, StoreOption, checking_input, known_run, locate, refuse, warn, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +38,7 @@ def backtest(
     from unskew.edge.recorded_run import recorded_run
     from unskew.terminal.console import SafeConsole
 
-    place = there(locate(store))
+    place = locate(store)
     known_run(place, run)
     with checking_input():
         with open_store(place) as reader:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, known_run, locate, there, warn, write_json
+from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, known_run, locate, warn, write_json
 
 if TYPE_CHECKING:
     from unskew.analytics.replay.replay import Replay
@@ -27,7 +27,7 @@ def replay(
     from unskew.collector.read.reader import open_store
     from unskew.edge.recorded_run import recorded_run
 
-    place = there(locate(store))
+    place = locate(store)
     known_run(place, run)
     with checking_input():
         with open_store(place) as reader:

@@ -19,7 +19,6 @@ from unskew.commands.common import (
     locate,
     refuse,
     the_run,
-    there,
     warn,
     write_json,
 )
@@ -52,7 +51,7 @@ def export(
     from unskew.collector.files import manifest
     from unskew.collector.formats.registry import EXPORTERS, take_out
 
-    place = there(locate(store))
+    place = locate(store)
     if format not in EXPORTERS:
         refuse(f"FORMAT {format} is not known; known are {', '.join(EXPORTERS)}")
     run = the_run(place, run)

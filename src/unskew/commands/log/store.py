@@ -135,6 +135,8 @@ def copy(
     place = there(locate(store))
     if run is not None:
         known_run(place, run)
+    if out.resolve().is_relative_to(place.root.resolve()):
+        refuse(f"{out} lies in the store, where a name may be taken for one of its own files: name a file elsewhere")
     if out.exists():
         refuse(f"{out} exists: name a file that does not")
     if not out.absolute().parent.is_dir():

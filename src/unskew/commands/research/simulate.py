@@ -78,6 +78,8 @@ def simulate(
         else:
             cluster_events = arrivals(job, parse_faults(faults), hours=hours, seed=seed)
     place = locate(store) if store is not None else None
+    if place is not None:
+        place.enter()
     answers: list[dict[str, Any]] = []
     outcomes: list[SimulationOutcome] = []
     for one in chosen:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unskew.collector.events import CommandRefused, Event, Mode, ModeChanged, PlanApproved, PlanRejected
-from unskew.commands.common import StoreOption, checking_input, fail, known_run, locate, refuse
+from unskew.collector.events import CommandRefused, Event, Mode, ModeChanged, PlanApproved, PlanRejected, RankAdded
+from unskew.commands.common import StoreOption, checking_input, fail, known_run, locate, refuse, there
 from unskew.terminal.safe_text import harmless
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def living_run(store: Store, run: str | None) -> str:
 
     if run is not None:
         return known_run(store, run)
-    living = living_runs(store)
+    living = living_runs(there(store))
     if not living:
         refuse(f"no run is alive in {store.root}: nobody would act on this")
     if len(living) > 1:
@@ -77,7 +77,7 @@ def decide(store: Store, command: Command) -> None:
     from unskew.terminal.sentences import sentence_of
 
     tail = Tail.of_decisions(store, command.run)
-    if command.kind != "mode" and not command.reason.strip():
+    if command.kind in ("approve", "reject") and not command.reason.strip():
         refuse("--reason says nothing: the log keeps why somebody decided")
     with checking_input():
         send(store, command.run, command)
@@ -101,5 +101,8 @@ def answers(event: Event | None, command: Command) -> bool:
         case ModeChanged():
             return command.kind == "mode" and event.mode == command.target
         case CommandRefused():
-            return event.by == command.by and event.command in (command.id, command.target, f"{command.kind} {command.target}")
+            asked = f"{command.kind} {command.target}".strip()
+            return event.by == command.by and event.command in (command.id, command.target, asked)
+        case RankAdded():
+            return command.kind == "rank" and event.by == command.by and command.target in ("", str(event.rank))
     return False

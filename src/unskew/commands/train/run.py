@@ -14,6 +14,7 @@ from unskew.commands.common import (
     JsonOption,
     SharedOption,
     StoreOption,
+    as_ctrl_c,
     checking_input,
     fail,
     known_run,
@@ -21,7 +22,6 @@ from unskew.commands.common import (
     refuse,
     rights_of_new,
     starting,
-    there,
     warn,
     write_json,
 )
@@ -56,8 +56,8 @@ def run(
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Go on with a run that ended, from its newest checkpoint; other ranks, devices and more --iterations are "
-            "allowed.",
+            help="Go on with a run: in its own ranks while these wait for a controller, else from its newest checkpoint, on "
+            "other ranks and devices and with more --iterations if you like.",
             rich_help_panel=CHECKPOINTS,
         ),
     ] = None,
@@ -70,29 +70,35 @@ def run(
     """Train a small language model in parallel, disturb it, and watch it being kept fast."""
     from unskew.analytics.core.faults import parse_faults
 
-    place = locate(store)
+    place, living = locate(store), None
     if resume is None:
         asked.setdefault("dtype", "float64" if asked["verify"] else "float32")
         options = RunOptions(**asked, store=str(place.root))
     else:
-        options = resumed_options(place, resume, asked, context)
+        options, living = resumed_options(place, resume, asked, context)
     with checking_input():
         check(options)
     if fault and no_faults:
         refuse("--fault and --no-faults contradict each other: give one of them")
+    if living is not None:
+        if fault:
+            refuse(f"--fault cannot be added: the ranks of run {living} live and go on as they are")
+        perform(place, options, dashboard=dashboard, json=json, living=living)
+        return
     with checking_input("--fault"):
         specs = [] if no_faults or (resume and not fault) else fault or default_faults(options)
         parsed = parse_faults(specs, ranks=options.ranks, iterations=options.iterations, schedule=options.schedule)
     perform(place, msgspec.structs.replace(options, faults=parsed), dashboard=dashboard, json=json, mode=rights_of_new(shared))
 
 
-def resumed_options(place: Store, run: str, asked: dict[str, Any], context: typer.Context) -> RunOptions:
-    """The options of the run that goes on with `run`; refuses when it cannot."""
+def resumed_options(place: Store, run: str, asked: dict[str, Any], context: typer.Context) -> tuple[RunOptions, str | None]:
+    """The options of the run that goes on with `run`, and `run` where its own ranks wait to go on; refuses when it cannot."""
     from unskew.collector.read.reader import open_store
     from unskew.collector.write.commands import controller_alive
     from unskew.runtime.control.resume import resumed
+    from unskew.runtime.control.takeover import living
 
-    known_run(there(place), run)
+    known_run(place, run)
     if controller_alive(place, run):
         refuse(f"run {run} is being trained: end it first, then resume it")
     if asked["verify"]:
@@ -100,7 +106,11 @@ def resumed_options(place: Store, run: str, asked: dict[str, Any], context: type
     sources = {name: context.get_parameter_source(name) for name in asked}
     changed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     with checking_input(), open_store(place) as reader:
-        return resumed(place, reader, run, asked, changed)
+        if (options := living(place, reader, run)) is None:
+            return resumed(place, reader, run, asked, changed), None
+        if changed:
+            refuse(f"--{changed[0].replace('_', '-')} cannot be changed: the ranks of run {run} live and go on as they are")
+        return msgspec.structs.replace(options, store=str(place.root)), run
 
 
 def default_faults(options: RunOptions) -> list[str]:
@@ -114,7 +124,15 @@ def default_faults(options: RunOptions) -> list[str]:
     return [slow] * (slow_at < options.iterations) + [kill] * (options.dp > 1)
 
 
-def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | None, mode: int | None = None) -> None:
+def perform(
+    place: Store,
+    options: RunOptions,
+    *,
+    dashboard: bool,
+    json: Path | None,
+    mode: int | None = None,
+    living: str | None = None,
+) -> None:
     """Run, show, sum up; in a terminal the dashboard then stays up until Ctrl-C."""
     from unskew.collector.alerts.acceptance import waits
     from unskew.collector.files.checkpoints import checkpoints
@@ -128,8 +146,7 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
     with checking_input():
         place.enter(mode=mode)
     warn([sentence] if (sentence := waits(place)) else [])
-    for ended_from_outside in (signal.SIGTERM, signal.SIGHUP):  # a scheduler's stop, a closed terminal: as Ctrl-C
-        signal.signal(ended_from_outside, signal.default_int_handler)
+    as_ctrl_c()
     console = SafeConsole()
     facts = [("store", str(place.root))]
     with ExitStack() as stack:
@@ -152,7 +169,7 @@ def perform(place: Store, options: RunOptions, *, dashboard: bool, json: Path | 
                     facts.append(("dashboard", f"none, {error}"))
                     served = None
             with Screen(console, facts) as screen:
-                summary = launch.run(options, on_event=taken, on_tick=screen.tick)
+                summary = launch.run(options, on_event=taken, on_tick=screen.tick, living=living)
         except KeyboardInterrupt:
             fail(f"stopped; what was logged until then is in {place.root}")
         except OptionsError as error:

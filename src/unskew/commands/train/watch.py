@@ -17,10 +17,10 @@ from unskew.commands.common import (
     fail,
     known_run,
     locate,
-    newest_run,
     refuse,
     starting,
-    there,
+    store_runs,
+    the_run,
     warn,
     write_json,
 )
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from unskew.collector.paths import Store
 
 POLL_S = 0.5
+BEGINS_WITHIN_S = 2.0
+"""So long `unskew run` may take until its store is there: it loads its packages first."""
 COMMAND = "unskew.command"
 
 
@@ -57,29 +59,35 @@ def watch(
     if command is None:
         if json is not None:
             refuse("--json is for a command that is started: unskew watch --json FILE -- CMD...")
-        follow_run(there(locate(store)), run)
+        place = locate(store)
+        follow_run(place, known_run(place, run) if run is not None else last_run(place))
     elif not command or run is not None:
         refuse("behind -- a command is needed, and no run before it: unskew watch -- torchrun --nproc-per-node 2 train.py")
     else:
         raise typer.Exit(watch_training(locate(store), command, json))
 
 
-def follow_run(place: Store, run: str | None) -> None:
-    """The live view of a run that somebody else has started."""
+def last_run(place: Store) -> str:
+    """The run that goes on, or is about to, else the newest; one that was typed a moment ago is waited for."""
     from unskew.collector.locks import is_held
-    from unskew.collector.write.commands import controller_alive, living_runs
+    from unskew.collector.write.commands import living_runs
+
+    deadline = time.monotonic() + BEGINS_WITHIN_S
+    while not (living := living_runs(place)):
+        # One that has just begun may have nothing in the log yet.
+        if not is_held(starting(place)) and (store_runs(place) or time.monotonic() >= deadline):
+            return the_run(place, None)
+        time.sleep(POLL_S)
+    return living[-1]
+
+
+def follow_run(place: Store, name: str) -> None:
+    """The live view of a run that somebody else has started."""
+    from unskew.collector.write.commands import controller_alive
     from unskew.terminal.console import SafeConsole
     from unskew.terminal.follow import LogFollower
     from unskew.terminal.live import Screen
 
-    if run is not None:
-        name: str | None = known_run(place, run)
-    else:  # one that has just begun may have nothing in the log yet
-        while not (living := living_runs(place)) and is_held(starting(place)):
-            time.sleep(POLL_S)
-        name = living[-1] if living else newest_run(place)
-    if name is None:
-        refuse(f"there is no run in {place.root} yet: start one with `unskew run`")
     with (
         LogFollower(place, name) as follow,
         Screen(SafeConsole(), [("store", str(place.root))]) as screen,

@@ -1,0 +1,84 @@
+"""Step times of ranks, made up: what is stated is found, an episode is one verdict, and noise accuses nobody."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from unskew.analytics.core.outcome import Findings
+from unskew.analytics.detector.options import SHARED_MACHINE, DetectorOptions
+from unskew.analytics.detector.residuals import Floats
+from unskew.analytics.detector.workers import RankTimes, judge_workers
+
+RHO = 0.6
+
+
+def noisy(random: np.random.Generator, steps: int, ranks: int, sigma: float, rho: float = 0.0) -> Floats:
+    """Step times whose logs vary by sigma, neighbours alike by rho."""
+    fresh = random.normal(0, 1, (steps, ranks))
+    logs = fresh.copy()
+    for step in range(1, steps):
+        logs[step] = rho * logs[step - 1] + np.sqrt(1 - rho**2) * fresh[step]
+    return np.asarray(1e5 * np.exp(sigma * logs))
+
+
+def judged(us: Floats, *, equal_work: bool, options: DetectorOptions | None = None) -> Findings:
+    steps, ranks = us.shape
+    times = RankTimes(("step",), tuple(range(steps)), dict.fromkeys(range(ranks), 0), us[None])
+    return judge_workers(times, options or DetectorOptions(), equal_work=equal_work)
+
+
+def named(found: Findings) -> list[int | None]:
+    return [party.rank for verdict in found.verdicts for party in verdict.culprits]
+
+
+@pytest.mark.parametrize("equal_work", [True, False])
+@pytest.mark.parametrize(("ranks", "steps", "sigma"), [(2, 60, 0.05), (3, 14, 0.02), (4, 40, 0.1), (16, 30, 0.03)])
+def test_a_slowdown_of_the_size_that_is_stated_is_named(ranks: int, steps: int, sigma: float, equal_work: bool) -> None:
+    """Of that size and of three times that, from the middle of the recording on; who is named is named once."""
+    tried, found = 0, 0
+    for seed in range(5):
+        random = np.random.default_rng(1_000 * ranks + seed)
+        us = noisy(random, steps, ranks, sigma, RHO * (seed % 2))
+        stated = judged(us, equal_work=equal_work).sight.smallest_slowdown
+        assert stated is not None
+        for more in (1.0, 3.0):
+            slowed, who = us.copy(), int(random.integers(ranks))
+            slowed[steps // 2 :, who] *= 1 + more * (stated - 1)
+            tried, found = tried + 1, found + (named(judged(slowed, equal_work=equal_work)) == [who])
+    assert found >= 0.95 * tried
+
+
+@pytest.mark.parametrize("equal_work", [True, False])
+def test_noise_of_which_neighbours_are_alike_accuses_nobody(equal_work: bool) -> None:
+    """At what was once accused in 18 of 60 tables of equal work."""
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        us = noisy(random, int(random.integers(14, 120)), int(random.choice([2, 4, 8])), 0.05, (0.3, 0.6, 0.8)[seed % 3])
+        assert named(judged(us, equal_work=equal_work)) == []
+
+
+@pytest.mark.parametrize("equal_work", [True, False])
+@pytest.mark.parametrize("episodes", [[(40, 70)], [(20, 50), (80, 110)], [(60, 120)]])
+def test_an_episode_is_one_verdict(episodes: list[tuple[int, int]], equal_work: bool) -> None:
+    us = noisy(np.random.default_rng(8), 120, 4, 0.03, 0.3)
+    for begin, end in episodes:
+        us[begin:end, 2] *= 1.5
+    found = judged(us, equal_work=equal_work).verdicts
+    assert [verdict.culprits[0].rank for verdict in found] == [2] * len(episodes)
+    for verdict, (begin, end) in zip(found, episodes, strict=True):
+        assert abs(verdict.since_iteration - begin) <= 2
+        assert abs((verdict.until_iteration or 120) - end) <= 2
+        assert verdict.speed["step"] == pytest.approx(1 / 1.5, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("options", [DetectorOptions(), SHARED_MACHINE])
+def test_whatever_the_noise_there_is_an_answer(seed: int, options: DetectorOptions) -> None:
+    """Heavy noise, holes, one rank or few iterations: a rank that has nobody beside it ended in an error."""
+    random = np.random.default_rng(seed)
+    us = noisy(random, int(random.integers(1, 50)), 1 + seed % 4, float(random.uniform(0.3, 2.0)))
+    us[random.random(us.shape) < 0.1 * (seed % 3)] = np.nan
+    for equal_work in (True, False):
+        found = judged(us, equal_work=equal_work, options=options)
+        assert found.sight.smallest_slowdown is None or found.sight.smallest_slowdown > 1

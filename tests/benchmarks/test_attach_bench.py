@@ -1,0 +1,37 @@
+"""The benchmark of watched trainings measures what it says: each part once, small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress
+
+from unskew.benchmarks import attach_overhead, attach_probes
+from unskew.benchmarks.runs import Bench
+from unskew.collector.paths import Store
+
+pytestmark = pytest.mark.slow
+BENCH = Bench(Progress(), Store(Path("never-used")))
+
+
+@pytest.mark.limit(240)
+def test_both_halves_of_a_turn_are_measured_for_both_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach_overhead, "MICRO_BATCHES", 1)
+    for job, width in (("LIGHT", 8), ("HEAVY", 9)):
+        monkeypatch.setattr(attach_overhead, job, attach_overhead.Job(5, 1, width, 4, 1))
+    one, several, of_step, wall = attach_overhead.figures(BENCH, turns=1)
+    assert [figure.bar for figure in (one, several, of_step, wall)] == [20, 20, 0.3, 1]
+    assert all(figure.value is not None for figure in (one, several, of_step, wall))
+    assert "ms: median" in wall.note
+
+
+@pytest.mark.limit(240)
+def test_watched_jobs_count_for_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach_probes, "LATE", ("forward",))
+    monkeypatch.setattr(attach_probes, "EVEN", ("random",))
+    named, delay, _, _, _, *baselines = attach_probes.figures(BENCH, seeds=1)
+    assert named.value == 100
+    assert 16 <= (delay.value or 0) < 32, "judged from 16 on, and every eight iterations"
+    assert [figure.name.rsplit(" ", 1)[1] for figure in baselines] == ["nvrx", "traceml"]
+    assert all("of 2 jobs without a late rank" in figure.note for figure in baselines)

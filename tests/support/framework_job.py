@@ -1,0 +1,137 @@
+"""Trainings that know nothing of Unskew, in two forked ranks each: `python framework_job.py STORE FOLDER`.
+
+The examples are run as they are, rank 1 slow in its backward pass; CASE-untouched is the same for fewer steps, without Unskew
+and healthy. Each prints its losses, by rank 0, into FOLDER/CASE. Forked from one process, as the imports take longest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard  # noqa: F401 - imported before the ranks are forked
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+
+import unskew
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+KEPT: list[nn.Module] = []
+STEPS, UNTOUCHED_STEPS, MICRO_BATCHES, SKIPPED = 26, 6, 2, 3
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, reentrant in ((self.first, False), (self.second, True)):
+            x = torch.relu(checkpoint(layer, x, use_reentrant=reentrant))
+        return x
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiled = torch.compile(nn.Sequential(nn.Linear(32, 32), nn.ReLU()), backend="aot_eager", fullgraph=True)
+        self.checkpointed = Layers()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.checkpointed(self.compiled(x))
+        return found
+
+
+def plain() -> None:
+    """DDP with all at once: accumulation under `no_sync`, both kinds of checkpointing, a compiled part, a scaler that skips."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(Model())
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    batches, losses = iter(DataLoader(torch.randn(8 * MICRO_BATCHES * UNTOUCHED_STEPS, 32), batch_size=8)), []
+    for step in range(UNTOUCHED_STEPS):
+        optimizer.zero_grad()
+        for last in (False, True):
+            model.require_backward_grad_sync = last  # what no_sync() sets
+            loss = model(next(batches)).square().mean() / MICRO_BATCHES
+            losses.append(loss.item())
+            scaler.scale(loss * (float("inf") if step == SKIPPED else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    if dist.get_rank() == 0:
+        print("losses", json.dumps(losses))
+    # Torch 2.13 may wait for ever in destroying the groups, with the interpreter's lock held, for a thread that wants it.
+    KEPT.append(model)
+
+
+def example(name: str, *more: str) -> Callable[[str], None]:
+    def run(case: str) -> None:
+        touched = not case.endswith("untouched")
+        slow = ["--slow", "backward", "--slow-from", "0"] if touched else []
+        steps = str(STEPS if touched else UNTOUCHED_STEPS)
+        sys.argv = [name, *slow, *more, "--steps", steps, "--micro-batches", str(MICRO_BATCHES)]
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+    return run
+
+
+CASES: dict[str, Callable[[str], None]] = {"plain": lambda _: plain(), "fsdp2": example("train_fsdp2.py")}
+
+
+def rank_of(case: str, rank: int, port: int, store: str, folder: Path) -> None:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": case, **{k: str(v) for k, v in place.items()}})
+    if rank == 0:
+        os.dup2(os.open(folder / case, os.O_WRONLY | os.O_CREAT), 1)
+    session = None if case.endswith("untouched") else unskew.attach(store, run=case)
+    CASES[case.removesuffix("-untouched")](case)
+    if session is not None:
+        session.close()
+        assert not session.problem, session.problem
+    sys.stdout.flush()
+
+
+def main(store: str, folder: Path) -> int:
+    os.chdir(folder)
+    sys.path[0] = str(EXAMPLES)  # as for a script of that folder; modules here are named like those of others
+    try:
+        import accelerate.state  # noqa: F401, PLC0415 - an extra
+        import lightning  # noqa: F401, PLC0415
+        import transformers.trainer  # noqa: F401, PLC0415
+        from transformers import LlamaForCausalLM  # noqa: F401, PLC0415
+
+        CASES["hf"] = example("train_hf.py", "--out", str(folder / "hf-out"))
+        CASES["lightning"] = example("train_lightning.py")
+    except ImportError:
+        pass
+    for case in [f"{name}{tail}" for name in CASES for tail in ("", "-untouched")]:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        pids = []
+        for rank in range(2):
+            if (pid := os.fork()) == 0:
+                try:
+                    rank_of(case, rank, port, store, folder)
+                    os._exit(0)
+                except BaseException:
+                    sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+                finally:
+                    os._exit(1)
+            pids.append(pid)
+        ended = [os.waitpid(pid, 0)[1] for pid in pids]
+        if any(ended):
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
