@@ -217,9 +217,11 @@ class Controller:
     def _device_lost(self, message: RankExited) -> DeviceLost:
         """Why a rank's process has ended, and who waits for it: nobody for one on standby."""
         rank, involved = message.rank, self.state.plans.involved
-        victims = tuple(sorted((self.state.alive & involved) - {rank})) if rank in involved else ()
         detail = self.failures[rank].detail if rank in self.failures else message.detail
-        return self._lost(self.watch.condemned(rank) or Suspect(rank=rank, how="exit", detail=detail, victims=victims))
+        others = tuple(sorted((self.state.alive & involved) - {rank}))
+        suspect = self.watch.condemned(rank) or Suspect(rank=rank, how="exit", detail=detail, victims=others)
+        # Who waited for a whole group when one on standby hung waited for the group, where that one is no member.
+        return self._lost(suspect if rank in involved else msgspec.structs.replace(suspect, victims=()))
 
     def _lost(self, suspect: Suspect, *, cut_off: bool = False) -> DeviceLost:
         rank = suspect.rank
