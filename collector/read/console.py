@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from unskew.collector.read.reader import ReaderSources
 
-_MEMORY = "1 GB"
+_MEMORY = "600 MB"
 _LOCKS = (
     f"set memory_limit = '{_MEMORY}'",
     "set threads = 2",
@@ -46,9 +46,10 @@ _START_S = 30.0
 """Beyond the query's own time: for a process to start, to open the store on a busy machine, and to hand over the rows."""
 _LIMITS = {resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0, resource.RLIMIT_AS: 8 * 1024**3}
 """Bytes: of a file that the child writes, of its core dump, of its address space."""
-_DATA_BYTES = 2 * 1024**3
+_DATA_BYTES = 800_000_000
 """What the child may take beside what it took to open the store: DuckDB does not count all that it takes as its memory."""
-_ANSWER_BYTES = 1_000_000_000
+_ANSWER_BYTES = 250_000_000
+"""Whoever asked holds the answer up to three times while it is read."""
 _BATCH_ROWS = 100_000
 _REFUSED = 3
 _Taken = TypeVar("_Taken")
@@ -164,7 +165,7 @@ def _send(rows: pyarrow.RecordBatchReader) -> None:
         for batch in rows:
             sent += batch.nbytes
             if sent > _ANSWER_BYTES:
-                raise ConsoleError(f"the answer is larger than {_ANSWER_BYTES // 10**9} GB: select fewer rows or columns")
+                raise ConsoleError(f"the answer is larger than {_ANSWER_BYTES // 10**6} MB: select fewer rows or columns")
             writer.write_batch(batch)
 
 

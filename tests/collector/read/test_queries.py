@@ -223,6 +223,15 @@ def test_numbers_are_numbers_in_json(store: Store, tmp_path: Path) -> None:
     assert json.loads(result.stdout) == json.loads(json_path.read_text()) == [{"n": 6, "share": 1.5}]
 
 
+@pytest.mark.parametrize("rows", [0, 1, 150_000])
+def test_an_answer_is_written_in_slices_and_is_one(store: Store, tmp_path: Path, rows: int) -> None:
+    out, json_path = tmp_path / "out.csv", tmp_path / "out.json"
+    command = ("--format", "csv", "--out", str(out), "--json", str(json_path), "--store", str(store.root))
+    assert call(f"select range as n from range({rows})", *command).exit_code == 0
+    assert out.read_text().split() == ["n", *map(str, range(rows))]
+    assert json.loads(json_path.read_text()) == [{"n": n} for n in range(rows)]
+
+
 def test_the_bounds_of_an_effect_are_numbers(answers: dict[str, pl.DataFrame]) -> None:
     types = answers["effect_of_each_decision"].schema
     assert all(types[name] == pl.Float64 for name in ("saved_s", "at_least_s", "at_most_s"))

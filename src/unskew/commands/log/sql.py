@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO, StringIO
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from tempfile import TemporaryFile, gettempdir
+from typing import IO, TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 TABLE_ROWS = 200
 COUNTED_ROWS = 100_000
 """A table shows the first of its rows and counts up to here; a file gets all."""
+_SLICE_ROWS = 100_000
 _LEAST_COLUMN = 12
 """Text wrapped into columns narrower than this on average is unreadable."""
 _UNBOUNDED = 1_000_000
@@ -60,19 +63,26 @@ def sql(
     with checking_input():
         rows = console.query(place, text, timeout_s=timeout, row_limit=COUNTED_ROWS + 1 if counted_only else None)
         warn(manifest.load(place).problems)
-    with holding("--json"):
-        encoded = None if json is None else as_json(rows)
-    with holding(f"--format {format}"):
-        answer = formed(rows, format, sys.stdout if out is None else StringIO())
-    if json is not None and encoded is not None:
-        _write("--json", json, encoded)
-    if out is not None:
-        _write("--out", out, answer)
-    elif isinstance(answer, bytes):
-        sys.stdout.buffer.write(answer)
-    else:
-        # A terminal gets no orders from what is in a log; a pipe or a file gets the values as they are.
-        sys.stdout.write(harmless(answer, sys.maxsize) if sys.stdout.isatty() and format != "table" else answer)
+    with TemporaryFile() as also, TemporaryFile() as answer:
+        if json is not None:
+            _form(rows, "json", "--json", also)
+        if format == "table":
+            with holding("--format table"):
+                answer.write(_printed(rows, sys.stdout if out is None else StringIO()).encode())
+        else:
+            _form(rows, format, f"--format {format}", answer)
+        if json is not None:
+            _copy("--json", also, json)
+        if out is not None:
+            _copy("--out", answer, out)
+            return
+        answer.seek(0)
+        if sys.stdout.isatty() and format != "table":
+            # A terminal gets no orders from what is in a log; a pipe or a file gets the values as they are.
+            sys.stdout.write(harmless(answer.read().decode(), sys.maxsize))
+        else:
+            sys.stdout.flush()
+            shutil.copyfileobj(answer, sys.stdout.buffer)
 
 
 def _text(query: str | None, saved: str | None) -> str:
@@ -126,19 +136,23 @@ def _silence() -> Iterator[None]:
         os.close(nowhere)
 
 
-def formed(rows: polars.DataFrame, format: str, terminal: TextIO) -> str | bytes:
-    """The rows in their form; a table as `terminal` can show it."""
-    if format == "csv":
-        return rows.write_csv()
-    if format == "json":
-        return as_json(rows)
-    if format == "parquet":
-        rows.write_parquet(held := BytesIO())
-        return held.getvalue()
-    return _printed(rows, terminal)
+def _form(rows: polars.DataFrame, format: str, option: str, file: IO[bytes]) -> None:
+    """Write the rows in a form, a slice at a time: a number takes eight times the room as text."""
+    try:
+        with holding(option):
+            if format == "parquet":
+                rows.write_parquet(file)
+            elif format == "csv":
+                for first in range(0, max(1, rows.height), _SLICE_ROWS):
+                    rows.slice(first, _SLICE_ROWS).write_csv(file, include_header=first == 0)
+            else:
+                for part in _json_parts(rows):
+                    file.write(part.encode())
+    except OSError as error:
+        fail(f"{option}: no room for the answer in {gettempdir()}: {error.strerror}")
 
 
-def as_json(rows: polars.DataFrame) -> str:
+def _json_parts(rows: polars.DataFrame) -> Iterator[str]:
     """The rows as a list of objects; sums and decimals as the numbers that they are: Polars would write them as text."""
     import polars
 
@@ -147,12 +161,18 @@ def as_json(rows: polars.DataFrame) -> str:
         for name, kind in rows.schema.items()
         if isinstance(kind, polars.Decimal)
     }
-    return rows.cast(numbers).write_json() + "\n"  # type: ignore[arg-type]
+    yield "["
+    for first in range(0, rows.height, _SLICE_ROWS):
+        objects = rows.slice(first, _SLICE_ROWS).cast(numbers).write_json()  # type: ignore[arg-type]
+        yield ("," if first else "") + objects[1:-1]
+    yield "]\n"
 
 
-def _write(option: str, path: Path, answer: str | bytes) -> None:
+def _copy(option: str, answer: IO[bytes], path: Path) -> None:
     try:
-        path.write_bytes(answer.encode() if isinstance(answer, str) else answer)
+        answer.seek(0)
+        with path.open("wb") as file:
+            shutil.copyfileobj(answer, file)
     except OSError as error:
         fail(f"{option} {path} could not be written whole: {error.strerror}")
 
