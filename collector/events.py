@@ -104,12 +104,28 @@ class MicroBatchPacked(Telemetry, frozen=True, kw_only=True, tag="micro_batch@1"
     lengths: tuple[int, ...]
 
 
+class GradientsKept(Telemetry, frozen=True, kw_only=True, tag="gradients_kept@1"):
+    """In-step recovery: what attempt (`plan_version`, `attempt`) has of earlier ones and did not execute for itself.
+
+    The gradients of layers ``[first_layer, first_layer + n_layers)`` of these micro-batches, computed under `of_plan_version`;
+    a plan version has one attempt at an iteration at most.
+    """
+
+    iteration: int
+    plan_version: int = msgspec.field(name="epoch")
+    attempt: int
+    first_layer: int
+    n_layers: int
+    of_plan_version: int
+    micro_batches: tuple[int, ...]
+
+
 class IterationCommitted(Telemetry, frozen=True, kw_only=True, tag="iteration_committed@1", gc=False):
     """This rank has stepped iteration `iteration`: the Detector's watermark.
 
     Every rank writes its own; all but `rank`, `start_us`, `wall_us` are equal by the commit protocol, so any one suffices.
-    (`plan_version`, `attempt`) is the attempt that counted; `log_complete` means that every rank's events of the iteration had
-    been handed to the kernel before it voted. `tokens` are target tokens, `loss` is nats per target token.
+    (`plan_version`, `attempt`) is the attempt that counted; `log_complete` means that every rank's chunks of the iteration had
+    been handed to the kernel before its gradients were reduced. `tokens` are target tokens, `loss` is nats per target token.
     """
 
     iteration: int
@@ -453,13 +469,18 @@ class DeviceLost(Control, frozen=True, kw_only=True, tag="device_lost@1"):
 
 
 class Regrouped(Control, frozen=True, kw_only=True, tag="regrouped@1"):
-    """All survivors hold working groups again; `seconds` counts from the detection (or the boundary) to the last of them."""
+    """All survivors hold working groups again; `seconds` counts from the detection (or the boundary) to the last of them.
+
+    `kept`: the share of `iteration`'s gradients (layer by micro-batch) that the survivors hold and nobody computes again; None
+    = no attempt at it had begun.
+    """
 
     plan_version: int = msgspec.field(name="epoch")
     iteration: int
     seconds: float
     migrate_seconds: float
     moved_bytes: int
+    kept: float | None = None
 
 
 class FaultInjected(Control, frozen=True, kw_only=True, tag="fault_injected@1"):
@@ -752,9 +773,8 @@ class AlertDelivered(Control, frozen=True, kw_only=True, tag="alert_delivered@1"
 
 
 TELEMETRY: tuple[type[Telemetry], ...] = (
-    Span, MicroBatchPacked, IterationCommitted, Heartbeat, RankAttached, RankDetached, IterationJudged, IterationTimed,
-    OperationsRecorded,
-    SourceRecorded, CollectiveRecorded, GroupRecorded, GpuState, HostClock, Dropped,
+    Span, MicroBatchPacked, GradientsKept, IterationCommitted, Heartbeat, RankAttached, RankDetached, IterationJudged,
+    IterationTimed, OperationsRecorded, SourceRecorded, CollectiveRecorded, GroupRecorded, GpuState, HostClock, Dropped,
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
     RunStarted, RunFinished, RankAdded, DeviceJoined, Suspected, Probed, StandbyMeasured, DeviceLost, Regrouped, FaultInjected,

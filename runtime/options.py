@@ -17,6 +17,7 @@ from unskew.collector.events import DeviceKind, Mode
 
 AskedDevice = Literal["auto", "real", "sleep", "virtual"]
 DType = Literal["float32", "float64"]
+Recovery = Literal["in-step", "redo"]
 MOST_RANKS = 1_024
 
 
@@ -92,6 +93,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     verify: Annotated[bool, Parameter(help="Also run the same seed without faults and compare the losses.", panel=FAULTS)] = (
         False
     )
+    recovery: Annotated[
+        Recovery,
+        Parameter(help="The iteration in which a rank is lost: goes on with what the others hold, or is redone.", panel=FAULTS),
+    ] = "in-step"
     respawns: Annotated[
         int,
         Parameter(help="How often mode auto starts a lost rank again; 0 = never.", panel=FAULTS, least=0, most=1_000),

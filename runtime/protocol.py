@@ -145,7 +145,7 @@ class StandbyProduct(Message, frozen=True, kw_only=True):
 class PlanEntered(Message, frozen=True, kw_only=True):
     """From a rank: its groups of `plan_version` are connected and it holds the plan's layers; it goes on with `iteration`.
 
-    `began_ns`, `at_ns`: the node's monotonic clock when it began to regroup, and now.
+    `began_ns`, `at_ns`: the node's monotonic clock when it began to regroup, and now. `kept` as in `Regrouped`.
     """
 
     rank: int
@@ -155,6 +155,7 @@ class PlanEntered(Message, frozen=True, kw_only=True):
     at_ns: int
     migrate_s: float
     moved_bytes: int
+    kept: float | None = None
 
 
 class FaultAnnounced(Message, frozen=True, kw_only=True):

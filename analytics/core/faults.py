@@ -1,12 +1,12 @@
 """Fault SPECs: the arguments of `--fault`, checked before anything starts.
 
     slow:rank=3,factor=1.8,at=30[,until=60][,phase=F|B|W]    chunks take `factor` times as long in iterations at .. until-1
-    kill:rank=6,at=70[,point=compute|before_barrier|before_step]     SIGKILL inside iteration `at`
+    kill:rank=6,at=70[,point=POINT]                          SIGKILL inside iteration `at`
     hang:rank=2,at=50                                        main thread stuck, heartbeats go on
     freeze:rank=2,at=50                                      SIGSTOP
 
-Iterations and ranks are numbered from 0. `point` is where in the iteration the rank dies: in the middle of its chunks, or in
-one of the two windows of the commit protocol.
+Iterations and ranks are numbered from 0. POINT is where in the iteration the rank dies: compute (in the middle of its chunks),
+in_sync (before its last bucket of gradients is reduced), before_barrier or before_step (the windows of the commit protocol).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unskew.analytics.core.plan import splits_backward
 from unskew.collector.events import CHUNK_KINDS, FaultInjected
 
 FaultKind = Literal["slow", "kill", "hang", "freeze"]
-KillPoint = Literal["compute", "before_barrier", "before_step"]
+KillPoint = Literal["compute", "in_sync", "before_barrier", "before_step"]
 
 _REQUIRED = {
     "slow": ("rank", "factor", "at"),

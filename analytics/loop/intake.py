@@ -1,11 +1,12 @@
 """Log entries in any order of arrival -> whole committed iterations, in order.
 
-The watermark is `IterationCommitted`: before it is written every rank has handed its events of the iteration to the kernel.
+The watermark is `IterationCommitted`: before it is written every rank has handed its chunks of the iteration to the kernel.
 Entries of different writers are read one after the other, so an iteration is released one poll after its first watermark was
 seen: by then every writer has been read past it. What may still be missing is waited for, up to a second: chunks, where the
 vote showed that some rank was late (``log_complete`` false), and the other ranks' watermarks, whose times count. If chunks
 do not come the iteration is released as incomplete, and nobody is judged by it; an iteration without any watermark is
-passed over.
+passed over. An iteration that keeps gradients of an earlier attempt has its chunks in several: it is released as incomplete at
+once, for nothing predicts how long a part of it takes.
 """
 
 from __future__ import annotations
@@ -18,9 +19,18 @@ import msgspec
 from unskew.analytics.core.iteration import BesideChunks, Chunk, CommittedIteration, IterationTelemetry, Transfer
 from unskew.analytics.core.plan import Plan, chunk_kinds
 from unskew.analytics.core.workload import Work, work_of
-from unskew.collector.events import CHUNK_KINDS, Event, GpuState, IterationCommitted, MicroBatchPacked, Span
+from unskew.collector.events import (
+    CHUNK_KINDS,
+    Event,
+    GpuState,
+    GradientsKept,
+    IterationCommitted,
+    MicroBatchPacked,
+    Span,
+)
 
 _PATIENCE_POLLS = 20
+_OF_ITERATIONS = (Span, MicroBatchPacked, IterationCommitted, GpuState, GradientsKept)
 BESIDE_CHUNKS = frozenset({"optimizer", "data_wait", "other"})
 
 
@@ -29,6 +39,7 @@ class _Open(msgspec.Struct):
     packed: dict[int, tuple[int, ...]]
     marks: list[IterationCommitted]
     gpus: list[GpuState]
+    kept_in: set[int]
     marked_at_poll: int = 0
 
     @property
@@ -46,12 +57,17 @@ class _Open(msgspec.Struct):
         """Whether every chunk and every micro-batch of the plan has arrived."""
         expected = len(chunk_kinds(plan.schedule)) * sum(len(route.hops) for route in plan.routes)
         chunks = sum(span.kind in CHUNK_KINDS for span in self.counted())
-        return chunks >= expected and len(self.packed) == len(plan.routes)
+        return chunks >= expected and len(self.packed) == len(plan.routes) and not self.in_parts
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether chunks of earlier attempts count."""
+        return self.mark.plan_version in self.kept_in
 
     def is_whole(self, plan: Plan, marks_suffice: bool) -> bool:
         """Whether nothing more is to come; a rank that died before its step leaves no watermark."""
         marked = sum(mark.plan_version == plan.plan_version for mark in self.marks) == len(plan.ranks)
-        return marked and (marks_suffice or self.is_complete(plan))
+        return marked and (marks_suffice or self.in_parts or self.is_complete(plan))
 
 
 class Intake:
@@ -71,14 +87,16 @@ class Intake:
         """The iterations that this poll completes; `plan_of[plan version]` shows which chunks included the output head."""
         self._polls += 1
         for event in events:
-            if not isinstance(event, (Span, MicroBatchPacked, IterationCommitted, GpuState)) or event.iteration is None:
+            if not isinstance(event, _OF_ITERATIONS) or event.iteration is None:
                 continue
             if event.iteration >= self._next:
-                of = self._open.setdefault(event.iteration, _Open([], {}, [], []))
+                of = self._open.setdefault(event.iteration, _Open([], {}, [], [], set()))
                 if isinstance(event, Span):
                     of.spans.append(event)
                 elif isinstance(event, GpuState):
                     of.gpus.append(event)
+                elif isinstance(event, GradientsKept):
+                    of.kept_in.add(event.plan_version)
                 elif isinstance(event, MicroBatchPacked):
                     of.packed[event.micro_batch] = event.lengths
                 else:
@@ -184,13 +202,14 @@ def _start_us(span: Span) -> int:
 
 
 def _collectives_us(spans: list[Span]) -> tuple[float, ...]:
-    """Times of gradient collectives from the moment their last member had come; a group's members are in its name."""
-    members: dict[str, list[Span]] = {}
+    """Times of gradient collectives, each bucket's from the moment its last member had come, together per group; a group's
+    members are in its name."""
+    members: dict[tuple[str, int], list[Span]] = {}
     for span in spans:
         if span.kind == "all_reduce" and span.group:
-            members.setdefault(span.group, []).append(span)
-    return tuple(
-        float(max(max(s.start_us + s.wall_us for s in of) - max(s.start_us for s in of), 0))
-        for group, of in sorted(members.items())
-        if len(of) == group.count("-") + 1
-    )
+            members.setdefault((span.group, span.first_layer or 0), []).append(span)
+    times: Counter[str] = Counter()
+    for (group, _), of in sorted(members.items()):
+        if len(of) == group.count("-") + 1:
+            times[group] += max(max(s.start_us + s.wall_us for s in of) - max(s.start_us for s in of), 0)
+    return tuple(map(float, times.values()))

@@ -73,6 +73,7 @@ VIEWS: dict[str, str] = {
             list_sum(list_transform(length, lambda one: one * one))::bigint as sum_sq, length as lengths
         from (select run, iteration, micro_batch, attempt, lengths::bigint[] as length
               from ({own_columns(events.MicroBatchPacked)}))""",
+    "gradients_kept": own_columns(events.GradientsKept),
     "heartbeats": own_columns(events.Heartbeat),
     "judged": "select * rename (epoch as plan_version) from projected.judged",
     "iterations": """
@@ -247,6 +248,7 @@ VIEWS: dict[str, str] = {
 
 for _name in (
     "spans", "chunks", "transfers", "collectives", "judged", "iterations", "decisions", "proposals", "plans",
+    "gradients_kept",
 ):  # fmt: skip
     VIEWS[_name] = f"select *, plan_version as epoch from ({VIEWS[_name]})"
 VIEWS["accused"] = "select * from flagged"  # former names: people's queries go on working
@@ -257,9 +259,21 @@ EXECUTED = """
         select iteration, plan_version, attempt from iterations
         where run = (select case when count(*) > 0 then of_run else error('there is no run ' || of_run) end
                      from writers where run = of_run)),
+    kept as (
+        select iteration, of_plan_version as plan_version, micro_batch,
+            unnest(range(first_layer, first_layer + n_layers)) as layer
+        from (select * exclude (micro_batches), unnest(micro_batches::bigint[]) as micro_batch
+              from gradients_kept join counted using (iteration, plan_version, attempt) where run = of_run)),
+    executions as (
+        select iteration, plan_version, attempt, kind, micro_batch, unnest(range(first_layer, first_layer + n_layers)) as layer
+        from chunks where run = of_run),
     done as (
-        select iteration, kind, micro_batch, unnest(range(first_layer, first_layer + n_layers)) as layer
-        from chunks join counted using (iteration, plan_version, attempt) where run = of_run),
+        select iteration, kind, micro_batch, layer
+        from executions semi join counted using (iteration, plan_version, attempt)
+            anti join kept using (iteration, micro_batch, layer)
+        union all
+        select iteration, kind, micro_batch, layer
+        from executions semi join kept using (iteration, plan_version, micro_batch, layer)),
     due as (
         select iteration, layers.range::integer as layer, batches.range::integer as micro_batch,
             unnest(case when plan->>'schedule' in ('zb-h1', 'zb-v', 'searched') then ['F', 'B', 'W'] else ['F', 'B'] end)
@@ -274,7 +288,8 @@ EXECUTED = """
     group by iteration, kind, layer, micro_batch
 """
 """`select * from executed('<run>')`: how often each (layer, micro_batch) was executed per committed iteration, in the attempt
-that counted, for F, B and, where the plan's schedule splits the backward pass, W each. A run is right when every `times` is 1;
+that counted, for F, B and, where the plan's schedule splits the backward pass, W each; where that attempt kept gradients of an
+earlier one, in the attempt that they are of. A run is right when every `times` is 1;
 It is 0 where the plan in force asks for more. A run that the log does not have is an error: no rows would be a proof of it."""
 
 

@@ -293,4 +293,5 @@ class PlanEntry(msgspec.Struct, kw_only=True):
             seconds=(max(member.at_ns for member in members) - began_ns) / 1e9,
             migrate_seconds=max(member.migrate_s for member in members),
             moved_bytes=sum(member.moved_bytes for member in members),
+            kept=message.kept,
         )

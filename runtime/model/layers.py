@@ -19,6 +19,11 @@ class HeldLayer:
         self.module: Layer = build_layer(size, layer, seed=seed, dtype=dtype, device=device)
         self.parameters: list[torch.nn.Parameter] = list(self.module.parameters())
         self.steps = 0
+        # What the parameters' gradients are the sum of: micro-batch -> the plan version under which that one was computed;
+        # and, of the last layer, the loss of each of them, which is reduced and kept together with the gradient.
+        self.summed: dict[int, int] = {}
+        self.losses: dict[int, float] = {}
+        self._has_losses = layer == size.n_layers - 1
         # The moments exist from the start so that a layer can be moved, or filled by a move, before its first step.
         self._exp_avg = [torch.zeros_like(parameter) for parameter in self.parameters]
         self._exp_avg_sq = [torch.zeros_like(parameter) for parameter in self.parameters]
@@ -50,6 +55,37 @@ class HeldLayer:
     def clear_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
+        self.summed, self.losses = {}, {}
+
+    def add(self, micro_batch: int, plan_version: int, loss: float | None) -> None:
+        """The gradient of `micro_batch` has been added; `loss` where this rank computed it."""
+        self.summed[micro_batch] = plan_version
+        if self._has_losses and loss is not None:
+            self.losses[micro_batch] = loss
+
+    def pack_sum(self, n_micro_batches: int) -> Tensor:
+        """The gradients as one flat tensor on the CPU, and behind those of the last layer the losses; 0 where there is
+        none."""
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.parameters]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).to("cpu")
+        if not self._has_losses:
+            return flat
+        # Exact in the run's number format: each is the loss of one micro-batch, and all but one holder add 0.
+        losses = [self.losses.get(number, 0.0) for number in range(n_micro_batches)]
+        return torch.cat((flat, torch.tensor(losses, dtype=flat.dtype)))
+
+    def unpack_sum(self, flat: Tensor, summed: dict[int, int]) -> None:
+        """The inverse of `pack_sum`: take over a gradient that is the sum of the micro-batches `summed`."""
+        offset = 0
+        for parameter in self.parameters:
+            part = flat[offset : offset + parameter.numel()].view_as(parameter)
+            parameter.grad = part.to(parameter.device, copy=True)
+            offset += parameter.numel()
+        self.summed, self.losses = summed, dict(enumerate(flat[offset:].tolist()))
+
+    def sum_size(self, n_micro_batches: int) -> int:
+        """Elements of `pack_sum`."""
+        return self.packed_size // 3 + (n_micro_batches if self._has_losses else 0)
 
     def pack(self) -> Tensor:
         """Parameters and both moments as one flat tensor, the same order on every rank."""

@@ -6,7 +6,7 @@ exchange their standing:
 
 * if anyone passed the barrier of iteration i, everyone who has not stepped i yet steps it now, from the gradients it still
   holds;
-* else iteration i is redone, as the next attempt.
+* else iteration i goes on as the next attempt, with what is kept of its gradients (scheduler/kept.py).
 
 Ranks can differ by one iteration at most: nobody passes barrier i + 1 before all have entered it, hence stepped i. A plan takes
 effect when the vote's minimum of "highest plan version held" reaches it. (ReCoVer and FT-HSDP commit per step in the same

@@ -4,12 +4,14 @@ The action list comes from the plan (pipeline/schedule.py); any rank may execute
 replica. Where the schedule splits the backward pass, B computes the gradient of activations (and those of the few parameters
 that are no matrices: norms, embedding) and W the gradients of the weight matrices. Receives are posted two actions ahead,
 sends are waited for at the end, a hand-over within the rank costs nothing. Messages need no shapes: every rank knows each
-micro-batch's lengths. On a virtual device each message carries the sender's clock in front.
+micro-batch's lengths. On a virtual device each message carries the sender's clock in front. An attempt that keeps gradients of
+the one before adds only those that are missing (scheduler/kept.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import msgspec
 import torch
@@ -19,6 +21,7 @@ from torch.nn import functional
 from unskew.analytics.core.plan import Plan, splits_backward
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.pipeline.actions import Action
+from unskew.analytics.scheduler.kept import KeptGradients
 from unskew.collector.events import Span
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
@@ -42,13 +45,15 @@ class ExecutedChunk(msgspec.Struct, gc=False):
 
 
 class Executor:
-    """One iteration on one rank. `run` returns the loss's share (nats, not divided) and leaves gradients in the layers."""
+    """One attempt at an iteration on one rank: leaves gradients and losses in the layers, with the micro-batches they are
+    of."""
 
     def __init__(
         self,
         *,
         plan: Plan,
         actions: Sequence[Action],
+        kept: KeptGradients,
         layers: Mapping[int, HeldLayer],
         batch: Batch,
         comm: Comm,
@@ -59,7 +64,7 @@ class Executor:
         dim: int,
         before: Callable[[int], None],
     ) -> None:
-        self._plan, self._actions, self._layers, self._batch = plan, actions, layers, batch
+        self._plan, self._actions, self._kept, self._layers, self._batch = plan, actions, kept, layers, batch
         self._comm, self._device, self._progress, self._label, self._before = comm, device, progress, label, before
         self._dtype, self._dim = dtype, dim
         # The clock in front of a message: one float64, or the room of one.
@@ -69,18 +74,18 @@ class Executor:
         self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._split = splits_backward(plan.schedule)
         self._deferred: dict[tuple[int, int], Deferred] = {}
+        self._losses: dict[int, float] = {}
         self._sent: list[tuple[PendingMessage, Span]] = []
         self.executed: list[ExecutedChunk] = []
 
-    def run(self) -> float:
+    def run(self) -> None:
         """Execute all actions. Raises `PeerLost` when a peer is gone or this rank's groups are stopped."""
-        loss = 0.0
         for index, action in enumerate(self._actions):
             self._before(index)
             for coming in self._actions[index : index + 1 + _LOOK_AHEAD]:
                 self._post(coming)
             if action.kind == "F":
-                loss += self._forward(action)
+                self._forward(action)
             elif action.kind == "B":
                 self._backward(action)
             else:
@@ -90,9 +95,15 @@ class Executor:
                 pending.wait()
                 wall_us = self._device.now_us() - span.start_us
                 self.executed[-1].messages.append(msgspec.structs.replace(span, wall_us=wall_us))
-        return loss
 
-    def _forward(self, action: Action) -> float:
+    def finish_weights(self) -> None:
+        """After a break: the gradients of weights whose backward pass is done, so that no micro-batch is half in a sum."""
+        for action in self._actions:
+            key = action.micro_batch, action.hop
+            if action.kind == "W" and key in self._deferred and key not in self._held:
+                self._weights(action)
+
+    def _forward(self, action: Action) -> None:
         micro_batch, first = action.micro_batch, action.first_layer == 0
         x, ready_us, wait_us, messages = self._inputs(action)
         if x is None:
@@ -118,9 +129,9 @@ class Executor:
             self._deferred[micro_batch, action.hop] = deferred
         self._done(action, timing, wait_us, messages)
         if last:
-            return float(y.detach())
-        self._hand_on("F", action, action.hop + 1, y.detach())
-        return 0.0
+            self._losses[micro_batch] = float(y.detach())
+        else:
+            self._hand_on("F", action, action.hop + 1, y.detach())
 
     def _backward(self, action: Action) -> None:
         dy, ready_us, wait_us, messages = self._inputs(action)
@@ -128,12 +139,15 @@ class Executor:
         last = action.first_layer + action.n_layers == self._plan.n_layers
 
         def body() -> Tensor:
-            torch.autograd.backward(y, dy)
+            with self._adding(action):
+                torch.autograd.backward(y, dy)
             return y
 
         _, timing = self._device.run(self._chunk(action, last, ready_us), body)
         self._done(action, timing, wait_us, messages)
-        if action.hop > 0 and x.grad is not None:
+        if not self._split:
+            self._added(action)
+        if x.grad is not None and self._kept.hands_back(action.micro_batch, action.first_layer):
             self._hand_on("B", action, action.hop - 1, x.grad)
 
     def _weights(self, action: Action) -> None:
@@ -141,11 +155,34 @@ class Executor:
         last = action.first_layer + action.n_layers == self._plan.n_layers
 
         def body() -> Tensor:
-            weight_gradients(deferred)
+            with self._adding(action):
+                weight_gradients(deferred)
             return _NOTHING
 
         _, timing = self._device.run(self._chunk(action, last, 0), body)
         self._done(action, timing, 0, [])
+        self._added(action)
+
+    @contextmanager
+    def _adding(self, action: Action) -> Iterator[None]:
+        """What is computed within is added to the gradients of the layers that lack this micro-batch, and to no others."""
+        parameters = [parameter for layer in self._layers_of(action, missing=False) for parameter in layer.parameters]
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        yield
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def _added(self, action: Action) -> None:
+        """The micro-batch is in the sums of these layers."""
+        for layer in self._layers_of(action, missing=True):
+            layer.add(action.micro_batch, self._plan.plan_version, self._losses.get(action.micro_batch))
+
+    def _layers_of(self, action: Action, *, missing: bool) -> list[HeldLayer]:
+        """The action's layers that lack its micro-batch, or those that have it."""
+        numbers = range(action.first_layer, action.first_layer + action.n_layers)
+        return [self._layers[number] for number in numbers if self._kept.counts(number, action.micro_batch) == missing]
 
     def _chunk(self, action: Action, has_head: bool, ready_us: int) -> ChunkOf:
         work = work_of(self._batch.lengths[action.micro_batch])

@@ -18,7 +18,8 @@ from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.health.probing import Probe
 from unskew.analytics.pipeline.schedule import build_schedule
-from unskew.collector.events import IterationCommitted, MicroBatchPacked
+from unskew.analytics.scheduler.kept import nothing_kept
+from unskew.collector.events import IterationCommitted
 from unskew.collector.files.checkpoints import Checkpoint, checkpoint_at
 from unskew.collector.paths import Store
 from unskew.collector.process_log import report
@@ -46,7 +47,7 @@ from unskew.runtime.rank.commit import CommitOutcome, CommitStanding, Vote, sett
 from unskew.runtime.rank.control_thread import ControlThread
 from unskew.runtime.rank.device import make_device
 from unskew.runtime.rank.executor import Executor
-from unskew.runtime.rank.gradients import reduce_gradients
+from unskew.runtime.rank.gradients import keep_gradients, loss_of, reduce_gradients
 from unskew.runtime.rank.injection import Injector
 from unskew.runtime.rank.migrate import LayersLost, exchange_holdings, execute_moves, plan_moves
 from unskew.runtime.rank.probe import product_us, run_probe
@@ -104,6 +105,7 @@ class Rank:
         self.dtype: torch.dtype = getattr(torch, options.dtype)
         self.layers: dict[int, HeldLayer] = {}
         self.plan = options.first_plan() if joins is None else joins.plan
+        self.kept = nothing_kept(self.plan)
         self.comm: Comm | None = None
         log = Store(Path(rank_spec.store))
         self.origin: Checkpoint | None = None
@@ -186,38 +188,30 @@ class Rank:
         self.recorder.begin(self.plan, iteration, self.attempt)
         self.begun_us = self.device.now_us()
         batch = self.batch = Batch(self.corpus, self.options, iteration)
-        actions = build_schedule(self.plan).by_rank[self.rank_spec.rank]
-        for layer in self.layers.values():
-            layer.clear_gradients()
+        actions = [action for action in build_schedule(self.plan).by_rank[self.rank_spec.rank] if self.kept.executes(action)]
         executor = Executor(
-            plan=self.plan,
-            actions=actions,
-            layers=self.layers,
-            batch=batch,
-            comm=comm,
-            device=self.device,
-            progress=self.progress,
-            label=self.recorder.span,
-            dtype=self.dtype,
-            dim=self.options.dim,
+            plan=self.plan, actions=actions, kept=self.kept, layers=self.layers, batch=batch, comm=comm, device=self.device,
+            progress=self.progress, label=self.recorder.span, dtype=self.dtype, dim=self.options.dim,
             before=lambda index: self.injector.before_action(iteration, index, len(actions)),
-        )
+        )  # fmt: skip
+        if not actions:  # a death among the chunks happens also where there are none
+            self.injector.before_action(iteration, 0, 1)
         try:
-            loss = executor.run()
+            executor.run()
+        except PeerLost:
+            comm.stop()  # who waits for this rank goes free before it ends what it can end alone
+            executor.finish_weights()
+            raise
         finally:
             self.recorder.chunks(executor.executed)
-        for micro_batch, route in enumerate(self.plan.routes):
-            if route.hops[0].rank == self.rank_spec.rank:
-                lengths = batch.lengths[micro_batch]
-                self.recorder.add(
-                    MicroBatchPacked(iteration=iteration, micro_batch=micro_batch, attempt=self.attempt, lengths=lengths)
-                )
+        self.recorder.batch(self.plan, self.kept, batch.lengths)
+        complete = self.recorder.hand_over()  # first: once they are in a sum, chunks count also when their rank dies
         reduced = reduce_gradients(
-            self.plan, self.layers, comm, device=self.device, progress=self.progress, label=self.recorder.span
-        )
+            self.plan, self.layers, self.kept, comm, device=self.device, progress=self.progress, label=self.recorder.span,
+            before_last=lambda: self.injector.at(iteration, "in_sync"),
+        )  # fmt: skip
         self.recorder.add(*reduced)
         self.injector.at(iteration, "before_barrier")
-        complete = self.recorder.hand_over()
         self.voted_us = self.device.now_us()
         with self.progress.waiting("commit"):
             self.outcome = vote(
@@ -225,7 +219,7 @@ class Rank:
                 iteration,
                 self.attempt,
                 Vote(
-                    loss=loss,
+                    loss=loss_of(self.plan, self.layers, self.rank_spec.rank),
                     highest_plan_version=max(self.control.highest_boundary, self.plan.plan_version),
                     log_complete=complete,
                     clock_us=self.device.now_us(),
@@ -247,7 +241,7 @@ class Rank:
         self.recorder.optimizer(start_us)
         # What the plan moved away is dropped only now: the first iteration without it is committed.
         self.layers = {number: layer for number, layer in self.layers.items() if role.holds(number, 1)}
-        self.stepped, self.attempt = outcome.iteration + 1, -1
+        self.stepped, self.attempt, self.kept = outcome.iteration + 1, -1, nothing_kept(self.plan)
         due = self.stepped == self.options.iterations or self.stepped % max(self.options.checkpoint_every, 1) == 0
         if self.writer is not None and due:
             self.writer.save(self.stepped, self.layers, to_write(self.plan, self.rank_spec.rank))
@@ -323,6 +317,9 @@ class Rank:
         started = time.monotonic()
         received = self._migrate(plan)
         migrate_s = time.monotonic() - started
+        if record.abort:
+            wanted = self.options.recovery == "in-step"
+            self.kept = keep_gradients(plan, self.layers, self._connected(), self.stepped, wanted=wanted)
         if self.rank_spec.rank in leaving:
             arrive(self.control, plan.plan_version, self.rank_spec.rank)
             return
@@ -339,6 +336,7 @@ class Rank:
                 at_ns=time.monotonic_ns(),
                 migrate_s=migrate_s,
                 moved_bytes=received,
+                kept=self.kept.share if record.abort and self.attempt >= 0 else None,
             )
         )
 

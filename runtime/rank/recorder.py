@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from unskew.analytics.core.plan import Plan
-from unskew.collector.events import Span, SpanKind, Telemetry
+from unskew.analytics.scheduler.kept import KeptGradients
+from unskew.collector.events import GradientsKept, MicroBatchPacked, Span, SpanKind, Telemetry
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.protocol import RankSpec
 from unskew.runtime.rank.device import Device
@@ -14,9 +15,9 @@ from unskew.runtime.rank.executor import ExecutedChunk
 from unskew.runtime.rank.nvml import gpu_state
 
 PATIENCE_S = 0.05
-"""A vote waits so long for the log: the helper thread that writes it may find every core taken for some 10 ms."""
+"""An iteration waits so long for the log: the helper thread that writes it may find every core taken for some 10 ms."""
 SHORT_PATIENCE_S = 0.005
-"""And so long when the vote before waited in vain: a stalled disk costs the long wait once."""
+"""And so long when the one before waited in vain: a stalled disk costs the long wait once."""
 
 GPU_EVERY = 4
 """Iterations. A verdict takes its evidence from what was reported since the slowness began, and needs four iterations
@@ -45,7 +46,7 @@ class Recorder:
                 self._spool.append(event)
 
     def hand_over(self) -> bool:
-        """Whether all that was recorded is with the kernel, within what a vote may wait for it."""
+        """Whether all that was recorded is with the kernel, within what an iteration may wait for it."""
         if not self.on:
             return True
         self._was_in_time = self._spool.hand_over(PATIENCE_S if self._was_in_time else SHORT_PATIENCE_S)
@@ -90,6 +91,28 @@ class Recorder:
                 )
             )
             self.add(*done.messages)
+
+    def batch(self, plan: Plan, kept: KeptGradients, lengths: Sequence[tuple[int, ...]]) -> None:
+        """The micro-batches that begin on this rank; and, from one rank, what the attempt has of earlier ones."""
+        rank, attempt = self._rank_spec.rank, self._attempt
+        for number, route in enumerate(plan.routes):
+            if route.hops[0].rank == rank:
+                packed = MicroBatchPacked(
+                    iteration=self._iteration, micro_batch=number, attempt=attempt, lengths=lengths[number]
+                )
+                self.add(packed)
+        for one in kept.stretches() if rank == plan.ranks[0] else ():
+            self.add(
+                GradientsKept(
+                    iteration=self._iteration,
+                    plan_version=self._plan_version,
+                    attempt=attempt,
+                    first_layer=one.first_layer,
+                    n_layers=one.n_layers,
+                    of_plan_version=one.plan_version,
+                    micro_batches=one.micro_batches,
+                )
+            )
 
     def optimizer(self, start_us: int) -> None:
         self.add(self.span(kind="optimizer", start_us=start_us, wall_us=self._device.now_us() - start_us))

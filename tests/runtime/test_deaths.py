@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.runtime_runs import Run, train
+from support.runtime_runs import assert_exact, train
 
 from unskew.collector.events import DeviceLost, IterationCommitted, PlanApplied, Regrouped, RunFinished, Verdict
 
@@ -15,20 +15,6 @@ pytestmark = [pytest.mark.limit(90), pytest.mark.slow]
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return train(tmp_path_factory.mktemp("undisturbed")).losses
-
-
-def assert_exact(run: Run, undisturbed: list[float], survivors: set[int]) -> None:
-    """The run is the undisturbed one, executed once, by the processes it began with, and its log lacks nothing."""
-    assert run.of(RunFinished)[-1].status == "done"
-    assert run.losses == pytest.approx(undisturbed, rel=0, abs=1e-8)
-    assert run.same_process == survivors
-    assert run.sql("select * from executed($run) where times != 1") == []
-    (cells,) = run.sql("select count(*) as n from executed($run)")
-    assert cells["n"] == 2 * run.options.layers * run.options.micro_batches * run.options.iterations
-    commits = [(event.iteration, event.rank) for event in run.of(IterationCommitted)]
-    assert len(commits) == len(set(commits))
-    counts = run.summary.events
-    assert (counts.stored, counts.dropped) == (counts.written, 0)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import pytest
 from support.processes import collectors, send_signal, started_at
 
 from unskew.analytics.core.faults import parse_faults
-from unskew.collector.events import DeviceJoined, Event, IterationCommitted, Regrouped
+from unskew.analytics.core.plan import chunk_kinds
+from unskew.collector.events import DeviceJoined, Event, IterationCommitted, Regrouped, RunFinished
 from unskew.collector.files.tail import Entry
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
@@ -99,6 +101,21 @@ def train(
     for pid in () if collector_stays else collectors(run.store):
         send_signal(pid, signal.SIGTERM)
     return run
+
+
+def assert_exact(run: Run, undisturbed: list[float], survivors: set[int]) -> None:
+    """The run is the undisturbed one, executed once, by the processes it began with, and its log lacks nothing."""
+    assert run.of(RunFinished)[-1].status == "done"
+    assert run.losses == pytest.approx(undisturbed, rel=0, abs=1e-8)
+    assert run.same_process == survivors
+    assert run.sql("select * from executed($run) where times != 1") == []
+    (cells,) = run.sql("select count(*) as n from executed($run)")
+    kinds = len(chunk_kinds(run.options.schedule))
+    assert cells["n"] == kinds * run.options.layers * run.options.micro_batches * run.options.iterations
+    commits = [(event.iteration, event.rank) for event in run.of(IterationCommitted)]
+    assert len(commits) == len(set(commits))
+    counts = run.summary.events
+    assert (counts.stored, counts.dropped) == (counts.written, 0)
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:

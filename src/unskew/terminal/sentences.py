@@ -90,7 +90,8 @@ def _(event: ev.DeviceLost) -> Sentence:
 def _(event: ev.Regrouped) -> Sentence:
     moved = f", {event.moved_bytes / 1e6:.1f} MB moved in {event.migrate_seconds:.2f} s" if event.moved_bytes else ""
     again = " again" if event.plan_version else ""
-    return Sentence("regroup", f"the ranks work together{again} after {event.seconds:.2f} s{moved}")
+    kept = "" if event.kept is None else f", {event.kept:.0%} of the gradients of iteration {event.iteration} kept"
+    return Sentence("regroup", f"the ranks work together{again} after {event.seconds:.2f} s{moved}{kept}")
 
 
 @sentence_of.register

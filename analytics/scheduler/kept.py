@@ -1,0 +1,118 @@
+"""In-step recovery: what of an iteration's gradients goes on into its next attempt (after ReCoVer, arXiv 2605.11215).
+
+The gradient of a layer is a sum over the iteration's micro-batches, and each copy of the layer holds a part of it: the
+micro-batches that its rank executed, or all of them once its bucket was reduced. Ranks die, parts go with them; what the
+survivors hold is exact as it is, because neither weights nor divisor change within an iteration. So, layer by layer:
+
+1. if a holder has the whole sum, it counts, and holders that lack it take it over;
+2. else the parts of all holders count: no micro-batch is in two of them, for each attempt adds only what was missing;
+3. what is missing then is executed in the next attempt. A micro-batch is executed forward through all layers and backward
+   down to its lowest missing one; gradients of layers that have it already are not added again.
+
+>>> from unskew.analytics.core.layout import uniform_plan
+>>> plan = uniform_plan(tp=1, pp=1, dp=2, n_layers=1, micro_batches=2)
+>>> kept = keep(plan, {0: {0: {0: 7}}, 1: {}})
+>>> kept.counts(0, 0), kept.counts(0, 1), kept.share
+(False, True, 0.5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import groupby
+
+import msgspec
+
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.pipeline.actions import Action
+
+Held = Mapping[int, Mapping[int, Mapping[int, int]]]
+"""Rank -> layer -> micro-batch in its gradient -> the plan version under which that was computed."""
+
+
+class SumTransfer(msgspec.Struct, frozen=True):
+    """`target` takes the whole sum of `layer` from `source`."""
+
+    layer: int
+    source: int
+    target: int
+
+
+class KeptStretch(msgspec.Struct, frozen=True):
+    """Neighbouring layers that keep the same micro-batches of the same plan version."""
+
+    first_layer: int
+    n_layers: int
+    plan_version: int
+    micro_batches: tuple[int, ...]
+
+
+class KeptGradients(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """What an attempt need not execute: `of[layer]` gives each micro-batch that is kept the plan version it was computed
+    under. Every holder has the whole sum of the layers in `reduced`; of all others each has its part."""
+
+    n_micro_batches: int
+    of: tuple[Mapping[int, int], ...]
+    reduced: frozenset[int] = frozenset()
+    transfers: tuple[SumTransfer, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """Of all (layer, micro-batch): 1.0 = nothing is missing, 0.0 = the iteration is redone."""
+        return sum(map(len, self.of)) / (len(self.of) * self.n_micro_batches)
+
+    def counts(self, layer: int, micro_batch: int) -> bool:
+        """Whether the gradient that this attempt computes is added."""
+        return micro_batch not in self.of[layer]
+
+    def hands_back(self, micro_batch: int, first_layer: int) -> bool:
+        """Whether the backward pass goes on below `first_layer`."""
+        lowest = self._lowest_missing[micro_batch]
+        return lowest is not None and lowest < first_layer
+
+    def executes(self, action: Action) -> bool:
+        """Whether the attempt needs this action."""
+        lowest, end = self._lowest_missing[action.micro_batch], action.first_layer + action.n_layers
+        if lowest is None or action.kind == "F":
+            return lowest is not None
+        if action.kind == "B":
+            return lowest < end
+        return any(self.counts(layer, action.micro_batch) for layer in range(action.first_layer, end))
+
+    def stretches(self) -> Iterator[KeptStretch]:
+        """All that is kept, as the log has it."""
+        for kept, layers in groupby(range(len(self.of)), key=lambda layer: self.of[layer]):
+            first, *others = layers
+            for version in sorted(set(kept.values())):
+                micro_batches = tuple(sorted(number for number, of in kept.items() if of == version))
+                yield KeptStretch(first, 1 + len(others), version, micro_batches)
+
+    @cached_property
+    def _lowest_missing(self) -> tuple[int | None, ...]:
+        """The lowest layer that lacks each micro-batch; None = every layer has it."""
+        return tuple(
+            next((layer for layer, kept in enumerate(self.of) if number not in kept), None)
+            for number in range(self.n_micro_batches)
+        )
+
+
+def nothing_kept(plan: Plan) -> KeptGradients:
+    """For an attempt that executes everything."""
+    return KeptGradients(n_micro_batches=len(plan.routes), of=({},) * plan.n_layers)
+
+
+def keep(plan: Plan, held: Held) -> KeptGradients:
+    """What the next attempt, under `plan`, takes over of what its ranks hold."""
+    everything = len(plan.routes)
+    of, reduced, transfers = [], [], []
+    for layer in range(plan.n_layers):
+        parts = {rank: held.get(rank, {}).get(layer, {}) for rank in plan.holders(layer)}
+        source = next((rank for rank, part in parts.items() if len(part) == everything), None)
+        if source is None:
+            of.append({number: version for part in parts.values() for number, version in part.items()})
+        else:
+            of.append(dict(parts[source]))
+            reduced.append(layer)
+            transfers += [SumTransfer(layer, source, rank) for rank, part in parts.items() if len(part) < everything]
+    return KeptGradients(n_micro_batches=everything, of=tuple(of), reduced=frozenset(reduced), transfers=tuple(transfers))
