@@ -53,8 +53,8 @@ class BesideChunks(msgspec.Struct, frozen=True, gc=False):
 class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """A whole committed iteration, the times of its messages and gradient collectives, what was probed before it, and what
     GPUs reported about themselves in it, by rank. `beside`: what ranks did beside their chunks;
-    `without_core`: the part of their chunks' time (0 to 1) in which they were ready and had no core, `coreless_us`: what that
-    was of the rank with most of it."""
+    `without_core`: rank -> the part of its chunks' time (0 to 1) in which it was ready and had no core; `coreless_us`: by how
+    much such times, in all that ranks did, made the iteration longer."""
 
     committed: CommittedIteration
     transfers_us: tuple[float, ...]
@@ -62,5 +62,5 @@ class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     collectives_us: tuple[float, ...] = ()
     gpus: tuple[GpuState, ...] = ()
     beside: tuple[BesideChunks, ...] = ()
-    without_core: float = 0.0
+    without_core: dict[int, float] = {}
     coreless_us: float = 0.0

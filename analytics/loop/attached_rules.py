@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import msgspec
 
@@ -31,14 +32,14 @@ WINDOW, COMPARE_EVERY = 64, 8
 MISSED = 2
 """So many comparisons in a row that do not find a verdict again end it."""
 MOST_WITHOUT_CORE, CROWDED_SLOWDOWN, CROWDED_OVER = 0.5, 2.0, 16
-"""Where ranks are without a core for so much of their time, a healthy one may take 1.5 times as long beyond that: at load 13 on
-two cores one was named in some ten jobs. A verdict on less than this slowdown then waits until they have their cores."""
+"""A rank that is without a core for so much of its time may take nearly twice as long beyond that though it is healthy: whoever
+has its core meanwhile empties the caches. A verdict on less than this slowdown of it then waits until it has its core."""
 HUNG_FACTOR, LEAST_HUNG_S = 20.0, 10.0
 """No rank has finished a step for so many usual ones, and at least so long."""
 
 
 CROWDED = Sight(
-    scope="device", smallest_slowdown=CROWDED_SLOWDOWN, why="the ranks are without a core for more than half of their time"
+    scope="device", smallest_slowdown=CROWDED_SLOWDOWN, why="ranks are without a core for more than half of their time"
 )
 
 
@@ -71,7 +72,7 @@ class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
         if self.why_not:
             return (Sight(scope="device", smallest_slowdown=None, why=self.why_not),)
         *of_device, of_job = self.monitor.sights
-        crowded = [CROWDED] if _is_crowded(self) else []
+        crowded = [CROWDED] if _crowded(self) else []
         return (*of_device, *([self.beside] if self.beside else []), *crowded, of_job)
 
 
@@ -163,28 +164,26 @@ def _named_by_detector(state: AttachedState, verdicts: Sequence[Event], iteratio
     return msgspec.structs.replace(state, compared=compared), events
 
 
-def _is_crowded(state: AttachedState) -> bool:
-    last = sorted(one.without_core for one in state.seen[-CROWDED_OVER:])
-    return bool(last) and last[len(last) // 2] > MOST_WITHOUT_CORE
+def _crowded(state: AttachedState) -> set[int]:
+    """The ranks that lately were without a core for most of the time."""
+    last = [one.without_core for one in state.seen[-CROWDED_OVER:]]
+    return {rank for rank in state.plan.ranks if last and median(of.get(rank, 0.0) for of in last) > MOST_WITHOUT_CORE}
 
 
 def _held_back(state: AttachedState, events: Sequence[Event]) -> tuple[AttachedState, tuple[Event, ...]]:
-    """Without the verdicts that the ranks' lack of cores may explain, and with those that have waited, once it is over."""
-    crowded, waiting = _is_crowded(state), dict(state.held_back)
+    """Without the verdicts that a rank's lack of a core may explain, and with those that have waited, once it is over."""
+    crowded, waiting = _crowded(state), dict(state.held_back)
     found: list[Event] = []
     for event in events:
         if isinstance(event, VerdictClosed) and waiting.pop(event.verdict, None) is not None:
             continue
-        slight = (
-            isinstance(event, Verdict) and event.cause == "slow_device" and min(event.speed.values()) > 1 / CROWDED_SLOWDOWN
-        )
-        if crowded and slight and isinstance(event, Verdict):
+        slow = isinstance(event, Verdict) and event.cause == "slow_device" and event.culprits[0].rank in crowded
+        if slow and isinstance(event, Verdict) and min(event.speed.values()) > 1 / CROWDED_SLOWDOWN:
             waiting[event.verdict] = event
         else:
             found.append(event)
-    if not crowded:
-        found, waiting = [*waiting.values(), *found], {}
-    return msgspec.structs.replace(state, held_back=waiting), tuple(found)
+    over = [waiting.pop(one.verdict) for one in [*waiting.values()] if one.culprits[0].rank not in crowded]
+    return msgspec.structs.replace(state, held_back=waiting), (*over, *found)
 
 
 def _compared(state: AttachedState, iteration: int) -> tuple[AttachedState, tuple[Event, ...]]:

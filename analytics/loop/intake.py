@@ -131,9 +131,6 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
     works = {micro_batch: work_of(lengths) for micro_batch, lengths in opened.packed.items()}
     chunks = [span for span in counted if span.kind in CHUNK_KINDS]
     transfers = _transfers(counted)
-    coreless: Counter[int] = Counter()
-    for span in chunks:
-        coreless[span.rank] += span.runq_us or 0
     return IterationTelemetry(
         committed=CommittedIteration(
             iteration=mark.iteration,
@@ -150,8 +147,8 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
         probes=tuple(span for span in counted if span.kind == "probe" and span.rank in plan.executors),
         gpus=tuple(sorted(opened.gpus, key=lambda state: state.rank)),
         beside=tuple(BesideChunks(span.rank, span.kind, _own_us(span)) for span in counted if span.kind in BESIDE_CHUNKS),
-        without_core=coreless.total() / max(sum(span.wall_us for span in chunks), 1),
-        coreless_us=float(max(coreless.values(), default=0)),
+        without_core=_without_core(chunks),
+        coreless_us=_coreless_us(counted),
     )
 
 
@@ -170,6 +167,26 @@ def _chunk(span: Span, works: dict[int, Work], plan: Plan) -> Chunk:
 
 def _own_us(span: Span) -> float:
     return float(span.compute_us if span.compute_us is not None else span.wall_us)
+
+
+def _without_core(chunks: list[Span]) -> dict[int, float]:
+    coreless, wall = Counter[int](), Counter[int]()
+    for span in chunks:
+        coreless[span.rank] += span.runq_us or 0
+        wall[span.rank] += span.wall_us
+    return {rank: coreless[rank] / max(of_rank, 1) for rank, of_rank in wall.items()}
+
+
+def _coreless_us(spans: list[Span]) -> float:
+    """What the busiest rank took with the time that it had no core, over what the busiest took without: a rank that had none
+    while it would have waited for the others cost nothing."""
+    own, coreless = Counter[int](), Counter[int]()
+    for span in spans:
+        if span.kind in CHUNK_KINDS or span.kind in BESIDE_CHUNKS:
+            own[span.rank] += round(_own_us(span))
+        if span.kind != "probe":
+            coreless[span.rank] += span.runq_us or 0
+    return float(max((own + coreless).values(), default=0) - max(own.values(), default=0))
 
 
 def _transfers(spans: list[Span]) -> tuple[Transfer, ...]:

@@ -3,8 +3,8 @@
 Per committed iteration: `judge` predicts it from its own batches and lets the Detector judge it; `learn` gives it to the
 predictor afterwards, so that no iteration is predicted by itself.
 
-The whole job is judged by the iterations in which nobody is suspected, by what they took, less the time that a rank was ready
-and had no core, over the prediction at the estimated speeds. A predictor that is fitted again learns a slowdown of all ranks as
+The whole job is judged by the iterations in which nobody is suspected, by what they took, less what they took longer for
+want of cores, over the prediction at the estimated speeds. A predictor that is fitted again learns a slowdown of all ranks as
 what their work takes: so each is measured by the one before, on the same batches, and the job by the first.
 """
 
@@ -41,8 +41,6 @@ RESCALED_BY = 8
 MOST_OUTSIDE, OUTSIDE_OVER = 0.3, 20
 """Where the median of so many iterations spends a larger part outside of what is timed, much may be wrong there from the first
 on."""
-LEAST_OWN = 0.1
-"""No less of an iteration is its own, whatever its ranks waited for their cores, side by side as it may have been."""
 
 
 class JobPace(msgspec.Struct, frozen=True):
@@ -225,7 +223,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
 
     def _job_step(self, sample: IterationSample, predicted_us: float, uneven_us: float = 0.0) -> tuple[Monitor, Verdicts]:
         measured_us = sample.committed.measured_us
-        own_us = max(measured_us - uneven_us - sample.released.coreless_us, LEAST_OWN * measured_us)
+        own_us = max(measured_us - uneven_us - sample.released.coreless_us, 0.0)
         over_us = 1e6 * exp(self.job.scale) * own_us / predicted_us
         return self._with_job(*job_wide.step(self.job.state, sample.committed.iteration, over_us, self._job_options))
 

@@ -50,7 +50,7 @@ class LoopTimeline:
         self._noted_loss: float | None = None
         self._noted_tokens: int | None = None
         self._stepped = False
-        self._named_us = self._named_own_us = self._named_waited_us = 0
+        self._named_us = self._named_own_us = self._named_waited_us = self._named_ready_us = 0
         self._called: Moment | None = None
         self._computed: Moment | None = None
         self._stepping: Moment | None = None
@@ -164,7 +164,7 @@ class LoopTimeline:
         )
         self.iteration += 1
         self._begun, self._stepped, self.micro_batches, self._losses, self._tokens = at, False, 0, [], 0
-        self._named_us = self._named_own_us = self._named_waited_us = 0
+        self._named_us = self._named_own_us = self._named_waited_us = self._named_ready_us = 0
         self._noted_loss = self._noted_tokens = None
 
     def finish(self) -> None:
@@ -185,16 +185,16 @@ class LoopTimeline:
 
     def _put_other(self, at: Moment) -> None:
         """What the iteration took beyond all that has a name; a framework may ask the other ranks something there."""
-        wall_us, own_us, _, waited_us = _spent_us(self._begun, at)
-        waited_us = max(waited_us - self._named_waited_us, 0)
+        wall_us, own_us, ready_us, waited_us = _spent_us(self._begun, at)
+        waited_us, ready_us = max(waited_us - self._named_waited_us, 0), max(ready_us - self._named_ready_us, 0)
         rest_us, own_us = max(wall_us - self._named_us, 0), max(own_us - self._named_own_us, 0)
-        self._span("other", self._begun, rest_us, own_us, wait_dp_us=waited_us or None)
+        self._span("other", self._begun, rest_us, own_us, wait_dp_us=waited_us or None, runq_us=ready_us)
 
     def _put(self, kind: SpanKind, begin: Moment, end: Moment, **fields: object) -> None:
         wall_us, own_us, ready_us, waited_us = _spent_us(begin, end)
         own_us = max(own_us, 0)
         self._named_us, self._named_own_us = self._named_us + wall_us, self._named_own_us + own_us
-        self._named_waited_us += waited_us
+        self._named_waited_us, self._named_ready_us = self._named_waited_us + waited_us, self._named_ready_us + ready_us
         own = None if kind == "all_reduce" else own_us
         self._span(kind, begin, wall_us, own, wait_dp_us=waited_us or None, runq_us=ready_us, **fields)
 

@@ -47,7 +47,7 @@ def job(
     lengths: str = "alike",
     seed: int = 0,
     per_rank: int = 1,
-    without_core: float = 0.1,
+    without_core: dict[int, float] | None = None,
     steps: int = STEPS,
 ) -> list[Event]:
     """What is decided on the job."""
@@ -83,7 +83,7 @@ def job(
             measured_us=float(took.max()) + 900,
             log_complete=True,
         )
-        released = IterationTelemetry(committed=one, transfers_us=(), beside=tuple(beside), without_core=without_core)
+        released = IterationTelemetry(committed=one, transfers_us=(), beside=tuple(beside), without_core=without_core or {})
         state, found = committed(state, released)
         events += found
     return events
@@ -148,9 +148,9 @@ def test_without_lengths_one_that_is_slow_in_all_its_work_may_have_more_to_do() 
     assert named(job(Fault(1, ("B",), 2.5), lengths="unknown", ranks=4)) == [("slow_device", (1,))]
 
 
-def test_where_ranks_lack_cores_a_slight_slowdown_is_no_evidence() -> None:
+def test_of_a_rank_that_lacks_a_core_a_slight_slowdown_is_no_evidence() -> None:
     slight, grave = Fault(1, ("F", "B"), 1.6), Fault(1, ("F", "B"), 3.0)
-    assert named(job(slight, ranks=4, without_core=0.1)) == [("slow_device", (1,))]
-    crowded = job(slight, ranks=4, without_core=0.7)
+    assert named(job(slight, ranks=4, without_core={0: 0.7})) == [("slow_device", (1,))], "its own core it has"
+    crowded = job(slight, ranks=4, without_core={1: 0.7})
     assert (named(crowded), limits(crowded)[-1]) == ([], None), "and what is held back is no calm"
-    assert named(job(grave, ranks=4, without_core=0.7)) == [("slow_device", (1,))]
+    assert named(job(grave, ranks=4, without_core={1: 0.7})) == [("slow_device", (1,))]
