@@ -4,10 +4,8 @@ Where lengths are inferred, the stages of a replica excuse each other: that all 
 tells a shift from lengths is that lengths are drawn anew: how much longer than the others' a replica's chunks take in one
 iteration says nothing about the next, while a shift stays. So, per replica and iteration, the excess is the log of its mean
 chunk time over the median of the other replicas', the least over kinds of work and stages (a single slow device slows one
-stage). Its noise `sigma` comes from the differences of successive iterations, which a shift leaves alone. A stretch of
-iterations is named when the sum of its excess is more than independent iterations sum to, in all but `FALSE_ALARMS` of healthy
-traces, whichever replica and stretch is looked at; a third of that is for all iterations, a third for those from one on to the
-end, a third for any others. Each excess counts up to a bound, so that fewer than `least_iterations` never suffice.
+stage). Its noise `sigma` comes from the differences of successive iterations, which a shift leaves alone. Stretches of
+iterations in which it is higher are named by the rule for ranks (detector/series/stretches.py).
 
 What stays cannot be told from data that is always longer there: the verdict accuses the replica or its data, and the two
 share the confidence.
@@ -16,24 +14,19 @@ share the confidence.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from math import exp, inf, log, sqrt
+from math import exp, sqrt
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from unskew.analytics.detector.options import DetectorOptions
+from unskew.analytics.detector.series.stretches import Stretch, StretchTest, stretches_of
 from unskew.analytics.detector.verdicts import MEDIAN_ERROR
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.pipeline.dag import Array
 from unskew.collector.events import Party, Verdict
 
-FALSE_ALARMS = 1e-3
-MOST_BLOCKS = 256
-"""Longer recordings are looked at in so many blocks of iterations: every stretch is tried, and their number grows squared."""
-MAD_EFFICIENCY = 0.37
-"""A spread from median distances is as uncertain as one of so much less data, normal noise."""
 SURE_SIGMAS = 2.0
 EXPLANATIONS = 2
 NEXT_STEP = (
@@ -42,29 +35,15 @@ NEXT_STEP = (
 )
 
 
-class ReplicaShift(msgspec.Struct, frozen=True):
-    """One replica's stretch of iterations (positions, the end excluded); `over`: its sum of excess over what is named."""
-
-    replica: int
-    begin: int
-    end: int
-    over: float
-
-
 class ReplicaExcess(msgspec.Struct, frozen=True):
     """`of_kind`: kind of work -> [replica, iteration] log of the time ratio, `least` over all kinds and stages. `sigma`
-    [replica]: noise of one iteration; `limits`: the score to be named, of all iterations, those to the end, any others."""
+    [replica]: noise of one iteration."""
 
     replicas: tuple[int, ...]
     of_kind: dict[str, Array]
     least: Array
     sigma: Array
-    limits: tuple[float, float, float]
-
-    def limit(self, begin: Array, end: Array) -> Array:
-        """For stretches of iterations."""
-        n = self.least.shape[1]
-        return np.asarray(np.where(end < n, self.limits[2], np.where(begin > 0, self.limits[1], self.limits[0])))
+    test: StretchTest
 
 
 def judge_replicas(
@@ -72,12 +51,12 @@ def judge_replicas(
 ) -> tuple[Verdict, ...]:
     """The replicas that were slower, a verdict each."""
     named = [
-        shift
-        for row in range(len(excess.replicas))
-        for shift in _shifts(excess, row, options)
+        _verdict(section, excess, row, shift, options)
+        for row, sigma in enumerate(excess.sigma)
+        for shift in stretches_of(excess.least[[row]], np.array([sigma]), excess.test)
         if _level(excess.least, row, shift) >= options.least_level()
     ]
-    return tuple(_verdict(section, excess, shift, first_number + i, options) for i, shift in enumerate(named))
+    return tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(named, start=first_number))
 
 
 def excess_of(
@@ -96,16 +75,13 @@ def excess_of(
 
     kinds = {kind for kind, _ in cells}
     least = over_cells(np.min, kinds)
-    n_blocks = min(n, MOST_BLOCKS)
-    stretches = len(replicas) * np.array([1, n_blocks, n_blocks * (n_blocks + 1) / 2])
-    freedom = max(MAD_EFFICIENCY * (len(replicas) - 1) * (n_blocks - 1), 1.0)
-    limits = tuple((-stdtrit(freedom, FALSE_ALARMS / 3 / stretches)).tolist())
+    test = StretchTest.of(n, len(replicas), least=options.least_iterations, against_rest=False)
     return ReplicaExcess(
         replicas=replicas,
         of_kind={kind: over_cells(np.median, {kind}) for kind in kinds},
         least=least,
-        sigma=_noise(least, limits[2] / sqrt(options.least_iterations), options.sigma_floor),
-        limits=limits,
+        sigma=_noise(least, test.limits[2] / sqrt(options.least_iterations), options.sigma_floor),
+        test=test,
     )
 
 
@@ -136,65 +112,27 @@ def _noise(least: Array, most: float, floor: float) -> Array:
 def smallest_slowdown(excess: ReplicaExcess, options: DetectorOptions) -> float:
     """The least that a replica slow in all iterations is named for, in 97 of 100 traces."""
     error = float(excess.sigma.max()) / sqrt(excess.least.shape[1])
-    return exp(max(options.least_level() + SURE_SIGMAS * MEDIAN_ERROR * error, (excess.limits[0] + SURE_SIGMAS) * error))
+    return exp(max(options.least_level() + SURE_SIGMAS * MEDIAN_ERROR * error, (excess.test.limits[0] + SURE_SIGMAS) * error))
 
 
-def _shifts(excess: ReplicaExcess, row: int, options: DetectorOptions) -> list[ReplicaShift]:
-    """The stretches in which a replica is slower, the strongest first, then beside it."""
-    sigma = excess.sigma[row]
-    most = excess.limits[2] * sigma / sqrt(options.least_iterations)
-    series = _blocks(np.clip(excess.least[row], -most, most)[None, :])[0]
-    n = excess.least.shape[1]
-    edges = np.linspace(0, n, len(series) + 1).round().astype(int)
-    sizes = np.diff(edges)
-    sums = np.concatenate(([0.0], np.cumsum(series * sizes)))
-
-    def strongest(first: int, last: int) -> list[ReplicaShift]:
-        if last <= first:
-            return []
-        begin, end = (first + side for side in np.triu_indices(last - first + 1, k=1))
-        score = (sums[end] - sums[begin]) / (sigma * np.sqrt(edges[end] - edges[begin]))
-        over = score / excess.limit(edges[begin], edges[end])
-        free = (begin > 0).astype(int) + (end < len(series))
-        fit = np.where(over >= 1, score**2 - 2 * free * log(len(series)), -inf)  # an edge within must pay for itself (BIC)
-        at = int(np.argmax(fit))
-        if over[at] < 1:
-            return []
-        found = ReplicaShift(excess.replicas[row], int(edges[begin[at]]), int(edges[end[at]]), float(over[at]))
-        return [found, *strongest(first, int(begin[at])), *strongest(int(end[at]), last)]
-
-    return strongest(0, len(series))
-
-
-def _blocks(series: Array) -> Array:
-    """[row, iteration] as means of at most `MOST_BLOCKS` stretches of iterations."""
-    n = series.shape[1]
-    if n <= MOST_BLOCKS:
-        return series
-    edges = np.linspace(0, n, MOST_BLOCKS + 1).round().astype(int)
-    return np.asarray(np.add.reduceat(series, edges[:-1], axis=1) / np.diff(edges))
-
-
-def _level(excess: Array, row: int, shift: ReplicaShift) -> float:
+def _level(excess: Array, row: int, shift: Stretch) -> float:
     return float(np.median(excess[row, shift.begin : shift.end]))
 
 
-def _verdict(
-    section: TraceSection, excess: ReplicaExcess, shift: ReplicaShift, number: int, options: DetectorOptions
-) -> Verdict:
-    row, iterations = excess.replicas.index(shift.replica), section.recording.iterations
+def _verdict(section: TraceSection, excess: ReplicaExcess, row: int, shift: Stretch, options: DetectorOptions) -> Verdict:
+    replica, iterations = excess.replicas[row], section.recording.iterations
     since, until = iterations[shift.begin], iterations[shift.end] if shift.end < len(iterations) else None
     operations = section.recording.graph.operations
-    ranks = sorted({operation.rank for operation in operations if operation.replica == shift.replica})
+    ranks = sorted({operation.rank for operation in operations if operation.replica == replica})
     ratio = {kind: exp(_level(of, row, shift)) for kind, of in sorted(excess.of_kind.items())}
     times = exp(_level(excess.least, row, shift))
-    who = f"replica {shift.replica} (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})"
+    who = f"replica {replica} (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})"
     when = f"since iteration {since}" if until is None else f"from iteration {since} until {until}"
     return Verdict(
-        verdict=number,
+        verdict=0,
         cause="unknown",
-        culprits=(Party(kind="replica", replica=shift.replica),),
-        victims=tuple(Party(kind="replica", replica=other) for other in excess.replicas if other != shift.replica),
+        culprits=(Party(kind="replica", replica=replica),),
+        victims=tuple(Party(kind="replica", replica=other) for other in excess.replicas if other != replica),
         speed={kind: round(1 / value, 4) for kind, value in ratio.items()},
         since_iteration=since,
         until_iteration=until,
