@@ -20,6 +20,7 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "overhead": ("overhead.figures",),
     "healthy": ("healthy.figures",),
     "liveness": ("liveness.figures",),
+    "recovery": ("recovery_in_step.figures",),
     "attach": ("attach_overhead.figures", "attach_probes.figures"),
     "attach_overhead": ("attach_overhead.figures",),
     "attach_probes": ("attach_probes.figures",),

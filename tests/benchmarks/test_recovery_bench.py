@@ -1,0 +1,38 @@
+"""The bench of in-step recovery measures real deaths, and a recovery that redoes the iteration would miss its bars."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.runtime_runs import SMALL
+
+from unskew.benchmarks import recovery_in_step
+from unskew.benchmarks.recovery_in_step import Death
+from unskew.benchmarks.report import bars
+from unskew.benchmarks.runs import Bench
+from unskew.collector.paths import Store
+
+BY_THE_BARRIER = next(iter(recovery_in_step.DEATHS))
+
+
+@pytest.mark.slow
+@pytest.mark.limit(240)
+def test_a_death_is_measured_both_ways(tmp_path: Path) -> None:
+    options = msgspec.structs.replace(SMALL, device="sleep")
+    with bars() as progress:
+        found = recovery_in_step.figures(
+            Bench(progress, Store(tmp_path)), deaths={BY_THE_BARRIER: ("before_barrier", (0,))}, pairs=(), options=options
+        )
+    ended, losses, once, redone, share, _ = found
+    assert (ended.value, once.value, redone.value) == (2, 0, 0)
+    assert (losses.ok, redone.note) == (True, "redoing 16 of 16; 1 runs each")
+    assert share.value is not None
+    assert share.value > 0
+
+
+def test_redoing_everything_misses_the_bars() -> None:
+    redone = [Death(64, 0.6), Death(64, 0.7)]
+    found = recovery_in_step._compared(BY_THE_BARRIER, {"in-step": redone, "redo": redone}, recovery_in_step.OPTIONS)
+    assert [one.ok for one in found] == [False, False]
