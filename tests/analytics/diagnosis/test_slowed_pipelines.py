@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from support.foreign_traces import log_of, spans_of
@@ -10,7 +12,7 @@ from support.slowed_pipelines import PipelineScore, scored, slowed_pipeline
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose
-from unskew.analytics.diagnosis.slowness.places import Rows
+from unskew.analytics.diagnosis.slowness.places import Rows, SlowPlace
 from unskew.analytics.diagnosis.slowness.search import slowness_of
 
 FIRST_SEEDS = range(5_000, 5_030, 6)  # none of those that it was made on
@@ -116,6 +118,26 @@ def test_without_a_replay_a_rank_that_shares_its_work_with_no_other_cannot_be_ju
     found = without_messages(40, replicas=1)
     assert (found.outcome, found.verdicts) == ("cannot_be_judged", ())
     assert "shares its work with no other" in found.why
+
+
+def test_the_smallest_slowdown_that_is_stated_would_have_been_named() -> None:
+    """And is no larger than it has to be."""
+    named, below, seeds = 0, 0, range(10)
+    for (stages, replicas, n), seed in product([(4, 2, 40), (2, 4, 30)], seeds):
+        random = np.random.default_rng([seed, stages])
+        rows = Rows(kind=(0,) * stages + (1,) * stages, stage=tuple(range(stages)) * 2)
+        logs = random.normal(0, 0.2, (1, replicas, n)) + random.normal(0, 0.01, (2 * stages, replicas, n))
+        stated = slowness_of(logs, rows, DetectorOptions()).smallest
+        assert stated is not None
+        who = SlowPlace((seed % stages,), (seed % replicas,))
+        mine = np.zeros((2 * stages, replicas, 1))
+        mine[seed % stages :: stages, seed % replicas] = 1.0
+        for part in (1.0, 0.7):
+            found = [one.who for one in slowness_of(logs + part * stated * mine, rows, DetectorOptions()).named]
+            assert [one for one in found if one.is_rank and one != who] == []
+            named += part == 1.0 and who in found
+            below += part < 1.0 and who in found
+    assert named >= 0.95 * 2 * len(seeds) > 2 * below
 
 
 @pytest.mark.limit(30)
