@@ -9,7 +9,8 @@ with the checksum and size of the lines behind it:
 
 A reader takes a flush whole or not at all: one that a kill cut short is as if it had never been written, and one whose checksum
 does not fit is damaged, passed over and named. A header is a JSON line without `seq`, so tools for JSON lines can leave it out.
-A line that begins with `seq` where a header is expected was written before flushes had checksums; it counts alone.
+A line that begins with `seq` where a header is expected was written before flushes had checksums; it counts alone. A line of a
+flush may stand for several (loop_parts.py): who reads is given these.
 
 While its writer lives it holds a shared lock on the file; a file without that lock is final: nobody ever reopens a segment.
 """
@@ -27,6 +28,7 @@ from zlib import crc32
 import msgspec
 
 from unskew.collector.events import Event
+from unskew.collector.files.loop_parts import expand
 from unskew.collector.rights import make_folder, open_file
 
 SUFFIX = ".jsonl"
@@ -113,7 +115,7 @@ def unpack(data: bytes) -> DecodedFlushes:
         if header is not None:
             end = body + header.bytes
             if end <= len(data) and crc32(data[body:end]) == header.crc32:
-                taken.append(data[body:end])
+                taken.append(expand(data[body:end], telemetry_line))
                 at = end
                 continue
             after = end if end == len(data) or data.startswith(_HEADER, end) else data.find(b"\n" + _HEADER, body - 1) + 1
@@ -172,6 +174,7 @@ class SpoolSegment:
     """An open segment; `write` may be short when the disk is full, exactly like `os.write`."""
 
     def __init__(self, folder: Path, first_seq: int) -> None:
+        self.first = first_seq
         # O_TRUNC: a file of this name can only hold a torn first line of a writer that died, which no reader has taken.
         flags = os.O_WRONLY | os.O_APPEND | os.O_TRUNC
         while True:  # the collector removes an empty folder, or an empty file without a lock, when it thinks the run is over

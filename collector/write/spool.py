@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from collections.abc import Sequence
 from time import time_ns
 from typing import TypeVar
 
 from unskew.collector.events import Dropped, Telemetry, tag_of
+from unskew.collector.files.loop_parts import LoopPart, line_of
 from unskew.collector.files.segment import SpoolSegment, flush, segment_names, telemetry_line
 from unskew.collector.paths import Store, StoreError, checked_name
 
 ROTATE_BYTES = 512 * 1024
 """A new file beyond this: readers parse open files whole, so they are kept short (about 2,000 spans)."""
+ROTATE_EVENTS = 4_000
+"""Or beyond so many events, of which a line may hold several."""
 FLUSH_LINES = 1000
 """A longer backlog is written as several flushes: readers take a flush whole."""
 
@@ -53,7 +57,7 @@ class SpoolWriter:
             raise StoreError(f"writer {writer} of run {run} has written before: a new process needs a new writer name")
         self._capacity = capacity
         self._flush_s = flush_s
-        self._buffer: list[tuple[int, Telemetry]] = []
+        self._buffer: list[tuple[int, Telemetry | LoopPart]] = []
         self._receipts: list[_Receipt] = []
         self._dropped: Counter[str] = Counter()
         self._dropped_lock = threading.Lock()
@@ -72,8 +76,9 @@ class SpoolWriter:
         self._thread = threading.Thread(target=self._serve, name=f"spool-{writer}", daemon=True)
         self._thread.start()
 
-    def append(self, event: Telemetry) -> None:
-        """Take an event; never blocks, drops when `capacity` events wait. Any thread may call."""
+    def append(self, event: Telemetry | LoopPart) -> None:
+        """Take an event, or several as a part of a loop; never blocks, drops when `capacity` of them wait. Any thread may
+        call."""
         if len(self._buffer) < self._capacity:
             self._buffer.append((time_ns(), event))
         else:
@@ -106,9 +111,10 @@ class SpoolWriter:
         self._thread.join(timeout_s)
         return not self._thread.is_alive() and self._whole
 
-    def _drop(self, event: Telemetry) -> None:
+    def _drop(self, event: Telemetry | LoopPart) -> None:
         with self._dropped_lock:
-            self._dropped[tag_of(type(event)).partition("@")[0]] += 1
+            for one in event.events() if isinstance(event, LoopPart) else (event,):
+                self._dropped[tag_of(type(one)).partition("@")[0]] += 1
 
     def _serve(self) -> None:
         while not self._closing:
@@ -146,7 +152,7 @@ class SpoolWriter:
                     continue
                 self._unwritten.popleft()
                 self._written_seq = self._unwritten[0][0] if self._unwritten else self._next_seq
-                if self._segment.size >= ROTATE_BYTES:
+                if self._segment.size >= ROTATE_BYTES or self._written_seq - self._segment.first >= ROTATE_EVENTS:
                     self._segment.close()
                     self._segment = None
         except OSError as error:
@@ -155,7 +161,7 @@ class SpoolWriter:
         self.problem = ""
         return True
 
-    def _encode(self, batch: list[tuple[int, Telemetry]]) -> None:
+    def _encode(self, batch: list[tuple[int, Telemetry | LoopPart]]) -> None:
         for start in range(0, len(batch), FLUSH_LINES):
             self._encode_flush(batch[start : start + FLUSH_LINES])
         with self._dropped_lock:
@@ -164,11 +170,12 @@ class SpoolWriter:
             self._complete = False
             self._encode_flush([(time_ns(), Dropped(count=dropped.total(), types=dict(dropped)))])
 
-    def _encode_flush(self, batch: list[tuple[int, Telemetry]]) -> None:
+    def _encode_flush(self, batch: Sequence[tuple[int, Telemetry | LoopPart]]) -> None:
         first, lines = self._next_seq, []
         for now_ns, event in batch:
             try:
-                lines.append(telemetry_line(self._next_seq, now_ns // 1000, event))
+                line = line_of if isinstance(event, LoopPart) else telemetry_line
+                lines.append(line(self._next_seq, now_ns // 1000, event))  # type: ignore[arg-type]  # the one for its type
             except (
                 TypeError,
                 ValueError,
@@ -176,6 +183,6 @@ class SpoolWriter:
             ):  # a value JSON cannot hold: one bad event must not end the log of the rest
                 self._drop(event)
             else:
-                self._next_seq += 1
+                self._next_seq += event.n_events if isinstance(event, LoopPart) else 1
         if lines:
             self._unwritten.append((first, flush(b"".join(lines))))

@@ -24,6 +24,8 @@ def lengths_of(batch: Any) -> tuple[int, ...]:
             if name in batch and getattr(batch[name], "ndim", 0) == 2:
                 rows, length = batch[name].shape
                 return (int(length),) * int(rows)
+    if hasattr(batch, "numel") and hasattr(batch, "dim"):
+        return (int(batch.shape[1]),) * int(batch.shape[0]) if _is_tokens(batch) else (batch.numel(),) if batch.dim() else ()
     tensors = _tensors(batch, "", MOST_NESTED)
     named = {name: tensor for name, tensor in reversed(tensors) if name}
     if (packed := next((named[name] for name in PACKED if name in named and _readable(named[name])), None)) is not None:

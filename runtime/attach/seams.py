@@ -22,13 +22,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.autograd import Variable
+from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer
 from torch.utils.data import dataloader
 
 from unskew.runtime.attach.session import JobFacts, LoopSession
 
-_Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+_Function = Callable[..., Any]
+_Wrap = Callable[[_Function], _Function]
 _Seam = tuple[str, str, Callable[[], object]]
 """Its name, what is measured by it, and what wraps it."""
 PIPELINE = "who is slow: ranks may be stages of a pipeline (torch.distributed.pipelining is loaded), which do different work"
@@ -36,24 +38,19 @@ FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _wrapped: set[str] = set()
 
 
-def install(session: Callable[[], LoopSession | None]) -> tuple[str, ...]:
+def install(session: LoopSession) -> tuple[str, ...]:
     """Wrap the seams. What cannot be measured, a sentence each."""
-    now = _unless_compiling(session)
     seams: tuple[_Seam, ...] = (
-        ("torch.autograd.backward", "forward and backward passes", lambda: _backward(now)),
-        ("torch._C._distributed_c10d.Work.wait", "waits for other ranks", lambda: _waits(now)),
-        ("DistributedDataParallel._sync_buffers", "waits for other ranks' buffers", lambda: _buffers(now)),
+        ("torch.autograd.backward", "forward and backward passes", lambda: _backward(session)),
+        ("torch._C._distributed_c10d.Work.wait", "waits for other ranks", lambda: _waits(session)),
+        ("DistributedDataParallel._sync_buffers", "waits for other ranks' buffers", lambda: _buffers(session)),
         ("distributed_c10d._world.pg_group_ranks", "which ranks form groups", lambda: _world().pg_group_ranks),
-        ("torch.nn.parallel.DistributedDataParallel", "the lengths of what a DDP model is given", lambda: _ddp(now)),
-        ("torch.utils.data.dataloader._BaseDataLoaderIter", "waiting for data", lambda: _loader(now)),
-        ("torch.optim.optimizer hooks", "the optimizer's step, and with it whole steps", lambda: _optimizers(now)),
-        ("torch.amp.GradScaler.step", "steps that an overflow skips", lambda: _scaler(now)),
+        ("torch.nn.parallel.DistributedDataParallel", "the lengths of what a DDP model is given", lambda: _ddp(session)),
+        ("torch.utils.data.dataloader._BaseDataLoaderIter", "waiting for data", lambda: _loader(session)),
+        ("torch.optim.optimizer hooks", "the optimizer's step, and with it whole steps", lambda: _optimizers(session)),
+        ("torch.amp.GradScaler.step", "steps that an overflow skips", lambda: _scaler(session)),
     )
     return _hold(seams)
-
-
-def _unless_compiling(session: Callable[[], LoopSession | None]) -> Callable[[], LoopSession | None]:
-    return lambda: None if torch.compiler.is_compiling() else session()
 
 
 def _hold(seams: tuple[_Seam, ...]) -> tuple[str, ...]:
@@ -70,13 +67,13 @@ def _hold(seams: tuple[_Seam, ...]) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def facts(session: Callable[[], LoopSession | None]) -> JobFacts:
+def facts(session: LoopSession) -> JobFacts:
     """The process's place in its job, as torch.distributed has it, else as its launcher says; asked when the loop has begun, so
     what it uses is imported and can be wrapped."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     unknown: tuple[str, ...] = (PIPELINE,) if "torch.distributed.pipelining.stage" in sys.modules else ()
     if FSDP2 in sys.modules:  # importing it takes a second
-        wrap = partial(_fsdp2, _unless_compiling(session))
+        wrap = partial(_fsdp2, session)
         unknown += _hold(((f"{FSDP2}.FSDPState._root_pre_forward", "the lengths of what an FSDP2 model is given", wrap),))
     if not (dist.is_available() and dist.is_initialized()):
         return JobFacts(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), (), on_gpu, unknown)
@@ -91,95 +88,125 @@ def _replace(owner: Any, name: str, wrap: _Wrap) -> None:
     setattr(owner, name, wraps(original)(wrap(original)))
 
 
-def _backward(now: Callable[[], LoopSession | None]) -> None:
+def _backward(session: LoopSession) -> None:
     engine: Any = Variable._execution_engine
-    engine.queue_callback  # noqa: B018 - raises where it is not there
-    nested = 0
+    queue: Callable[[Callable[[], None]], None] = engine.queue_callback
+    nested = awaited = False
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    def computed() -> None:
+        if (loop := session.loop()) is not None:
+            loop.computed()
+
+    def reached(_: object) -> None:
+        """The engine begins with the root; once a call, also where a graph that is kept is gone through again."""
+        nonlocal awaited
+        if awaited:
+            awaited = False
+            queue(computed)
+
+    hooks: dict[int, _Function] = {0: reached}
+
+    def wrap(original: _Function) -> _Function:
         def backward(tensors: Any, *arguments: Any, **named: Any) -> Any:
-            nonlocal nested
-            session = now()
-            if session is None or nested or not session.active:
+            nonlocal nested, awaited
+            if is_compiling() or nested or (loop := session.loop_or_begin()) is None:
                 return original(tensors, *arguments, **named)
-            root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
-            session.backward(_loss(root))
-            queued = False
-
-            def reached(*_: Any) -> None:
-                nonlocal queued
-                if not queued:
-                    queued = True
-                    engine.queue_callback(session.computed)
-
-            node = getattr(root, "grad_fn", None)
-            hook = node.register_prehook(reached) if node is not None else None
-            nested += 1
+            try:
+                root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
+                loop.backward(_loss(root))
+                if awaited := loop.ranks > 1 and loop.gathers is not False:
+                    _hook(root, hooks)
+            except Exception as error:
+                session.failed(error)
+            nested = True
             try:
                 return original(tensors, *arguments, **named)
             finally:
-                nested -= 1
-                if hook is not None:
-                    hook.remove()
-                session.returned()
+                nested = awaited = False
+                try:
+                    loop.returned()
+                except Exception as error:
+                    session.failed(error)
 
         return backward
 
     _replace(torch.autograd, "backward", wrap)
 
 
+def _hook(root: Any, hooks: dict[int, _Function]) -> None:
+    """Have `hooks` run when the engine comes to the root. What torch's own way to it adds, a dictionary and a handle each time,
+    costs the loop twice as much; it is gone where the user has hooks there."""
+    if (node := root.grad_fn) is None:
+        return
+    if root._backward_hooks is not None:
+        node.register_prehook(lambda *_: hooks[0](None))
+        return
+    root._backward_hooks = hooks
+    node._register_hook_dict(root)
+    root._backward_hooks = None
+
+
 def _loss(root: Any) -> float | None:
     """The value that `backward()` begins at, where it is at hand: a device's would be waited for."""
     if root is None or root.device.type != "cpu" or root.numel() != 1:
         return None
-    return float(root.detach())
+    return float(root.item())
 
 
-def _waits(now: Callable[[], LoopSession | None]) -> None:
+def _waits(session: LoopSession) -> None:
     if not dist.is_available():
         return
     import torch.distributed._functional_collectives as functional  # noqa: PLC0415 - not where torch has no distributed part
 
-    wrap = _waiting(now)
+    wrap = _waiting(session)
     _replace(torch._C._distributed_c10d.Work, "wait", wrap)
     _replace(functional, "wait_tensor", wrap)
 
 
-def _buffers(now: Callable[[], LoopSession | None]) -> None:
-    _replace(DistributedDataParallel, "_sync_buffers", _waiting(now))
+def _buffers(session: LoopSession) -> None:
+    _replace(DistributedDataParallel, "_sync_buffers", _waiting(session))
 
 
 def _world() -> Any:
     return dist.distributed_c10d._world
 
 
-def _waiting(now: Callable[[], LoopSession | None]) -> _Wrap:
-    nested = 0
+def _waiting(session: LoopSession) -> _Wrap:
+    nested = False
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(original: _Function) -> _Function:
         def wait(*arguments: Any, **named: Any) -> Any:
             nonlocal nested
-            session = now()
-            if session is None or nested or not session.active:
+            if is_compiling() or nested or (loop := session.loop()) is None:
                 return original(*arguments, **named)
-            nested += 1
+            before, nested = loop.wait(), True
             try:
-                with session.waiting():
-                    return original(*arguments, **named)
+                return original(*arguments, **named)
             finally:
-                nested -= 1
+                nested = False
+                loop.waited(*before)
 
         return wait
 
     return wrap
 
 
-def _ddp(now: Callable[[], LoopSession | None]) -> None:
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+def _called(session: LoopSession, arguments: tuple[Any, ...], named: dict[str, Any], *, gathers: bool) -> None:
+    """A model is given these; `gathers`: its backward pass ends with a wait for the other ranks' gradients."""
+    if is_compiling() or (loop := session.loop()) is None:
+        return
+    try:
+        loop.gathers = gathers or bool(loop.gathers)
+        loop.called({**named, "": arguments} if named else arguments[0] if len(arguments) == 1 else arguments)
+    except Exception as error:
+        session.failed(error)
+
+
+def _ddp(session: LoopSession) -> None:
+    def wrap(original: _Function) -> _Function:
         def forward(*arguments: Any, **named: Any) -> Any:
-            session = now()
-            if session is not None and session.active:
-                session.called({**named, "": arguments[1:]})
+            gathers = getattr(arguments[0], "require_backward_grad_sync", True) if arguments else True
+            _called(session, arguments[1:], named, gathers=gathers)
             return original(*arguments, **named)
 
         return forward
@@ -187,13 +214,12 @@ def _ddp(now: Callable[[], LoopSession | None]) -> None:
     _replace(DistributedDataParallel, "forward", wrap)
 
 
-def _fsdp2(now: Callable[[], LoopSession | None]) -> None:
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+def _fsdp2(session: LoopSession) -> None:
+    def wrap(original: _Function) -> _Function:
         def root_pre_forward(state: Any, module: Any, arguments: Any, named: Any) -> Any:
             answer = original(state, module, arguments, named)
-            session = now()
-            if session is not None and session.active and getattr(state, "_is_root", False):
-                session.called({**named, "": arguments})
+            if getattr(state, "_is_root", False):
+                _called(session, arguments, named, gathers=True)
             return answer
 
         return root_pre_forward
@@ -201,15 +227,20 @@ def _fsdp2(now: Callable[[], LoopSession | None]) -> None:
     _replace(sys.modules[FSDP2].FSDPState, "_root_pre_forward", wrap)
 
 
-def _loader(now: Callable[[], LoopSession | None]) -> None:
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+def _loader(session: LoopSession) -> None:
+    def wrap(original: _Function) -> _Function:
         def following(iterator: Any) -> Any:
-            session = now()
-            if session is None or not session.active:
+            if (loop := session.loop()) is None:
                 return original(iterator)
-            since = session.loading()
+            try:
+                loop.loading()
+            except Exception as error:
+                session.failed(error)
             batch = original(iterator)
-            session.loaded(since, batch)
+            try:
+                loop.loaded(batch)
+            except Exception as error:
+                session.failed(error)
             return batch
 
         return following
@@ -217,29 +248,42 @@ def _loader(now: Callable[[], LoopSession | None]) -> None:
     _replace(dataloader._BaseDataLoaderIter, "__next__", wrap)
 
 
-def _optimizers(now: Callable[[], LoopSession | None]) -> None:
-    def before(*_: Any) -> None:
-        if (session := now()) is not None:
-            session.stepping()
-
-    def after(*_: Any) -> None:
-        if (session := now()) is not None:
-            session.stepped()
-
+def _optimizers(session: LoopSession) -> None:
+    before, after = _around_step(session)
     optimizer.register_optimizer_step_pre_hook(before)
     optimizer.register_optimizer_step_post_hook(after)
 
 
-def _scaler(now: Callable[[], LoopSession | None]) -> None:
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+def _scaler(session: LoopSession) -> None:
+    before, after = _around_step(session)
+
+    def wrap(original: _Function) -> _Function:
         def step(*arguments: Any, **named: Any) -> Any:
-            if (session := now()) is None:
-                return original(*arguments, **named)
-            session.stepping()
+            before()
             answer = original(*arguments, **named)
-            session.stepped()
+            after()
             return answer
 
         return step
 
     _replace(torch.amp.GradScaler, "step", wrap)
+
+
+def _around_step(session: LoopSession) -> tuple[Callable[..., None], Callable[..., None]]:
+    def before(*_: object) -> None:
+        if is_compiling() or (loop := session.loop()) is None:
+            return
+        try:
+            loop.stepping()
+        except Exception as error:
+            session.failed(error)
+
+    def after(*_: object) -> None:
+        if is_compiling() or (loop := session.loop()) is None:
+            return
+        try:
+            loop.stepped()
+        except Exception as error:
+            session.failed(error)
+
+    return before, after

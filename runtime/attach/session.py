@@ -14,24 +14,23 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from threading import get_ident
+from typing import NamedTuple
 
 from unskew.collector.events import Heartbeat, RankAttached, RankDetached
 from unskew.collector.paths import Store
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.attach.clock import ThreadClock
-from unskew.runtime.attach.timeline import LoopTimeline, Moment
+from unskew.runtime.attach.clock import CorelessClock
+from unskew.runtime.attach.timeline import LoopTimeline
 
 BEAT_S = 0.5
-MOST_WAITING = 20_000
-"""Events in memory while the disk stalls; some 10 MB."""
+FLUSH_S = 0.25
+"""Each time a thread wakes the loop pays some 50 us."""
+MOST_WAITING = 2_000
+"""Iterations, or parts of long ones, in memory while the disk stalls; some 10 MB."""
 
 MOST_ERROR = 400
 """Characters of the exception that ended a loop."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class JobFacts(NamedTuple):
@@ -43,22 +42,6 @@ class JobFacts(NamedTuple):
     groups: tuple[tuple[int, ...], ...]
     on_gpu: bool
     unknown: tuple[str, ...] = ()
-
-
-def harmless(method: Callable[Concatenate[LoopSession, P], R]) -> Callable[Concatenate[LoopSession, P], R | None]:
-    """Does nothing where the session does not measure, and raises nothing."""
-
-    @wraps(method)
-    def call(session: LoopSession, /, *arguments: P.args, **named: P.kwargs) -> R | None:
-        if not session.active:
-            return None
-        try:
-            return method(session, *arguments, **named)
-        except Exception as error:
-            session.failed(error)
-            return None
-
-    return call
 
 
 class LoopSession:
@@ -78,28 +61,33 @@ class LoopSession:
 
     @property
     def active(self) -> bool:
-        """Whether this thread of this process is measured; before the first `backward()` nobody knows which will be."""
-        return self._measured and self._thread in {0, threading.get_ident()}
+        """Whether the process is measured, or will be from its first `backward()` on."""
+        return self._measured
 
     # --- what the loop itself may say --------------------------------------------------------------------------------
 
-    @harmless
     def note(self, *, tokens: int | None = None, loss: float | None = None) -> None:
         """Facts of the step in progress; they count instead of what was found in its tensors."""
-        if self._timeline is not None:
-            self._timeline.note(tokens, loss)
+        if (loop := self.loop()) is not None:
+            loop.note(tokens, loss)
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Around each step of a loop that has neither a loader nor an optimizer of torch: what it takes apart from `backward()`
         and from waits is its own time. One that ends with an exception is not over."""
-        self._entered()
+        if (loop := self.loop_or_begin()) is not None:
+            loop.entered()
         yield
-        self._left()
+        if (loop := self.loop()) is not None:
+            loop.left()
 
     def close(self) -> None:
         """Write what is left; the loop is not measured any more."""
-        self._finish()
+        if (loop := self.loop()) is not None:
+            try:
+                loop.finish()
+            except Exception as problem:
+                self.failed(problem)
         self._measured = False
         self._ended.set()
         if self._spool is not None and self._timeline is not None:
@@ -109,83 +97,20 @@ class LoopSession:
             self._spool.close()
             self._spool = None
 
-    # --- what seams report -------------------------------------------------------------------------------------------
+    # --- for the seams -----------------------------------------------------------------------------------------------
 
-    @harmless
-    def loading(self) -> Moment | None:
-        return None if self._timeline is None else self._timeline.loading()
+    def loop(self) -> LoopTimeline | None:
+        """What the moments go to; None where nothing is measured, on other threads, and before the first `backward()`."""
+        return self._timeline if self._thread == get_ident() and self._measured else None
 
-    @harmless
-    def loaded(self, since: Moment | None, batch: Any) -> None:
-        if self._timeline is not None and since is not None:
-            self._timeline.loaded(since, batch)
-
-    @harmless
-    def called(self, batch: Any) -> None:
-        if self._timeline is not None:
-            self._timeline.called(batch)
-
-    @harmless
-    def backward(self, loss: float | None) -> None:
-        if self._timeline is None:
-            self._timeline = self._begin()
-        self._timeline.backward(loss)
-
-    @harmless
-    def computed(self) -> None:
-        if self._timeline is not None:
-            self._timeline.computed()
-
-    @harmless
-    def returned(self) -> None:
-        if self._timeline is not None:
-            self._timeline.returned()
-
-    @harmless
-    def stepping(self) -> None:
-        if self._timeline is not None:
-            self._timeline.stepping()
-
-    @harmless
-    def stepped(self) -> None:
-        if self._timeline is not None:
-            self._timeline.stepped()
-
-    @harmless
-    def _entered(self) -> None:
-        if self._timeline is None:
-            self._timeline = self._begin()
-        self._timeline.entered()
-
-    @harmless
-    def _left(self) -> None:
-        if self._timeline is not None:
-            self._timeline.left()
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Around a wait for other ranks."""
-        before = self._waits()
-        try:
-            yield
-        finally:
-            self._waited(before)
-
-    @harmless
-    def _waits(self) -> tuple[int, str] | None:
-        return None if self._timeline is None else self._timeline.wait()
-
-    @harmless
-    def _waited(self, before: tuple[int, str] | None) -> None:
-        if self._timeline is not None and before is not None:
-            self._timeline.waited(*before)
-
-    @harmless
-    def _finish(self) -> None:
-        if self._timeline is not None:
-            self._timeline.finish()
-
-    # -----------------------------------------------------------------------------------------------------------------
+    def loop_or_begin(self) -> LoopTimeline | None:
+        """The same, and now is the first `backward()`; before it nobody knows which thread is measured."""
+        if self._timeline is None and self._measured:
+            try:
+                self._timeline = self._begin()
+            except Exception as error:
+                self.failed(error)
+        return self.loop()
 
     def failed(self, error: Exception) -> None:
         """End the measuring."""
@@ -195,8 +120,8 @@ class LoopSession:
 
     def _begin(self) -> LoopTimeline:
         """The first backward pass: now the process is a rank, and torch knows which."""
-        facts, self._thread, node, pid = self._facts(), threading.get_ident(), socket.gethostname(), os.getpid()
-        spool = SpoolWriter(self.store, self.run, f"rank-{facts.rank:04d}.{pid}", capacity=MOST_WAITING)
+        facts, self._thread, node, pid = self._facts(), get_ident(), socket.gethostname(), os.getpid()
+        spool = SpoolWriter(self.store, self.run, f"rank-{facts.rank:04d}.{pid}", capacity=MOST_WAITING, flush_s=FLUSH_S)
         spool.append(
             RankAttached(
                 rank=facts.rank,
@@ -209,7 +134,7 @@ class LoopSession:
             )
         )
         self._spool = spool
-        timeline = LoopTimeline(facts.rank, facts.ranks, f"{node}:{facts.rank}", ThreadClock().read, spool.append)
+        timeline = LoopTimeline(facts.rank, facts.ranks, f"{node}:{facts.rank}", spool.append, ready=CorelessClock().read)
         beat = threading.Thread(target=self._beat, args=(timeline, spool, pid), name="unskew-beat", daemon=True)
         beat.start()
         atexit.register(self.close)

@@ -24,15 +24,12 @@ def attach(store: str | os.PathLike[str] | None = None, *, run: str | None = Non
     if _session is None:
         from unskew.runtime.attach import seams  # noqa: PLC0415 - it imports torch
 
-        _session = LoopSession(Store.locate(store), run or run_name(os.environ), lambda: seams.facts(_current))
+        session = LoopSession(Store.locate(store), run or run_name(os.environ), lambda: seams.facts(session))
+        _session = session
         if os.environ.get("UNSKEW") == "0":
             _session.close()
         else:
-            _session.off = seams.install(_current)
-    return _session
-
-
-def _current() -> LoopSession | None:
+            _session.off = seams.install(_session)
     return _session
 
 

@@ -1,83 +1,96 @@
-"""What a rank of a foreign loop did, out of the moments that its seams report: spans, lengths, committed iterations.
+"""What a rank of a foreign loop did, out of the moments that its seams report.
 
 An iteration begins where the last one's optimizer step ended and ends with its own; it counts as committed when the next one
-begins (a loop may step several optimizers). Of each piece of work the own time is the wall clock without waiting in
-collectives and without time that the thread had no core.
+begins (a loop may step several optimizers). A micro-batch is the loop's path from a batch in hand to the end of `backward()`: F
+from the batch to the call, B from the call until the rank's last gradient, then, as an all-reduce, until the call returns.
 
-A micro-batch is the loop's path from a batch in hand to the end of `backward()`: F from the batch to the call, B from the call
-until the rank's last gradient, then, as an all-reduce, until the call returns.
+The loop pays for every line that runs here, and three times as much as a profile of these lines alone shows, as it comes to
+them with cold caches. So there are moments only; whoever reads the log makes events of them (collector/files/loop_parts.py).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import NamedTuple
+from time import monotonic_ns
 
-from unskew.collector.events import IterationCommitted, MicroBatchPacked, Span, SpanKind, Telemetry
+from unskew.collector.files.loop_parts import LoopPart, Moment, Piece, Reading
 from unskew.runtime.attach.lengths import lengths_of
 
-LEAST_WAIT_US = 20
+LEAST_WAIT_NS = 20_000
 """A shorter tail of `backward()` is no collective."""
 MOST_NAMED = 64
 """Members of larger groups are not spelled out in the group's name."""
-
-
-class Moment(NamedTuple):
-    """`ready_ns`: without a core so far; `waited_ns`: in collectives so far."""
-
-    ns: int
-    ready_ns: int
-    waited_ns: int
+PART_NS, MOST_PIECES = 250_000_000, 64
+"""A longer iteration is handed on in parts: a rank that is killed leaves what it had done."""
+CLOSE_NS, FAR_NS, LEAST_NS = 50_000, 10_000_000, 1_000_000
+"""The time without a core is read where so much has passed: close together while ranks take turns on their cores, which shows
+in which work it fell; else far apart, but at the end of each iteration of some length."""
+LITTLE = 50
+"""A core is at hand while less than one part in so many is spent without it."""
 
 
 class LoopTimeline:
-    """Of one rank. `clock` is `ThreadClock.read`, `emit` takes the events; every method is a few microseconds."""
+    """Of one rank. `emit` takes what was done, `now` is the run's clock, `ready` says for how long the thread had no core."""
 
     def __init__(
-        self, rank: int, ranks: int, device: str, clock: Callable[[], tuple[int, int]], emit: Callable[[Telemetry], None]
+        self,
+        rank: int,
+        ranks: int,
+        device: str,
+        emit: Callable[[LoopPart], None],
+        *,
+        ready: Callable[[], int],
+        now: Callable[[], int] = monotonic_ns,
     ) -> None:
-        self.rank, self.ranks, self._device, self._clock, self._emit = rank, ranks, device, clock, emit
+        self.rank, self.ranks, self._device, self._emit, self._ready, self._clock = rank, ranks, device, emit, ready, now
         self._group = "-".join(map(str, range(ranks))) if ranks <= MOST_NAMED else "world"
-        self.iteration = self.micro_batches = self.progress = 0
+        self.iteration = self.progress = 0
+        self._number = rank
+        """The present micro-batch among those of all ranks."""
         self.activity = "idle"
-        self._waited_ns = 0
-        self._begun = self._mark = self._now()
+        self._waited_ns = self._read_at_ns = 0
+        self._pieces: list[Piece] = []
+        self._packed: list[tuple[int, tuple[int, ...]]] = []
+        self._readings: list[Reading] = []
+        self._pause_ns = CLOSE_NS
+        self._begun = self._part = self._mark = self._now()
+        self._ended = self._readings[-1]
         self._lengths: tuple[int, ...] = ()
-        self._shown: tuple[int, ...] = ()
+        self._shown = False
+        self.gathers: bool | None = None
+        """Whether the coming backward pass ends with a wait for the other ranks' gradients; None = nobody said."""
         self._losses: list[float] = []
         self._tokens = 0
         self._noted_loss: float | None = None
         self._noted_tokens: int | None = None
         self._stepped = False
-        self._named_us = self._named_own_us = self._named_waited_us = self._named_ready_us = 0
+        self._loading: Moment | None = None
         self._called: Moment | None = None
         self._computed: Moment | None = None
         self._stepping: Moment | None = None
 
     # --- moments, as the seams report them ---------------------------------------------------------------------------
 
-    def loading(self) -> Moment:
+    def loading(self) -> None:
         """The loop asks for a batch."""
-        self.activity, now = "compute", self._now()
+        self.activity, self._loading = "compute", self._now()
         if self._stepped:
-            self.commit(now)
-        return now
+            self.commit(self._loading)
 
-    def loaded(self, since: Moment, batch: object) -> None:
+    def loaded(self, batch: object) -> None:
         """It has got one."""
+        if self._loading is None:
+            return
         self._mark = self._now()
         if not self._shown:
             self._lengths = lengths_of(batch)
-        self._put("data_wait", since, self._mark, micro_batch=self._number)
+        self._pieces.append(("data_wait", self._loading, self._mark, self._number))
 
     def called(self, batch: object) -> None:
         """The model is given this, which the loader may have read long before; its lengths count instead of the loader's. Not
         what a part of it is given once more in the backward pass, where activations are computed again."""
-        if self._called is not None:
-            return
-        self._shown = lengths_of(batch)
-        self._lengths = self._shown or self._lengths
+        if self._called is None and (lengths := lengths_of(batch)):
+            self._shown, self._lengths = True, lengths
 
     def backward(self, loss: float | None) -> None:
         """`backward()` is called."""
@@ -85,7 +98,7 @@ class LoopTimeline:
         if self._stepped:
             self.commit(self._mark)
         self._called, self._computed = now, None
-        self._put("F", self._mark, now, micro_batch=self._number, first_layer=0, n_layers=1)
+        self._pieces.append(("F", self._mark, now, self._number))
         if loss is not None:
             self._losses.append(loss)
 
@@ -99,13 +112,16 @@ class LoopTimeline:
         if begun is None:
             return
         end, number = self._computed or now, self._number
-        self._put("B", begun, end, micro_batch=number, first_layer=0, n_layers=1)
-        if self.ranks > 1 and now.ns - end.ns >= 1000 * LEAST_WAIT_US:
-            self._put("all_reduce", end, now, group=self._group, group_seq=self.iteration)
-        self._emit(MicroBatchPacked(iteration=self.iteration, micro_batch=number, attempt=0, lengths=self._lengths))
-        self._tokens += sum(self._lengths) if len(self._lengths) > 1 else 0
-        self._mark, self._called, self._lengths, self.activity = now, None, (), "compute"
-        self.micro_batches += 1
+        self._pieces.append(("B", begun, end, number))
+        if self.ranks > 1 and now[0] - end[0] >= LEAST_WAIT_NS:
+            self._pieces.append(("all_reduce", end, now, None))
+        self._packed.append((number, self._lengths))
+        if len(self._lengths) > 1:
+            self._tokens += sum(self._lengths)
+        self._mark, self._called, self._lengths, self.activity, self.gathers = now, None, (), "compute", None
+        self._number = number + self.ranks
+        if now[0] - self._part[0] >= PART_NS or len(self._pieces) >= MOST_PIECES:
+            self._hand_on(now)
 
     def stepping(self) -> None:
         """An optimizer begins its step."""
@@ -116,7 +132,8 @@ class LoopTimeline:
         """It has ended; where the loop runs forward and backward inside of it, what is left is the optimizer's."""
         if self._stepping is not None:
             begun, self._mark, self._stepping = max(self._stepping, self._mark), self._now(), None
-            self._put("optimizer", begun, self._mark)
+            self._end()
+            self._pieces.append(("optimizer", begun, self._mark, None))
             self._stepped = True
 
     def entered(self) -> None:
@@ -127,15 +144,16 @@ class LoopTimeline:
     def left(self) -> None:
         """That step is over."""
         self._mark, self._stepped = self._now(), True
+        self._end()
 
     def wait(self) -> tuple[int, str]:
         """A wait for others begins; what it returns goes to `waited`."""
         before, self.activity = self.activity, "collective"
-        return self._clock()[0], before
+        return self._clock(), before
 
     def waited(self, since_ns: int, before: str) -> None:
         """It is over."""
-        self._waited_ns += self._clock()[0] - since_ns
+        self._waited_ns += self._clock() - since_ns
         self.activity = before
 
     def note(self, tokens: int | None, loss: float | None) -> None:
@@ -145,78 +163,57 @@ class LoopTimeline:
 
     def commit(self, at: Moment) -> None:
         """The iteration is over."""
-        self._put_other(at)
         loss = self._noted_loss
-        if loss is None:
-            loss = sum(self._losses) / len(self._losses) if self._losses else math.nan
-        self._emit(
-            IterationCommitted(
-                iteration=self.iteration,
-                plan_version=0,
-                attempt=0,
-                rank=self.rank,
-                loss=loss,
-                tokens=self._tokens if self._noted_tokens is None else self._noted_tokens,
-                start_us=self._begun.ns // 1000,
-                wall_us=(at.ns - self._begun.ns) // 1000,
-                log_complete=True,
-            )
-        )
+        if loss is None and self._losses:
+            loss = sum(self._losses) / len(self._losses)
+        tokens = self._tokens if self._noted_tokens is None else self._noted_tokens
+        self._hand_on(at, (self._begun[0], loss, tokens))
         self.iteration += 1
-        self._begun, self._stepped, self.micro_batches, self._losses, self._tokens = at, False, 0, [], 0
-        self._named_us = self._named_own_us = self._named_waited_us = self._named_ready_us = 0
+        self._begun, self._stepped, self._number, self._losses, self._tokens = at, False, self.rank, [], 0
         self._noted_loss = self._noted_tokens = None
 
     def finish(self) -> None:
         """The loop is over; an iteration whose optimizer has stepped counts."""
         if self._stepped:
             self.commit(self._mark)
+        elif self._pieces:
+            self._hand_on(self._now())
 
     # -----------------------------------------------------------------------------------------------------------------
 
-    @property
-    def _number(self) -> int:
-        """The present micro-batch among those of all ranks."""
-        return self.micro_batches * self.ranks + self.rank
-
     def _now(self) -> Moment:
+        now_ns = self._clock()
         self.progress += 1
-        return Moment(*self._clock(), self._waited_ns)
+        if now_ns >= self._read_at_ns:
+            self._read(now_ns)
+        return now_ns, self._waited_ns
 
-    def _put_other(self, at: Moment) -> None:
-        """What the iteration took beyond all that has a name; a framework may ask the other ranks something there."""
-        wall_us, own_us, ready_us, waited_us = _spent_us(self._begun, at)
-        waited_us, ready_us = max(waited_us - self._named_waited_us, 0), max(ready_us - self._named_ready_us, 0)
-        rest_us, own_us = max(wall_us - self._named_us, 0), max(own_us - self._named_own_us, 0)
-        self._span("other", self._begun, rest_us, own_us, wait_dp_us=waited_us or None, runq_us=ready_us)
+    def _read(self, now_ns: int) -> None:
+        reading = now_ns, self._waited_ns, self._ready()
+        if self._readings and not _has_core(self._readings[-1], reading):
+            self._pause_ns = CLOSE_NS
+        self._readings.append(reading)
+        self._read_at_ns = now_ns + self._pause_ns
 
-    def _put(self, kind: SpanKind, begin: Moment, end: Moment, **fields: object) -> None:
-        wall_us, own_us, ready_us, waited_us = _spent_us(begin, end)
-        own_us = max(own_us, 0)
-        self._named_us, self._named_own_us = self._named_us + wall_us, self._named_own_us + own_us
-        self._named_waited_us, self._named_ready_us = self._named_waited_us + waited_us, self._named_ready_us + ready_us
-        own = None if kind == "all_reduce" else own_us
-        self._span(kind, begin, wall_us, own, wait_dp_us=waited_us or None, runq_us=ready_us, **fields)
+    def _end(self) -> None:
+        """Of an iteration: the one moment at which ranks that took turns are found not to any more."""
+        if self._mark[0] - self._readings[-1][0] >= LEAST_NS:
+            self._read(self._mark[0])
+        before, self._ended = self._ended, self._readings[-1]
+        if self._pause_ns == CLOSE_NS and _has_core(before, self._ended):
+            self._pause_ns, self._read_at_ns = FAR_NS, self._ended[0] + FAR_NS
 
-    def _span(self, kind: SpanKind, begin: Moment, wall_us: int, own_us: int | None, **fields: object) -> None:
-        self._emit(
-            Span(
-                kind=kind,
-                device=self._device,
-                rank=self.rank,
-                plan_version=0,
-                attempt=0,
-                iteration=self.iteration,
-                start_us=begin.ns // 1000,
-                wall_us=wall_us,
-                compute_us=own_us,
-                **fields,  # type: ignore[arg-type]  # names of Span's own
-            )
-        )
+    def _hand_on(self, until: Moment, commit: tuple[int, float | None, int] | None = None) -> None:
+        part = LoopPart(
+            self.rank, self._device, self._group, self.iteration, self._part, until, self._pieces, self._packed,
+            self._readings, commit,
+        )  # fmt: skip
+        self._emit(part)
+        last = len(self._readings) - 1
+        while last and self._readings[last][0] > until[0]:  # the next part begins before the moment that is the newest
+            last -= 1
+        self._part, self._pieces, self._packed, self._readings = until, [], [], self._readings[last:]
 
 
-def _spent_us(begin: Moment, end: Moment) -> tuple[int, int, int, int]:
-    """Between two moments: by the wall clock, of the thread's own, ready without a core, waiting in collectives."""
-    wall_us, ready_us = (end.ns - begin.ns) // 1000, (end.ready_ns - begin.ready_ns) // 1000
-    waited_us = (end.waited_ns - begin.waited_ns) // 1000
-    return wall_us, wall_us - ready_us - waited_us, ready_us, waited_us
+def _has_core(since: Reading, until: Reading) -> bool:
+    return (until[2] - since[2]) * LITTLE <= until[0] - since[0]

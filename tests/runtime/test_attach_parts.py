@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -25,13 +26,13 @@ from unskew.collector.events import (
     Span,
     Telemetry,
 )
+from unskew.collector.files.loop_parts import LoopPart, line_of
+from unskew.collector.files.segment import flush, unpack
 from unskew.collector.files.tail import Entry
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.attach import clock as clock_module
 from unskew.runtime.attach import seams
-from unskew.runtime.attach.clock import ThreadClock
 from unskew.runtime.attach.exits import Exits
 from unskew.runtime.attach.lengths import lengths_of
 from unskew.runtime.attach.session import JobFacts, LoopSession
@@ -44,10 +45,17 @@ class Clock:
     """Milliseconds that pass when told to; some of them without a core."""
 
     def __init__(self) -> None:
-        self.ns = self.ready_ns = 0
+        self.ns = self.ready_ns = self.asked = 0
 
-    def read(self) -> tuple[int, int]:
-        return self.ns, self.ready_ns
+    def timeline(self, rank: int, ranks: int, events: list[Telemetry]) -> LoopTimeline:
+        """One whose events, as a reader sees them, go to `events`."""
+        return LoopTimeline(
+            rank, ranks, f"node:{rank}", lambda part: events.extend(part.events()), ready=self.ready, now=lambda: self.ns
+        )
+
+    def ready(self) -> int:
+        self.asked += 1
+        return self.ready_ns
 
     def work(self, ms: int, *, without_core: int = 0) -> None:
         self.ns += (ms + without_core) * 1_000_000
@@ -56,12 +64,12 @@ class Clock:
 
 def test_own_time_is_apart_from_waiting_and_from_time_without_a_core() -> None:
     clock, events = Clock(), list[Telemetry]()
-    timeline = LoopTimeline(1, 2, "node:1", clock.read, events.append)
+    timeline = clock.timeline(1, 2, events)
     for _ in range(2):  # a step of two micro-batches
         for _ in range(2):
-            since = timeline.loading()
+            timeline.loading()
             clock.work(3)
-            timeline.loaded(since, {"cu_seqlens": torch.tensor([0, 5, 11])})
+            timeline.loaded({"cu_seqlens": torch.tensor([0, 5, 11])})
             clock.work(10, without_core=4)
             before = timeline.wait()
             clock.work(7)
@@ -94,7 +102,7 @@ def test_own_time_is_apart_from_waiting_and_from_time_without_a_core() -> None:
 
 def test_a_loop_that_runs_its_passes_inside_the_optimizer_is_taken_apart() -> None:
     clock, events = Clock(), list[Telemetry]()
-    timeline = LoopTimeline(0, 1, "node:0", clock.read, events.append)
+    timeline = clock.timeline(0, 1, events)
     timeline.stepping()
     clock.work(5)
     timeline.backward(None)
@@ -109,13 +117,15 @@ def test_a_loop_that_runs_its_passes_inside_the_optimizer_is_taken_apart() -> No
 
 def test_the_lengths_of_what_the_model_is_given_count_and_not_those_read_ahead() -> None:
     clock, events = Clock(), list[Telemetry]()
-    timeline = LoopTimeline(0, 1, "node:0", clock.read, events.append)
+    timeline = clock.timeline(0, 1, events)
     for given in (4, 3):
-        timeline.loaded(timeline.loading(), torch.zeros(1, 9, dtype=torch.long))
+        timeline.loading()
+        timeline.loaded(torch.zeros(1, 9, dtype=torch.long))
         timeline.called({"input_ids": torch.zeros(2, given, dtype=torch.long)})
         timeline.backward(None)
         timeline.called({"": torch.zeros(2, 8, 16)})  # a part of the model, whose activations are computed again
         timeline.returned()
+    timeline.finish()
     assert [event.lengths for event in events if isinstance(event, MicroBatchPacked)] == [(4, 4), (3, 3)]
 
 
@@ -134,12 +144,48 @@ def test_a_loop_without_loader_and_optimizer_says_its_steps(tmp_path: Path) -> N
     assert [iteration for (iteration,) in commits] == [0, 1, 2]
 
 
-def test_the_time_without_a_core_is_asked_for_where_it_can_be_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, now_ns = list[int](), iter([1_000_000, 1_010_000, 1_100_000, 1_120_000])
-    monkeypatch.setattr(clock_module, "monotonic_ns", lambda: next(now_ns))
-    monkeypatch.setattr(os, "pread", lambda *_: asked.append(1) or f"5 {7 * len(asked)} 1".encode())
-    clock = ThreadClock()
-    assert [clock.read() for _ in range(4)] == [(1_000_000, 7), (1_010_000, 7), (1_100_000, 14), (1_120_000, 14)]
+def test_the_time_without_a_core_is_asked_for_often_only_where_ranks_take_turns() -> None:
+    clock, events = Clock(), list[Telemetry]()
+    timeline = clock.timeline(0, 2, events)
+
+    def steps(n: int, without_core: int) -> int:
+        asked = clock.asked
+        for _ in range(n):
+            clock.work(1, without_core=without_core)
+            timeline.backward(None)
+            clock.work(3)
+            timeline.returned()
+            timeline.stepping()
+            timeline.stepped()
+        return (clock.asked - asked) // n
+
+    steps(2, 0)
+    assert steps(10, 0) == 1
+    steps(2, 1)
+    assert steps(10, 1) == 2
+    timeline.finish()
+    forward = [event for event in events if isinstance(event, Span) and event.kind == "F"]
+    assert [span.runq_us for span in forward] == [0] * 12 + [400] + [1000] * 11
+
+
+def test_a_long_iteration_is_written_part_by_part_and_ends_once() -> None:
+    clock, parts = Clock(), list[LoopPart]()
+    timeline = LoopTimeline(0, 1, "node:0", parts.append, ready=clock.ready, now=lambda: clock.ns)
+    for _ in range(4):
+        clock.work(200)
+        timeline.backward(None)
+        timeline.returned()
+    timeline.stepping()
+    clock.work(7)
+    timeline.stepped()
+    timeline.finish()
+    assert [part.commit is None for part in parts] == [True, True, False]
+    lines = b"".join(line_of(10 * number, 5, part) for number, part in enumerate(parts))
+    events = [json.loads(line) for line in unpack(flush(lines)).lines.splitlines()]
+    assert [event["seq"] for event in events] == [10 * n + at for n, part in enumerate(parts) for at in range(part.n_events)]
+    assert sum(event["wall_us"] for event in events if event["type"] == "span@1") == 807_000
+    (commit,) = [event for event in events if event["type"] == "iteration_committed@1"]
+    assert commit["wall_us"] == 807_000
 
 
 @pytest.mark.parametrize(
@@ -203,7 +249,7 @@ def test_ends_are_seen_in_their_order_and_with_their_status() -> None:
     assert next(one.detail for one in exits.seen if one.rank == 1) == "signal SIGKILL"
 
 
-def test_a_seam_that_moved_is_named_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seam_that_moved_is_named_and_the_others_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is taken hold of in torch, by name: a new torch that has moved one fails here."""
     monkeypatch.setattr(seams, "_wrapped", set())
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
@@ -213,15 +259,15 @@ def test_a_seam_that_moved_is_named_and_the_others_are_measured(monkeypatch: pyt
         monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(seams.optimizer, "register_optimizer_step_pre_hook", lambda _: None)
     monkeypatch.setattr(seams.optimizer, "register_optimizer_step_post_hook", lambda _: None)
-    (missing,) = seams.install(lambda: None)
+    session = LoopSession(Store.locate(tmp_path), "mine", lambda: JobFacts(0, 1, (), on_gpu=False))
+    (missing,) = seams.install(session)
     assert missing.startswith("waiting for data: torch")
 
 
 def test_an_error_of_ours_ends_the_measuring_and_not_the_loop(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a file").touch()
     session = LoopSession(Store(tmp_path / "a file" / "store"), "run", lambda: JobFacts(0, 1, (), False))
-    session.backward(1.0)
-    session.returned()
+    assert session.loop_or_begin() is None
     assert not session.active
     assert capfd.readouterr().err.count("this rank is not measured any more, training goes on") == 1
 
