@@ -88,7 +88,7 @@ def test_a_slow_rank_stands_by_and_comes_back_when_it_is_healthy(tmp_path: Path,
 
 
 def test_the_only_holder_of_layers_hands_them_over_before_it_stands_by(tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, SLOW, base=LONG_CHUNKS, pp=3, dp=1, **LAYOUT)
+    run = train(tmp_path, SLOW, base=LONG_CHUNKS, pp=3, dp=1, **{**LAYOUT, "iterations": 40})
     assert_exact(run, undisturbed)
     assert [ranks for _, ranks in plans(run)] == [(0, 1, 2), (0, 2)]
     assert run.of(Regrouped)[1].moved_bytes > 0
@@ -99,8 +99,7 @@ def test_the_only_holder_of_layers_hands_them_over_before_it_stands_by(tmp_path:
 def test_nothing_is_redone_when_a_rank_is_lost_on_standby(
     fault: str, how: str, device: str, tmp_path: Path, undisturbed: Run
 ) -> None:
-    at, iterations = (28, 44) if device == "sleep" else (30, LAYOUT["iterations"])
-    run = train(tmp_path, SLOW, f"{fault}:rank=1,at={at}", base=LONG_CHUNKS, device=device, layers=4, iterations=iterations)
+    run = train(tmp_path, SLOW, f"{fault}:rank=1,at=28", base=LONG_CHUNKS, device=device, layers=4, iterations=44)
     assert_exact(run, undisturbed)
     (lost,) = run.of(DeviceLost)
     assert (lost.rank, lost.how, lost.victims) == (1, how, ())
@@ -139,7 +138,7 @@ class Killer:
 
 @pytest.mark.parametrize(("rank", "after_s"), [(1, 0.0), (1, 0.08), (0, 0.05), (2, 0.1)])
 def test_a_death_around_the_hand_over_costs_no_digit(rank: int, after_s: float, tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, SLOW, base=LONG_CHUNKS, on_event=Killer(rank, after_s), **{**LAYOUT, "iterations": 36})
+    run = train(tmp_path, SLOW, base=LONG_CHUNKS, on_event=Killer(rank, after_s), **{**LAYOUT, "iterations": 32})
     assert_exact(run, undisturbed)
     lost = [(event.rank, event.how, event.detail) for event in run.of(DeviceLost)]
     assert lost == [(rank, "exit", "signal SIGKILL")]
