@@ -14,7 +14,7 @@ Per iteration, for all ranks and kinds of work at once (arrays [rank, kind]):
 from __future__ import annotations
 
 from collections.abc import Collection
-from math import exp
+from math import exp, sqrt
 
 import msgspec
 import numpy as np
@@ -211,7 +211,8 @@ def sight_of(state: DetectorState, options: DetectorOptions) -> Sight:
         options.least_level(young=young),
         options.slack_of(sigma, young=young) + options.threshold_of(sigma, len(tracks.kinds)) / n,
     )
-    return Sight(scope="device", smallest_slowdown=round(exp(level), 3))
+    mistaken = 2 * sqrt(2) * sigma  # a pace that drifts: the mean of many iterations is no surer than one, nor is the past's
+    return Sight(scope="device", smallest_slowdown=round(exp(level + mistaken), 3))
 
 
 def suspects_stage(state: DetectorState) -> bool:

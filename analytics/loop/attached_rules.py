@@ -73,7 +73,8 @@ class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
             return (Sight(scope="device", smallest_slowdown=None, why=self.why_not),)
         *of_device, of_job = self.monitor.sights
         crowded = [CROWDED] if _crowded(self) else []
-        return (*of_device, *([self.beside] if self.beside else []), *crowded, of_job)
+        # The comparison sees a rank that turned slow too; the Detector none that was slow from the first step on.
+        return (*([self.beside] if self.beside else of_device), *crowded, of_job)
 
 
 def plan_of(attached: Mapping[int, RankAttached], micro_batches: Mapping[int, int]) -> tuple[Plan, str]:

@@ -14,7 +14,7 @@ from unskew.analytics.core.iteration import Chunk, CommittedIteration, Transfer
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import work_of
-from unskew.analytics.detector.detector import Detector, DetectorOptions, DetectorState, lose, step
+from unskew.analytics.detector.detector import Detector, DetectorOptions, DetectorState, lose, sight_of, step
 from unskew.analytics.detector.options import EMULATED
 from unskew.analytics.detector.products import confirm, suspected_ranks
 from unskew.analytics.detector.tracks import learn_noise
@@ -411,3 +411,19 @@ def test_its_memory_stays_flat_however_often_a_device_turns_slow_and_heals_and_a
     assert n_verdicts > 60
     assert held[-1] > 10_000
     assert max(held[10:]) <= max(held[2:10])
+
+
+def test_the_smallest_slowdown_that_is_stated_would_have_been_named() -> None:
+    plan, past, seeds = uniform_plan(tp=1, pp=2, dp=3, n_layers=8, micro_batches=6), 20, range(20)
+    named = 0
+    for seed in seeds:
+        detector, rank = Detector(), seed % len(plan.ranks)
+        watch(detector, train(plan, healthy, seed=seed, n=past), plan)
+        stated = sight_of(detector.state, detector.options).smallest_slowdown
+        assert stated is not None
+        fault = slow(rank, stated, past)
+        verdicts = watch(detector, train(plan, fault, seed=seed, n=32, first=past), plan)
+        culprits = {culprit(one) for one in verdicts if isinstance(one, Verdict)}
+        assert culprits <= {rank}
+        named += bool(culprits)
+    assert named >= 0.95 * len(seeds)
