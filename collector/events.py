@@ -207,7 +207,7 @@ class IterationJudged(Telemetry, frozen=True, kw_only=True, tag="iteration_judge
     """The Detector's view of one committed iteration: everything that led to a verdict or to none.
 
     `predicted_us`: what this iteration was to take at the estimated speeds. `log_complete` False: chunks were missing when
-    patience ended, and nobody was judged by it.
+    patience ended, or are those of several attempts, and nobody was judged by it.
     """
 
     iteration: int

@@ -49,7 +49,7 @@ def earlier_attempts(log: RunLog) -> list[str]:
     if not (again := log.redone):
         return []
     which = f"iteration {again[0]}" if len(again) == 1 else f"{len(again)} iterations from {again[0]} to {again[-1]}"
-    return [f"time lost in earlier attempts: {which} executed more than once, of which the last attempt counts"]
+    return [f"time lost in earlier attempts: {which} executed more than once; the last attempt counts, with what it kept"]
 
 
 def _of_recording(log: RunLog) -> list[str]:

@@ -22,6 +22,7 @@ from unskew.collector.events import (
     Dropped,
     Event,
     GpuState,
+    GradientsKept,
     GroupRecorded,
     IterationCommitted,
     IterationTimed,
@@ -70,6 +71,11 @@ def load_run(reader: Reader, run: str) -> RunLog:
         orient="row",
     )
     exact = straggler_analysis.operations(reader, run, part)
+    beside: list[MicroBatchPacked | GpuState | GradientsKept] = [
+        *packed,
+        *_events(reader, run, GpuState, part),
+        *_events(reader, run, GradientsKept, part),
+    ]
     again = reader.sql("select iteration from iterations where run = ? and attempt > 0 order by iteration", [run])
     return RunLog(
         run=run,
@@ -82,7 +88,7 @@ def load_run(reader: Reader, run: str) -> RunLog:
         steps=_steps(timed),
         trace=from_operations(exact) if exact.height else from_spans(spans, stepped, plans),
         plans=plans,
-        released=_released(spans, [*packed, *_events(reader, run, GpuState, part)], commits, plans),
+        released=_released(spans, beside, commits, plans),
         control=control,
         flights=tuple(_events(reader, run, CollectiveRecorded)),
         flight_groups=tuple(_events(reader, run, GroupRecorded)),
@@ -137,7 +143,7 @@ def _read(reader: Reader, run: str, source: str, which: str) -> list[Event | Non
 
 def _released(
     spans: pl.DataFrame,
-    beside: list[MicroBatchPacked | GpuState],
+    beside: list[MicroBatchPacked | GpuState | GradientsKept],
     commits: list[IterationCommitted],
     plans: dict[int, Plan],
 ) -> tuple[IterationTelemetry, ...]:
