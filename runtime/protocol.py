@@ -288,6 +288,8 @@ class Channel:
 
     def __init__(self, sock: socket.socket, most_bytes: int = MOST_BYTES) -> None:
         self._sock, self._buffer, self.most_bytes = sock, bytearray(), most_bytes
+        self.end = ""
+        """How the connection ended, once it has."""
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -320,9 +322,11 @@ class Channel:
             data = self._sock.recv(1 << 16)
         except (BlockingIOError, InterruptedError):
             return True
-        except OSError:
+        except OSError as error:
+            self.end = error.strerror or str(error)
             return False
         self._buffer += data
+        self.end = "" if data else "closed by the other side"
         return bool(data)
 
     def _next(self) -> AnyMessage | None:

@@ -131,10 +131,11 @@ class Agent:
         for message in messages:
             self._from_controller(message)
         if not still_open:
-            self._lose_controller()
+            self._lose_controller(self._controller.end)
 
-    def _lose_controller(self) -> None:
+    def _lose_controller(self, why: str) -> None:
         if self._controller is not None:
+            report(f"agent: the connection to the controller is gone: {why}")
             self._controller.close()
         self._controller, self._wait_until = None, time.monotonic() + self._wait_s
 
@@ -142,7 +143,7 @@ class Agent:
         """A rank's place at the socket is a controller's, which holds the run's lock: it hears again what was last said to the
         one before."""
         self._channels.remove(channel)
-        self._lose_controller()
+        self._lose_controller("another one takes over")
         self._controller, self._wait_until = channel, inf
         for message in (Hello(secret="", node=self._node, at_us=time.time_ns() // 1000), *self._reports.values()):
             self._send_controller(message)
@@ -265,8 +266,8 @@ class Agent:
         try:
             if self._controller is not None:
                 self._controller.send(message)
-        except OSError:
-            self._lose_controller()
+        except OSError as error:
+            self._lose_controller(error.strerror or str(error))
 
     def _stop(self) -> None:
         """Let the ranks hand over their events, then end them and the zygote."""

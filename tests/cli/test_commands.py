@@ -33,7 +33,7 @@ OPTIONS_OF_RUN = {
     "--tp", "--pp", "--dp", "--layers", "--dim", "--heads", "--tokens", "--micro-batches", "--iterations", "--seed",
     "--schedule", "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard",
     "--no-dashboard", "--json", "--verify", "--shared",
-    "--checkpoint-every", "--controller-wait", "--resume", "--respawns",
+    "--checkpoint-every", "--controller-wait", "--recovery", "--resume", "--respawns",
 }  # fmt: skip
 HELP = """
 import sys, unskew.cli

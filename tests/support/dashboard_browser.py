@@ -31,6 +31,7 @@ FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1440,1400",
 )  # fmt: skip
+PRESS_AGAIN_S = 5.0
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -106,7 +107,22 @@ def approve_first_proposal(driver: WebDriver, by: str, reason: str, *, timeout_s
     _press(driver, "[class*=st-key-approve-] button:not([disabled])", timeout_s)
     _type(driver, ".st-key-by-approve input", by, timeout_s)
     _type(driver, ".st-key-reason-approve textarea", reason, timeout_s)
-    _press(driver, ".st-key-send-approve button", timeout_s)
+    _send(driver, ".st-key-send-approve button", timeout_s)
+
+
+def _send(driver: WebDriver, selector: str, timeout_s: float) -> None:
+    """Press until the dialog is gone: a press that falls into a redrawing of the page is lost, as a person's is."""
+    pressed_s = 0.0
+
+    def send() -> bool | None:
+        nonlocal pressed_s
+        buttons = driver.find_elements(By.CSS_SELECTOR, selector)
+        if buttons and time.monotonic() > pressed_s + PRESS_AGAIN_S:
+            buttons[0].click()
+            pressed_s = time.monotonic()
+        return None if buttons else True
+
+    wait_for(send, timeout_s, f"pressing {selector} does not end the dialog")
 
 
 def _press(driver: WebDriver, selector: str, timeout_s: float) -> None:

@@ -38,7 +38,7 @@ def test_the_other_kinds():
         ("kill:rank=-1,at=2", "rank=-1 must be a whole number from 0 to 7"),
         ("kill:rank=1,at=60", "at=60 must be a whole number from 0 to 59"),
         ("kill:rank=1,at=1.5", "at=1.5 must be a whole number"),
-        ("kill:rank=1,at=2,point=later", "point=later is not known, allowed: compute, before_barrier, before_step"),
+        ("kill:rank=1,at=2,point=later", "point=later is not known, allowed: compute, in_sync, before_barrier, before_step"),
         ("slow:rank=1,factor=1,at=2", "factor=1 must be greater than 1"),
         ("slow:rank=1,factor=nan,at=2", "factor=nan must be greater than 1"),
         ("slow:rank=1,factor=fast,at=2", "factor=fast is not a number"),
