@@ -190,10 +190,12 @@ class Membership:
         ranks = f"with it ranks {', '.join(map(str, sorted(self.pids)))}, " if self.pids else ""
         if self._zygote_ended:
             return AgentLost(f"the zygote has ended ({self._zygote_ended}), {ranks}see {self._log}")
-        ways = [how_it_ended(self._process, _REAP_S)] if self._process is not None else []
-        if self._process is not None and self._process.returncode is None and self._agent is not None:
-            ways.append(f"the connection to it is {self._agent.end or 'broken'}")
-        how = f" ({', '.join(ways)})" if ways else ""
+        how = ""
+        if self._process is not None:
+            how = how_it_ended(self._process, _REAP_S)
+            if self._process.returncode is None and self._agent is not None:
+                how += f", the connection to it is {self._agent.end or 'broken'}"
+            how = f" ({how})"
         return AgentLost(f"the agent is gone{how}, {ranks}see {self._log}")
 
     def put_back(self, messages: list[AnyMessage]) -> None:
