@@ -6,14 +6,13 @@ import random
 import signal
 import threading
 from collections.abc import Sequence
-from math import inf
 from statistics import median
 
 import msgspec
 from support.processes import send_signal
 
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, Watch, done
+from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, Watch, done, loss_difference
 from unskew.collector.events import DeviceJoined, Event, IterationCommitted, Regrouped
 from unskew.collector.paths import Store
 from unskew.runtime.options import RunOptions
@@ -43,12 +42,12 @@ def figures(
         done("kill", runs, how),
         figure(
             "kill: largest difference of any iteration's loss, float64",
-            max(_difference(run, reference) for run in runs), "nats", bar=1e-8, better="lower",
+            max(loss_difference(run, reference) for run in runs), "nats", bar=1e-8, better="lower",
             note="against the failure-free run of the same seed",
         ),
         figure(
             "kill: the same in float32",
-            max((_difference(run, single_reference) for run in single_runs), default=None), "nats", better="lower",
+            max((loss_difference(run, single_reference) for run in single_runs), default=None), "nats", better="lower",
             note=f"{len(single_runs)} runs; the order of summation differs",
         ),
         figure(
@@ -88,10 +87,3 @@ def _killer(rank: int, at: int, delay_s: float) -> Watch:
             threading.Timer(delay_s, send_signal, (pids.pop(rank), signal.SIGKILL)).start()
 
     return watch
-
-
-def _difference(run: FinishedRun, reference: Sequence[float]) -> float:
-    """The largest over all iterations; infinite when an iteration is missing."""
-    if len(run.summary.losses) != len(reference):
-        return inf
-    return max(abs(mine - other) for mine, other in zip(run.summary.losses, reference, strict=True))

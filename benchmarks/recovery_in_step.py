@@ -16,7 +16,7 @@ import msgspec
 from support.processes import send_signal
 
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, Watch, done
+from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, Watch, done, loss_difference
 from unskew.collector.events import DeviceJoined, DeviceLost, Event, IterationCommitted, Regrouped
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
@@ -70,8 +70,9 @@ def figures(
     return [
         done("recovery", runs, how),
         figure(
-            "recovery: largest difference of any iteration's loss, float64", max(_difference(run, reference) for run in runs),
-            "nats", bar=1e-8, better="lower", note="against the failure-free run of the same seed",
+            "recovery: largest difference of any iteration's loss, float64",
+            max(loss_difference(run, reference) for run in runs), "nats",
+            bar=1e-8, better="lower", note="against the failure-free run of the same seed",
         ),
         figure(
             "recovery: (layer, micro-batch, F or B) that does not count exactly once", sum(run.not_once for run in runs), "",
@@ -125,10 +126,3 @@ def _killer(rank: int, delay_s: float) -> Watch:
             threading.Timer(delay_s, send_signal, (pids.pop(rank), signal.SIGKILL)).start()
 
     return watch
-
-
-def _difference(run: FinishedRun, reference: Sequence[float]) -> float:
-    """The largest over all iterations; infinite when an iteration is missing."""
-    if len(run.summary.losses) != len(reference):
-        return inf
-    return max(abs(mine - other) for mine, other in zip(run.summary.losses, reference, strict=True))

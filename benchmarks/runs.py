@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 
@@ -160,3 +161,10 @@ def perform(name: str, parts: Sequence[Part], json_path: Path | None, store: Sto
     publish(name, figures, json_path)
     if json_path is not None and (page := draw_growth(figures, json_path)):
         print(f"growth of the planning time: {page}")
+
+
+def loss_difference(run: FinishedRun, reference: Sequence[float]) -> float:
+    """The largest difference of any iteration's loss; infinite when an iteration is missing."""
+    if len(run.summary.losses) != len(reference):
+        return inf
+    return max(abs(mine - other) for mine, other in zip(run.summary.losses, reference, strict=True))

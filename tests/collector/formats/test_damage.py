@@ -13,6 +13,7 @@ from typing import Any
 
 import polars
 import pytest
+from support.trace_records import ENTRY, OPERATION, TITAN
 from typer.testing import CliRunner
 
 from unskew.cli import app
@@ -27,23 +28,6 @@ from unskew.collector.read.reader import open_store
 
 pytestmark = pytest.mark.limit(120)
 NESTED = "[" * 100_000 + "]" * 100_000
-TITAN = {
-    "log_type_name": "step_end",
-    "log_type": "event",
-    "time_us": 9_000,
-    "rank": 0,
-    "step": 1,
-    "value": 1.5,
-    "task_name": "t",
-}
-ENTRY = {
-    "record_id": 7, "process_group": ("43", "P"), "collective_seq_id": 26, "profiling_name": "n", "state": "scheduled",
-    "duration_ms": 1,
-}  # fmt: skip
-OPERATION = {
-    "dp_rank": [0, 0], "stage": [0, 0], "rank": [0, 0], "step": [1, 1], "optype": ["forward-compute", "backward-compute"],
-    "start_ts": [0.0, 1.0], "duration": [1.0, 1.0], "seq_id": [0, 0], "mc": [0, 0], "mb_id": [0, 0], "gmc": [0, 0],
-}  # fmt: skip
 
 
 def titan(**changed: Any) -> str:

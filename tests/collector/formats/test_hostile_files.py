@@ -13,6 +13,7 @@ from pathlib import Path
 
 import polars
 import pytest
+from support.trace_records import ENTRY, OPERATION, TITAN
 from typer.testing import CliRunner
 
 from unskew.cli import app
@@ -40,23 +41,6 @@ NUMBERS = [
 TEXTS = ["", "\x1b[31m", "\x00", "x" * 100_000, "../../out", "\ud800", "[/x]", "ProfilerStep#-1", "nccl:", "🦆", "9" * 5_000]
 STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#4", "ts": 10.0, "dur": 9.0, "pid": 1, "tid": 1}
 PASS = {"ph": "X", "cat": "cpu_op", "name": "gloo:all_reduce", "ts": 11.0, "dur": 2.0, "pid": 1, "tid": 1, "args": {"x": 1}}
-TITAN = {
-    "log_type_name": "step_end",
-    "log_type": "event",
-    "time_us": 9_000,
-    "rank": 0,
-    "step": 1,
-    "value": 1.5,
-    "task_name": "t",
-}
-ENTRY = {
-    "record_id": 7, "process_group": ("43", "P"), "collective_seq_id": 26, "profiling_name": "nccl:all_reduce",
-    "state": "scheduled", "duration_ms": 1,
-}  # fmt: skip
-OPERATION = {
-    "dp_rank": [0, 0], "stage": [0, 0], "rank": [0, 0], "step": [1, 1], "optype": ["forward-compute", "backward-compute"],
-    "start_ts": [0.0, 1.0], "duration": [1.0, 1.0], "seq_id": [0, 0], "mc": [0, 0], "mb_id": [0, 0], "gmc": [0, 0],
-}  # fmt: skip
 
 
 def lines(text: str) -> bytes:
