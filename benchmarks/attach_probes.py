@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -32,6 +32,7 @@ SOON, RIGHT = 10, 95
 LATER = attached_job.LATE_FROM
 CAUSES = {"loader": "input_bound", "forward": "slow_device", "backward": "slow_device", "optimizer": "slow_device",
           "other": "slow_device"}  # fmt: skip
+DEVICE = ("device", f"device@{LATER}")
 LATE = (*CAUSES, *(f"{part}@{LATER}" for part in ("forward", "backward", "optimizer")))
 EVEN, LONGER = ("nothing", "random"), "longer"
 LENGTHS = ("long_sequences", None)
@@ -57,7 +58,7 @@ class Watched(msgspec.Struct, frozen=True):
     @property
     def right(self) -> bool:
         """Rank 1, for what it is late in, and nothing else."""
-        return self.named == {(CAUSES[self.kind.partition("@")[0]], 1)}
+        return self.named == {(CAUSES.get(self.kind.partition("@")[0], "slow_device"), 1)}
 
     @property
     def delay(self) -> int:
@@ -115,6 +116,11 @@ def _judged(store: Store, case: str) -> Watched:
     )
     watcher.finish(0)
     watcher.close()
+    return watched(case, events, _by_baselines(events))
+
+
+def watched(case: str, events: Sequence[Event], baselines: Mapping[str, frozenset[int]] = {}) -> Watched:
+    """What was decided on the job."""
     verdicts = [one for one in events if isinstance(one, Verdict)]
     limits = [one for one in events if isinstance(one, DetectionLimit)]
     return Watched(
@@ -122,7 +128,7 @@ def _judged(store: Store, case: str) -> Watched:
         named=frozenset((one.cause, rank) for one in verdicts for rank in _ranks(one) or (None,)),
         first_at=min((one.at_iteration for one in verdicts), default=None),
         sees=bool(limits) and limits[-1].smallest_slowdown is not None,
-        baselines=_by_baselines(events),
+        baselines=dict(baselines),
     )
 
 

@@ -10,7 +10,7 @@ from statistics import median
 
 import msgspec
 import numpy as np
-from support.noisy_series import SOURCES, Episode, Floats, residuals, spread, unseen
+from support.noisy_series import SOURCES, Episode, Floats, megatron, mlperf, residuals, spread, unseen
 
 from unskew.analytics.detector.job_wide import judge
 from unskew.analytics.diagnosis.failslow import settled
@@ -96,7 +96,12 @@ def figures(_bench: Bench, repeats: int = 4) -> list[Figure]:
     found = {name: [outing(rule, *one) for one in series(seed, repeats)] for name, rule in RULES.items()}
     if not found["unskew"]:
         return [figure("episodes in unseen series: found", None, "%", better="higher", note=ABSENT)]
-    return [line for name, outings in found.items() for line in _lines(name, outings)]
+    as_they_are = [1e6 * times for _, times in [*mlperf(), *megatron()]]
+    return [
+        line
+        for name, outings in found.items()
+        for line in [*_lines(name, outings), _as_they_are(name, [len(RULES[name](times)) for times in as_they_are])]
+    ]
 
 
 def series(seed: int, repeats: int) -> Iterator[tuple[Floats, tuple[Episode, ...], bool]]:
@@ -164,6 +169,11 @@ def _lines(name: str, outings: list[Outing]) -> Iterator[Figure]:
     alarms, n = sum(o.false for o in outings), N * len(outings)
     note = f"{alarms} in {len(outings)} series of {N}; real phases of the noise among them"
     yield figure(f"{name}: false alarms in 1,000 iterations", 1000 * alarms / n, "", better="lower", note=note)
+
+
+def _as_they_are(name: str, alarms: list[int]) -> Figure:
+    note = f"{len(alarms)} series, alarms in {sum(map(bool, alarms))} of them"
+    return figure(f"{name}: alarms in MLPerf and Megatron series as they are", sum(alarms), "", better="lower", note=note)
 
 
 def _share(outings: list[Outing], length: int, factor: float) -> float:

@@ -91,10 +91,10 @@ class _Witness:
 
 
 class Bench:
-    """Runs, one after the other, in one store, with a bar that shows what is running."""
+    """Runs, one after the other, in one store, with a bar that shows what is running; `full`: with all seeds, however long."""
 
-    def __init__(self, progress: Progress, store: Store) -> None:
-        self._progress, self.store = progress, store
+    def __init__(self, progress: Progress, store: Store, *, full: bool = False) -> None:
+        self._progress, self.store, self.full = progress, store, full
 
     def steps(self, what: str, of: Sequence[_Step]) -> Iterator[_Step]:
         """`of`, one by one, shown to people."""
@@ -144,11 +144,11 @@ def done(what: str, runs: Sequence[FinishedRun], note: str = "") -> Figure:
     return figure(name, ended, "", bar=len(runs), better="higher", note="; ".join([note, *reasons] if note else reasons))
 
 
-def perform(name: str, parts: Sequence[Part], json_path: Path | None, store: Store) -> None:
+def perform(name: str, parts: Sequence[Part], json_path: Path | None, store: Store, *, full: bool = False) -> None:
     """Run the parts in turn and publish all their figures; a part that breaks is reported and does not cost the others."""
     figures: list[Figure] = []
     with bars() as progress:
-        bench = Bench(progress, store)
+        bench = Bench(progress, store, full=full)
         for part in bench.steps(name, parts):
             try:
                 figures += part(bench)

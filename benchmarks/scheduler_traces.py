@@ -28,10 +28,12 @@ JOBS = ("llama2-7b,dp=8", "llama-30b", "llama2-70b,dp=2", "llama2-70b", "llama2-
 """64, 64, 128, 256 and 1,024 GPUs."""
 LEVELS_UP_TO = 128
 """GPUs up to which ResiHP is played, and Unskew with its levels as candidates: 9/10 of the planning of larger jobs."""
-MOST_DEVICE_HOURS = 3_000.0
-"""A recorded trace is played for at most so many GPU-hours."""
+MOST_DEVICE_HOURS, DENSE_UP_TO = 3_000.0, 48.0
+"""A recorded trace of so many hours or fewer, in which nodes go and come by the minute, is played for at most so many
+GPU-hours."""
 RECORDED = (
-    ("spot instances", ("spot-preemption", "aws-p3-events.csv"), 11.4),
+    ("spot instances of AWS", ("spot-preemption", "aws-p3-events.csv"), 11.4),
+    ("spot instances of GCP", ("spot-preemption", "gcp-a100x1-east1b-counts.csv"), 27.0),
     ("LANL, the system with most outages", ("lanl-failures", "failures.parquet"), 500.0),
 )
 GENERATED = (
@@ -83,7 +85,7 @@ def _played(job: Job, trace: str) -> tuple[list[ClusterEvent], float]:
     """What happens in a trace, and for how many hours it is played."""
     for name, place, hours in RECORDED:
         if name == trace and (path := datasets.find(*place)) is not None:
-            played = min(hours, max(4.0, MOST_DEVICE_HOURS / job.devices)) if hours < HOURS else hours
+            played = min(hours, max(4.0, MOST_DEVICE_HOURS / job.devices)) if hours <= DENSE_UP_TO else hours
             return load_trace(path, job, hours=played), played
     return arrivals(job, parse_faults(dict(GENERATED)[trace]), hours=HOURS, seed=0), HOURS
 

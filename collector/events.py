@@ -32,11 +32,14 @@ SpanKind = Literal[
     "other",
     "gc",
     "checkpoint",
+    "evaluation",
     "probe",
     "regroup",
     "migrate",
 ]
 """Other: what a loop that is not ours did between the work that is known by a name."""
+PAUSES: frozenset[SpanKind] = frozenset({"gc", "checkpoint", "evaluation"})
+"""What a loop that is not ours does between its steps, or within another piece of work, of whose time it is no part then."""
 CHUNK_KINDS: tuple[ChunkKind, ...] = get_args(ChunkKind)
 CHUNK_NAMES: dict[str, str] = {"F": "forward", "B": "backward", "W": "weight gradients"}
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
@@ -44,6 +47,8 @@ Cause = Literal[
     "slow_device", "slow_link", "dead", "hung", "long_sequences", "stage_imbalance", "input_bound", "gc_pause", "unknown"
 ]
 Mode = Literal["observe", "approve", "auto"]
+FaultKind = Literal["slow", "slow_link", "kill", "hang", "freeze", "exception", "segfault", "full_disk", "rejoin"]
+SlowPart = Literal["compute", "memory"]
 DeviceKind = Literal["cores", "gpus", "sleep", "virtual"]
 DEVICE_NAMES: dict[DeviceKind | None, str] = {"cores": "real", "gpus": "real", "sleep": "sleep", "virtual": "virtual"}
 """What executes a run, in a word. A run that is no training has its own: simulated, imported."""
@@ -120,6 +125,60 @@ class GradientsKept(Telemetry, frozen=True, kw_only=True, tag="gradients_kept@1"
     micro_batches: tuple[int, ...]
 
 
+class QuorumFormed(Telemetry, frozen=True, kw_only=True, tag="quorum_formed@1"):
+    """FT-HSDP's rules: who takes part in an iteration, decided before it begins (analytics/scheduler/quorum.py).
+
+    `replicas`, `proposed`, `states` in one order: whom it is of, the iteration that each proposed, what each is. `sources`: for
+    each replica that is behind, in their order, the one whose state it fetches. `fast`: all had proposed while they computed
+    the iteration before. `waited_us` from the first proposal to the last.
+    """
+
+    iteration: int
+    plan_version: int = msgspec.field(name="epoch")
+    attempt: int
+    replicas: tuple[int, ...]
+    proposed: tuple[int, ...]
+    states: tuple[Literal["healthy", "behind"], ...]
+    sources: tuple[int, ...]
+    fast: bool
+    waited_us: int
+
+
+ReplicaStepState = Literal["healthy", "fetching", "zero_grad", "rejoined"]
+
+
+class ReplicaStep(Telemetry, frozen=True, kw_only=True, tag="replica_step@1", gc=False):
+    """FT-HSDP's rules: what a rank's replica did in one attempt at an iteration.
+
+    `state`: healthy; or it took part with zero gradients, and has no state yet (fetching), has it and steps with the others
+    (rejoined), or had it before (zero_grad). `exchanged`: on this rank all gradients were summed over the replicas.
+    `committed`: so it was on all ranks of the replica, and it stepped. `position` batches of the replica's stream were trained
+    before; `tokens` of its own were trained now, `divisor` is what the sum of all gradients was divided by, `healthy` replicas
+    contributed; the learning rate was multiplied by `lr_factor`. `source` is the rank whose state was fetched. `digest`: of
+    layers and optimiser after the step, where a replica was behind and at the end.
+    """
+
+    iteration: int
+    plan_version: int = msgspec.field(name="epoch")
+    attempt: int
+    rank: int
+    replica: int
+    state: ReplicaStepState
+    exchanged: bool
+    committed: bool
+    position: int
+    tokens: int
+    divisor: int
+    healthy: int
+    lr_factor: float = 1.0
+    source: int | None = None
+    fetched_bytes: int = 0
+    fetch_us: int = 0
+    quorum_wait_us: int = 0
+    exchange_us: int = 0
+    digest: str = ""
+
+
 class IterationCommitted(Telemetry, frozen=True, kw_only=True, tag="iteration_committed@1", gc=False):
     """This rank has stepped iteration `iteration`: the Detector's watermark.
 
@@ -169,10 +228,20 @@ class RankRatio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     score: float = 0.0
 
 
+class PipelinePlace(msgspec.Struct, frozen=True, array_like=True):
+    """The stage of a rank, of how many in its pipeline, and the ranks of this one."""
+
+    stage: int
+    stages: int
+    members: tuple[int, ...]
+
+
 class RankAttached(Telemetry, frozen=True, kw_only=True, tag="rank_attached@1"):
     """A process of a training that is not ours begins to be measured, as rank `rank` of `ranks`.
 
-    `groups`: the members of its process groups that are smaller than the job; `off`: what cannot be measured, a sentence each.
+    `groups`: the members of its process groups that are smaller than the job, `dimensions`: of each the name that its
+    `DeviceMesh` has for it, "" = it is of none; `pipeline`: its place in one (None = there is none); `off`: what cannot be
+    measured, a sentence each.
     """
 
     rank: int
@@ -182,6 +251,8 @@ class RankAttached(Telemetry, frozen=True, kw_only=True, tag="rank_attached@1"):
     on_gpu: bool = False
     groups: tuple[tuple[int, ...], ...] = ()
     off: tuple[str, ...] = ()
+    dimensions: tuple[str, ...] = ()
+    pipeline: PipelinePlace | None = None
 
 
 class RankDetached(Telemetry, frozen=True, kw_only=True, tag="rank_detached@1"):
@@ -190,6 +261,31 @@ class RankDetached(Telemetry, frozen=True, kw_only=True, tag="rank_detached@1"):
     rank: int
     pid: int
     error: str = ""
+
+
+class LoaderDivided(Telemetry, frozen=True, kw_only=True, tag="loader_divided@1"):
+    """A rank of a training that is not ours iterates over `session.balance(loader)`: what can be divided there, and how.
+
+    `samples`: rank -> how many of a global batch it is given by the loader; `window`: over how many batches lengths may be
+    balanced; `lengths`: whether they are known; `loss`: the mean over the rank's own samples, divided by all ranks', or not
+    known; `by_tokens`: the mean is over tokens; `leaves`: the rank could leave the living job.
+    """
+
+    rank: int
+    samples: tuple[int, ...]
+    window: int
+    lengths: bool
+    loss: Literal["mean", "global", "unknown"]
+    by_tokens: bool = False
+    leaves: bool = False
+
+
+class SamplesDrawn(Telemetry, frozen=True, kw_only=True, tag="samples_drawn@1", gc=False):
+    """The lengths of the samples of the global batches that all ranks train from iteration `iteration` on, each in the loader's
+    order; the lowest rank writes it."""
+
+    iteration: int
+    batches: tuple[tuple[int, ...], ...]
 
 
 class HostClock(Telemetry, frozen=True, kw_only=True, tag="host_clock@1"):
@@ -405,7 +501,8 @@ class DeviceJoined(Control, frozen=True, kw_only=True, tag="device_joined@1"):
 
 
 class Suspected(Control, frozen=True, kw_only=True, tag="suspected@1"):
-    """A rank hangs or is frozen and is about to be killed; `DeviceLost` follows when its process has ended, or will not end."""
+    """A rank hangs and is about to be killed, so that `DeviceLost` follows when its process has ended, or will not end; or it
+    is frozen, and the others go on without it."""
 
     rank: int
     how: Literal["exit", "hung", "frozen"]
@@ -453,8 +550,8 @@ class DeviceLost(Control, frozen=True, kw_only=True, tag="device_lost@1"):
     """`how` is exit (the process ended), hung (no progress, heartbeats go on) or frozen (no heartbeats, process exists).
 
     `watermark`: iterations that had been judged by then, so that a replay puts the loss where the live run saw it; `iteration`:
-    the one that the rank was in; `victims`: who waited for it. `cut_off`: its process is still there, as SIGKILL has not ended
-    it (it waits in the kernel, for a driver or a disk); it has no part in the run any more.
+    the one that the rank was in; `victims`: who waited for it. `cut_off`: its process is still there: frozen, or waiting in the
+    kernel (for a driver or a disk) where SIGKILL does not end it. `DeviceJoined` (it goes on) or `ProcessEnded` follows.
     """
 
     device: str
@@ -466,6 +563,14 @@ class DeviceLost(Control, frozen=True, kw_only=True, tag="device_lost@1"):
     iteration: int | None = None
     victims: tuple[int, ...] = ()
     cut_off: bool = False
+
+
+class ProcessEnded(Control, frozen=True, kw_only=True, tag="process_ended@1"):
+    """The process of a rank that was lost while it was still there has ended at last; `watermark` as in `DeviceLost`."""
+
+    rank: int
+    detail: str
+    watermark: int
 
 
 class Regrouped(Control, frozen=True, kw_only=True, tag="regrouped@1"):
@@ -486,10 +591,12 @@ class Regrouped(Control, frozen=True, kw_only=True, tag="regrouped@1"):
 class FaultInjected(Control, frozen=True, kw_only=True, tag="fault_injected@1"):
     """The truth that verdicts are scored against; `until_iteration` None = to the end; `watermark` as in `DeviceLost`.
 
-    `announced_us`: the rank's wall clock when it was about to carry it out.
+    `announced_us`: the rank's wall clock when it was about to carry it out. A slow one is full after `ramp` iterations, there
+    in the first `on` of `every`, and slows what computes or waits for memory (`of`). A slow link delays messages from `rank`
+    to `peer` by `delay_ms`. One that strikes does it at a `point`, before a chunk of a `phase`, for `seconds` (None: for ever).
     """
 
-    kind: Literal["slow", "kill", "hang", "freeze"]
+    kind: FaultKind
     rank: int
     at_iteration: int
     until_iteration: int | None = None
@@ -497,6 +604,14 @@ class FaultInjected(Control, frozen=True, kw_only=True, tag="fault_injected@1"):
     phase: str | None = None
     announced_us: int | None = None
     watermark: int | None = None
+    point: str | None = None
+    ramp: int | None = None
+    every: int | None = None
+    on: int | None = None
+    of: SlowPart = "compute"
+    peer: int | None = None
+    delay_ms: float | None = None
+    seconds: float | None = None
 
 
 class ModeChanged(Control, frozen=True, kw_only=True, tag="mode_changed@1"):
@@ -773,11 +888,13 @@ class AlertDelivered(Control, frozen=True, kw_only=True, tag="alert_delivered@1"
 
 
 TELEMETRY: tuple[type[Telemetry], ...] = (
-    Span, MicroBatchPacked, GradientsKept, IterationCommitted, Heartbeat, RankAttached, RankDetached, IterationJudged,
-    IterationTimed, OperationsRecorded, SourceRecorded, CollectiveRecorded, GroupRecorded, GpuState, HostClock, Dropped,
+    Span, MicroBatchPacked, GradientsKept, QuorumFormed, ReplicaStep, IterationCommitted, Heartbeat, RankAttached, RankDetached,
+    LoaderDivided, SamplesDrawn, IterationJudged, IterationTimed, OperationsRecorded, SourceRecorded, CollectiveRecorded,
+    GroupRecorded, GpuState, HostClock, Dropped,
 )  # fmt: skip
 CONTROL: tuple[type[Control], ...] = (
-    RunStarted, RunFinished, RankAdded, DeviceJoined, Suspected, Probed, StandbyMeasured, DeviceLost, Regrouped, FaultInjected,
+    RunStarted, RunFinished, RankAdded, DeviceJoined, Suspected, Probed, StandbyMeasured, DeviceLost, ProcessEnded,
+    Regrouped, FaultInjected,
     CheckpointSaved, ModeChanged, Note, CommandRefused, AdaptationStarted, PredictorFitted, Verdict, VerdictClosed,
     VerdictScored, DetectionLimit, Diagnosed, PlanProposed, PlanApproved, PlanRejected, PlanExpired, PlanKept, PlanIssued,
     PlanApplied, PlanFailed, PlanScored, AlertOpened, AlertClosed, AlertDelivered,

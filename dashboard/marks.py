@@ -43,4 +43,5 @@ def marks(state: RunState) -> tuple[Mark, ...]:
 def _fault(fault: FaultInjected) -> str:
     factor = f" ×{fault.factor:g}" if fault.factor is not None else ""
     phase = f" in {fault.phase}" if fault.phase else ""
-    return f"{fault.kind}{factor}{phase}, rank {fault.rank}"
+    peer = f" to {fault.peer}" if fault.peer is not None else ""
+    return f"{fault.kind}{factor}{phase}, rank {fault.rank}{peer}"

@@ -1,16 +1,20 @@
-"""A DDP training that is not ours, profiled on every rank as docs/guide/own-trace.md says; then the diagnosis of its traces.
+"""A DDP training that is not ours, profiled on every rank as docs/guide/own-trace.md says, then timed by its parts; then the
+diagnosis of its traces and of its tables.
 
-`python examples/profile_ddp.py [FOLDER]` starts two ranks on this machine (Gloo, CPU) with torchrun and imports their traces;
-`--slow forward|backward|loader` makes rank 1 late in each step, by 40 ms unless `--late-ms` says otherwise.
+`python examples/profile_ddp.py [FOLDER]` starts two ranks on this machine (Gloo, CPU) with torchrun and imports what they
+wrote; `--slow forward|backward|loader` makes rank 1 late in each step, by 40 ms unless `--late-ms` says otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 STEPS, WARM_UP, BATCH, WIDTH = 14, 2, 64, 512
+PARTS = ("data_wait", "forward", "backward", "all_reduce", "optimizer")
 
 
 class Late(torch.autograd.Function):
@@ -68,11 +73,13 @@ def train(folder: Path, slow: str, late_s: float) -> None:
     late = {kind: late_s if rank == 1 and kind == slow else 0.0 for kind in ("forward", "backward", "loader")}
     model = DistributedDataParallel(Model(late["forward"], late["backward"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    folder.mkdir(parents=True, exist_ok=True)
+    traces, tables = folder / "traces", folder / "tables"
+    for of in (traces, tables):
+        of.mkdir(parents=True, exist_ok=True)
     window = torch.profiler.schedule(wait=1, warmup=WARM_UP - 1, active=STEPS - WARM_UP, repeat=1)
 
     def save(profiler: torch.profiler.profile) -> None:
-        profiler.export_chrome_trace(str(folder / f"rank-{rank}.json"))
+        profiler.export_chrome_trace(str(traces / f"rank-{rank}.json"))
 
     with torch.profiler.profile(schedule=window, on_trace_ready=save) as profiler:
         for x in DataLoader(Rows(late["loader"]), batch_size=BATCH):
@@ -80,7 +87,31 @@ def train(folder: Path, slow: str, late_s: float) -> None:
             (model(x) - x).square().mean().backward()
             optimizer.step()
             profiler.step()
+    with (tables / f"times-rank{rank}.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["step", "seconds", *PARTS], *timed(model, optimizer, Rows(late["loader"]))])
     dist.destroy_process_group()
+
+
+def timed(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, rows: Rows) -> Iterator[list[float]]:
+    """Step, its seconds and those of its parts; the gradients are reduced by hand behind a backward pass timed apart."""
+    batches = iter(DataLoader(rows, batch_size=BATCH))
+    for step in range(STEPS):
+        moments = [time.perf_counter()]
+        x = next(batches)
+        moments.append(time.perf_counter())
+        with model.no_sync():
+            loss = (model(x) - x).square().mean()
+            moments.append(time.perf_counter())
+            optimizer.zero_grad()
+            loss.backward()
+        moments.append(time.perf_counter())
+        for gradient in [parameter.grad for parameter in model.parameters() if parameter.grad is not None]:
+            dist.all_reduce(gradient)
+            gradient.div_(dist.get_world_size())
+        moments.append(time.perf_counter())
+        optimizer.step()
+        moments.append(time.perf_counter())
+        yield [step, moments[-1] - moments[0], *(after - before for before, after in pairwise(moments))]
 
 
 def main() -> None:
@@ -89,14 +120,15 @@ def main() -> None:
     parser.add_argument("--slow", choices=["nothing", "forward", "backward", "loader"], default="nothing")
     parser.add_argument("--late-ms", type=float, default=40.0)
     options = parser.parse_args()
-    traces, store = options.folder / "traces", ["--store", str(options.folder / "store")]
+    store = ["--store", str(options.folder / "store")]
     if "LOCAL_RANK" in os.environ:  # torchrun has started this process as a rank
-        train(traces, options.slow, options.late_ms / 1e3)
+        train(options.folder, options.slow, options.late_ms / 1e3)
         return
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     subprocess.run([*torchrun, *sys.argv], check=True)
-    unskew("import", "kineto", str(traces), "--run", "own", *store)
-    unskew("diagnose", "own", *store)
+    unskew("import", "kineto", str(options.folder / "traces"), "--run", "own", *store)
+    unskew("import", "iteration-times", str(options.folder / "tables"), "--run", "timed", *store)
+    unskew("diagnose", "own", "timed", *store)
 
 
 def unskew(*arguments: str) -> None:

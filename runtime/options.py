@@ -17,7 +17,8 @@ from unskew.collector.events import DeviceKind, Mode
 
 AskedDevice = Literal["auto", "real", "sleep", "virtual"]
 DType = Literal["float32", "float64"]
-Recovery = Literal["in-step", "redo"]
+Recovery = Literal["in-step", "redo", "ft-hsdp"]
+WhenStuck = Literal["stop", "wait"]
 MOST_RANKS = 1_024
 
 
@@ -46,10 +47,12 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoint that a run begins with: that of `run` after `iterations` iterations."""
+    """The checkpoint that a run begins with: that of `run` after `iterations` iterations. `positions`: how many batches of its
+    stream each replica had trained by then, where these are not as many as iterations."""
 
     run: str
     iterations: int
+    positions: tuple[int, ...] = ()
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +98,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     )
     recovery: Annotated[
         Recovery,
-        Parameter(help="The iteration in which a rank is lost: goes on with what the others hold, or is redone.", panel=FAULTS),
+        Parameter(
+            help="When a rank is lost: its iteration goes on with what the others hold (in-step), or is redone (redo); or its "
+            "replica leaves and the others go on with their own batches (ft-hsdp).",
+            panel=FAULTS,
+        ),
     ] = "in-step"
     respawns: Annotated[
         int,
@@ -104,6 +111,13 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: Annotated[
         int, Parameter(help="Iterations from one checkpoint to the next; 0 = none.", panel=CHECKPOINTS, least=0)
     ] = 10
+    when_stuck: Annotated[
+        WhenStuck,
+        Parameter(
+            help="When nobody lives who holds some layer: stop, or wait for ranks and go on from the newest checkpoint.",
+            panel=CHECKPOINTS,
+        ),
+    ] = "stop"
     controller_wait: Annotated[
         int,
         Parameter(
@@ -166,6 +180,12 @@ def check(options: RunOptions) -> None:
     if options.dim % (2 * options.heads):
         raise OptionsError(
             f"--dim {options.dim} does not give --heads {options.heads} an even width, allowed: a multiple of 2 x heads"
+        )
+    if options.recovery == "ft-hsdp" and options.schedule == "searched":
+        raise OptionsError("--recovery ft-hsdp leaves out whole replicas, which --schedule searched has no order for")
+    if options.recovery == "ft-hsdp" and options.resume is not None:
+        raise OptionsError(
+            "--recovery ft-hsdp cannot be resumed: a checkpoint does not have how far each replica's batches are"
         )
     if options.corpus is not None:
         from unskew.runtime.corpus import check_folder  # noqa: PLC0415 - numpy again

@@ -16,6 +16,7 @@ from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.health.liveness import RankLiveness
 from unskew.analytics.health.probing import Probe
+from unskew.analytics.scheduler.quorum import Quorum
 from unskew.runtime.options import RunOptions
 
 
@@ -241,6 +242,24 @@ class Published(Message, frozen=True, kw_only=True):
     values: tuple[bytes, ...]
 
 
+class QuorumProposal(Message, frozen=True, kw_only=True):
+    """From the first rank of a replica: the step that it wants to run next (see `Standing`)."""
+
+    rank: int
+    replica: int
+    plan_version: int
+    iteration: int
+    attempt: int
+    current: bool
+    ahead: bool
+
+
+class QuorumFound(Message, frozen=True, kw_only=True):
+    """To all ranks: who takes part in the next step."""
+
+    quorum: Quorum
+
+
 class Stop(Message, frozen=True, kw_only=True):
     """To agent and ranks: hand over your events and end."""
 
@@ -271,6 +290,7 @@ AnyMessage = (
     Hello | TakeOver | Prepare | Ready | Start | Stop | Kill | RankForked | RankExited | PlanRecord
     | PlanEntered | FaultAnnounced | CommunicationBroken | RankFailed | RankFinished | NodeFinished | RankStatuses
     | MeasureStandby | StandbyProduct | CheckpointPart | Publish | Await | Published | ZygoteExited
+    | QuorumProposal | QuorumFound
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)

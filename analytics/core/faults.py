@@ -1,40 +1,61 @@
 """Fault SPECs: the arguments of `--fault`, checked before anything starts.
 
     slow:rank=3,factor=1.8,at=30[,until=60][,phase=F|B|W]    chunks take `factor` times as long in iterations at .. until-1
-    kill:rank=6,at=70[,point=POINT]                          SIGKILL inside iteration `at`
-    hang:rank=2,at=50                                        main thread stuck, heartbeats go on
-    freeze:rank=2,at=50                                      SIGSTOP
+        [,ramp=10]                                           rising to that over so many iterations
+        [,every=10,on=3]                                     in the first `on` of every so many iterations
+        [,of=memory]                                         only what waits for memory: weights, attention
+    slow_link:rank=0,peer=1,delay_ms=5,at=30[,until=60]      messages to `peer` arrive so much later; ramp, every, on
+    kill:rank=6,at=70[,point=POINT][,phase=F]                SIGKILL inside iteration `at`
+    hang:rank=2,at=50[,seconds=2]                            main thread stuck, heartbeats go on; for good, or for so long
+    freeze:rank=2,at=50[,seconds=1]                          SIGSTOP; for good, or until a SIGCONT
+    exception:rank=2,at=50, segfault:rank=2,at=50            the process ends with an error of its code, by SIGSEGV
+    full_disk:rank=2,at=50[,until=60]                        nothing that the rank writes is taken
+    rejoin:rank=6,at=90                                      a process is started for the lost rank
+    random:seed=7,every=20                                   faults at random (random_faults.py)
 
 Iterations and ranks are numbered from 0. POINT is where in the iteration the rank dies: compute (in the middle of its chunks),
 in_sync (before its last bucket of gradients is reduced), before_barrier or before_step (the windows of the commit protocol).
+`phase` of a fault that strikes: before a chunk of that kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from unskew.analytics.core.plan import splits_backward
-from unskew.collector.events import CHUNK_KINDS, FaultInjected
+from unskew.collector.events import CHUNK_KINDS, FaultInjected, FaultKind, SlowPart
 
-FaultKind = Literal["slow", "kill", "hang", "freeze"]
 KillPoint = Literal["compute", "in_sync", "before_barrier", "before_step"]
 
+_SHAPE = ("ramp", "every", "on")
 _REQUIRED = {
     "slow": ("rank", "factor", "at"),
-    "kill": ("rank", "at"),
-    "hang": ("rank", "at"),
-    "freeze": ("rank", "at"),
+    "slow_link": ("rank", "peer", "delay_ms", "at"),
+    **dict.fromkeys(("kill", "hang", "freeze", "exception", "segfault", "full_disk", "rejoin"), ("rank", "at")),
 }
-_OPTIONAL = {"slow": ("until", "phase"), "kill": ("point",), "hang": (), "freeze": ()}
+_OPTIONAL: dict[str, tuple[str, ...]] = {
+    "slow": ("until", "phase", *_SHAPE, "of"),
+    "slow_link": ("until", *_SHAPE),
+    "kill": ("point", "phase"),
+    "hang": ("phase", "seconds"),
+    "freeze": ("phase", "seconds"),
+    "exception": ("phase",),
+    "segfault": ("phase",),
+    "full_disk": ("until",),
+    "rejoin": (),
+}
+_STRIKING = frozenset({"kill", "hang", "freeze", "exception", "segfault"})
 
 
 MOST_FAULTS = 200
 MOST_SLOWDOWN = 1_000.0
 """Of a chunk: what takes longer still is as good as lost, and a hang shows that."""
+MOST_SECONDS = 3_600.0
+"""Of a message's delay, of a pause."""
 
 
 class FaultError(ValueError):
@@ -42,7 +63,11 @@ class FaultError(ValueError):
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One fault to inject. `until` None = to the end, `phase` None = every kind of work; only a kill has a `point`."""
+    """One fault to inject. `until` None = to the end, `phase` None = every kind of work; only a kill has a `point`.
+
+    `ramp`: iterations until it is full; `every`, `on`: of so many iterations the first ones; `peer`, `delay_ms`: of a slow
+    link; `seconds`: how long a hang or freeze lasts, None = for good.
+    """
 
     kind: FaultKind
     rank: int
@@ -51,52 +76,81 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     factor: float | None = None
     phase: str | None = None
     point: KillPoint | None = None
+    ramp: int | None = None
+    every: int | None = None
+    on: int | None = None
+    of: SlowPart = "compute"
+    peer: int | None = None
+    delay_ms: float | None = None
+    seconds: float | None = None
+
+    @property
+    def strikes(self) -> bool:
+        """Whether it happens in a moment of its iteration, not over iterations."""
+        return self.kind in _STRIKING
 
     @property
     def ends_rank(self) -> bool:
         """Whether the rank's process is lost."""
-        return self.kind != "slow"
+        return self.strikes and self.seconds is None
+
+    def strength(self, iteration: int) -> float:
+        """How much of it is there in this iteration, from 0 to 1."""
+        since = iteration - self.at
+        if since < 0 or (self.until is not None and iteration >= self.until):
+            return 0.0
+        if self.every is not None and self.on is not None and since % self.every >= self.on:
+            return 0.0
+        return 1.0 if self.ramp is None else min(1.0, (since + 1) / self.ramp)
 
     def slowdown(self, kind: str, iteration: int) -> float:
-        """How many times longer a chunk of this kind takes on the fault's rank in this iteration (1.0 = unaffected)."""
-        begun = self.at <= iteration and (self.until is None or iteration < self.until)
-        return self.factor if self.factor is not None and begun and self.phase in (None, kind) else 1.0
+        """How many times longer a chunk of this kind takes on the fault's rank in this iteration (1.0 = unaffected); of one in
+        memory the part that waits for it."""
+        if self.factor is None or self.phase not in (None, kind):
+            return 1.0
+        return 1.0 + (self.factor - 1.0) * self.strength(iteration)
+
+    def delay_us(self, sender: int, receiver: int, iteration: int) -> float:
+        """By how much a message over this link arrives later."""
+        if self.delay_ms is None or (self.rank, self.peer) != (sender, receiver):
+            return 0.0
+        return 1e3 * self.delay_ms * self.strength(iteration)
 
     def event(self) -> FaultInjected:
         """The truth for the log."""
-        return FaultInjected(
-            kind=self.kind,
-            rank=self.rank,
-            at_iteration=self.at,
-            until_iteration=self.until,
-            factor=self.factor,
-            phase=self.phase,
-        )
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("at", "until")}
+        return FaultInjected(at_iteration=self.at, until_iteration=self.until, **fields)
 
 
 def parse_faults(texts: Iterable[str], *, ranks: int, iterations: int, schedule: str = "1f1b") -> tuple[FaultSpec, ...]:
-    """All SPECs of a run; besides what `parse_fault` refuses, two that end one rank in one iteration raise `FaultError`."""
+    """All SPECs of a run; besides what `parse_fault` refuses, two that strike one rank in one iteration raise `FaultError`."""
+    faults = [(text, parse_fault(text, ranks=ranks, iterations=iterations, schedule=schedule)) for text in texts]
+    return together(faults, schedule=schedule)
+
+
+def together(named: Iterable[tuple[str, FaultSpec]], *, schedule: str) -> tuple[FaultSpec, ...]:
+    """Faults, each with its SPEC, as those of one run. Raises `FaultError` where they are too many or do not go together."""
     faults: list[FaultSpec] = []
-    ended: set[tuple[int, int]] = set()
-    for text in texts:
-        fault = parse_fault(text, ranks=ranks, iterations=iterations, schedule=schedule)
+    struck: set[tuple[int, int]] = set()
+    for text, fault in named:
         faults.append(fault)
-        if fault.ends_rank and (fault.rank, fault.at) in ended:
+        if fault.strikes and (fault.rank, fault.at) in struck:
             raise FaultError(f"{text}: two faults end rank {fault.rank} in iteration {fault.at}, one is allowed")
-        ended |= {(fault.rank, fault.at)} if fault.ends_rank else set()
+        struck |= {(fault.rank, fault.at)} if fault.strikes else set()
     if len(faults) > MOST_FAULTS:
         raise FaultError(f"{len(faults):,} faults are given, allowed: {MOST_FAULTS}")
     for rank in sorted({fault.rank for fault in faults if fault.factor is not None}):
-        if (together := _together(faults, rank, schedule)) > MOST_SLOWDOWN:
-            raise FaultError(f"rank {rank} is slowed {together:.3g} times by all its faults, allowed: {MOST_SLOWDOWN:g} times")
+        if (most := _slowed(faults, rank, schedule)) > MOST_SLOWDOWN:
+            raise FaultError(f"rank {rank} is slowed {most:.3g} times by all its faults, allowed: {MOST_SLOWDOWN:g} times")
     return tuple(faults)
 
 
-def _together(faults: Iterable[FaultSpec], rank: int, schedule: str) -> float:
-    """How many times longer a chunk of a rank takes where the most of its faults meet."""
+def _slowed(faults: Iterable[FaultSpec], rank: int, schedule: str) -> float:
+    """How many times longer a chunk of a rank takes at the most, where all that ever overlap are full."""
     own = [fault for fault in faults if fault.rank == rank and fault.factor is not None]
+    full = [msgspec.structs.replace(fault, ramp=None, every=None, on=None) for fault in own]
     kinds = [kind for kind in CHUNK_KINDS if kind != "W" or splits_backward(schedule)]
-    return max(prod(fault.slowdown(kind, at.at) for fault in own) for at in own for kind in kinds)
+    return max(prod(fault.slowdown(kind, at.at) for fault in full) for at in own for kind in kinds)
 
 
 def parse_fault(text: str, *, ranks: int, iterations: int, schedule: str = "1f1b") -> FaultSpec:
@@ -108,28 +162,60 @@ def parse_fault(text: str, *, ranks: int, iterations: int, schedule: str = "1f1b
     kind, _, rest = text.partition(":")
     if kind not in get_args(FaultKind):
         raise FaultError(f"{text}: unknown kind {kind!r}, allowed: {', '.join(get_args(FaultKind))}")
-    values = _pairs(text, kind, rest)
-    rank = _whole(text, "rank", values["rank"], ranks)
-    at = _whole(text, "at", values["at"], iterations)
-    until = factor = None
-    if "until" in values:
-        until = _whole(text, "until", values["until"])
-        if until <= at:
-            raise FaultError(f"{text}: until={until} must be greater than at={at}")
+    values = pairs_of(text, kind, rest, _REQUIRED[kind], _OPTIONAL[kind])
+    fields: dict[str, Any] = {
+        "kind": kind,
+        "rank": whole(text, "rank", values["rank"], ranks),
+        "at": whole(text, "at", values["at"], iterations),
+        **{name: whole(text, name, values[name]) for name in ("until", *_SHAPE) if name in values},
+    }
+    if "peer" in values:
+        fields["peer"] = whole(text, "peer", values["peer"], ranks)
     if "factor" in values:
-        factor = _number(text, "factor", values["factor"])
-        if not 1.0 < factor < float("inf"):
-            raise FaultError(f"{text}: factor={values['factor']} must be greater than 1 (1.8 = chunks take 1.8x as long)")
-    phase = _one_of(text, "phase", values["phase"], CHUNK_KINDS) if "phase" in values else None
-    if phase == "W" and not splits_backward(schedule):
-        raise FaultError(f"{text}: schedule {schedule} executes no W chunks of their own (B includes them), allowed: F, B")
-    point = _one_of(text, "point", values.get("point", "compute"), get_args(KillPoint)) if kind == "kill" else None
-    fields = {"kind": kind, "rank": rank, "at": at, "until": until, "factor": factor, "phase": phase, "point": point}
-    return msgspec.convert(fields, FaultSpec)
+        fields["factor"] = number(text, "factor", values["factor"])
+    fields |= {name: number(text, name, values[name]) for name in ("delay_ms", "seconds") if name in values}
+    if "phase" in values:
+        fields["phase"] = one_of(text, "phase", values["phase"], CHUNK_KINDS)
+    if "of" in values:
+        fields["of"] = one_of(text, "of", values["of"], get_args(SlowPart))
+    if kind == "kill":
+        fields["point"] = one_of(text, "point", values.get("point", "compute"), get_args(KillPoint))
+    fault = msgspec.convert(fields, FaultSpec)
+    if wrong := _wrong_shape(fault, values) or _wrong_place(fault, values, schedule):
+        raise FaultError(f"{text}: {wrong}")
+    return fault
 
 
-def _pairs(text: str, kind: str, rest: str) -> dict[str, str]:
-    allowed = (*_REQUIRED[kind], *_OPTIONAL[kind])
+def _wrong_shape(fault: FaultSpec, values: dict[str, str]) -> str:
+    """What is wrong with how much it does and when; "" when nothing is."""
+    if fault.until is not None and fault.until <= fault.at:
+        return f"until={fault.until} must be greater than at={fault.at}"
+    if fault.ramp == 0:
+        return "ramp=0 must be 1 or more"
+    if (fault.every is None) != (fault.on is None) or not 0 < (fault.on or 1) < (fault.every or 2) or fault.on == 0:
+        return "every= and on= go together, allowed: on= from 1 to one less than every="
+    if fault.factor is not None and not 1.0 < fault.factor < float("inf"):
+        return f"factor={values['factor']} must be greater than 1 (1.8 = chunks take 1.8x as long)"
+    for name, value, most in (("delay_ms", fault.delay_ms, 1e3 * MOST_SECONDS), ("seconds", fault.seconds, MOST_SECONDS)):
+        if value is not None and not 0.0 < value <= most:
+            return f"{name}={values[name]} must be greater than 0 and at most {most:g}"
+    return ""
+
+
+def _wrong_place(fault: FaultSpec, values: dict[str, str], schedule: str) -> str:
+    """What is wrong with where it happens; "" when nothing is."""
+    if fault.peer == fault.rank:
+        return f"peer={fault.peer} is the sender itself, allowed: another rank"
+    if fault.phase == "W" and not splits_backward(schedule):
+        return f"schedule {schedule} executes no W chunks of their own (B includes them), allowed: F, B"
+    if fault.kind == "kill" and "phase" in values and fault.point != "compute":
+        return f"point={fault.point} has no chunks, phase= goes with point=compute"
+    return ""
+
+
+def pairs_of(text: str, kind: str, rest: str, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, str]:
+    """``key=value,...`` of a SPEC. Raises `FaultError`."""
+    allowed = (*required, *optional)
     values: dict[str, str] = {}
     for pair in rest.split(","):
         key, equals, value = pair.partition("=")
@@ -138,27 +224,30 @@ def _pairs(text: str, kind: str, rest: str) -> dict[str, str]:
         if key in values:
             raise FaultError(f"{text}: {key} is given twice, once is allowed")
         values[key] = value
-    for key in _REQUIRED[kind]:
+    for key in required:
         if key not in values:
-            raise FaultError(f"{text}: {key}= is missing, {kind} needs {', '.join(f'{k}=' for k in _REQUIRED[kind])}")
+            raise FaultError(f"{text}: {key}= is missing, {kind} needs {', '.join(f'{k}=' for k in required)}")
     return values
 
 
-def _number(text: str, key: str, value: str) -> float:
+def number(text: str, key: str, value: str) -> float:
+    """A value of a SPEC. Raises `FaultError`."""
     try:
         return float(value)
     except ValueError:
         raise FaultError(f"{text}: {key}={value} is not a number") from None
 
 
-def _whole(text: str, key: str, value: str, end: int | None = None) -> int:
-    number = int(value) if value.isascii() and value.isdecimal() else None
-    if number is None or (end is not None and number >= end):
+def whole(text: str, key: str, value: str, end: int | None = None) -> int:
+    """A value of a SPEC, below `end`. Raises `FaultError`."""
+    found = int(value) if value.isascii() and value.isdecimal() else None
+    if found is None or (end is not None and found >= end):
         raise FaultError(f"{text}: {key}={value} must be a whole number {'from 0' if end is None else f'from 0 to {end - 1}'}")
-    return number
+    return found
 
 
-def _one_of(text: str, key: str, value: str, allowed: tuple[str, ...]) -> str:
+def one_of(text: str, key: str, value: str, allowed: tuple[str, ...]) -> str:
+    """A value of a SPEC. Raises `FaultError`."""
     if value not in allowed:
         raise FaultError(f"{text}: {key}={value} is not known, allowed: {', '.join(allowed)}")
     return value

@@ -28,6 +28,7 @@ from typing import TypeVar
 
 import msgspec
 
+from unskew.analytics.core.division import Division
 from unskew.collector.events import CHUNK_KINDS, ChunkKind
 
 T = TypeVar("T")
@@ -100,7 +101,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Who holds what and who executes what. `routes[m].micro_batch == m`.
 
     `orders` is the searched order of a plan that does not leave it to its schedule's rule: per role (in the order of `roles`)
-    its actions as "2F0" = hop 2, forward, micro-batch 0 (notation.py).
+    its actions as "2F0" = hop 2, forward, micro-batch 0 (notation.py). `division`: of a training that is not ours, who is given
+    which samples; None = as its loader has it.
     """
 
     plan_version: int = msgspec.field(name="epoch")
@@ -109,11 +111,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     roles: tuple[Role, ...]
     routes: tuple[Route, ...]
     orders: tuple[tuple[str, ...], ...] = ()
+    division: Division | None = None
 
     @cached_property
     def digest(self) -> str:
         """Hash of everything but the number: two plans with one digest do the same thing."""
-        facts = (self.n_layers, self.schedule, self.roles, self.routes, *((self.orders,) if self.orders else ()))
+        rarer = (self.orders, self.division)
+        facts = (self.n_layers, self.schedule, self.roles, self.routes, *(fact for fact in rarer if fact))
         return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
 
     @cached_property
@@ -161,6 +165,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def to_data(self) -> dict[str, object]:
         """Plain data for an event."""
         data: dict[str, object] = msgspec.to_builtins(self)
+        if self.division is None:
+            del data["division"]
         return data
 
     @staticmethod

@@ -4,19 +4,20 @@ A transfer's time runs from the moment both sides were there, so nobody's latene
 iteration, with the median over its transfers:
 
 1. excess = log(time / the link's own usual time) less the median excess of the other links: what all links suffer together is
-   nobody's fault here;
+   nobody's fault here. To both times is added what a message may take before its link's messages cost `least_share` of the
+   iteration: times that short are noise;
 2. a CUSUM of the clipped excess in sigmas (cusum.py): no single iteration fires, however bad;
 3. it fires, and the median excess since its last zero is at least `least_slowdown`, and the time lost is at least
    `least_share` of the iteration: a link that is slow but carries little flags nobody.
 
-The usual time is the median of the first `learn` iterations.
+The usual time is the median of the first `learn` iterations; their spread is the link's sigma, where it is above `sigma`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import exp, log
-from statistics import median
+from statistics import fmean, median
 
 import msgspec
 import numpy as np
@@ -25,10 +26,11 @@ from unskew.analytics.core.iteration import Transfer
 from unskew.analytics.detector.cusum import CusumSide
 
 Link = tuple[int, int]
+_SD_OF_MEAN_DEVIATION = 1.2533
 
 
 class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`sigma`: of the log of an iteration's median transfer on a healthy link; the sums are in sigmas."""
+    """`sigma`: of the log of an iteration's median transfer on a healthy link, at least; the sums are in sigmas."""
 
     learn: int = 10
     sigma: float = 0.15
@@ -41,12 +43,13 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkTrack(msgspec.Struct, frozen=True):
-    """What is remembered of a link: its first times, then its usual one; the sum; the excesses since the sum's last zero;
-    `level`: the excess estimated while it is slow, 0 while it is healthy.
+    """What is remembered of a link: its first times, then its usual one and its spread; the sum; the excesses since the sum's
+    last zero; `level`: the excess estimated while it is slow, 0 while it is healthy.
     """
 
     first_us: tuple[float, ...] = ()
     usual_us: float | None = None
+    sigma: float = 0.0
     sum: float = 0.0
     since: int = -1
     excesses: tuple[float, ...] = ()
@@ -59,13 +62,14 @@ class LinkTrack(msgspec.Struct, frozen=True):
 
 class LinkChange(msgspec.Struct, frozen=True, kw_only=True):
     """A link turned slow (`slow`) or is healthy again; `ratio`: its time over its usual one, median of `n` iterations;
-    `lost_share`: the time that its messages take longer, as a share of the iteration.
+    `more_us`: what a message takes longer; `lost_share`: what all its messages do, as a share of the iteration.
     """
 
     link: Link
     slow: bool
     since: int
     ratio: float
+    more_us: float
     n: int
     lost_share: float
 
@@ -82,31 +86,49 @@ def watch(
     for transfer in transfers:
         seen.setdefault((transfer.sender, transfer.receiver), []).append(transfer)
     after = dict(tracks)
-    times = {link: max(median(one.us for one in of_link), 1.0) for link, of_link in seen.items()}
-    logs = {}
-    for link, us in times.items():
-        track = after.get(link, LinkTrack())
+    logs, little = {}, {}
+    for link, of_link in seen.items():
+        us, track = max(median(one.us for one in of_link), 1.0), after.get(link, LinkTrack())
+        little[link] = options.least_share * iteration_us / len(of_link)
         if track.usual_us is None:
-            first = (*track.first_us, us)
-            usual_us = median(first) if len(first) >= options.learn else None
-            after[link] = msgspec.structs.replace(track, first_us=() if usual_us else first, usual_us=usual_us, since=iteration)
+            after[link] = _learned(msgspec.structs.replace(track, since=iteration), us, little[link], options)
         else:
-            logs[link] = log(us / track.usual_us)
+            logs[link] = log((us + little[link]) / (track.usual_us + little[link]))
     links = sorted(logs)
     excess = np.array([logs[link] - _common(logs, link) for link in links])
     before = [after[link] for link in links]
     level = np.array([track.level for track in before])
     # What contradicts the present estimate: lateness on a healthy link, punctuality on a slow one.
-    z = np.clip(np.where(level > 0, level / 2 - excess, excess) / options.sigma, -options.clip, options.clip)
+    sigma = np.array([max(track.sigma, options.sigma) for track in before])
+    z = np.clip(np.where(level > 0, level / 2 - excess, excess) / sigma, -options.clip, options.clip)
     sums = CusumSide(np.array([track.sum for track in before]), np.array([track.since for track in before], dtype=np.int64))
     sums = sums.advance(iteration, z - options.slack)
     changes = []
     for number, link in enumerate(links):
-        share = len(seen[link]) * (before[number].usual_us or 0.0) / iteration_us
+        usual_us = before[number].usual_us or 0.0
+        sizes = _Sizes(usual_us, usual_us + little[link], len(seen[link]) / iteration_us)
         track = msgspec.structs.replace(before[number], sum=float(sums.total[number]), since=int(sums.zero_at[number]))
-        after[link], change = _judged(track, iteration, float(excess[number]), options, link=link, share=share)
+        after[link], change = _judged(track, iteration, float(excess[number]), options, link=link, sizes=sizes)
         changes += [change] if change else []
     return after, tuple(changes)
+
+
+class _Sizes(msgspec.Struct, frozen=True):
+    """Of a link's messages in an iteration: the usual time of one, that with what is added to it, how many of them a us."""
+
+    usual_us: float
+    base_us: float
+    per_us: float
+
+
+def _learned(track: LinkTrack, us: float, little_us: float, options: LinkOptions) -> LinkTrack:
+    """With one of the first times; with the last of them it has its usual one."""
+    first = (*track.first_us, us)
+    if len(first) < options.learn:
+        return msgspec.structs.replace(track, first_us=first)
+    usual_us = median(first)
+    spread = fmean(abs(log((one + little_us) / (usual_us + little_us))) for one in first)
+    return msgspec.structs.replace(track, first_us=(), usual_us=usual_us, sigma=_SD_OF_MEAN_DEVIATION * spread)
 
 
 def _common(logs: Mapping[Link, float], link: Link) -> float:
@@ -116,14 +138,15 @@ def _common(logs: Mapping[Link, float], link: Link) -> float:
 
 
 def _judged(
-    track: LinkTrack, iteration: int, excess: float, options: LinkOptions, *, link: Link, share: float
+    track: LinkTrack, iteration: int, excess: float, options: LinkOptions, *, link: Link, sizes: _Sizes
 ) -> tuple[LinkTrack, LinkChange | None]:
-    """What the link's sum says now. `share`: what its messages usually take, as a share of the iteration."""
+    """What the link's sum says now."""
     if track.sum <= 0:
         return msgspec.structs.replace(track, excesses=()), None
     recent = (*track.excesses[1 - options.window :], excess)
     level = median(recent)
-    lost_share = share * (exp(level) - 1)
+    more_us = max(sizes.base_us * (exp(level) - 1), 0.0)
+    lost_share = more_us * sizes.per_us
     if track.slow:
         turned = level < track.level / 2
     else:
@@ -131,7 +154,13 @@ def _judged(
     if track.sum < options.threshold or not turned:
         return msgspec.structs.replace(track, excesses=recent), None
     change = LinkChange(
-        link=link, slow=not track.slow, since=track.since + 1, ratio=exp(level), n=len(recent), lost_share=max(lost_share, 0.0)
+        link=link,
+        slow=not track.slow,
+        since=track.since + 1,
+        ratio=1 + more_us / max(sizes.usual_us, 1.0),
+        more_us=more_us,
+        n=len(recent),
+        lost_share=lost_share,
     )
     level = 0.0 if track.slow else level
     return msgspec.structs.replace(track, sum=0.0, since=iteration, excesses=(), level=level), change

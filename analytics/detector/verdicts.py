@@ -93,10 +93,15 @@ def link_verdict(number: int, change: links.LinkChange, at: int, config: str) ->
         at_iteration=at,
         confidence=1.0,
         sentence=(
-            f"messages from rank {sender} to rank {receiver} take {change.ratio:.1f} times as long as usual since iteration "
-            f"{change.since}"
+            f"messages from rank {sender} to rank {receiver} take {change.more_us / 1e3:.1f} ms longer than usual since "
+            f"iteration {change.since}"
         ),
-        evidence={"time_ratio": round(change.ratio, 3), "lost_share": round(change.lost_share, 4), "n": change.n},
+        evidence={
+            "time_ratio": round(change.ratio, 3),
+            "more_us": round(change.more_us),
+            "lost_share": round(change.lost_share, 4),
+            "n": change.n,
+        },
         config=config,
     )
 

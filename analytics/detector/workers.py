@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from math import exp
+from math import exp, log
 
 import msgspec
 import numpy as np
@@ -46,9 +46,12 @@ class RankTimes(msgspec.Struct, frozen=True, dict=True):
     us: Floats
 
 
-def judge_workers(times: RankTimes, options: DetectorOptions, *, equal_work: bool, lengths_known: bool = False) -> Findings:
+def judge_workers(
+    times: RankTimes, options: DetectorOptions, *, equal_work: bool, lengths_known: bool = False, least: int | None = None
+) -> Findings:
     """Who is slow, and how slow one would have to be to be named. `equal_work`: whether (2) knows what is healthy from the
-    others; `lengths_known`: times are over what the data lets expect, so a rank's data is no excuse."""
+    others; `lengths_known`: times are over what the data lets expect, so a rank's data is no excuse. `least`: so few iterations
+    may suffice (None = those of the options) where the slowdown is larger (`level_of_few`)."""
     company = company_of(equal_roles(times.role_of), tuple(times.role_of))
     over = _over_others(times, company)
     readings = over[None] if equal_work else np.stack([_logs(times), over])
@@ -57,7 +60,8 @@ def judge_workers(times: RankTimes, options: DetectorOptions, *, equal_work: boo
     sigma = float((known.max() if equal_work else np.median(known)) if len(known) else np.nanmax(noise, initial=0.0))
     detected, sight = _changes(times, msgspec.structs.replace(options, sigma_floor=max(options.sigma_floor, sigma)))
     n = len(times.iterations)
-    test = StretchTest.of(n, len(times.role_of), least=options.least_iterations, against_rest=not equal_work)
+    least = options.least_iterations if least is None else least
+    test = StretchTest.of(n, len(times.role_of), least=least, against_rest=not equal_work)
     compared = [*_slower(times, readings, noise, company, options, test=test, lengths_known=lengths_known)]
     alone = [one for one in detected if not any(_same_episode(one, other) for other in compared)]
     found = sorted([*compared, *alone], key=lambda one: one.since_iteration)
@@ -65,6 +69,12 @@ def judge_workers(times: RankTimes, options: DetectorOptions, *, equal_work: boo
     seen = _seen(times, noise, test, options)
     sight = _sight(times, over, sight, seen) if equal_work else _of_own_past(times, seen, options)
     return Findings(verdicts=verdicts, sight=sight)
+
+
+def level_of_few(options: DetectorOptions, n: int, *, young: bool = False) -> float:
+    """Log of the smallest slowdown that is named by n iterations: of fewer than `least_iterations` it grows as the error of
+    their mean does, as healthy ranks are disturbed for some iterations."""
+    return options.least_level(young=young) + max(log(options.least_iterations / n), 0.0) / 2
 
 
 def _same_episode(one: Verdict, other: Verdict) -> bool:
@@ -139,7 +149,8 @@ def _slower(
         taken: list[Stretch] = []
         for one, kind in sorted(found, key=lambda item: -item[0].over):
             levels = {k: _level(of, one, healthy, test) for k, of in of_rank.items()}
-            if any(one.begin < other.end and other.begin < one.end for other in taken) or levels[kind] < least:
+            needed = level_of_few(options, one.end - one.begin, young=n < options.own_past)
+            if any(one.begin < other.end and other.begin < one.end for other in taken) or levels[kind] < needed:
                 continue
             taken.append(one)
             slacks = {k: max(least / 2, options.slack_of(float(sigma.max()))) for k, sigma in sigmas.items()}
@@ -200,7 +211,8 @@ def _seen(times: RankTimes, noise: Floats, test: StretchTest, options: DetectorO
     if n < needed:
         return Sight(scope="device", smallest_slowdown=None, why=f"{n} iterations, at least {needed} are needed")
     sigma = max(float(np.nanmax(noise, initial=0.0)), options.sigma_floor)
-    level = test.smallest(n, sigma, options.least_level(young=n < options.own_past))
+    settled = msgspec.structs.replace(test, least=options.least_iterations)
+    level = settled.smallest(n, sigma, options.least_level(young=n < options.own_past))
     return Sight(scope="device", smallest_slowdown=round(exp(level), 3))
 
 

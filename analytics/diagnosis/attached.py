@@ -18,6 +18,9 @@ def follow_attached(log: RunLog) -> FailSlowResult:
     state, _ = rules.begin(log.plans[0], why_not, options_for(log.device_kind))
     made: list[Event] = []
     for released in log.released:
+        version = released.committed.plan_version
+        if version != state.plan.plan_version and version in log.plans:
+            state, _ = rules.applied(state, log.plans[version], released.committed.iteration)
         state, events = rules.committed(state, released)
         made += events
     for lost in (loss_of(log, event) for event in log.lost):

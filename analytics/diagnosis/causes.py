@@ -38,7 +38,7 @@ def named(sections: Sequence[tuple[TraceSection, LostTime]], first_number: int, 
     """The verdicts on all sections together, the costliest cause first."""
     total = sum(float(lost.measured_us.sum()) for _, lost in sections)
     chosen = {
-        cause: [(section, lost) for section, lost in sections if cause != "stage_imbalance" or section.plan_version == 0]
+        cause: [(section, lost) for section, lost in sections if _counts(cause, section)]
         for cause in ("long_sequences", "stage_imbalance", "input_bound", "gc_pause")
     }
     costs = {cause: sum(float(lost.causes[cause].sum()) for _, lost in of) for cause, of in chosen.items()}
@@ -49,6 +49,13 @@ def named(sections: Sequence[tuple[TraceSection, LostTime]], first_number: int, 
             continue
         found.append(_verdict(cause, us / total, chosen[cause], first_number + len(found), config))
     return found
+
+
+def _counts(cause: str, section: TraceSection) -> bool:
+    """Whether what a section shows of a cause is not what its plan meant."""
+    if cause == "stage_imbalance":
+        return section.plan_version == 0
+    return cause != "long_sequences" or not section.uneven
 
 
 def _supported(cause: str, sections: Sequence[tuple[TraceSection, LostTime]]) -> bool:

@@ -191,7 +191,7 @@ def _with_lengths(log: RunLog) -> tuple[list[TraceSection], Findings, list[str]]
                 f"time lost under plan {plan_version}: too few complete iterations to learn what chunks should take"
             )
             continue
-        sections.append(with_lengths(recording, works, followed.cost, plan_version))
+        sections.append(with_lengths(recording, works, followed.cost, log.plans[plan_version]))
     return sections, followed.findings, problems
 
 

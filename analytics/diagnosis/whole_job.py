@@ -1,17 +1,21 @@
 """The whole job of a log whose devices nobody judged live, by the rule that is live (analytics/detector/job_wide.py).
 
-Judged are the times of the iterations in which nobody is named.
+Judged are the times of the iterations in which nobody is named. A job that is faster all at once was slow until then, or had
+more to do: that rule goes by the new pace, so what the first iterations took beyond it is time without a cause.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log
 
 import msgspec
+import numpy as np
 
-from unskew.analytics.core.outcome import Findings
+from unskew.analytics.core.outcome import Findings, UnexplainedTime
 from unskew.analytics.detector import job_wide
 from unskew.analytics.detector.job_wide import NEXT_STEP, JobWideOptions
+from unskew.analytics.detector.series.stretches import StretchTest, steady_sigma, stretches_of
 from unskew.analytics.diagnosis.failslow import settled
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.collector.events import Verdict
@@ -39,4 +43,27 @@ def judge_job(times: Times, number: int, *, alone: bool, options: JobWideOptions
     verdicts = (msgspec.structs.replace(one, evidence={**one.evidence, **more}) for one in settled(changes))
     numbered = tuple(msgspec.structs.replace(one, verdict=number + i) for i, one in enumerate(verdicts))
     sight = job_wide.sight_of(state, options)
-    return Findings(verdicts=numbered, sight=sight, of_job=sight, long_ones=state.unexplained)
+    long_ones = max(state.unexplained, _began_slower(times, options), key=lambda one: one.of_measured)
+    return Findings(verdicts=numbered, sight=sight, of_job=sight, long_ones=long_ones)
+
+
+def _began_slower(times: Times, options: JobWideOptions) -> UnexplainedTime:
+    """What the first iterations took beyond the pace at which the job went on after a step."""
+    known, n = [(iteration, us) for iteration, us in times if us > 0], options.least_past
+    if len(known) < 2 * n:
+        return UnexplainedTime()
+    logs = np.log([us for _, us in known])
+    test = StretchTest.of(len(logs), 1, least=n, against_rest=True)
+    sigma = max(steady_sigma(logs), options.sigma_floor)
+    found = stretches_of(logs[None], np.array([sigma]), test)
+    if not found or found[0].begin > options.least_known or found[0].end > len(logs) - n:
+        return UnexplainedTime()
+    end = found[0].end
+    pace = float(np.median(logs[end : end + options.window]))
+    more = float(np.median(logs[:end])) - pace
+    step = float(np.median(logs[end - n : end])) - float(np.median(logs[end : end + n]))
+    if step < max(log(options.least_slowdown), more / 2):
+        return UnexplainedTime()
+    beyond = float(np.maximum(np.exp(logs[:end] - pace) - 1, 0.0).sum())
+    where = f"; until iteration {known[end][0]} they take {np.exp(more):.2f} times as long as from then on"
+    return UnexplainedTime(of_lost=1.0, of_measured=beyond / float(np.exp(logs - pace).sum()), where=where)

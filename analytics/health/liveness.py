@@ -22,8 +22,8 @@ from unskew.collector.events import DeviceLost
 
 Activity = Literal["compute", "recv", "send", "collective", "commit", "regroup", "idle", "standby"]
 WAITING = frozenset({"recv", "send", "collective", "commit", "regroup"})
-STOPPED, UNINTERRUPTIBLE, ENDING = "T", "D", "X"
-"""States of a process by the kernel's letters. One that waits uninterruptibly (for a driver, a disk) no signal ends."""
+STOPPED, ENDING = "T", "X"
+"""States of a process by the kernel's letters."""
 
 
 class RankLiveness(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,8 +71,10 @@ class LivenessOptions(msgspec.Struct, frozen=True, kw_only=True):
     14 on two cores healthy ranks were silent for 0.5 s. Where it does, `uncounted` of that time, `uncounted_s` at most, may be
     missing from its count: of 43 s of a healthy rank's silence it once lacked 0.8 s.
 
-    A rank that was killed for it and is in the kernel's hands `stuck_s` later, by its state, is cut off as it is; in any other
-    state it may only wait for a core to end on, and has `blind_s`. So has one that is ending and silent.
+    A rank that was killed for it and whose process is there `stuck_s` later is cut off as it is: it waits in the kernel, or for
+    a core to end on, or its memory is being given back, and the others need not wait with it.
+
+    A frozen rank that goes on within `spared_s` keeps its process; then it is killed.
 
     Ranks whose last heartbeats lie within `together_s` fell silent at the same moment. Two at least and `crowd` of the living
     are more than chance takes at once; they are not named before `blind_s`, as one cause may still have frozen them all.
@@ -88,7 +90,8 @@ class LivenessOptions(msgspec.Struct, frozen=True, kw_only=True):
     uncounted_s: float = 2.0
     start_s: float = 30.0
     stale_s: float = 1.0
-    stuck_s: float = 1.0
+    stuck_s: float = 0.3
+    spared_s: float = 3.0
     together_s: float = 0.2
     crowd: float = 1 / 3
 

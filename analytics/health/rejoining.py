@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from unskew.collector.command import Command, wrong_name
-from unskew.collector.events import CommandRefused, Control, DeviceJoined, DeviceLost, RankAdded
+from unskew.collector.events import CommandRefused, Control, DeviceJoined, DeviceLost, ProcessEnded, RankAdded
 
 FIRST_WAIT = 10
 """Iterations that mode auto lets pass after a rank's second loss; after each further one it waits twice as long."""
@@ -20,7 +20,8 @@ LEAST_LEFT = 10
 class Rejoining(msgspec.Struct, frozen=True, kw_only=True):
     """What a run's control events tell of its processes. `processes`: rank -> how many it has had, the coming one included;
     `losses`: rank -> the iteration of each of its losses; `gone`: lost and not there again; `coming`: added and not there yet.
-    `cut_off`: lost while the process was still there, so the device is not given to another one.
+    `cut_off`: lost while the process is still there, so the device is not given to another one. One that goes on has not cost
+    the rank a process: that loss does not count.
     """
 
     processes: dict[int, int] = {}
@@ -31,7 +32,7 @@ class Rejoining(msgspec.Struct, frozen=True, kw_only=True):
 
     def take(self, event: Control) -> Rejoining:
         """With one more event of the run in the log."""
-        if not isinstance(event, RankAdded | DeviceJoined | DeviceLost):
+        if not isinstance(event, RankAdded | DeviceJoined | DeviceLost | ProcessEnded):
             return self
         rank, coming = event.rank, {rank: added for rank, added in self.coming.items() if rank != event.rank}
         match event:
@@ -39,8 +40,19 @@ class Rejoining(msgspec.Struct, frozen=True, kw_only=True):
                 processes = {**self.processes, rank: event.process}
                 return msgspec.structs.replace(self, processes=processes, coming={**coming, rank: event})
             case DeviceJoined():
-                processes = {rank: 1, **self.processes}
-                return msgspec.structs.replace(self, processes=processes, gone=self.gone - {rank}, coming=coming)
+                processes, losses = {rank: 1, **self.processes}, self.losses
+                if rank in self.cut_off:
+                    losses = {**losses, rank: losses[rank][:-1]}
+                return msgspec.structs.replace(
+                    self,
+                    processes=processes,
+                    losses=losses,
+                    gone=self.gone - {rank},
+                    coming=coming,
+                    cut_off=self.cut_off - {rank},
+                )
+            case ProcessEnded():
+                return msgspec.structs.replace(self, cut_off=self.cut_off - {rank})
             case DeviceLost():
                 losses = {**self.losses, rank: (*self.losses.get(rank, ()), event.iteration or 0)}
                 cut_off = self.cut_off | {rank} if event.cut_off else self.cut_off
@@ -51,7 +63,8 @@ class Rejoining(msgspec.Struct, frozen=True, kw_only=True):
         return [
             self._added(rank, "auto", f"it was lost in iteration {losses[-1]}, time {len(losses)} of at most {most}", committed)
             for rank, losses in sorted(self.losses.items())
-            if rank in self.gone - self.cut_off
+            if losses
+            and rank in self.gone - self.cut_off
             and rank not in self.coming
             and len(losses) <= most
             and committed > losses[-1] + (FIRST_WAIT << (len(losses) - 2) if len(losses) > 1 else 0)
@@ -60,8 +73,6 @@ class Rejoining(msgspec.Struct, frozen=True, kw_only=True):
     def given_up(self, rank: int, most: int) -> str:
         """Why mode auto does not start a rank again that has just been lost; "" when it will."""
         times = len(self.losses.get(rank, ()))
-        if most and rank in self.cut_off:
-            return f"rank {rank} is not started again: its process is still there and has its device"
         if not 0 < most < times:
             return ""
         return f"rank {rank} was lost {times} times: mode auto starts a rank {most} times at most, `unskew rank add` once more"

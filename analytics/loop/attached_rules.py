@@ -2,7 +2,8 @@
 own runs; the plan is not issued but found.
 
 1. the ranks say who they are; with the first iteration of all of them it is known how many micro-batches each has. Ranks of
-   one process group with equal numbers are taken for replicas of one model, each with a micro-batch of its own;
+   one process group, or of one mesh without stages, with equal numbers do the same work: they are taken for replicas of one
+   model, each with a micro-batch of its own;
 2. each iteration goes to the Monitor, and every few iterations the last ones are compared side by side (side_by_side.py);
 3. where ranks are in several groups, or their times are no measure of their work, nobody is judged, and the log says why.
 
@@ -12,7 +13,7 @@ Pure: a state and what came in, a state and events out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -24,16 +25,30 @@ from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.health.liveness import WAITING, Suspect
 from unskew.analytics.loop.detection_limit import LimitState
 from unskew.analytics.loop.monitor import Monitor
-from unskew.analytics.loop.side_by_side import compare, window_of
+from unskew.analytics.loop.side_by_side import FEW, LOOKED_AT, at_a_glance, compare, window_of
 from unskew.analytics.predictor.retraining import Retraining
-from unskew.collector.events import DetectionLimit, Event, Heartbeat, IterationJudged, RankAttached, Verdict, VerdictClosed
+from unskew.collector.events import (
+    CHUNK_KINDS,
+    PAUSES,
+    DetectionLimit,
+    Event,
+    Heartbeat,
+    IterationJudged,
+    PipelinePlace,
+    RankAttached,
+    Verdict,
+    VerdictClosed,
+)
 
-WINDOW, COMPARE_EVERY = 64, 8
+WINDOW, COMPARE_EVERY, COMPARE_AGAIN = 64, 8, 3
+"""Side by side are so many iterations, compared after so many more; after so many where a rank seems late."""
 MISSED = 2
 """So many comparisons in a row that do not find a verdict again end it."""
 MOST_WITHOUT_CORE, CROWDED_SLOWDOWN, CROWDED_OVER = 0.5, 2.0, 16
 """A rank that is without a core for so much of its time may take nearly twice as long beyond that though it is healthy: whoever
 has its core meanwhile empties the caches. A verdict on less than this slowdown of it then waits until it has its core."""
+DIFFERENT = frozenset({"pp", "pipe", "pipeline", "stage", "ep", "expert", "experts"})
+"""Words in the names of a mesh's dimensions along which ranks do different work."""
 HUNG_FACTOR, LEAST_HUNG_S = 20.0, 10.0
 """No rank has finished a step for so many usual ones, and at least so long."""
 
@@ -55,7 +70,8 @@ class OpenVerdict(msgspec.Struct, frozen=True):
 
 class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
     """Never changed, only replaced. `compared`: (rank or None, cause) -> the open verdict of a comparison; `held_back`: number
-    -> a verdict that waits for better evidence; `beside`: what the last comparison would have seen, None = nobody is beside."""
+    -> a verdict that waits for better evidence; `beside`: what the last comparison, at iteration `compared_at`, would have
+    seen, None = nobody is beside."""
 
     monitor: Monitor
     plan: Plan
@@ -64,6 +80,7 @@ class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
     compared: dict[tuple[int | None, str], OpenVerdict] = {}
     held_back: dict[int, Verdict] = {}
     beside: Sight | None = NOT_COMPARED
+    compared_at: int = -COMPARE_AGAIN
     limit: LimitState = LimitState()
 
     @property
@@ -78,35 +95,65 @@ class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_of(attached: Mapping[int, RankAttached], micro_batches: Mapping[int, int]) -> tuple[Plan, str]:
-    """What the ranks do, as a plan: replicas of a model of one layer; and why nobody can be judged by it ("" = they can)."""
+    """What the ranks do, as a plan, a stage of it taken for a layer; and why nobody can be judged by it ("" = they can)."""
     ranks = sorted(attached)
-    most = max(micro_batches.values())
-    roles = tuple(Role(rank=rank, replica=place, stage=0, first_layer=0, n_layers=1) for place, rank in enumerate(ranks))
+    places = {rank: one.pipeline or PipelinePlace(0, 1, (rank,)) for rank, one in attached.items()}
+    pipelines, stages = sorted({place.members for place in places.values()}), places[ranks[0]].stages
+    rank_of = {(pipelines.index(place.members), place.stage): rank for rank, place in places.items()}
+    why_not = _why_not(attached, pipelines)
+    if {*rank_of} != {(replica, stage) for replica in range(len(pipelines)) for stage in range(stages)}:
+        why_not = f"{len(ranks)} ranks in {len(pipelines)} pipelines of {stages} stages are not one rank a stage"
+        pipelines, stages, rank_of = [(rank,) for rank in ranks], 1, {(place, 0): rank for place, rank in enumerate(ranks)}
+    if len({*micro_batches.values()}) > 1 and stages == 1:
+        different = sorted({*micro_batches.values()})
+        why_not = why_not or f"the ranks have different numbers of micro-batches in an iteration ({different})"
+    each = max(micro_batches.values()) if stages == 1 else -(-sum(micro_batches.values()) // len(pipelines))
+    roles = tuple(
+        Role(rank=rank, replica=replica, stage=stage, first_layer=stage, n_layers=1)
+        for (replica, stage), rank in sorted(rank_of.items(), key=lambda item: item[1])
+    )
+    hops = [
+        tuple(Hop(first_layer=stage, n_layers=1, ranks=(rank_of[replica, stage],)) for stage in range(stages))
+        for replica in range(len(pipelines))
+    ]
     routes = tuple(
-        Route(
-            micro_batch=number, replica=number % len(ranks),
-            hops=(Hop(first_layer=0, n_layers=1, ranks=(ranks[number % len(ranks)],)),),
-        )
-        for number in range(most * len(ranks))
-    )  # fmt: skip
-    return Plan(plan_version=0, n_layers=1, schedule="1f1b", roles=roles, routes=routes), _why_not(attached, micro_batches)
+        Route(micro_batch=number, replica=number % len(pipelines), hops=hops[number % len(pipelines)])
+        for number in range(each * len(pipelines))
+    )
+    return Plan(plan_version=0, n_layers=stages, schedule="1f1b", roles=roles, routes=routes), why_not
 
 
-def _why_not(attached: Mapping[int, RankAttached], micro_batches: Mapping[int, int]) -> str:
+def _why_not(attached: Mapping[int, RankAttached], pipelines: Sequence[tuple[int, ...]]) -> str:
     if any(one.on_gpu for one in attached.values()):
         return "the ranks use GPUs, whose times are not measured yet: what the host takes is no measure of their work"
-    if groups := {group for one in attached.values() for group in one.groups}:
+    groups = {group for one in attached.values() for group in one.groups}
+    if any(one.pipeline for one in attached.values()):
+        of = {rank: one.pipeline.stage if one.pipeline else None for rank, one in attached.items()}
+        groups -= {*pipelines, *(group for group in groups if len({of.get(rank) for rank in group}) == 1)}
+    elif _do_the_same(attached.values()):
+        groups = set()
+    if groups:
         some = ", ".join(str(list(group)) for group in sorted(groups)[:3])
         return f"the ranks are in several process groups ({some}), and which of them do the same work is not known"
-    if len(set(micro_batches.values())) > 1:
-        return f"the ranks have different numbers of micro-batches in an iteration ({sorted(set(micro_batches.values()))})"
-    missing = sorted({sentence for one in attached.values() for sentence in one.off})
-    return "; ".join(missing)
+    return "; ".join(sorted({sentence for one in attached.values() for sentence in one.off}))
+
+
+def _do_the_same(attached: Collection[RankAttached]) -> bool:
+    """Whether all groups are those of a mesh whose ranks share layers or data, so that each does the same work: each rank is in
+    as many groups, of the same dimensions and sizes, and none of these holds stages or experts."""
+    shapes = {tuple(sorted((name, len(of)) for name, of in zip(one.dimensions, one.groups, strict=False))) for one in attached}
+    names = {name for shape in shapes for name, _ in shape}
+    complete = all(len(one.dimensions) == len(one.groups) for one in attached)
+    return complete and len(shapes) == 1 and "" not in names and not any(DIFFERENT & {*name.split("_")} for name in names)
 
 
 def begin(plan: Plan, why_not: str, options: DetectorOptions) -> tuple[AttachedState, tuple[Event, ...]]:
     """The plan is known."""
-    monitor = Monitor(options=options, retraining=Retraining(classes={"": plan.ranks}))
+    stages: dict[int, list[int]] = {}
+    for role in plan.roles:
+        stages.setdefault(role.stage, []).append(role.rank)
+    classes = {"" if len(stages) == 1 else f"stage {stage}": tuple(of) for stage, of in stages.items()}
+    monitor = Monitor(options=options, retraining=Retraining(classes=classes))
     state = AttachedState(monitor=monitor, plan=plan, why_not=why_not)
     if not why_not:
         return state, ()
@@ -124,33 +171,70 @@ def committed(state: AttachedState, released: IterationTelemetry) -> tuple[Attac
         limit, limits = (state.limit, []) if state.why_not else state.limit.passed_over(one.iteration)
         return msgspec.structs.replace(state, limit=limit), (plain, *limits)
     monitor, judged = state.monitor.judge(released, state.plan, uneven_us=_uneven_us(released))
-    monitor, learned = monitor.learn(judged.sample, judged.verdicts)
+    # Where a slow rank is given less, a predictor could not tell its slowness from what little work takes: none is fitted.
+    monitor, learned = (monitor, ()) if _fewer(state) else monitor.learn(judged.sample, judged.verdicts)
     # The first iteration pays for start-up, and began before its data was seen.
     seen = (*state.seen, released)[-WINDOW:] if one.iteration else ()
     state = msgspec.structs.replace(state, monitor=monitor, seen=seen)
-    state, replaced = _named_by_detector(state, judged.verdicts, one.iteration)
+    state, replaced, going_on = _named_by_detector(state, judged.verdicts, one.iteration)
     events: list[Event] = [judged.judged, *judged.verdicts, *replaced, *learned]
-    if len(seen) >= monitor.options.least_iterations and one.iteration % COMPARE_EVERY == 0:
+    if _to_be_compared(state, one.iteration):
         state, found = _compared(state, one.iteration)
         events += found
     limit, limits = state.limit.judged(state.sights, one.iteration, monitor.unexplained)
     events += limits
     state = msgspec.structs.replace(state, limit=limit)
-    return _held_back(state, events)
+    return _held_back(state, events, going_on)
+
+
+def applied(state: AttachedState, plan: Plan, iteration: int) -> tuple[AttachedState, tuple[Event, ...]]:
+    """The ranks follow `plan` from `iteration` on: what was seen before is not compared with what comes, and where a slow rank
+    is given less, what it takes is predicted by its speed."""
+    state = msgspec.structs.replace(state, plan=plan, seen=())
+    found = [one.verdict for one in state.compared.values() if one.verdict.cause == "slow_device"]
+    speeds: dict[int, dict[str, float]] = {
+        rank: {str(kind): speed for kind, speed in one.speed.items() if kind in CHUNK_KINDS}
+        for one in found
+        if (rank := one.culprits[0].rank) is not None and rank in _fewer(state)
+    }
+    monitor, events = state.monitor.knowing(speeds, iteration)
+    return msgspec.structs.replace(state, monitor=monitor), events
+
+
+def _to_be_compared(state: AttachedState, iteration: int) -> bool:
+    """Every few iterations; and as soon as a rank that nobody has named seems late. Lengths count only once it is known what
+    they cost."""
+    monitor, n = state.monitor, len(state.seen)
+    if n < FEW or (monitor.fitted is None and n < monitor.options.least_iterations):
+        return False
+    if iteration % COMPARE_EVERY == 0 or iteration < state.compared_at + COMPARE_AGAIN:
+        return iteration % COMPARE_EVERY == 0
+    return bool(_late(state) - {rank for rank, _ in state.compared} - monitor.detector.open.keys())
+
+
+def _late(state: AttachedState) -> set[int]:
+    """The ranks that seem late over the last iterations."""
+    cost = None if state.monitor.fitted is None else state.monitor.fitted.model
+    return at_a_glance(window_of(state.seen[-max(LOOKED_AT) :], state.plan, cost), state.monitor.options)
 
 
 def _uneven_us(released: IterationTelemetry) -> float:
-    """What the rank that does most beside its chunks does more than most ranks: the job is not slow for it."""
-    beside: Counter[int] = Counter()
+    """What the rank that does most beside its chunks does more than most ranks, and pauses such as a checkpoint: the job is not
+    slow for them."""
+    beside, paused = Counter[int](), Counter[int]()
     for one in released.beside:
-        beside[one.rank] += round(one.us)
+        (paused if one.kind in PAUSES else beside)[one.rank] += round(one.us)
     by_time = sorted(beside.values())
-    return float(by_time[-1] - by_time[(len(by_time) - 1) // 2]) if by_time else 0.0
+    uneven = by_time[-1] - by_time[(len(by_time) - 1) // 2] if by_time else 0
+    return float(uneven + max(paused.values(), default=0))
 
 
-def _named_by_detector(state: AttachedState, verdicts: Sequence[Event], iteration: int) -> tuple[AttachedState, list[Event]]:
-    """A rank that a comparison has named already, and the Detector now does, has one verdict: the Detector's."""
-    compared, events = dict(state.compared), list[Event]()
+def _named_by_detector(
+    state: AttachedState, verdicts: Sequence[Event], iteration: int
+) -> tuple[AttachedState, list[Event], set[int]]:
+    """A rank that a comparison has named already, and the Detector now does, has one verdict: the Detector's. Those that go on
+    so are named last."""
+    compared, events, going_on = dict(state.compared), list[Event](), set[int]()
     for verdict in verdicts:
         if not isinstance(verdict, Verdict) or verdict.cause != "slow_device":
             continue
@@ -162,7 +246,8 @@ def _named_by_detector(state: AttachedState, verdicts: Sequence[Event], iteratio
                 verdict=before.verdict.verdict, until_iteration=iteration, at_iteration=iteration, reason=reason
             )
             events.append(over)
-    return msgspec.structs.replace(state, compared=compared), events
+            going_on.add(verdict.verdict)
+    return msgspec.structs.replace(state, compared=compared), events, going_on
 
 
 def _crowded(state: AttachedState) -> set[int]:
@@ -171,19 +256,32 @@ def _crowded(state: AttachedState) -> set[int]:
     return {rank for rank in state.plan.ranks if last and median(of.get(rank, 0.0) for of in last) > MOST_WITHOUT_CORE}
 
 
-def _held_back(state: AttachedState, events: Sequence[Event]) -> tuple[AttachedState, tuple[Event, ...]]:
-    """Without the verdicts that a rank's lack of a core may explain, and with those that have waited, once it is over."""
+def _fewer(state: AttachedState) -> frozenset[int]:
+    """The ranks that are given less than the others, on purpose."""
+    division = state.plan.division
+    return frozenset() if division is None else division.fewer.intersection(state.plan.ranks)
+
+
+def _held_back(state: AttachedState, events: Sequence[Event], going_on: set[int]) -> tuple[AttachedState, tuple[Event, ...]]:
+    """Without the verdicts that a rank's lack of a core may explain, and with those that have waited, once it has its core and
+    is still late; one in which another goes on does not wait for its rank to be given more."""
     crowded, waiting = _crowded(state), dict(state.held_back)
+    fewer = state.plan.division.fewer if state.plan.division is not None else frozenset()
     found: list[Event] = []
     for event in events:
         if isinstance(event, VerdictClosed) and waiting.pop(event.verdict, None) is not None:
             continue
-        slow = isinstance(event, Verdict) and event.cause == "slow_device" and event.culprits[0].rank in crowded
-        if slow and isinstance(event, Verdict) and min(event.speed.values()) > 1 / CROWDED_SLOWDOWN:
+        rank = event.culprits[0].rank if isinstance(event, Verdict) and event.cause == "slow_device" else None
+        mild = isinstance(event, Verdict) and min(event.speed.values(), default=1.0) > 1 / CROWDED_SLOWDOWN
+        # What a batch takes however small it is looks like slowness where it is small: nothing new is named there.
+        small = rank in fewer and isinstance(event, Verdict) and event.verdict not in going_on
+        if isinstance(event, Verdict) and (small or (rank in crowded and mild)):
             waiting[event.verdict] = event
         else:
             found.append(event)
-    over = [waiting.pop(one.verdict) for one in [*waiting.values()] if one.culprits[0].rank not in crowded]
+    has_core = [one for one in waiting.values() if one.culprits[0].rank not in crowded | fewer]
+    late = _late(state) if has_core else set()
+    over = [waiting.pop(one.verdict) for one in has_core if one.culprits[0].rank in late]
     return msgspec.structs.replace(state, held_back=waiting), (*over, *found)
 
 
@@ -191,7 +289,7 @@ def _compared(state: AttachedState, iteration: int) -> tuple[AttachedState, tupl
     """The last iterations side by side: what is new, what has become worse or better, what is over; and what was seen."""
     monitor = state.monitor
     cost = None if monitor.fitted is None else monitor.fitted.model
-    found = compare(window_of(state.seen, state.plan.ranks, cost), monitor.options)
+    found = compare(window_of(state.seen, state.plan, cost), monitor.options, uneven=bool(_fewer(state)))
     events: list[Event] = []
     still: dict[tuple[int | None, str], OpenVerdict] = {}
     for verdict in found.verdicts:
@@ -216,8 +314,9 @@ def _compared(state: AttachedState, iteration: int) -> tuple[AttachedState, tupl
         events.append(
             VerdictClosed(verdict=one.verdict.verdict, until_iteration=iteration, at_iteration=iteration, reason=reason)
         )
-    beside = found.sight if len(state.plan.ranks) > 1 else None
-    return msgspec.structs.replace(state, monitor=monitor, compared=still, beside=beside), tuple(events)
+    beside = found.sight if len({role.stage for role in state.plan.roles}) < len(state.plan.roles) else None
+    after = msgspec.structs.replace(state, monitor=monitor, compared=still, beside=beside, compared_at=iteration)
+    return after, tuple(events)
 
 
 def lost(state: AttachedState, suspect: Suspect, iteration: int) -> tuple[AttachedState, tuple[Event, ...]]:
@@ -226,10 +325,15 @@ def lost(state: AttachedState, suspect: Suspect, iteration: int) -> tuple[Attach
     return msgspec.structs.replace(state, monitor=monitor), tuple(verdicts)
 
 
+def stands_still(still_s: float, usual_s: float | None) -> bool:
+    """Whether a job of which no rank has finished a step for so long is more than slow."""
+    return usual_s is not None and still_s >= max(LEAST_HUNG_S, HUNG_FACTOR * usual_s)
+
+
 def hung(still_s: float, usual_s: float | None, beats: Mapping[int, Heartbeat]) -> Suspect | None:
     """Who holds up a job of which no rank has finished a step for `still_s`: of those that do not wait for others the one that
     has moved least lately; nobody while it may only be slow."""
-    if usual_s is None or still_s < max(LEAST_HUNG_S, HUNG_FACTOR * usual_s):
+    if usual_s is None or not stands_still(still_s, usual_s):
         return None
     working = [one for one in beats.values() if one.activity not in WAITING and one.stalled_us > 0]
     if not working:

@@ -20,6 +20,7 @@ from unskew.analytics.loop.adaptation import Adaptation, AdaptationStep
 from unskew.analytics.loop.approval_queue import ApprovalQueue
 from unskew.analytics.loop.plans import Plans
 from unskew.analytics.scheduler.recovery import recover
+from unskew.analytics.scheduler.replicas import replicas_of, returning, with_replicas, without_ranks
 from unskew.collector.command import Command
 from unskew.collector.events import (
     CommandRefused,
@@ -34,6 +35,7 @@ from unskew.collector.events import (
     PlanApplied,
     PlanIssued,
     PlanKept,
+    ProcessEnded,
     RankAdded,
     Regrouped,
     StandbyMeasured,
@@ -75,9 +77,10 @@ class StartRank(msgspec.Struct, frozen=True):
 
 
 class StopRun(msgspec.Struct, frozen=True):
-    """The run cannot go on."""
+    """The run cannot go on; `no_plan`: with more ranks it could, from a checkpoint."""
 
     reason: str
+    no_plan: bool = False
 
 
 Decision = IterationJudged | Log | Issue | MeasureIdle | StartRank | StopRun
@@ -109,6 +112,8 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
             adaptation = adaptation.added(event.rank)
         elif isinstance(event, DeviceJoined):
             alive |= {event.rank}
+            if event.rank in self.rejoining.cut_off:  # it goes on
+                adaptation = adaptation.added(event.rank)
             adaptation = adaptation.joined(event)
         elif isinstance(event, DeviceLost):
             alive -= {event.rank}
@@ -144,9 +149,9 @@ def taken_over(state: ControllerState) -> Outcome:
         if state.queue.mode == "observe":
             return state, [*noted, StopRun(f"{reason} and mode observe changes nothing: the run stops")]
         try:
-            plan = recover(base, {*unanswered}, state.plans.next_plan_version)
+            plan = _without(state, base, {*unanswered})
         except PlanError as error:
-            return state, [*noted, StopRun(str(error))]
+            return state, [*noted, StopRun(str(error), no_plan=True)]
         state, issued = _issue(state, plan, reason, abort=True, after=state.plans.give_up(reason))
         return state, [*noted, *issued, *coming]
     if pending is None:
@@ -173,7 +178,8 @@ def committed(state: ControllerState, released: IterationTelemetry) -> Outcome:
     state, answered = _answer(state, step, plan)
     state, issued = _apply_approved(state)
     state, started = _start_lost(state)
-    return state, [step.judged, *logged, *answered, *issued, *_measure_idle(state), *started]
+    state, returned = _return_replicas(state)
+    return state, [step.judged, *logged, *answered, *issued, *_measure_idle(state), *started, *returned]
 
 
 def lost(state: ControllerState, event: DeviceLost) -> Outcome:
@@ -193,15 +199,34 @@ def lost(state: ControllerState, event: DeviceLost) -> Outcome:
         return state, [*decisions, StopRun(f"{why} ({event.detail}) and mode observe changes nothing: the run stops")]
     base = state.plans.base
     try:
-        plan = recover(base, {rank}, state.plans.next_plan_version)
+        plan = _without(state, base, {rank})
     except PlanError as error:
-        return state, [*decisions, StopRun(str(error))]
+        return state, [*decisions, StopRun(str(error), no_plan=True)]
     verdict = next((one.verdict for one in found if isinstance(one, Verdict)), None)
     expected_us = adaptation.expected_us(plan)
     proposed = state.queue.recovery(plan, base, rank, verdict=verdict, iteration=iteration, expected_us=expected_us)
+    if adaptation.site.by_replica:
+        text = f"rank {rank} was lost: its replica leaves, the others go on with their own batches"
+        proposed = msgspec.structs.replace(proposed[0], reason=text), proposed[1]
     reason, name = f"{why} ({event.how})", proposed[0].proposal
     state, issued = _issue(state, plan, reason, abort=True, proposal=name, after=proposed)
     return state, [*decisions, *issued]
+
+
+def can_spare(state: ControllerState, rank: int) -> bool:
+    """Whether the others can go on without a rank that may come back."""
+    if rank not in state.plans.involved:
+        return True
+    try:
+        recover(state.plans.base, {rank}, state.plans.next_plan_version)
+    except PlanError:
+        return False
+    return state.queue.mode != "observe"
+
+
+def ended(state: ControllerState, event: ProcessEnded) -> Outcome:
+    """The process of a rank that was lost while it was there has ended."""
+    return _log(state, event)
 
 
 def cut_off(state: ControllerState, reason: str) -> Outcome:
@@ -258,7 +283,7 @@ def _answer(state: ControllerState, step: AdaptationStep, plan: Plan) -> Outcome
     """What becomes of the Scheduler's answer, or of a wish to probe: that holds training up, so not in mode observe."""
     iteration = step.judged.iteration
     if step.probe is not None:
-        if state.queue.mode == "observe" or state.plans.pending is not None:
+        if state.queue.mode == "observe" or state.plans.pending is not None or state.adaptation.site.by_replica:
             return state, []
         again = plan.renumbered(state.plans.next_plan_version)
         return _issue(state, again, f"probe: {step.reason}", abort=False, probe=step.probe)
@@ -297,6 +322,25 @@ def _start_lost(state: ControllerState) -> Outcome:
     if state.queue.mode != "auto" or state.queue.iterations - state.committed < LEAST_LEFT:
         return state, []
     return _start(state, *state.rejoining.due(state.committed, state.adaptation.site.respawns))
+
+
+def _return_replicas(state: ControllerState) -> Outcome:
+    """A replica that is whole again comes back; one change at a time."""
+    if not state.adaptation.site.by_replica or state.plans.pending is not None:
+        return state, []
+    first, plan = state.plans.first, state.plans.in_force
+    back = returning(first, plan, state.alive - state.adaptation.measurements.joining)
+    if not back:
+        return state, []
+    plan = with_replicas(first, {*replicas_of(plan), *back}, state.plans.next_plan_version)
+    return _issue(state, plan, f"replica {', '.join(map(str, back))} is whole again", abort=False)
+
+
+def _without(state: ControllerState, base: Plan, dead: set[int]) -> Plan:
+    """The plan after the loss of these ranks. Raises `PlanError` when there is none."""
+    if state.adaptation.site.by_replica:
+        return without_ranks(state.plans.first, base, dead, state.plans.next_plan_version)
+    return recover(base, dead, state.plans.next_plan_version)
 
 
 def _add_rank(state: ControllerState, command: Command) -> Outcome:

@@ -21,6 +21,7 @@ from unskew.analytics.core.plan import Plan, chunk_kinds
 from unskew.analytics.core.workload import Work, work_of
 from unskew.collector.events import (
     CHUNK_KINDS,
+    PAUSES,
     Event,
     GpuState,
     GradientsKept,
@@ -31,7 +32,7 @@ from unskew.collector.events import (
 
 _PATIENCE_POLLS = 20
 _OF_ITERATIONS = (Span, MicroBatchPacked, IterationCommitted, GpuState, GradientsKept)
-BESIDE_CHUNKS = frozenset({"optimizer", "data_wait", "other"})
+BESIDE_CHUNKS = frozenset({"optimizer", "data_wait", "other", *PAUSES})
 
 
 class _Open(msgspec.Struct):

@@ -3,9 +3,10 @@
 Per committed iteration: `judge` predicts it from its own batches and lets the Detector judge it; `learn` gives it to the
 predictor afterwards, so that no iteration is predicted by itself.
 
-The whole job is judged by the iterations in which nobody is suspected, by what they took, less what they took longer for
-want of cores, over the prediction at the estimated speeds. A predictor that is fitted again learns a slowdown of all ranks as
-what their work takes: so each is measured by the one before, on the same batches, and the job by the first.
+The whole job is judged by what iterations took, less what they took longer for want of cores, over the prediction at the
+estimated speeds. Those in which a rank is suspected are held back until it is named, which explains them, or the suspicion has
+come to nothing or has lasted for as long as the tests remember. A predictor that is fitted again learns a slowdown of all
+ranks as what their work takes: so each is measured by the one before, on the same batches, and the job by the first.
 """
 
 from __future__ import annotations
@@ -46,12 +47,15 @@ on."""
 class JobPace(msgspec.Struct, frozen=True):
     """How long iterations take over what they should. `scale`: log of what the predictor in force expects over what the first
     would; `number`: of the verdict on the last episode; `outside`: of the last iterations, the part of the time that is neither
-    chunks and what they wait for each other, nor anything else that is timed."""
+    chunks and what they wait for each other, nor anything else that is timed; `suspected`: for how many iterations in a row
+    some rank has been suspected, `held`: what will be judged of these (iteration, us) when that has come to nothing."""
 
     state: JobWideState = JobWideState()
     scale: float = 0.0
     number: int = 0
     outside: tuple[float, ...] = ()
+    suspected: int = 0
+    held: tuple[tuple[int, float], ...] = ()
 
     def sight(self, options: JobWideOptions) -> Sight:
         """What would have been named of the whole job up to now."""
@@ -73,7 +77,7 @@ class JudgedIteration(msgspec.Struct, frozen=True, kw_only=True):
 
 class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     """Never changed, only replaced. `verdicts`: the newest revision of each, by number, also of closed ones; `shared_cores` as
-    in `Site`."""
+    in `Site`; `known`: speeds that others than the Detector have found."""
 
     options: DetectorOptions
     retraining: Retraining
@@ -81,6 +85,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     detector: DetectorState = DetectorState()
     job: JobPace = JobPace()
     gpus: dict[int, GpuHistory] = {}
+    known: dict[int, dict[str, float]] = {}
     verdicts: dict[int, Verdict] = {}
 
     @property
@@ -91,7 +96,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def speeds(self) -> dict[int, dict[str, float]]:
         """rank -> kind -> estimated speed, where it is not the healthy one."""
-        return self.detector.speeds
+        return {**self.known, **self.detector.speeds}
 
     @property
     def sights(self) -> tuple[Sight, Sight]:
@@ -148,8 +153,10 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         return after, (fitted, *of_job)
 
     def expected_us(self, plan: Plan, recent: int) -> float | None:
-        """Mean predicted iteration of `plan` on the `recent` batches; None before there is a predictor."""
-        batches = self.retraining.recent(recent)
+        """Mean predicted iteration of `plan` on those of the `recent` batches that are large enough for it; None before
+        there is a predictor, and without any."""
+        n = len(plan.routes)
+        batches = [works[:n] for works in self.retraining.recent(recent) if len(works) >= n]
         if self.fitted is None or not batches:
             return None
         return float(predict_iterations(plan, batches, self.fitted.model, self.speeds).mean())
@@ -157,6 +164,15 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     def plan_changed(self, iteration: int) -> Monitor:
         """Another plan is in force from `iteration` on."""
         return msgspec.structs.replace(self, retraining=self.retraining.plan_changed(iteration))
+
+    def knowing(self, speeds: dict[int, dict[str, float]], iteration: int) -> tuple[Monitor, tuple[Control, ...]]:
+        """Others than the Detector have found these ranks to be so slow, from the first iteration on."""
+        retraining = self.retraining.plan_changed(iteration)
+        for rank, of in speeds.items():
+            retraining = retraining.correct_speeds(rank, 0, of)
+        retraining, fitted = retraining.fitted_again("speeds known") if speeds else (retraining, None)
+        after = msgspec.structs.replace(self, retraining=retraining, known=speeds)
+        return after, () if fitted is None else (fitted,)
 
     def lost(self, suspect: Suspect, iteration: int) -> tuple[Monitor, Verdicts]:
         """A rank is dead, hung or frozen."""
@@ -209,23 +225,38 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     def _job_judged(
         self, sample: IterationSample, predicted_us: float, found: Verdicts, uneven_us: float
     ) -> tuple[Monitor, Verdicts]:
-        """The whole job, by an iteration in which nobody is suspected."""
-        named = [one for one in found if isinstance(one, Verdict)]
-        if named:
+        """The whole job, by this iteration and those that a suspicion held back."""
+        job, now = self.job, sample.committed.iteration
+        over_us = self._over_us(sample, predicted_us, uneven_us)
+        if named := [one for one in found if isinstance(one, Verdict)]:
             since = min(one.since_iteration for one in named)
-            return self._with_job(
-                *job_wide.set_aside(self.job.state, since, f"verdict {named[0].verdict} explains it", self._job_options)
+            return self._holding(0)._with_job(
+                *job_wide.set_aside(job.state, since, f"verdict {named[0].verdict} explains it", self._job_options)
             )
-        suspicious = sample.suspicion >= self.retraining.options.suspicious_score
-        if suspicious or detector.suspects_stage(self.detector):
-            return self, ()
-        return self._job_step(sample, predicted_us, uneven_us)
+        if detector.suspects_stage(self.detector):
+            return self._holding(0), ()
+        held = (*job.held, (now, over_us))
+        if sample.suspicion < self.retraining.options.suspicious_score:
+            return self._holding(0)._job_steps(held, now)
+        if job.suspected < self.options.window:
+            return self._holding(job.suspected + 1, held), ()
+        return self._holding(job.suspected + 1)._job_steps(held, now)
 
-    def _job_step(self, sample: IterationSample, predicted_us: float, uneven_us: float = 0.0) -> tuple[Monitor, Verdicts]:
-        measured_us = sample.committed.measured_us
-        own_us = max(measured_us - uneven_us - sample.released.coreless_us, 0.0)
-        over_us = 1e6 * exp(self.job.scale) * own_us / predicted_us
-        return self._with_job(*job_wide.step(self.job.state, sample.committed.iteration, over_us, self._job_options))
+    def _holding(self, suspected: int, held: tuple[tuple[int, float], ...] = ()) -> Monitor:
+        return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, suspected=suspected, held=held))
+
+    def _over_us(self, sample: IterationSample, predicted_us: float, uneven_us: float = 0.0) -> float:
+        """What the whole job is judged by, as an iteration that should take a second."""
+        own_us = max(sample.committed.measured_us - uneven_us - sample.released.coreless_us, 0.0)
+        return 1e6 * exp(self.job.scale) * own_us / predicted_us
+
+    def _job_steps(self, samples: Iterable[tuple[int, float]], now: int) -> tuple[Monitor, Verdicts]:
+        """Judged in iteration `now`."""
+        after, found = self, list[Verdict | VerdictClosed]()
+        for iteration, over_us in samples:
+            after, verdicts = after._with_job(*job_wide.step(after.job.state, iteration, over_us, self._job_options))
+            found += [msgspec.structs.replace(one, at_iteration=now) for one in verdicts]
+        return after, tuple(found)
 
     def _measured_anew(self, before: Fit | None) -> tuple[Monitor, Verdicts]:
         """The job by the predictor that has just come into force: the first one shows warm-up too, another is weighed against
@@ -239,11 +270,8 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         if before is not None:
             more = median(log(predicted_us(one, cost) / predicted_us(one, before.model)) for one in seen[-RESCALED_BY:])
             return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, scale=self.job.scale + more)), ()
-        after, verdicts = self, list[Verdict | VerdictClosed]()
-        for one in seen:
-            after, found = after._job_step(one, predicted_us(one, cost))
-            verdicts += found
-        return after, tuple(verdicts)
+        samples = [(one.committed.iteration, self._over_us(one, predicted_us(one, cost))) for one in seen]
+        return self._job_steps(samples, samples[-1][0]) if samples else (self, ())
 
     def _with_job(self, state: JobWideState, found: Verdicts) -> tuple[Monitor, Verdicts]:
         """With the job's new state and its verdicts, numbered among the others."""

@@ -109,22 +109,25 @@ def score_plan(trial: PlanTrial, ended: str = "", at: int | None = None) -> Plan
     return counted.void(ended) if ended and counted.n < LEAST_ITERATIONS else counted.score()
 
 
-CAUSES = {"slow": "slow_device", "kill": "dead", "hang": "hung", "freeze": "hung"}
-HOW = {"kill": "exit", "hang": "hung", "freeze": "frozen"}
+CAUSES = {
+    "slow": "slow_device", "slow_link": "slow_link", "kill": "dead", "exception": "dead", "segfault": "dead", "hang": "hung",
+    "freeze": "hung",
+}  # fmt: skip
+HOW = {"kill": "exit", "exception": "exit", "segfault": "exit", "hang": "hung", "freeze": "frozen"}
 
 
 def score_verdict(verdict: Verdict, faults: Sequence[FaultInjected], *, truth_known: bool) -> VerdictScored | None:
     """The verdict against injected truth: correct iff a fault of this rank and cause was on between its onset and its naming.
 
-    Without such a fault a slow device is a false verdict where `truth_known`: on an emulated device every slowness is
+    Without such a fault a slow device or link is a false verdict where `truth_known`: on an emulated device every slowness is
     injected. Elsewhere nobody knows, and a lost rank was seen lost whoever caused it: None, there is nothing to score against.
 
     Errors of a correct verdict: iterations from injection to verdict (0 = within the same iteration), onset minus injection,
     and for a slow device the largest error of speed over the kinds that are slow in truth or in the verdict.
     """
-    culprits = {party.rank for party in verdict.culprits if party.kind == "device"}
-    matching = [fault for fault in faults if culprits == {fault.rank} and _same(verdict, fault)]
-    if not matching and not (truth_known and verdict.cause == "slow_device"):
+    culprits = {party.link or party.rank for party in verdict.culprits}
+    matching = [fault for fault in faults if culprits == {_culprit(fault)} and _same(verdict, fault)]
+    if not matching and not (truth_known and verdict.cause in ("slow_device", "slow_link")):
         return None
     if not matching:
         return VerdictScored(
@@ -146,15 +149,21 @@ def score_verdict(verdict: Verdict, faults: Sequence[FaultInjected], *, truth_kn
     )
 
 
+def _culprit(fault: FaultInjected) -> int | tuple[int, int]:
+    """The rank that is struck, or the link."""
+    return fault.rank if fault.peer is None else (fault.rank, fault.peer)
+
+
 def _same(verdict: Verdict, fault: FaultInjected) -> bool:
-    if CAUSES[fault.kind] != verdict.cause or HOW.get(fault.kind, "") != verdict.evidence.get("how", ""):
+    if CAUSES.get(fault.kind) != verdict.cause or HOW.get(fault.kind, "") != verdict.evidence.get("how", ""):
         return False
     ended = fault.until_iteration is not None and fault.until_iteration <= verdict.since_iteration
     return fault.at_iteration <= verdict.at_iteration and not ended
 
 
 def _speed_error(verdict: Verdict, fault: FaultInjected) -> float | None:
-    if fault.factor is None or not verdict.speed:
+    shaped = fault.ramp is not None or fault.every is not None or fault.of == "memory"  # no one speed is the truth
+    if fault.factor is None or not verdict.speed or shaped:
         return None
     slow = {fault.phase} if fault.phase else set(verdict.speed)
     truth = {kind: 1 / fault.factor if kind in slow else 1.0 for kind in slow | set(verdict.speed)}
@@ -164,4 +173,5 @@ def _speed_error(verdict: Verdict, fault: FaultInjected) -> float | None:
 def _name(fault: FaultInjected) -> str:
     factor = f" x{fault.factor:g}" if fault.factor else ""
     phase = f" {fault.phase} only" if fault.phase else ""
-    return f"{fault.kind} rank {fault.rank}{factor}{phase} at iteration {fault.at_iteration}"
+    peer = f" to {fault.peer}" if fault.peer is not None else ""
+    return f"{fault.kind} rank {fault.rank}{peer}{factor}{phase} at iteration {fault.at_iteration}"

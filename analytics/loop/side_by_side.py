@@ -5,7 +5,7 @@ the loop does between. Three readings of one window of iterations (docs/guide/wa
 
 1. a rank's forward and backward time over what its lengths let expect, its optimizer's and its other time, each against the
    other ranks' of the same iteration (detector/workers.py); it is named when it costs `LEAST_SHARE` of the iteration as well;
-2. waiting for data: what a rank waits beyond the one that waits least;
+2. waiting for data, and collecting garbage: what a rank does of it beyond the one that does least;
 3. lengths: a rank that is always given more work than the others is slow by no fault of its device.
 """
 
@@ -19,17 +19,24 @@ import numpy as np
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.outcome import Sight
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.detector.verdicts import devices
-from unskew.analytics.detector.workers import RankTimes, judge_workers
+from unskew.analytics.detector.workers import LEAST_US, RankTimes, judge_workers, level_of_few
 from unskew.analytics.predictor.fit import expected_us
 from unskew.collector.events import Cause, Verdict
 
 LEAST_SHARE = 0.05
 """What costs less of an iteration is not named."""
+FEW, LOOKED_AT = 6, (6, 8, 11, 15)
+"""So few iterations may suffice where the slowdown is large; a glance at the last so many shows whether to compare now."""
 SPIKES = 0.1
 """This part of the iterations, those with the longest waits for data, is left out."""
+IDLE: dict[str, tuple[Cause, float, str]] = {
+    "data_wait": ("input_bound", SPIKES, "waiting for input"), "gc": ("gc_pause", 0.0, "collecting garbage")
+}  # fmt: skip
+"""What is no work of a device: its cause, the part of the iterations that is left out, how it is called."""
 CHUNKS, BESIDE = ("F", "B"), ("optimizer", "other")
 
 
@@ -41,33 +48,44 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class RankWindow(msgspec.Struct, frozen=True):
-    """`us` kind -> [iteration, rank], own times; `expected_us` the same for the chunks whose lengths are known, all of them or
-    none."""
+    """`stage_of`: rank -> stage, those of one stage do the same work; `us` kind -> [iteration, rank], own times; `expected_us`
+    the same for the chunks whose lengths are known, all of them or none."""
 
-    ranks: tuple[int, ...]
+    stage_of: dict[int, int]
     iterations: tuple[int, ...]
     iteration_us: float
     us: Mapping[str, Floats]
     expected_us: Mapping[str, Floats]
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(self.stage_of)
 
-def window_of(seen: Sequence[IterationTelemetry], ranks: tuple[int, ...], cost: CostModel | None) -> RankWindow:
+    def over_others(self, of: Floats, rank: int) -> Floats | None:
+        """`of` [iteration, rank] of a rank and the median of the others of its stage, [2, iteration]; None = there are none."""
+        columns = [at for at, (one, stage) in enumerate(self.stage_of.items()) if stage == self.stage_of[rank] and one != rank]
+        own = of[:, self.ranks.index(rank)]
+        return np.stack([own, np.median(of[:, columns], axis=1)]) if columns else None
+
+
+def window_of(seen: Sequence[IterationTelemetry], plan: Plan, cost: CostModel | None) -> RankWindow:
     """The complete iterations of `seen`."""
+    ranks = plan.ranks
     whole = [one for one in seen if one.committed.log_complete]
     shape = (len(whole), len(ranks))
     column = {rank: index for index, rank in enumerate(ranks)}
-    us = {kind: np.zeros(shape) for kind in (*CHUNKS, *BESIDE, "data_wait")}
+    us = {kind: np.zeros(shape) for kind in (*CHUNKS, *BESIDE, *IDLE)}
     expected = {kind: np.zeros(shape) for kind in CHUNKS}
     for row, one in enumerate(whole):
         for chunk in one.committed.chunks:
             us[chunk.kind][row, column[chunk.rank]] += chunk.us
             if cost is not None and chunk.work.tokens:
                 expected[chunk.kind][row, column[chunk.rank]] += expected_us(cost, chunk)
-        for beside in one.beside:
+        for beside in (of for of in one.beside if of.kind in us):
             us[beside.kind][row, column[beside.rank]] += beside.us
     known = bool(whole) and all((of > 0).all() for of in expected.values())
     return RankWindow(
-        ranks=ranks,
+        stage_of={rank: plan.role_of[rank].stage for rank in ranks},
         iterations=tuple(one.committed.iteration for one in whole),
         iteration_us=float(np.median([one.committed.measured_us for one in whole])) if whole else 0.0,
         us=us,
@@ -75,28 +93,48 @@ def window_of(seen: Sequence[IterationTelemetry], ranks: tuple[int, ...], cost: 
     )
 
 
-def compare(window: RankWindow, options: DetectorOptions) -> Comparison:
-    """Who is slow, who waits for data, who is given more: the costliest first, one verdict per rank and cause."""
-    computing, sight = _computing(window, options)
-    found = [*computing, *waiting_for_data(window, options), *_given_more(window, options)]
+def compare(window: RankWindow, options: DetectorOptions, *, uneven: bool = False) -> Comparison:
+    """Who is slow, who waits for data, who is given more: the costliest first, one verdict per rank and cause. `uneven`: the
+    ranks are given different numbers of samples on purpose."""
+    computing, sight = _computing(window, options, uneven=uneven)
+    idling = [one for kind in IDLE for one in idle(window, kind, options)]
+    found = [*computing, *idling, *([] if uneven else _given_more(window, options))]
     found.sort(key=lambda one: -float(one.evidence["share_of_time"]))
     return Comparison(tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(found, start=1)), sight)
 
 
-def _computing(window: RankWindow, options: DetectorOptions) -> tuple[list[Verdict], Sight]:
+def at_a_glance(window: RankWindow, options: DetectorOptions) -> set[int]:
+    """Ranks that over the last iterations took as much longer than the others as would be named, or waited for their data."""
+    found: set[int] = set()
+    for kind in (*CHUNKS, *BESIDE):
+        us = window.us[kind] / window.expected_us[kind] if kind in window.expected_us else window.us[kind]
+        logs = np.log(np.maximum(us, LEAST_US))
+        for rank in window.ranks:
+            if (both := window.over_others(logs, rank)) is not None:
+                over = both[0] - both[1]
+                found |= {rank for n in LOOKED_AT if n <= len(over) and np.median(over[-n:]) >= level_of_few(options, n)}
+    return found | {
+        party.rank for one in idle(window, "data_wait", options) for party in one.culprits if party.rank is not None
+    }
+
+
+def _computing(window: RankWindow, options: DetectorOptions, *, uneven: bool) -> tuple[list[Verdict], Sight]:
     if len(window.ranks) < 2:
         return [], Sight(scope="device", smallest_slowdown=None, why="one rank has nobody beside it")
     weighed = bool(window.expected_us)
     chunks = np.stack([window.us[kind] / window.expected_us[kind] if weighed else window.us[kind] for kind in CHUNKS])
-    roles = dict.fromkeys(window.ranks, 0)
-    found = judge_workers(RankTimes(CHUNKS, window.iterations, roles, chunks), options, equal_work=True, lengths_known=weighed)
+    roles = window.stage_of
+    if len({*roles.values()}) == len(roles):
+        return [], Sight(scope="device", smallest_slowdown=None, why="each rank does other work than the others")
+    times = RankTimes(CHUNKS, window.iterations, roles, chunks)
+    found = judge_workers(times, options, equal_work=True, lengths_known=weighed, least=FEW)
     verdicts, sight = [*found.verdicts], found.sight
     for kind in BESIDE:
         times = RankTimes((kind,), window.iterations, roles, window.us[kind][None])
-        verdicts += judge_workers(times, options, equal_work=True, lengths_known=True).verdicts
+        verdicts += judge_workers(times, options, equal_work=True, lengths_known=True, least=FEW).verdicts
     kept: dict[int, Verdict] = {}
     for verdict in verdicts:
-        share = _share(window, verdict)
+        share = _share(window, verdict, uneven=uneven)
         rank = verdict.culprits[0].rank
         if rank is None or share < LEAST_SHARE or verdict.until_iteration is not None:
             continue
@@ -110,31 +148,38 @@ def _computing(window: RankWindow, options: DetectorOptions) -> tuple[list[Verdi
     return [*kept.values()], sight
 
 
-def _share(window: RankWindow, verdict: Verdict) -> float:
-    """What the culprit's excess over the others, in the kinds that the verdict names, is of an iteration."""
+def _share(window: RankWindow, verdict: Verdict, *, uneven: bool) -> float:
+    """What the culprit's excess over the others, in the kinds that the verdict names, is of an iteration; over what they would
+    take for its own work, where that is not the same."""
     column = window.ranks.index(verdict.culprits[0].rank or 0)
     first = next((row for row, number in enumerate(window.iterations) if number >= verdict.since_iteration), 0)
     us = np.sum([window.us[kind][first:] for kind in verdict.speed], axis=0)
-    excess = us[:, column] - np.median(np.delete(us, column, axis=1), axis=1)
-    return float(np.median(excess)) / window.iteration_us
+    scale = np.ones_like(us)
+    if uneven and window.expected_us:
+        expected = np.sum([window.expected_us[kind][first:] for kind in verdict.speed if kind in CHUNKS], axis=0)
+        scale = expected[:, [column]] / expected if np.ndim(expected) else scale
+    both = window.over_others(us * scale, window.ranks[column])
+    return 0.0 if both is None else float(np.median(both[0] - both[1])) / window.iteration_us
 
 
-def waiting_for_data(window: RankWindow, options: DetectorOptions) -> list[Verdict]:
-    """Who waits for input longer than the one that waits least; everybody, when all do."""
-    waits = np.sort(window.us["data_wait"], axis=0)
-    kept = waits[: max(round((1 - SPIKES) * len(waits)), 1)].mean(axis=0)
+def idle(window: RankWindow, kind: str, options: DetectorOptions) -> list[Verdict]:
+    """Who waits for input, or collects garbage (`kind`, of `IDLE`), longer than the one that does least; everybody, when all
+    do."""
+    cause, spikes, words = IDLE[kind]
+    waits = np.sort(window.us[kind], axis=0)
+    kept = waits[: max(round((1 - spikes) * len(waits)), 1)].mean(axis=0)
     shares = {rank: float(us) / window.iteration_us for rank, us in zip(window.ranks, kept, strict=True)}
-    least = min(shares.values())
-    late = [rank for rank, share in shares.items() if share - least >= LEAST_SHARE]
+    least, needed = min(shares.values()), LEAST_SHARE * max(options.least_iterations / len(waits), 1.0) ** 0.5
+    late = [rank for rank, share in shares.items() if share - least >= needed]
     if late:
         cost = max(shares.values()) - least
-    elif least >= LEAST_SHARE:
+    elif least >= needed:
         late, cost = [*window.ranks], least
     else:
         return []
     who = f"rank {late[0]}" if len(late) == 1 else "every rank" if len(late) == len(window.ranks) else f"ranks {late}"
-    sentence = f"waiting for input on {who} costs {100 * cost:.1f} % of the time"
-    return [_verdict(window, "input_bound", late, sentence, share=cost, options=options)]
+    sentence = f"{words} on {who} costs {100 * cost:.1f} % of the time"
+    return [_verdict(window, cause, late, sentence, share=cost, options=options)]
 
 
 def _given_more(window: RankWindow, options: DetectorOptions) -> list[Verdict]:
@@ -142,10 +187,11 @@ def _given_more(window: RankWindow, options: DetectorOptions) -> list[Verdict]:
         return []
     expected = np.sum([*window.expected_us.values()], axis=0)
     found = []
-    for column, rank in enumerate(window.ranks):
-        others = np.median(np.delete(expected, column, axis=1), axis=1)
-        more, ratio = float(np.median(expected[:, column] - others)), float(np.median(expected[:, column] / others))
-        always = float((expected[:, column] > others).mean())
+    for rank in window.ranks:
+        if (both := window.over_others(expected, rank)) is None:
+            continue
+        more, ratio = float(np.median(both[0] - both[1])), float(np.median(both[0] / both[1]))
+        always = float((both[0] > both[1]).mean())
         if more >= LEAST_SHARE * window.iteration_us and always >= 1 - SPIKES:
             share = more / window.iteration_us
             sentence = (

@@ -32,7 +32,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     cores, and no gain of a plan is claimed. `truth_known`: every slowness is injected (emulated devices). `detector`: the
     thresholds for this class of device. `classes`: device class -> its ranks (`CostModel.classes`). `first_iteration`: where
     the run begins, later than 0 when it is resumed. `respawns`: how often mode auto starts a lost rank again; `most_ranks`: for
-    so many ranks the node has a place.
+    so many ranks the node has a place. `by_replica`: a lost rank takes its replica out, and plans change in no other case
+    (scheduler/replicas.py).
     """
 
     origin: Plan
@@ -47,3 +48,4 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     first_iteration: int = 0
     respawns: int = 0
     most_ranks: int = 0
+    by_replica: bool = False

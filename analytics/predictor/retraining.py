@@ -131,6 +131,11 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
             candidate = msgspec.structs.replace(candidate, later=tuple(map(known, candidate.later)))
         return msgspec.structs.replace(self, seen=tuple(map(known, self.seen)), candidate=candidate)
 
+    def fitted_again(self, trigger: str) -> tuple[Retraining, PredictorFitted | None]:
+        """At once, on what was seen: its speeds were corrected."""
+        found = fit_seen(self.seen, self.classes) if self.fitted is not None and self.seen else None
+        return (self, None) if found is None else self._adopted(found, trigger, self.seen[-1].committed.iteration)
+
     def observe(self, sample: IterationSample) -> tuple[Retraining, PredictorFitted | None]:
         """With the next complete iteration; the event when a predictor came into force with it."""
         seen = (*self.seen, sample)[-self.options.refit_every :]

@@ -36,6 +36,7 @@ from unskew.collector.events import (
     PlanScored,
     PredictorFitted,
     Probed,
+    ProcessEnded,
     RankAdded,
     Regrouped,
     RunFinished,
@@ -160,7 +161,9 @@ class Rehearsal:
         return made
 
 
-_MARKED = (FaultInjected, RankAdded, DeviceJoined, DeviceLost, StandbyMeasured, PlanIssued, PlanApplied, ModeChanged)
+_MARKED = (
+    FaultInjected, RankAdded, DeviceJoined, DeviceLost, ProcessEnded, StandbyMeasured, PlanIssued, PlanApplied, ModeChanged,
+)  # fmt: skip
 
 
 def watermark_of(event: Control) -> int | None:

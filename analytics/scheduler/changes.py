@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from unskew.analytics.core.division import Division
 from unskew.analytics.core.plan import Plan, Role
 
 
@@ -30,6 +31,8 @@ def describe(old: Plan, new: Plan) -> str:
             parts.append(f"rank {rank}: {len(before.layers)} -> {len(after.layers)} layers")
         elif before.layers != after.layers:
             parts.append(f"rank {rank}: layers {_range(before)} -> {_range(after)}")
+    if new.division is not None:
+        parts += _divided(old.division, new.division)
     before_counts, after_counts = _homes(old), _homes(new)
     for replica in sorted(before_counts.keys() | after_counts.keys()):
         if before_counts[replica] != after_counts[replica]:
@@ -39,6 +42,19 @@ def describe(old: Plan, new: Plan) -> str:
         if before_guests[rank] != after_guests[rank]:
             parts.append(f"rank {rank}: {before_guests[rank]} -> {after_guests[rank]} rerouted micro-batches")
     return "; ".join(parts) or "no change"
+
+
+def _divided(old: Division | None, new: Division) -> list[str]:
+    """What of the samples changes; the first division says all of it."""
+    before = old.samples if old is not None else ()
+    parts = [
+        f"rank {rank}: {f'{before[rank]} -> ' if before else ''}{count} samples"
+        for rank, count in enumerate(new.samples)
+        if not before or before[rank] != count
+    ]
+    if (0 if old is None else old.window) != new.window:
+        parts.append(f"lengths balanced over {new.window} global batches" if new.window else "lengths balanced no more")
+    return parts
 
 
 def _range(role: Role) -> str:

@@ -50,7 +50,7 @@ class _OutcomeUnknownError(Exception):
     """Nobody knows whether it arrived."""
 
 
-def deliver(rule: Rule, message: AlertMessage) -> DeliveryResult:
+def deliver(rule: Rule, message: msgspec.Struct) -> DeliveryResult:
     """Deliver it; what fails for certain is tried again, up to three times in all. Blocks meanwhile."""
     detail = ""
     for number, pause_s in enumerate((0.0, *PAUSES_S), start=1):

@@ -143,7 +143,7 @@ def _completed(path: Path, number: int, rule: Rule, content: _RulesFile) -> Rule
         raise RuleError(
             f"{where} needs one of command = [...] and webhook = ..., its own or one for all at the top of the file"
         )
-    if rule.webhook and not _is_address(rule.webhook):
+    if rule.webhook and not is_address(rule.webhook):
         raise RuleError(f"{where}: its webhook is not an address like http://host:port/path (ASCII, without user:password@)")
     if any("\0" in word for word in rule.command):
         raise RuleError(f"{where}: its command holds a NUL character, which no program can be given")
@@ -152,7 +152,8 @@ def _completed(path: Path, number: int, rule: Rule, content: _RulesFile) -> Rule
     return msgspec.structs.replace(rule, name=rule.name or str(rule.when))
 
 
-def _is_address(webhook: str) -> bool:
+def is_address(webhook: str) -> bool:
+    """Whether it can be posted to."""
     try:
         parts = urlsplit(webhook)
         known = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0

@@ -3,7 +3,8 @@
     checkpoints/<run>/<iterations>/rank-<rank>/    a part: some layers, in torch's distributed-checkpoint format
     checkpoints/<run>/<iterations>/index.json      written last: with it the checkpoint is whole
 
-A folder without an index is a save that was cut short, or that goes on. The last `KEPT` whole ones stay.
+A folder without an index is a save that was cut short, or that goes on. The last `KEPT` whole ones stay; of a run that another
+one goes on with, the last one, once that has `KEPT` of its own.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def part_name(rank: int) -> str:
     return f"rank-{rank:04d}"
 
 
-def seal(store: Store, run: str, index: CheckpointIndex) -> None:
-    """Every part is on disk: from now on the checkpoint is whole, and what it replaces goes. Raises `OSError`."""
+def seal(store: Store, run: str, index: CheckpointIndex) -> int:
+    """Every part is on disk: from now on the checkpoint is whole, and what it replaces goes; how many there are then. Raises
+    `OSError`."""
     folder = _folder(store, run, index.iterations)
     beside = folder / f"{_INDEX}.new"
     with os.fdopen(open_file(beside, os.O_WRONLY | os.O_TRUNC), "wb") as file:
@@ -55,11 +57,16 @@ def seal(store: Store, run: str, index: CheckpointIndex) -> None:
         os.fsync(file.fileno())
     beside.rename(folder / _INDEX)
     sync_folder(folder)
-    whole = [checkpoint.index.iterations for checkpoint in checkpoints(store, run)]
-    oldest = whole[-KEPT:][0]
-    for entry in store.checkpoints(run).iterdir():
-        if entry.name.isdigit() and int(entry.name) < oldest:
+    return prune(store, run, keep=KEPT)
+
+
+def prune(store: Store, run: str, *, keep: int) -> int:
+    """Remove what is older than the last `keep` whole checkpoints of a run; how many whole ones are left."""
+    whole = [checkpoint.index.iterations for checkpoint in checkpoints(store, run)][-keep:]
+    for entry in store.checkpoints(run).iterdir() if whole else ():
+        if entry.name.isdigit() and int(entry.name) < whole[0]:
             shutil.rmtree(entry, ignore_errors=True)
+    return len(whole)
 
 
 def checkpoints(store: Store, run: str) -> list[Checkpoint]:

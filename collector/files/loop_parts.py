@@ -17,7 +17,7 @@ from math import nan
 
 import msgspec
 
-from unskew.collector.events import IterationCommitted, MicroBatchPacked, Span, SpanKind, Telemetry
+from unskew.collector.events import CHUNK_KINDS, PAUSES, IterationCommitted, MicroBatchPacked, Span, SpanKind, Telemetry
 
 Moment = tuple[int, int]
 """(the run's clock, time spent in waits for others so far), ns."""
@@ -31,9 +31,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class LoopPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one rank did of an iteration between two moments. `group` names all ranks, `readings` begin with the last before.
+    """What one rank did of an iteration between two moments. `group` names all ranks, `readings` begin with the last before;
+    `stages`: of each chunk that of the pipeline, none = there is no pipeline.
 
-    `commit` ends the iteration: when it began, its loss (None = not known) and its tokens.
+    `commit` ends the iteration: when it began, its loss (None = not known) and its tokens. `plan_version`: the plan by which it
+    was given its samples.
     """
 
     rank: int
@@ -46,6 +48,8 @@ class LoopPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     packed: list[tuple[int, tuple[int, ...]]]
     readings: list[Reading]
     commit: tuple[int, float | None, int] | None = None
+    plan_version: int = 0
+    stages: list[int] = []
 
     @property
     def n_events(self) -> int:
@@ -53,15 +57,20 @@ class LoopPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def events(self) -> list[Telemetry]:
         """The watermark last."""
-        spans = [_span(self, *piece) for piece in self.pieces]
+        pauses = [piece for piece in self.pieces if piece[0] in PAUSES]
+        stages = iter(self.stages)
+        spans = [_span(self, piece, pauses, next(stages, 0) if piece[0] in CHUNK_KINDS else None) for piece in self.pieces]
         wall_us, waited_us, ready_us = _spent_us(self, self.begun, self.ended)
-        left_us = max(wall_us - sum(span.wall_us for span in spans), 0)
-        left_waited_us = max(waited_us - sum(span.wait_dp_us or 0 for span in spans), 0)
-        left_ready_us = max(ready_us - sum(span.runq_us or 0 for span in spans), 0)
+        apart = [spans[self.pieces.index(piece)] for piece in _outermost(self.pieces)] if pauses else spans
+        left_us = max(wall_us - sum(span.wall_us for span in apart), 0)
+        left_waited_us = max(waited_us - sum(span.wait_dp_us or 0 for span in apart), 0)
+        left_ready_us = max(ready_us - sum(span.runq_us or 0 for span in apart), 0)
         other = Span(
-            kind="other", device=self.device, rank=self.rank, plan_version=0, attempt=0, iteration=self.iteration,
-            start_us=self.begun[0] // 1000, wall_us=left_us, compute_us=max(left_us - left_waited_us - left_ready_us, 0),
-            wait_dp_us=left_waited_us or None, runq_us=left_ready_us,
+            kind="other", device=self.device, rank=self.rank, plan_version=self.plan_version, attempt=0,
+            iteration=self.iteration, start_us=self.begun[0] // 1000, wall_us=left_us,
+            compute_us=max(left_us - left_waited_us - left_ready_us, 0),
+            wait_dp_us=None if self.stages else left_waited_us or None, runq_us=left_ready_us,
+            wait_pp_us=left_waited_us or None if self.stages else None,
         )  # fmt: skip
         packed = [
             MicroBatchPacked(iteration=self.iteration, micro_batch=number, attempt=0, lengths=lengths)
@@ -95,24 +104,40 @@ def _expanded(line: bytes, line_of_event: Callable[[int, int, Telemetry], bytes]
     return b"".join(line_of_event(number, at_us, event) for number, event in enumerate(part.events(), start=seq))
 
 
-def _span(part: LoopPart, kind: SpanKind, begin: Moment, end: Moment, micro_batch: int | None) -> Span:
+def _outermost(pieces: list[Piece]) -> list[Piece]:
+    """Those that lie in no other."""
+    found: list[Piece] = []
+    for piece in sorted(pieces, key=lambda one: (one[1][0], -one[2][0])):
+        if not found or piece[1][0] >= found[-1][2][0]:
+            found.append(piece)
+    return found
+
+
+def _span(part: LoopPart, piece: Piece, pauses: list[Piece], stage: int | None) -> Span:
+    """Its own time is without the pauses that it was interrupted by."""
+    kind, begin, end, micro_batch = piece
     wall_us, waited_us, ready_us = _spent_us(part, begin, end)
-    is_chunk, is_wait = kind in {"F", "B"}, kind == "all_reduce"
+    inside = [one for one in pauses if one is not piece and begin[0] <= one[1][0] and one[2][0] <= end[0]]
+    paused_us = 0
+    for one in _outermost(inside):
+        of_wall_us, *of_others_us = _spent_us(part, one[1], one[2])
+        paused_us += of_wall_us - sum(of_others_us)
+    is_wait = kind == "all_reduce"
     return Span(
         kind=kind,
         device=part.device,
         rank=part.rank,
-        plan_version=0,
+        plan_version=part.plan_version,
         attempt=0,
         iteration=part.iteration,
         start_us=begin[0] // 1000,
         wall_us=wall_us,
         micro_batch=micro_batch,
-        first_layer=0 if is_chunk else None,
-        n_layers=1 if is_chunk else None,
+        first_layer=stage,
+        n_layers=None if stage is None else 1,
         group=part.group if is_wait else None,
         group_seq=part.iteration if is_wait else None,
-        compute_us=None if is_wait else max(wall_us - waited_us - ready_us, 0),
+        compute_us=None if is_wait else max(wall_us - waited_us - ready_us - paused_us, 0),
         wait_dp_us=waited_us or None,
         runq_us=ready_us,
     )
@@ -138,7 +163,7 @@ def _ready_ns(readings: list[Reading], moment: Moment) -> int:
 def _committed(part: LoopPart, begun_ns: int, loss: float | None, tokens: int) -> IterationCommitted:
     return IterationCommitted(
         iteration=part.iteration,
-        plan_version=0,
+        plan_version=part.plan_version,
         attempt=0,
         rank=part.rank,
         loss=nan if loss is None else loss,

@@ -1,8 +1,8 @@
 """What is projected: for each projection, how rows of the log become its rows, and how two sets of its rows become one.
 
 `partial` aggregates any set of rows of the log; `merge` aggregates rows of the projection again. Every aggregate is a count,
-sum, minimum, maximum or "and", so the log may be cut anywhere: ``merge(partial(a) + partial(b)) = partial(a + b)``. What is
-sealed is therefore aggregated once, a reader adds what is not, and the answer is that of the raw log.
+sum, minimum, maximum or "and", so the log may be cut anywhere: ``merge(partial(a) + partial(b)) = merge(partial(a + b))``.
+What is sealed is therefore aggregated once, a reader adds what is not, and the answer is that of the raw log.
 
 `CODE` hashes all of this text; rows that other code made are made anew.
 """
@@ -72,22 +72,13 @@ PROJECTIONS = {
         Projection(
             name="iterations",
             rows=f"""
-                select run, iteration, max(epoch) as epoch, max(attempt) as attempt, max(loss) as loss, max(tokens) as tokens,
+                select run, iteration, max(epoch) as epoch, attempt, max(loss) as loss, max(tokens) as tokens,
                     max(wall_us) as iteration_us, count(*) as n_ranks, bool_and(log_complete) as log_complete,
-                    null::bigint as predicted_us
-                from (select *, {_WITH_LAST_ATTEMPT} from ({own_columns(events.IterationCommitted, _SOURCE)}))
-                where {_LAST_ATTEMPT} group by run, iteration
-                union all by name
-                select run, iteration, 0 as epoch, max(attempt) as attempt, max(loss) as loss, max(tokens) as tokens,
-                    max(wall_us) as iteration_us, count(*) as n_ranks
-                from (select *, {_WITH_LAST_ATTEMPT} from ({own_columns(events.IterationTimed, _SOURCE)}))
-                where {_LAST_ATTEMPT} group by run, iteration
-                union all by name
-                select run, iteration, 0 as n_ranks, min(start_us) as start_us, max(start_us + wall_us) as end_us
-                from (select run, iteration, start_us, wall_us from ({own_columns(events.IterationCommitted, _SOURCE)})
-                      union all
-                      select run, iteration, start_us, wall_us from ({own_columns(events.IterationTimed, _SOURCE)}))
-                group by run, iteration
+                    min(start_us) as start_us, max(start_us + wall_us) as end_us, null::bigint as predicted_us
+                from (select * from ({own_columns(events.IterationCommitted, _SOURCE)})
+                      union all by name
+                      select *, 0 as epoch from ({own_columns(events.IterationTimed, _SOURCE)}))
+                group by run, iteration, attempt
                 union all by name
                 select run, iteration, 0 as n_ranks, max(predicted_us) as predicted_us
                 from ({own_columns(events.IterationJudged, _SOURCE)}) group by run, iteration""",

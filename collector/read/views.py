@@ -74,6 +74,8 @@ VIEWS: dict[str, str] = {
         from (select run, iteration, micro_batch, attempt, lengths::bigint[] as length
               from ({own_columns(events.MicroBatchPacked)}))""",
     "gradients_kept": own_columns(events.GradientsKept),
+    "quorums": own_columns(events.QuorumFormed),
+    "replica_steps": own_columns(events.ReplicaStep),
     "heartbeats": own_columns(events.Heartbeat),
     "judged": "select * rename (epoch as plan_version) from projected.judged",
     "iterations": """
@@ -248,7 +250,7 @@ VIEWS: dict[str, str] = {
 
 for _name in (
     "spans", "chunks", "transfers", "collectives", "judged", "iterations", "decisions", "proposals", "plans",
-    "gradients_kept",
+    "gradients_kept", "quorums", "replica_steps",
 ):  # fmt: skip
     VIEWS[_name] = f"select *, plan_version as epoch from ({VIEWS[_name]})"
 VIEWS["accused"] = "select * from flagged"  # former names: people's queries go on working

@@ -49,10 +49,12 @@ def write_snapshot(store: Store, hot: pyarrow.Table | None = None) -> None:
     """
     manifest = load(store)
     fresh = store.database.with_suffix(".new")
+    # DuckDB would read what one who was killed here left behind into the new one.
+    _log_of(fresh).unlink(missing_ok=True)
     try:
         _write(store, manifest, fresh, hot)
         # What a person wrote into the one before is no part of this one.
-        store.database.with_name(f"{store.database.name}.wal").unlink(missing_ok=True)
+        _log_of(store.database).unlink(missing_ok=True)
         fresh.replace(store.database)
     finally:
         fresh.unlink(missing_ok=True)
@@ -75,6 +77,11 @@ def files_read(store: Store) -> frozenset[str] | None:
             return None
         known = _known[store.database] = version, frozenset(file for (sql,) in views for file in _FILES.findall(sql))
     return known[1]
+
+
+def _log_of(database: Path) -> Path:
+    """Where DuckDB keeps what is not in the file yet."""
+    return database.with_name(f"{database.name}.wal")
 
 
 def _write(store: Store, manifest: Manifest, fresh: Path, hot: pyarrow.Table | None) -> None:

@@ -1,6 +1,6 @@
 """Everything of torch that the measuring takes hold of, its private names among them.
 
-No module of the user's is touched: four seams of torch itself are wrapped, once per process. Each is looked at first; one that
+No module of the user's is touched: seams of torch itself are wrapped, once per process. Each is looked at first; one that
 is not there in this version of torch is left alone, and a sentence says what is not measured then. While a function is being
 compiled nothing of ours runs in it.
 
@@ -8,15 +8,18 @@ compiled nothing of ours runs in it.
    queued, so before DDP waits for the others;
 2. waits: `Work.wait`, the functional collectives' `wait_tensor`, DDP's copying of buffers;
 3. the data loader's iterator, and the call of a DDP or FSDP2 model, whose arguments show the lengths;
-4. the optimizers' hooks, and `GradScaler.step`, which skips the optimizer after an overflow: a step it is nevertheless.
+4. the optimizers' hooks, and `GradScaler.step`, which skips the optimizer after an overflow: a step it is nevertheless;
+5. what interrupts it (pauses.py).
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,19 +30,38 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer
 from torch.utils.data import dataloader
 
+from unskew.collector.events import ChunkKind, PipelinePlace
+from unskew.runtime.attach import pauses
 from unskew.runtime.attach.session import JobFacts, LoopSession
 
 _Function = Callable[..., Any]
 _Wrap = Callable[[_Function], _Function]
 _Seam = tuple[str, str, Callable[[], object]]
 """Its name, what is measured by it, and what wraps it."""
-PIPELINE = "who is slow: ranks may be stages of a pipeline (torch.distributed.pipelining is loaded), which do different work"
+STAGE = "torch.distributed.pipelining.stage"
 FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_state"
+MESH = "mesh_"
+"""How a `DeviceMesh` describes the groups of its dimensions."""
 _wrapped: set[str] = set()
+
+
+def flight_recorder() -> tuple[bytes, dict[str, tuple[int, ...]]]:
+    """The dump of this process as JSON, empty where torch has none, and the members of its groups, which Gloo's leaves out.
+    Some 20 us an entry, with the interpreter's lock held."""
+    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None) if dist.is_available() else None
+    if dump is None:
+        return b"", {}
+    names, members = _world().pg_names, _world().pg_group_ranks
+    known = {str(names[group]): tuple(sorted(of)) for group, of in members.items() if group in names}
+    return bytes(dump(includeCollectives=True, onlyActive=False)), known
 
 
 def install(session: LoopSession) -> tuple[str, ...]:
     """Wrap the seams. What cannot be measured, a sentence each."""
+    session.flights = flight_recorder
+    _after_import(
+        STAGE, lambda stage: session.lacks(_hold(((STAGE, "stages of a pipeline", lambda: _pipeline(session, stage)),)))
+    )
     seams: tuple[_Seam, ...] = (
         ("torch.autograd.backward", "forward and backward passes", lambda: _backward(session)),
         ("torch._C._distributed_c10d.Work.wait", "waits for other ranks", lambda: _waits(session)),
@@ -49,6 +71,9 @@ def install(session: LoopSession) -> tuple[str, ...]:
         ("torch.utils.data.dataloader._BaseDataLoaderIter", "waiting for data", lambda: _loader(session)),
         ("torch.optim.optimizer hooks", "the optimizer's step, and with it whole steps", lambda: _optimizers(session)),
         ("torch.amp.GradScaler.step", "steps that an overflow skips", lambda: _scaler(session)),
+        ("gc.callbacks", "garbage collections", lambda: pauses.collections(session)),
+        ("torch.save", "checkpoints", lambda: _replace(torch, "save", pauses.saving(session))),
+        ("torch.nn.Module.train", "evaluations", lambda: _replace(torch.nn.Module, "train", pauses.evaluating(session))),
     )
     return _hold(seams)
 
@@ -71,16 +96,46 @@ def facts(session: LoopSession) -> JobFacts:
     """The process's place in its job, as torch.distributed has it, else as its launcher says; asked when the loop has begun, so
     what it uses is imported and can be wrapped."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    unknown: tuple[str, ...] = (PIPELINE,) if "torch.distributed.pipelining.stage" in sys.modules else ()
+    unknown: tuple[str, ...] = ()
     if FSDP2 in sys.modules:  # importing it takes a second
         wrap = partial(_fsdp2, session)
         unknown += _hold(((f"{FSDP2}.FSDPState._root_pre_forward", "the lengths of what an FSDP2 model is given", wrap),))
     if not (dist.is_available() and dist.is_initialized()):
         return JobFacts(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), (), on_gpu, unknown)
     ranks = dist.get_world_size()
-    members = {tuple(sorted(of)) for of in getattr(_world(), "pg_group_ranks", {}).values()}
+    members = {tuple(sorted(of)): str(group.group_desc) for group, of in getattr(_world(), "pg_group_ranks", {}).items()}
     groups = sorted(of for of in members if 1 < len(of) < ranks)
-    return JobFacts(dist.get_rank(), ranks, tuple(groups), on_gpu, unknown)
+    dimensions = tuple(members[of].removeprefix(MESH) if members[of].startswith(MESH) else "" for of in groups)
+    return JobFacts(dist.get_rank(), ranks, tuple(groups), on_gpu, unknown, dimensions)
+
+
+def _after_import(name: str, do: Callable[[ModuleType], None]) -> None:
+    """Do something with a module: now where it is there, else as soon as it is; who imports it may never do so."""
+    if name in sys.modules:
+        do(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _After(name, do))
+
+
+class _After:
+    def __init__(self, name: str, do: Callable[[ModuleType], None]) -> None:
+        self._name, self._do = name, do
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._do(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this one loader
+        return spec
 
 
 def _replace(owner: Any, name: str, wrap: _Wrap) -> None:
@@ -225,6 +280,47 @@ def _fsdp2(session: LoopSession) -> None:
         return root_pre_forward
 
     _replace(sys.modules[FSDP2].FSDPState, "_root_pre_forward", wrap)
+
+
+def _pipeline(session: LoopSession, stage: ModuleType) -> None:
+    """Each chunk of a stage, apart from what comes before it: the waits for its neighbours."""
+    chunks: tuple[tuple[str, ChunkKind], ...] = (
+        ("forward_one_chunk", "F"), ("backward_one_chunk", "B"), ("backward_weight_one_chunk", "W")
+    )  # fmt: skip
+    for name, kind in chunks:
+        _replace(stage._PipelineStageBase, name, _chunk(session, kind))
+
+
+def _chunk(session: LoopSession, kind: ChunkKind) -> _Wrap:
+    places: dict[int, PipelinePlace] = {}
+
+    def begins(stage: Any) -> None:
+        if (place := places.get(stage.stage_index)) is None:
+            members = tuple(sorted(dist.get_process_group_ranks(stage.group)))
+            place = places[stage.stage_index] = PipelinePlace(stage.stage_index, stage.num_stages, members)
+            session.pipeline = session.pipeline or place
+        if (loop := session.loop_or_begin()) is not None:
+            loop.chunk_begins(place)
+
+    def wrap(original: _Function) -> _Function:
+        def chunk(stage: Any, number: int, *arguments: Any, **named: Any) -> Any:
+            if is_compiling():
+                return original(stage, number, *arguments, **named)
+            try:
+                begins(stage)
+            except Exception as error:
+                session.failed(error)
+            answer = original(stage, number, *arguments, **named)
+            try:
+                if (loop := session.loop()) is not None:
+                    loop.chunk_ends(kind, number, arguments[0] if arguments and kind == "F" and stage.is_first else None)
+            except Exception as error:
+                session.failed(error)
+            return answer
+
+        return chunk
+
+    return wrap
 
 
 def _loader(session: LoopSession) -> None:

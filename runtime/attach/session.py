@@ -12,16 +12,22 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import get_ident
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from unskew.collector.events import Heartbeat, RankAttached, RankDetached
+from unskew.collector.events import Heartbeat, PipelinePlace, RankAttached, RankDetached, Telemetry
 from unskew.collector.paths import Store
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach.clock import CorelessClock
+from unskew.runtime.attach.flights import last_flights
 from unskew.runtime.attach.timeline import LoopTimeline
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from unskew.runtime.attach.balance import BalancedLoader
 
 BEAT_S = 0.5
 FLUSH_S = 0.25
@@ -29,19 +35,23 @@ FLUSH_S = 0.25
 MOST_WAITING = 2_000
 """Iterations, or parts of long ones, in memory while the disk stalls; some 10 MB."""
 
+LEAST_STILL_S, STILL_FACTOR = 8.0, 10.0
+"""Without progress for so long, and for so many of the longest pauses before, a rank writes down what its flight recorder has:
+who hangs is then seen from who did not join."""
 MOST_ERROR = 400
 """Characters of the exception that ended a loop."""
 
 
 class JobFacts(NamedTuple):
-    """A process's place in its job; `groups`: the members of the process groups that are smaller than the job; `unknown`: what
-    cannot be judged, and why."""
+    """A process's place in its job; `groups`: the members of the process groups that are smaller than the job, `dimensions`: of
+    each what its `DeviceMesh` calls it ("" = it has none); `unknown`: what cannot be judged, and why."""
 
     rank: int
     ranks: int
     groups: tuple[tuple[int, ...], ...]
     on_gpu: bool
     unknown: tuple[str, ...] = ()
+    dimensions: tuple[str, ...] = ()
 
 
 class LoopSession:
@@ -52,6 +62,10 @@ class LoopSession:
         self.store, self.run, self.off = store, run, off
         self.problem = ""
         """Why the measuring has ended; "" while it goes on."""
+        self.flights: Callable[[], tuple[bytes, dict[str, tuple[int, ...]]]] = lambda: (b"", {})
+        """The process's flight recorder, as JSON, and the members of its groups."""
+        self.pipeline: PipelinePlace | None = None
+        """Where the rank is in one."""
         self._facts = facts
         self._measured, self._thread = True, 0
         self._timeline: LoopTimeline | None = None
@@ -70,6 +84,25 @@ class LoopSession:
         """Facts of the step in progress; they count instead of what was found in its tensors."""
         if (loop := self.loop()) is not None:
             loop.note(tokens, loss)
+
+    def balance(
+        self,
+        loader: DataLoader[Any],
+        *,
+        length: Sequence[int] | Callable[[Any], int] | None = None,
+        mean_over: Literal["samples", "tokens"] = "samples",
+        window: int = 8,
+        model: object = None,
+    ) -> BalancedLoader:
+        """The loader, its samples divided among the ranks by the plan in force; iterate over it instead (docs/guide/act.md).
+
+        `length`: tokens of a sample, by its index or as a function of it. `mean_over`: what the loss is the mean of. `window`:
+        over so many global batches lengths may be balanced. `model`: the DDP model, which a rank may leave then. Every rank
+        calls it, at the same place. Raises `ValueError` for a loader whose samples cannot be divided.
+        """
+        from unskew.runtime.attach.balance import BalancedLoader  # noqa: PLC0415 - it imports torch
+
+        return BalancedLoader(self, loader, length=length, mean_over=mean_over, window=window, model=model)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -112,6 +145,15 @@ class LoopSession:
                 self.failed(error)
         return self.loop()
 
+    def emit(self, event: Telemetry) -> None:
+        """Into the rank's log; nothing where nothing is measured."""
+        if self._spool is not None and self._measured:
+            self._spool.append(event)
+
+    def lacks(self, missing: tuple[str, ...]) -> None:
+        """What cannot be measured, a sentence each, more than was known before."""
+        self.off = (*self.off, *missing)
+
     def failed(self, error: Exception) -> None:
         """End the measuring."""
         self._measured, self.problem = False, f"{type(error).__name__}: {error}"
@@ -130,6 +172,8 @@ class LoopSession:
                 pid=pid,
                 on_gpu=facts.on_gpu,
                 groups=facts.groups,
+                dimensions=facts.dimensions,
+                pipeline=self.pipeline,
                 off=(*self.off, *facts.unknown),
             )
         )
@@ -142,10 +186,18 @@ class LoopSession:
 
     def _beat(self, timeline: LoopTimeline, spool: SpoolWriter, pid: int) -> None:
         """Now and then: how far the rank is, also while it hangs."""
-        progress, still_s = -1, 0.0
+        progress, still_s, longest_s, written = -1, 0.0, 0.0, False
         while not self._ended.wait(BEAT_S):
-            still_s = 0.0 if timeline.progress != progress else still_s + BEAT_S
+            if timeline.progress != progress:
+                longest_s, still_s, written = max(longest_s, still_s), 0.0, False
+            else:
+                still_s += BEAT_S
             progress = timeline.progress
+            if not written and still_s >= max(LEAST_STILL_S, STILL_FACTOR * longest_s):
+                written = True
+                with suppress(Exception):
+                    for event in last_flights(*self.flights(), timeline.rank):
+                        spool.append(event)
             spool.append(
                 Heartbeat(
                     rank=timeline.rank,

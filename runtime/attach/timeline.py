@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic_ns
 
+from unskew.collector.events import PipelinePlace, SpanKind
 from unskew.collector.files.loop_parts import LoopPart, Moment, Piece, Reading
 from unskew.runtime.attach.lengths import lengths_of
 
@@ -45,6 +46,9 @@ class LoopTimeline:
         self.rank, self.ranks, self._device, self._emit, self._ready, self._clock = rank, ranks, device, emit, ready, now
         self._group = "-".join(map(str, range(ranks))) if ranks <= MOST_NAMED else "world"
         self.iteration = self.progress = 0
+        self.plan_version = 0
+        """By which the iteration in progress is given its samples."""
+        self._first, self._coming = rank, 0
         self._number = rank
         """The present micro-batch among those of all ranks."""
         self.activity = "idle"
@@ -68,18 +72,26 @@ class LoopTimeline:
         self._called: Moment | None = None
         self._computed: Moment | None = None
         self._stepping: Moment | None = None
+        self._evaluation: tuple[int, Moment] | None = None
+        self._place: PipelinePlace | None = None
+        self._chunk: Moment | None = None
+        self._stages: list[int] = []
+        self._frozen: set[int] = set()
+        """Models that a loop evaluates in its steps: a teacher, say."""
 
     # --- moments, as the seams report them ---------------------------------------------------------------------------
 
     def loading(self) -> None:
         """The loop asks for a batch."""
+        if self._evaluation is not None:
+            return
         self.activity, self._loading = "compute", self._now()
         if self._stepped:
             self.commit(self._loading)
 
     def loaded(self, batch: object) -> None:
         """It has got one."""
-        if self._loading is None:
+        if self._loading is None or self._evaluation is not None:
             return
         self._mark = self._now()
         if not self._shown:
@@ -89,18 +101,50 @@ class LoopTimeline:
     def called(self, batch: object) -> None:
         """The model is given this, which the loader may have read long before; its lengths count instead of the loader's. Not
         what a part of it is given once more in the backward pass, where activations are computed again."""
-        if self._called is None and (lengths := lengths_of(batch)):
+        if self._called is None and self._evaluation is None and (lengths := lengths_of(batch)):
             self._shown, self._lengths = True, lengths
 
     def backward(self, loss: float | None) -> None:
         """`backward()` is called."""
+        if self._chunk is not None:
+            self._losses += [] if loss is None else [loss]
+            return
         now = self._now()
+        if self._evaluation is not None:  # of a part of what is trained
+            self._frozen.add(self._evaluation[0])
+            self._evaluation = None
         if self._stepped:
             self.commit(self._mark)
         self._called, self._computed = now, None
         self._pieces.append(("F", self._mark, now, self._number))
         if loss is not None:
             self._losses.append(loss)
+
+    def chunk_begins(self, place: PipelinePlace) -> None:
+        """A stage of a pipeline computes a chunk; what it waited for its neighbours is over."""
+        now = self._now()
+        if self._stepped:
+            self.commit(self._mark)
+        self._place, self._chunk, self._computed = place, now, None
+
+    def chunk_ends(self, kind: SpanKind, number: int, given: object | None) -> None:
+        """It is done; `given`: what the first stage was given."""
+        begun, self._chunk, place, now = self._chunk, None, self._place, self._now()
+        if begun is None or place is None:
+            return
+        end, pipelines, first = self._computed or now, self.ranks // len(place.members), min(place.members)
+        in_a_row = place.members[-1] - first < len(place.members)
+        micro_batch = number * pipelines + (first // len(place.members) if in_a_row else first)
+        self._stages.append(place.stage)
+        self._pieces.append((kind, begun, end, micro_batch))
+        if now[0] - end[0] >= LEAST_WAIT_NS:
+            self._pieces.append(("all_reduce", end, now, None))
+        if given is not None:
+            self._packed.append((micro_batch, lengths := lengths_of(given)))
+            self._tokens += sum(lengths)
+        self._mark, self.activity = now, "compute"
+        if now[0] - self._part[0] >= PART_NS or len(self._pieces) >= MOST_PIECES:
+            self._hand_on(now)
 
     def computed(self) -> None:
         """The rank's own gradients are there; others' may be waited for."""
@@ -122,6 +166,14 @@ class LoopTimeline:
         self._number = number + self.ranks
         if now[0] - self._part[0] >= PART_NS or len(self._pieces) >= MOST_PIECES:
             self._hand_on(now)
+
+    def under(self, plan_version: int, members: tuple[int, ...]) -> None:
+        """From the next iteration on the samples are given by this plan, to these ranks."""
+        fresh = self._number == self._first and not self._stepped
+        self._coming, self._first, self.ranks = plan_version, members.index(self.rank), len(members)
+        self._group = "-".join(map(str, members)) if len(members) <= MOST_NAMED else "world"
+        if fresh:
+            self.plan_version, self._number = plan_version, self._first
 
     def stepping(self) -> None:
         """An optimizer begins its step."""
@@ -156,6 +208,30 @@ class LoopTimeline:
         self._waited_ns += self._clock() - since_ns
         self.activity = before
 
+    def moment(self) -> Moment:
+        """Now."""
+        return self._clock(), self._waited_ns
+
+    def collected(self, begun_ns: int) -> None:
+        """Garbage has been collected since then."""
+        self.paused("gc", (begun_ns, self._waited_ns), self.moment())
+
+    def paused(self, kind: SpanKind, since: Moment, until: Moment) -> None:
+        """The loop did something between its steps, or in the middle of one."""
+        self.progress += 1
+        self._pieces.append((kind, since, until, None))
+
+    def evaluates(self, model: int) -> None:
+        """A model is evaluated from now on, unless a backward pass comes first."""
+        if self._evaluation is None and model not in self._frozen:
+            self._evaluation = model, self.moment()
+
+    def trains(self, model: int) -> None:
+        """It is trained again."""
+        if self._evaluation is not None and self._evaluation[0] == model:
+            since, self._evaluation, self._mark = self._evaluation[1], None, self.moment()
+            self.paused("evaluation", since, self._mark)
+
     def note(self, tokens: int | None, loss: float | None) -> None:
         """What the loop itself says of the iteration that it is in."""
         self._noted_tokens = tokens if tokens is not None else self._noted_tokens
@@ -169,7 +245,8 @@ class LoopTimeline:
         tokens = self._tokens if self._noted_tokens is None else self._noted_tokens
         self._hand_on(at, (self._begun[0], loss, tokens))
         self.iteration += 1
-        self._begun, self._stepped, self._number, self._losses, self._tokens = at, False, self.rank, [], 0
+        self.plan_version = self._coming
+        self._begun, self._stepped, self._number, self._losses, self._tokens = at, False, self._first, [], 0
         self._noted_loss = self._noted_tokens = None
 
     def finish(self) -> None:
@@ -206,13 +283,14 @@ class LoopTimeline:
     def _hand_on(self, until: Moment, commit: tuple[int, float | None, int] | None = None) -> None:
         part = LoopPart(
             self.rank, self._device, self._group, self.iteration, self._part, until, self._pieces, self._packed,
-            self._readings, commit,
+            self._readings, commit, self.plan_version, self._stages,
         )  # fmt: skip
         self._emit(part)
         last = len(self._readings) - 1
         while last and self._readings[last][0] > until[0]:  # the next part begins before the moment that is the newest
             last -= 1
         self._part, self._pieces, self._packed, self._readings = until, [], [], self._readings[last:]
+        self._stages = []
 
 
 def _has_core(since: Reading, until: Reading) -> bool:

@@ -16,27 +16,34 @@ from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 
+import msgspec
+
 from unskew.analytics.core.code_hash import code_hash
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.options import options_for
-from unskew.analytics.health.liveness import Suspect
+from unskew.analytics.diagnosis.flight_recorder import explain
+from unskew.analytics.health.liveness import WAITING, Suspect
 from unskew.analytics.loop import attached_rules as rules
 from unskew.analytics.loop.intake import Intake
 from unskew.collector.events import (
+    CollectiveRecorded,
     Control,
     DeviceJoined,
     DeviceKind,
     DeviceLost,
     Event,
+    GroupRecorded,
     Heartbeat,
     IterationCommitted,
+    LoaderDivided,
     MicroBatchPacked,
     PlanApplied,
     RankAttached,
     RankDetached,
     RunFinished,
     RunStarted,
+    SamplesDrawn,
     Telemetry,
     VerdictClosed,
 )
@@ -46,7 +53,9 @@ from unskew.collector.service.process import ensure_collector
 from unskew.collector.write.commands import hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.attach.acting import ActOptions, JobActing
 from unskew.runtime.attach.exits import Exit, Exits
+from unskew.runtime.attach.plan_file import ACTS
 
 BOOT = Path(__file__).with_name("boot")
 POLL_S = 0.05
@@ -61,7 +70,7 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 def environment(store: Store, run: str, given: Mapping[str, str]) -> dict[str, str]:
     """That of a command whose Python processes are to be measured."""
     path = os.pathsep.join(part for part in (str(BOOT), given.get("PYTHONPATH", "")) if part)
-    return {**given, "PYTHONPATH": path, "UNSKEW_STORE": str(store.root), "UNSKEW_RUN": run}
+    return {**given, "PYTHONPATH": path, "UNSKEW_STORE": str(store.root), "UNSKEW_RUN": run, ACTS: "1"}
 
 
 def watch_command(
@@ -69,6 +78,7 @@ def watch_command(
     run: str,
     command: Sequence[str],
     *,
+    act: ActOptions | None = None,
     on_entry: Callable[[Entry], None] = lambda _: None,
     on_tick: Callable[[], None] = lambda: None,
 ) -> tuple[int, RunFinished | None]:
@@ -77,7 +87,7 @@ def watch_command(
     with hold_controller_lock(store, run):
         process = subprocess.Popen(command, env=environment(store, run, os.environ))
         with _SignalRelay(process):
-            watcher = JobWatcher(store, run, command, on_entry)
+            watcher = JobWatcher(store, run, command, on_entry, act)
             next_collector_s = 0.0
             try:
                 while process.poll() is None:
@@ -119,8 +129,18 @@ class _SignalRelay:
 class JobWatcher:
     """The ranks of one run, as their log and their processes show them."""
 
-    def __init__(self, store: Store, run: str, command: Sequence[str], on_entry: Callable[[Entry], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run: str,
+        command: Sequence[str],
+        on_entry: Callable[[Entry], None],
+        act: ActOptions | None = None,
+    ) -> None:
         self._store, self._run, self._command, self._on_entry = store, run, command, on_entry
+        self._act = act or ActOptions()
+        self._acting: JobActing | None = None
+        self._offered: list[Event] = []
         self._tail, self._intake = Tail(store, run), Intake(marks_suffice=True)
         self._stream: ControlStream | None = None
         self._spool: SpoolWriter | None = None
@@ -128,7 +148,9 @@ class JobWatcher:
         self._attached: dict[int, RankAttached] = {}
         self._detached: dict[int, RankDetached] = {}
         self._exits, self._lost = Exits(), False
+        self._code: int | None = None
         self._beats: dict[int, Heartbeat] = {}
+        self._flights: list[CollectiveRecorded | GroupRecorded] = []
         self._packed: set[tuple[int, int]] = set()
         self._marked: set[int] = set()
         self._iterations = 0
@@ -143,9 +165,12 @@ class JobWatcher:
         else:
             self._read()
         self._keep_watch(now_s, gone)
+        if self._acting is not None:
+            self._acting.look(self._iterations)
 
     def finish(self, code: int) -> RunFinished | None:
         """The command has ended: read to the end, say how."""
+        self._code = code
         self.look()
         self._read_all()
         for _ in range(LAST_POLLS):  # what is incomplete is given up
@@ -159,7 +184,7 @@ class JobWatcher:
             reason="" if code == 0 else f"the command ended with exit code {code}",
             committed=self._iterations,
         )
-        self._log((end,))
+        self._log((*(self._acting.finish() if self._acting is not None else ()), end))
         self._spool.close()
         self._read_all()
         return end
@@ -182,7 +207,7 @@ class JobWatcher:
         entries = self._tail.poll()
         for entry in entries:
             self._take(entry.event)
-        plans: dict[int, Plan] = {} if self._state is None else {0: self._state.plan}
+        plans: dict[int, Plan] = {} if self._acting is None else self._acting.plans
         for released in self._intake.take([entry.event for entry in entries], plans):
             self._committed(released)
         for entry in entries:
@@ -196,13 +221,26 @@ class JobWatcher:
                 self._detached[event.rank] = event
             case Heartbeat():
                 self._beats[event.rank] = event
+            case LoaderDivided() | SamplesDrawn():
+                self._offered.append(event)
+            case CollectiveRecorded() | GroupRecorded():
+                self._flights.append(event)
             case MicroBatchPacked() if self._state is None and event.iteration == 0:
                 self._packed.add((event.micro_batch, event.attempt))
             case IterationCommitted():
-                self._stepped_s = time.monotonic()
+                self._stepped_s, self._flights = time.monotonic(), []
                 self._marked.add(event.rank)
                 if self._state is None and self._attached.keys() <= self._marked and self._everybody():
                     self._begin()
+
+    @property
+    def _ranks(self) -> set[int]:
+        """Those that take part."""
+        return set(self._attached if self._state is None else self._state.plan.ranks)
+
+    def _place_of(self, rank: int) -> tuple[str, int]:
+        """Its node and process."""
+        return self._attached[rank].node, self._attached[rank].pid
 
     def _everybody(self) -> bool:
         return bool(self._attached) and len(self._attached) == next(iter(self._attached.values())).ranks
@@ -219,7 +257,7 @@ class JobWatcher:
                 device="gpus of a training of your own" if event.on_gpu else "cores of a training of your own",
                 device_kind="gpus" if event.on_gpu else DEVICE,
                 clock="monotonic",
-                mode="observe",
+                mode=self._act.mode,
                 ranks=event.ranks,
                 options={"command": [*self._command]},
                 code=code_hash(),
@@ -240,21 +278,28 @@ class JobWatcher:
         )
         self._state, events = rules.begin(plan, why_not, options_for(DEVICE))
         self._log((applied, *events))
+        self._acting = JobActing(self._store, self._run, plan, self._act, log=self._log, place_of=self._place_of)
 
     def _committed(self, released: IterationTelemetry) -> None:
         assert self._state is not None
+        assert self._acting is not None
         self._iterations = released.committed.iteration + 1
+        if (plan := self._acting.entered(released.committed)) is not None:
+            self._state, refitted = rules.applied(self._state, plan, released.committed.iteration)
+            self._log(refitted)
         self._state, events = rules.committed(self._state, released)
         self._log(events)
+        offered, self._offered = self._offered, []
+        self._acting.committed(released, self._state, events, offered)
 
-    def _log(self, events: Sequence[Event]) -> None:
+    def _log(self, events: Sequence[Event], actor: str = "controller") -> None:
         assert self._stream is not None
         assert self._spool is not None
         for event in events:
             if isinstance(event, Telemetry):
                 self._spool.append(event)
         if control := [event for event in events if isinstance(event, Control)]:
-            self._stream.add(*control)
+            self._stream.add(*control, actor=actor)
 
     # --- who is dead, who hangs --------------------------------------------------------------------------------------
 
@@ -264,8 +309,11 @@ class JobWatcher:
             self._lose(first)
         if self._state is None:
             return
-        usual_s, ended = rules.usual_s(self._state.seen), {one.rank for one in gone}
-        suspect = rules.hung(now_s - self._stepped_s, usual_s, {r: b for r, b in self._beats.items() if r not in ended})
+        usual_s, ended = rules.usual_s(self._state.seen), {one.rank for one in gone} | (self._attached.keys() - self._ranks)
+        beats = {rank: beat for rank, beat in self._beats.items() if rank not in ended}
+        suspect = rules.hung(now_s - self._stepped_s, usual_s, beats)
+        if rules.stands_still(now_s - self._stepped_s, usual_s):
+            suspect = self._not_joined(suspect, beats)
         if suspect is not None and self._hung is None and not self._lost:
             self._state, events = rules.lost(self._state, suspect, self._iterations)
             self._hung = next((one.verdict for one in events if not isinstance(one, VerdictClosed)), None)  # type: ignore[attr-defined]
@@ -276,12 +324,31 @@ class JobWatcher:
             self._hung = None
             self._log((closed,))
 
+    def _not_joined(self, suspect: Suspect | None, beats: Mapping[int, Heartbeat]) -> Suspect | None:
+        """Who holds up the job by the ranks' flight recorders: it did not join a collective in which others wait. Else whom the
+        heartbeats name. Gloo's recorder does not know what has ended: that of a rank that waits for nobody has."""
+        entries, groups = [], [one for one in self._flights if isinstance(one, GroupRecorded)]
+        for one in self._flights:
+            if isinstance(one, CollectiveRecorded):
+                over = one.rank not in beats or beats[one.rank].activity not in WAITING
+                entries.append(msgspec.structs.replace(one, state="completed") if over else one)
+                groups.append(GroupRecorded(rank=one.rank, group=one.group, last_enqueued=one.group_seq))
+        found = explain(entries, groups)
+        alive = [rank for rank in found.culprits if rank in beats]
+        if not alive:
+            return suspect
+        rank = suspect.rank if suspect is not None and suspect.rank in alive else alive[0]
+        return Suspect(rank=rank, how="hung", detail="; ".join(found.sentences), victims=found.victims)
+
     def _first_dead(self, gone: Sequence[Exit]) -> Exit | None:
         """Who ended first and was not asked to; whoever could not say a word before those that could, whom it took along."""
         died = [
             one
             for one in gone
-            if not one.asked and (one.rank not in self._detached or self._detached[one.rank].error) and one.status != 0
+            if not one.asked
+            and (one.rank not in self._detached or self._detached[one.rank].error)
+            and one.status != 0
+            and (one.status is not None or self._code)  # reaped before it could be read: the command's own end tells
         ]
         return min(died, key=lambda one: (one.rank in self._detached, one.at_s), default=None)
 

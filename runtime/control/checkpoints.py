@@ -5,16 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from unskew.collector.events import CheckpointSaved, Note
-from unskew.collector.files.checkpoints import CheckpointIndex, seal
+from unskew.collector.files.checkpoints import KEPT, CheckpointIndex, prune, seal
 from unskew.collector.paths import Store
+from unskew.runtime.options import ResumePoint
 from unskew.runtime.protocol import CheckpointPart
 
 
 class CheckpointKeeper:
-    """Makes the parts of `run` whole checkpoints in `store`."""
+    """Makes the parts of `run` whole checkpoints in `store`; `before`: what it goes on with."""
 
-    def __init__(self, store: Store, run: str, n_layers: int) -> None:
-        self._store, self._run, self._parts = store, run, CheckpointParts(n_layers)
+    def __init__(self, store: Store, run: str, n_layers: int, *, before: ResumePoint | None = None) -> None:
+        self._store, self._run, self._parts, self._before = store, run, CheckpointParts(n_layers), before
 
     def take(self, part: CheckpointPart) -> CheckpointSaved | Note | None:
         """A rank's word on its part; what to log of it."""
@@ -25,7 +26,9 @@ class CheckpointKeeper:
             return None
         index, saved = whole
         try:
-            seal(self._store, self._run, index)
+            there = seal(self._store, self._run, index)
+            if self._before is not None and there >= KEPT:
+                prune(self._store, self._before.run, keep=1)
         except OSError as error:
             return self._failed(index.iterations, str(error))
         return saved

@@ -12,17 +12,29 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.loop import controller_rules as rules
 from unskew.analytics.loop.intake import Intake
-from unskew.collector.events import DeviceJoined, DeviceLost, IterationJudged, Note, RankAdded, StandbyMeasured, Suspected
+from unskew.collector.command import Command
+from unskew.collector.events import (
+    DeviceJoined,
+    DeviceLost,
+    IterationJudged,
+    ProcessEnded,
+    RankAdded,
+    StandbyMeasured,
+    Suspected,
+)
 from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.write.commands import Inbox
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.control.checkpoints import CheckpointKeeper
 from unskew.runtime.control.membership import Membership, PlanEntry
+from unskew.runtime.control.quorums import QuorumKeeper, formed
+from unskew.runtime.control.stuck import NoPlanLeft, RunError
 from unskew.runtime.control.takeover import Takeover, is_logged
 from unskew.runtime.control.watch import LivenessWatch
 from unskew.runtime.options import RunOptions
@@ -37,6 +49,8 @@ from unskew.runtime.protocol import (
     MeasureStandby,
     PlanEntered,
     PlanRecord,
+    QuorumFound,
+    QuorumProposal,
     RankExited,
     RankFailed,
     RankForked,
@@ -48,10 +62,6 @@ from unskew.runtime.protocol import (
 
 _POLL_S = 0.05
 _DRAIN_S = 3.0
-
-
-class RunError(RuntimeError):
-    """The run cannot go on; the message is one sentence: what happened and, where there is one, what to do."""
 
 
 class Controller:
@@ -80,7 +90,7 @@ class Controller:
         self.intake = before.intake if before is not None else Intake(options.first_iteration)
         self.state, self.before = state, before
         self.entry: PlanEntry | None = None
-        self.watch = LivenessWatch()
+        self.watch, self.quorums = LivenessWatch(), QuorumKeeper()
         self.failures: dict[int, RankFailed] = {}
 
     def run(self) -> None:
@@ -92,7 +102,11 @@ class Controller:
             self._carry_out(rules.started(self.state), asked_ns)
         else:
             self.watch.aborted(self.before.newest_abort)
+            for lost in self.before.cut_off:
+                self.watch.spare(Suspect.of(lost), time.monotonic())
             self._carry_out(rules.taken_over(self.state))
+            if self.state.adaptation.site.by_replica:  # which quorum the ranks have of the one before is not known
+                self._carry_out(rules.cut_off(self.state, "a new controller took over"), time.monotonic_ns())
         done = False
         while not done:
             for message in self.membership.poll(_POLL_S):
@@ -104,6 +118,7 @@ class Controller:
                 self.control_log.add(*refused)
             if commands:
                 self._carry_out(rules.commanded(self.state, commands))
+            self._start_again()
             if self.control_log.removed:
                 raise RunError("its folder in spool/ was removed while it went on: the log of the run is lost")
             self.check_interrupt()
@@ -134,6 +149,7 @@ class Controller:
                     self.control_log.add(*events, actor=actor)
                 case rules.Issue(plan=plan):
                     self.entry = PlanEntry(issued=decision, asked_ns=asked_ns)
+                    self.quorums.issued(plan, abort=decision.abort)
                     if decision.abort:
                         self.watch.aborted(plan.plan_version)
                     self.membership.send(
@@ -143,8 +159,8 @@ class Controller:
                     self.membership.send(MeasureStandby(ranks=ranks, iteration=iteration))
                 case rules.StartRank(added, plan):
                     self.membership.send(Start(rank_specs=(self._again(added, plan),)))
-                case rules.StopRun(reason):
-                    raise RunError(reason)
+                case rules.StopRun(reason, no_plan):
+                    raise NoPlanLeft(reason, self.state) if no_plan else RunError(reason)
 
     # --- what the agent sends ----------------------------------------------------------------------------------------
 
@@ -153,25 +169,23 @@ class Controller:
             return
         match message:
             case RankForked():
-                self._carry_out(rules.joined(self.state, self._device_joined(message)))
+                self._carry_out(rules.joined(self.state, self._device_joined(message.rank, message.pid)))
             case RankExited() if message.rank in self.state.rejoining.cut_off:
-                text = f"the process of rank {message.rank}, which was cut off, has ended: {message.detail}"
-                self.control_log.add(Note(text=text, by="controller"))
+                self.watch.gone(message.rank)
+                ended = ProcessEnded(rank=message.rank, detail=message.detail, watermark=self.state.committed)
+                self._carry_out(rules.ended(self.state, ended))
             case RankExited():
                 self._carry_out(rules.lost(self.state, self._device_lost(message)), message.at_ns)
             case PlanEntered():
-                done = self.entry and self.entry.take(message, self.state.alive, self.state.committed)
-                if done:
-                    self.entry = None
-                    self._carry_out(rules.applied(self.state, *done))
+                self._note_entry(message)
             case FaultAnnounced():
-                event, watermark = message.fault.event(), self.state.committed
-                event = msgspec.structs.replace(event, announced_us=message.at_us, watermark=watermark)
-                self._carry_out(rules.injected(self.state, event))
+                self._announced(message.fault, message.at_us)
             case CommunicationBroken():
                 self.watch.broken(message.plan_version, time.monotonic())
             case RankFailed():
                 self._failed(message)
+            case QuorumProposal():
+                self._find_quorum(message)
             case CheckpointPart():
                 if noted := self.checkpoints.take(message):
                     self.control_log.add(noted)
@@ -184,6 +198,40 @@ class Controller:
                     watermark=self.state.committed,
                 )
                 self._carry_out(rules.measured(self.state, product))
+
+    def _note_entry(self, message: PlanEntered) -> None:
+        done = self.entry and self.entry.take(message, self.state.alive, self.state.committed)
+        if done:
+            self.entry = None
+            self._carry_out(rules.applied(self.state, *done))
+
+    def _find_quorum(self, proposal: QuorumProposal) -> None:
+        quorum = self.quorums.take(proposal)
+        if isinstance(quorum, str):
+            raise RunError(quorum)
+        if quorum is not None:
+            self.telemetry.append(formed(quorum))
+            self.membership.send(QuorumFound(quorum=quorum))
+
+    def _announced(self, fault: FaultSpec, at_us: int) -> None:
+        event = msgspec.structs.replace(fault.event(), announced_us=at_us, watermark=self.state.committed)
+        self._carry_out(rules.injected(self.state, event))
+
+    def _start_again(self) -> None:
+        """Carry out the faults that are no rank's own: processes that are started for lost ones."""
+        done = {(fault.kind, fault.rank, fault.at_iteration) for fault in self.state.adaptation.scoring.faults}
+        for fault in self.options.faults:
+            due = fault.kind == "rejoin" and fault.at <= self.state.committed
+            if due and (fault.kind, fault.rank, fault.at) not in done:
+                self._announced(fault, time.time_ns() // 1000)
+                command = Command(
+                    kind="rank",
+                    run=self.rank_spec(fault.rank).run,
+                    target=str(fault.rank),
+                    by="fault",
+                    reason="as asked with --fault",
+                )
+                self._carry_out(rules.commanded(self.state, [command]))
 
     def _failed(self, message: RankFailed) -> None:
         """A rank raised an error and is about to end. One alone is a device's death; two under one plan version share a
@@ -202,14 +250,14 @@ class Controller:
         writer = writer_of(added.rank, added.process)
         return msgspec.structs.replace(self.rank_spec(added.rank), writer=writer, joins=joins)
 
-    def _device_joined(self, message: RankForked) -> DeviceJoined:
-        self.failures.pop(message.rank, None)
-        rank_spec = self.rank_spec(message.rank)
+    def _device_joined(self, rank: int, pid: int) -> DeviceJoined:
+        self.failures.pop(rank, None)
+        rank_spec = self.rank_spec(rank)
         return DeviceJoined(
             device=rank_spec.device_id,
-            rank=message.rank,
+            rank=rank,
             node=self.node,
-            pid=message.pid,
+            pid=pid,
             device_class=rank_spec.device_class,
             watermark=self.state.committed,
         )
@@ -240,15 +288,20 @@ class Controller:
     # --- liveness ----------------------------------------------------------------------------------------------------
 
     def _keep_watch(self) -> None:
-        """Kill who hangs; go on without whom no signal ends; regroup whose communication broke. The log has it before it is
-        done."""
+        """Kill who hangs; go on without who is frozen or whom no signal ends; regroup whose communication broke. The log has it
+        before it is done."""
         now_s = time.monotonic()
+        self._keep_watch_of_frozen(now_s)
         statuses = {rank: status for rank, status in self.membership.statuses.items() if rank in self.state.alive}
+        spare = not self.state.adaptation.site.by_replica  # there a whole replica goes, whatever its rank does
         longest_work_s = self.membership.longest_work_s if self.state.committed else None
-        for suspect in self.watch.suspects(now_s, statuses, longest_work_s):
+        for suspect in self.watch.suspects(now_s, statuses, longest_work_s, spare=spare):
             self.control_log.add(Suspected(rank=suspect.rank, how=suspect.how, detail=suspect.detail))
-            self.membership.send(Kill(rank=suspect.rank))
-        for suspect in self.watch.unkillable(now_s, statuses):
+            if not spare or suspect.how != "frozen":
+                self.membership.send(Kill(rank=suspect.rank))
+            elif rules.can_spare(self.state, suspect.rank):
+                self._carry_out(rules.lost(self.state, self._lost(suspect, cut_off=True)), time.monotonic_ns())
+        for suspect in self.watch.unkillable(now_s):
             self._carry_out(rules.lost(self.state, self._lost(suspect, cut_off=True)), time.monotonic_ns())
         if (found := self.watch.regroup_reason(now_s, statuses)) is None:
             return
@@ -256,6 +309,14 @@ class Controller:
         if too_often:
             raise RunError(f"{reason}, and regrouping did not help")
         self._carry_out(rules.cut_off(self.state, reason), time.monotonic_ns())
+
+    def _keep_watch_of_frozen(self, now_s: float) -> None:
+        """Whose process goes on comes back with it; who stays frozen is killed."""
+        for rank in self.watch.returned(self.membership.statuses):
+            if rank in self.state.rejoining.cut_off:
+                self._carry_out(rules.joined(self.state, self._device_joined(rank, self.membership.pids[rank])))
+        for rank in self.watch.overdue(now_s, self.state.alive):
+            self.membership.send(Kill(rank=rank))
 
     # --- the log -----------------------------------------------------------------------------------------------------
 

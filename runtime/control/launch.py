@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -28,11 +28,12 @@ from unskew.collector.write.commands import Inbox, hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.control.checkpoints import CheckpointKeeper
-from unskew.runtime.control.controller import Controller, RunError
+from unskew.runtime.control.controller import Controller
 from unskew.runtime.control.ending import ending
 from unskew.runtime.control.interrupts import Interrupts
 from unskew.runtime.control.membership import AgentLost, Membership
 from unskew.runtime.control.resume import losses_before
+from unskew.runtime.control.stuck import NoPlanLeft, RunError, wait_for_ranks
 from unskew.runtime.control.summary import Summary, SummaryBuilder, Verification
 from unskew.runtime.control.takeover import Takeover, folder_of, taken_over
 from unskew.runtime.control.timeouts import ladder
@@ -63,17 +64,22 @@ def run(
     check(options)
     session = Session(options, on_event, on_tick, living)
     session.perform()
+    losses = session.builder.losses
+    while session.next is not None:
+        session = Session(session.next, on_event, on_tick)
+        session.perform()
+        losses |= session.builder.losses
     verification = None
     if options.verify:
         undisturbed = msgspec.structs.replace(options, faults=(), device="virtual", mode="observe", verify=False)
         reference = Session(undisturbed, lambda _: None, on_tick)
         reference.perform()
-        verification = _compare(session.builder, reference.builder)
+        verification = _compare(losses, reference.builder.losses)
     return session.summary(verification)
 
 
 class Session:
-    """One run in one store."""
+    """One run in one store. `next`: the options of the run that goes on with it at once, None when it has ended."""
 
     def __init__(
         self,
@@ -89,6 +95,7 @@ class Session:
         self.builder = SummaryBuilder()
         self.end = RunFinished(status="failed", iterations=0, reason="it did not begin")
         self._device = ""
+        self.next: RunOptions | None = None
 
     def perform(self) -> None:
         """The whole run. What happens, also a failure, is in the log when it returns or raises, where the disk takes it; how it
@@ -106,8 +113,22 @@ class Session:
             membership = Membership(log, folder_of(self._store, self.run_id) if self._living else None)
             status: Literal["done", "failed", "stopped"] = "done"
             reason = ""
+
+            def meanwhile() -> None:
+                self._entries(tail.poll())
+                interrupts.check()
+
             try:
-                self._train(control_log, telemetry, tail, membership, interrupts.check)
+                try:
+                    self._train(control_log, telemetry, tail, membership, interrupts.check)
+                except NoPlanLeft as stuck:
+                    if self._options.when_stuck == "stop":
+                        raise
+                    self.next = wait_for_ranks(
+                        stuck, self._options, self._store, self.run_id,
+                        control_log=control_log, membership=membership, meanwhile=meanwhile,
+                    )  # fmt: skip
+                    raise
             except (RunError, AgentLost, StoreError) as failure:
                 status, reason = "failed", str(failure)
             except KeyboardInterrupt:
@@ -172,7 +193,7 @@ class Session:
             tail=tail,
             inbox=Inbox(self._store, self.run_id),
             membership=membership,
-            checkpoints=CheckpointKeeper(self._store, self.run_id, options.layers),
+            checkpoints=CheckpointKeeper(self._store, self.run_id, options.layers, before=options.resume),
             state=state,
             rank_spec=lambda rank: self._rank_spec(rank, node, placement, membership.folder),
             node=node,
@@ -266,13 +287,14 @@ def _log_end(control_log: ControlStream, end: RunFinished) -> RunFinished:
 
 def _site(options: RunOptions, placement: Placement) -> Site:
     size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
+    by_replica = options.recovery == "ft-hsdp"
     per_element = 3 * (8 if options.dtype == "float64" else 4)
     elements = [sum(p.numel() for p in Layer(size, layer).parameters()) for layer in range(options.layers)]
     return Site(
         origin=options.first_plan(),
         iterations=options.iterations,
         first_iteration=options.first_iteration,
-        layer_bytes=tuple(per_element * count for count in elements),
+        layer_bytes=() if by_replica else tuple(per_element * count for count in elements),
         bytes_per_us=_BYTES_PER_US,
         regroup_us=_REGROUP_US,
         shared_cores=cores() if placement.kind == "cores" and options.ranks > cores() else None,
@@ -283,15 +305,16 @@ def _site(options: RunOptions, placement: Placement) -> Site:
             for name in sorted({*placement.classes})
         },
         respawns=options.respawns,
-        most_ranks=placement.most_ranks,
+        most_ranks=options.ranks if by_replica else placement.most_ranks,
+        by_replica=by_replica,
     )
 
 
-def _compare(one: SummaryBuilder, other: SummaryBuilder) -> Verification:
+def _compare(one: Mapping[int, float], other: Mapping[int, float]) -> Verification:
     """The largest difference over all iterations; not a number when one run lacks an iteration or a loss is not a number."""
-    if one.losses.keys() != other.losses.keys():
+    if one.keys() != other.keys():
         return Verification(max_abs_loss_difference=math.nan)
-    differences = [abs(loss - other.losses[iteration]) for iteration, loss in one.losses.items()]
+    differences = [abs(loss - other[iteration]) for iteration, loss in one.items()]
     return Verification(
         max_abs_loss_difference=math.nan if any(map(math.isnan, differences)) else max(differences, default=0.0)
     )

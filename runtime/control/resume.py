@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -29,7 +30,8 @@ def resumed(store: Store, reader: Reader, run: str, asked: Mapping[str, Any], ch
     held = msgspec.convert(before.options, RunOptions)
     whole = checkpoints(store, run)
     if whole:
-        point = ResumePoint(run=run, iterations=whole[-1].index.iterations)
+        iterations = whole[-1].index.iterations
+        point = ResumePoint(run=run, iterations=iterations, positions=positions_at(reader, run, iterations, held))
     elif held.resume is not None:
         point = held.resume  # it ended before its own first checkpoint
     else:
@@ -41,11 +43,34 @@ def resumed(store: Store, reader: Reader, run: str, asked: Mapping[str, Any], ch
             raise OptionsError(f"{flag} {asked[name]} is not what {run} was started with: a resumed run keeps {kept}")
     news = {name: asked[name] for name in changed}
     options = msgspec.structs.replace(held, **news, faults=(), verify=False, store=str(store.root), resume=point)
+    if point.positions and (options.recovery, options.dp) != ("ft-hsdp", held.dp):
+        raise OptionsError(
+            f"replicas of run {run} were away, so each has its own batches left: it goes on with --recovery ft-hsdp and "
+            f"--dp {held.dp}"
+        )
     if options.iterations <= point.iterations:
         raise OptionsError(
             f"run {run} has trained {point.iterations} of {options.iterations} iterations: name more with --iterations"
         )
     return options
+
+
+def positions_at(reader: Reader, run: str, iterations: int, held: RunOptions) -> tuple[int, ...]:
+    """How many batches of its stream each replica of a run had trained after so many iterations, by FT-HSDP's rules; () when
+    as many as iterations."""
+    if held.recovery != "ft-hsdp":
+        return ()
+    query = """
+        select replicas::bigint[] as replicas, states::varchar[] as states from quorums
+        semi join (select iteration, max(plan_version) as plan_version from replica_steps
+                   where run = ? and committed and iteration < ? group by iteration) using (iteration, plan_version)
+        where run = ?"""
+    first = held.resume.positions if held.resume is not None else ()
+    found = Counter(dict(enumerate(first or (held.first_iteration,) * held.dp)))
+    for replicas, states in reader.sql(query, [run, iterations, run]).iter_rows():
+        found.update(replica for replica, state in zip(replicas, states, strict=True) if state == "healthy")
+    positions = tuple(found[replica] for replica in range(held.dp))
+    return () if set(positions) == {iterations} else positions
 
 
 def losses_before(reader: Reader, point: ResumePoint | None) -> dict[int, float]:

@@ -18,6 +18,7 @@ from unskew.collector.events import (
     DeviceLost,
     FaultInjected,
     PlanIssued,
+    ProcessEnded,
     RunStarted,
     StandbyMeasured,
 )
@@ -40,6 +41,12 @@ class Takeover(msgspec.Struct, frozen=True):
     @property
     def control(self) -> list[Control]:
         return [entry.event for entry in self.entries if isinstance(entry.event, Control)]
+
+    @property
+    def cut_off(self) -> list[DeviceLost]:
+        """The losses of ranks whose processes may still be there."""
+        newest = {event.rank: event for event in self.control if isinstance(event, DeviceLost)}
+        return [newest[rank] for rank in sorted(self.state.rejoining.cut_off)]
 
     @property
     def newest_abort(self) -> int:
@@ -89,11 +96,12 @@ def is_logged(message: AnyMessage, control: Sequence[Control]) -> bool:
             return _since_it_joined(message, control) is not None
         case RankExited():
             since = _since_it_joined(message, control)
-            return since is not None and any(isinstance(e, DeviceLost) and e.rank == message.rank for e in since)
+            own = [e for e in since or () if isinstance(e, DeviceLost | ProcessEnded) and e.rank == message.rank]
+            return bool(own) and not (isinstance(own[-1], DeviceLost) and own[-1].cut_off)
         case FaultAnnounced():
             fault = message.fault.event()
-            same = (fault.kind, fault.rank, fault.at_iteration)
-            return any(isinstance(e, FaultInjected) and (e.kind, e.rank, e.at_iteration) == same for e in control)
+            same = (fault.kind, fault.rank, fault.peer, fault.at_iteration)
+            return any(isinstance(e, FaultInjected) and (e.kind, e.rank, e.peer, e.at_iteration) == same for e in control)
         case CheckpointPart():
             return any(isinstance(event, CheckpointSaved) and event.iterations == message.iterations for event in control)
         case StandbyProduct():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
-from unskew.analytics.health.liveness import UNINTERRUPTIBLE, LivenessOptions, RankLiveness, Suspect, decide
+from unskew.analytics.health.liveness import STOPPED, LivenessOptions, RankLiveness, Suspect, decide
 
 _BROKEN_S = 1.0
 STANDSTILL_S = 60.0
@@ -28,34 +28,70 @@ class LivenessWatch:
 
     def __init__(self) -> None:
         self._condemned: dict[int, _KillOrder] = {}
+        self._spared: dict[int, _KillOrder] = {}
         self._broken_since_s: float | None = None
         self._newest_abort = 0
         self._in_a_row = 0
+        self._looks_since_s: float | None = None
 
-    def suspects(self, now_s: float, statuses: Mapping[int, RankLiveness], longest_work_s: float | None) -> tuple[Suspect, ...]:
-        """Ranks to be killed because they hang or are frozen, each named once.
+    def suspects(
+        self, now_s: float, statuses: Mapping[int, RankLiveness], longest_work_s: float | None, *, spare: bool = True
+    ) -> tuple[Suspect, ...]:
+        """Ranks that hang and are to be killed, and ranks that are frozen and may go on, each named once; without `spare` they
+        are to be killed, too.
 
         `longest_work_s`: the longest stretch of work that has ended, None before the first iteration is committed.
         """
-        table = {rank: status for rank, status in statuses.items() if rank not in self._condemned}
+        table = {rank: status for rank, status in statuses.items() if rank not in self._condemned.keys() | self._spared.keys()}
         options = LivenessOptions() if longest_work_s is None else LivenessOptions().learned(longest_work_s)
         found = decide(now_s, table, options)[0]
-        self._condemned.update({suspect.rank: _KillOrder(suspect, now_s) for suspect in found})
+        for suspect in found:
+            (self._spared if spare and suspect.how == "frozen" else self._condemned)[suspect.rank] = _KillOrder(suspect, now_s)
         return found
 
-    def unkillable(self, now_s: float, statuses: Mapping[int, RankLiveness]) -> tuple[Suspect, ...]:
+    def spare(self, suspect: Suspect, now_s: float) -> None:
+        """A rank that the controller before lost while its process was there: it may go on still."""
+        self._spared[suspect.rank] = _KillOrder(suspect, now_s)
+
+    def returned(self, statuses: Mapping[int, RankLiveness]) -> tuple[int, ...]:
+        """Ranks that were frozen and beat again, each named once."""
+        found = [
+            rank
+            for rank in self._spared
+            if rank in statuses
+            and statuses[rank].heartbeat_age_s < LivenessOptions().stopped_s
+            and statuses[rank].process_state != STOPPED
+        ]
+        for rank in found:
+            del self._spared[rank]
+        return tuple(found)
+
+    def overdue(self, now_s: float, alive: Collection[int]) -> tuple[int, ...]:
+        """Ranks that have been frozen for too long, each named once; one that is not lost yet will be by its end."""
+        found = [rank for rank, frozen in self._spared.items() if now_s - frozen.since_s >= LivenessOptions().spared_s]
+        for rank in found:
+            frozen = self._spared.pop(rank)
+            if rank in alive:
+                self._condemned[rank] = _KillOrder(frozen.suspect, now_s)
+        return tuple(found)
+
+    def gone(self, rank: int) -> None:
+        """The process of a rank has ended."""
+        self._spared.pop(rank, None)
+
+    def unkillable(self, now_s: float) -> tuple[Suspect, ...]:
         """Ranks that were to be killed and whose processes do not end, each named once: they are lost as they are."""
-        options, found = LivenessOptions(), []
+        found = []
         for rank, condemned in list(self._condemned.items()):
-            in_kernel = rank in statuses and statuses[rank].process_state == UNINTERRUPTIBLE
-            if now_s - condemned.since_s >= (options.stuck_s if in_kernel else options.blind_s):
+            if now_s - condemned.since_s >= LivenessOptions().stuck_s:
                 suspect = self._condemned.pop(rank).suspect
-                detail = f"{suspect.detail}; SIGKILL has not ended its process, so it is cut off"
+                detail = f"{suspect.detail}; SIGKILL has not ended its process yet, so it is cut off"
                 found.append(msgspec.structs.replace(suspect, detail=detail))
         return tuple(found)
 
     def condemned(self, rank: int) -> Suspect | None:
         """Why a rank that has now ended was killed; None when it ended by itself."""
+        self.gone(rank)
         condemned = self._condemned.pop(rank, None)
         return condemned.suspect if condemned is not None else None
 
@@ -74,12 +110,14 @@ class LivenessWatch:
 
     def regroup_reason(self, now_s: float, statuses: Mapping[int, RankLiveness]) -> tuple[str, bool] | None:
         """(why the same plan should be issued again, whether that was tried too often); None when all is well."""
-        reason = ""
+        if self._looks_since_s is None:  # who stood still before it looked may move yet, and so may who has just regrouped
+            self._looks_since_s = now_s
+        reason, looked_s = "", now_s - self._looks_since_s
         if self._broken_since_s is not None and now_s - self._broken_since_s >= _BROKEN_S:
             reason = "communication broke although no rank died"
-        elif statuses and all(status.stalled_s >= STANDSTILL_S for status in statuses.values()):
+        elif statuses and looked_s >= STANDSTILL_S and all(one.stalled_s >= STANDSTILL_S for one in statuses.values()):
             reason = f"nothing has moved for {STANDSTILL_S:g} s and nobody can be named"
         if not reason:
             return None
-        self._in_a_row += 1
+        self._in_a_row, self._looks_since_s = self._in_a_row + 1, now_s
         return reason, self._in_a_row > _BREAKS_IN_A_ROW

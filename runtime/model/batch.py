@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -12,20 +13,36 @@ from unskew.analytics.core.packing import pack
 from unskew.runtime.corpus import Corpus
 from unskew.runtime.options import RunOptions
 
+Documents = Sequence[int]
+"""Of one micro-batch: their numbers in the corpus."""
+
+
+def drawn(corpus: Corpus, options: RunOptions, number: int) -> Sequence[Documents]:
+    """The micro-batches of the `number`-th batch of the run."""
+    return pack(
+        corpus.lengths, seed=options.seed, iteration=number, micro_batches=options.micro_batches, max_tokens=options.tokens
+    )
+
 
 class Batch:
-    """`lengths[m]` are the document lengths (tokens) of micro-batch m; targets are the next bytes within each document."""
+    """`lengths[m]` are the document lengths (tokens) of micro-batch m; targets are the next bytes within each document.
 
-    def __init__(self, corpus: Corpus, options: RunOptions, iteration: int) -> None:
+    `documents`: those of each micro-batch, where they are not the iteration's own; `counted`: the micro-batches whose gradients
+    are summed, None = all.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        options: RunOptions,
+        iteration: int,
+        documents: Sequence[Documents] | None = None,
+        counted: Collection[int] | None = None,
+    ) -> None:
         self.iteration = iteration
         self._corpus = corpus
-        self._documents = pack(
-            corpus.lengths,
-            seed=options.seed,
-            iteration=iteration,
-            micro_batches=options.micro_batches,
-            max_tokens=options.tokens,
-        )
+        self._documents = drawn(corpus, options, iteration) if documents is None else documents
+        self._counted = range(len(self._documents)) if counted is None else counted
         self.lengths = [tuple(corpus.lengths[document] for document in documents) for documents in self._documents]
 
     def tokens(self, micro_batch: int) -> int:
@@ -33,8 +50,8 @@ class Batch:
 
     @cached_property
     def target_tokens(self) -> int:
-        """The gradient's divisor: all target tokens of the iteration."""
-        return sum(map(sum, self.lengths))
+        """The gradient's divisor: all target tokens of the iteration that count."""
+        return sum(map(self.tokens, self._counted))
 
     def inputs(self, micro_batch: int, device: torch.device) -> Tensor:
         """Byte values [tokens]."""

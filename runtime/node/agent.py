@@ -43,6 +43,7 @@ from unskew.runtime.protocol import (
     PlanRecord,
     Prepare,
     Publish,
+    QuorumFound,
     RankExited,
     RankForked,
     RankStatuses,
@@ -164,7 +165,7 @@ class Agent:
             self._records = [message] if message.abort else [*self._records, message]
             self._rendezvous.clear()
             self._pass_on_to_all(message)
-        elif isinstance(message, MeasureStandby):
+        elif isinstance(message, MeasureStandby | QuorumFound):
             self._pass_on_to_all(message)
         elif isinstance(message, Kill):
             self._zygote.send(message)

@@ -26,6 +26,7 @@ from unskew.runtime.priority import answer_at_once
 from unskew.runtime.protocol import AnyMessage, Channel, Kill, Prepare, RankExited, RankForked, RankSpec, Ready, Start, Stop
 from unskew.runtime.rank.nvml import gpu_models
 from unskew.runtime.rank.rank import run_rank
+from unskew.runtime.replicas.rank import ReplicaRank
 
 
 class Zygote:
@@ -100,7 +101,8 @@ class Zygote:
             self._channel.close()
             die_with_parent()
             if self._corpus is not None:
-                run_rank(rank_spec, self._corpus, self._page)
+                kind = ReplicaRank if rank_spec.options.recovery == "ft-hsdp" else None
+                run_rank(rank_spec, self._corpus, self._page, kind)
                 code = 0
         finally:
             with suppress(OSError):

@@ -62,8 +62,8 @@ class _Waiter:
         if self._stopped:
             waited.over.set()
         waited.over.wait()
-        if waited.error is not None:
-            raise PeerLost(str(waited.error).split("\n")[0]) from waited.error
+        if waited.problem is not None:
+            raise PeerLost(waited.problem.split("\n")[0])
         if not waited.done:
             raise PeerLost("the groups were stopped")
 
@@ -80,7 +80,8 @@ class _Waiter:
                 work.wait(WAIT)
                 waited.done = True
             except RuntimeError as error:
-                waited.error = error
+                # Its text alone: an error holds this frame, and a rank collects no circles, so the groups would stay for ever.
+                waited.problem = str(error)
             waited.over.set()
 
 
@@ -90,7 +91,7 @@ class _WaitOutcome:
     def __init__(self) -> None:
         self.over = threading.Event()
         self.done = False
-        self.error: RuntimeError | None = None
+        self.problem: str | None = None
 
 
 class _Connecting:
@@ -158,6 +159,7 @@ class Comm:
         self._awaited, self._phase = tuple(awaited), phase
         self._before = _sockets()
         self._own: dict[int, str] | None = None
+        self.built = False
         self._waiter = _Waiter()
         self._index = {member: index for index, member in enumerate(self.members)}
         self._rendezvous, self._store = rendezvous, _GlooStore(rendezvous, plan_version)
@@ -166,9 +168,13 @@ class Comm:
 
     def build(self) -> None:
         """Meet the other members, then connect. Raises `PeerLost`, also when the plan is called off."""
-        self._meet()
-        self._waiter.wait(_Connecting(self._connect))
-        self._own = _new_sockets(self._before)
+        try:
+            self._meet()
+            self._waiter.wait(_Connecting(self._connect))
+            self.built = True
+        finally:
+            # Whatever this process opens from here on is not the groups', also when they were not built: `stop` may come later.
+            self._own = _new_sockets(self._before)
 
     def _meet(self) -> None:
         """Wait until all members have come: what Gloo builds has a time limit that begins with its first member."""
@@ -212,10 +218,6 @@ class Comm:
             work = self._world.allgather([rows], [row])
         self._waiter.wait(work)
         return torch.stack(rows)
-
-    @property
-    def built(self) -> bool:
-        return self._own is not None
 
     def stop(self) -> None:
         """Shut the sockets of this plan's groups: Gloo's own abort frees nobody, a closed socket frees both ends in

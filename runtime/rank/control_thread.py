@@ -11,7 +11,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from unskew.analytics.scheduler.quorum import Quorum
 from unskew.runtime.heartbeat_page import Beat, HeartbeatPage
 from unskew.runtime.protocol import (
     AGENT_SOCKET,
@@ -22,13 +24,25 @@ from unskew.runtime.protocol import (
     PlanRecord,
     Publish,
     Published,
+    QuorumFound,
     RankSpec,
     Stop,
 )
-from unskew.runtime.rank.comm import Comm, PeerLost
+from unskew.runtime.rank.comm import PeerLost
 from unskew.runtime.rank.progress import RankProgress
 
 BEAT_S = 0.05
+_QUORUMS = 64
+"""So many of the newest are kept."""
+
+
+class Stoppable(Protocol):
+    """What a plan record can call off: the groups of a plan version, the exchange of a step."""
+
+    plan_version: int
+
+    def stop(self) -> None:
+        """Free whoever is blocked in it."""
 
 
 class ControlThread:
@@ -46,7 +60,9 @@ class ControlThread:
         self._records: dict[int, PlanRecord] = {}
         self._measure: MeasureStandby | None = None
         self._published: Published | None = None
-        self._comm: Comm | None = None
+        self._comm: Stoppable | None = None
+        self._kept: Stoppable | None = None
+        self._quorums: dict[tuple[int, int], Quorum] = {}
         threading.Thread(target=self._beat, args=[page], name="heartbeat", daemon=True).start()
         threading.Thread(target=self._listen, name="control", daemon=True).start()
 
@@ -120,16 +136,67 @@ class ControlThread:
     def _superseded(self, plan_version: int) -> bool:
         return any(record.abort and later > plan_version for later, record in self._records.items())
 
-    def use(self, comm: Comm) -> None:
+    def use(self, comm: Stoppable) -> None:
         """From now on a record that aborts stops `comm`; at once when a newer such record is already here."""
         with self._changed:
             self._comm = comm
             if self._superseded(comm.plan_version):
                 comm.stop()
 
+    def keep(self, comm: Stoppable) -> None:
+        """From now on only a record that aborts and has no part for this rank stops `comm`."""
+        with self._changed:
+            self._kept = comm
+            self.release(comm)
+            if any(self._leaves_out(record) and later > comm.plan_version for later, record in self._records.items()):
+                comm.stop()
+
+    def release(self, comm: Stoppable) -> None:
+        """It is over: no record concerns it any more."""
+        with self._changed:
+            if self._comm is comm:
+                self._comm = None
+
+    def _leaves_out(self, record: PlanRecord) -> bool:
+        return record.abort and not record.names(self._rank_spec.rank)
+
+    @property
+    def newest_abort(self) -> int:
+        """The highest plan version held that takes effect at once; -1 when none."""
+        with self._changed:
+            return max((plan_version for plan_version, record in self._records.items() if record.abort), default=-1)
+
+    def wait_for_quorum(self, after: tuple[int, int], least: int, abort: int) -> Quorum | None:
+        """Block until there is a quorum behind `after` under plan `least` or a later one; None when first a record above
+        `abort` takes effect at once."""
+        with self._changed:
+            while True:
+                if self.newest_abort > abort:
+                    return None
+                found = [place for place in self._quorums if place > after and place[0] >= least]
+                if found:
+                    return self._quorums[min(found)]
+                self._changed.wait()
+
+    def quorum(self, plan_version: int, iteration: int) -> Quorum:
+        """Block until this quorum, which another rank has, is here too."""
+        with self._changed:
+            while (plan_version, iteration) not in self._quorums:
+                self._changed.wait()
+            return self._quorums[plan_version, iteration]
+
+    def _take_quorum(self, quorum: Quorum) -> None:
+        with self._changed:
+            self._quorums.setdefault(quorum.place, quorum)
+            for place in sorted(self._quorums)[:-_QUORUMS]:
+                del self._quorums[place]
+            self._changed.notify_all()
+
     def _take(self, record: PlanRecord) -> None:
         with self._changed:
             self._records[record.plan.plan_version] = record
+            if self._kept is not None and self._leaves_out(record) and record.plan.plan_version > self._kept.plan_version:
+                self._kept.stop()
             if record.abort and self._comm is not None and record.plan.plan_version > self._comm.plan_version:
                 self._comm.stop()
             self._changed.notify_all()
@@ -153,6 +220,8 @@ class ControlThread:
                 self._take_order(message)
             elif isinstance(message, Published):
                 self._take_published(message)
+            elif isinstance(message, QuorumFound):
+                self._take_quorum(message.quorum)
             elif isinstance(message, Stop):
                 self._end(0)
         self._end(3)

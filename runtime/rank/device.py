@@ -11,7 +11,8 @@ One executor runs on four devices; only this object differs:
 * `VirtualDevice`: a logical clock that messages carry along: exact, and independent of load.
 
 A slow fault multiplies the chunk's time: by sleeping in proportion to the CPU time used (real), by a longer sleep, or on the
-clock.
+clock. One in memory multiplies the part that waits for memory, weights and attention (emulated); on a CPU core it reads memory
+in proportion, so that who shares the memory feels it, too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from math import prod
 
 import msgspec
 import torch
@@ -29,6 +31,7 @@ from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.workload import Work
+from unskew.collector.events import SlowPart
 from unskew.runtime.protocol import RankSpec
 
 
@@ -74,11 +77,16 @@ class Device(ABC):
     def advance_to(self, time_us: int) -> None:  # noqa: B027 - only a logical clock listens
         """The iteration ended at `time_us` on the slowest rank."""
 
-    def _factor(self, chunk: ChunkOf) -> float:
-        factor = 1.0
-        for fault in self._slow:
-            factor *= fault.slowdown(chunk.kind, chunk.iteration)
-        return factor
+    def _factor(self, chunk: ChunkOf, *of: SlowPart) -> float:
+        """How many times longer it takes for its faults, those in some parts of it or, without `of`, all."""
+        return prod(fault.slowdown(chunk.kind, chunk.iteration) for fault in self._slow if fault.of in of or not of)
+
+    def _slowed_us(self, cost: CostModel, chunk: ChunkOf) -> float:
+        """What an emulated device of this cost takes."""
+        us = _emulated_us(cost, chunk, chunk.work) * self._factor(chunk, "compute")
+        if (more := self._factor(chunk, "memory") - 1.0) > 0.0:
+            us += more * _emulated_us(cost, chunk, Work(0, chunk.work.sum_sq))  # all but the products with weights
+        return us
 
 
 class _RunQueue:
@@ -108,9 +116,11 @@ class RealDevice(Device):
     def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], ChunkTiming]]:
         start, runq, cpu = time.monotonic_ns(), self._queue.waited_ns(), time.thread_time_ns()
         result = body()
-        factor = self._factor(chunk)
-        if factor > 1.0:
-            time.sleep((factor - 1.0) * (time.thread_time_ns() - cpu) / 1e9)
+        used_ns = time.thread_time_ns() - cpu
+        if (more := self._factor(chunk, "compute") - 1.0) > 0.0:
+            time.sleep(more * used_ns / 1e9)
+        if (more := self._factor(chunk, "memory") - 1.0) > 0.0:
+            _read_memory(int(more * used_ns))
         wall, waited = time.monotonic_ns() - start, self._queue.waited_since_ns(runq)
         timing = ChunkTiming(
             start_us=start // 1000,
@@ -119,6 +129,13 @@ class RealDevice(Device):
             runq_us=None if waited is None else waited // 1000,
         )
         return result, lambda: timing
+
+
+def _read_memory(ns: int) -> None:
+    """Copy more than caches hold, again and again, for so much of the thread's time."""
+    until, there = time.thread_time_ns() + ns, torch.empty(_MORE_THAN_CACHES)
+    while time.thread_time_ns() < until:
+        there.add_(1.0)
 
 
 class CudaDevice(Device):
@@ -146,6 +163,8 @@ class CudaDevice(Device):
         return result, timing
 
 
+_MORE_THAN_CACHES = 4 << 20
+"""Elements; a pass over them takes some milliseconds."""
 CATCH_UP_NS = 100_000_000
 """The most by which a chunk begins before its process is there to execute it; an iteration that is redone begins anew."""
 
@@ -162,7 +181,7 @@ class SleepDevice(Device):
         start = here
         if chunk.iteration == self._iteration:
             start = min(here, max(self._free_ns, 1000 * chunk.ready_us, here - CATCH_UP_NS))
-        length = int(1000 * _emulated_us(self._cost, chunk) * self._factor(chunk))
+        length = int(1000 * self._slowed_us(self._cost, chunk))
         result = body()
         time.sleep(max(start + length - time.monotonic_ns(), 0) / 1e9)
         wall, waited = time.monotonic_ns() - here, self._queue.waited_since_ns(runq)
@@ -188,7 +207,7 @@ class VirtualDevice(Device):
     def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], ChunkTiming]]:
         result = body()
         start = max(self._now_us, chunk.ready_us)
-        length = round(_emulated_us(self._cost, chunk) * self._factor(chunk))
+        length = round(self._slowed_us(self._cost, chunk))
         self._now_us = start + length
         timing = ChunkTiming(start, length, length)
         return result, lambda: timing
@@ -200,9 +219,9 @@ class VirtualDevice(Device):
         self._now_us = max(self._now_us, time_us)
 
 
-def _emulated_us(cost: CostModel, chunk: ChunkOf) -> float:
+def _emulated_us(cost: CostModel, chunk: ChunkOf, work: Work) -> float:
     model = cost.split if chunk.split else cost.joined
-    return model.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head)
+    return model.chunk_us(chunk.kind, work, chunk.n_layers, has_head=chunk.has_head)
 
 
 def make_device(rank_spec: RankSpec) -> Device:

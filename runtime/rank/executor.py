@@ -4,12 +4,13 @@ The action list comes from the plan (pipeline/schedule.py); any rank may execute
 replica. Where the schedule splits the backward pass, B computes the gradient of activations (and those of the few parameters
 that are no matrices: norms, embedding) and W the gradients of the weight matrices. Receives are posted two actions ahead,
 sends are waited for at the end, a hand-over within the rank costs nothing. Messages need no shapes: every rank knows each
-micro-batch's lengths. On a virtual device each message carries the sender's clock in front. An attempt that keeps gradients of
-the one before adds only those that are missing (scheduler/kept.py).
+micro-batch's lengths. On a virtual device, and over a link that is slowed on purpose, each message carries the sender's clock
+in front. An attempt that keeps gradients of the one before adds only those that are missing (scheduler/kept.py).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -28,6 +29,7 @@ from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import Deferred, weight_gradients
 from unskew.runtime.rank.comm import Comm, PendingMessage
 from unskew.runtime.rank.device import ChunkOf, ChunkTiming, Device
+from unskew.runtime.rank.injection import SlowLinks
 from unskew.runtime.rank.progress import RankProgress
 
 _LOOK_AHEAD = 2
@@ -63,12 +65,11 @@ class Executor:
         dtype: torch.dtype,
         dim: int,
         before: Callable[[int], None],
+        slow_links: SlowLinks,
     ) -> None:
         self._plan, self._actions, self._kept, self._layers, self._batch = plan, actions, kept, layers, batch
         self._comm, self._device, self._progress, self._label, self._before = comm, device, progress, label, before
-        self._dtype, self._dim = dtype, dim
-        # The clock in front of a message: one float64, or the room of one.
-        self._header = 8 // torch.empty((), dtype=dtype).element_size() if device.carries_time else 0
+        self._dtype, self._dim, self._slow_links = dtype, dim, slow_links
         self._arriving: dict[_Key, tuple[PendingMessage, int]] = {}
         self._local: dict[_Key, Tensor] = {}
         self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -202,7 +203,7 @@ class Executor:
         source = self._source(action)
         if source is None or source == action.rank or key in self._arriving:
             return
-        size = self._batch.tokens(action.micro_batch) * self._dim + self._header
+        size = self._batch.tokens(action.micro_batch) * self._dim + self._header(source, action.rank)
         pending = self._comm.receive(torch.empty(size, dtype=self._dtype), source, _tag(*key))
         self._arriving[key] = pending, self._device.now_us()
 
@@ -214,16 +215,32 @@ class Executor:
             return self._local.pop(key, None), 0, 0, []
         pending, posted_us = self._arriving.pop(key)
         start_us = self._device.now_us()
+        header = self._header(pending.peer, action.rank)
         with self._progress.waiting("recv", pending.peer):
             flat = pending.wait()
-        ready_us = int(flat[: self._header].view(torch.float64)[0]) if self._header else self._device.now_us()
+            ready_us = self._arrived_us(flat[:header], pending.peer, action.rank) if header else self._device.now_us()
         wait_us = max(ready_us - start_us, 0)
-        tensor = flat[self._header :].view(-1, self._dim).to(self._device.torch_device)
+        tensor = flat[header:].view(-1, self._dim).to(self._device.torch_device)
         span = self._label(
             kind="recv", start_us=start_us, wall_us=wait_us, micro_batch=action.micro_batch, peer=pending.peer,
             first_layer=action.first_layer, bytes=flat.nbytes, posted_us=posted_us,
         )  # fmt: skip
         return tensor, ready_us, wait_us, [span]
+
+    def _header(self, sender: int, receiver: int) -> int:
+        """Elements in front of a message over this link: the sender's clock is one float64, or the room of one."""
+        if not (self._device.carries_time or self._slow_links.stamps(sender, receiver)):
+            return 0
+        return 8 // torch.empty((), dtype=self._dtype).element_size()
+
+    def _arrived_us(self, clock: Tensor, sender: int, receiver: int) -> int:
+        """When a message with this clock in front arrives over a link that may be slow; not before, where time is real."""
+        delay_us = self._slow_links.delay_us(sender, receiver, self._batch.iteration)
+        arrives_us = int(clock.view(torch.float64)[0]) + delay_us
+        if self._device.carries_time:
+            return arrives_us
+        time.sleep(max(arrives_us - self._device.now_us(), 0) / 1e6 if delay_us else 0.0)
+        return self._device.now_us()
 
     def _hand_on(self, kind: str, action: Action, hop: int, tensor: Tensor) -> None:
         """Give the result to whoever executes the neighbouring hop."""
@@ -233,7 +250,7 @@ class Executor:
             self._local[key] = tensor
             return
         flat = tensor.to("cpu").reshape(-1)
-        if self._header:
+        if self._header(action.rank, peer):
             clock = torch.tensor([float(self._device.now_us())], dtype=torch.float64).view(self._dtype)
             flat = torch.cat((clock, flat))
         posted_us = self._device.now_us()

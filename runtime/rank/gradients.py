@@ -9,8 +9,10 @@ the layers have what this rank added itself, so a death in the middle costs nobo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.scheduler.kept import KeptGradients, keep, nothing_kept
@@ -24,11 +26,20 @@ BUCKET_BYTES = 25 * 2**20
 """A bucket has as many layers as are needed for this: what is reduced by the time of a death is kept."""
 
 
+class Reducer(Protocol):
+    """What sums over a group of ranks; `rank` is who asks."""
+
+    rank: int
+
+    def all_reduce(self, tensor: Tensor, group: tuple[int, ...]) -> None:
+        """Sum a flat tensor in place over the ranks of a gradient group. Raises `PeerLost`."""
+
+
 def reduce_gradients(
     plan: Plan,
     layers: Mapping[int, HeldLayer],
     kept: KeptGradients,
-    comm: Comm,
+    comm: Reducer,
     *,
     device: Device,
     progress: RankProgress,

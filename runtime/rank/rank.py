@@ -48,21 +48,21 @@ from unskew.runtime.rank.control_thread import ControlThread
 from unskew.runtime.rank.device import make_device
 from unskew.runtime.rank.executor import Executor
 from unskew.runtime.rank.gradients import keep_gradients, loss_of, reduce_gradients
-from unskew.runtime.rank.injection import Injector
+from unskew.runtime.rank.injection import Injector, SlowLinks
 from unskew.runtime.rank.migrate import LayersLost, exchange_holdings, execute_moves, plan_moves
 from unskew.runtime.rank.probe import product_us, run_probe
 from unskew.runtime.rank.progress import RankProgress
 from unskew.runtime.rank.recorder import Recorder
 
 
-def run_rank(rank_spec: RankSpec, corpus: Corpus, page: HeartbeatPage) -> None:
-    """The life of a rank process; returns when the run is done."""
+def run_rank(rank_spec: RankSpec, corpus: Corpus, page: HeartbeatPage, kind: type[Rank] | None = None) -> None:
+    """The life of a rank process, of another `kind` where one is given; returns when the run is done."""
     torch.set_num_threads(1)
     take_rights_of(Path(rank_spec.store))  # torch makes a checkpoint's files
     progress = RankProgress()
     spool = SpoolWriter(Store(Path(rank_spec.store)), rank_spec.run, rank_spec.writer)
     control = ControlThread(rank_spec, progress, page, spool.close)
-    rank = Rank(rank_spec, corpus, control, progress, spool)
+    rank = (kind or Rank)(rank_spec, corpus, control, progress, spool)
     try:
         rank.run()
     except Exception as error:
@@ -100,6 +100,7 @@ class Rank:
         # What was to happen by now has happened, to the process before.
         due = [fault for fault in options.faults if joins is None or fault.at >= joins.committed]
         self.injector = Injector(due, rank_spec.rank, options.seed, self._announce)
+        self.slow_links = SlowLinks(options.faults)
         self.recorder = Recorder(spool, self.device, rank_spec)
         self.size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
         self.dtype: torch.dtype = getattr(torch, options.dtype)
@@ -188,23 +189,7 @@ class Rank:
         self.recorder.begin(self.plan, iteration, self.attempt)
         self.begun_us = self.device.now_us()
         batch = self.batch = Batch(self.corpus, self.options, iteration)
-        actions = [action for action in build_schedule(self.plan).by_rank[self.rank_spec.rank] if self.kept.executes(action)]
-        executor = Executor(
-            plan=self.plan, actions=actions, kept=self.kept, layers=self.layers, batch=batch, comm=comm, device=self.device,
-            progress=self.progress, label=self.recorder.span, dtype=self.dtype, dim=self.options.dim,
-            before=lambda index: self.injector.before_action(iteration, index, len(actions)),
-        )  # fmt: skip
-        if not actions:  # a death among the chunks happens also where there are none
-            self.injector.before_action(iteration, 0, 1)
-        try:
-            executor.run()
-        except PeerLost:
-            comm.stop()  # who waits for this rank goes free before it ends what it can end alone
-            executor.finish_weights()
-            raise
-        finally:
-            self.recorder.chunks(executor.executed)
-        self.recorder.batch(self.plan, self.kept, batch.lengths)
+        self._execute(batch, comm)
         complete = self.recorder.hand_over()  # first: once they are in a sum, chunks count also when their rank dies
         reduced = reduce_gradients(
             self.plan, self.layers, self.kept, comm, device=self.device, progress=self.progress, label=self.recorder.span,
@@ -230,6 +215,27 @@ class Rank:
         if self.outcome.next_plan_version > self.plan.plan_version and self.stepped < self.options.iterations:
             self._change_plan(self.control.record(self.outcome.next_plan_version))
 
+    def _execute(self, batch: Batch, comm: Comm) -> None:
+        """The chunks of this attempt that are not kept: gradients and losses are in the layers then. Raises `PeerLost`."""
+        actions = [action for action in build_schedule(self.plan).by_rank[self.rank_spec.rank] if self.kept.executes(action)]
+        kinds = [action.kind for action in actions]
+        executor = Executor(
+            plan=self.plan, actions=actions, kept=self.kept, layers=self.layers, batch=batch, comm=comm, device=self.device,
+            progress=self.progress, label=self.recorder.span, dtype=self.dtype, dim=self.options.dim,
+            before=lambda index: self.injector.before_action(batch.iteration, index, kinds), slow_links=self.slow_links,
+        )  # fmt: skip
+        if not actions:  # a death among the chunks happens also where there are none
+            self.injector.before_action(batch.iteration, 0, ["none"])
+        try:
+            executor.run()
+        except PeerLost:
+            comm.stop()  # who waits for this rank goes free before it ends what it can end alone
+            executor.finish_weights()
+            raise
+        finally:
+            self.recorder.chunks(executor.executed)
+        self.recorder.batch(self.plan, self.kept, batch.lengths)
+
     def _step(self, outcome: CommitOutcome, *, settled: bool = False) -> None:
         """Commit iteration `outcome.iteration` on this rank and log it; `settled` = after an abort, later than it
         ended."""
@@ -242,23 +248,20 @@ class Rank:
         # What the plan moved away is dropped only now: the first iteration without it is committed.
         self.layers = {number: layer for number, layer in self.layers.items() if role.holds(number, 1)}
         self.stepped, self.attempt, self.kept = outcome.iteration + 1, -1, nothing_kept(self.plan)
+        self._save()
+        committed = IterationCommitted(
+            iteration=outcome.iteration, plan_version=outcome.plan_version, attempt=outcome.attempt, rank=self.rank_spec.rank,
+            loss=outcome.loss, tokens=self.batch.target_tokens if self.batch is not None else 0, start_us=self.begun_us,
+            wall_us=(self.voted_us if settled else self.device.now_us()) - self.begun_us, log_complete=outcome.log_complete,
+        )  # fmt: skip
+        self.spool.append(committed)
+        self.spool.flush_soon()
+
+    def _save(self) -> None:
+        """Begin a checkpoint, where one is due."""
         due = self.stepped == self.options.iterations or self.stepped % max(self.options.checkpoint_every, 1) == 0
         if self.writer is not None and due:
             self.writer.save(self.stepped, self.layers, to_write(self.plan, self.rank_spec.rank))
-        self.spool.append(
-            IterationCommitted(
-                iteration=outcome.iteration,
-                plan_version=outcome.plan_version,
-                attempt=outcome.attempt,
-                rank=self.rank_spec.rank,
-                loss=outcome.loss,
-                tokens=self.batch.target_tokens if self.batch is not None else 0,
-                start_us=self.begun_us,
-                wall_us=(self.voted_us if settled else self.device.now_us()) - self.begun_us,
-                log_complete=outcome.log_complete,
-            )
-        )
-        self.spool.flush_soon()
 
     def _change_plan(self, record: PlanRecord) -> None:
         """A change that nobody's death asked for: new groups, layers move; then what is to be measured."""
@@ -285,7 +288,9 @@ class Rank:
                 record = self.control.wait_for_abort(after)
                 after = record.plan.plan_version
                 if not record.names(self.rank_spec.rank):
-                    self.plan = record.plan
+                    # Others have gone on without it: nobody asks for what it holds.
+                    self.plan, self.layers = record.plan, {}
+                    self.kept, self.attempt = nothing_kept(record.plan), -1
                     return
                 try:
                     self._enter(record)

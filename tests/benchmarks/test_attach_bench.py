@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from unskew.benchmarks import attach_overhead, attach_probes
+from unskew.benchmarks import attach_kills, attach_overhead, attach_probes, attach_recorded
 from unskew.benchmarks.runs import Bench
 from unskew.collector.paths import Store
 
@@ -27,11 +27,24 @@ def test_both_halves_of_a_turn_are_measured_for_both_ranks(monkeypatch: pytest.M
 
 
 @pytest.mark.limit(240)
+def test_a_watched_job_whose_rank_is_killed_leaves_a_whole_log_and_no_process() -> None:
+    figures = attach_kills.figures(BENCH, kills=1, victims=("rank 1",))
+    assert [figure.value for figure in figures] == [0, 0, 0, 0], figures
+
+
+@pytest.mark.limit(240)
+def test_recorded_jobs_are_judged_again() -> None:
+    named, delay, _, accused, *_ = attach_recorded.figures(BENCH, every=6)
+    assert (named.value, accused.value) == (100, 0)
+    assert (delay.value or 0) <= 10
+
+
+@pytest.mark.limit(240)
 def test_watched_jobs_count_for_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attach_probes, "LATE", ("forward",))
     monkeypatch.setattr(attach_probes, "EVEN", ("random",))
     named, delay, _, _, _, *baselines = attach_probes.figures(BENCH, seeds=1)
     assert named.value == 100
-    assert 16 <= (delay.value or 0) < 32, "judged from 16 on, and every eight iterations"
+    assert 6 <= (delay.value or 0) < 32
     assert [figure.name.rsplit(" ", 1)[1] for figure in baselines] == ["nvrx", "traceml"]
     assert all("of 2 jobs without a late rank" in figure.note for figure in baselines)

@@ -48,7 +48,7 @@ def test_a_bench_imports_no_other(name: str, code: int) -> None:
     script = f"""
 import sys
 from unskew.benchmarks import registry, runs
-runs.perform = lambda *_: None
+runs.perform = lambda *_, **__: None
 from typer.testing import CliRunner
 from unskew.cli import app
 assert CliRunner().invoke(app, ["bench", {name!r}]).exit_code == {code}

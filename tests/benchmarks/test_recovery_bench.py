@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from support.runtime_runs import SMALL
 
-from unskew.benchmarks import recovery_in_step
+from unskew.benchmarks import recovery_in_step, recovery_resume, recovery_soak
 from unskew.benchmarks.recovery_in_step import Death
+from unskew.benchmarks.recovery_resume import Chain
 from unskew.benchmarks.report import bars
 from unskew.benchmarks.runs import Bench
 from unskew.collector.paths import Store
@@ -30,6 +31,22 @@ def test_a_death_is_measured_both_ways(tmp_path: Path) -> None:
     assert (losses.ok, redone.note) == (True, "redoing 16 of 16; 1 runs each")
     assert share.value is not None
     assert share.value > 0
+
+
+@pytest.mark.slow
+@pytest.mark.limit(240)
+def test_a_soak_strikes_and_nothing_is_lost(tmp_path: Path) -> None:
+    options = msgspec.structs.replace(SMALL, dp=4, iterations=45, micro_batches=8)
+    with bars() as progress:
+        found = recovery_soak.figures(Bench(progress, Store(tmp_path)), options, seeds=[1])
+    assert [one.name for one in found if one.ok is False] == []
+    assert all(kind in found[0].note for kind in ("kill", "start"))
+
+
+def test_what_is_lost_or_left_misses_the_bars() -> None:
+    broken = Chain(kills=4, lost=3, redone=3, difference=0.1, not_once=2, replaced=1, orphans=1, problem="exit code 1")
+    for whole in (True, False):
+        assert {one.ok for one in recovery_resume._figures("resume", [broken], whole=whole)} == {False}
 
 
 def test_redoing_everything_misses_the_bars() -> None:

@@ -33,7 +33,7 @@ OPTIONS_OF_RUN = {
     "--tp", "--pp", "--dp", "--layers", "--dim", "--heads", "--tokens", "--micro-batches", "--iterations", "--seed",
     "--schedule", "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard",
     "--no-dashboard", "--json", "--verify", "--shared",
-    "--checkpoint-every", "--controller-wait", "--recovery", "--resume", "--respawns",
+    "--checkpoint-every", "--controller-wait", "--recovery", "--resume", "--respawns", "--when-stuck",
 }  # fmt: skip
 HELP = """
 import sys, unskew.cli
@@ -135,7 +135,7 @@ def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_di
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "--fault", "melt:rank=1,at=2"], "allowed: slow, kill, hang, freeze"),
+        (["run", "--fault", "melt:rank=1,at=2"], "allowed: slow, slow_link, kill, hang, freeze"),
         (["run", "--fault", "kill:rank=9,at=2"], "rank=9"),
         (["run", "--fault", "kill:rank=1,at=2", "--no-faults"], "--no-faults"),
         (["run", "--pp", "0"], "--pp 0 is too small, allowed: 1 or more"),

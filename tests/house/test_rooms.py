@@ -15,9 +15,9 @@ from support.paths import ROOT
 
 ROOMS = {
     "collector": ["files", "write", "projections", "read", "alerts", "formats", "service"],
-    "analytics": ["core", "pipeline", "predictor", "health", "detector", "planners", "scheduler", "loop", "replay", "diagnosis",
-                  "cluster", "policies", "lab"],
-    "runtime": ["model", "rank", "node", "control", "attach"],
+    "analytics": ["core", "pipeline", "predictor", "health", "detector", "planners", "scheduler", "loop", "actuators", "replay",
+                  "diagnosis", "cluster", "policies", "lab"],
+    "runtime": ["model", "rank", "replicas", "node", "control", "attach"],
     "dashboard": ["panels"],
 }  # fmt: skip
 """Package -> its rooms, from the lowest up: a module imports from its own and from lower ones. What lies in the package itself

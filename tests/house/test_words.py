@@ -45,6 +45,7 @@ INSTEAD = {
 
 STAY = {
     "epoch": "the alias of plan_version in SQL",
+    "set_epoch": "the name that torch's samplers have for it",
     "accused": "the alias of the view flagged",
     "scheduler_beliefs": "the name by which people start this bench",
 }

@@ -11,16 +11,21 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from unskew.analytics.loop.attached_rules import hung, plan_of
 from unskew.collector.events import (
+    CollectiveRecorded,
     DeviceLost,
+    GroupRecorded,
     Heartbeat,
     IterationCommitted,
     MicroBatchPacked,
+    PipelinePlace,
     RankAttached,
     RankDetached,
     Span,
@@ -34,6 +39,7 @@ from unskew.collector.read.reader import open_store
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach import seams
 from unskew.runtime.attach.exits import Exits
+from unskew.runtime.attach.flights import last_flights
 from unskew.runtime.attach.lengths import lengths_of
 from unskew.runtime.attach.session import JobFacts, LoopSession
 from unskew.runtime.attach.start import run_name
@@ -98,6 +104,54 @@ def test_own_time_is_apart_from_waiting_and_from_time_without_a_core() -> None:
         (0, 2.0, 22, 130_000),
         (1, 2.0, 22, 120_000),
     ]
+
+
+def test_a_pause_is_no_part_of_what_it_interrupts() -> None:
+    clock, events = Clock(), list[Telemetry]()
+    timeline = clock.timeline(0, 2, events)
+    for step in range(2):
+        timeline.loading()
+        clock.work(1)
+        timeline.loaded(torch.zeros(2, 5, dtype=torch.long))
+        begun_ns = clock.ns
+        clock.work(4)
+        timeline.collected(begun_ns)
+        clock.work(6)
+        timeline.backward(None)
+        clock.work(7)
+        timeline.returned()
+        timeline.stepping()
+        timeline.stepped()
+        clock.work(3)
+        timeline.evaluates(1)
+        timeline.loading()
+        clock.work(20)
+        timeline.loaded(torch.zeros(2, 9, dtype=torch.long))
+        since = timeline.moment()
+        clock.work(8)
+        timeline.paused("checkpoint", since, timeline.moment())
+        timeline.trains(1)
+        clock.work(2 * step)
+    timeline.finish()
+    second = [event for event in events if isinstance(event, Span) and event.iteration == 0]
+    own = [(span.kind, (span.compute_us or 0) // 1000) for span in second]
+    assert own == [("data_wait", 1), ("gc", 4), ("F", 6), ("B", 7), ("optimizer", 0), ("checkpoint", 8), ("evaluation", 20),
+                   ("other", 3)]  # fmt: skip
+    assert [event.lengths for event in events if isinstance(event, MicroBatchPacked)] == [(5, 5)] * 2
+
+
+def test_a_teacher_that_is_evaluated_in_each_step_is_part_of_it() -> None:
+    clock, events = Clock(), list[Telemetry]()
+    timeline = clock.timeline(0, 1, events)
+    for _ in range(3):
+        timeline.evaluates(7)
+        timeline.backward(None)
+        timeline.returned()
+        timeline.trains(7)
+        timeline.stepping()
+        timeline.stepped()
+    timeline.finish()
+    assert not [event for event in events if isinstance(event, Span) and event.kind == "evaluation"]
 
 
 def test_a_loop_that_runs_its_passes_inside_the_optimizer_is_taken_apart() -> None:
@@ -205,14 +259,42 @@ def test_lengths_come_from_what_a_batch_shows(batch: object, lengths: tuple[int,
     assert lengths_of(batch) == lengths
 
 
-def attached(rank: int, *, ranks: int = 2, groups: tuple[tuple[int, ...], ...] = (), on_gpu: bool = False) -> RankAttached:
-    return RankAttached(rank=rank, ranks=ranks, node="node", pid=rank, groups=groups, on_gpu=on_gpu)
+def attached(rank: int, *, ranks: int = 2, **more: Any) -> RankAttached:
+    return RankAttached(rank=rank, ranks=ranks, node="node", pid=rank, **more)
+
+
+def test_stages_of_pipelines_are_found_and_others_are_not_guessed() -> None:
+    place = {rank: PipelinePlace(rank // 2, 2, (rank % 2, rank % 2 + 2)) for rank in range(4)}
+    ranks = {rank: attached(rank, ranks=4, pipeline=place[rank], groups=((rank % 2, rank % 2 + 2),)) for rank in range(4)}
+    plan, why_not = plan_of(ranks, {0: 3, 1: 3})
+    assert [(role.rank, role.replica, role.stage) for role in plan.roles] == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]
+    assert ([hop.rank for hop in plan.routes[1].hops], len(plan.routes), why_not) == ([1, 3], 6, "")
+    assert "not one rank a stage" in plan_of({rank: ranks[rank] for rank in range(3)}, {0: 3, 1: 3})[1]
+    sharded = {rank: msgspec.structs.replace(one, groups=((0, 3),)) for rank, one in ranks.items()}
+    assert "several process groups" in plan_of(sharded, {0: 3, 1: 3})[1]
+
+
+def test_who_did_not_join_is_read_from_the_flight_recorder() -> None:
+    entry = {"record_id": 4, "process_group": ["0", "default_pg"], "collective_seq_id": 7, "profiling_name": "gloo:all_reduce",
+             "state": "scheduled", "p2p_seq_id": 0, "is_p2p": False}  # fmt: skip
+    dump = json.dumps({"entries": [{**entry, "collective_seq_id": 6}, entry]}).encode()
+    group, launched = last_flights(dump, {"0": (0, 1)}, 1)
+    assert isinstance(group, GroupRecorded)
+    assert isinstance(launched, CollectiveRecorded)
+    assert (group.members, launched.group_seq) == ((0, 1), 7)
+    assert last_flights(b"", {}, 0) == last_flights(b"[]", {}, 0) == last_flights(b'{"entries": [{}]}', {}, 0) == []
+    assert json.loads(seams.flight_recorder()[0])["version"]
 
 
 def test_the_plan_is_what_was_found_and_nobody_is_judged_where_it_is_not_known() -> None:
     plan, why_not = plan_of({rank: attached(rank) for rank in range(2)}, {0: 3, 1: 3})
     assert (plan.ranks, dict(plan.executed), why_not) == ((0, 1), {0: 3, 1: 3}, "")
     assert "[0, 1]" in plan_of({rank: attached(rank, ranks=4, groups=((0, 1), (2, 3))) for rank in range(4)}, {0: 1})[1]
+    mesh = {rank: attached(rank, ranks=4, groups=((rank // 2 * 2, rank // 2 * 2 + 1), (rank % 2, rank % 2 + 2)),
+                           dimensions=("tp", "dp")) for rank in range(4)}  # fmt: skip
+    assert plan_of(mesh, dict.fromkeys(range(4), 1))[1] == ""
+    experts = {rank: msgspec.structs.replace(one, dimensions=("ep", "dp")) for rank, one in mesh.items()}
+    assert "several process groups" in plan_of(experts, dict.fromkeys(range(4), 1))[1]
     assert "GPUs" in plan_of({0: attached(0, on_gpu=True)}, {0: 1})[1]
     assert "micro-batches" in plan_of({rank: attached(rank) for rank in range(2)}, {0: 3, 1: 2})[1]
 
@@ -255,7 +337,8 @@ def test_a_seam_that_moved_is_named_and_the_others_are_measured(tmp_path: Path, 
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     monkeypatch.setattr(seams, "dataloader", SimpleNamespace())
     for owner, name in ((torch._C._distributed_c10d.Work, "wait"), (seams.DistributedDataParallel, "forward"),
-                        (seams.DistributedDataParallel, "_sync_buffers"), (torch.amp.GradScaler, "step")):  # fmt: skip
+                        (seams.DistributedDataParallel, "_sync_buffers"), (torch.amp.GradScaler, "step"), (torch, "save"),
+                        (torch.nn.Module, "train")):  # fmt: skip
         monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(seams.optimizer, "register_optimizer_step_pre_hook", lambda _: None)
     monkeypatch.setattr(seams.optimizer, "register_optimizer_step_post_hook", lambda _: None)

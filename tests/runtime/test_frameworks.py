@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from support import framework_job
-from support.framework_job import MICRO_BATCHES, STEPS, UNTOUCHED_STEPS
+from support.framework_job import CHUNKS, MICRO_BATCHES, PIPELINE_STEPS, STEPS, UNTOUCHED_STEPS
 
-from unskew.collector.events import Event, MicroBatchPacked, Span, Verdict
+from unskew.collector.events import Event, IterationJudged, MicroBatchPacked, PlanApplied, Span, Verdict
 from unskew.collector.paths import Store
 from unskew.runtime.attach.watcher import JobWatcher
 
@@ -78,6 +78,31 @@ def test_the_rank_whose_backward_pass_is_slow_is_named(events: list[Event]) -> N
     first, *_ = verdicts = [one for one in events if isinstance(one, Verdict) and one.culprits]
     assert {(one.cause, one.culprits[0].rank) for one in verdicts} == {("slow_device", 1)}
     assert min(first.speed, key=first.speed.__getitem__) == "B"
+
+
+def test_what_interrupts_the_loop_is_named_apart(jobs: Path) -> None:
+    spans = [one for one in watched(jobs, "plain") if isinstance(one, Span)]
+    for rank in range(2):
+        kinds = Counter(one.kind for one in spans if one.rank == rank)
+        assert min(kinds[kind] for kind in ("gc", "checkpoint", "evaluation")) >= 1
+        assert kinds["data_wait"] == MICRO_BATCHES * UNTOUCHED_STEPS - 1, "an evaluation's batches are not the training's"
+
+
+def test_each_chunk_of_a_pipeline_is_its_stage_s(jobs: Path) -> None:
+    events = watched(jobs, "pipeline")
+    spans = Counter((one.iteration, one.rank, one.kind, one.first_layer) for one in events if isinstance(one, Span))
+    for step in range(PIPELINE_STEPS):
+        assert [spans[step, rank, kind, rank] for rank in range(2) for kind in ("F", "B")] == [CHUNKS] * 4
+    packed = [one for one in events if isinstance(one, MicroBatchPacked)]
+    assert sorted(one.micro_batch for one in packed if one.iteration == 1) == list(range(CHUNKS))
+    (applied,) = [one for one in events if isinstance(one, PlanApplied)]
+    assert [(role["rank"], role["stage"]) for role in applied.plan["roles"]] == [(0, 0), (1, 1)]
+    assert all(one.log_complete for one in events if isinstance(one, IterationJudged))
+
+
+def test_a_slow_shard_of_a_layer_is_named_and_the_one_that_waits_for_it_is_not(jobs: Path) -> None:
+    verdicts = [one for one in watched(jobs, "sharded") if isinstance(one, Verdict) and one.culprits]
+    assert {(one.cause, one.culprits[0].rank) for one in verdicts} == {("slow_device", 1)}
 
 
 def _losses(file: Path) -> list[float]:

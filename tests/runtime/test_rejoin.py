@@ -24,6 +24,7 @@ from unskew.collector.events import (
     PlanApplied,
     PlanIssued,
     PlanProposed,
+    ProcessEnded,
     RankAdded,
     Regrouped,
     RunFinished,
@@ -95,7 +96,7 @@ class Operator:
         self.asked = 0
 
     def __call__(self, run: Run, entry: Entry) -> None:
-        if isinstance(entry.event, DeviceLost):
+        if (isinstance(entry.event, DeviceLost) and not entry.event.cut_off) or isinstance(entry.event, ProcessEnded):
             self.ask(run, "0")
             self.ask(run, "1")
         elif isinstance(entry.event, PlanApplied) and self.asked == 2 and len(plan_of(entry.event).ranks) == 4:
@@ -106,8 +107,8 @@ class Operator:
         send(run.store, run.id, Command(kind="rank", run=run.id, target=rank, by="ann"))
 
 
-def test_a_frozen_rank_is_started_when_somebody_asks_and_a_new_one_joins(tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, "freeze:rank=1,at=10", base=LONG_CHUNKS, on_event=Operator(), **{**LAYOUT, "respawns": 0})
+def test_a_hung_rank_is_started_when_somebody_asks_and_a_new_one_joins(tmp_path: Path, undisturbed: Run) -> None:
+    run = train(tmp_path, "hang:rank=1,at=10", base=LONG_CHUNKS, on_event=Operator(), **{**LAYOUT, "respawns": 0})
     assert_exact(run, undisturbed)
     assert [event.reason for event in run.of(CommandRefused)] == ["rank 0 lives"]
     assert [(event.rank, event.process, event.by) for event in run.of(RankAdded)] == [(1, 2, "ann"), (4, 1, "ann")]
@@ -116,6 +117,17 @@ def test_a_frozen_rank_is_started_when_somebody_asks_and_a_new_one_joins(tmp_pat
     state = reduce(fold, run.events, RunState())
     assert (state.ranks, state.lost, state.open_verdicts) == (5, {}, ())
     assert run.summary.iteration_s[-1] < 0.95 * undisturbed.summary.iteration_s[-1]
+
+
+def test_a_rank_that_is_stopped_for_a_moment_comes_back_as_itself(tmp_path: Path, undisturbed: Run) -> None:
+    run = train(tmp_path, "freeze:rank=1,at=10,seconds=0.6", base=LONG_CHUNKS, **LAYOUT)
+    assert_exact(run, undisturbed)
+    (lost,) = run.of(DeviceLost)
+    assert (lost.rank, lost.how, lost.cut_off) == (1, "frozen", True)
+    pids = [event.pid for event in run.of(DeviceJoined) if event.rank == 1]
+    assert (len(pids), len({*pids}), run.of(RankAdded)) == (2, 1, [])
+    assert (ranks(run)[1], ranks(run)[-1]) == ((0, 2, 3), (0, 1, 2, 3))
+    assert [event.verdict for event in run.of(VerdictClosed)] == [1]
 
 
 class Killer:

@@ -87,6 +87,11 @@ def test_a_member_that_dies_before_it_connects_holds_nobody_up_once_the_groups_a
     with pytest.raises(PeerLost):  # or it is the first to connect, and is refused
         comm.build()
     assert time.monotonic() - began_s < 1.5  # Gloo itself would wait for 10 s
+    ours, theirs = socket.socketpair()  # opened after the groups failed, so it is not theirs
+    with ours, theirs:
+        comm.stop()
+        ours.send(b"open")
+        assert theirs.recv(4) == b"open"
 
 
 @contextmanager

@@ -14,17 +14,21 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.processes import collectors, send_signal
+from support.processes import collectors, send_signal, tree
 from support.runtime_runs import SMALL, train, wait_until
 
+from unskew.analytics.core.faults import parse_faults
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.scheduler.recovery import recover
 from unskew.collector import rights
+from unskew.collector.command import Command
 from unskew.collector.events import CheckpointSaved, DeviceJoined, Note, RunStarted
 from unskew.collector.files.checkpoints import CheckpointIndex, checkpoints, part_name, seal
-from unskew.collector.files.tail import Tail
+from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
+from unskew.collector.write.commands import send
+from unskew.runtime.control import launch
 from unskew.runtime.control.checkpoints import CheckpointParts
 from unskew.runtime.control.resume import resumed
 from unskew.runtime.node.processes import process_state
@@ -42,12 +46,6 @@ TRAIN = (
 def unskew(store: Path, *arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "unskew", *arguments, "--store", str(store)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ})
-
-
-def tree(pid: int) -> list[int]:
-    """A process and all that descend from it."""
-    children = [(thread / "children").read_text().split() for thread in Path(f"/proc/{pid}/task").iterdir()]
-    return [pid, *(one for of_thread in children for child in of_thread for one in tree(int(child)))]
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +157,32 @@ def test_a_save_that_was_cut_short_leaves_the_one_before(tmp_path: Path) -> None
     (store.checkpoints("run") / "00000016" / part_name(0)).mkdir(parents=True)
     assert [one.index.iterations for one in checkpoints(store, "run")] == [8, 12]
     assert checkpoints(store, "run")[-1].part(1) == store.checkpoints("run") / "00000012" / "rank-0000"
+
+
+@pytest.mark.slow
+@pytest.mark.limit(120)
+def test_with_no_plan_left_it_waits_for_ranks_and_goes_on_from_its_checkpoint(tmp_path: Path, undisturbed: list[float]) -> None:
+    store, asked = Store.locate(tmp_path), []
+
+    def ask(entry: Entry) -> None:
+        if isinstance(entry.event, Note) and "it waits for ranks: 1 live, a pipeline has 2" in entry.event.text:
+            run = store.spooled_runs()[0]
+            send(store, run, Command(kind="rank", run=run, target="3", by="ann"))
+            asked.append(entry.event.text)
+
+    options = msgspec.structs.replace(SMALL, store=str(tmp_path), iterations=ITERATIONS, checkpoint_every=4, when_stuck="wait")
+    faults = parse_faults(["kill:rank=1,at=7", "kill:rank=2,at=9", "kill:rank=3,at=12"], ranks=4, iterations=ITERATIONS)
+    summary = launch.run(msgspec.structs.replace(options, faults=faults), on_event=ask)
+    assert len(asked) == 1
+    assert "no living rank holds layers 2, 3" in asked[0]
+    # Checkpoints are written beside training: which of them is the newest whole one depends on the disk and the load.
+    assert summary.status == "done"
+    assert f"after {summary.resumed_at} iterations" in asked[0]
+    assert summary.resumed_at in {4, 8, 12}
+    assert summary.losses == pytest.approx(undisturbed, rel=0, abs=1e-8)
+    assert [len(checkpoints(store, run)) for run in (summary.resumed_from, summary.run_id) if run] == [1, 2]
+    for pid in collectors(store):
+        send_signal(pid, signal.SIGTERM)
 
 
 def part(rank: int, iterations: int, *layers: int) -> CheckpointPart:

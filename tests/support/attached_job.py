@@ -1,8 +1,8 @@
 """A DDP training that knows nothing of Unskew, in two forked ranks: `python attached_job.py STORE FOLDER CASE...`
 
 Each case is a run of the store, named like it (`run_of`); FOLDER gets a file of losses per case and rank. Rank 1 is late in one
-part, from step N on (PART@N), by a time that its own step would not take; CASE~SEED draws other data. Case "untouched" is
-"nothing" without Unskew.
+part, from step N on (PART@N), by a time that its own step would not take, or ("device") takes `SLOWER` times as long for both
+passes; CASE~SEED draws other data. Case "untouched" is "nothing" without Unskew.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import unskew
 
 STEPS, LATE_FROM, LATE_S, BATCH, WORDS, WIDTH = 64, 32, 0.012, 4, 64, 64
 PARTS = ("loader", "forward", "backward", "optimizer", "other")
+SLOWER = 1.5
 
 
 class Late(torch.autograd.Function):
@@ -42,6 +43,20 @@ class Late(torch.autograd.Function):
         return gradients[0], None
 
 
+class Timed(torch.autograd.Function):
+    """The identity; `passed` hears when the backward pass comes to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, passed: Callable[[], None]) -> torch.Tensor:
+        ctx.passed = passed
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.passed()
+        return gradients[0], None
+
+
 class Model(nn.Module):
     def __init__(self, job: Job) -> None:
         super().__init__()
@@ -49,20 +64,37 @@ class Model(nn.Module):
         self.layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, batch_first=True, dropout=0.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.out(Late.apply(self.layer(self.words(x)), self.job))
+        if self.job.slow:
+            self.job.begins()
+            found: torch.Tensor = Timed.apply(self.out(self.layer(Timed.apply(self.words(x), self.job.ends))), self.job.begins)
+            self.job.ends()
+        else:
+            found = self.out(Late.apply(self.layer(self.words(x)), self.job))
         return found
 
 
 class Job(IterableDataset[torch.Tensor]):
     def __init__(self, case: str, rank: int) -> None:
         self.case, _, seed = case.partition("~")
-        self.rank, self.step = rank, 0
+        self.rank, self.step, self.began_s = rank, 0, 0.0
         self.random = torch.Generator().manual_seed(7 + 2 * int(seed or 0) + rank)
 
     def late(self, part: str) -> None:
         of, _, since = self.case.partition("@")
         if self.rank == 1 and of == part and self.step >= int(since or 0):
             time.sleep(LATE_S)
+
+    @property
+    def slow(self) -> bool:
+        of, _, since = self.case.partition("@")
+        return self.rank == 1 and of == "device" and self.step >= int(since or 0)
+
+    def begins(self) -> None:
+        """A pass."""
+        self.began_s = time.thread_time()
+
+    def ends(self) -> None:
+        time.sleep((SLOWER - 1) * (time.thread_time() - self.began_s))
 
     def length(self) -> int:
         if self.case == "longer":

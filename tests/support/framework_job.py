@@ -6,18 +6,24 @@ and healthy. Each prints its losses, by rank 0, into FOLDER/CASE. Forked from on
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import os
 import runpy
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard  # noqa: F401 - imported before the ranks are forked
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
@@ -26,6 +32,7 @@ import unskew
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 KEPT: list[nn.Module] = []
 STEPS, UNTOUCHED_STEPS, MICRO_BATCHES, SKIPPED = 26, 6, 2, 3
+PIPELINE_STEPS, CHUNKS = 8, 3
 
 
 class Layers(nn.Module):
@@ -50,6 +57,56 @@ class Model(nn.Module):
         return found
 
 
+def interrupted(model: nn.Module) -> None:
+    """What is no step's work: an evaluation, a checkpoint, a collection of garbage."""
+    model.eval()
+    for batch in DataLoader(torch.randn(8, 32), batch_size=2):
+        with torch.no_grad():
+            model.module.checkpointed.first(batch)
+    model.train()
+    torch.save({"weights": torch.zeros(200_000)}, io.BytesIO())
+    kept = [[number] for number in range(100_000)]
+    gc.collect()
+    del kept
+
+
+def pipeline() -> None:
+    """1F1B over two stages."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    part = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    stage = PipelineStage(part, rank, 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, CHUNKS, loss_fn=nn.functional.mse_loss)
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.01)
+    for batch in DataLoader(torch.randn(8 * CHUNKS * PIPELINE_STEPS, 64), batch_size=8 * CHUNKS):
+        optimizer.zero_grad()
+        if rank == 0:
+            schedule.step(batch)
+        else:
+            schedule.step(target=batch, losses=[])
+        optimizer.step()
+    KEPT.append(part)
+
+
+def sharded() -> None:
+    """Two shards of each layer (DTensor), rank 1 slow in its forward pass from its first step on."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 64))
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in DataLoader(torch.randn(16 * STEPS, 64), batch_size=16):
+        optimizer.zero_grad()
+        time.sleep(0.02 * dist.get_rank())
+        model(batch).square().mean().backward()
+        optimizer.step()
+    KEPT.append(model)
+
+
 def plain() -> None:
     """DDP with all at once: accumulation under `no_sync`, both kinds of checkpointing, a compiled part, a scaler that skips."""
     torch.manual_seed(0)
@@ -67,6 +124,8 @@ def plain() -> None:
             scaler.scale(loss * (float("inf") if step == SKIPPED else 1.0)).backward()
         scaler.step(optimizer)
         scaler.update()
+        if step == UNTOUCHED_STEPS - 2:
+            interrupted(model)
     if dist.get_rank() == 0:
         print("losses", json.dumps(losses))
     # Torch 2.13 may wait for ever in destroying the groups, with the interpreter's lock held, for a thread that wants it.
@@ -84,6 +143,8 @@ def example(name: str, *more: str) -> Callable[[str], None]:
     return run
 
 
+ALONE: dict[str, Callable[[str], None]] = {"pipeline": lambda _: pipeline(), "sharded": lambda _: sharded()}
+"""Without an untouched one beside them."""
 CASES: dict[str, Callable[[str], None]] = {"plain": lambda _: plain(), "fsdp2": example("train_fsdp2.py")}
 
 
@@ -93,7 +154,8 @@ def rank_of(case: str, rank: int, port: int, store: str, folder: Path) -> None:
     if rank == 0:
         os.dup2(os.open(folder / case, os.O_WRONLY | os.O_CREAT), 1)
     session = None if case.endswith("untouched") else unskew.attach(store, run=case)
-    CASES[case.removesuffix("-untouched")](case)
+    run = {**CASES, **ALONE}[case.removesuffix("-untouched")]
+    run(case)
     if session is not None:
         session.close()
         assert not session.problem, session.problem
@@ -113,7 +175,7 @@ def main(store: str, folder: Path) -> int:
         CASES["lightning"] = example("train_lightning.py")
     except ImportError:
         pass
-    for case in [f"{name}{tail}" for name in CASES for tail in ("", "-untouched")]:
+    for case in [*(f"{name}{tail}" for name in CASES for tail in ("", "-untouched")), *ALONE]:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         pids = []

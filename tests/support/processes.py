@@ -24,6 +24,14 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def tree(pid: int) -> list[int]:
+    """A process and all that descend from it; none when it is gone."""
+    with suppress(OSError):
+        children = [(thread / "children").read_text().split() for thread in Path(f"/proc/{pid}/task").iterdir()]
+        return [pid, *(one for of_thread in children for child in of_thread for one in tree(int(child)))]
+    return []
+
+
 def cpu_s(pid: int) -> float:
     """CPU seconds that a living process has used, user and system."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -52,3 +60,14 @@ def send_signal(pid: int, which: signal.Signals) -> None:
     """To a process that may be gone by now."""
     with suppress(ProcessLookupError):
         os.kill(pid, which)
+
+
+def processes_of(text: str) -> list[int]:
+    """The living processes in whose command or environment a text is, such as a folder's path; not this one."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                known = (entry / "cmdline").read_bytes() + b"\0" + (entry / "environ").read_bytes()
+                found += [int(entry.name)] if text.encode() in known else []
+    return found

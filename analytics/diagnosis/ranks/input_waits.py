@@ -15,7 +15,7 @@ import polars as pl
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.diagnosis.trace.model import Trace
-from unskew.analytics.loop.side_by_side import RankWindow, waiting_for_data
+from unskew.analytics.loop.side_by_side import RankWindow, idle
 from unskew.collector.events import COLLECTIVE_KINDS, Verdict
 
 INPUT = "data_wait"
@@ -35,7 +35,7 @@ def input_bound(trace: Trace, iterations: pl.DataFrame, options: DetectorOptions
     numbers = tuple(timed["iteration"].to_list())
     waited, input_us = (_table(of, numbers, ranks) for of in (collectives, trace.operations.filter(kind=INPUT)))
     us = float(np.median(timed["iteration_us"].cast(pl.Float64).to_numpy()))
-    found = waiting_for_data(RankWindow(ranks, numbers, us, {INPUT: input_us}, {}), options)
+    found = idle(RankWindow(dict.fromkeys(ranks, 0), numbers, us, {INPUT: input_us}, {}), INPUT, options)
     return tuple(one for one in found if one.victims and _confirmed(one, ranks, waited, input_us))
 
 

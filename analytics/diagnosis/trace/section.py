@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.slowness.places import Rows, Slowness
@@ -54,15 +55,17 @@ LEAST_CHUNKS = 8
 class TraceSection(msgspec.Struct, frozen=True, dict=True):
     """`expected_us` [operation, iteration]: what a healthy device of the stage takes for the chunk's workload; NaN for other
     operations. `lengths_logged` False: inferred from peers. `correlation`: of forward with backward times over micro-batches.
-    `plan_version`: of the plan (0 in an imported run). Where workload is inferred: `slowness` of ranks, which of several stages
-    is estimated with it (its numbers are places in `stages` and `replicas`), and `smallest_replica_slowdown`, from which on a
-    whole replica would have been told from its micro-batches; None = not at all."""
+    `plan_version`: of the plan (0 in an imported run); `uneven`: it gives ranks unequal work on purpose. Where workload is
+    inferred: `slowness` of ranks, which of several stages is estimated with it (its numbers are places in `stages` and
+    `replicas`), and `smallest_replica_slowdown`, from which on a whole replica would have been told from its micro-batches;
+    None = not at all."""
 
     recording: TraceRecording
     expected_us: Array
     lengths_logged: bool
     correlation: float | None = None
     plan_version: int = 0
+    uneven: bool = False
     slowness: Slowness = Slowness()
     smallest_replica_slowdown: float | None = None
 
@@ -118,9 +121,7 @@ def record(trace: Trace) -> TraceRecording:
     return streams.record(trace) if trace.streams else turns.record(trace)
 
 
-def with_lengths(
-    recording: TraceRecording, works: Mapping[int, Sequence[Work]], cost: CostModel, plan_version: int
-) -> TraceSection:
+def with_lengths(recording: TraceRecording, works: Mapping[int, Sequence[Work]], cost: CostModel, plan: Plan) -> TraceSection:
     """A section whose chunks should take what `cost` predicts for their lengths: `works[iteration][micro-batch]`."""
     operations = recording.graph.operations
     n_layers = max((sum(operation.layers) for operation in operations if operation.layers is not None), default=0)
@@ -134,7 +135,8 @@ def with_lengths(
             work = works[iteration][operation.micro_batch] if iteration in works else work_of(())
             us = cost.chunk_us(operation.kind, work, count, has_head=has_head, place=place)
             expected[i, column] = max(us, 1e-3)
-    return TraceSection(recording, expected, lengths_logged=True, plan_version=plan_version)
+    uneven = plan.division is not None and bool(plan.division.fewer)
+    return TraceSection(recording, expected, lengths_logged=True, plan_version=plan.plan_version, uneven=uneven)
 
 
 def without_lengths(recording: TraceRecording, options: DetectorOptions = DEFAULT_OPTIONS) -> TraceSection:

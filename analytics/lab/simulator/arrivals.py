@@ -17,7 +17,6 @@ import numpy as np
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.core.constants import constant
-from unskew.data import table
 
 Law = Literal["exponential", "weibull", "lognormal", "fixed"]
 
@@ -41,16 +40,6 @@ class FaultLaw(msgspec.Struct, frozen=True, kw_only=True):
     maintenance_per_100_hours: float = 0.0
     correlated_share: float = 0.0
     lemon_share: float = 0.0
-
-
-class FailureRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A published rate, per node of 8 GPUs and day."""
-
-    failures_per_node_day: float
-    source: str
-
-
-RATES = table("rates", dict[str, FailureRate])
 
 
 def arrivals(job: Job, law: FaultLaw, *, hours: float, seed: int) -> list[ClusterEvent]:

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 import msgspec
 
 from unskew.analytics.cluster.job import JOBS, Job
+from unskew.analytics.cluster.random_faults import RATES
 from unskew.analytics.core.constants import constant
-from unskew.analytics.lab.simulator.arrivals import RATES, FaultLaw
+from unskew.analytics.lab.simulator.arrivals import FaultLaw
 
 
 class SpecError(ValueError):

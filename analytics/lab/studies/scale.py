@@ -10,8 +10,9 @@ import msgspec
 
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS, Job
+from unskew.analytics.cluster.random_faults import RATES
 from unskew.analytics.core.constants import constant
-from unskew.analytics.lab.simulator.arrivals import RATES, FaultLaw, arrivals
+from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study, StudyRow
 from unskew.analytics.policies.base import ClusterView, Policy, Reaction

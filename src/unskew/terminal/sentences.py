@@ -87,6 +87,11 @@ def _(event: ev.DeviceLost) -> Sentence:
 
 
 @sentence_of.register
+def _(event: ev.ProcessEnded) -> Sentence:
+    return Sentence("lost", f"the process of rank {event.rank}, which was lost, has ended{because(event.detail)}", "quiet")
+
+
+@sentence_of.register
 def _(event: ev.Regrouped) -> Sentence:
     moved = f", {event.moved_bytes / 1e6:.1f} MB moved in {event.migrate_seconds:.2f} s" if event.moved_bytes else ""
     again = " again" if event.plan_version else ""
@@ -96,8 +101,18 @@ def _(event: ev.Regrouped) -> Sentence:
 
 @sentence_of.register
 def _(event: ev.FaultInjected) -> Sentence:
-    what = {"kill": "is killed", "hang": "is made to hang", "freeze": "is frozen"}.get(event.kind, "is slowed")
+    what = {
+        "slow": "is slowed", "slow_link": f"has a slow link to rank {event.peer}", "kill": "is killed",
+        "hang": "is made to hang", "freeze": "is frozen", "exception": "meets an error",
+        "segfault": "ends by SIGSEGV", "full_disk": "has a full disk",
+        "rejoin": "is started again",
+    }[event.kind]  # fmt: skip
     factor = f" {event.factor:g} times" if event.factor else ""
+    factor += f", messages arrive {event.delay_ms:g} ms later" if event.delay_ms else ""
+    factor += f", for {event.seconds:g} s" if event.seconds else ""
+    factor += " in memory" if event.of == "memory" else ""
+    factor += f", rising over {event.ramp} iterations" if event.ramp else ""
+    factor += f", in {event.on} of {event.every} iterations" if event.every else ""
     phase = f" in {event.phase} only" if event.phase else ""
     until = f" until iteration {event.until_iteration}" if event.until_iteration is not None else ""
     return Sentence("fault", f"on purpose: rank {event.rank} {what}{factor}{phase}{until}", "quiet")
@@ -214,10 +229,13 @@ def _(event: ev.PlanScored) -> Sentence:
     if event.void or event.effect_s is None:
         return Sentence("score", f"the effect of plan {event.plan_version} is void{because(event.void or '')}", "quiet")
     low, high = event.interval_s or (event.effect_s, event.effect_s)
-    interval = f"(95 %: {low:+.2f} to {high:+.2f} s, n = {event.n})"
+    scale, unit = (1000, "ms") if max(map(abs, (event.effect_s, low, high))) < 0.1 else (1, "s")
+    interval = f"(95 %: {scale * low:+.2f} to {scale * high:+.2f} {unit}, n = {event.n})"
     verdict, tone = _worth(low, high)
     return Sentence(
-        "score", f"plan {event.plan_version} {verdict}: {event.effect_s:+.2f} s saved an iteration {interval}", tone
+        "score",
+        f"plan {event.plan_version} {verdict}: {scale * event.effect_s:+.2f} {unit} saved an iteration {interval}",
+        tone,
     )
 
 

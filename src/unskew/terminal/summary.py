@@ -13,7 +13,11 @@ from rich.text import Text
 if TYPE_CHECKING:
     from unskew.runtime.control.summary import PlanSummary, Summary
 
-DONE = {"slow": "is slowed from", "kill": "is killed in", "hang": "is made to hang in", "freeze": "is frozen in"}
+DONE = {
+    "slow": "is slowed from", "slow_link": "has a slow link from", "kill": "is killed in", "hang": "is made to hang in",
+    "freeze": "is frozen in", "exception": "meets an error in", "segfault": "ends by SIGSEGV in",
+    "full_disk": "has a full disk from", "rejoin": "is started again in",
+}  # fmt: skip
 SURE = {(True, False): "green", (False, True): "red", (False, False): ""}
 """The colour of a saving, by whether its interval lies above and below zero."""
 

@@ -18,7 +18,12 @@ PHASES = {
     "all_reduce": "waiting",
     "optimizer": "optimizer",
     "other": "other",
+    "gc": "garbage",
+    "checkpoint": "checkpoint",
+    "evaluation": "evaluation",
 }
+USUAL = 6
+"""The others are shown where there is such a thing."""
 
 
 class PhaseTimes:
@@ -34,7 +39,8 @@ class PhaseTimes:
             self.iterations[event.rank] += 1
         elif isinstance(event, Span) and event.kind in PHASES:
             waited_us = event.wait_dp_us or 0
-            self.us[event.rank, event.kind] += event.wall_us - waited_us
+            own_us = event.wall_us - waited_us if event.compute_us is None else event.compute_us + (event.runq_us or 0)
+            self.us[event.rank, event.kind] += own_us
             self.us[event.rank, "all_reduce"] += waited_us
 
 
@@ -43,13 +49,15 @@ def phase_table(times: PhaseTimes) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.show_header = True
     table.add_column(Text("ms an iteration", "dim"), style="dim")
-    for name in PHASES.values():
-        table.add_column(Text(name, "dim"), justify="right", min_width=8)
+    seen = {kind for _, kind in times.us}
+    phases = [kind for number, kind in enumerate(PHASES) if number < USUAL or kind in seen]
+    for kind in phases:
+        table.add_column(Text(PHASES[kind], "dim"), justify="right", min_width=8)
     rows = {
-        rank: {kind: times.us[rank, kind] / 1000 / n for kind in PHASES} for rank, n in sorted(times.iterations.items()) if n
+        rank: {kind: times.us[rank, kind] / 1000 / n for kind in phases} for rank, n in sorted(times.iterations.items()) if n
     }
     for rank, row in rows.items():
-        most = {kind: max(of[kind] for of in rows.values()) for kind in PHASES}
+        most = {kind: max(of[kind] for of in rows.values()) for kind in phases}
         cells = [Text(f"{ms:.2f}", "bold" if len(rows) > 1 and 0 < most[kind] == ms else "") for kind, ms in row.items()]
         table.add_row(f"rank {rank}", *cells)
     return Padding(table, (0, 1, 1, 1))

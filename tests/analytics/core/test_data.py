@@ -7,14 +7,20 @@ import math
 import pytest
 
 from unskew.analytics.cluster.job import JOBS, Job
+from unskew.analytics.cluster.random_faults import MIX, RATES
 from unskew.analytics.core.constants import CONSTANTS
 from unskew.analytics.core.device_profiles import Profile
-from unskew.analytics.lab.simulator.arrivals import RATES
 from unskew.data import DataError, table
 
 
 def test_every_row_has_a_source() -> None:
-    rows = [*CONSTANTS.values(), *RATES.values(), *JOBS.values(), *table("profiles", dict[str, Profile]).values()]
+    rows = [
+        *CONSTANTS.values(),
+        *RATES.values(),
+        *MIX.values(),
+        *JOBS.values(),
+        *table("profiles", dict[str, Profile]).values(),
+    ]
     assert all(row.source for row in rows)
     assert all(math.isfinite(constant.value) for constant in CONSTANTS.values())
     assert all(job.peak in CONSTANTS for job in JOBS.values())

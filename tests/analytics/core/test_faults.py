@@ -2,8 +2,10 @@
 
 import pytest
 
+from unskew.analytics.cluster.random_faults import APART, parse_all
 from unskew.analytics.core.device_profiles import ProfileError, profile
 from unskew.analytics.core.faults import FaultError, FaultSpec, parse_fault, parse_faults
+from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.workload import work_of
 
 
@@ -23,14 +25,55 @@ def test_the_other_kinds():
     assert parse("kill:rank=6,at=7,point=before_step").point == "before_step"
     assert parse("hang:rank=0,at=0").slowdown("F", 5) == 1.0
     assert parse("freeze:rank=2,at=50").event().kind == "freeze"
+    texts = ("freeze:rank=2,at=5", "freeze:rank=2,at=5,seconds=1", "full_disk:rank=2,at=5")
+    ends = [parse(text).ends_rank for text in texts]
+    assert ends == [True, False, False]
+
+
+def test_a_slow_fault_rises_comes_and_goes_and_a_slow_link_delays_its_own_messages():
+    ramp = parse("slow:rank=3,factor=3,at=10,ramp=4")
+    assert [ramp.slowdown("F", i) for i in (9, 10, 11, 13, 30)] == [1.0, 1.5, 2.0, 3.0, 3.0]
+    now_and_then = parse("slow:rank=3,factor=3,at=10,every=4,on=1,until=16")
+    assert [i for i in range(9, 20) if now_and_then.slowdown("B", i) > 1] == [10, 14]
+    link = parse("slow_link:rank=0,peer=1,delay_ms=4,at=10,ramp=2")
+    assert [link.delay_us(0, 1, i) for i in (9, 10, 11)] == [0.0, 2_000.0, 4_000.0]
+    assert link.delay_us(1, 0, 11) == 0.0
+    assert (link.event().peer, link.event().delay_ms, link.event().at_iteration) == (1, 4.0, 10)
+
+
+def test_random_faults_are_those_of_their_seed_and_leave_each_layer_a_holder():
+    plan = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=4)
+    faults = parse_all(["random:seed=1,every=4", "slow:rank=0,factor=2,at=3"], plan, iterations=400)
+    assert faults == parse_all(["random:seed=1,every=4", "slow:rank=0,factor=2,at=3"], plan, iterations=400)
+    assert faults[:-1] != parse_all(["random:seed=2,every=4"], plan, iterations=400)
+    assert {fault.kind for fault in faults} >= {"slow", "slow_link", "kill", "exception", "hang"}
+    assert 60 < len(faults) < 130
+    struck = [fault for fault in faults if fault.strikes]
+    together = [(a, b) for a in struck for b in struck if a is not b and 0 <= b.at - a.at < APART]
+    assert together
+    assert not [(a, b) for a, b in together if a.rank % 2 == b.rank % 2], "the other rank of its stage"
+    per_hour = parse_all(["random:seed=1,rate=llama3,nodes=2048,hours=24"], plan, iterations=100)
+    assert 2 < len(per_hour) < 20  # 2,048 nodes: 7.8 a day
+    with pytest.raises(FaultError, match="rate=mine is not known, allowed: llama3"):
+        parse_all(["random:seed=1,rate=mine,nodes=8,hours=1"], plan, iterations=100)
+    with pytest.raises(FaultError, match=r"a fault every 0.1 iterations, allowed: every 0.5 at least"):
+        parse_all(["random:seed=1,every=0.1"], plan, iterations=100)
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("melt:rank=1,at=2", "unknown kind 'melt', allowed: slow, kill, hang, freeze"),
-        ("slow", "'' is not a setting of slow, allowed: rank=, factor=, at=, until=, phase="),
+        ("melt:rank=1,at=2", "unknown kind 'melt', allowed: slow, slow_link, kill, hang, freeze, exception, segfault"),
+        ("slow", "'' is not a setting of slow, allowed: rank=, factor=, at=, until=, phase=, ramp=, every=, on=, of="),
         ("kill:rank=1,at=2,factor=2", "'factor=2' is not a setting of kill, allowed: rank=, at=, point="),
+        ("kill:rank=1,at=2,point=in_sync,phase=F", "point=in_sync has no chunks, phase= goes with point=compute"),
+        ("slow:rank=1,factor=2,at=2,every=5", "every= and on= go together, allowed: on= from 1 to one less than every="),
+        ("slow:rank=1,factor=2,at=2,every=5,on=5", "every= and on= go together"),
+        ("slow:rank=1,factor=2,at=2,ramp=0", "ramp=0 must be 1 or more"),
+        ("slow:rank=1,factor=2,at=2,of=disk", "of=disk is not known, allowed: compute, memory"),
+        ("slow_link:rank=1,peer=1,delay_ms=2,at=2", "peer=1 is the sender itself"),
+        ("slow_link:rank=1,peer=0,delay_ms=-2,at=2", "delay_ms=-2 must be greater than 0"),
+        ("freeze:rank=1,at=2,seconds=nan", "seconds=nan must be greater than 0"),
         ("kill:rank=1,at", "'at' is not a setting of kill"),
         ("kill:rank=1", "at= is missing, kill needs rank=, at="),
         ("kill:rank=1,at=2,at=3", "at is given twice"),

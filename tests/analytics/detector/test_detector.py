@@ -15,7 +15,7 @@ from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.detector import Detector, DetectorOptions, DetectorState, lose, sight_of, step
-from unskew.analytics.detector.options import EMULATED
+from unskew.analytics.detector.options import SLEEPING
 from unskew.analytics.detector.products import confirm, suspected_ranks
 from unskew.analytics.detector.tracks import learn_noise
 from unskew.analytics.diagnosis.failslow import settled
@@ -361,7 +361,7 @@ def test_a_rank_that_is_slow_again_and_again_is_said_to_be() -> None:
 
 def test_a_slow_link_is_named_and_taken_back_where_links_are_watched() -> None:
     """Messages of rank 1 to rank 2 take four times as long from iteration 20 to 39."""
-    detector, emulated = Detector(), Detector(EMULATED)
+    detector, sleeping = Detector(), Detector(SLEEPING)
     pairs = [(a, b) for replica in (0, 4) for a, b in ((replica + s, replica + s + 1) for s in range(3))]
     random = np.random.default_rng(3)
     found: list[Verdict | VerdictClosed] = []
@@ -372,7 +372,7 @@ def test_a_slow_link_is_named_and_taken_back_where_links_are_watched() -> None:
         ]
         seen = msgspec.structs.replace(one, transfers=tuple(Transfer(*time) for time in times))
         found += detector.observe(seen, PP4_DP2, COST).verdicts
-        assert emulated.observe(seen, PP4_DP2, COST).verdicts == ()
+        assert sleeping.observe(seen, PP4_DP2, COST).verdicts == ()
     named, closed = found
     assert isinstance(named, Verdict)
     assert isinstance(closed, VerdictClosed)
@@ -410,7 +410,8 @@ def test_its_memory_stays_flat_however_often_a_device_turns_slow_and_heals_and_a
             held.append(held_bytes(detector.state))
     assert n_verdicts > 60
     assert held[-1] > 10_000
-    assert max(held[10:]) <= max(held[2:10])
+    # Two equal numbers may or may not be one object, of 28 bytes; a record per fault would be ten times that and more.
+    assert max(held[10:]) <= max(held[2:10]) + 56
 
 
 def test_the_smallest_slowdown_that_is_stated_would_have_been_named() -> None:

@@ -22,10 +22,10 @@ EXAMPLES = ROOT / "examples"
 CAUSES = {"loader": "input_bound", "forward": "slow_device", "backward": "slow_device"}
 
 
-def diagnosed(tmp_path: Path, form: str, source: Path) -> dict[str, Any]:
+def diagnosed(tmp_path: Path, form: str, source: Path, name: str = "own") -> dict[str, Any]:
     """What import and diagnose, as in a shell, say of a recording."""
     store, found = str(tmp_path / "store"), tmp_path / "d.json"
-    for arguments in (["import", form, str(source), "--run", "own"], ["diagnose", "own", "--json", str(found)]):
+    for arguments in (["import", form, str(source), "--run", name], ["diagnose", name, "--json", str(found)]):
         done = CliRunner().invoke(app, [*arguments, "--store", store])
         assert done.exit_code == 0, done.output
     (run,) = json.loads(found.read_text())["runs"]
@@ -124,16 +124,18 @@ def test_workers_that_wait_for_nobody_are_judged_by_their_step_times(tmp_path: P
 @pytest.mark.alone
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("part", PARTS)
-def test_a_real_job_under_torchrun_profiled_as_the_guide_says(tmp_path: Path, part: Part) -> None:
+def test_a_real_job_under_torchrun_recorded_as_the_guide_says(tmp_path: Path, part: Part) -> None:
+    """By the profiler, and by a table with the backward pass timed apart from the all-reduce."""
     slow = [str(EXAMPLES / "profile_ddp.py"), str(tmp_path), "--slow", part]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *slow]
     done = subprocess.run(torchrun, capture_output=True, text=True, check=False, timeout=90)
     assert done.returncode == 0, done.stderr
-    run = diagnosed(tmp_path, "kineto", tmp_path / "traces")
-    if part == "nothing":
-        assert (run["verdicts"], run["outcome"] in {"well", "cannot_be_judged"}) == ([], True), run["why"]
-        return
-    costliest = run["verdicts"][0]
-    assert named(run)[0] == (CAUSES[part], [LATE])
-    assert all(ranks == [LATE] for cause, ranks in named(run) if cause == "slow_device")
-    assert part == "loader" or min(costliest["speed"], key=costliest["speed"].get) == part[0].upper()
+    for form, recorded in (("kineto", "traces"), ("iteration-times", "tables")):
+        run = diagnosed(tmp_path, form, tmp_path / recorded, recorded)
+        if part == "nothing":
+            assert (run["verdicts"], run["outcome"] in {"well", "cannot_be_judged"}) == ([], True), run["why"]
+            continue
+        costliest = run["verdicts"][0]
+        assert named(run)[0] == (CAUSES[part], [LATE])
+        assert all(ranks == [LATE] for cause, ranks in named(run) if cause == "slow_device")
+        assert part == "loader" or min(costliest["speed"], key=costliest["speed"].get) == part[0].upper()

@@ -90,7 +90,7 @@ def test_with_chunks_the_offline_verdict_is_the_live_one_and_its_cost_adds_up(sl
     assert found.time_lost_s["slow_device"] > 0.4 * lost
     assert set(found.time_lost_s) <= {"slow_device", "long_sequences", "stage_imbalance", "unexplained"}
     assert any("input_bound" in sentence for sentence in found.abstained)
-    assert any("slow_link" in sentence and "emulated" in sentence for sentence in found.abstained)
+    assert not any("slow_link" in sentence for sentence in found.abstained)  # on a logical clock links are judged too
 
 
 def test_what_if_without_the_slow_rank_gives_the_iterations_before_it_was_slow(

@@ -45,8 +45,20 @@ def noise(n: int, sd: float = 0.006) -> Floats:
         (np.where(np.arange(240) % 5 == 2, 1.9, 1.0), "cannot_be_judged", "longer than noise explains"),
         (np.where(np.arange(240) % 12 == 7, 8.0, 1.0), "cannot_be_judged", "longer than noise explains"),
         (np.where(np.arange(240) % 60 == 7, 1.9, 1.0), "well", "4 of 235 iterations take longer than noise explains"),
+        (np.where(np.arange(200) < 30, 1.5, 1.0), "cannot_be_judged", "until iteration 30 they take 1.50 times as long as"),
+        (np.where(np.arange(400) < 20, 1.3, 1.0), "well", "1.5 % of all time; until iteration 20"),
     ],
-    ids=["steady", "faster", "slow drift", "fast drift", "every fifth", "every twelfth", "a few"],
+    ids=[
+        "steady",
+        "faster",
+        "slow drift",
+        "fast drift",
+        "every fifth",
+        "every twelfth",
+        "a few",
+        "slow first",
+        "a little slow",
+    ],
 )
 def test_iteration_times_alone(store: Store, tmp_path: Path, pace: Floats, word: str, words: str) -> None:
     times = noise(len(pace)) * pace

@@ -7,7 +7,7 @@ import pytest
 
 from unskew.analytics.health.rejoining import FIRST_WAIT, Rejoining
 from unskew.collector.command import Command
-from unskew.collector.events import CommandRefused, DeviceJoined, DeviceLost, RankAdded
+from unskew.collector.events import CommandRefused, Control, DeviceJoined, DeviceLost, ProcessEnded, RankAdded
 
 
 def joined(rank: int) -> DeviceJoined:
@@ -18,7 +18,7 @@ def lost(rank: int, iteration: int) -> DeviceLost:
     return DeviceLost(device=f"d{rank}", rank=rank, how="exit", detail="", detected_us=1, iteration=iteration)
 
 
-def after(*events: DeviceJoined | DeviceLost | RankAdded) -> Rejoining:
+def after(*events: Control) -> Rejoining:
     state = Rejoining()
     for event in (*map(joined, range(4)), *events):
         state = state.take(event)
@@ -74,10 +74,12 @@ def test_a_rank_is_asked_for_once_and_a_new_one_where_none_is_lost() -> None:
     assert late.reason == "the run is at its end"
 
 
-def test_a_rank_that_was_cut_off_keeps_its_device_and_is_not_started_again() -> None:
+def test_a_rank_that_was_cut_off_keeps_its_device_until_it_ends_or_goes_on() -> None:
     state = after(msgspec.structs.replace(lost(2, 6), cut_off=True))
     assert state.due(100, 3) == []
-    assert state.given_up(2, 3) == "rank 2 is not started again: its process is still there and has its device"
+    back = state.take(joined(2))
+    assert (back.gone, back.cut_off, back.losses[2], back.due(100, 3)) == (frozenset(), frozenset(), (), [])
+    assert [one.rank for one in state.take(ProcessEnded(rank=2, detail="", watermark=9)).due(100, 3)] == [2]
     asked, other = (
         state.command(Command(kind="rank", run="r", by="ann", target=rank), 7, iterations=60, most_ranks=6)
         for rank in ("2", "")

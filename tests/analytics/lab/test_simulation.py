@@ -181,6 +181,22 @@ def test_a_recorded_trace_is_replayed() -> None:
         assert len(found) > 100
 
 
+def test_a_pool_of_instances_is_that_share_of_the_nodes(tmp_path: Path) -> None:
+    """Recorded as counts: nobody knows which of them went, only how many are there."""
+    counts = [12, 16, 9, 9, 1, 0, 16]
+    path = tmp_path / "counts.csv"
+    path.write_text("timestamp,n_instances\n" + "".join(f"2021-12-11T1{i}:00:00.5,{n}\n" for i, n in enumerate(counts)))
+    found, down = load_trace(path, JOB, hours=24.0), set[int]()
+    for hour, count in enumerate(counts):
+        for event in (one for one in found if hour * 3600 <= one.at_s < (hour + 1) * 3600):
+            assert (event.kind == "failed") == down.isdisjoint(event.devices)
+            down ^= set(event.devices)
+        assert JOB.nodes - len({JOB.node(device) for device in down}) == JOB.nodes * count // 16
+    path.write_text("timestamp,n_instances\nyesterday,3\n")
+    with pytest.raises(SpecError, match="cannot be read"):
+        load_trace(path, JOB, hours=1.0)
+
+
 def test_ten_thousand_iterations_of_256_devices_and_a_day_of_98304_take_seconds() -> None:
     """The figures are benchmarks/scheduler_studies.py's; here a wrong order of growth fails."""
     job = JOBS["llama2-70b"]

@@ -144,6 +144,20 @@ def test_a_whole_job_that_becomes_slower_bit_by_bit_is_named() -> None:
     assert events(steps, VerdictClosed) == []
 
 
+def test_a_suspicion_of_one_rank_that_comes_to_nothing_hides_no_slowdown_of_all() -> None:
+    """All ranks take twice as long, one of them a little more: too little to be named for, and suspected ever again."""
+
+    def uneven(now: int) -> Speeds:
+        return {rank: {"F": one, "B": one} for rank in PLAN.ranks for one in [0.5 / (1.3 if rank == 3 else 1.0)] if now >= 40}
+
+    loop = Loop(msgspec.structs.replace(SITE, detector=SHARED_MACHINE))
+    steps = follow(loop, train(uneven, 110))
+    (verdict,) = events(steps, Verdict)
+    assert (verdict.culprits, verdict.since_iteration, verdict.at_iteration < 64) == ((), 40, True)
+    suspected = [max(rank.score for rank in step.judged.ranks) > 0.25 for now, step in steps.items() if now >= 48]
+    assert sum(suspected) > 30
+
+
 def test_what_is_claimed_of_the_whole_job_would_be_named() -> None:
     """Before, and after a slowdown of just so much began."""
     loop = Loop(SITE)

@@ -119,6 +119,16 @@ def test_nobody_is_named_in_a_healthy_job_and_what_would_be_is_stated(seed: int,
     assert 1.3 < (limits(events)[-1] or 0.0) < 2.0
 
 
+@pytest.mark.parametrize("since", [0, 22])
+@pytest.mark.parametrize(("kind", "factor"), [("F", 3.0), ("B", 4.0), ("optimizer", 8.0), ("other", 12.0), ("data_wait", 40.0)])
+def test_a_large_slowdown_needs_fewer_iterations_than_a_small_one(since: int, kind: str, factor: float) -> None:
+    lengths = "random" if since else "alike"  # of which the cost is known only after some iterations
+    events = job(Fault(1, (kind,), factor, since), lengths=lengths, steps=since + 10)
+    assert next(event for event in events if isinstance(event, Verdict)).at_iteration <= since + 9
+    small = [event for event in job(Fault(1, ("B",), 1.5, since), lengths=lengths, steps=32) if isinstance(event, Verdict)]
+    assert not [event for event in small if event.at_iteration < since + 10]
+
+
 def test_ranks_that_are_slow_together_are_the_whole_job_until_they_are_not() -> None:
     verdict, closed = (
         one

@@ -24,6 +24,7 @@ from unskew.collector.read.reader import open_store
 from unskew.collector.read.views import EXECUTED, VIEWS
 from unskew.collector.service import collecting
 from unskew.collector.service.collecting import Collector
+from unskew.collector.service.snapshot import write_snapshot
 from unskew.collector.write.commands import hold_controller_lock
 from unskew.collector.write.spool import SpoolWriter
 
@@ -123,6 +124,20 @@ def test_who_holds_it_open_goes_on_while_files_are_replaced(store: Store, monkey
     with opened(store, store.root) as now:
         assert spans(now) == 500
     collector.close()
+
+
+KILLED = "import duckdb, os, sys; held = duckdb.connect(sys.argv[1]); held.execute('create table made (i int)'); os._exit(9)"
+
+
+def test_what_a_killed_collector_left_half_written_is_no_part_of_the_next(store: Store) -> None:
+    sealed(store, 7)
+    half = store.database.with_suffix(".new")
+    assert subprocess.run([sys.executable, "-c", KILLED, half], check=False).returncode == 9
+    assert half.with_name("store.new.wal").exists()
+    write_snapshot(store)
+    with opened(store, store.root) as database:
+        assert spans(database) == 7
+    assert not [*store.root.glob("store.new*")]
 
 
 def test_a_store_that_was_moved_or_copied_is_read_where_it_is(store: Store, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from unskew.commands.common import JsonOption, checking_input, locate, refuse
 
 def bench(
     name: Annotated[str, typer.Argument(help="Which benchmark; an unknown name lists them all.", show_default=False)],
+    full: Annotated[bool, typer.Option("--full", help="All seeds and the whole soak, however long it takes.")] = False,
     json: JsonOption = None,
     store: Annotated[
         str | None,
@@ -33,4 +34,4 @@ def bench(
         place = locate(store or folder)
         with checking_input():
             place.enter()
-        runs.perform(name, registry.parts_of(name), json, place)
+        runs.perform(name, registry.parts_of(name), json, place, full=full)

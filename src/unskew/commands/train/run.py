@@ -43,7 +43,8 @@ def run(
         typer.Option(
             metavar="SPEC",
             help="A fault to inject: slow:rank=R,factor=X,at=I with until=I and phase=F|B|W if you like, "
-            "kill:rank=R,at=I, hang:rank=R,at=I or freeze:rank=R,at=I; repeatable.",
+            "kill:rank=R,at=I, hang, freeze, exception, segfault, full_disk, rejoin likewise, "
+            "slow_link:rank=R,peer=S,delay_ms=X,at=I or random:seed=S,every=N; repeatable.",
             show_default="one slow rank at a sixth (from iteration 9 on), one kill at half of the run",
             rich_help_panel=FAULTS,
         ),
@@ -68,7 +69,7 @@ def run(
     context: typer.Context,
 ) -> None:
     """Train a small language model in parallel, disturb it, and watch it being kept fast."""
-    from unskew.analytics.core.faults import parse_faults
+    from unskew.analytics.cluster.random_faults import parse_all
 
     place, living = locate(store), None
     if resume is None:
@@ -87,7 +88,7 @@ def run(
         return
     with checking_input("--fault"):
         specs = [] if no_faults or (resume and not fault) else fault or default_faults(options)
-        parsed = parse_faults(specs, ranks=options.ranks, iterations=options.iterations, schedule=options.schedule)
+        parsed = parse_all(specs, options.first_plan(), iterations=options.iterations)
     perform(place, msgspec.structs.replace(options, faults=parsed), dashboard=dashboard, json=json, mode=rights_of_new(shared))
 
 

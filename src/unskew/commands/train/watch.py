@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import shlex
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -11,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from unskew.collector.events import Mode
 from unskew.commands.common import (
     JsonOption,
     StoreOption,
+    checking_input,
     fail,
     known_run,
     locate,
@@ -26,7 +30,9 @@ from unskew.commands.common import (
 )
 
 if TYPE_CHECKING:
+    from unskew.collector.alerts.rules import Rule
     from unskew.collector.paths import Store
+    from unskew.runtime.attach.acting import ActOptions
 
 POLL_S = 0.5
 BEGINS_WITHIN_S = 2.0
@@ -53,18 +59,66 @@ def watch(
     ] = None,
     store: StoreOption = None,
     json: JsonOption = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a report of the run, one file, at its end.", show_default=False),
+    ] = None,
+    mode: Annotated[
+        Mode | None, typer.Option("--mode", help="Whether advice is only shown, asked for, or applied.", show_default="observe")
+    ] = None,
+    replace: Annotated[
+        str | None,
+        typer.Option("--replace", metavar="CMD|URL", help="Who is handed a slow device, as JSON.", show_default=False),
+    ] = None,
 ) -> None:
     """Show a run as it goes, until it ends or Ctrl-C; or start a training of your own and say who slows it, and why."""
     command: list[str] | None = ctx.meta.get(COMMAND)
     if command is None:
-        if json is not None:
-            refuse("--json is for a command that is started: unskew watch --json FILE -- CMD...")
+        for option, value in (("--json", json), ("--mode", mode), ("--replace", replace)):
+            if value is not None:
+                refuse(f"{option} is for a command that is started: unskew watch {option} ... -- CMD...")
         place = locate(store)
-        follow_run(place, known_run(place, run) if run is not None else last_run(place))
+        name = known_run(place, run) if run is not None else last_run(place)
+        follow_run(place, name)
+        write_report(place, name, html)
     elif not command or run is not None:
         refuse("behind -- a command is needed, and no run before it: unskew watch -- torchrun --nproc-per-node 2 train.py")
     else:
-        raise typer.Exit(watch_training(locate(store), command, json))
+        from unskew.runtime.attach.acting import ActOptions
+
+        act = ActOptions(mode=mode or "observe", replace=None if replace is None else handed_to(replace))
+        raise typer.Exit(watch_training(locate(store), command, act, json=json, html=html))
+
+
+def handed_to(text: str) -> Rule:
+    """What a slow device is handed to: a command of the user's own, or an address."""
+    from unskew.collector.alerts.rules import Rule, is_address
+
+    if text.startswith(("http://", "https://")):
+        if not is_address(text):
+            refuse("--replace: that is not an address like http://host:port/path (ASCII, without user:password@)")
+        return Rule(webhook=text)
+    with checking_input("--replace"):
+        words = tuple(shlex.split(text))
+    if not words or shutil.which(words[0]) is None:
+        refuse(f"--replace: there is no command {words[0] if words else text!r} here")
+    return Rule(command=words)
+
+
+def write_report(place: Store, run: str, path: Path | None) -> None:
+    """The run as one HTML file, where one is asked for."""
+    from unskew.collector.read.reader import open_store
+    from unskew.collector.write.commands import controller_alive
+    from unskew.report.page import report
+
+    if path is None:
+        return
+    with open_store(place) as reader:
+        page = report(reader, run, controlled=controller_alive(place, run))
+    try:
+        path.write_text(page)
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror or error}")
 
 
 def last_run(place: Store) -> str:
@@ -107,7 +161,7 @@ def follow_run(place: Store, name: str) -> None:
     warn(follow.problems)
 
 
-def watch_training(place: Store, command: list[str], json: Path | None) -> int:
+def watch_training(place: Store, command: list[str], act: ActOptions, *, json: Path | None, html: Path | None) -> int:
     """Start, watch, sum up; the command's exit code. The terminal is the command's: ours are lines on stderr among its own."""
     from unskew.collector.read.reader import open_store
     from unskew.runtime.attach.watcher import watch_command
@@ -129,7 +183,7 @@ def watch_training(place: Store, command: list[str], json: Path | None) -> int:
             screen.feed(entry)
 
         try:
-            code, end = watch_command(place, run, command, on_entry=take, on_tick=screen.tick)
+            code, end = watch_command(place, run, command, act=act, on_entry=take, on_tick=screen.tick)
         except OSError as error:
             fail(f"{command[0]} cannot be started: {error.strerror or error}")
     if end is None:
@@ -141,4 +195,5 @@ def watch_training(place: Store, command: list[str], json: Path | None) -> int:
         stored = int(reader.sql("select count(*) as n from events where run = ?", [run])["n"][0])
     device = screen.state.run.started.device if screen.state.run.started else ""
     write_json(json, builder.summary(run, device, stored, None, end))
+    write_report(place, run, html)
     return code

@@ -1,0 +1,84 @@
+"""What acts on a training that is not ours: is the update the same, and is the gain what was predicted?
+
+Parameters against those of one process (tests/support/acting_job.py, float64). Then real torchrun jobs of two ranks under
+`unskew watch --mode auto` (tests/support/divided_job.py): a rank that is slow, and lengths of data/lengths.toml.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from support import acting_job, divided_job
+
+from unskew.benchmarks.report import Figure, figure
+from unskew.benchmarks.runs import Bench
+from unskew.collector.paths import Store
+from unskew.collector.read.reader import open_store
+
+EXACT, WITHIN = 1e-12, 20.0
+SEEDS = 3
+JOBS = (("alike", "sleep"), ("code", "sleep"), ("prolong", "sleep"), ("prolong", "cores"))
+WHAT = {"alike": f"a rank {divided_job.SLOWER:g} times slower", "code": "lengths of code", "prolong": "lengths of prolong"}
+DIVIDED = [name for name, case in acting_job.CASES.items() if case.samples and name not in {"unknown", "resumed"}]
+
+
+class Gain(NamedTuple):
+    """Part of a step, in percent: as it was proposed, and as it was measured afterwards."""
+
+    predicted: float
+    measured: float
+
+
+def figures(bench: Bench, seeds: int = SEEDS) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="unskew-acting-") as folder:
+        apart = _apart(Path(folder))
+        found: dict[tuple[str, str], list[Gain]] = {}
+        for number, (name, device) in enumerate(bench.steps("trainings that are acted on", JOBS)):
+            gains = [_gain(Path(folder) / f"store-{number}-{seed}", name, device, seed) for seed in range(seeds)]
+            found[name, device] = [gain for gain in gains if gain is not None]
+    return [
+        figure("acting: parameters apart from one process's, float64", max(apart.values()), "", bar=EXACT, better="lower",
+               note=", ".join(apart)),
+        *(_figure(name, device, of, seeds) for (name, device), of in found.items()),
+    ]  # fmt: skip
+
+
+def _figure(name: str, device: str, gains: list[Gain], seeds: int) -> Figure:
+    what = f"acting: {WHAT[name]}, {device}: predicted gain over the measured one, off by"
+    if not gains:
+        return figure(what, None, "%", bar=WITHIN, better="lower", note="nothing was proposed, or entered")
+    predicted, measured = fmean(one.predicted for one in gains), fmean(one.measured for one in gains)
+    each = "; ".join(f"{one.predicted:.1f} and {one.measured:.1f}" for one in gains)
+    note = f"predicted {predicted:.1f} %, measured {measured:.1f} %, means of {len(gains)} of {seeds} jobs ({each})"
+    return figure(what, 100 * abs(predicted / measured - 1), "%", bar=WITHIN, better="lower", note=note)
+
+
+def _apart(folder: Path) -> dict[str, float]:
+    """Case -> the largest difference of a parameter of those ranks that stay."""
+    subprocess.run([sys.executable, acting_job.__file__, str(folder / "exact"), str(folder), *DIVIDED], check=True)
+    found = {}
+    for name in DIVIDED:
+        case = acting_job.CASES[name]
+        ranks = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(case.ranks)]
+        one = acting_job.reference(case, [of["given"] for of in ranks])
+        stay = [of["parameters"] for rank, of in enumerate(ranks) if case.samples[rank]]
+        found[name] = max(abs(a - b) for mine in stay for a, b in zip(mine, one, strict=True))
+    return found
+
+
+def _gain(store: Path, name: str, device: str, seed: int) -> Gain | None:
+    """The first change's; None where none was scored."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    job = [*torchrun, divided_job.__file__, name, device, str(seed)]
+    watch = [sys.executable, "-m", "unskew", "watch", "--store", str(store), "--mode", "auto", "--", *job]
+    subprocess.run(watch, check=True, capture_output=True)
+    with open_store(Store(store)) as log:
+        scored = "select gain_percent, 100 * effect_s / baseline_s from proposals join plans using (run, proposal)"
+        rows = log.sql(f"{scored} where effect_s is not null order by from_iteration limit 1").rows()
+    return Gain(*rows[0]) if rows else None
