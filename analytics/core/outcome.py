@@ -104,10 +104,11 @@ def outcome_of(
     judged = [decisive, *(sight for sight in job if sight != decisive)]
     stated = [unexplained.words] if unexplained is not None and unexplained.of_measured >= LEAST_STATED_SHARE else []
     lacking = [dropped_sentence(dropped)] if dropped else []
-    wrong = [verdict.sentence.removesuffix(".") for verdict in verdicts] or ([failure] if failure else [])
-    if wrong:
+    wrong, failed = [verdict.sentence.removesuffix(".") for verdict in verdicts], [failure] if failure else []
+    if wrong or failed:
         more = [f"{len(wrong) - 1} more verdict{'s' * (len(wrong) > 2)}"] if len(wrong) > 1 else []
-        return Outcome(outcome="wrong", smallest_slowdown=smallest, why="; ".join([wrong[0], *more, *stated, *lacking]))
+        wrong = [*wrong[:1], *more, *failed]
+        return Outcome(outcome="wrong", smallest_slowdown=smallest, why="; ".join([*wrong, *stated, *lacking]))
     bounds = [one.why for one in judged if one.why]
     blind = [blindness(one) for one in judged if not one.sees]
     too_much = unexplained is not None and unexplained.too_much

@@ -44,6 +44,7 @@ from unskew.analytics.diagnosis.trace.section import TraceSection, record, with_
 from unskew.analytics.diagnosis.whole_job import judge_job, times_of
 from unskew.analytics.health.liveness import Suspect
 from unskew.collector.events import COLLECTIVE_KINDS, MOST_SLOWDOWN, Verdict
+from unskew.collector.log_gap import dropped_sentence
 
 NO_PLACES = (
     "stage_imbalance: no messages between ranks and no stages are recorded, so each rank is taken for a replica, and what a "
@@ -101,8 +102,7 @@ def diagnose(log: RunLog) -> Diagnosis:
     verdicts: tuple[Verdict, ...] = ()
     sections: list[TraceSection] = []
     gaps: list[str] = []
-    lost_s: dict[str, float] = {}
-    whole_s = 0.0
+    lost_s, whole_s = dict[str, float](), 0.0
     findings: Findings | None = None
     abstained = ([log.sample.unseen] if log.sample else []) + _missing(log, seen)
     if seen == "chunks":
@@ -144,11 +144,12 @@ def diagnose(log: RunLog) -> Diagnosis:
     if findings is not None and findings.of_job is not None:
         sights.append(findings.of_job)
         unexplained = _worse(unexplained, findings.long_ones)
+    gaps = [*gaps_of(log, chunks=seen == "chunks", recordings=[one.recording for one in sections]), *gaps]
     outcome = outcome_of(
         verdicts,
         sights,
-        failure=f"the run failed: {log.end_reason or 'no reason given'}" if log.end == "failed" else "",
-        gaps=[*gaps_of(log, chunks=seen == "chunks", recordings=[one.recording for one in sections]), *gaps],
+        failure=log.failure,
+        gaps=gaps,
         dropped=log.dropped,
         unexplained=unexplained,
     )
@@ -158,13 +159,24 @@ def diagnose(log: RunLog) -> Diagnosis:
         iterations=log.iterations.height,
         verdicts=tuple(_with_next_step(verdict) for verdict in verdicts),
         time_lost_s=lost_s,
-        abstained=tuple(abstained),
+        abstained=(*abstained, *_hidden(verdicts, [log.failure, *gaps, dropped_sentence(log.dropped)])),
         outcome=outcome.outcome,
         smallest_slowdown=outcome.smallest_slowdown,
-        why=outcome.why + (f"; looked at {log.sample.what}" if log.sample else ""),
+        why="; ".join([outcome.why, *_besides(log, outcome)]),
         looked_at=log.sample.what if log.sample else "",
         status=log.status,
     )
+
+
+def _hidden(verdicts: Sequence[Verdict], lacks: Sequence[str]) -> list[str]:
+    """How the run ended and what its log lacks, beside verdicts; else it is the outcome's reason."""
+    return [f"what else is wrong: {one}" for one in lacks if one and verdicts]
+
+
+def _besides(log: RunLog, outcome: Outcome) -> list[str]:
+    """What belongs beside the outcome: what the log lacks, which is a reason where nothing is wrong, and what was looked at."""
+    lacking = [log.gap] if log.gap and outcome.outcome == "wrong" else []
+    return [*lacking, *([f"looked at {log.sample.what}"] if log.sample else [])]
 
 
 def sections_of(log: RunLog) -> tuple[list[TraceSection], Findings, list[str]]:

@@ -52,6 +52,11 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     sample: Sample | None = None
 
     @property
+    def failure(self) -> str:
+        """How it failed, without a full stop; "" = it did not."""
+        return f"the run failed: {self.end_reason or 'no reason given'}" if self.end == "failed" else ""
+
+    @property
     def status(self) -> str:
         """The run's in this log, as the view `runs` has it."""
         return "unfinished" if self.end in {"running", "lost"} else self.end

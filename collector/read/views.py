@@ -200,6 +200,8 @@ VIEWS: dict[str, str] = {
                 coalesce(nullif(diagnosed.why, ''),
                     concat_ws('; ', coalesce(wrong.sentence, case when runs.status != 'failed' then nullif(gaps.gap, '') end,
                         nullif(sight.why, ''), nullif(runs.reason, '')),
+                        case when wrong.run is not null and runs.status = 'failed' then
+                            'the run failed: ' || coalesce(nullif(runs.reason, ''), 'no reason given') end,
                         case when runs.n_dropped > 0 then runs.n_dropped || ' events were dropped unwritten' end)) as why
             from runs left join diagnosed using (run) left join wrong using (run) left join sight using (run)
                 left join gaps using (run))

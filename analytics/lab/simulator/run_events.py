@@ -142,7 +142,9 @@ class _Crew:
             for rank, devices in self._by_rank(event.devices):
                 self._absent[rank] |= devices
                 what = f"{event.why or event.kind}: device {', '.join(map(str, sorted(devices)))}"
-                yield DeviceLost(device=f"group-{rank}", rank=rank, how="exit", detail=what, detected_us=us)
+                yield DeviceLost(
+                    device=f"group-{rank}", rank=rank, how="exit", detail=what, detected_us=us, iteration=answer.iteration
+                )
         back = {*answer.reaction.replaced, *(event.devices if event.kind == "joined" else ())}
         for rank, devices in self._by_rank(back):
             if absent := self._absent.pop(rank, None):

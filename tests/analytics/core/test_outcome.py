@@ -123,6 +123,7 @@ STOPPED_SHORT = ev.RunFinished(status="stopped", iterations=40, committed=60, re
         ([STARTED, DONE], False, "cannot_be_judged", "over before"),
         ([STARTED, SEEN, DONE], False, "well", "15 %"),
         ([STARTED, SEEN, FAILED], False, "wrong", "no plan"),
+        ([STARTED, SEEN, verdict("rank 1 is slow"), FAILED], False, "wrong", "rank 1 is slow; the run failed: no plan is left"),
         ([STARTED, SEEN, DONE, DIAGNOSED], False, "cannot_be_judged", "too noisy"),
         ([STARTED, DONE, CALM], False, "well", "10 %"),
         ([STARTED, SEEN, BEFORE_THE_END, FAILED], False, "wrong", "no plan"),
@@ -144,6 +145,7 @@ def test_sql_gives_the_same_outcome_as_the_page(tmp_path: Path, monkeypatch: pyt
     stories: dict[str, list[ev.Control]] = {
         "warm-up": [], "seen": [SEEN], "blinded": [SEEN, BLINDED], "slow": [SEEN, verdict("rank 1 is slow")],
         "well-again": [SEEN, verdict("rank 1 is slow"), CLOSED, DONE], "short": [DONE], "diagnosed": [SEEN, DONE, DIAGNOSED],
+        "slow-failed": [SEEN, verdict("rank 1 is slow"), FAILED],
         "failed": [SEEN, FAILED], "calm": [DONE, CALM], "old-calm": [DONE, OLD_CALM], "killed": [SEEN],
         "slow-later": [SEEN, BEFORE_THE_END, verdict("rank 1 is slow"), DONE], "failed-later": [BEFORE_THE_END, FAILED],
         "stopped-short": [SEEN, BEFORE_THE_END, STOPPED_SHORT],

@@ -180,7 +180,9 @@ def test_a_simulated_run_after_failures(store: Store, policy: str) -> None:
     record(store, "r", simulate(job, POLICIES[policy](), failures, SimulationOptions(hours=1.0)), failures, {})
     found = diagnose(loaded(store, "r"))
     assert found.outcome == "wrong"
-    assert any(verdict.cause == "dead" for verdict in found.verdicts)
+    dead = [verdict.since_iteration for verdict in found.verdicts if verdict.cause == "dead"]
+    assert dead
+    assert len(set(dead)) > 1, "each is dated to when it happened"
 
 
 @pytest.mark.limit(120)
@@ -212,6 +214,22 @@ def test_a_log_that_lacks_events_says_so_beside_whatever_is_said(store: Store) -
         why = dict(reader.sql("select run, why from outcomes").iter_rows())
     assert "dropped" not in why["whole"]
     assert why["lacking"].endswith("35 events were dropped unwritten")
+
+
+def test_what_is_wrong_hides_no_gap_of_the_log(store: Store) -> None:
+    """A run of which most iterations are missing, and in those that are there a rank is slow."""
+    writer = runs.slow(store)
+    writer.telemetry.append(Dropped(count=5, types={"span": 5}))
+    writer.control(RunFinished(status="incomplete", iterations=60, committed=200, unwritten=30_260))
+    writer.close()
+    found, gap = diagnose(loaded(store, "slow")), "the log holds 60 of the 200 iterations that were committed"
+    assert found.outcome == "wrong"
+    assert f"; {gap}, 30,260 events could not be written" in found.why
+    assert any(one.startswith(f"what else is wrong: {gap}") for one in found.abstained)
+    assert any("5 events were dropped" in one for one in found.abstained)
+    runs.slow(store, "killed").close()
+    (without_end,) = [one for one in diagnose(loaded(store, "killed")).abstained if one.startswith("what else is wrong")]
+    assert "without a word of how" in without_end
 
 
 def test_a_pause_of_no_length_was_not_looked_for(store: Store, tmp_path: Path) -> None:
