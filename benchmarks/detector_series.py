@@ -19,13 +19,13 @@ from unskew.analytics.detector.workers import RankTimes, judge_workers
 from unskew.analytics.diagnosis.failslow import settled
 from unskew.analytics.lab.studies.detection import JobSetting, cost_of, synthetic_job
 from unskew.analytics.lab.studies.noise import load_lengths, load_noise
+from unskew.benchmarks.detector_phases import judged
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
-from unskew.collector.events import Verdict
 
 INJECTED = 1.15
 ROOM = 60  # iterations that are left after an injected slowdown, at least
-REAL, AROUND = 1.05, 30  # a named stretch is a real one if it took so many times the iterations around it
+FALSE_BEFORE = 0  # of what the test before this one named, by the same questions (detector_phases.py)
 LARGE = JobSetting(pp=8, tokens=8_192, micro_batches=8, hidden=4_096, dp=32, iterations=40)
 LONG = JobSetting(pp=4, tokens=8_192, micro_batches=4, hidden=4_096, iterations=400)
 
@@ -37,7 +37,7 @@ def figures(_bench: Bench) -> list[Figure]:
 def job_wide() -> list[Figure]:
     """MLPerf Training and Megatron-LM: episodes as they are, and slowdowns put into the same series."""
     names = (
-        "MLPerf and Megatron series: episodes named",
+        "MLPerf and Megatron series: episodes named whose level truly shifts",
         "MLPerf and Megatron series: false alarms",
         f"MLPerf and Megatron series: job-wide slowdowns of {INJECTED:g} found",
     )
@@ -45,38 +45,33 @@ def job_wide() -> list[Figure]:
     if not series:
         note = "data sets mlperf-steptimes and megatron-iteration-times are absent: set UNSKEW_DATASETS"
         return [
-            figure(names[0], None, "", bar=1, better="lower", note=note),
-            figure(names[1], None, "", bar=1, better="lower", note=note),
+            figure(names[0], None, "", better="higher", note=note),
+            figure(names[1], None, "", bar=FALSE_BEFORE, better="lower", note=note),
             figure(names[2], None, "%", bar=95, better="higher", note=note),
         ]
-    random = np.random.default_rng(load_noise().seeds.figures)
-    real: list[str] = []
-    false: list[str] = []
+    seed = load_noise().seeds.figures
+    phases = [phase for one in series for phase in judged(one, _named(one.times), series, seed)]
+    random = np.random.default_rng(seed)
     hits = n = 0
-    for name, times in series:
-        for episode in settled(judge(enumerate(1e6 * times))):
-            ratio = _over_neighbours(times, episode)
-            (real if ratio >= REAL else false).append(f"{name[:40]} {episode.since_iteration} x{ratio:.2f}")
-        if len(times) < 2 * ROOM:
+    for one in series:
+        if len(one.times) < 2 * ROOM:
             continue
-        at = int(random.integers(ROOM // 2, len(times) - ROOM))
-        slowed = np.where(np.arange(len(times)) >= at, INJECTED, 1.0) * times
+        at = int(random.integers(ROOM // 2, len(one.times) - ROOM))
+        slowed = np.where(np.arange(len(one.times)) >= at, INJECTED, 1.0) * one.times
         found = settled(judge(enumerate(1e6 * slowed)))
         hits += any(abs(v.since_iteration - at) <= 20 and v.at_iteration >= at for v in found)
         n += 1
-    what = f"the time of the stretch is less than {REAL:g} of the {AROUND} iterations before and after"
+    real, false = ([str(one) for one in phases if bool(one.why) is wrong] for wrong in (False, True))
     return [
-        figure(names[0], len(real) + len(false), "", bar=1, better="lower", note=f"{len(series)} series; {'; '.join(real)}"),
-        figure(names[1], len(false), "", bar=1, better="lower", note="; ".join([what, *false])),
+        figure(names[0], len(real), "", better="higher", note="; ".join([f"{len(series)} series", *real])),
+        figure(names[1], len(false), "", bar=FALSE_BEFORE, better="lower", note="; ".join(false)),
         figure(names[2], 100 * hits / n, "%", bar=95, better="higher", note=f"{hits} of {n} series of {2 * ROOM} and more"),
     ]
 
 
-def _over_neighbours(times: Floats, episode: Verdict) -> float:
-    """What the stretch took, over the iterations around it: medians."""
-    since, until = episode.since_iteration, episode.until_iteration or len(times)
-    around = np.concatenate([times[max(since - AROUND, 0) : since], times[until : until + AROUND]])
-    return float(np.median(times[since:until]) / np.median(around))
+def _named(times: Floats) -> list[tuple[int, int]]:
+    found = settled(judge(enumerate(1e6 * times)))
+    return [(one.since_iteration, one.until_iteration or len(times)) for one in found]
 
 
 def workers() -> list[Figure]:

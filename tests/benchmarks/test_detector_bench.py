@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import dashboard_runs as runs
+from support.noisy_series import Floats, Recorded
 
-from unskew.benchmarks import detector_stated
+from unskew.benchmarks import detector_phases, detector_stated
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.edge.load_run import load_run
@@ -25,3 +27,42 @@ def test_a_slowdown_of_the_stated_size_is_named_and_none_where_nothing_is_slower
     assert all(one.stated is not None and one.named and not one.another for one in found)
     monkeypatch.setattr(detector_stated, "slowed", lambda one, _rank, _factor: one)
     assert not any(one.named for one in detector_stated.injected(log, (44,)))
+
+
+def recorded(times: Floats, name: str = "a") -> Recorded:
+    return Recorded(name, "work", np.arange(len(times)), times)
+
+
+def steps(seed: int, *slow: tuple[int, int, float], alike: float = 0.0, n: int = 600) -> Floats:
+    """Noise of 2 % in which each keeps `alike` of the one before, and stretches that take so many times as long."""
+    random, x = np.random.default_rng(seed), np.zeros(n)
+    for i in range(1, n):
+        x[i] = alike * x[i - 1] + random.normal(0, 0.02)
+    for since, until, factor in slow:
+        x[since:until] += np.log(factor)
+    return np.asarray(np.exp(x))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_level_that_shifts_is_told_from_noise_from_what_comes_again_and_again_and_from_the_work(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detector_phases, "SURROGATES", 199)
+
+    def why(times: Floats, *stretches: tuple[int, int], twin: Floats | None = None) -> list[str]:
+        one = recorded(times)
+        twins = [] if twin is None else [recorded(twin, "b")]
+        return [phase.why for phase in detector_phases.judged(one, stretches, [one, *twins], seed)]
+
+    burst, shift = (300, 306, 1.3), (100, 200, 1.1)
+    assert why(steps(seed, burst, shift), (300, 306), (100, 200)) == ["", ""]
+    assert why(steps(seed, shift), (100, 200), twin=steps(seed + 9)) == [""]
+    (of_work,) = why(steps(seed, shift), (100, 200), twin=steps(seed + 9, shift))
+    assert of_work.startswith("its twin has it too, x1.")
+    assert why(steps(seed), (300, 306)) == ["less than 1.05 times a side"]
+    restless = steps(seed, *((at, at + 6, 1.3) for at in range(45, 600, 70)))
+    assert why(restless, (325, 331)) == ["the noise of the series does that by itself"]
+    alike = steps(seed, alike=0.95, n=1_500)
+    outs = [detector_phases.stands_out(np.log(alike), at, at + 15) for at in range(40, 1_440)]
+    at = 40 + int(np.argmax(outs))
+    assert why(alike, (at, at + 15)) == ["the noise of the series does that by itself"]

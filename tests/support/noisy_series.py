@@ -41,31 +41,43 @@ class Episode(msgspec.Struct, frozen=True):
         return np.asarray(np.log(1 + (self.factor - 1) * risen))
 
 
-def mlperf() -> Iterator[tuple[str, Floats]]:
+class Recorded(msgspec.Struct, frozen=True):
+    """One recording: `times` by `steps` of the job. Those of the same `work` ran the same job, on other machines or at another
+    time."""
+
+    name: str
+    work: str
+    steps: NDArray[np.int64]
+    times: Floats
+
+
+def mlperf() -> Iterator[Recorded]:
     """Seconds per training step of audited runs."""
     path = datasets.find("mlperf-steptimes", "steps.parquet")
     if path is not None:
         steps = pl.read_parquet(path).filter(pl.col("kind") == "train").drop_nulls("step_time_s")
         for (run,), rows in steps.group_by(["run_id"], maintain_order=True):
-            yield str(run), rows["step_time_s"].to_numpy().astype(np.float64)
+            times = rows["step_time_s"].to_numpy().astype(np.float64)
+            yield Recorded(str(run), str(run).rpartition("/")[0], np.arange(len(times)), times)
 
 
-def megatron() -> Iterator[tuple[str, Floats]]:
-    """Seconds per iteration of Megatron-LM's own tests."""
+def megatron() -> Iterator[Recorded]:
+    """Seconds per iteration of Megatron-LM's own tests: `test case @ machine`, a shorter one of the same job ends in _sm."""
     path = datasets.find("megatron-iteration-times", "iteration-times.parquet")
     if path is not None:
-        for (series,), rows in pl.read_parquet(path).group_by(["series_id"], maintain_order=True):
-            yield str(series), rows.sort("step")["iteration_time_s"].to_numpy()
+        for (series,), rows in pl.read_parquet(path).sort("step").group_by(["series_id"], maintain_order=True):
+            work = str(series).partition("@")[0].removesuffix("_sm")
+            yield Recorded(str(series), work, rows["step"].to_numpy(), rows["iteration_time_s"].to_numpy())
 
 
-def azure() -> Iterator[tuple[str, Floats]]:
+def azure() -> Iterator[Recorded]:
     """Time per unit of memory traffic of cloud machines, in pieces: months of measurements are no one job."""
     path = datasets.find("azure-vm-noise", "memory-westus2.parquet")
     if path is not None:
         for (vm, test), rows in pl.read_parquet(path).group_by(["vm", "test"], maintain_order=True):
             times = 1.0 / rows.sort("starttime")["value"].to_numpy().astype(np.float64)
             for first in range(0, len(times) - 500, 500):
-                yield f"{vm} {test} {first}", times[first : first + 500]
+                yield Recorded(f"{vm} {test} {first}", str(test), np.arange(500), times[first : first + 500])
 
 
 SOURCES = {"MLPerf": mlperf, "Megatron": megatron, "Azure": azure}
@@ -74,9 +86,9 @@ SOURCES = {"MLPerf": mlperf, "Megatron": megatron, "Azure": azure}
 def residuals(source: str, least: int = 120) -> list[Floats]:
     """Of each series of `least` iterations and more."""
     found = []
-    for _, times in SOURCES[source]():
-        if len(times) >= least:
-            logs = np.log(times[STARTED:])
+    for one in SOURCES[source]():
+        if len(one.times) >= least:
+            logs = np.log(one.times[STARTED:])
             found.append(np.asarray(logs - median_filter(logs, NEIGHBOURHOOD, mode="nearest")))
     return found
 

@@ -164,7 +164,7 @@ def test_of_a_few_iterations_nothing_can_be_stated() -> None:
 
 def test_public_series_of_healthy_jobs_raise_no_alarm_and_show_a_slowdown_put_into_them() -> None:
     """Every seventh MLPerf run; all of them in the bench."""
-    runs = [times for _, times in mlperf()][::7]
+    runs = [one.times for one in mlperf()][::7]
     if not runs:
         pytest.skip("data set mlperf-steptimes is absent: set UNSKEW_DATASETS")
     hits = []

@@ -116,7 +116,7 @@ def test_an_own_run_is_held_against_what_its_lengths_let_expect(store: Store, sl
 
 
 def test_of_public_series_none_creeps_or_loses_time_that_nobody_explains() -> None:
-    series = [times for _, times in [*mlperf(), *megatron()]]
+    series = [one.times for one in [*mlperf(), *megatron()]]
     if not series:
         pytest.skip("data sets mlperf-steptimes and megatron-iteration-times are absent: set UNSKEW_DATASETS")
     for times in series[::5]:
