@@ -196,7 +196,7 @@ def sight_of(state: DetectorState, options: DetectorOptions) -> Sight:
     tracks = state.tracks
     if ALL not in tracks.kinds:
         return Sight(scope="device", smallest_slowdown=None, why="no iteration could be compared with what is expected of it")
-    age = tracks.age[:, tracks.kinds.index(ALL)]
+    age = tracks.age[[rank not in state.lost for rank in tracks.ranks], tracks.kinds.index(ALL)]
     known = age[age > 0]
     n = min(len(tracks.recent), int(known.min()) if len(known) else 0)
     if n <= options.least_iterations:
@@ -292,8 +292,10 @@ def _scores(state: DetectorState, options: DetectorOptions) -> Floats:
 
 
 def _fired(state: DetectorState, options: DetectorOptions) -> list[int]:
-    """Ranks of which a test is over its threshold, ascending."""
-    return [state.tracks.ranks[row] for row in np.flatnonzero((_scores(state, options) > 1).any(axis=1)).tolist()]
+    """Ranks of which a test is over its threshold, ascending. A loss may be known before the last iterations with that rank are
+    judged; it is not accused after it."""
+    fired = np.flatnonzero((_scores(state, options) > 1).any(axis=1)).tolist()
+    return [rank for rank in (state.tracks.ranks[row] for row in fired) if rank not in state.lost]
 
 
 def _decided(state: DetectorState, rank: int, now: int, options: DetectorOptions) -> tuple[DetectorState, Verdicts]:

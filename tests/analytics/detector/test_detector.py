@@ -282,6 +282,20 @@ def test_a_lost_rank_gets_its_verdict_and_closes_what_was_open_against_it() -> N
     assert state.speeds == {}
 
 
+def test_of_iterations_before_a_loss_that_are_judged_after_it_the_lost_rank_is_not_accused_again() -> None:
+    """A loss is known at once, an iteration is judged when its log is read."""
+    detector = Detector()
+    committed = list(train(PP4_DP2, slow(3, 2.0, at=10), seed=5, n=60))
+    watch(detector, iter(committed[:20]), PP4_DP2)
+    known = sight_of(detector.state, detector.options)
+    suspect = Suspect(rank=3, how="exit", detail="signal SIGKILL", victims=(0, 1))
+    detector.state, _ = lose(detector.state, suspect, 28, detector.options)
+    assert watch(detector, iter(committed[20:28]), PP4_DP2) == []
+    after = sight_of(detector.state, detector.options)
+    assert known.smallest_slowdown is not None
+    assert after.smallest_slowdown == pytest.approx(known.smallest_slowdown, rel=0.1)
+
+
 def test_the_verdict_tells_who_waits_and_the_numbers_that_decided() -> None:
     (verdict,) = run(slow(3, 1.8, at=30), n=40)
     assert isinstance(verdict, Verdict)
