@@ -105,7 +105,8 @@ def train(
 
 def assert_exact(run: Run, undisturbed: list[float], survivors: set[int]) -> None:
     """The run is the undisturbed one, executed once, by the processes it began with, and its log lacks nothing."""
-    assert run.of(RunFinished)[-1].status == "done"
+    ended = run.of(RunFinished)[-1]
+    assert (ended.status, ended.reason) == ("done", "")
     assert run.losses == pytest.approx(undisturbed, rel=0, abs=1e-8)
     assert run.same_process == survivors
     assert run.sql("select * from executed($run) where times != 1") == []
