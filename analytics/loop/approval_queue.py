@@ -97,16 +97,16 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
         return [*self.expire("a newer proposal came"), made]
 
     def recovery(
-        self, plan: Plan, old: Plan, rank: int, *, verdict: int | None, iteration: int, expected_us: float | None
+        self, plan: Plan, old: Plan, reason: str, *, verdict: int | None, iteration: int, expected_us: float | None
     ) -> tuple[PlanProposed, PlanApproved]:
-        """The minimal recovery after the loss of `rank`, proposed and approved in one breath."""
+        """The minimal recovery after a loss, proposed and approved in one breath."""
         return (
             PlanProposed(
                 proposal=self._next_name,
                 plan_version=plan.plan_version,
                 digest=plan.digest,
                 optional=False,
-                reason=f"rank {rank} was lost: its work is rerouted to ranks that hold its layers",
+                reason=reason,
                 verdict=verdict,
                 plan=plan.to_data(),
                 predicted_us=None if expected_us is None else round(expected_us),

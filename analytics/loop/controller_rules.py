@@ -8,6 +8,7 @@ they decide, and takes what the run did from its record.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import msgspec
 
@@ -19,7 +20,7 @@ from unskew.analytics.health.rejoining import LEAST_LEFT, Rejoining
 from unskew.analytics.loop.adaptation import Adaptation, AdaptationStep
 from unskew.analytics.loop.approval_queue import ApprovalQueue
 from unskew.analytics.loop.plans import Plans
-from unskew.analytics.scheduler.recovery import recover
+from unskew.analytics.scheduler.recovery import promote, recover
 from unskew.analytics.scheduler.replicas import replicas_of, returning, with_replicas, without_ranks
 from unskew.collector.command import Command
 from unskew.collector.events import (
@@ -41,6 +42,9 @@ from unskew.collector.events import (
     StandbyMeasured,
     Verdict,
 )
+
+MIN_GAIN_OF_A_SPARE = 0.03
+"""Of an iteration: below it the layers of a lost rank are not moved to one on standby; the Scheduler asks for as much."""
 
 
 class Log(msgspec.Struct, frozen=True):
@@ -149,7 +153,7 @@ def taken_over(state: ControllerState) -> Outcome:
         if state.queue.mode == "observe":
             return state, [*noted, StopRun(f"{reason} and mode observe changes nothing: the run stops")]
         try:
-            plan = _without(state, base, {*unanswered})
+            plan, _ = _without(state, base, {*unanswered})
         except PlanError as error:
             return state, [*noted, StopRun(str(error), no_plan=True)]
         state, issued = _issue(state, plan, reason, abort=True, after=state.plans.give_up(reason))
@@ -199,15 +203,12 @@ def lost(state: ControllerState, event: DeviceLost) -> Outcome:
         return state, [*decisions, StopRun(f"{why} ({event.detail}) and mode observe changes nothing: the run stops")]
     base = state.plans.base
     try:
-        plan = _without(state, base, {rank})
+        plan, how = _without(state, base, {rank})
     except PlanError as error:
         return state, [*decisions, StopRun(str(error), no_plan=True)]
     verdict = next((one.verdict for one in found if isinstance(one, Verdict)), None)
     expected_us = adaptation.expected_us(plan)
-    proposed = state.queue.recovery(plan, base, rank, verdict=verdict, iteration=iteration, expected_us=expected_us)
-    if adaptation.site.by_replica:
-        text = f"rank {rank} was lost: its replica leaves, the others go on with their own batches"
-        proposed = msgspec.structs.replace(proposed[0], reason=text), proposed[1]
+    proposed = state.queue.recovery(plan, base, f"{why}: {how}", verdict=verdict, iteration=iteration, expected_us=expected_us)
     reason, name = f"{why} ({event.how})", proposed[0].proposal
     state, issued = _issue(state, plan, reason, abort=True, proposal=name, after=proposed)
     return state, [*decisions, *issued]
@@ -336,11 +337,22 @@ def _return_replicas(state: ControllerState) -> Outcome:
     return _issue(state, plan, f"replica {', '.join(map(str, back))} is whole again", abort=False)
 
 
-def _without(state: ControllerState, base: Plan, dead: set[int]) -> Plan:
-    """The plan after the loss of these ranks. Raises `PlanError` when there is none."""
-    if state.adaptation.site.by_replica:
-        return without_ranks(state.plans.first, base, dead, state.plans.next_plan_version)
-    return recover(base, dead, state.plans.next_plan_version)
+def _without(state: ControllerState, base: Plan, dead: set[int]) -> tuple[Plan, str]:
+    """The plan after the loss of these ranks, and what becomes of their work. Raises `PlanError` when there is none."""
+    number, adaptation = state.plans.next_plan_version, state.adaptation
+    if adaptation.site.by_replica:
+        plan = without_ranks(state.plans.first, base, dead, number)
+        return plan, "its replica leaves, the others go on with their own batches"
+    found = recover(base, dead, number), "its work is rerouted to ranks that hold its layers"
+    rerouted_us = adaptation.expected_us(found[0])
+    if rerouted_us is None or len(dead) > 1 or adaptation.site.shared_cores is not None:
+        return found
+    least_us = (1 - MIN_GAIN_OF_A_SPARE) * rerouted_us
+    for spare in sorted(state.alive - state.plans.involved - adaptation.measurements.joining):
+        plan = promote(base, min(dead), spare, number)
+        if (us := adaptation.expected_us(plan) or inf) < least_us:
+            found, least_us = (plan, f"rank {spare} takes its place, with layers from its peers"), us
+    return found
 
 
 def _add_rank(state: ControllerState, command: Command) -> Outcome:

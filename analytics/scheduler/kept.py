@@ -7,7 +7,9 @@ survivors hold is exact as it is, because neither weights nor divisor change wit
 1. if a holder has the whole sum, it counts, and holders that lack it take it over;
 2. else the parts of all holders count: no micro-batch is in two of them, for each attempt adds only what was missing;
 3. what is missing then is executed in the next attempt. A micro-batch is executed forward through all layers and backward
-   down to its lowest missing one; gradients of layers that have it already are not added again.
+   down to its lowest missing one; gradients of layers that have it already are not added again;
+4. for that attempt alone the missing micro-batches are spread over all pipelines of the plan, as ReCoVer's extra micro-batches
+   are over all survivors: a lost replica's share is not done by one pipeline while the others wait.
 
 >>> from unskew.analytics.core.layout import uniform_plan
 >>> plan = uniform_plan(tp=1, pp=1, dp=2, n_layers=1, micro_batches=2)
@@ -18,13 +20,14 @@ survivors hold is exact as it is, because neither weights nor divisor change wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 
 import msgspec
 
-from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.plan import Hop, Plan, Route
 from unskew.analytics.pipeline.actions import Action
 
 Held = Mapping[int, Mapping[int, Mapping[int, int]]]
@@ -65,6 +68,10 @@ class KeptGradients(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def counts(self, layer: int, micro_batch: int) -> bool:
         """Whether the gradient that this attempt computes is added."""
         return micro_batch not in self.of[layer]
+
+    def misses(self, micro_batch: int) -> bool:
+        """Whether some layer lacks it."""
+        return self._lowest_missing[micro_batch] is not None
 
     def hands_back(self, micro_batch: int, first_layer: int) -> bool:
         """Whether the backward pass goes on below `first_layer`."""
@@ -116,3 +123,34 @@ def keep(plan: Plan, held: Held) -> KeptGradients:
             reduced.append(layer)
             transfers += [SumTransfer(layer, source, rank) for rank, part in parts.items() if len(part) < everything]
     return KeptGradients(n_micro_batches=everything, of=tuple(of), reduced=frozenset(reduced), transfers=tuple(transfers))
+
+
+def spread(plan: Plan, kept: KeptGradients) -> Plan:
+    """`plan` as its next attempt executes it: each missing micro-batch takes one of the paths that the plan has, the one whose
+    busiest rank is then the least busy, its own where none is better. What is kept is no work.
+
+    >>> from unskew.analytics.core.layout import uniform_plan
+    >>> plan = uniform_plan(tp=1, pp=1, dp=3, n_layers=1, micro_batches=6)
+    >>> kept = keep(plan, {0: {0: {0: 7, 3: 7}}, 2: {0: {2: 7, 5: 7}}})
+    >>> [route.hops[0].rank for route in spread(plan, kept).routes]
+    [0, 1, 2, 0, 0, 2]
+    """
+    if not any(kept.of):
+        return plan
+    paths = tuple(dict.fromkeys((route.replica, route.hops) for route in plan.routes))
+    load, routes = Counter[int](), list(plan.routes)
+    for number, route in enumerate(plan.routes):
+        if kept.misses(number):
+            own = route.replica, route.hops
+            replica, hops = min((own, *paths), key=lambda path: max((load + _layers(path[1])).values()))
+            load += _layers(hops)
+            routes[number] = Route(micro_batch=number, replica=replica, hops=hops)
+    return plan if routes == list(plan.routes) else msgspec.structs.replace(plan, routes=tuple(routes), orders=())
+
+
+def _layers(hops: Sequence[Hop]) -> Counter[int]:
+    """Rank -> layers that it executes."""
+    layers = Counter[int]()
+    for hop in hops:
+        layers.update(dict.fromkeys(hop.ranks, hop.n_layers))
+    return layers

@@ -1,14 +1,19 @@
-"""Minimal recovery after a death: reroute only, no layer moves (ReCycle's rerouting, as ResiHP section 6.3 uses it).
+"""Minimal recovery after a death: reroute, no layer moves (ReCycle's rerouting, as ResiHP section 6.3 uses it), or promote.
 
 The dead ranks' roles vanish; each hop they had goes to peers that hold its layers, so training can go on at once in the same
 processes. Where the holders' ranges differ the hop is split. Steps, per micro-batch in order: keep the legs of living ranks;
 from the first uncovered layer on take the least loaded holder (then the one that reaches furthest, then the lowest rank) as far
 as it reaches; join neighbouring legs of one rank. Load is layers x micro-batches, counted over the whole plan.
+
+`promote` gives the dead rank's place to one on standby instead, within the same iteration (a spare of ReCoVer, arXiv
+2605.11215; its spares hold a copy of the layers, ours get them from the other holders).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+
+import msgspec
 
 from unskew.analytics.core.plan import Hop, Plan, PlanError, Role, Route, validate
 
@@ -32,6 +37,24 @@ def recover(plan: Plan, dead: set[int], plan_version: int) -> Plan:
     )
     validate(recovered)
     return recovered
+
+
+def promote(plan: Plan, dead: int, spare: int, plan_version: int) -> Plan:
+    """The plan with `spare`, which has no role in it, in place of `dead`."""
+    roles = (msgspec.structs.replace(role, rank=spare) if role.rank == dead else role for role in plan.roles)
+    routes = (
+        msgspec.structs.replace(
+            route,
+            hops=tuple(
+                msgspec.structs.replace(hop, ranks=tuple(spare if rank == dead else rank for rank in hop.ranks))
+                for hop in route.hops
+            ),
+        )
+        for route in plan.routes
+    )
+    promoted = msgspec.structs.replace(plan, plan_version=plan_version, roles=tuple(roles), routes=tuple(routes))
+    validate(promoted)
+    return promoted
 
 
 def _require_holders(plan: Plan, roles: tuple[Role, ...], dead: set[int]) -> None:

@@ -18,7 +18,7 @@ from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.health.probing import Probe
 from unskew.analytics.pipeline.schedule import build_schedule
-from unskew.analytics.scheduler.kept import nothing_kept
+from unskew.analytics.scheduler.kept import nothing_kept, spread
 from unskew.collector.events import IterationCommitted
 from unskew.collector.files.checkpoints import Checkpoint, checkpoint_at
 from unskew.collector.paths import Store
@@ -217,10 +217,11 @@ class Rank:
 
     def _execute(self, batch: Batch, comm: Comm) -> None:
         """The chunks of this attempt that are not kept: gradients and losses are in the layers then. Raises `PeerLost`."""
-        actions = [action for action in build_schedule(self.plan).by_rank[self.rank_spec.rank] if self.kept.executes(action)]
+        plan = spread(self.plan, self.kept)
+        actions = [action for action in build_schedule(plan).by_rank[self.rank_spec.rank] if self.kept.executes(action)]
         kinds = [action.kind for action in actions]
         executor = Executor(
-            plan=self.plan, actions=actions, kept=self.kept, layers=self.layers, batch=batch, comm=comm, device=self.device,
+            plan=plan, actions=actions, kept=self.kept, layers=self.layers, batch=batch, comm=comm, device=self.device,
             progress=self.progress, label=self.recorder.span, dtype=self.dtype, dim=self.options.dim,
             before=lambda index: self.injector.before_action(batch.iteration, index, kinds), slow_links=self.slow_links,
         )  # fmt: skip

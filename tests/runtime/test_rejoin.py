@@ -148,3 +148,20 @@ def test_a_death_around_the_join_costs_no_digit(rank: int, after_s: float, tmp_p
     run = train(tmp_path, "kill:rank=2,at=10", base=LONG_CHUNKS, on_event=Killer(rank, after_s), **{**LAYOUT, "iterations": 52})
     assert_exact(run, undisturbed)
     assert [lost.rank for lost in run.of(DeviceLost)] == [2, rank]
+
+
+def test_a_rank_on_standby_takes_the_place_of_one_that_dies_within_the_iteration(tmp_path: Path, undisturbed: Run) -> None:
+    asked: list[int] = []
+
+    def add_a_rank(run: Run, entry: Entry) -> None:
+        if not asked and isinstance(entry.event, IterationCommitted):
+            asked.append(entry.event.iteration)
+            send(run.store, run.id, Command(kind="rank", run=run.id, target="", by="ann"))
+
+    options = {**LAYOUT, "iterations": 24, "respawns": 0, "mode": "approve"}  # nobody approves a plan with the new rank
+    run = train(tmp_path, "kill:rank=1,at=16", base=LONG_CHUNKS, on_event=add_a_rank, **options)
+    assert_exact(run, undisturbed)
+    assert ranks(run) == [(0, 1, 2, 3), (0, 2, 3, 4)]
+    (reason,) = [event.reason for event in run.of(PlanProposed) if not event.optional]
+    assert reason == "rank 1 was lost: rank 4 takes its place, with layers from its peers"
+    assert run.summary.iteration_s[17:] == pytest.approx(undisturbed.summary.iteration_s[17:24], rel=0.02)

@@ -122,7 +122,7 @@ def test_an_open_proposal_that_no_longer_pays_expires(mode: str) -> None:
 
 def test_auto_keeps_apart_from_a_recovery() -> None:
     approval_queue = queue("auto", LIMITS)
-    recovery = approval_queue.recovery(PLAN, PLAN, 1, verdict=None, iteration=20, expected_us=None)
+    recovery = approval_queue.recovery(PLAN, PLAN, "rank 1 was lost", verdict=None, iteration=20, expected_us=None)
     approval_queue, _ = lay(after(approval_queue, recovery), found(), 22)
     assert [settled(approval_queue, iteration)[1] is not None for iteration in (22, 24, 25)] == [False, False, True]
 
@@ -148,7 +148,7 @@ def test_a_limit_of_auto_that_lasts_is_said_once_and_leaves_the_proposal_to_peop
 
 def test_a_limit_of_auto_that_passes_is_said_once_before_the_change() -> None:
     approval_queue = queue("auto", LIMITS)
-    recovery = approval_queue.recovery(PLAN, PLAN, 1, verdict=None, iteration=20, expected_us=None)
+    recovery = approval_queue.recovery(PLAN, PLAN, "rank 1 was lost", verdict=None, iteration=20, expected_us=None)
     approval_queue, name = lay(after(approval_queue, recovery), found(), 22)
     logged: list[Control] = []
     for iteration in (22, 23, 24, 25):

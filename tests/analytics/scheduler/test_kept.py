@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.legal_plans import legal_plans
 
+from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.pipeline.actions import input_of
 from unskew.analytics.pipeline.schedule import build_schedule
-from unskew.analytics.scheduler.kept import KeptGradients, keep, nothing_kept
+from unskew.analytics.scheduler.kept import KeptGradients, keep, nothing_kept, spread
 from unskew.analytics.scheduler.recovery import recover
 
 Sums = dict[int, dict[int, Counter[int]]]
@@ -21,6 +22,7 @@ Sums = dict[int, dict[int, Counter[int]]]
 def execute(plan: Plan, kept: KeptGradients, sums: Sums, versions: dict, stop_after: int) -> bool:
     """Each rank executes its due actions in its order as their inputs come, `stop_after` of them in all; whether all were
     due."""
+    plan = spread(plan, kept)
     waiting = {rank: [one for one in actions if kept.executes(one)] for rank, actions in build_schedule(plan).by_rank.items()}
     done: set = set()
     for _ in range(stop_after):
@@ -80,3 +82,19 @@ def test_every_micro_batch_is_in_every_sum_once(plan: Plan, data: st.DataObject)
         if layer not in kept.reduced:
             reduce_layer(plan, layer, sums, versions, list(plan.holders(layer)))
         assert all(sums[rank][layer] == everything for rank in plan.holders(layer))
+
+
+def test_what_a_lost_replica_had_is_spread_over_all_that_are_left() -> None:
+    """Of four replicas one loses a rank when all but its own share is reduced: each pipeline executes one of the four."""
+    plan = recover(uniform_plan(tp=1, pp=4, dp=4, n_layers=4, micro_batches=16), {6}, 1)
+    mine = {route.micro_batch for route in plan.routes if route.replica == 1}
+    held = {0: {0: dict.fromkeys(set(range(16)) - mine, 0)}}
+    kept = keep(plan, {rank: {rank % 4: held[0][0]} if rank < 4 else {} for rank in plan.ranks})
+    attempt = spread(plan, kept)
+    busy = Counter(hop.rank for number in mine for hop in attempt.routes[number].hops)
+    before = Counter(hop.rank for number in mine for hop in plan.routes[number].hops)
+    assert (max(busy.values()), max(before.values())) == (2, 4)
+    assert [route for route in attempt.routes if route.micro_batch not in mine] == [
+        route for route in plan.routes if route.micro_batch not in mine
+    ]
+    assert spread(plan, nothing_kept(plan)) is plan
