@@ -103,7 +103,8 @@ def facts(session: LoopSession) -> JobFacts:
     if not (dist.is_available() and dist.is_initialized()):
         return JobFacts(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), (), on_gpu, unknown)
     ranks = dist.get_world_size()
-    members = {tuple(sorted(of)): str(group.group_desc) for group, of in getattr(_world(), "pg_group_ranks", {}).items()}
+    of_group = getattr(_world(), "pg_group_ranks", {}).items()  # torch stands a number for the groups that are others'
+    members = {tuple(sorted(of)): str(group.group_desc) for group, of in of_group if isinstance(group, dist.ProcessGroup)}
     groups = sorted(of for of in members if 1 < len(of) < ranks)
     dimensions = tuple(members[of].removeprefix(MESH) if members[of].startswith(MESH) else "" for of in groups)
     return JobFacts(dist.get_rank(), ranks, tuple(groups), on_gpu, unknown, dimensions)
@@ -169,7 +170,7 @@ def _backward(session: LoopSession) -> None:
             try:
                 root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
                 loop.backward(_loss(root))
-                if awaited := loop.ranks > 1 and loop.gathers is not False:
+                if awaited := loop.awaits:
                     _hook(root, hooks)
             except Exception as error:
                 session.failed(error)

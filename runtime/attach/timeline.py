@@ -79,6 +79,12 @@ class LoopTimeline:
         self._frozen: set[int] = set()
         """Models that a loop evaluates in its steps: a teacher, say."""
 
+    @property
+    def awaits(self) -> bool:
+        """Whether others' gradients may be waited for at the end of the pass that begins; a chunk's forward pass, which never
+        syncs, does not tell."""
+        return self.ranks > 1 and (self._chunk is not None or self.gathers is not False)
+
     # --- moments, as the seams report them ---------------------------------------------------------------------------
 
     def loading(self) -> None:

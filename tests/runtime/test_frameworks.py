@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support import framework_job
-from support.framework_job import CHUNKS, MICRO_BATCHES, PIPELINE_STEPS, STEPS, UNTOUCHED_STEPS
+from support.framework_job import CHUNKS, MICRO_BATCHES, STEPS, UNTOUCHED_STEPS
 
 from unskew.collector.events import Event, IterationJudged, MicroBatchPacked, PlanApplied, Span, Verdict
 from unskew.collector.paths import Store
@@ -89,20 +89,26 @@ def test_what_interrupts_the_loop_is_named_apart(jobs: Path) -> None:
 
 
 def test_each_chunk_of_a_pipeline_is_its_stage_s(jobs: Path) -> None:
+    """Two stages, two replicas of each, in groups of a `DeviceMesh`."""
     events = watched(jobs, "pipeline")
     spans = Counter((one.iteration, one.rank, one.kind, one.first_layer) for one in events if isinstance(one, Span))
-    for step in range(PIPELINE_STEPS):
-        assert [spans[step, rank, kind, rank] for rank in range(2) for kind in ("F", "B")] == [CHUNKS] * 4
+    for step in range(STEPS):
+        assert [spans[step, rank, kind, rank // 2] for rank in range(4) for kind in ("F", "B")] == [CHUNKS] * 8
     packed = [one for one in events if isinstance(one, MicroBatchPacked)]
-    assert sorted(one.micro_batch for one in packed if one.iteration == 1) == list(range(CHUNKS))
+    assert sorted(one.micro_batch for one in packed if one.iteration == 1) == list(range(2 * CHUNKS))
     (applied,) = [one for one in events if isinstance(one, PlanApplied)]
-    assert [(role["rank"], role["stage"]) for role in applied.plan["roles"]] == [(0, 0), (1, 1)]
+    assert [(role["rank"], role["replica"], role["stage"]) for role in applied.plan["roles"]] == [
+        (0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)
+    ]  # fmt: skip
     assert all(one.log_complete for one in events if isinstance(one, IterationJudged))
 
 
-def test_a_slow_shard_of_a_layer_is_named_and_the_one_that_waits_for_it_is_not(jobs: Path) -> None:
-    verdicts = [one for one in watched(jobs, "sharded") if isinstance(one, Verdict) and one.culprits]
-    assert {(one.cause, one.culprits[0].rank) for one in verdicts} == {("slow_device", 1)}
+@pytest.mark.parametrize(("case", "kind"), [("pipeline", "B"), ("sharded", "F")])
+def test_a_slow_rank_of_a_mesh_is_named_and_who_waits_for_it_is_not(jobs: Path, case: str, kind: str) -> None:
+    """Neither the other replica of its stage, which waits for its gradients, nor the other stage or shard."""
+    verdicts = [one for one in watched(jobs, case) if isinstance(one, Verdict) and one.culprits]
+    assert {(one.cause, one.culprits[0].rank) for one in verdicts} == {("slow_device", 3)}
+    assert min(verdicts[0].speed, key=verdicts[0].speed.__getitem__) == kind
 
 
 def _losses(file: Path) -> list[float]:

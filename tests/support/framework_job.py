@@ -1,4 +1,4 @@
-"""Trainings that know nothing of Unskew, in two forked ranks each: `python framework_job.py STORE FOLDER`.
+"""Trainings that know nothing of Unskew, in two or four forked ranks each: `python framework_job.py STORE FOLDER`.
 
 The examples are run as they are, rank 1 slow in its backward pass; CASE-untouched is the same for fewer steps, without Unskew
 and healthy. Each prints its losses, by rank 0, into FOLDER/CASE. Forked from one process, as the imports take longest.
@@ -16,12 +16,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard  # noqa: F401 - imported before the ranks are forked
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
@@ -32,7 +33,8 @@ import unskew
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 KEPT: list[nn.Module] = []
 STEPS, UNTOUCHED_STEPS, MICRO_BATCHES, SKIPPED = 26, 6, 2, 3
-PIPELINE_STEPS, CHUNKS = 8, 3
+CHUNKS, STAGES, REPLICAS, SHARDS = 3, 2, 2, 2
+LATE_S = 0.015
 
 
 class Layers(nn.Module):
@@ -70,19 +72,41 @@ def interrupted(model: nn.Module) -> None:
     del kept
 
 
+class LateBackward(torch.autograd.Function):
+    """The identity, late in its backward pass on the last rank."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 - torch hands it over
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ARG004
+        if dist.get_rank() == dist.get_world_size() - 1:
+            time.sleep(LATE_S)
+        return gradients[0]
+
+
+class LateLayers(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = super().forward(LateBackward.apply(x))
+        return found
+
+
 def pipeline() -> None:
-    """1F1B over two stages."""
+    """1F1B over two stages with two DDP replicas each, the last rank slow in its backward pass."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    part = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
-    stage = PipelineStage(part, rank, 2, torch.device("cpu"))
+    mesh = init_device_mesh("cpu", (STAGES, REPLICAS), mesh_dim_names=("pp", "dp"))
+    part = nn.parallel.DistributedDataParallel(
+        LateLayers(*(nn.Linear(64, 64) for _ in range(4))), process_group=mesh["dp"].get_group()
+    )
+    stage = PipelineStage(part, mesh["pp"].get_local_rank(), STAGES, torch.device("cpu"), group=mesh["pp"].get_group())
     schedule = Schedule1F1B(stage, CHUNKS, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(part.parameters(), lr=0.01)
-    for batch in DataLoader(torch.randn(8 * CHUNKS * PIPELINE_STEPS, 64), batch_size=8 * CHUNKS):
+    for batch in DataLoader(torch.randn(8 * CHUNKS * STEPS, 64), batch_size=8 * CHUNKS):
         optimizer.zero_grad()
-        if rank == 0:
+        if stage.is_first:
             schedule.step(batch)
         else:
             schedule.step(target=batch, losses=[])
@@ -91,17 +115,18 @@ def pipeline() -> None:
 
 
 def sharded() -> None:
-    """Two shards of each layer (DTensor), rank 1 slow in its forward pass from its first step on."""
+    """Two shards of each layer (DTensor) on each of two FSDP2 ranks, the last rank slow in its forward pass."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 64))
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    mesh = init_device_mesh("cpu", (REPLICAS, SHARDS), mesh_dim_names=("dp", "tp"))
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for batch in DataLoader(torch.randn(16 * STEPS, 64), batch_size=16):
         optimizer.zero_grad()
-        time.sleep(0.02 * dist.get_rank())
+        time.sleep(2 * LATE_S if dist.get_rank() == dist.get_world_size() - 1 else 0.0)
         model(batch).square().mean().backward()
         optimizer.step()
     KEPT.append(model)
@@ -144,12 +169,17 @@ def example(name: str, *more: str) -> Callable[[str], None]:
 
 
 ALONE: dict[str, Callable[[str], None]] = {"pipeline": lambda _: pipeline(), "sharded": lambda _: sharded()}
-"""Without an untouched one beside them."""
+"""Of four ranks each, without an untouched one beside them."""
 CASES: dict[str, Callable[[str], None]] = {"plain": lambda _: plain(), "fsdp2": example("train_fsdp2.py")}
 
 
+def ranks_of(case: str) -> int:
+    return 4 if case in ALONE else 2
+
+
 def rank_of(case: str, rank: int, port: int, store: str, folder: Path) -> None:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "MASTER_PORT": port}
+    place |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ranks_of(case))
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": case, **{k: str(v) for k, v in place.items()}})
     if rank == 0:
         os.dup2(os.open(folder / case, os.O_WRONLY | os.O_CREAT), 1)
@@ -179,7 +209,7 @@ def main(store: str, folder: Path) -> int:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         pids = []
-        for rank in range(2):
+        for rank in range(ranks_of(case)):
             if (pid := os.fork()) == 0:
                 try:
                     rank_of(case, rank, port, store, folder)
