@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -85,6 +85,33 @@ def explain(entries: Iterable[CollectiveRecorded], groups: Iterable[GroupRecorde
         for oldest in [min(of_rank, key=lambda entry: (entry.created_us or 0, entry.record))]
     )  # fmt: skip
     return _judge(waits, dumped)
+
+
+def in_progress(
+    flights: Sequence[CollectiveRecorded | GroupRecorded], waiting: Collection[int]
+) -> tuple[list[CollectiveRecorded], list[GroupRecorded]]:
+    """The last operations of each rank and group that may be in progress, and how far each rank is in its groups; from
+    recorders that never note an end (Gloo's). What a rank that waits for nobody has launched is over, and so is a collective
+    that all have launched; a message that was sent is waited for only by who waits for nothing else."""
+    launched = [one for one in flights if isinstance(one, CollectiveRecorded)]
+    groups = [one for one in flights if isinstance(one, GroupRecorded)]
+    members_of = _members_of(groups)
+    last = {(one.group, one.rank): one.group_seq for one in launched if not one.is_p2p}
+
+    def is_open(one: CollectiveRecorded) -> bool:
+        everybody = [last.get((one.group, rank), -1) for rank in members_of(one)]
+        return one.rank in waiting and (one.is_p2p or not everybody or min(everybody) < one.group_seq)
+
+    found = [one for one in launched if is_open(one)]
+    beside = {one.rank for one in found if not _is_send(one)}
+    found = [one for one in found if not (_is_send(one) and one.rank in beside)]
+    far = [GroupRecorded(rank=rank, group=group, last_enqueued=number) for (group, rank), number in last.items()]
+    return found, [*groups, *far]
+
+
+def _is_send(one: CollectiveRecorded) -> bool:
+    message = _MESSAGE.search(one.op)
+    return message is not None and message[1] == "send"
 
 
 def _members_of(groups: Iterable[GroupRecorded]) -> _MembersOf:

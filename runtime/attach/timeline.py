@@ -207,11 +207,19 @@ class LoopTimeline:
     def wait(self) -> tuple[int, str]:
         """A wait for others begins; what it returns goes to `waited`."""
         before, self.activity = self.activity, "collective"
-        return self._clock(), before
+        now_ns = self._clock()
+        if self._pause_ns == CLOSE_NS and now_ns >= self._read_at_ns:
+            self._read(now_ns)
+        return now_ns, before
 
     def waited(self, since_ns: int, before: str) -> None:
-        """It is over."""
-        self._waited_ns += self._clock() - since_ns
+        """It is over. A thread that is woken may have to wait for its core as well: that is taken from the wait, not from the
+        work beside it, where ranks take turns."""
+        now_ns = self._clock()
+        if self._pause_ns == CLOSE_NS:
+            self._read(now_ns, now_ns - since_ns)
+        else:
+            self._waited_ns += now_ns - since_ns
         self.activity = before
 
     def moment(self) -> Moment:
@@ -271,8 +279,12 @@ class LoopTimeline:
             self._read(now_ns)
         return now_ns, self._waited_ns
 
-    def _read(self, now_ns: int) -> None:
-        reading = now_ns, self._waited_ns, self._ready()
+    def _read(self, now_ns: int, waiting_ns: int = 0) -> None:
+        """How long the thread had no core; `waiting_ns`: so long it has just waited for others, since the last such look."""
+        ready_ns = self._ready()
+        if waiting_ns:
+            self._waited_ns += max(waiting_ns - (ready_ns - self._readings[-1][2]), 0)
+        reading = now_ns, self._waited_ns, ready_ns
         if self._readings and not _has_core(self._readings[-1], reading):
             self._pause_ns = CLOSE_NS
         self._readings.append(reading)

@@ -16,13 +16,11 @@ from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 
-import msgspec
-
 from unskew.analytics.core.code_hash import code_hash
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.options import options_for
-from unskew.analytics.diagnosis.flight_recorder import explain
+from unskew.analytics.diagnosis.flight_recorder import explain, in_progress
 from unskew.analytics.health.liveness import WAITING, Suspect
 from unskew.analytics.loop import attached_rules as rules
 from unskew.analytics.loop.intake import Intake
@@ -326,14 +324,9 @@ class JobWatcher:
 
     def _not_joined(self, suspect: Suspect | None, beats: Mapping[int, Heartbeat]) -> Suspect | None:
         """Who holds up the job by the ranks' flight recorders: it did not join a collective in which others wait. Else whom the
-        heartbeats name. Gloo's recorder does not know what has ended: that of a rank that waits for nobody has."""
-        entries, groups = [], [one for one in self._flights if isinstance(one, GroupRecorded)]
-        for one in self._flights:
-            if isinstance(one, CollectiveRecorded):
-                over = one.rank not in beats or beats[one.rank].activity not in WAITING
-                entries.append(msgspec.structs.replace(one, state="completed") if over else one)
-                groups.append(GroupRecorded(rank=one.rank, group=one.group, last_enqueued=one.group_seq))
-        found = explain(entries, groups)
+        heartbeats name."""
+        waiting = {rank for rank, beat in beats.items() if beat.activity in WAITING}
+        found = explain(*in_progress(self._flights, waiting))
         alive = [rank for rank in found.culprits if rank in beats]
         if not alive:
             return suspect

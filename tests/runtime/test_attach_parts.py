@@ -222,6 +222,25 @@ def test_the_time_without_a_core_is_asked_for_often_only_where_ranks_take_turns(
     assert [span.runq_us for span in forward] == [0] * 12 + [400] + [1000] * 11
 
 
+def test_what_a_woken_rank_waits_for_its_core_is_no_discount_on_its_work() -> None:
+    clock, events = Clock(), list[Telemetry]()
+    timeline = clock.timeline(0, 2, events)
+    for _ in range(3):
+        clock.work(2, without_core=1)
+        timeline.backward(None)
+        clock.work(3)
+        before = timeline.wait()
+        clock.work(20, without_core=8)
+        timeline.waited(*before)
+        clock.work(4)
+        timeline.returned()
+        timeline.stepping()
+        timeline.stepped()
+    timeline.finish()
+    passes = [event for event in events if isinstance(event, Span) and event.kind == "B"]
+    assert [(one.compute_us, one.wait_dp_us, one.runq_us) for one in passes] == [(7_000, 20_000, 8_000)] * 3
+
+
 def test_a_long_iteration_is_written_part_by_part_and_ends_once() -> None:
     clock, parts = Clock(), list[LoopPart]()
     timeline = LoopTimeline(0, 1, "node:0", parts.append, ready=clock.ready, now=lambda: clock.ns)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.flight_recorder_dumps import published
 
-from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
+from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain, in_progress
 from unskew.collector.events import CollectiveRecorded, GroupRecorded
 from unskew.collector.formats.importers import flight_recorder
 
@@ -94,3 +94,19 @@ def standstill(case: str, folder: Path) -> HangDiagnosis:
         [event for event in run.events if isinstance(event, CollectiveRecorded)],
         [event for event in run.events if isinstance(event, GroupRecorded)],
     )
+
+
+def test_of_recorders_that_note_no_end_only_what_somebody_has_not_launched_is_open() -> None:
+    """As Gloo's of two shards on two FSDP2 ranks had it, rank 3 asleep: its last operations are over, as are those of rank 0
+    that rank 2 has launched as well."""
+    launched = [
+        entry(0, "tp", 45, record=125), entry(0, "dp", 81, record=124), entry(1, "tp", 44, record=122),
+        entry(1, "dq", 81, record=124), entry(2, "tq", 45, record=125), entry(2, "dp", 81, record=124),
+        entry(3, "tq", 44, record=122), entry(3, "dq", 80, record=123),
+        entry(1, "dq", 80, record=99, op="send 0->1", p2p=7),
+    ]  # fmt: skip
+    found = explain(*in_progress([*launched, *PAIRS], {0, 1, 2}))
+    assert (found.culprits, found.victims) == ((3,), (0, 1, 2))
+    assert "rank 3 did not join all_reduce #45 of tq (ranks 2-3), in which rank 2 waits" in found.sentences
+    assert "rank 3 did not join all_reduce #81 of dq (ranks 1, 3), in which rank 1 waits" in found.sentences
+    assert explain(*in_progress([*launched, *PAIRS], ())).culprits == ()
