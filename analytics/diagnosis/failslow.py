@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.cost import CostModel
-from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.outcome import Findings, Sight
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.analytics.detector.options import options_for
@@ -19,12 +18,11 @@ from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.loop.adaptation import Adaptation
 from unskew.analytics.loop.site import Site
 from unskew.analytics.predictor.retraining import IterationSample
-from unskew.analytics.replay.rehearsal import Rehearsal
+from unskew.analytics.replay.rehearsal import Rehearsal, Walk
 from unskew.collector.events import (
     AdaptationStarted,
     Control,
     DeviceLost,
-    IterationJudged,
     PlanApplied,
     Verdict,
     VerdictClosed,
@@ -46,31 +44,29 @@ class FailSlowResult(msgspec.Struct, frozen=True):
     seen: tuple[IterationSample, ...] = ()
 
 
-class _Follower(Rehearsal):
-    """A rehearsal that keeps all samples, each with the speeds that are known of it by now."""
+def followed(rehearsal: Walk) -> tuple[IterationSample, ...]:
+    """Run it; all iterations that were learned from, each with the speeds that are known of it by now."""
+    seen: dict[int, IterationSample] = {}
 
-    def __init__(self, log: RunLog) -> None:
-        super().__init__([_completed(log, event) for event in log.control], log.released, Adaptation.begin(_site(log)))
-        self.seen: dict[int, IterationSample] = {}
+    def look(*_: object) -> None:
+        seen.update((one.committed.iteration, one) for one in rehearsal.monitor.retraining.seen)
 
-    def observe(self, released: IterationTelemetry) -> IterationJudged:
-        judged = super().observe(released)
-        self.seen |= {one.committed.iteration: one for one in self.state.adaptation.monitor.retraining.seen}
-        return judged
+    rehearsal.onlooker = look
+    rehearsal.run()
+    return tuple(seen.values())
 
 
 def follow_run(log: RunLog) -> FailSlowResult:
     """One of our own runs again by the controller's rules and today's thresholds: predictors learned on the way, losses, plans,
     probes and measurements on standby where the run had them."""
-    follower = _Follower(log)
-    follower.run()
-    monitor = follower.state.adaptation.monitor
-    verdicts = settled(event for event in follower.made if isinstance(event, Verdict | VerdictClosed))
+    rehearsal = Rehearsal([_completed(log, event) for event in log.control], log.released, Adaptation.begin(_site(log)))
+    seen, monitor = followed(rehearsal), rehearsal.monitor
+    verdicts = settled(event for event in rehearsal.made if isinstance(event, Verdict | VerdictClosed))
     if monitor.fitted is None:
-        return FailSlowResult(Findings(verdicts=verdicts, sight=TOO_SHORT), None, tuple(follower.seen.values()))
+        return FailSlowResult(Findings(verdicts=verdicts, sight=TOO_SHORT), None, seen)
     of_device, of_job = monitor.sights
     findings = Findings(verdicts=verdicts, sight=of_device, of_job=of_job, long_ones=monitor.unexplained)
-    return FailSlowResult(findings, monitor.fitted.model, tuple(follower.seen.values()))
+    return FailSlowResult(findings, monitor.fitted.model, seen)
 
 
 def _site(log: RunLog) -> Site:

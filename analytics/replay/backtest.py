@@ -15,11 +15,14 @@ from typing import Literal
 
 import msgspec
 
-from unskew.analytics.core.iteration import IterationTelemetry
+from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.iteration import CommittedIteration, IterationTelemetry
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.loop.scoring import score_verdict
+from unskew.analytics.predictor.fit import Fit
 from unskew.analytics.replay.method import Method, MethodInput
 from unskew.analytics.replay.recorded_run import RecordedRun
-from unskew.analytics.replay.rehearsal import Rehearsal, causes_of
+from unskew.analytics.replay.watched import rehearsal_of
 from unskew.collector.events import Control, FaultInjected, IterationJudged, Verdict, VerdictScored
 
 Change = Literal["same", "earlier", "later", "fewer", "more"]
@@ -73,51 +76,52 @@ class DetectorBacktest(msgspec.Struct, frozen=True, kw_only=True):
 
 def backtest(recorded: RecordedRun, method: Method) -> DetectorBacktest:
     """Run `method`, a fresh one, over a recorded run. Raises `ReplayError` when the log cannot be rehearsed."""
-    watched = _BacktestRehearsal(recorded, method)
-    watched.run()
+    rehearsal, plans = rehearsal_of(recorded), recorded.plans
+    beside = Beside(method)
+
+    def look(released: IterationTelemetry, fitted: Fit | None, judged: IterationJudged) -> None:
+        plan = plans[released.committed.plan_version]
+        beside.observe(released.committed, plan, None if fitted is None else fitted.model, judged.predicted_us)
+
+    rehearsal.onlooker = look
+    rehearsal.run()
     faults = [noted.event for noted in recorded.control if isinstance(noted.event, FaultInjected)]
-    truth_known = watched.state.adaptation.site.truth_known
-    live_verdicts = _first([noted.event for noted in recorded.control])
-    other_verdicts = _first(watched.verdicts)
-    live = [_scored_verdict(verdict, faults, truth_known=truth_known) for verdict in live_verdicts]
-    other = [_scored_verdict(verdict, faults, truth_known=truth_known) for verdict in other_verdicts]
-    return DetectorBacktest(
-        run=recorded.run,
-        iterations=watched.observed,
-        pairs=_pairs(live, other),
-        live=_tally(live, faults),
-        other=_tally(other, faults),
-        alarms=tuple(watched.alarms),
-    )
+    live = [noted.event for noted in recorded.control]
+    return compared(recorded.run, live, beside, faults, truth_known=rehearsal.truth_known)
 
 
-class _BacktestRehearsal(Rehearsal):
-    """A rehearsal that shows each iteration to another detector as well."""
+class Beside:
+    """Another detector, shown one iteration after the other, and what it said."""
 
-    def __init__(self, recorded: RecordedRun, method: Method) -> None:
-        super().__init__(*causes_of(recorded))
+    def __init__(self, method: Method) -> None:
         self._method = method
         self.observed = 0
         self.verdicts: list[Control] = []
         self.alarms: list[tuple[int, str]] = []
 
-    def observe(self, released: IterationTelemetry) -> IterationJudged:
-        fitted = self.state.adaptation.monitor.fitted
-        plan = self.state.plans.by_plan_version[released.committed.plan_version]
-        judged = super().observe(released)
-        outcome = self._method.observe(
-            MethodInput(
-                committed=released.committed,
-                plan=plan,
-                cost=None if fitted is None else fitted.model,
-                predicted_us=judged.predicted_us,
-            )
-        )
+    def observe(self, committed: CommittedIteration, plan: Plan, cost: CostModel | None, predicted_us: float | None) -> None:
+        """The next one; `cost`: the predictor of that moment."""
+        outcome = self._method.observe(MethodInput(committed=committed, plan=plan, cost=cost, predicted_us=predicted_us))
         self.observed += 1
         self.verdicts += outcome.verdicts
         if outcome.alarm:
-            self.alarms.append((released.committed.iteration, outcome.alarm))
-        return judged
+            self.alarms.append((committed.iteration, outcome.alarm))
+
+
+def compared(
+    run: str, live: Iterable[Control], beside: Beside, faults: Sequence[FaultInjected] = (), *, truth_known: bool = False
+) -> DetectorBacktest:
+    """What was said of a run beside what another detector says of it."""
+    said = [_scored_verdict(verdict, faults, truth_known=truth_known) for verdict in _first(live)]
+    other = [_scored_verdict(verdict, faults, truth_known=truth_known) for verdict in _first(beside.verdicts)]
+    return DetectorBacktest(
+        run=run,
+        iterations=beside.observed,
+        pairs=_pairs(said, other),
+        live=_tally(said, faults),
+        other=_tally(other, faults),
+        alarms=tuple(beside.alarms),
+    )
 
 
 class _One(msgspec.Struct, frozen=True):

@@ -52,13 +52,19 @@ class RecordedRun(msgspec.Struct, frozen=True):
     def started(self) -> RunStarted | None:
         return next((noted.event for noted in self.control if isinstance(noted.event, RunStarted)), None)
 
+    @property
+    def attached(self) -> bool:
+        """Whether it is a training that is not ours, watched while it ran."""
+        return self.started is not None and "command" in self.started.options
+
     def iterations(self) -> list[IterationTelemetry]:
         """The committed iterations as the live run judged them, in order.
 
         The live run waited for late lines only so long: an iteration that it gave up as incomplete is so here, and the time it
         measured is the one that it knew.
         """
-        intake, plans = Intake(self.started.first_iteration if self.started else 0), self.plans
+        first = self.started.first_iteration if self.started else 0
+        intake, plans = Intake(first, marks_suffice=self.attached), self.plans
         released = intake.take(self.telemetry, plans)
         for _ in range(_PATIENCE_POLLS):
             released += intake.take((), plans)

@@ -1,4 +1,4 @@
-"""The deciding part of a recorded run, fed again from its log.
+"""The deciding part of one of our own recorded runs, fed again from its log (watched.py: of one that is not ours).
 
 What the live controller gave to its rules is in the log: site and options (`AdaptationStarted`), the committed iterations, and,
 each with its watermark (how many iterations had been judged by then), the faults announced, the ranks lost, the measurements of
@@ -10,14 +10,17 @@ A replay and a backtest begin with the adaptation that the run had (`causes_of`)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 import msgspec
 
 from unskew.analytics.core.iteration import IterationTelemetry
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.loop import controller_rules as rules
 from unskew.analytics.loop.adaptation import Adaptation
+from unskew.analytics.loop.monitor import Monitor
+from unskew.analytics.predictor.fit import Fit
 from unskew.analytics.replay.recorded_run import RecordedRun
 from unskew.collector.events import (
     AdaptationStarted,
@@ -50,6 +53,13 @@ class ReplayError(ValueError):
     """A log that cannot be replayed; the message names what it lacks."""
 
 
+def judged_iterations(recorded: RecordedRun) -> list[IterationTelemetry]:
+    """Those that were decided upon; what the ranks of a run that goes on, or that lost its controller, committed and nobody
+    judged is none of them."""
+    judged = max((*recorded.judged, *(moment_of(noted.event) for noted in recorded.control)), default=-1)
+    return [one for one in recorded.iterations() if one.committed.iteration <= judged]
+
+
 def started_of(recorded: RecordedRun) -> AdaptationStarted:
     """What the run's deciding part was given. Raises `ReplayError` when the log does not have it."""
     for noted in recorded.control:
@@ -57,7 +67,7 @@ def started_of(recorded: RecordedRun) -> AdaptationStarted:
             return noted.event
     raise ReplayError(
         f"run {recorded.run} cannot be replayed: its log has no adaptation_started event "
-        "(it was imported, or run by an older version)"
+        "(it was run by an older version, or is no run)"
     )
 
 
@@ -79,10 +89,7 @@ def causes_so_far(recorded: RecordedRun) -> tuple[list[Control], list[IterationT
         adaptation = Adaptation.like(started)
     except (msgspec.ValidationError, ValueError) as error:
         raise ReplayError(f"run {recorded.run} was decided by other options than this code knows: {error}") from error
-    control = [noted.event for noted in recorded.control]
-    # What the ranks of a run that goes on, or that lost its controller, committed and nobody judged was not decided upon.
-    judged = max((*recorded.judged, *map(moment_of, control)), default=-1)
-    iterations = [one for one in recorded.iterations() if one.committed.iteration <= judged]
+    control, iterations = [noted.event for noted in recorded.control], judged_iterations(recorded)
     first = iterations[0].committed.iteration if iterations else adaptation.site.first_iteration
     if first > adaptation.site.first_iteration:
         raise ReplayError(
@@ -91,15 +98,21 @@ def causes_so_far(recorded: RecordedRun) -> tuple[list[Control], list[IterationT
     return control, iterations, adaptation
 
 
-class Rehearsal:
-    """The rules fed again with what happened in a run: its control events, its committed iterations in order. `made` is all
-    that they decided to log."""
+class Walk:
+    """What happened in a run, in its order: its control events, and before each the iterations that had been judged by then.
+    `made` is all that was decided to be logged. `onlooker` is shown each iteration, the predictor that judged it,
+    and the judgement."""
 
-    def __init__(self, control: Sequence[Control], iterations: Sequence[IterationTelemetry], adaptation: Adaptation) -> None:
-        self.state = rules.ControllerState.begin(adaptation)
+    def __init__(self, control: Sequence[Control], iterations: Sequence[IterationTelemetry]) -> None:
         self._control, self._iterations = control, iterations
         self._next = 0
         self.made: list[Event] = []
+        self.onlooker: Callable[[IterationTelemetry, Fit | None, IterationJudged], None] = lambda *_: None
+
+    @property
+    def monitor(self) -> Monitor:
+        """What is known of the devices by now."""
+        raise NotImplementedError
 
     @property
     def first(self) -> int:
@@ -113,28 +126,73 @@ class Rehearsal:
         """Up to and including iteration `until`; None = all of it."""
         end = inf if until is None or until >= self.last else until + 1
         for place, event in enumerate(self._control):
-            if (judged := _judged_before(event)) is not None:
+            if (judged := self.judged_before(event)) is not None:
                 if judged > end:
                     break
                 self._observe_below(judged)
-            self._take(place, event)
+            self.take(place, event)
         self._observe_below(end)
-        trained = any(isinstance(event, RunFinished) and event.status in ("done", "incomplete") for event in self._control)
-        if end == inf and trained:
-            self._follow(rules.finished(self.state))
+        if end == inf:
+            self.end()
+
+    def judged_before(self, event: Control) -> int | None:
+        """How many iterations are to be observed before an event is taken; None where it does not matter."""
+        if isinstance(event, PlanProposed) and event.optional:
+            return event.at_iteration + 1
+        return watermark_of(event)
 
     def observe(self, released: IterationTelemetry) -> IterationJudged:
-        """Give the rules one iteration; a subclass may look on."""
-        return next(one for one in self._follow(rules.committed(self.state, released)) if isinstance(one, IterationJudged))
+        """Give the rules one iteration."""
+        raise NotImplementedError
+
+    def take(self, place: int, event: Control) -> None:
+        """What a control event, at its place among them, tells of the world."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Nothing more came."""
 
     def _observe_below(self, watermark: float) -> None:
         while self._next < len(self._iterations) and self._iterations[self._next].committed.iteration < watermark:
             released = self._iterations[self._next]
             self._next += 1
-            self.observe(released)
+            fitted = self.monitor.fitted
+            self.onlooker(released, fitted, self.observe(released))
 
-    def _take(self, place: int, event: Control) -> None:
-        """What the event tells of the world, for the rules; then the event itself, as it is in the log."""
+
+class Rehearsal(Walk):
+    """The controller's rules fed again."""
+
+    def __init__(self, control: Sequence[Control], iterations: Sequence[IterationTelemetry], adaptation: Adaptation) -> None:
+        super().__init__(control, iterations)
+        self.state = rules.ControllerState.begin(adaptation)
+
+    @property
+    def monitor(self) -> Monitor:
+        return self.state.adaptation.monitor
+
+    @property
+    def plan(self) -> Plan:
+        """In force."""
+        return self.state.plans.in_force
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        return tuple(sorted(self.state.alive))
+
+    @property
+    def truth_known(self) -> bool:
+        return self.state.adaptation.site.truth_known
+
+    def observe(self, released: IterationTelemetry) -> IterationJudged:
+        return next(one for one in self._follow(rules.committed(self.state, released)) if isinstance(one, IterationJudged))
+
+    def end(self) -> None:
+        if any(isinstance(event, RunFinished) and event.status in ("done", "incomplete") for event in self._control):
+            self._follow(rules.finished(self.state))
+
+    def take(self, place: int, event: Control) -> None:
+        """For the rules; then the event itself, as it is in the log."""
         match event:
             case FaultInjected():
                 self._follow(rules.injected(self.state, event))
@@ -169,13 +227,6 @@ _MARKED = (
 def watermark_of(event: Control) -> int | None:
     """How many iterations had been judged when this came; None where an event does not record it."""
     return event.watermark if isinstance(event, _MARKED) else None
-
-
-def _judged_before(event: Control) -> int | None:
-    """How many iterations are to be observed before an event is taken; None where it does not matter."""
-    if isinstance(event, PlanProposed) and event.optional:
-        return event.at_iteration + 1
-    return watermark_of(event)
 
 
 _LOSSES = ("dead", "hung")

@@ -1,10 +1,11 @@
 """Replaying a run's decisions from its log alone, up to any iteration, and comparing them with what the live run recorded.
 
 1. bring telemetry into whole iterations, by the same intake (recorded_run.py);
-2. give them to the controller's rules, with everything else that the live one was given, where it was given (rehearsal.py);
+2. give them to the controller's rules, or to those of a watched training, with everything else that the live ones were given,
+   where it was given (rehearsal.py, watched.py);
 3. compare each judgement, predictor, verdict, score and proposal with the recorded one (differences.py).
 
-What people and modes decided (approvals, expiries) is taken from the log.
+What people and modes decided (approvals, expiries) is taken from the log; of a watched training also what was proposed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,20 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.run_state import LoggedControl, ProposalState, RunState, fold
 from unskew.analytics.replay.differences import IDENTITY, Difference, differences
 from unskew.analytics.replay.recorded_run import RecordedRun
-from unskew.analytics.replay.rehearsal import Rehearsal, ReplayError, causes_of, moment_of
-from unskew.collector.events import Event, IterationJudged, PredictorFitted, RunFinished, Verdict
+from unskew.analytics.replay.rehearsal import ReplayError, moment_of
+from unskew.analytics.replay.watched import rehearsal_of
+from unskew.collector.events import (
+    Event,
+    IterationJudged,
+    PlanKept,
+    PlanProposed,
+    PlanScored,
+    PredictorFitted,
+    RunFinished,
+    Verdict,
+)
+
+PROPOSALS = (PlanProposed, PlanKept, PlanScored)
 
 
 class ReplayedProposal(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +69,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 def replay(recorded: RecordedRun, until: int | None = None) -> Replay:
     """Decide again up to iteration `until` (default: all of it). Raises `ReplayError`."""
-    rehearsal = Rehearsal(*causes_of(recorded))
+    rehearsal = rehearsal_of(recorded)
+    compared = [kind for kind in IDENTITY if not (recorded.attached and kind in PROPOSALS)]
     last = rehearsal.last if until is None else until
     if until is not None and not rehearsal.first <= until <= rehearsal.last:
         raise ReplayError(
@@ -64,16 +78,16 @@ def replay(recorded: RecordedRun, until: int | None = None) -> Replay:
         )
     rehearsal.run(last)
     past = _until(recorded, last, whole=last == rehearsal.last)
-    decided = [noted.event for noted in past if type(noted.event) in IDENTITY]
+    decided = [noted.event for noted in past if type(noted.event) in compared]
     judged = [event for iteration, event in recorded.judged.items() if iteration <= last]
     replayed = reduce(fold, rehearsal.made, RunState())
     known = reduce(fold, (noted.event for noted in past), RunState())
     return Replay(
         run=recorded.run,
         until=last,
-        plan=rehearsal.state.plans.in_force,
-        alive=tuple(sorted(rehearsal.state.alive)),
-        speeds=rehearsal.state.adaptation.monitor.speeds,
+        plan=rehearsal.plan,
+        alive=rehearsal.alive,
+        speeds=rehearsal.monitor.speeds,
         verdicts=tuple(state.verdict for state in replayed.open_verdicts),
         predictor=replayed.predictors[-1] if replayed.predictors else None,
         proposals=tuple(_proposal(state) for state in known.proposals.values() if state.status in {"open", "approved"}),

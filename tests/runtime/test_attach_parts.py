@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from support.virtual_loop import VirtualClock
 
 from unskew.analytics.loop.attached_rules import hung, plan_of
 from unskew.collector.events import (
@@ -47,25 +48,12 @@ from unskew.runtime.attach.timeline import LoopTimeline
 from unskew.runtime.attach.watcher import JobWatcher
 
 
-class Clock:
-    """Milliseconds that pass when told to; some of them without a core."""
-
-    def __init__(self) -> None:
-        self.ns = self.ready_ns = self.asked = 0
-
+class Clock(VirtualClock):
     def timeline(self, rank: int, ranks: int, events: list[Telemetry]) -> LoopTimeline:
         """One whose events, as a reader sees them, go to `events`."""
         return LoopTimeline(
-            rank, ranks, f"node:{rank}", lambda part: events.extend(part.events()), ready=self.ready, now=lambda: self.ns
+            rank, ranks, f"node:{rank}", lambda part: events.extend(part.events()), ready=self.ready, now=self.now
         )
-
-    def ready(self) -> int:
-        self.asked += 1
-        return self.ready_ns
-
-    def work(self, ms: int, *, without_core: int = 0) -> None:
-        self.ns += (ms + without_core) * 1_000_000
-        self.ready_ns += without_core * 1_000_000
 
 
 def test_own_time_is_apart_from_waiting_and_from_time_without_a_core() -> None:

@@ -70,7 +70,7 @@ class NvrxDetector:
         committed = observed.committed
         self._since = committed.iteration if self._since is None else self._since
         for chunk in committed.chunks:
-            self._durations.setdefault(chunk.rank, {}).setdefault(chunk.kind, []).append(chunk.us)
+            self._durations.setdefault(chunk.rank, {}).setdefault(chunk.kind, []).append(max(chunk.us, 1.0))  # its clock's tick
         self._n += 1
         if self._n < EVERY:
             return MethodOutput()

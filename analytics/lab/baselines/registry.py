@@ -19,3 +19,5 @@ METHODS: dict[str, Callable[[], Method]] = {
     "traceml": TracemlDetector,
 }
 """name -> a fresh detector of that kind with its published settings"""
+NEED_LENGTHS = frozenset({"unskew", "resihp"})
+"""Those that predict iterations from their batches, and wait for a predictor."""

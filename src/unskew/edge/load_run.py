@@ -42,6 +42,12 @@ _E = TypeVar("_E", bound=Event)
 _SPAN = tuple(field.name for field in msgspec.structs.fields(Span))
 
 
+def is_imported(reader: Reader, run: str) -> bool:
+    """Whether `run`, which must be in the store, was imported from somewhere else."""
+    ((clock,),) = reader.sql("select clock from runs where run = ?", [run]).rows()
+    return bool(clock == "imported")
+
+
 def load_run(reader: Reader, run: str) -> RunLog:
     """What the log holds of `run`, which must be in the store; of a long one the iterations of a sample."""
     looked = sample(*_extent(reader, run))

@@ -109,6 +109,16 @@ def test_an_imported_trace_is_diagnosed_and_replayed(tmp_path: Path) -> None:
     assert found["m_s"] > 0.8
     assert found["simulator_error"] < 0.02
     assert found["asked"][0]["saves_percent"] > 5
+    # Other detectors beside it, which know devices only; and what was known at a moment, where nothing was decided.
+    code, output = call("backtest", "uneven", "--detector", "nvrx", "--store", store.root, "--json", tmp_path / "b.json")
+    assert code == 0, output
+    pairs = json.loads((tmp_path / "b.json").read_text())["pairs"]
+    assert {(pair["culprits"], pair["change"]) for pair in pairs} >= {("stage 1", "fewer"), ("rank 1", "more")}
+    code, output = call("backtest", "uneven", "--detector", "resihp", "--store", store.root)
+    assert (code, "without the lengths" in output) == (2, True)
+    code, output = call("replay", "uneven", "--until", 9, "--store", store.root)
+    assert (code, "stage 1 takes" in output, "nothing was decided" in output) == (0, True, True)
+    assert call("replay", "uneven", "--until", 99, "--store", store.root)[0] == 2
 
 
 @pytest.mark.slow

@@ -33,28 +33,33 @@ def backtest(
     store: StoreOption = None,
 ) -> None:
     """Run another detector over the log of a run and show what would have changed."""
+    from unskew.analytics.diagnosis.imported import beside_diagnosis
     from unskew.analytics.replay.backtest import backtest as compare
     from unskew.collector.read.reader import open_store
+    from unskew.edge.load_run import is_imported, load_run
     from unskew.edge.recorded_run import recorded_run
     from unskew.terminal.console import SafeConsole
 
     place = locate(store)
     known_run(place, run)
-    with checking_input():
-        with open_store(place) as reader:
-            warn(reader.problems)
-            recorded = recorded_run(reader, run)
-        method, settings = configured(detector, recorded)
-        result = compare(recorded, method)
+    with checking_input(), open_store(place) as reader:
+        warn(reader.problems)
+        ours, settings = "diagnose", dict[str, Any]()
+        if is_imported(reader, run):
+            result = beside_diagnosis(load_run(reader, run), without_lengths(detector, run))
+        else:
+            ours, recorded = "live", recorded_run(reader, run)
+            method, settings = configured(detector, recorded)
+            result = compare(recorded, method)
     write_json(json, facts(result, detector, settings))
-    print(f"run {run}, {result.iterations} iterations: the live detector beside {detector}")
+    print(f"run {run}, {result.iterations} iterations: {'the live detector' if ours == 'live' else ours} beside {detector}")
     for key, value in settings.items():
         print(f"  {key} = {value}")
     if result.pairs:
-        SafeConsole().print(table(result, detector))
+        SafeConsole().print(table(result, detector, ours))
     else:
         print("neither named anybody slow")
-    for name, tally in (("live", result.live), (detector, result.other)):
+    for name, tally in ((ours, result.live), (detector, result.other)):
         print(f"{name}: {score(tally)}")
     if result.alarms:
         print(f"alarms of {detector}: {len(result.alarms)}, the first at iteration {result.alarms[0][0]}")
@@ -77,33 +82,47 @@ def configured(detector: str, recorded: RecordedRun) -> tuple[Method, dict[str, 
     return UnskewDetector(thresholds(detector, recorded, settings)), settings
 
 
+def without_lengths(detector: str, run: str) -> Method:
+    """A method that needs no predictor, for an imported run. Refuses the others."""
+    from unskew.analytics.lab.baselines.registry import METHODS, NEED_LENGTHS
+
+    known = [name for name in METHODS if name not in NEED_LENGTHS]
+    if detector not in known:
+        refuse(
+            f"--detector {detector}: run {run} was imported without the lengths of its micro-batches, by which that predicts; "
+            f"methods without a prediction: {', '.join(known)}"
+        )
+    return METHODS[detector]()
+
+
 def thresholds(detector: str, recorded: RecordedRun, settings: dict[str, Any]) -> Any:
     """The run's own thresholds with `settings` instead of some."""
     import msgspec
 
     from unskew.analytics.detector.options import DetectorOptions
-    from unskew.analytics.replay.rehearsal import started_of
+    from unskew.analytics.replay.watched import options_of
 
     known = {field.name for field in msgspec.structs.fields(DetectorOptions)}
     unknown = sorted(settings.keys() - known)
     if unknown:
         refuse(f"--detector {detector}: {unknown[0]} is not a threshold; known are {', '.join(sorted(known))}")
-    own = started_of(recorded).site["detector"]
+    own = options_of(recorded)
     try:
-        return msgspec.convert({**own, **settings}, DetectorOptions)
+        return msgspec.convert({**msgspec.to_builtins(own), **settings}, DetectorOptions)
     except (msgspec.ValidationError, ValueError) as error:
         refuse(f"--detector {detector}: {error}")
 
 
-def table(result: DetectorBacktest, name: str) -> Table:
-    """A row per verdict of either."""
+def table(result: DetectorBacktest, name: str, ours: str = "live") -> Table:
+    """A row per verdict of either; a diagnosis looks back from the end, so it is never earlier or later."""
     from rich.table import Table
 
     grid = Table(header_style="bold")
-    for title in ("cause", "culprit", "live", name, "change"):
+    for title in ("cause", "culprit", ours, name, "change"):
         grid.add_column(title)
     for pair in result.pairs:
         change = f"{pair.change} by {pair.iterations}" if pair.iterations else pair.change
+        change = "same" if ours != "live" and pair.live and pair.other else change
         grid.add_row(pair.cause, pair.culprits, _cell(pair.live), _cell(pair.other), change)
     return grid
 

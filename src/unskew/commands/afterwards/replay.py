@@ -23,20 +23,23 @@ def replay(
     store: StoreOption = None,
 ) -> None:
     """Rebuild health, plan and proposals at any moment from the log, and compare every decision with the recorded one."""
+    from unskew.analytics.diagnosis.imported import until as diagnosed
     from unskew.analytics.replay.replay import replay as decide_again
     from unskew.collector.read.reader import open_store
+    from unskew.edge.load_run import is_imported, load_run
     from unskew.edge.recorded_run import recorded_run
 
     place = locate(store)
     known_run(place, run)
-    with checking_input():
-        with open_store(place) as reader:
-            warn(reader.problems)
-            recorded = recorded_run(reader, run)
-        replayed = decide_again(recorded, until)
+    with checking_input(), open_store(place) as reader:
+        warn(reader.problems)
+        imported = is_imported(reader, run)
+        replayed = diagnosed(load_run(reader, run), until) if imported else decide_again(recorded_run(reader, run), until)
     write_json(json, facts(replayed))
     for line in sentences(replayed):
         print(line)
+    if imported:
+        print("imported: nothing was decided while it ran; the verdicts are those of diagnose, on what had been seen by then")
     if replayed.differences:
         if not replayed.same_code:
             print("the run was decided by another version of the code, which may differ for that reason:")

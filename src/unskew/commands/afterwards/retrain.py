@@ -29,6 +29,7 @@ def retrain(
     import msgspec
 
     from unskew.analytics.core.cost import CostModel
+    from unskew.analytics.diagnosis.attached import follow_attached
     from unskew.analytics.diagnosis.failslow import follow_run
     from unskew.analytics.predictor.refit import retrain as decide
     from unskew.analytics.predictor.retraining import fitted_event
@@ -49,7 +50,8 @@ def retrain(
         refuse(f"run {run} has no chunk times with micro-batch lengths, which a predictor is fitted on")
     before = msgspec.convert(msgspec.json.decode(known[-1]["model"]), CostModel) if known else None
     with checking_input():
-        found = decide(follow_run(log).seen, before, share, log.classes)
+        followed = follow_attached(log) if log.attached else follow_run(log)
+        found = decide(followed.seen, before, share, log.classes)
     number = (known[-1]["predictor"] if known else 0) + 1
     errors = {"chunks, later": round(100 * found.new.chunks, 3), "iteration, later": round(100 * found.new.iterations, 3)}
     if found.old is not None:

@@ -1,0 +1,115 @@
+"""The rules of a training that is not ours (loop/attached_rules.py), fed again from its log.
+
+What the watching process gave to them is there: the plan that it found, why nobody could be judged by it, the committed
+iterations, each under the plan that its ranks followed, and with the number of iterations judged by then who died or hung.
+What was proposed, and what became of it, is taken from the log: when a rank said what its loop offers is not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from unskew.analytics.core.iteration import IterationTelemetry
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.detector.options import DetectorOptions, options_for
+from unskew.analytics.health.liveness import Suspect
+from unskew.analytics.loop import attached_rules as rules
+from unskew.analytics.loop.adaptation import Adaptation
+from unskew.analytics.loop.monitor import Monitor
+from unskew.analytics.replay.recorded_run import RecordedRun
+from unskew.analytics.replay.rehearsal import Rehearsal, ReplayError, Walk, causes_of, judged_iterations, started_of
+from unskew.collector.events import Control, DetectionLimit, DeviceLost, Event, IterationJudged, Verdict, VerdictClosed
+
+
+class WatchedRehearsal(Walk):
+    """As far as `control` goes; a diagnosis hands over only who was lost, dated anew where the log does not."""
+
+    def __init__(
+        self,
+        control: Sequence[Control],
+        iterations: Sequence[IterationTelemetry],
+        plans: Mapping[int, Plan],
+        options: DetectorOptions,
+    ) -> None:
+        super().__init__(control, iterations)
+        blind = (event for event in control if isinstance(event, DetectionLimit) and event.at_iteration == 0)
+        self._plans, self._dead, self._hung = plans, set[int](), set[int]()
+        self.state, first = rules.begin(plans[0], next((event.why for event in blind), ""), options)
+        self.made += first
+
+    @property
+    def monitor(self) -> Monitor:
+        return self.state.monitor
+
+    @property
+    def plan(self) -> Plan:
+        """In force."""
+        return self.state.plan
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        return tuple(rank for rank in self.state.plan.ranks if rank not in self._dead)
+
+    @property
+    def truth_known(self) -> bool:
+        """Nothing was injected that we know of."""
+        return False
+
+    def judged_before(self, event: Control) -> int | None:
+        match event:
+            case DeviceLost():
+                return event.watermark
+            case Verdict(cause="hung"):
+                return event.at_iteration
+        return None
+
+    def observe(self, released: IterationTelemetry) -> IterationJudged:
+        version = released.committed.plan_version
+        if version != self.plan.plan_version and version in self._plans:
+            self._follow(rules.applied(self.state, self._plans[version], released.committed.iteration))
+        made = self._follow(rules.committed(self.state, released))
+        return next(one for one in made if isinstance(one, IterationJudged))
+
+    def take(self, place: int, event: Control) -> None:  # noqa: ARG002 - what comes later does not matter here
+        match event:
+            case DeviceLost():
+                self._dead.add(event.rank)
+                self._follow(rules.lost(self.state, Suspect.of(event), event.iteration or 0))
+            case Verdict(cause="hung"):
+                self._hung.add(event.verdict)
+                self._follow(rules.lost(self.state, _suspect(event), event.at_iteration))
+            case VerdictClosed() if event.verdict in self._hung:
+                self.made.append(event)
+
+    def _follow(self, outcome: tuple[rules.AttachedState, Sequence[Event]]) -> Sequence[Event]:
+        self.state, made = outcome
+        self.made += made
+        return made
+
+
+def rehearsal_of(recorded: RecordedRun) -> Rehearsal | WatchedRehearsal:
+    """Of one of our own runs, or one that was watched. Raises `ReplayError` when the log does not have all of it."""
+    if not recorded.attached:
+        return Rehearsal(*causes_of(recorded))
+    iterations, plans = judged_iterations(recorded), recorded.plans
+    if not iterations or 0 not in plans:
+        raise ReplayError(f"run {recorded.run} cannot be replayed: no iteration of all its ranks was committed")
+    return WatchedRehearsal([noted.event for noted in recorded.control], iterations, plans, options_of(recorded))
+
+
+def options_of(recorded: RecordedRun) -> DetectorOptions:
+    """The thresholds of the run."""
+    if recorded.attached and recorded.started is not None:
+        return options_for(recorded.started.device_kind)
+    return Adaptation.like(started_of(recorded)).site.detector
+
+
+def _suspect(verdict: Verdict) -> Suspect:
+    """Who hangs, as its verdict has it."""
+    (culprit,), victims = verdict.culprits, (party.rank for party in verdict.victims)
+    return Suspect(
+        rank=culprit.rank or 0,
+        how="hung",
+        detail=str(verdict.evidence.get("detail", "")),
+        victims=tuple(rank for rank in victims if rank is not None),
+    )
