@@ -75,14 +75,8 @@ def insert(
     run: str,
     found: Sequence[SpoolLines],
     first_pos: int | None = None,
-    *,
-    compact: bool = True,
 ) -> int:
-    """Append a row per line that is an event's, and return how many.
-
-    Positions count the lines up from `first_pos`. Not `compact`: spans keep their line, for rows that are here for a while.
-    Comparing it with what the columns give back takes a third of the time when a few lines come many times a second.
-    """
+    """Append a row per line that is an event's, and return how many. Positions count the lines up from `first_pos`."""
     if not found:
         return 0
 
@@ -90,7 +84,37 @@ def insert(
         ((count,),) = connection.execute(f"insert into {table} by name {source}").fetchall()
         return int(count)
 
-    return from_lines(connection, run, found, first_pos, append, compact=compact)
+    return from_lines(connection, run, found, first_pos, append)
+
+
+class Arriving:
+    """Appends rows for lines of which a few come many times a second: by a statement that is planned once.
+
+    Planning takes as long as a thousand lines. The statement reads from this object, which hands out the latest lines. Spans
+    keep their line, as these rows are here for a while: comparing it with what the columns give back takes a third of the time.
+    """
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, table: str) -> None:
+        self._table, self._latest = table, _arrived((), None)
+        connection.register("arriving", self)
+        rows = _rows("$run", "arriving", compact=False)
+        connection.execute(f"prepare arrive as insert into {table} by name {rows}").fetchall()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Arrow's protocol for what can be read."""
+        return self._latest.__arrow_c_stream__(requested_schema)
+
+    def insert(self, connection: duckdb.DuckDBPyConnection, run: str, found: Sequence[SpoolLines]) -> None:
+        """As the function `insert`; `connection`, which holds this object, is the one it was made for."""
+        from duckdb import InvalidInputException  # noqa: PLC0415
+
+        self._latest = _arrived(found, None)
+        try:
+            connection.execute(f"execute arrive(run := {quoted(run)})").fetchall()
+        except InvalidInputException:  # a line is no JSON
+            insert(connection, self._table, run, found)
+        finally:
+            self._latest = _arrived((), None)
 
 
 def from_lines(
@@ -99,8 +123,6 @@ def from_lines(
     found: Sequence[SpoolLines],
     first_pos: int | None,
     use: Callable[[str], _T],
-    *,
-    compact: bool = True,
 ) -> _T:
     """What `use` makes of the rows of these lines, which it is given as a SELECT and asks for once."""
     from duckdb import InvalidInputException  # noqa: PLC0415 - who has a connection has loaded it, others need not
@@ -108,17 +130,17 @@ def from_lines(
     connection.register("arrived", _arrived(found, first_pos))
     try:
         try:
-            return use(_rows(run, "", compact=compact))
+            return use(_rows(quoted(run), "arrived"))
         except InvalidInputException:  # a line is no JSON: seldom, so it is looked for only then
-            return use(_rows(run, _VALID, compact=compact))
+            return use(_rows(quoted(run), "arrived", _VALID))
     finally:
         connection.unregister("arrived")
 
 
-def _rows(run: str, valid: str, *, compact: bool) -> str:
+def _rows(run: str, source: str, valid: str = "", *, compact: bool = True) -> str:
     rows = f"""
-        select pos, {quoted(run)} as run, writer, segment, unnest(json_transform(payload, '{json.dumps(FROM_LINE)}')), payload
-        from arrived where regexp_matches(payload, '{_EVENT}'){valid}"""
+        select pos, {run}::varchar as run, writer, segment, unnest(json_transform(payload, '{json.dumps(FROM_LINE)}')), payload
+        from {source} where regexp_matches(payload, '{_EVENT}'){valid}"""
     line = "replace(payload, chr(10), '')"
     if compact:
         line = f"case when payload = {LINE} || chr(10) then null else {line} end"

@@ -1,0 +1,64 @@
+"""What a reader does at each refresh, however often it is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unskew.collector.events import Span
+from unskew.collector.files import rows
+from unskew.collector.files.segment import telemetry_line
+from unskew.collector.paths import Store
+from unskew.collector.read.reader import Reader, open_store
+
+A_REFRESH = 3_500
+"""Lines that come within a third of a second, at 10,000 a second."""
+REFRESHES = 36
+"""DuckDB's own first time is the 35th."""
+
+
+SPAN = Span(
+    kind="F", device="node-0/gpu-1", rank=1, plan_version=0, attempt=0, iteration=7, start_us=1, wall_us=8000, compute_us=7500,
+    micro_batch=0,
+)  # fmt: skip
+
+
+def lines(first: int, count: int) -> bytes:
+    return b"".join(telemetry_line(seq, 1_700_000_000_000_000 + seq, SPAN) for seq in range(first, first + count))
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Reader:
+    return open_store(Store(tmp_path / "store"))
+
+
+def test_refreshes_plan_their_statement_once_and_seldom_pack_the_open_rows(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both took most of a refresh, and packing alone was why one answer in twenty took four times as long as the median."""
+    planned: list[str] = []
+    rows_of_lines = rows._rows
+    monkeypatch.setattr(rows, "_rows", lambda *how, **more: planned.append("") or rows_of_lines(*how, **more))
+    folder = reader.store.spool("r") / "rank-0001.1"
+    folder.mkdir(parents=True)
+    for refresh in range(REFRESHES):
+        (folder / f"{refresh * A_REFRESH:012d}.jsonl").write_bytes(lines(refresh * A_REFRESH, A_REFRESH))
+        reader.refresh()
+    assert reader.sql("select count(*), count(distinct seq) from spans").row(0) == (
+        REFRESHES * A_REFRESH,
+        REFRESHES * A_REFRESH,
+    )
+    assert len(planned) == 1
+    packed = reader.sql("select count(*) from pragma_storage_info('hot') where compression not in ('Uncompressed', 'Constant')")
+    assert packed.item() == 0
+
+
+def test_a_line_that_is_no_event_keeps_no_other_out(reader: Reader) -> None:
+    folder = reader.store.spool("r") / "rank-0001.1"
+    folder.mkdir(parents=True)
+    with (folder / f"{0:012d}.jsonl").open("wb", buffering=0) as spool:
+        for first, odd in ((0, b""), (1, b'{"seq":2,"at_us":3,"type":"span@1"\n'), (3, b"{}\n")):
+            spool.write(lines(first, 1) + odd)
+            reader.refresh()
+    assert reader.sql("select seq from spans order by seq")["seq"].to_list() == [0, 1, 3]
