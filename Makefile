@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 BENCH ?= loop
 ARGS ?=
-TWO_AT_ONCE := $(BIN)/python -m pytest -n 2 --dist loadfile
+TWO_AT_ONCE := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 run: .venv/run.stamp
 	$(BIN)/unskew run $(ARGS)

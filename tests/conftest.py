@@ -10,6 +10,7 @@ import faulthandler
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import pytest
 import typer.testing
+from hypothesis import settings
+from support.warm_processes import warm_pids
 
 DEFAULT_LIMIT_S = 60.0
 STUCK_AFTER_S = 30.0
@@ -27,10 +30,27 @@ STDERR = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # An example's time is the machine's: who shares its cores is not slower code.
+    here = settings.get_profile(settings.get_current_profile_name())
+    settings.register_profile("no deadline", here, deadline=None)
+    settings.load_profile("no deadline")
     config.stash[STDERR] = os.dup(2)  # the real one: pytest captures 2 itself while a test runs
     # A runner makes the commands of an app anew for each call, which takes longer than most of them do.
     typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would its children
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only tests that run alone are wanted, files without one are not even imported."""
+    if config.option.markexpr == "alone" and collection_path.suffix == ".py":
+        return "mark.alone" not in collection_path.read_text() or None
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with the most slow tests first: what goes on when the other worker has nothing left to do is short then."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -94,13 +114,14 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], dict[int
 
 
 def started_from(folder: str) -> dict[int, str]:
-    """pid -> command line of the living processes, but this one, that name `folder` or carry this session's mark.
+    """pid -> command line of the living processes that name `folder` or carry this session's mark, but this one and the one
+    that forks agents.
 
     A process that was forked keeps the arguments and environment its ancestor was started with, so ranks are found as well.
     """
     found = {}
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+        if not entry.name.isdigit() or int(entry.name) in {os.getpid(), *warm_pids()}:
             continue
         try:
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()

@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -63,6 +64,18 @@ def socket_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="unskew-agent-", dir="/tmp"))
 
 
+def start_agent(arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The node's agent, in a session of its own: a Ctrl-C in the terminal is the controller's to handle."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "unskew.runtime.node.agent", *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )
+
+
 class Membership:
     """Starts the node's agent, or takes over one whose sockets are in `folder`; keeps the status of every rank, and passes
     messages on."""
@@ -97,9 +110,9 @@ class Membership:
         make_folder(self._log.parent)
         port = str(self._listener.getsockname()[1])
         with os.fdopen(open_file(self._log, os.O_WRONLY | os.O_APPEND), "ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "unskew.runtime.node.agent", "127.0.0.1", port, "node-0", str(self.folder)],
-                env={
+            self._process = start_agent(
+                ["127.0.0.1", port, "node-0", str(self.folder)],
+                {
                     **os.environ,
                     "UNSKEW_SECRET": self._secret,
                     "GLOO_SOCKET_IFNAME": "lo",
@@ -109,11 +122,7 @@ class Membership:
                     "RES_OPTIONS": "timeout:1 attempts:1",
                     "OMP_NUM_THREADS": "1",
                 },
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                # A Ctrl-C in the terminal is the controller's to handle.
-                start_new_session=True,
+                output,
             )
 
     def connect(self, check_interrupt: Callable[[], None]) -> str:

@@ -57,7 +57,7 @@ def test_a_death_before_the_barrier_redoes_the_step_where_that_is_asked_for(tmp_
 def test_a_death_before_the_last_bucket_redoes_what_no_survivor_had_ended(
     schedule: str, tmp_path: Path, undisturbed: list[float]
 ) -> None:
-    """How far the others are by then is chance: what they have ended is kept, and of the rest not one chunk too many is redone."""
+    """How far the others are by then is chance: what they have ended is kept, and exactly the rest is redone."""
     dead = 3
     run = train(tmp_path, f"kill:rank={dead},at=5,point=in_sync", schedule=schedule)
     assert_exact(run, undisturbed, {0, 1, 2})

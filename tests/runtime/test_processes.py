@@ -67,7 +67,7 @@ def test_a_run_whose_agent_or_zygote_is_killed_says_which_and_what_went_with_it(
             killed.append(zygote if who == "zygote" else parent(zygote))
             os.kill(killed[0], signal.SIGKILL)
 
-    run = train(tmp_path, on_event=kill, iterations=1000)
+    run = train(tmp_path, on_event=kill, iterations=1000, forked=False)
     (finished,) = run.of(RunFinished)
     ended = {"agent": "the agent is gone (signal SIGKILL)", "zygote": "the zygote has ended (signal SIGKILL)"}[who]
     assert finished.status == "failed"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import pytest
 from support.processes import collectors, send_signal, started_at
+from support.warm_processes import forked_agents
 
 from unskew.analytics.core.faults import parse_faults
 from unskew.analytics.core.plan import chunk_kinds
@@ -45,8 +47,9 @@ class Run:
         self.id = self._session.run_id
         self.store = Store.locate(options.store)
 
-    def perform(self) -> Run:
-        self._session.perform()
+    def perform(self, *, forked: bool = True) -> Run:
+        with forked_agents() if forked else nullcontext():
+            self._session.perform()
         return self
 
     def of(self, kind: type[_Event]) -> list[_Event]:
@@ -92,12 +95,14 @@ def train(
     base: RunOptions = SMALL,
     on_event: Callable[[Run, Entry], None] | None = None,
     collector_stays: bool = False,
+    forked: bool = True,
     **options: Any,
 ) -> Run:
-    """A whole run of `base` with `options` replaced, in a store under `tmp_path`; its collector is not left to idle."""
+    """A whole run of `base` with `options` replaced, in a store under `tmp_path`; its collector is not left to idle. Not
+    `forked`: its agent and zygote are started as for people."""
     chosen = msgspec.structs.replace(base, store=str(tmp_path), **options)
     parsed = parse_faults(faults, ranks=chosen.ranks, iterations=chosen.iterations, schedule=chosen.schedule)
-    run = Run(msgspec.structs.replace(chosen, faults=parsed), on_event).perform()
+    run = Run(msgspec.structs.replace(chosen, faults=parsed), on_event).perform(forked=forked)
     for pid in () if collector_stays else collectors(run.store):
         send_signal(pid, signal.SIGTERM)
     return run
