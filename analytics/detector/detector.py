@@ -292,8 +292,7 @@ def _scores(state: DetectorState, options: DetectorOptions) -> Floats:
 
 
 def _fired(state: DetectorState, options: DetectorOptions) -> list[int]:
-    """Ranks of which a test is over its threshold, ascending. A loss may be known before the last iterations with that rank are
-    judged; it is not accused after it."""
+    """Ranks of which a test is over its threshold, ascending; but not who is lost, of whom iterations are judged still."""
     fired = np.flatnonzero((_scores(state, options) > 1).any(axis=1)).tolist()
     return [rank for rank in (state.tracks.ranks[row] for row in fired) if rank not in state.lost]
 

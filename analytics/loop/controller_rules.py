@@ -390,8 +390,7 @@ def _issue(
 
 def _leaving(state: ControllerState, plan: Plan, *, abort: bool) -> tuple[int, ...]:
     """Who hands its layers over before `plan` and has no role in it."""
-    leaving = set() if abort else state.alive.intersection(state.plans.in_force.ranks) - {*plan.ranks}
-    return tuple(sorted(leaving))
+    return tuple(sorted(() if abort else state.alive.intersection(state.plans.in_force.ranks) - {*plan.ranks}))
 
 
 def _log(state: ControllerState, *events: Control, actor: str = "controller") -> Outcome:
