@@ -112,13 +112,13 @@ def compared(
     run: str, live: Iterable[Control], beside: Beside, faults: Sequence[FaultInjected] = (), *, truth_known: bool = False
 ) -> DetectorBacktest:
     """What was said of a run beside what another detector says of it."""
-    said = [_scored_verdict(verdict, faults, truth_known=truth_known) for verdict in _first(live)]
+    reported = [_scored_verdict(verdict, faults, truth_known=truth_known) for verdict in _first(live)]
     other = [_scored_verdict(verdict, faults, truth_known=truth_known) for verdict in _first(beside.verdicts)]
     return DetectorBacktest(
         run=run,
         iterations=beside.observed,
-        pairs=_pairs(said, other),
-        live=_tally(said, faults),
+        pairs=_pairs(reported, other),
+        live=_tally(reported, faults),
         other=_tally(other, faults),
         alarms=tuple(beside.alarms),
     )
