@@ -47,6 +47,8 @@ _QUORUM_TAG = 2**31 - 1
 _COPY_S = 30.0
 """So long who asks for a state waits until its iteration begins."""
 _LOOK_S = 0.05
+_NEVER = 2**62
+"""A plan version that none has."""
 
 
 class ReplicaRank(Rank):
@@ -179,7 +181,9 @@ class ReplicaRank(Rank):
             if not self.control.record(abort).names(self.rank_spec.rank):
                 raise PeerLost(f"plan {abort} goes on without the replica")
             self._propose(abort, self.stepped, ahead=False)
-        return self.control.wait_for_quorum(self._acted, max(abort, self._least), abort)
+        # After a step that failed, also a quorum with a replica that returns was formed by who counted on that step.
+        least = abort if abort >= self._least else _NEVER
+        return self.control.wait_for_quorum(self._acted, least, abort)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -336,7 +340,7 @@ class ReplicaRank(Rank):
         for layer in self.layers.values():
             layer.clear_gradients()
         if holds:
-            self._least = self.plan.plan_version + 1  # without another plan nothing would be different
+            self._least = self.plan.plan_version + 1  # without one that is issued at once nothing would be different
         if not exchanged:
             version = self.plan.plan_version
             self.control.send(CommunicationBroken(rank=self.rank_spec.rank, plan_version=version, detail="the ring broke"))
