@@ -8,7 +8,6 @@ they decide, and takes what the run did from its record.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 import msgspec
 
@@ -20,7 +19,7 @@ from unskew.analytics.health.rejoining import LEAST_LEFT, Rejoining
 from unskew.analytics.loop.adaptation import Adaptation, AdaptationStep
 from unskew.analytics.loop.approval_queue import ApprovalQueue
 from unskew.analytics.loop.plans import Plans
-from unskew.analytics.scheduler.recovery import promote, recover
+from unskew.analytics.scheduler.recovery import recover, recover_with_spares
 from unskew.analytics.scheduler.replicas import replicas_of, returning, with_replicas, without_ranks
 from unskew.collector.command import Command
 from unskew.collector.events import (
@@ -42,9 +41,6 @@ from unskew.collector.events import (
     StandbyMeasured,
     Verdict,
 )
-
-MIN_GAIN_OF_A_SPARE = 0.03
-"""Of an iteration: below it the layers of a lost rank are not moved to one on standby; the Scheduler asks for as much."""
 
 
 class Log(msgspec.Struct, frozen=True):
@@ -343,16 +339,10 @@ def _without(state: ControllerState, base: Plan, dead: set[int]) -> tuple[Plan, 
     if adaptation.site.by_replica:
         plan = without_ranks(state.plans.first, base, dead, number)
         return plan, "its replica leaves, the others go on with their own batches"
-    found = recover(base, dead, number), "its work is rerouted to ranks that hold its layers"
-    rerouted_us = adaptation.expected_us(found[0])
-    if rerouted_us is None or len(dead) > 1 or adaptation.site.shared_cores is not None:
-        return found
-    least_us = (1 - MIN_GAIN_OF_A_SPARE) * rerouted_us
-    for spare in sorted(state.alive - state.plans.involved - adaptation.measurements.joining):
-        plan = promote(base, min(dead), spare, number)
-        if (us := adaptation.expected_us(plan) or inf) < least_us:
-            found, least_us = (plan, f"rank {spare} takes its place, with layers from its peers"), us
-    return found
+    spares = state.alive - state.plans.involved - adaptation.measurements.joining
+    if adaptation.site.shared_cores is not None:  # there no gain of a plan is claimed
+        spares = frozenset()
+    return recover_with_spares(base, dead, number, spares, adaptation.expected_us)
 
 
 def _add_rank(state: ControllerState, command: Command) -> Outcome:

@@ -12,10 +12,32 @@ as it reaches; join neighbouring legs of one rank. Load is layers x micro-batche
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection
+from math import inf
 
 import msgspec
 
 from unskew.analytics.core.plan import Hop, Plan, PlanError, Role, Route, validate
+
+MIN_GAIN = 0.03
+"""Of an iteration: for less the layers of a lost rank are not moved to a spare; the Scheduler asks for as much."""
+
+
+def recover_with_spares(
+    plan: Plan, dead: set[int], plan_version: int, spares: Collection[int], expected_us: Callable[[Plan], float | None]
+) -> tuple[Plan, str]:
+    """The plan without the `dead` ranks, by rerouting or, where that is expected to be faster, by promoting one of `spares`;
+    and what becomes of the work. Raises `PlanError` as `recover` does."""
+    found = recover(plan, dead, plan_version), "its work is rerouted to ranks that hold its layers"
+    rerouted_us = expected_us(found[0])
+    if rerouted_us is None or len(dead) > 1:
+        return found
+    least_us = (1 - MIN_GAIN) * rerouted_us
+    for spare in sorted(spares):
+        promoted = promote(plan, min(dead), spare, plan_version)
+        if (us := expected_us(promoted) or inf) < least_us:
+            found, least_us = (promoted, f"rank {spare} takes its place, with layers from its peers"), us
+    return found
 
 
 def recover(plan: Plan, dead: set[int], plan_version: int) -> Plan:

@@ -167,13 +167,14 @@ class ControlThread:
             return max((plan_version for plan_version, record in self._records.items() if record.abort), default=-1)
 
     def wait_for_quorum(self, after: tuple[int, int], least: int, abort: int) -> Quorum | None:
-        """Block until there is a quorum behind `after` under plan `least` or a later one; None when first a record above
-        `abort` takes effect at once."""
+        """Block until there is a quorum behind `after` under plan `abort` or a later one; None when first a record above that
+        takes effect at once. Below `least` only that helps: a replica that returns brings a quorum, too, but it was formed by
+        who counted on the step that failed."""
         with self._changed:
             while True:
                 if self.newest_abort > abort:
                     return None
-                found = [place for place in self._quorums if place > after and place[0] >= least]
+                found = [place for place in self._quorums if place > after and place[0] >= abort >= least]
                 if found:
                     return self._quorums[min(found)]
                 self._changed.wait()

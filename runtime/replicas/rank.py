@@ -47,8 +47,6 @@ _QUORUM_TAG = 2**31 - 1
 _COPY_S = 30.0
 """So long who asks for a state waits until its iteration begins."""
 _LOOK_S = 0.05
-_NEVER = 2**62
-"""A plan version that none has."""
 
 
 class ReplicaRank(Rank):
@@ -181,9 +179,7 @@ class ReplicaRank(Rank):
             if not self.control.record(abort).names(self.rank_spec.rank):
                 raise PeerLost(f"plan {abort} goes on without the replica")
             self._propose(abort, self.stepped, ahead=False)
-        # After a step that failed, also a quorum with a replica that returns was formed by who counted on that step.
-        least = abort if abort >= self._least else _NEVER
-        return self.control.wait_for_quorum(self._acted, least, abort)
+        return self.control.wait_for_quorum(self._acted, self._least, abort)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
