@@ -62,7 +62,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     measured so.
     """
 
-    tp: Annotated[int, Parameter(help="Tensor-parallel shards.", panel=LAYOUT, least=1, most=1_024)] = 1
+    tp: Annotated[int, Parameter(help="Tensor-parallel shards of a stage.", panel=LAYOUT, least=1, most=1_024)] = 1
     pp: Annotated[int, Parameter(help="Pipeline stages.", panel=LAYOUT, least=1, most=1_024)] = 4
     dp: Annotated[int, Parameter(help="Replicas.", panel=LAYOUT, least=1, most=1_024)] = 2
     schedule: Annotated[
@@ -181,6 +181,7 @@ def check(options: RunOptions) -> None:
         raise OptionsError(
             f"--dim {options.dim} does not give --heads {options.heads} an even width, allowed: a multiple of 2 x heads"
         )
+    _check_tensor_parallel(options)
     if options.recovery == "ft-hsdp" and options.schedule == "searched":
         raise OptionsError("--recovery ft-hsdp leaves out whole replicas, which --schedule searched has no order for")
     if options.recovery == "ft-hsdp" and options.resume is not None:
@@ -196,6 +197,17 @@ def check(options: RunOptions) -> None:
         options.first_plan()
     except (PlanError, ProfileError) as error:
         raise OptionsError(_with_flags(str(error))) from None
+
+
+def _check_tensor_parallel(options: RunOptions) -> None:
+    if options.tp > options.heads:
+        raise OptionsError(
+            f"--tp {options.tp} leaves a shard without a head, allowed with --heads {options.heads}: {options.heads} or less"
+        )
+    if options.tp > 1 and options.schedule == "searched":
+        raise OptionsError(f"--tp {options.tp} is not for --schedule searched, whose orders are found for single ranks")
+    if options.tp > 1 and options.recovery == "ft-hsdp":
+        raise OptionsError(f"--tp {options.tp} is not for --recovery ft-hsdp, whose replicas are pipelines of single ranks")
 
 
 def _with_flags(sentence: str) -> str:

@@ -210,7 +210,7 @@ class NodeFinished(Message, frozen=True, kw_only=True):
 class CheckpointPart(Message, frozen=True, kw_only=True):
     """From a rank: these layers, as they were after `iterations` iterations, are on disk; or `problem` says why not.
 
-    `seconds` it took beside training, `paused_us` training stood still.
+    `part`: what it has of each of them (first, end, of). `seconds` it took beside training, `paused_us` training stood still.
     """
 
     rank: int
@@ -220,6 +220,7 @@ class CheckpointPart(Message, frozen=True, kw_only=True):
     seconds: float
     paused_us: int
     problem: str = ""
+    part: tuple[int, int, int] = (0, 1, 1)
 
 
 class Publish(Message, frozen=True, kw_only=True):

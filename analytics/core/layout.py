@@ -33,6 +33,7 @@ from unskew.analytics.core.plan import (
     stage_order_of,
     validate,
 )
+from unskew.analytics.shards.parts import even_parts
 
 Ints = NDArray[np.int64]
 Group = tuple[int, ...]
@@ -253,9 +254,10 @@ def _roles(pipeline: Pipeline) -> list[Role]:
             n_layers=n,
             shard=shard,
             more=tuple(more),
+            part=part,
         )
         for group, ((first, n), *more) in held.items()
-        for shard, rank in enumerate(group)
+        for shard, (rank, part) in enumerate(zip(group, even_parts(len(group)), strict=True))
     ]
 
 
@@ -283,8 +285,6 @@ def uniform_plan(*, tp: int, pp: int, dp: int, n_layers: int, micro_batches: int
     """The plan a run starts with: rank = (replica * PP + stage) * TP + shard. Raises `PlanError` for an impossible layout."""
     if min(tp, pp, dp) < 1:
         raise PlanError(f"tp, pp and dp must each be at least 1, not {tp}, {pp}, {dp}")
-    if tp != 1:
-        raise PlanError(f"tp={tp}: tensor parallelism is not executed yet, only tp=1 is allowed")
     if schedule not in PASSES:
         raise PlanError(f"schedule={schedule} is not known, allowed: {', '.join(SCHEDULES)}")
     stages = pp * PASSES[schedule]

@@ -5,7 +5,8 @@ ReCycle's rerouting, Malleus and AdaPtis:
 
 * a `Role` states that a rank holds a range of layers, as stage `stage` of replica `replica`;
 * a `Route` gives one micro-batch its hops; a hop is a layer range and the ranks (one, or a TP group) that execute it;
-* a plan is legal iff each route's hops cover every layer once, in order, and each executor holds the hop's layers.
+* a plan is legal iff each route's hops cover every layer once, in order, and each executor holds the hop's layers: all of each
+  where it is alone, its part as a member of a tensor-parallel group (shards/parts.py), in which it executes everything.
 
 Layer 0 includes the embedding, the last layer the final norm and the output head: nothing else has parameters. Ranks and
 micro-batches are numbered from 0; layer ranges are ``[first_layer, first_layer + n_layers)``.
@@ -22,13 +23,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar
 
 import msgspec
 
 from unskew.analytics.core.division import Division
+from unskew.analytics.shards.parts import Part, Piece, make_whole, pieces_of
 from unskew.collector.events import CHUNK_KINDS, ChunkKind
 
 T = TypeVar("T")
@@ -42,7 +44,8 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A rank's place: it holds ``[first_layer, first_layer + n_layers)`` as `stage` of `replica`.
 
     `more` are further ranges ``(first_layer, n_layers)``, ascending and with gaps between, where a pipeline passes a rank more
-    than once (interleaved 1F1B, ZB-V).
+    than once (interleaved 1F1B, ZB-V). `part`: what it holds of each of its layers as shard `shard` of a tensor-parallel group;
+    None = all of it.
     """
 
     rank: int
@@ -52,6 +55,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n_layers: int
     shard: int = 0
     more: tuple[tuple[int, int], ...] = ()
+    part: Part | None = None
 
     @property
     def end_layer(self) -> int:
@@ -85,7 +89,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> int:
-        """The executor while tensor parallelism is 1."""
+        """The executor, or the first of the TP group, which stands for it wherever one rank is named."""
         return self.ranks[0]
 
 
@@ -140,16 +144,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return Counter(rank for route in self.routes for rank in {rank for hop in route.hops for rank in hop.ranks})
 
     def holders(self, layer: int) -> tuple[int, ...]:
-        """Ranks that hold `layer`, ascending: the gradient group of the layer."""
-        return tuple(sorted(role.rank for role in self.roles if role.holds(layer, 1)))
+        """Ranks that hold `layer` or a part of it, ascending."""
+        return tuple(sorted(self.parts_of(layer)))
+
+    def parts_of(self, layer: int) -> dict[int, Part | None]:
+        """Rank -> what it holds of `layer`; those that hold nothing of it are absent."""
+        return {role.rank: role.part for role in self.roles if role.holds(layer, 1)}
 
     @cached_property
-    def gradient_groups(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-        """``((ranks, layers), ...)`` in the order of the first layer: every rank reduces in this order, so none deadlocks."""
-        layers_of: dict[tuple[int, ...], list[int]] = {}
+    def gradient_groups(self) -> tuple[tuple[tuple[int, ...], tuple[Piece, ...]], ...]:
+        """``((ranks, pieces that they hold alike), ...)`` in the order of the first layer: every rank reduces in this order, so
+        none deadlocks."""
+        pieces_by: dict[tuple[int, ...], list[Piece]] = {}
         for layer in range(self.n_layers):
-            layers_of.setdefault(self.holders(layer), []).append(layer)
-        return tuple((ranks, tuple(layers)) for ranks, layers in layers_of.items())
+            for piece, ranks in pieces_of(layer, self.parts_of(layer)):
+                pieces_by.setdefault(ranks, []).append(piece)
+        return tuple((ranks, tuple(pieces)) for ranks, pieces in pieces_by.items())
 
     @cached_property
     def teams(self) -> dict[tuple[int, int], tuple[int, ...]]:
@@ -157,6 +167,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {
             (route.micro_batch, hop.first_layer): hop.ranks for route in self.routes for hop in route.hops if len(hop.ranks) > 1
         }
+
+    @cached_property
+    def team_of(self) -> dict[int, tuple[int, ...]]:
+        """Rank -> the TP group in which it executes, itself in it; ranks that execute alone, or nothing, are absent."""
+        return {rank: ranks for ranks in self.teams.values() for rank in ranks}
 
     def renumbered(self, plan_version: int) -> Plan:
         """The same plan under another number."""
@@ -193,10 +208,25 @@ def validate(plan: Plan) -> None:
             if count < 1 or first < free or first + count > plan.n_layers:
                 raise PlanError(f"rank {role.rank} holds layers {first}..{first + count - 1} of {plan.n_layers}")
             free = first + count + 1  # neighbouring ranges are one range
+    groups = {hop.ranks for route in plan.routes for hop in route.hops}
     for number, route in enumerate(plan.routes):
         if route.micro_batch != number:
             raise PlanError(f"route {number} is for micro-batch {route.micro_batch}")
         _validate_route(route, plan.n_layers, role_of)
+    _validate_groups(groups, role_of)
+
+
+def _validate_groups(groups: Iterable[tuple[int, ...]], role_of: Mapping[int, Role]) -> None:
+    """What executes together is a whole layer, and nobody executes in two groups: their order could wait for itself."""
+    group_of: dict[int, tuple[int, ...]] = {}
+    for ranks in sorted(groups):
+        if not make_whole(role_of[rank].part for rank in ranks):
+            parts = ", ".join(f"rank {rank} has {role_of[rank].part or 'all'}" for rank in ranks)
+            raise PlanError(f"ranks that execute together must make up a layer, in the order of their shards: {parts}")
+        for rank in ranks:
+            if group_of.setdefault(rank, ranks) != ranks:
+                names = " and ".join("-".join(map(str, group)) for group in (group_of[rank], ranks))
+                raise PlanError(f"rank {rank} executes in two tensor-parallel groups, {names}: it may in one")
 
 
 def _validate_route(route: Route, n_layers: int, role_of: Mapping[int, Role]) -> None:

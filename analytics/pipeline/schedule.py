@@ -31,7 +31,10 @@ from unskew.collector.events import CHUNK_KINDS
 
 
 class Schedule(msgspec.Struct, frozen=True, dict=True):
-    """What each rank executes, in order. `order` holds all actions such that each comes after everything it needs."""
+    """What each rank executes, in order. `order` holds all actions such that each comes after everything it needs.
+
+    The members of a tensor-parallel group execute what its first rank does, together: in `order` it stands for all of them.
+    """
 
     plan: Plan
     by_rank: dict[int, tuple[Action, ...]]
@@ -60,6 +63,8 @@ def build_schedule(plan: Plan) -> Schedule:
     by_rank: dict[int, list[Action]] = {rank: [] for rank in plan.ranks}
     for action in order:
         by_rank[action.rank].append(action)
+    for rank, team in plan.team_of.items():
+        by_rank[rank] = by_rank[team[0]]
     return Schedule(plan, {rank: tuple(actions) for rank, actions in by_rank.items()}, tuple(order))
 
 

@@ -5,7 +5,8 @@ micro-batches that its rank executed, or all of them once its bucket was reduced
 survivors hold is exact as it is, because neither weights nor divisor change within an iteration. So, layer by layer:
 
 1. if a holder has the whole sum, it counts, and holders that lack it take it over;
-2. else the parts of all holders count: no micro-batch is in two of them, for each attempt adds only what was missing;
+2. else the parts of all holders count: no micro-batch is in two of them, for each attempt adds only what was missing. Of a
+   tensor-parallel group that lost a member nothing counts: what the others hold of its micro-batches is a part of a gradient;
 3. what is missing then is executed in the next attempt. A micro-batch is executed forward through all layers and backward
    down to its lowest missing one; gradients of layers that have it already are not added again;
 4. for that attempt alone the missing micro-batches are spread over all pipelines of the plan, as ReCoVer's extra micro-batches
@@ -29,15 +30,16 @@ import msgspec
 
 from unskew.analytics.core.plan import Hop, Plan, Route
 from unskew.analytics.pipeline.actions import Action
+from unskew.analytics.shards.parts import Part, Piece, ends_of, make_whole, pieces_of
 
 Held = Mapping[int, Mapping[int, Mapping[int, int]]]
 """Rank -> layer -> micro-batch in its gradient -> the plan version under which that was computed."""
 
 
 class SumTransfer(msgspec.Struct, frozen=True):
-    """`target` takes the whole sum of `layer` from `source`."""
+    """`target` takes the whole sum of a piece of a layer from `source`."""
 
-    layer: int
+    piece: Piece
     source: int
     target: int
 
@@ -53,12 +55,14 @@ class KeptStretch(msgspec.Struct, frozen=True):
 
 class KeptGradients(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What an attempt need not execute: `of[layer]` gives each micro-batch that is kept the plan version it was computed
-    under. Every holder has the whole sum of the layers in `reduced`; of all others each has its part."""
+    under. Every holder has the whole sum of the layers in `reduced`; of all others each has its part, but for the (rank, layer)
+    in `dropped`: these have sums of which something is of no use, and begin anew."""
 
     n_micro_batches: int
     of: tuple[Mapping[int, int], ...]
     reduced: frozenset[int] = frozenset()
     transfers: tuple[SumTransfer, ...] = ()
+    dropped: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def share(self) -> float:
@@ -112,17 +116,51 @@ def nothing_kept(plan: Plan) -> KeptGradients:
 def keep(plan: Plan, held: Held) -> KeptGradients:
     """What the next attempt, under `plan`, takes over of what its ranks hold."""
     everything = len(plan.routes)
-    of, reduced, transfers = [], [], []
+    of, reduced, transfers, dropped = [], [], [], []
     for layer in range(plan.n_layers):
-        parts = {rank: held.get(rank, {}).get(layer, {}) for rank in plan.holders(layer)}
-        source = next((rank for rank, part in parts.items() if len(part) == everything), None)
-        if source is None:
-            of.append({number: version for part in parts.values() for number, version in part.items()})
-        else:
-            of.append(dict(parts[source]))
+        parts = plan.parts_of(layer)
+        sums = {rank: held.get(rank, {}).get(layer, {}) for rank in parts}
+        whole = [rank for rank, sum_of in sums.items() if len(sum_of) == everything]
+        source_of = {piece: next((rank for rank in ranks if rank in whole), None) for piece, ranks in pieces_of(layer, parts)}
+        if None not in source_of.values():
+            of.append(dict(sums[whole[0]]))
             reduced.append(layer)
-            transfers += [SumTransfer(layer, source, rank) for rank, part in parts.items() if len(part) < everything]
-    return KeptGradients(n_micro_batches=everything, of=tuple(of), reduced=frozenset(reduced), transfers=tuple(transfers))
+            transfers += [
+                SumTransfer(piece, source, rank)
+                for piece, ranks in pieces_of(layer, parts)
+                for rank in ranks
+                if rank not in whole and (source := source_of[piece]) is not None
+            ]
+        else:
+            usable = _usable(parts, sums)
+            of.append({number: version for rank in usable for number, version in sums[rank].items()})
+            dropped += [(rank, layer) for rank, sum_of in sums.items() if sum_of and rank not in usable]
+    return KeptGradients(
+        n_micro_batches=everything,
+        of=tuple(of),
+        reduced=frozenset(reduced),
+        transfers=tuple(transfers),
+        dropped=frozenset(dropped),
+    )
+
+
+def _usable(parts: Mapping[int, Part | None], sums: Mapping[int, Mapping[int, int]]) -> set[int]:
+    """The ranks whose sums count: of each micro-batch in one of them the others have the rest of the layer, each once."""
+    usable = {rank for rank, sum_of in sums.items() if sum_of}
+    while True:
+        having: dict[int, list[int]] = {}
+        for rank in usable:
+            for number in sums[rank]:
+                having.setdefault(number, []).append(rank)
+        broken = {
+            rank
+            for ranks in {tuple(sorted(ranks, key=lambda rank: ends_of(parts[rank]))) for ranks in having.values()}
+            if not make_whole(parts[rank] for rank in ranks)
+            for rank in ranks
+        }
+        if not broken:
+            return usable
+        usable -= broken
 
 
 def spread(plan: Plan, kept: KeptGradients) -> Plan:

@@ -139,6 +139,8 @@ def propose(
     remaining = state.iterations - now_iteration
     if gone := sorted(set(plan.ranks) - state.alive):
         return None, f"the plan still counts on rank {gone[0]}, which is not alive: recover first"
+    if any(role.part is not None for role in plan.roles):
+        return None, "tensor-parallel groups have no candidates yet: the plan stays until somebody dies"
     if remaining < 1 or not state.batches:
         return None, "the run is at its end" if remaining < 1 else "no iteration has been committed yet to predict on"
     bench = _Bench(plan, state, now_iteration)

@@ -1,9 +1,13 @@
 """Minimal recovery after a death: reroute, no layer moves (ReCycle's rerouting, as ResiHP section 6.3 uses it), or promote.
 
-The dead ranks' roles vanish; each hop they had goes to peers that hold its layers, so training can go on at once in the same
-processes. Where the holders' ranges differ the hop is split. Steps, per micro-batch in order: keep the legs of living ranks;
-from the first uncovered layer on take the least loaded holder (then the one that reaches furthest, then the lowest rank) as far
-as it reaches; join neighbouring legs of one rank. Load is layers x micro-batches, counted over the whole plan.
+The dead ranks' roles vanish; each hop they had a part in goes to peers that hold its layers, so training can go on at once in
+the same processes. Where the holders' ranges differ the hop is split. Steps, per micro-batch in order: keep the legs of living
+ranks; from the first uncovered layer on take the least loaded holder (then the one that reaches furthest, then the lowest rank)
+as far as it reaches; join neighbouring legs of one rank. Load is layers x micro-batches, counted over the whole plan.
+
+A holder is a rank that has whole layers, or a tensor-parallel group that is all there. A group that lost a member executes
+nothing more, for its others have parts alone; they stay as copies of these, and where such leftovers of several groups make up
+whole layers, they are a group.
 
 `promote` gives the dead rank's place to one on standby instead, within the same iteration (a spare of ReCoVer, arXiv
 2605.11215; its spares hold a copy of the layers, ours get them from the other holders).
@@ -12,12 +16,27 @@ as it reaches; join neighbouring legs of one rank. Load is layers x micro-batche
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import inf
 
 import msgspec
 
 from unskew.analytics.core.plan import Hop, Plan, PlanError, Role, Route, validate
+from unskew.analytics.shards.parts import ONE, ZERO, ends_of
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who can execute: a rank, or the members of a group in the order of their shards."""
+
+    roles: tuple[Role, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(role.rank for role in self.roles)
+
+    def reach(self, layer: int) -> int:
+        """End of the range of layers from `layer` on that all members hold; `layer` itself when they do not hold it."""
+        return min(role.reach(layer) for role in self.roles)
 
 MIN_GAIN = 0.03
 """Of an iteration: for less the layers of a lost rank are not moved to a spare; the Scheduler asks for as much."""
@@ -43,15 +62,16 @@ def recover_with_spares(
 def recover(plan: Plan, dead: set[int], plan_version: int) -> Plan:
     """The plan without the `dead` ranks, numbered `plan_version`. Raises `PlanError` naming layers that nobody holds."""
     roles = tuple(role for role in plan.roles if role.rank not in dead)
-    _require_holders(plan, roles, dead)
-    load = Counter({role.rank: 0 for role in roles})
+    holders = _holders(plan, roles)
+    _require_holders(plan, holders, dead)
+    load = Counter({holder.ranks: 0 for holder in holders})
     for route in plan.routes:
-        load.update({hop.rank: hop.n_layers for hop in route.hops if hop.rank not in dead})
+        load.update({hop.ranks: hop.n_layers for hop in route.hops if dead.isdisjoint(hop.ranks)})
     routes = []
     for route in plan.routes:
         hops: list[Hop] = []
         for hop in route.hops:
-            for leg in [hop] if hop.rank not in dead else _replacement(hop, roles, load):
+            for leg in [hop] if dead.isdisjoint(hop.ranks) else _replacement(hop, holders, load):
                 _append(hops, leg)
         routes.append(Route(micro_batch=route.micro_batch, replica=route.replica, hops=tuple(hops)))
     recovered = Plan(
@@ -79,8 +99,33 @@ def promote(plan: Plan, dead: int, spare: int, plan_version: int) -> Plan:
     return promoted
 
 
-def _require_holders(plan: Plan, roles: tuple[Role, ...], dead: set[int]) -> None:
-    lost = [layer for layer in range(plan.n_layers) if not any(role.holds(layer, 1) for role in roles)]
+def _holders(plan: Plan, roles: Sequence[Role]) -> list[Holder]:
+    """Every living rank that can execute, in exactly one holder; groups that are all there first, then new ones."""
+    role_of = {role.rank: role for role in roles}
+    groups = dict.fromkeys(ranks for ranks in plan.teams.values() if role_of.keys() >= set(ranks))
+    holders = [Holder((role,)) for role in roles if role.part is None]
+    holders += [Holder(tuple(role_of[rank] for rank in ranks)) for ranks in groups]
+    left = [role for role in roles if role.part is not None and not any(role.rank in ranks for ranks in groups)]
+    while (group := next(_groups(left, (), ZERO), None)) is not None:
+        holders.append(Holder(group))
+        left = [role for role in left if role not in group]
+    return holders
+
+
+def _groups(left: Sequence[Role], chosen: tuple[Role, ...], at: object) -> Iterator[tuple[Role, ...]]:
+    """Ways to go on from `chosen`, whose parts end `at`, to members that make up layers which all of them hold."""
+    if at == ONE:
+        yield chosen
+        return
+    for role in left:
+        low, high = ends_of(role.part)
+        together = set(role.layers).intersection(*(other.layers for other in chosen))
+        if low == at and together:
+            yield from _groups(left, (*chosen, role), high)
+
+
+def _require_holders(plan: Plan, holders: Sequence[Holder], dead: set[int]) -> None:
+    lost = [layer for layer in range(plan.n_layers) if not any(holder.reach(layer) > layer for holder in holders)]
     if lost:
         names = f"layer {lost[0]}" if len(lost) == 1 else f"layers {', '.join(map(str, lost))}"
         raise PlanError(
@@ -89,16 +134,16 @@ def _require_holders(plan: Plan, roles: tuple[Role, ...], dead: set[int]) -> Non
         )
 
 
-def _replacement(hop: Hop, roles: tuple[Role, ...], load: Counter[int]) -> list[Hop]:
+def _replacement(hop: Hop, holders: Sequence[Holder], load: Counter[tuple[int, ...]]) -> list[Hop]:
     """The hop's layers on living holders; adds what they take on to `load`."""
     legs = []
     first, end = hop.first_layer, hop.first_layer + hop.n_layers
     while first < end:
-        holders = [role for role in roles if role.holds(first, 1)]
-        role = min(holders, key=lambda holder: (load[holder.rank], -holder.reach(first), holder.rank))
-        taken = min(role.reach(first), end) - first
-        legs.append(Hop(first_layer=first, n_layers=taken, ranks=(role.rank,)))
-        load[role.rank] += taken
+        able = [holder for holder in holders if holder.reach(first) > first]
+        holder = min(able, key=lambda one: (load[one.ranks], -one.reach(first), one.ranks))
+        taken = min(holder.reach(first), end) - first
+        legs.append(Hop(first_layer=first, n_layers=taken, ranks=holder.ranks))
+        load[holder.ranks] += taken
         first += taken
     return legs
 

@@ -23,11 +23,22 @@ KEPT = 2
 _INDEX = "index.json"
 
 
-class CheckpointIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole checkpoint: the state after `iterations` iterations; layer i lies in the part of rank `writers[i]`."""
+class Slice(msgspec.Struct, frozen=True):
+    """``[first / of, end / of)`` of a layer lies in the part of `rank` (analytics/shards/parts.py says what that is)."""
+
+    rank: int
+    first: int
+    end: int
+    of: int
+
+
+class CheckpointIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A whole checkpoint: the state after `iterations` iterations; layer i lies in the part of rank `writers[i]`, or, where a
+    tensor-parallel group wrote it, in the slices ``slices[i]``."""
 
     iterations: int
     writers: tuple[int, ...]
+    slices: dict[int, tuple[Slice, ...]] = {}
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -37,8 +48,13 @@ class Checkpoint(msgspec.Struct, frozen=True):
     index: CheckpointIndex
 
     def part(self, layer: int) -> Path:
-        """Where a layer lies."""
+        """Where a layer lies that no group wrote."""
         return self.folder / part_name(self.index.writers[layer])
+
+    def slices(self, layer: int) -> dict[Path, Slice]:
+        """Where the slices of a layer lie; one, the whole, where no group wrote it."""
+        whole = (Slice(self.index.writers[layer], 0, 1, 1),)
+        return {self.folder / part_name(one.rank): one for one in self.index.slices.get(layer, whole)}
 
 
 def part_name(rank: int) -> str:

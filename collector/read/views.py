@@ -268,15 +268,19 @@ EXECUTED = """
             unnest(range(first_layer, first_layer + n_layers)) as layer
         from (select * exclude (micro_batches), unnest(micro_batches::bigint[]) as micro_batch
               from gradients_kept join counted using (iteration, plan_version, attempt) where run = of_run)),
-    executions as (
-        select iteration, plan_version, attempt, kind, micro_batch, unnest(range(first_layer, first_layer + n_layers)) as layer
-        from chunks where run = of_run),
+    executions as (  -- what a group executes together is one, when all its members have
+        select iteration, plan_version, attempt, kind, micro_batch, layer,
+            case when count(distinct rank) < max(members) then 0 else ceil(count(*) / max(members))::bigint end as times
+        from (select *, coalesce(length("group") - length(replace("group", '-', '')), 0) + 1 as members,
+                  unnest(range(first_layer, first_layer + n_layers)) as layer
+              from spans where run = of_run and kind in ('F', 'B', 'W'))
+        group by all),
     done as (
-        select iteration, kind, micro_batch, layer
+        select iteration, kind, micro_batch, layer, times
         from executions semi join counted using (iteration, plan_version, attempt)
             anti join kept using (iteration, micro_batch, layer)
         union all
-        select iteration, kind, micro_batch, layer
+        select iteration, kind, micro_batch, layer, times
         from executions semi join kept using (iteration, plan_version, micro_batch, layer)),
     due as (
         select iteration, layers.range::integer as layer, batches.range::integer as micro_batch,
@@ -285,7 +289,7 @@ EXECUTED = """
         from counted join plans using (plan_version), range((plan->>'n_layers')::bigint) layers,
             range(json_array_length(plan->'routes')::bigint) batches
         where run = of_run)
-    select iteration, kind, layer, micro_batch, count(done.iteration) as times
+    select iteration, kind, layer, micro_batch, coalesce(sum(done.times), 0)::bigint as times
     from (select distinct iteration, kind, layer, micro_batch from due
           union select iteration, kind, layer, micro_batch from done) cells
     left join done using (iteration, kind, layer, micro_batch)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from unskew.analytics.shards.parts import Part, make_whole
 from unskew.collector.events import CheckpointSaved, Note
-from unskew.collector.files.checkpoints import KEPT, CheckpointIndex, prune, seal
+from unskew.collector.files.checkpoints import KEPT, CheckpointIndex, Slice, prune, seal
 from unskew.collector.paths import Store
 from unskew.runtime.options import ResumePoint
 from unskew.runtime.protocol import CheckpointPart
@@ -46,11 +47,22 @@ class CheckpointParts(msgspec.Struct, frozen=True):
     def take(self, part: CheckpointPart) -> tuple[CheckpointParts, tuple[CheckpointIndex, CheckpointSaved] | None]:
         """With one more part; index and event of the checkpoint that it completes, with which older ones are given up."""
         parts = (*self.parts.get(part.iterations, ()), part)
-        writer = {layer: one.rank for one in parts for layer in one.layers}
-        if len(writer) < self.n_layers:
+        written: dict[int, dict[Part, int]] = {layer: {} for layer in range(self.n_layers)}
+        for one in sorted(parts, key=lambda one: Part(*one.part).low):
+            for layer in one.layers:
+                written[layer][Part(*one.part)] = one.rank
+        if not all(map(make_whole, written.values())):
             return msgspec.structs.replace(self, parts={**self.parts, part.iterations: parts}), None
         later = {iterations: those for iterations, those in self.parts.items() if iterations > part.iterations}
-        index = CheckpointIndex(iterations=part.iterations, writers=tuple(writer[layer] for layer in range(self.n_layers)))
+        index = CheckpointIndex(
+            iterations=part.iterations,
+            writers=tuple(next(iter(of.values())) for of in written.values()),
+            slices={
+                layer: tuple(Slice(rank, held.first, held.end, held.of) for held, rank in of.items())
+                for layer, of in written.items()
+                if len(of) > 1
+            },
+        )
         saved = CheckpointSaved(
             iterations=part.iterations,
             bytes=sum(one.bytes for one in parts),

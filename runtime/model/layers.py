@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from unskew.runtime.model.model import Layer, ModelSize, build_layer
+from unskew.analytics.shards.parts import Part, Piece
+from unskew.runtime.model.cuts import UNCUT
+from unskew.runtime.model.model import Layer, ModelSize, build_layer, cut_of
 
 
 class HeldLayer:
-    """A layer's parameters and AdamW state. `steps` counts its optimiser steps: the version that distinguishes a current
-    copy from a stale one; `step_counts` is the same as the optimiser has it, of each parameter."""
+    """A layer's parameters and AdamW state, or a `part` of them. `steps` counts its optimiser steps: the version that
+    distinguishes a current copy from a stale one; `step_counts` is the same as the optimiser has it, of each parameter."""
 
-    def __init__(self, size: ModelSize, layer: int, *, seed: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.module: Layer = build_layer(size, layer, seed=seed, dtype=dtype, device=device)
+    def __init__(
+        self,
+        size: ModelSize,
+        layer: int,
+        *,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        part: Part | None = None,
+    ) -> None:
+        self.part = part
+        self.module: Layer = build_layer(size, layer, seed=seed, dtype=dtype, device=device, part=part)
         self.parameters: list[torch.nn.Parameter] = list(self.module.parameters())
+        self._cuts = [cut_of(name, size) for name, _ in self.module.named_parameters()]
         self.steps = 0
         # What the parameters' gradients are the sum of: micro-batch -> the plan version under which that one was computed;
         # and, of the last layer, the loss of each of them, which is reduced and kept together with the gradient.
@@ -63,55 +76,83 @@ class HeldLayer:
         if self._has_losses and loss is not None:
             self.losses[micro_batch] = loss
 
-    def pack_sum(self, n_micro_batches: int) -> Tensor:
-        """The gradients as one flat tensor on the CPU, and behind those of the last layer the losses; 0 where there is
-        none."""
+    @property
+    def uncut(self) -> list[torch.nn.Parameter]:
+        """What every member of a tensor-parallel group has."""
+        return [parameter for parameter, cut in zip(self.parameters, self._cuts, strict=True) if cut == UNCUT]
+
+    def pack_sum(self, n_micro_batches: int, piece: Piece | None = None) -> Tensor:
+        """The gradients of a piece (None = all that is here) as one flat tensor on the CPU, and behind those of the last layer
+        the losses; 0 where there is none."""
         gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.parameters]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).to("cpu")
-        if not self._has_losses:
+        flat = torch.cat([view.reshape(-1) for view in self._views(piece, gradients)]).to("cpu")
+        if not self._sums_losses(piece):
             return flat
         # Exact in the run's number format: each is the loss of one micro-batch, and all but one holder add 0.
         losses = [self.losses.get(number, 0.0) for number in range(n_micro_batches)]
         return torch.cat((flat, torch.tensor(losses, dtype=flat.dtype)))
 
-    def unpack_sum(self, flat: Tensor, summed: dict[int, int]) -> None:
+    def unpack_sum(self, flat: Tensor, summed: Mapping[int, int], piece: Piece | None = None) -> None:
         """The inverse of `pack_sum`: take over a gradient that is the sum of the micro-batches `summed`."""
-        offset = 0
         for parameter in self.parameters:
-            part = flat[offset : offset + parameter.numel()].view_as(parameter)
-            parameter.grad = part.to(parameter.device, copy=True)
-            offset += parameter.numel()
-        self.summed, self.losses = summed, dict(enumerate(flat[offset:].tolist()))
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        offset = _fill(self._views(piece, gradients), flat)
+        self.summed = dict(summed)
+        if self._sums_losses(piece):
+            self.losses = dict(enumerate(flat[offset:].tolist()))
 
-    def sum_size(self, n_micro_batches: int) -> int:
+    def sum_size(self, n_micro_batches: int, piece: Piece | None = None) -> int:
         """Elements of `pack_sum`."""
-        return self.packed_size // 3 + (n_micro_batches if self._has_losses else 0)
+        return self.packed_size(piece) // 3 + (n_micro_batches if self._sums_losses(piece) else 0)
 
-    def pack(self) -> Tensor:
-        """Parameters and both moments as one flat tensor, the same order on every rank."""
-        return torch.cat([tensor.detach().reshape(-1) for _, tensor in self.named_tensors()])
+    def _sums_losses(self, piece: Piece | None) -> bool:
+        return self._has_losses and (piece is None or piece.uncut)
 
-    def unpack(self, flat: Tensor, steps: int) -> None:
-        """The inverse of `pack`: take over another rank's state after `steps` optimiser steps."""
-        offset = 0
-        with torch.no_grad():
-            for _, tensor in self.named_tensors():
-                tensor.copy_(flat[offset : offset + tensor.numel()].view_as(tensor))
-                offset += tensor.numel()
+    def pack(self, piece: Piece | None = None) -> Tensor:
+        """Parameters and both moments of a piece as one flat tensor, the same order on every rank."""
+        return torch.cat([view.reshape(-1) for view in self._state(piece)])
+
+    def unpack(self, flat: Tensor, piece: Piece | None = None) -> None:
+        """The inverse of `pack`: take over another rank's state."""
+        _fill(self._state(piece), flat)
+
+    def stepped(self, steps: int) -> None:
+        """All that is here is what it was after so many optimiser steps."""
         for count in self.step_counts:
             count.fill_(float(steps))
         self.steps = steps
         self.clear_gradients()
 
-    @property
-    def packed_size(self) -> int:
+    def packed_size(self, piece: Piece | None = None) -> int:
         """Elements of `pack`."""
-        return 3 * sum(parameter.numel() for parameter in self.parameters)
+        return sum(view.numel() for view in self._state(piece))
+
+    def _state(self, piece: Piece | None) -> list[Tensor]:
+        return [
+            view
+            for tensors in (self.parameters, self._exp_avg, self._exp_avg_sq)
+            for view in self._views(piece, [tensor.detach() for tensor in tensors])
+        ]
+
+    def _views(self, piece: Piece | None, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What a piece has of tensors that are one of each parameter; a change of it is one of theirs."""
+        return [cut.view(tensor, self.part, piece) for cut, tensor in zip(self._cuts, tensors, strict=True)]
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter and its moments, in the order of `pack`."""
+        """Each parameter and its moments."""
         named = self.module.named_parameters()
         for (name, parameter), exp_avg, exp_avg_sq in zip(named, self._exp_avg, self._exp_avg_sq, strict=True):
             yield name, parameter
             yield f"{name}.exp_avg", exp_avg
             yield f"{name}.exp_avg_sq", exp_avg_sq
+
+
+def _fill(views: Sequence[Tensor], flat: Tensor) -> int:
+    """Copy a flat tensor into views of others; how much of it they took."""
+    offset = 0
+    for view in views:
+        view.copy_(flat[offset : offset + view.numel()].view_as(view))
+        offset += view.numel()
+    return offset

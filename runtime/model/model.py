@@ -1,7 +1,8 @@
 """A byte-level Llama: RMSNorm, rotary positions, SwiGLU, causal attention within each packed document.
 
 A `Layer` is the unit that plans move: one transformer block, with the embedding in front of layer 0 and the final norm and
-output head behind the last. A layer's initial weights depend on (seed, layer) alone, never on the plan.
+output head behind the last. A layer's initial weights depend on (seed, layer) alone, never on the plan. A rank may have a part
+of it (tensor parallelism): whole attention heads, columns of the feed-forward network, tokens of the vocabulary.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from unskew.analytics.shards.parts import Part, Piece, ends_of, unit
+from unskew.runtime.model.cuts import UNCUT, Cut
+from unskew.runtime.model.tensor_parallel import Shard, entered, looked_up, summed
 
 VOCABULARY = 256
 
@@ -35,6 +40,9 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 
 class Linear(nn.Linear):
     """A linear layer without bias whose weight's gradient can be computed later than its input's."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: `build_layer` fills the weights."""
 
     def forward(self, x: Tensor, deferred: Deferred | None = None) -> Tensor:
         if deferred is None:
@@ -71,57 +79,94 @@ def weight_gradients(deferred: Deferred) -> None:
 
 
 class Layer(nn.Module):
-    """One block. Input: byte values [tokens] for layer 0, else hidden states [tokens, dim]; output: hidden states or logits."""
+    """One block. Input: byte values [tokens] for layer 0, else hidden states [tokens, dim]; output: hidden states or logits.
 
-    def __init__(self, size: ModelSize, layer: int) -> None:
+    `part`: this rank has these heads, columns and tokens of the vocabulary alone; then `forward` needs the group that has the
+    others, and the logits are those of its own tokens.
+    """
+
+    def __init__(self, size: ModelSize, layer: int, part: Part | None = None) -> None:
         super().__init__()
-        self.heads = size.heads
-        self.embedding = nn.Embedding(VOCABULARY, size.dim) if layer == 0 else None
+        self.width = size.dim // size.heads
+        self.heads, ffn, tokens = (len(units_of(part, whole)) for whole in (size.heads, size.ffn, VOCABULARY))
+        self.vocabulary = units_of(part, VOCABULARY)
+        self.embedding = nn.Embedding(tokens, size.dim) if layer == 0 else None
         self.attention_norm = nn.Parameter(torch.ones(size.dim))
-        self.qkv = Linear(size.dim, 3 * size.dim, bias=False)
-        self.out = Linear(size.dim, size.dim, bias=False)
+        self.qkv = Linear(size.dim, 3 * self.heads * self.width, bias=False)
+        self.out = Linear(self.heads * self.width, size.dim, bias=False)
         self.ffn_norm = nn.Parameter(torch.ones(size.dim))
-        self.gate_up = Linear(size.dim, 2 * size.ffn, bias=False)
-        self.down = Linear(size.ffn, size.dim, bias=False)
+        self.gate_up = Linear(size.dim, 2 * ffn, bias=False)
+        self.down = Linear(ffn, size.dim, bias=False)
         last = layer == size.n_layers - 1
         self.final_norm = nn.Parameter(torch.ones(size.dim)) if last else None
-        self.head = Linear(size.dim, VOCABULARY, bias=False) if last else None
+        self.head = Linear(size.dim, tokens, bias=False) if last else None
 
-    def forward(self, x: Tensor, lengths: Sequence[int], deferred: Deferred | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, lengths: Sequence[int], deferred: Deferred | None = None, shard: Shard | None = None
+    ) -> Tensor:
         """`deferred`: the backward pass leaves the gradients of the linear layers' weights to `weight_gradients`, which takes
-        what it adds to this list."""
+        what it adds to this list. `shard`: this rank's place in the group that has the whole layer, where it has a part."""
         if self.embedding is not None:
-            x = self.embedding(x)
-        x = x + self.out(self._attend(_rms_norm(x, self.attention_norm), lengths, deferred), deferred)
-        gate, up = self.gate_up(_rms_norm(x, self.ffn_norm), deferred).chunk(2, dim=-1)
-        x = x + self.down(functional.silu(gate) * up, deferred)
-        if self.head is not None and self.final_norm is not None:
-            x = self.head(_rms_norm(x, self.final_norm), deferred)
-        return x
+            x = self.embedding(x) if shard is None else looked_up(x, self.embedding.weight, self.vocabulary, shard)
+        attended = self._attend(entered(_rms_norm(x, self.attention_norm), shard), lengths, deferred)
+        x = x + summed(self.out(attended, deferred), shard)
+        gate, up = self.gate_up(entered(_rms_norm(x, self.ffn_norm), shard), deferred).chunk(2, dim=-1)
+        x = x + summed(self.down(functional.silu(gate) * up, deferred), shard)
+        if self.head is None or self.final_norm is None:
+            return x
+        logits: Tensor = self.head(entered(_rms_norm(x, self.final_norm), shard), deferred)
+        return logits
 
     def _attend(self, x: Tensor, lengths: Sequence[int], deferred: Deferred | None) -> Tensor:
         # A loop over documents: a block-diagonal mask would cost tokens^2, and no variable-length kernel runs on CPU.
-        tokens, dim = x.shape
-        qkv = self.qkv(x, deferred).view(tokens, 3, self.heads, dim // self.heads)
-        cos, sin = _rotary_tables(tuple(lengths), dim // self.heads, x.dtype, x.device)
+        tokens = len(x)
+        qkv: Tensor = self.qkv(x, deferred).view(tokens, 3, self.heads, self.width)
+        if self.heads == 0:  # of a small part of few heads
+            return qkv.reshape(tokens, 0)
+        cos, sin = _rotary_tables(tuple(lengths), self.width, x.dtype, x.device)
         query, key = _rotate(qkv[:, 0], cos, sin), _rotate(qkv[:, 1], cos, sin)
         # One leading dimension for the batch: only so does the fast CPU kernel take them.
-        documents = [part.transpose(0, 1)[None].split(list(lengths), dim=2) for part in (query, key, qkv[:, 2])]
+        documents = [torch.split(part.transpose(0, 1)[None], list(lengths), dim=2) for part in (query, key, qkv[:, 2])]
         attended = [
             functional.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in zip(*documents, strict=True)
         ]
-        return torch.cat(attended, dim=2)[0].transpose(0, 1).reshape(tokens, dim)
+        return torch.cat(attended, dim=2)[0].transpose(0, 1).reshape(tokens, self.heads * self.width)
 
 
-def build_layer(size: ModelSize, layer: int, *, seed: int, dtype: torch.dtype, device: torch.device) -> Layer:
-    """Layer `layer` with its initial weights, the same for every plan and device: normal, 0.02, from (seed, layer)."""
+def units_of(part: Part | None, whole: int) -> range:
+    """Which of `whole` heads, columns or tokens a part has."""
+    low, high = ends_of(part)
+    return range(unit(low, whole), unit(high, whole))
+
+
+def build_layer(
+    size: ModelSize, layer: int, *, seed: int, dtype: torch.dtype, device: torch.device, part: Part | None = None
+) -> Layer:
+    """Layer `layer`, or a part of it, with its initial weights, the same for every plan and device: normal, 0.02, from (seed,
+    layer)."""
     generator = torch.Generator().manual_seed(seed * 100_003 + layer)
-    module = Layer(size, layer)
+    whole = Layer(size, layer)
     with torch.no_grad():
-        for parameter in module.parameters():
+        for parameter in whole.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, 0.02, generator=generator)
+        module = whole if part is None else Layer(size, layer, part)
+        for (name, parameter), mine in zip(whole.named_parameters(), module.parameters(), strict=True) if part else ():
+            mine.copy_(cut_of(name, size).view(parameter, None, Piece(layer, *ends_of(part))).reshape(mine.shape))
     return module.to(dtype=dtype, device=device)
+
+
+def cut_of(name: str, size: ModelSize) -> Cut:
+    """How the weight of this name is cut among the members of a tensor-parallel group."""
+    cuts = {
+        "embedding.weight": Cut(1, VOCABULARY),
+        "qkv.weight": Cut(3, size.heads),
+        "out.weight": Cut(size.dim, size.heads),
+        "gate_up.weight": Cut(2, size.ffn),
+        "down.weight": Cut(size.dim, size.ffn),
+        "head.weight": Cut(1, VOCABULARY),
+    }
+    return cuts.get(name, UNCUT)
 
 
 def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 Of a layer's holders one writes it, so each rank writes its share, as a part of its own in torch's distributed-checkpoint
 format: per parameter its value and both moments, under the layer's name. Whoever holds a layer in whatever plan reads it from
-the part that the checkpoint's index names.
+the part that the checkpoint's index names; a layer that is cut is written by a group together, and read from those parts that
+have something of what is wanted.
 
 torch.distributed.checkpoint is imported where it is used: a second of work, that the zygote does for all ranks (zygote.py) of a
 run that needs it.
@@ -23,7 +24,8 @@ import torch
 from torch import Tensor
 
 from unskew.analytics.core.plan import Plan
-from unskew.collector.files.checkpoints import part_name
+from unskew.analytics.shards.parts import WHOLE, Part, common, part_of
+from unskew.collector.files.checkpoints import Checkpoint, part_name
 from unskew.collector.rights import make_folder
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.protocol import CheckpointPart
@@ -35,9 +37,17 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled", categ
 
 
 def to_write(plan: Plan, rank: int) -> list[int]:
-    """The layers that `rank` writes: each is written by one of its holders, in turn."""
-    holders = {layer: sorted(role.rank for role in plan.roles if layer in role.layers) for layer in range(plan.n_layers)}
-    return [layer for layer, of in holders.items() if of[layer % len(of)] == rank]
+    """The layers that `rank` writes: each is written by one of its holders in turn, a rank or a group."""
+    groups = set(plan.teams.values())
+    written = []
+    for layer in plan.role_of[rank].layers:
+        parts = plan.parts_of(layer)
+        holders = sorted(
+            [*((one,) for one, part in parts.items() if part is None), *(g for g in groups if set(g) <= parts.keys())]
+        )
+        if rank in holders[layer % len(holders)]:
+            written.append(layer)
+    return written
 
 
 class CheckpointWriter:
@@ -45,7 +55,7 @@ class CheckpointWriter:
 
     def __init__(self, folder: Path, rank: int, report: Callable[[CheckpointPart], None]) -> None:
         self._folder, self._rank, self._report = folder, rank, report
-        self._waiting: queue.Queue[tuple[int, State, tuple[int, ...], int]] = queue.Queue(1)
+        self._waiting: queue.Queue[tuple[int, State, tuple[int, ...], Part, int]] = queue.Queue(1)
         self._idle = threading.Event()
         self._idle.set()
         threading.Thread(target=self._serve, name="checkpoint", daemon=True).start()
@@ -57,9 +67,10 @@ class CheckpointWriter:
         if self._waiting.full():
             return
         numbers = tuple(numbers)
+        part = next((layers[number].part for number in numbers), None) or WHOLE
         state = {name: tensor for number in numbers for name, tensor in _copied(number, layers[number])}
         self._idle.clear()
-        self._waiting.put((iterations, state, numbers, (time.monotonic_ns() - start_ns) // 1000))
+        self._waiting.put((iterations, state, numbers, part, (time.monotonic_ns() - start_ns) // 1000))
 
     def finish(self, within_s: float) -> None:
         """Wait until what was given is on disk, at most so long."""
@@ -69,7 +80,7 @@ class CheckpointWriter:
         from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415 - see above
 
         while True:
-            iterations, state, numbers, paused_us = self._waiting.get()
+            iterations, state, numbers, held, paused_us = self._waiting.get()
             started, problem = time.monotonic(), ""
             path = self._folder / f"{iterations:08d}" / part_name(self._rank)
             try:
@@ -86,6 +97,7 @@ class CheckpointWriter:
                 seconds=time.monotonic() - started,
                 paused_us=paused_us,
                 problem=problem,
+                part=(held.first, held.end, held.of),
             )
             del state
             # A rank's collector is off; the planner leaves circles behind, some 20 objects a tensor, all of them new.
@@ -95,13 +107,25 @@ class CheckpointWriter:
                 self._idle.set()
 
 
-def restore(part: Path, number: int, layer: HeldLayer, iterations: int) -> None:
-    """Fill a layer from the part that has it, as it was after so many iterations."""
+def restore(checkpoint: Checkpoint, number: int, part: Part | None, make: Callable[..., HeldLayer]) -> HeldLayer:
+    """A part of a layer from what is there of it; `make` makes the place for any `part`."""
     from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415 - see above
 
-    state = dict(_copied(number, layer))
-    load(state, checkpoint_id=part, no_dist=True)
-    layer.unpack(torch.cat([tensor.reshape(-1) for tensor in state.values()]), iterations)
+    layer = make(part=part)
+    for path, one in checkpoint.slices(number).items():
+        stored = part_of(one.first, one.end, one.of)
+        if (piece := common(number, stored, part)) is None:
+            continue
+        held = layer if stored == part else make(part=stored)
+        state = dict(_copied(number, held))
+        load(state, checkpoint_id=path, no_dist=True)
+        with torch.no_grad():
+            for (_, tensor), value in zip(held.named_tensors(), state.values(), strict=True):
+                tensor.copy_(value)
+        if held is not layer:
+            layer.unpack(held.pack(piece), piece)
+    layer.stepped(checkpoint.index.iterations)
+    return layer
 
 
 def _copied(number: int, layer: HeldLayer) -> Iterable[tuple[str, Tensor]]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,6 +20,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
+
+from unskew.runtime.rank.progress import RankProgress
 
 # All members are there when a group is built. One that dies in these milliseconds leaves it half built; Gloo tries five times.
 _BUILD = timedelta(seconds=2)
@@ -136,9 +139,9 @@ def arrive(rendezvous: Rendezvous, plan_version: int, rank: int, phase: str = ""
 
 
 class Comm:
-    """The groups of one plan version: all its ranks, and the gradient groups that this rank belongs to.
+    """The groups of one plan version: all its ranks, and the tensor-parallel and gradient groups that this rank belongs to.
 
-    `groups` lists every gradient group of the plan in the same order on every rank; groups of one rank need no communication.
+    `groups` lists every group of the plan in the same order on every rank; groups of one rank need no communication.
     Where ranks hand their layers over and leave, a plan version has a `Comm` of another `phase` first: those are `awaited`
     before the plan's own groups are built. `stop` frees blocked calls here, and by closing, on the peers. It may be called
     from another thread, also while the groups are still being built.
@@ -164,7 +167,7 @@ class Comm:
         self._index = {member: index for index, member in enumerate(self.members)}
         self._rendezvous, self._store = rendezvous, _GlooStore(rendezvous, plan_version)
         self._groups: dict[tuple[int, ...], Any] = {}
-        self._wanted = [group for group in groups if rank in group and len(group) > 1]
+        self._wanted = [group for group in dict.fromkeys(groups) if rank in group and len(group) > 1]
 
     def build(self) -> None:
         """Meet the other members, then connect. Raises `PeerLost`, also when the plan is called off."""
@@ -205,17 +208,17 @@ class Comm:
             return PendingMessage(self._waiter, self._world.recv([tensor], self._index[peer], tag), tensor, peer)
 
     def all_reduce(self, tensor: Tensor, group: tuple[int, ...]) -> None:
-        """Sum `tensor` in place over a gradient group of the plan; nothing to do for a group of one."""
+        """Sum `tensor` in place over a group of the plan; nothing to do for a group of one."""
         if len(group) > 1:
             with _peer_lost():
                 work = self._groups[group].allreduce([tensor])
             self._waiter.wait(work)
 
-    def all_gather(self, row: Tensor) -> Tensor:
-        """Every member's `row` as one tensor [members, len(row)], in the order of `members`."""
-        rows = [torch.empty_like(row) for _ in self.members]
+    def all_gather(self, row: Tensor, group: tuple[int, ...] | None = None) -> Tensor:
+        """Every member's `row` as one tensor [members, ...], in the order of `members`, or of a group's."""
+        rows = [torch.empty_like(row) for _ in group or self.members]
         with _peer_lost():
-            work = self._world.allgather([rows], [row])
+            work = (self._world if group is None else self._groups[group]).allgather([rows], [row])
         self._waiter.wait(work)
         return torch.stack(rows)
 
@@ -232,6 +235,33 @@ class Comm:
                 # Only connected sockets: Gloo ends the process when its listening socket is touched.
                 copy.getpeername()
                 copy.shutdown(socket.SHUT_RDWR)
+
+
+class Team:
+    """This rank among the members of its tensor-parallel group; `blocked_ns`: how long it has waited for them in all."""
+
+    def __init__(self, comm: Comm, ranks: tuple[int, ...], progress: RankProgress) -> None:
+        self._comm, self.ranks, self._progress = comm, ranks, progress
+        self.blocked_ns = 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of all members' tensors, in place. Raises `PeerLost`."""
+        flat = tensor.to("cpu")
+        with self._waiting():
+            self._comm.all_reduce(flat, self.ranks)
+        return tensor if flat is tensor else tensor.copy_(flat)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """All members' tensors: [member, ...]. Raises `PeerLost`."""
+        with self._waiting():
+            return self._comm.all_gather(tensor.to("cpu").contiguous(), self.ranks).to(tensor.device)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began_ns = time.monotonic_ns()
+        with self._progress.waiting("collective"):
+            yield
+        self.blocked_ns += time.monotonic_ns() - began_ns
 
 
 class _peer_lost:  # noqa: N801  (reads as a statement)

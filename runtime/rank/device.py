@@ -2,13 +2,15 @@
 
 One executor runs on four devices; only this object differs:
 
-* `RealDevice`: the CPU core this rank has. Chunk time = wall clock minus the time the thread was runnable without a core
-  (nothing in a chunk blocks on a peer while tensor parallelism is 1).
+* `RealDevice`: the CPU core this rank has. Chunk time = wall clock minus the time the thread was runnable without a core, and
+  minus what it waited for the other members of its tensor-parallel group.
 * `CudaDevice`: the GPU this rank has. Chunk time by CUDA events, read after the iteration so that nothing waits for them.
 * `SleepDevice`: real maths, then sleep until the profile's time is up, on a clock of the device's own: like a GPU whose work
   was launched ahead, it begins a chunk when the last one's time was up and the input there, however late its process woke.
   Chunk time = the profile's, or the wall clock without the time the thread was runnable without a core, if that is longer.
 * `VirtualDevice`: a logical clock that messages carry along: exact, and independent of load.
+
+A chunk of a tensor-parallel group lasts until its slowest member is done: what the others wait is none of their own time.
 
 A slow fault multiplies the chunk's time: by sleeping in proportion to the CPU time used (real), by a longer sleep, or on the
 clock. One in memory multiplies the part that waits for memory, weights and attention (emulated); on a CPU core it reads memory
@@ -22,6 +24,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import Protocol
 
 import msgspec
 import torch
@@ -36,17 +39,28 @@ from unskew.runtime.protocol import RankSpec
 
 
 class ChunkTiming(msgspec.Struct, gc=False):
-    """When a chunk ran, in the run's clock, and its own time; `runq_us` None = not measured."""
+    """When a chunk ran, in the run's clock, and its own time; `wait_tp_us`: what it waited for the other members of a
+    tensor-parallel group. None = not measured, or alone."""
 
     start_us: int
     wall_us: int
     compute_us: int
     runq_us: int | None = None
+    wait_tp_us: int | None = None
+
+
+class Members(Protocol):
+    """The tensor-parallel group that executes a chunk together; `blocked_ns`: how long this rank has waited for it in all."""
+
+    blocked_ns: int
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """All members' tensors: [member, ...]."""
 
 
 class ChunkOf(msgspec.Struct, frozen=True, gc=False):
     """What the device must know of a chunk to time it or to make it slow; its inputs had arrived at `ready_us`; `split`: B is
-    the gradient of activations alone."""
+    the gradient of activations alone; `share`: how much of its layers this rank has."""
 
     kind: str
     iteration: int
@@ -55,6 +69,7 @@ class ChunkOf(msgspec.Struct, frozen=True, gc=False):
     work: Work
     ready_us: int
     split: bool = False
+    share: float = 1.0
 
 
 class Device(ABC):
@@ -67,8 +82,10 @@ class Device(ABC):
         self._slow = slow
 
     @abstractmethod
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], ChunkTiming]]:
-        """Execute `body`; the timing is asked for after the iteration."""
+    def run(
+        self, chunk: ChunkOf, body: Callable[[], Tensor], team: Members | None = None
+    ) -> tuple[Tensor, Callable[[], ChunkTiming]]:
+        """Execute `body`, with the other members of a `team`; the timing is asked for after the iteration."""
 
     def now_us(self) -> int:
         """The run's clock."""
@@ -113,8 +130,10 @@ class RealDevice(Device):
         super().__init__(slow)
         self._queue = _RunQueue()
 
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], ChunkTiming]]:
-        start, runq, cpu = time.monotonic_ns(), self._queue.waited_ns(), time.thread_time_ns()
+    def run(
+        self, chunk: ChunkOf, body: Callable[[], Tensor], team: Members | None = None
+    ) -> tuple[Tensor, Callable[[], ChunkTiming]]:
+        start, runq, cpu, blocked = time.monotonic_ns(), self._queue.waited_ns(), time.thread_time_ns(), _blocked_ns(team)
         result = body()
         used_ns = time.thread_time_ns() - cpu
         if (more := self._factor(chunk, "compute") - 1.0) > 0.0:
@@ -125,10 +144,15 @@ class RealDevice(Device):
         timing = ChunkTiming(
             start_us=start // 1000,
             wall_us=wall // 1000,
-            compute_us=max(wall - (waited or 0), 0) // 1000,
+            compute_us=max(wall - (waited or 0) - (blocked := _blocked_ns(team) - blocked), 0) // 1000,
             runq_us=None if waited is None else waited // 1000,
+            wait_tp_us=None if team is None else blocked // 1000,
         )
         return result, lambda: timing
+
+
+def _blocked_ns(team: Members | None) -> int:
+    return 0 if team is None else team.blocked_ns
 
 
 def _read_memory(ns: int) -> None:
@@ -143,11 +167,15 @@ class CudaDevice(Device):
         super().__init__(slow)
         self.torch_device = torch.device("cuda", index)
 
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], ChunkTiming]]:
+    def run(
+        self, chunk: ChunkOf, body: Callable[[], Tensor], team: Members | None = None
+    ) -> tuple[Tensor, Callable[[], ChunkTiming]]:
         start_us = self.now_us()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
+        blocked = _blocked_ns(team)
         result = body()
+        waited_us = (_blocked_ns(team) - blocked) // 1000
         factor = self._factor(chunk)
         if factor > 1.0:
             end.record()
@@ -158,7 +186,8 @@ class CudaDevice(Device):
         def timing() -> ChunkTiming:
             end.synchronize()
             elapsed_us = int(begin.elapsed_time(end) * 1000)
-            return ChunkTiming(start_us, elapsed_us, elapsed_us)
+            own_us = max(elapsed_us - waited_us, 0)
+            return ChunkTiming(start_us, elapsed_us, own_us, wait_tp_us=None if team is None else waited_us)
 
         return result, timing
 
@@ -176,22 +205,28 @@ class SleepDevice(Device):
         self._queue = _RunQueue()
         self._free_ns, self._iteration = 0, -1
 
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], ChunkTiming]]:
+    def run(
+        self, chunk: ChunkOf, body: Callable[[], Tensor], team: Members | None = None
+    ) -> tuple[Tensor, Callable[[], ChunkTiming]]:
         here, runq = time.monotonic_ns(), self._queue.waited_ns()
         start = here
         if chunk.iteration == self._iteration:
             start = min(here, max(self._free_ns, 1000 * chunk.ready_us, here - CATCH_UP_NS))
-        length = int(1000 * self._slowed_us(self._cost, chunk))
+        length, blocked = int(1000 * self._slowed_us(self._cost, chunk)), _blocked_ns(team)
         result = body()
         time.sleep(max(start + length - time.monotonic_ns(), 0) / 1e9)
         wall, waited = time.monotonic_ns() - here, self._queue.waited_since_ns(runq)
-        spent = max(length, wall - (waited or 0))
-        self._free_ns, self._iteration = start + spent, chunk.iteration
+        spent = max(length, wall - (waited or 0) - (_blocked_ns(team) - blocked))
+        together = spent
+        if team is not None:
+            together = int(team.gather(torch.tensor([start + spent])).max()) - start
+        self._free_ns, self._iteration = start + together, chunk.iteration
         timing = ChunkTiming(
             start_us=start // 1000,
-            wall_us=spent // 1000,
+            wall_us=together // 1000,
             compute_us=spent // 1000,
             runq_us=None if waited is None else waited // 1000,
+            wait_tp_us=None if team is None else (together - spent) // 1000,
         )
         return result, lambda: timing
 
@@ -204,12 +239,16 @@ class VirtualDevice(Device):
         self._cost = cost
         self._now_us = 0
 
-    def run(self, chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], ChunkTiming]]:
+    def run(
+        self, chunk: ChunkOf, body: Callable[[], Tensor], team: Members | None = None
+    ) -> tuple[Tensor, Callable[[], ChunkTiming]]:
         result = body()
         start = max(self._now_us, chunk.ready_us)
-        length = round(self._slowed_us(self._cost, chunk))
-        self._now_us = start + length
-        timing = ChunkTiming(start, length, length)
+        length = together = round(self._slowed_us(self._cost, chunk))
+        if team is not None:
+            start, together = team.gather(torch.tensor([start, length])).amax(dim=0).tolist()
+        self._now_us = start + together
+        timing = ChunkTiming(start, together, length, wait_tp_us=None if team is None else together - length)
         return result, lambda: timing
 
     def now_us(self) -> int:
@@ -221,7 +260,7 @@ class VirtualDevice(Device):
 
 def _emulated_us(cost: CostModel, chunk: ChunkOf, work: Work) -> float:
     model = cost.split if chunk.split else cost.joined
-    return model.chunk_us(chunk.kind, work, chunk.n_layers, has_head=chunk.has_head)
+    return model.chunk_us(chunk.kind, work, chunk.n_layers, has_head=chunk.has_head) * chunk.share
 
 
 def make_device(rank_spec: RankSpec) -> Device:

@@ -5,7 +5,8 @@ replica. Where the schedule splits the backward pass, B computes the gradient of
 that are no matrices: norms, embedding) and W the gradients of the weight matrices. Receives are posted two actions ahead,
 sends are waited for at the end, a hand-over within the rank costs nothing. Messages need no shapes: every rank knows each
 micro-batch's lengths. On a virtual device, and over a link that is slowed on purpose, each message carries the sender's clock
-in front. An attempt that keeps gradients of the one before adds only those that are missing (scheduler/kept.py).
+in front. The members of a tensor-parallel group execute their chunks together and divide each message among them
+(shards/crossings.py). An attempt that keeps gradients of the one before adds only those that are missing (scheduler/kept.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 import msgspec
 import torch
@@ -23,11 +25,14 @@ from unskew.analytics.core.plan import Plan, splits_backward
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.pipeline.actions import Action
 from unskew.analytics.scheduler.kept import KeptGradients
+from unskew.analytics.shards.crossings import Crossing, crossings, share_ends
+from unskew.analytics.shards.parts import ends_of
 from unskew.collector.events import Span
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import Deferred, weight_gradients
-from unskew.runtime.rank.comm import Comm, PendingMessage
+from unskew.runtime.model.tensor_parallel import cross_entropy
+from unskew.runtime.rank.comm import Comm, PendingMessage, Team
 from unskew.runtime.rank.device import ChunkOf, ChunkTiming, Device
 from unskew.runtime.rank.injection import SlowLinks
 from unskew.runtime.rank.progress import RankProgress
@@ -70,7 +75,11 @@ class Executor:
         self._plan, self._actions, self._kept, self._layers, self._batch = plan, actions, kept, layers, batch
         self._comm, self._device, self._progress, self._label, self._before = comm, device, progress, label, before
         self._dtype, self._dim, self._slow_links = dtype, dim, slow_links
-        self._arriving: dict[_Key, tuple[PendingMessage, int]] = {}
+        team = plan.team_of.get(comm.rank)
+        self._team = None if team is None else Team(comm, team, progress)
+        low, high = ends_of(plan.role_of[comm.rank].part)
+        self._share = float(high - low)
+        self._arriving: dict[_Key, tuple[list[tuple[Crossing, PendingMessage]], int]] = {}
         self._local: dict[_Key, Tensor] = {}
         self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._split = splits_backward(plan.schedule)
@@ -118,13 +127,14 @@ class Executor:
         def body() -> Tensor:
             y = source
             for layer in range(action.first_layer, action.first_layer + action.n_layers):
-                y = self._layers[layer].module(y, self._batch.lengths[micro_batch], deferred)
+                y = self._layers[layer].module(y, self._batch.lengths[micro_batch], deferred, self._team)
             if last:
                 targets = self._batch.targets(micro_batch, self._device.torch_device)
-                y = functional.cross_entropy(y, targets, reduction="sum") / self._batch.target_tokens
+                vocabulary = self._layers[self._plan.n_layers - 1].module.vocabulary
+                y = cross_entropy(y, targets, vocabulary, self._team) / self._batch.target_tokens
             return y
 
-        y, timing = self._device.run(self._chunk(action, last, ready_us), body)
+        y, timing = self._device.run(self._chunk(action, last, ready_us), body, self._team)
         self._held[micro_batch, action.hop] = (source, y)
         if deferred is not None:
             self._deferred[micro_batch, action.hop] = deferred
@@ -136,7 +146,7 @@ class Executor:
 
     def _backward(self, action: Action) -> None:
         dy, ready_us, wait_us, messages = self._inputs(action)
-        x, y = self._held.pop((action.micro_batch, action.hop))
+        x, y = self._held[action.micro_batch, action.hop]
         last = action.first_layer + action.n_layers == self._plan.n_layers
 
         def body() -> Tensor:
@@ -144,7 +154,8 @@ class Executor:
                 torch.autograd.backward(y, dy)
             return y
 
-        _, timing = self._device.run(self._chunk(action, last, ready_us), body)
+        _, timing = self._device.run(self._chunk(action, last, ready_us), body, self._team)
+        del self._held[action.micro_batch, action.hop]  # only now: a break in the middle of it leaves it unexecuted
         self._done(action, timing, wait_us, messages)
         if not self._split:
             self._added(action)
@@ -160,72 +171,96 @@ class Executor:
                 weight_gradients(deferred)
             return _NOTHING
 
-        _, timing = self._device.run(self._chunk(action, last, 0), body)
+        _, timing = self._device.run(self._chunk(action, last, 0), body, self._team)
         self._done(action, timing, 0, [])
         self._added(action)
 
     @contextmanager
     def _adding(self, action: Action) -> Iterator[None]:
-        """What is computed within is added to the gradients of the layers that lack this micro-batch, and to no others."""
-        parameters = [parameter for layer in self._layers_of(action, missing=False) for parameter in layer.parameters]
-        gradients = [parameter.grad for parameter in parameters]
-        for parameter in parameters:
+        """What is computed within is added to the gradients of the layers that lack this micro-batch, and to no others; to none
+        where it breaks."""
+        before = [
+            (parameter, parameter.grad, self._kept.counts(number, action.micro_batch))
+            for number in range(action.first_layer, action.first_layer + action.n_layers)
+            for parameter in self._layers[number].parameters
+        ]
+        for parameter, _, _ in before:
             parameter.grad = None
-        yield
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+        ended = False
+        try:
+            yield
+            ended = True
+        finally:
+            for parameter, gradient, counts in before:
+                if not (ended and counts) or parameter.grad is None:
+                    parameter.grad = gradient
+                elif gradient is not None:
+                    parameter.grad = gradient.add_(parameter.grad)
 
     def _added(self, action: Action) -> None:
-        """The micro-batch is in the sums of these layers."""
-        for layer in self._layers_of(action, missing=True):
-            layer.add(action.micro_batch, self._plan.plan_version, self._losses.get(action.micro_batch))
-
-    def _layers_of(self, action: Action, *, missing: bool) -> list[HeldLayer]:
-        """The action's layers that lack its micro-batch, or those that have it."""
-        numbers = range(action.first_layer, action.first_layer + action.n_layers)
-        return [self._layers[number] for number in numbers if self._kept.counts(number, action.micro_batch) == missing]
+        """The micro-batch is in the sums of the action's layers that lacked it."""
+        for number in range(action.first_layer, action.first_layer + action.n_layers):
+            if self._kept.counts(number, action.micro_batch):
+                self._layers[number].add(action.micro_batch, self._plan.plan_version, self._losses.get(action.micro_batch))
 
     def _chunk(self, action: Action, has_head: bool, ready_us: int) -> ChunkOf:
         work = work_of(self._batch.lengths[action.micro_batch])
-        return ChunkOf(action.kind, self._batch.iteration, action.n_layers, has_head, work, ready_us, self._split)
+        return ChunkOf(action.kind, self._batch.iteration, action.n_layers, has_head, work, ready_us, self._split, self._share)
 
-    def _source(self, action: Action) -> int | None:
-        """The rank that has this action's input; None when it needs none."""
+    def _source(self, action: Action) -> tuple[int, ...] | None:
+        """The ranks that have this action's input, none of its own; None when it needs none, or has it."""
         hops = self._plan.routes[action.micro_batch].hops
-        if action.kind == "W":
-            return None
-        if action.kind == "F":
-            return hops[action.hop - 1].rank if action.hop > 0 else None
-        return hops[action.hop + 1].rank if action.hop + 1 < len(hops) else None
+        hop = {"F": action.hop - 1, "B": action.hop + 1}.get(action.kind, -1)
+        return hops[hop].ranks if 0 <= hop < len(hops) and hops[hop].ranks != hops[action.hop].ranks else None
 
     def _post(self, action: Action) -> None:
         key = (action.kind, action.micro_batch, action.hop)
         source = self._source(action)
-        if source is None or source == action.rank or key in self._arriving:
+        if source is None or key in self._arriving:
             return
-        size = self._batch.tokens(action.micro_batch) * self._dim + self._header(source, action.rank)
-        pending = self._comm.receive(torch.empty(size, dtype=self._dtype), source, _tag(*key))
-        self._arriving[key] = pending, self._device.now_us()
+        posted = []
+        receivers = self._plan.routes[action.micro_batch].hops[action.hop].ranks
+        for one in crossings(self._batch.tokens(action.micro_batch) * self._dim, source, receivers):
+            if one.receiver == self._comm.rank:
+                place = torch.empty(one.end - one.first + self._header(one.sender, one.receiver), dtype=self._dtype)
+                posted.append((one, self._comm.receive(place, one.sender, _tag(*key))))
+        self._arriving[key] = posted, self._device.now_us()
 
     def _inputs(self, action: Action) -> tuple[Tensor | None, int, int, list[Span]]:
-        """(tensor [tokens, dim] or None, logical time it was ready, us waited, spans of the message)."""
+        """(tensor [tokens, dim] or None, logical time it was ready, us waited, spans of the messages)."""
         key = (action.kind, action.micro_batch, action.hop)
         if key not in self._arriving:
             self._progress.working()
             return self._local.pop(key, None), 0, 0, []
-        pending, posted_us = self._arriving.pop(key)
-        start_us = self._device.now_us()
-        header = self._header(pending.peer, action.rank)
-        with self._progress.waiting("recv", pending.peer):
-            flat = pending.wait()
-            ready_us = self._arrived_us(flat[:header], pending.peer, action.rank) if header else self._device.now_us()
-        wait_us = max(ready_us - start_us, 0)
-        tensor = flat[header:].view(-1, self._dim).to(self._device.torch_device)
-        span = self._label(
-            kind="recv", start_us=start_us, wall_us=wait_us, micro_batch=action.micro_batch, peer=pending.peer,
-            first_layer=action.first_layer, bytes=flat.nbytes, posted_us=posted_us,
-        )  # fmt: skip
-        return tensor, ready_us, wait_us, [span]
+        arriving, posted_us = self._arriving.pop(key)
+        start_us = last_us = self._device.now_us()
+        parts, spans = [], []
+        for one, pending in arriving:
+            header = self._header(one.sender, one.receiver)
+            with self._progress.waiting("recv", one.sender):
+                flat = pending.wait()
+                ready_us = self._arrived_us(flat[:header], one.sender, one.receiver) if header else self._device.now_us()
+            spans.append(
+                self._label(
+                    kind="recv", start_us=start_us, wall_us=max(ready_us - start_us, 0), micro_batch=action.micro_batch,
+                    peer=one.sender, first_layer=action.first_layer, bytes=flat.nbytes, posted_us=posted_us,
+                )
+            )  # fmt: skip
+            parts.append(flat[header:])
+            last_us = max(last_us, ready_us)
+        flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if self._team is not None:
+            flat = self._gathered(self._team, flat, self._batch.tokens(action.micro_batch) * self._dim)
+            last_us = last_us if self._device.carries_time else self._device.now_us()
+        tensor = flat.view(-1, self._dim).to(self._device.torch_device)
+        return tensor, last_us, last_us - start_us, spans
+
+    def _gathered(self, team: Team, share: Tensor, size: int) -> Tensor:
+        """A flat tensor of which each member has received its share."""
+        ends = share_ends(size, len(team.ranks))
+        lengths = [end - first for first, end in pairwise(ends)]
+        shares = team.gather(functional.pad(share, (0, max(lengths) - len(share))))
+        return torch.cat([row[:length] for row, length in zip(shares, lengths, strict=True)])
 
     def _header(self, sender: int, receiver: int) -> int:
         """Elements in front of a message over this link: the sender's clock is one float64, or the room of one."""
@@ -243,18 +278,22 @@ class Executor:
         return self._device.now_us()
 
     def _hand_on(self, kind: str, action: Action, hop: int, tensor: Tensor) -> None:
-        """Give the result to whoever executes the neighbouring hop."""
-        key = (kind, action.micro_batch, hop)
-        peer = self._plan.routes[action.micro_batch].hops[hop].rank
-        if peer == action.rank:
+        """Give the result, or this rank's share of it, to those who execute the neighbouring hop."""
+        key, hops = (kind, action.micro_batch, hop), self._plan.routes[action.micro_batch].hops
+        if hops[hop].ranks == hops[action.hop].ranks:
             self._local[key] = tensor
             return
         flat = tensor.to("cpu").reshape(-1)
-        if self._header(action.rank, peer):
+        for one in crossings(len(flat), hops[action.hop].ranks, hops[hop].ranks):
+            if one.sender == self._comm.rank:
+                self._send(flat[one.first : one.end], one.receiver, action, _tag(*key))
+
+    def _send(self, flat: Tensor, peer: int, action: Action, tag: int) -> None:
+        if self._header(self._comm.rank, peer):
             clock = torch.tensor([float(self._device.now_us())], dtype=torch.float64).view(self._dtype)
             flat = torch.cat((clock, flat))
         posted_us = self._device.now_us()
-        pending = self._comm.send(flat, peer, _tag(*key))
+        pending = self._comm.send(flat, peer, tag)
         span = self._label(
             kind="send", start_us=posted_us, wall_us=0, micro_batch=action.micro_batch, peer=peer,
             first_layer=action.first_layer, bytes=flat.nbytes, posted_us=posted_us,

@@ -2,12 +2,17 @@
 
 Micro-batch losses are divided by the iteration's target tokens before the backward pass, so a sum is all that is needed,
 whatever replica executed which micro-batch; the losses themselves travel with the last layer. Groups are taken in the plan's
-order (first layer ascending), the same on every rank, and bucket by bucket. A bucket is reduced in a copy: until that is whole
-the layers have what this rank added itself, so a death in the middle costs nobody what it holds.
+order (first layer ascending), the same on every rank, and bucket by bucket. A bucket is reduced in a copy: until a layer's are
+whole it has what this rank added itself, so a death in the middle costs nobody what it holds.
+
+Where layers are cut (tensor parallelism), each piece is summed over those who hold it, whatever else they hold: replicas may be
+cut differently. Of a group's members, which all compute the gradients of what is not cut, the one whose part begins the layer
+adds them.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -16,9 +21,10 @@ from torch import Tensor
 
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.scheduler.kept import KeptGradients, keep, nothing_kept
+from unskew.analytics.shards.parts import Piece
 from unskew.collector.events import Span
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.rank.comm import Comm
+from unskew.runtime.rank.comm import Comm, PendingMessage
 from unskew.runtime.rank.device import Device
 from unskew.runtime.rank.progress import RankProgress
 
@@ -50,26 +56,40 @@ def reduce_gradients(
     Raises `PeerLost`."""
     everything, spans = len(plan.routes), []
     due = [(ranks, bucket) for ranks, bucket in _buckets(plan, layers, kept, comm.rank) if len(ranks) > 1]
+    missing = Counter(piece.layer for _, bucket in due for piece in bucket)
+    reduced = defaultdict[int, list[tuple[Piece, Tensor]]](list)
     for number, (ranks, bucket) in enumerate(due):
         if number + 1 == len(due):
             before_last()
-        flat = torch.cat([layers[layer].pack_sum(everything) for layer in bucket])
+        flat = torch.cat([_added_by(layers[piece.layer], piece, everything) for piece in bucket])
         start_us = device.now_us()
         with progress.waiting("collective"):
             comm.all_reduce(flat, ranks)
         spans.append(
             label(
-                kind="all_reduce", start_us=start_us, wall_us=device.now_us() - start_us, first_layer=bucket[0],
-                n_layers=len(bucket), group="-".join(map(str, ranks)), bytes=flat.nbytes,
+                kind="all_reduce", start_us=start_us, wall_us=device.now_us() - start_us, first_layer=bucket[0].layer,
+                n_layers=len({piece.layer for piece in bucket}), group="-".join(map(str, ranks)), bytes=flat.nbytes,
             )
         )  # fmt: skip
-        offset = 0
-        for layer in bucket:
-            size = layers[layer].sum_size(everything)
-            summed = {one: kept.of[layer].get(one, plan.plan_version) for one in range(everything)}
-            layers[layer].unpack_sum(flat[offset : offset + size], summed)
-            offset += size
+        sizes = [layers[piece.layer].sum_size(everything, piece) for piece in bucket]
+        for piece, part in zip(bucket, torch.split(flat, sizes), strict=True):
+            reduced[piece.layer].append((piece, part))
+            if len(reduced[piece.layer]) == missing[piece.layer]:
+                summed = {one: kept.of[piece.layer].get(one, plan.plan_version) for one in range(everything)}
+                _take(layers[piece.layer], reduced.pop(piece.layer), summed)
     return spans
+
+
+def _added_by(layer: HeldLayer, piece: Piece, everything: int) -> Tensor:
+    """What this rank adds to the sum of a piece."""
+    flat = layer.pack_sum(everything, piece)
+    return torch.zeros_like(flat) if piece.uncut and layer.part is not None and layer.part.first > 0 else flat
+
+
+def _take(layer: HeldLayer, whole: Sequence[tuple[Piece, Tensor]], summed: Mapping[int, int]) -> None:
+    """The whole sums of all its pieces, at once: between them its gradient would be the sum of nothing that can be named."""
+    for piece, flat in whole:
+        layer.unpack_sum(flat, summed, piece)
 
 
 def loss_of(plan: Plan, layers: Mapping[int, HeldLayer], rank: int) -> float:
@@ -104,38 +124,42 @@ def keep_gradients(plan: Plan, layers: Mapping[int, HeldLayer], comm: Comm, comm
         for rank in plan.ranks
     }
     kept = keep(plan, held)
+    for rank, number in kept.dropped:
+        if rank == comm.rank:
+            layers[number].clear_gradients()
     _take_over(kept, layers, comm)
     return kept
 
 
 def _take_over(kept: KeptGradients, layers: Mapping[int, HeldLayer], comm: Comm) -> None:
     everything = kept.n_micro_batches
-    sent = [
-        comm.send(layers[one.layer].pack_sum(everything), one.target, one.layer)
-        for one in kept.transfers
-        if one.source == comm.rank
-    ]
-    for one in kept.transfers:
-        if one.target == comm.rank:
-            layer = layers[one.layer]
-            place = torch.empty(layer.sum_size(everything), dtype=layer.parameters[0].dtype)
-            layer.unpack_sum(comm.receive(place, one.source, one.layer).wait(), dict(kept.of[one.layer]))
-    for pending in sent:
-        pending.wait()
+    sent, coming = [], defaultdict[int, list[tuple[Piece, PendingMessage]]](list)
+    for tag, one in enumerate(kept.transfers):
+        layer = layers.get(one.piece.layer)
+        if one.source == comm.rank and layer is not None:
+            sent.append(comm.send(layer.pack_sum(everything, one.piece), one.target, tag))
+        elif one.target == comm.rank and layer is not None:
+            place = torch.empty(layer.sum_size(everything, one.piece), dtype=layer.parameters[0].dtype)
+            coming[one.piece.layer].append((one.piece, comm.receive(place, one.source, tag)))
+    for number, pending in coming.items():
+        whole = [(piece, message.wait()) for piece, message in pending]
+        _take(layers[number], whole, kept.of[number])
+    for message in sent:
+        message.wait()
 
 
 def _buckets(
     plan: Plan, layers: Mapping[int, HeldLayer], kept: KeptGradients, rank: int
-) -> Iterator[tuple[tuple[int, ...], Sequence[int]]]:
-    """(ranks, layers) of each bucket that is still to be reduced on this rank, the same in every member of a group."""
+) -> Iterator[tuple[tuple[int, ...], Sequence[Piece]]]:
+    """(ranks, pieces) of each bucket that is still to be reduced on this rank, the same in every member of a group."""
     for ranks, group in plan.gradient_groups:
-        bucket: list[int] = []
+        bucket: list[Piece] = []
         size = 0
-        for layer in group if rank in ranks else ():
-            if layer in kept.reduced:
+        for piece in group if rank in ranks else ():
+            if piece.layer in kept.reduced:
                 continue
-            bucket.append(layer)
-            size += layers[layer].packed_size // 3 * layers[layer].parameters[0].element_size()
+            bucket.append(piece)
+            size += layers[piece.layer].packed_size(piece) // 3 * layers[piece.layer].parameters[0].element_size()
             if size >= BUCKET_BYTES:
                 yield ranks, bucket
                 bucket, size = [], 0

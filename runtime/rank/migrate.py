@@ -1,4 +1,4 @@
-"""Layers move with their optimiser state, straight from rank to rank.
+"""Layers, and pieces of them, move with their optimiser state, straight from rank to rank.
 
 A copy of a layer is current when it has been stepped as often as iterations are committed. Every rank reports which copies it
 holds, so the moves follow from what is really there, also when a move was cut short by a death: a layer is kept by its old
@@ -7,12 +7,13 @@ holder until the first iteration under the new plan is committed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
 
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.shards.parts import WHOLE, Part, Piece, common, ends_of, part_of, pieces_of
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.rank.comm import Comm
 
@@ -21,64 +22,137 @@ class LayersLost(RuntimeError):  # noqa: N818 - an event of the run, not a defec
     """No survivor holds a current copy of some layer: only a checkpoint could bring it back."""
 
 
-class LayerTransfer(msgspec.Struct, frozen=True):
-    """`target` takes `layer` from `source`."""
+class Transfer(msgspec.Struct, frozen=True):
+    """`target` takes a piece of a layer from `source`."""
 
-    layer: int
+    piece: Piece
     source: int
     target: int
 
 
-def plan_moves(plan: Plan, current: Mapping[int, Sequence[int]]) -> tuple[LayerTransfer, ...]:
-    """Which copies must travel so that every rank holds its role's layers; `current[rank]` = layers it has a current copy of.
+Copies = Mapping[int, Sequence[HeldLayer]]
+"""Layer -> what a rank has of it: after a change of its part that no commit has sealed, also what it had before."""
+Holdings = Mapping[int, Mapping[int, Sequence[Part | None]]]
+"""Rank -> layer -> the parts of which it has current copies; None = all of the layer."""
 
-    Each missing layer comes from the current holder that sends least so far (the lowest rank among equals).
+
+def plan_moves(plan: Plan, current: Holdings) -> tuple[Transfer, ...]:
+    """Which copies must travel so that every rank holds its part of its role's layers.
+
+    Each piece that a rank lacks comes from the current holder that sends least so far (the lowest rank among equals). Where
+    layers are cut, pieces end wherever a part ends, so only what is missing moves.
     Raises `LayersLost`.
     """
     sends = dict.fromkeys(current, 0)
     moves = []
     for role in sorted(plan.roles, key=lambda role: role.rank):
         for layer in role.layers:
-            if layer in current.get(role.rank, ()):
-                continue
-            holders = [rank for rank, layers in current.items() if layer in layers]
-            if not holders:
-                raise LayersLost(f"layer {layer} is lost: no surviving rank holds a current copy")
-            source = min(holders, key=lambda rank: (sends[rank], rank))
-            sends[source] += 1
-            moves.append(LayerTransfer(layer, source, role.rank))
+            parts = {rank: held[layer] for rank, held in current.items() if held.get(layer)}
+            for piece in _missing(layer, role.part, parts, role.rank):
+                holders = [rank for rank, of in parts.items() if any(_has(part, piece) for part in of)]
+                if not holders:
+                    raise LayersLost(f"layer {layer} is lost: no surviving rank holds a current copy")
+                source = min(holders, key=lambda rank: (sends[rank], rank))
+                sends[source] += 1
+                moves.append(Transfer(piece, source, role.rank))
     return tuple(moves)
 
 
-def exchange_holdings(comm: Comm, n_layers: int, layers: Mapping[int, HeldLayer], committed: int) -> dict[int, list[int]]:
-    """rank -> layers of which it holds a current copy. Raises `PeerLost`."""
-    row = torch.tensor([layer in layers and layers[layer].steps == committed for layer in range(n_layers)], dtype=torch.int64)
+def _missing(layer: int, wanted: Part | None, parts: Mapping[int, Sequence[Part | None]], rank: int) -> list[Piece]:
+    """The pieces that the rank wants and has in none of its copies."""
+    own = parts.get(rank, ())
+    if wanted in own:
+        return []
+    ends = dict(enumerate([wanted, *(part for of in parts.values() for part in of)]))
+    pieces = [piece for piece, _ in pieces_of(layer, ends)]
+    return [piece for piece in pieces if _has(wanted, piece) and not any(_has(part, piece) for part in own)]
+
+
+def _has(part: Part | None, piece: Piece) -> bool:
+    low, high = ends_of(part)
+    return piece.low == piece.high or (low <= piece.low and piece.high <= high)
+
+
+_COPIES = 3
+"""So many of one layer count: the present one first."""
+
+
+def exchange_holdings(comm: Comm, n_layers: int, copies: Copies, committed: int) -> dict[int, dict[int, list[Part | None]]]:
+    """What each rank has current copies of. Raises `PeerLost`."""
+    rows = torch.zeros((n_layers, _COPIES, 3), dtype=torch.int64)
+    for number, of in copies.items():
+        current = [copy.part or WHOLE for copy in of if copy.steps == committed]
+        for place, part in enumerate(current[:_COPIES]):
+            rows[number, place] = torch.tensor((part.first, part.end, part.of))
     return {
-        rank: [layer for layer in range(n_layers) if held[layer]]
-        for rank, held in zip(comm.members, comm.all_gather(row).tolist(), strict=True)
+        rank: {layer: [part_of(*ends) for ends in of if ends[2]] for layer, of in enumerate(held) if of[0][2]}
+        for rank, held in zip(comm.members, comm.all_gather(rows).tolist(), strict=True)
     }
 
 
-def execute_moves(comm: Comm, moves: Sequence[LayerTransfer], layers: Mapping[int, HeldLayer], committed: int) -> int:
-    """Send and take what concerns this rank; `layers` must already have a place for what comes. Returns bytes received.
+def execute_moves(
+    comm: Comm, moves: Sequence[Transfer], copies: Copies, layers: Mapping[int, HeldLayer], committed: int
+) -> int:
+    """Send from the `copies` that were there, and fill those of `layers` that are new. Returns bytes received.
 
     Ends with a barrier: when it returns on one rank, every rank holds what the plan asks of it. Raises `PeerLost`.
     """
     dtype = next(iter(layers.values())).parameters[0].dtype
     arriving = [
-        (move, comm.receive(torch.empty(layers[move.layer].packed_size, dtype=dtype), move.source, move.layer))
-        for move in moves
+        (move.piece, comm.receive(torch.empty(layers[move.piece.layer].packed_size(move.piece), dtype=dtype), move.source, tag))
+        for tag, move in enumerate(moves)
         if move.target == comm.rank
     ]
     leaving = [
-        comm.send(layers[move.layer].pack().to("cpu"), move.target, move.layer) for move in moves if move.source == comm.rank
+        comm.send(_holder(copies, move.piece, committed).pack(move.piece).to("cpu"), move.target, tag)
+        for tag, move in enumerate(moves)
+        if move.source == comm.rank
     ]
+    new = [number for number, layer in layers.items() if layer.steps != committed]
+    for number in new:
+        for copy in copies.get(number, ()):
+            if copy.steps == committed and (piece := common(number, copy.part, layers[number].part)) is not None:
+                layers[number].unpack(copy.pack(piece), piece)
     received = 0
-    for move, pending in arriving:
+    for piece, pending in arriving:
         flat = pending.wait()
-        layers[move.layer].unpack(flat, committed)
+        layers[piece.layer].unpack(flat, piece)
         received += flat.nbytes
-    for pending in leaving:
-        pending.wait()
+    for number in new:
+        layers[number].stepped(committed)
+    for message in leaving:
+        message.wait()
     comm.all_gather(torch.zeros(1))
+    return received
+
+
+def _holder(copies: Copies, piece: Piece, committed: int) -> HeldLayer:
+    return next(copy for copy in copies[piece.layer] if copy.steps == committed and _has(copy.part, piece))
+
+
+def settle_in(
+    comm: Comm,
+    plan: Plan,
+    layers: dict[int, HeldLayer],
+    before: dict[int, list[HeldLayer]],
+    make: Callable[[int, Part | None], HeldLayer],
+    *,
+    committed: int,
+    begins: bool,
+) -> int:
+    """Bring into `layers` what the plan asks this rank to hold; the bytes that came. Where the run `begins` nothing moves: each
+    makes its own. `before`: what it had of layers of which it has another part now. Raises `PeerLost`; then nothing changed."""
+    copies = {number: [layer, *before.get(number, ())] for number, layer in layers.items()}
+    current = exchange_holdings(comm, plan.n_layers, copies, committed)
+    mine = {}
+    for role in [plan.role_of[comm.rank]] if comm.rank in plan.role_of else []:
+        for number in role.layers:
+            there = (copy for copy in copies.get(number, ()) if copy.steps == committed and copy.part == role.part)
+            mine[number] = next(there, None) or make(number, role.part)
+    received = execute_moves(comm, () if begins else plan_moves(plan, current), copies, mine, committed)
+    before.clear()
+    before.update(
+        {number: [copy for copy in of if copy is not mine.get(number)] for number, of in copies.items() if number in mine}
+    )
+    layers.update(mine)
     return received

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.health.probing import Probe
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.scheduler.kept import nothing_kept, spread
+from unskew.analytics.shards.parts import Part
 from unskew.collector.events import IterationCommitted
 from unskew.collector.files.checkpoints import Checkpoint, checkpoint_at
 from unskew.collector.paths import Store
@@ -49,7 +51,7 @@ from unskew.runtime.rank.device import make_device
 from unskew.runtime.rank.executor import Executor
 from unskew.runtime.rank.gradients import keep_gradients, loss_of, reduce_gradients
 from unskew.runtime.rank.injection import Injector, SlowLinks
-from unskew.runtime.rank.migrate import LayersLost, exchange_holdings, execute_moves, plan_moves
+from unskew.runtime.rank.migrate import LayersLost, settle_in
 from unskew.runtime.rank.probe import product_us, run_probe
 from unskew.runtime.rank.progress import RankProgress
 from unskew.runtime.rank.recorder import Recorder
@@ -105,6 +107,8 @@ class Rank:
         self.size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
         self.dtype: torch.dtype = getattr(torch, options.dtype)
         self.layers: dict[int, HeldLayer] = {}
+        # What it had of layers of which it has another part now: kept, like what is moved away, until a commit seals that.
+        self.before: dict[int, list[HeldLayer]] = {}
         self.plan = options.first_plan() if joins is None else joins.plan
         self.kept = nothing_kept(self.plan)
         self.comm: Comm | None = None
@@ -169,7 +173,7 @@ class Rank:
         """This device's matrix product, of a rank that executes nothing: nobody waits for it."""
         if self.on_standby:
             # A plan without this rank has committed: nobody will ask for its copies any more.
-            self.layers = {}
+            self.layers, self.before = {}, {}
         self.progress.iteration = order.iteration
         self.recorder.begin(self.plan, order.iteration, 0)
         self.injector.on_standby(order.iteration)
@@ -234,7 +238,7 @@ class Rank:
             executor.finish_weights()
             raise
         finally:
-            self.recorder.chunks(executor.executed)
+            self.recorder.chunks(executor.executed, self.plan.team_of.get(self.rank_spec.rank, ()))
         self.recorder.batch(self.plan, self.kept, batch.lengths)
 
     def _step(self, outcome: CommitOutcome, *, settled: bool = False) -> None:
@@ -248,6 +252,7 @@ class Rank:
         self.recorder.optimizer(start_us)
         # What the plan moved away is dropped only now: the first iteration without it is committed.
         self.layers = {number: layer for number, layer in self.layers.items() if role.holds(number, 1)}
+        self.before = {}
         self.stepped, self.attempt, self.kept = outcome.iteration + 1, -1, nothing_kept(self.plan)
         self._save()
         committed = IterationCommitted(
@@ -290,7 +295,7 @@ class Rank:
                 after = record.plan.plan_version
                 if not record.names(self.rank_spec.rank):
                     # Others have gone on without it: nobody asks for what it holds.
-                    self.plan, self.layers = record.plan, {}
+                    self.plan, self.layers, self.before = record.plan, {}, {}
                     self.kept, self.attempt = nothing_kept(record.plan), -1
                     return
                 try:
@@ -310,7 +315,7 @@ class Rank:
         """
         plan, leaving = record.plan, record.leaving
         start_us, began_ns, waited = self.device.now_us(), time.monotonic_ns(), self.on_standby
-        groups = [ranks for ranks, _ in plan.gradient_groups]
+        groups = [*plan.teams.values(), *(ranks for ranks, _ in plan.gradient_groups)]
         if leaving:
             members = sorted({*plan.ranks, *leaving})
             self._connect(Comm(self.control, plan.plan_version, self.rank_spec.rank, members, (), phase="/handover"))
@@ -374,20 +379,17 @@ class Rank:
         """
         comm = self._connected()
         start_us = self.device.now_us()
-        current = exchange_holdings(comm, plan.n_layers, self.layers, self.stepped)
         begins = self.stepped == self.options.first_iteration
-        moves = plan_moves(plan, dict.fromkeys(plan.ranks, range(plan.n_layers)) if begins else current)
-        for number in plan.role_of[self.rank_spec.rank].layers if self.rank_spec.rank in plan.role_of else ():
-            if number not in self.layers or self.layers[number].steps != self.stepped:
-                self.layers[number] = HeldLayer(
-                    self.size, number, seed=self.options.seed, dtype=self.dtype, device=self.device.torch_device
-                )
-                if begins and self.origin is not None:
-                    restore(self.origin.part(number), number, self.layers[number], self.stepped)
-        received = execute_moves(comm, moves, self.layers, self.stepped)
+        make = partial(self._layer, restored=begins)
+        received = settle_in(comm, plan, self.layers, self.before, make, committed=self.stepped, begins=begins)
         self.plan = plan
         self.recorder.migrate(plan, self.stepped, start_us, received)
         return received
+
+    def _layer(self, number: int, part: Part | None, *, restored: bool) -> HeldLayer:
+        """A part of a layer from the seed; or, `restored`, from the checkpoint that the run goes on with."""
+        make = partial(HeldLayer, self.size, number, seed=self.options.seed, dtype=self.dtype, device=self.device.torch_device)
+        return restore(self.origin, number, part, make) if restored and self.origin is not None else make(part=part)
 
     def _announce(self, fault: FaultSpec, iteration: int) -> None:
         self.control.send(FaultAnnounced(fault=fault, iteration=iteration, at_us=time.time_ns() // 1000))

@@ -66,9 +66,9 @@ class Recorder:
             **fields,
         )
 
-    def chunks(self, executed: Sequence[ExecutedChunk]) -> None:
-        """The chunks of an attempt, finished or cut short, with their messages; now and then what the GPU reports about
-        itself."""
+    def chunks(self, executed: Sequence[ExecutedChunk], team: Sequence[int] = ()) -> None:
+        """The chunks of an attempt, finished or cut short, with their messages, as the `team` executed them; now and then what
+        the GPU reports about itself."""
         if not self.on:
             return
         where = self._device.torch_device
@@ -85,7 +85,9 @@ class Recorder:
                     micro_batch=action.micro_batch,
                     first_layer=action.first_layer,
                     n_layers=action.n_layers,
+                    group="-".join(map(str, team)) or None,
                     compute_us=timing.compute_us,
+                    wait_tp_us=timing.wait_tp_us,
                     wait_pp_us=done.wait_us,
                     runq_us=timing.runq_us,
                 )

@@ -31,7 +31,6 @@ from unskew.runtime.corpus import Corpus
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.protocol import CommunicationBroken, PlanEntered, PlanRecord, QuorumProposal, RankSpec
-from unskew.runtime.rank.checkpoint import restore
 from unskew.runtime.rank.comm import Comm, PeerLost
 from unskew.runtime.rank.commit import CommitOutcome
 from unskew.runtime.rank.control_thread import ControlThread
@@ -135,10 +134,7 @@ class ReplicaRank(Rank):
         self._propose(plan.plan_version, self.stepped, ahead=False)
 
     def _new_layer(self, number: int) -> HeldLayer:
-        layer = HeldLayer(self.size, number, seed=self.options.seed, dtype=self.dtype, device=self.device.torch_device)
-        if self.origin is not None and self._current:
-            restore(self.origin.part(number), number, layer, self.stepped)
-        return layer
+        return self._layer(number, None, restored=self._current)
 
     # --- quorum ------------------------------------------------------------------------------------------------------
 
@@ -362,7 +358,8 @@ class ReplicaRank(Rank):
         for number, flat in state.layers.items():
             layer = self.layers[number]
             gradients, summed = layer.pack_sum(len(self.plan.routes)), dict(layer.summed)
-            layer.unpack(flat, state.iterations)
+            layer.unpack(flat)
+            layer.stepped(state.iterations)
             layer.unpack_sum(gradients, summed)
         self.stepped, self._positions, self._current = state.iterations, state.positions, True
 

@@ -48,7 +48,7 @@ def test_moves_bring_every_rank_what_it_lacks_from_one_who_has_it(
 ) -> None:
     before, after = partition(old, 0), partition(new, 1)
     holds = {role.rank: set(range(role.first_layer, role.end_layer)) for role in before.roles if role.rank not in dead}
-    current = {rank: sorted(holds.get(rank, ())) for rank in {*holds, *after.ranks}}
+    current = {rank: {layer: [None] for layer in sorted(holds.get(rank, ()))} for rank in {*holds, *after.ranks}}
     try:
         moves = plan_moves(after, current)
     except LayersLost as lost:
@@ -56,10 +56,10 @@ def test_moves_bring_every_rank_what_it_lacks_from_one_who_has_it(
         assert not any(layer in layers for layers in holds.values())
         return
     for move in moves:
-        assert move.layer in current[move.source]
-        assert move.layer not in current[move.target]
+        assert move.piece.layer in current[move.source]
+        assert move.piece.layer not in current[move.target]
     for role in after.roles:
-        taken = [move.layer for move in moves if move.target == role.rank]
+        taken = [move.piece.layer for move in moves if move.target == role.rank]
         assert len(taken) == len(set(taken))
         assert set(range(role.first_layer, role.end_layer)) <= set(current[role.rank]) | set(taken)
 
@@ -91,11 +91,12 @@ def test_parameters_and_moments_arrive_bit_for_bit(monkeypatch: pytest.MonkeyPat
         layers = {number: trained(number) for number in held[rank]}
         comm = Comm(rendezvous, 1, rank, plan.ranks, [])
         comm.build()
-        moves = plan_moves(plan, exchange_holdings(comm, plan.n_layers, layers, 5))
+        copies = {number: [one] for number, one in layers.items()}
+        moves = plan_moves(plan, exchange_holdings(comm, plan.n_layers, copies, 5))
         role = plan.role_of[rank]
         for number in range(role.first_layer, role.end_layer):
             layers.setdefault(number, layer(number, seed=99))
-        execute_moves(comm, moves, layers, 5)
+        execute_moves(comm, moves, copies, layers, 5)
         for number in range(role.first_layer, role.end_layer):
             steps = {int(count) for count in layers[number].step_counts}
             assert (layers[number].steps, steps) == (5, {5})

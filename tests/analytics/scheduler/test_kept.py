@@ -66,8 +66,8 @@ def test_every_micro_batch_is_in_every_sum_once(plan: Plan, data: st.DataObject)
             return
         kept = keep(plan, versions)
         for one in kept.transfers:
-            sums[one.target][one.layer] = Counter(sums[one.source][one.layer])
-            versions[one.target][one.layer] = dict(kept.of[one.layer])
+            sums[one.target][one.piece.layer] = Counter(sums[one.source][one.piece.layer])
+            versions[one.target][one.piece.layer] = dict(kept.of[one.piece.layer])
         stated = {(layer, number) for layer, of in enumerate(kept.of) for number in of}
         logged = [
             (layer, number)

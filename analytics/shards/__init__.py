@@ -1,0 +1,1 @@
+"""Parts of layers: what the members of a tensor-parallel group hold, and what they exchange."""
