@@ -38,6 +38,7 @@ class Holder(msgspec.Struct, frozen=True):
         """End of the range of layers from `layer` on that all members hold; `layer` itself when they do not hold it."""
         return min(role.reach(layer) for role in self.roles)
 
+
 MIN_GAIN = 0.03
 """Of an iteration: for less the layers of a lost rank are not moved to a spare; the Scheduler asks for as much."""
 

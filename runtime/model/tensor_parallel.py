@@ -29,7 +29,7 @@ def entered(x: Tensor, shard: Shard | None) -> Tensor:
     """`x`, whose gradient is the sum of what the members' parts give."""
     if shard is None:
         return x
-    y: Tensor = _Entered.apply(x, shard)  # type: ignore[no-untyped-call]
+    y: Tensor = _Entry.apply(x, shard)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -37,7 +37,7 @@ def summed(part: Tensor, shard: Shard | None) -> Tensor:
     """The sum of the members' parts."""
     if shard is None:
         return part
-    y: Tensor = _Summed.apply(part, shard)  # type: ignore[no-untyped-call]
+    y: Tensor = _PartialSum.apply(part, shard)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -56,7 +56,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, vocabulary: range, shard: Sha
     return loss
 
 
-class _Entered(torch.autograd.Function):
+class _Entry(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, shard: Shard) -> Tensor:
         ctx.shard = shard
@@ -67,7 +67,7 @@ class _Entered(torch.autograd.Function):
         return ctx.shard.sum(dy.contiguous()), None
 
 
-class _Summed(torch.autograd.Function):
+class _PartialSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, shard: Shard) -> Tensor:
         ctx.mark_dirty(part)

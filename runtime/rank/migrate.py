@@ -22,7 +22,7 @@ class LayersLost(RuntimeError):  # noqa: N818 - an event of the run, not a defec
     """No survivor holds a current copy of some layer: only a checkpoint could bring it back."""
 
 
-class Transfer(msgspec.Struct, frozen=True):
+class PieceTransfer(msgspec.Struct, frozen=True):
     """`target` takes a piece of a layer from `source`."""
 
     piece: Piece
@@ -36,7 +36,7 @@ Holdings = Mapping[int, Mapping[int, Sequence[Part | None]]]
 """Rank -> layer -> the parts of which it has current copies; None = all of the layer."""
 
 
-def plan_moves(plan: Plan, current: Holdings) -> tuple[Transfer, ...]:
+def plan_moves(plan: Plan, current: Holdings) -> tuple[PieceTransfer, ...]:
     """Which copies must travel so that every rank holds its part of its role's layers.
 
     Each piece that a rank lacks comes from the current holder that sends least so far (the lowest rank among equals). Where
@@ -54,7 +54,7 @@ def plan_moves(plan: Plan, current: Holdings) -> tuple[Transfer, ...]:
                     raise LayersLost(f"layer {layer} is lost: no surviving rank holds a current copy")
                 source = min(holders, key=lambda rank: (sends[rank], rank))
                 sends[source] += 1
-                moves.append(Transfer(piece, source, role.rank))
+                moves.append(PieceTransfer(piece, source, role.rank))
     return tuple(moves)
 
 
@@ -91,7 +91,7 @@ def exchange_holdings(comm: Comm, n_layers: int, copies: Copies, committed: int)
 
 
 def execute_moves(
-    comm: Comm, moves: Sequence[Transfer], copies: Copies, layers: Mapping[int, HeldLayer], committed: int
+    comm: Comm, moves: Sequence[PieceTransfer], copies: Copies, layers: Mapping[int, HeldLayer], committed: int
 ) -> int:
     """Send from the `copies` that were there, and fill those of `layers` that are new. Returns bytes received.
 
