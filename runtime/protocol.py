@@ -135,6 +135,12 @@ class MeasureStandby(Message, frozen=True, kw_only=True):
     iteration: int
 
 
+class Judged(Message, frozen=True, kw_only=True):
+    """To ranks on virtual time: so many iterations are judged, counted from the run's very first."""
+
+    iterations: int
+
+
 class StandbyProduct(Message, frozen=True, kw_only=True):
     """From a rank that executes nothing: the time of its matrix product by its device's clock, when asked in `iteration`."""
 
@@ -290,7 +296,7 @@ class RankStatuses(Message, frozen=True, kw_only=True):
 AnyMessage = (
     Hello | TakeOver | Prepare | Ready | Start | Stop | Kill | RankForked | RankExited | PlanRecord
     | PlanEntered | FaultAnnounced | CommunicationBroken | RankFailed | RankFinished | NodeFinished | RankStatuses
-    | MeasureStandby | StandbyProduct | CheckpointPart | Publish | Await | Published | ZygoteExited
+    | MeasureStandby | Judged | StandbyProduct | CheckpointPart | Publish | Await | Published | ZygoteExited
     | QuorumProposal | QuorumFound
 )  # fmt: skip
 _encoder = msgspec.msgpack.Encoder()

@@ -45,6 +45,7 @@ from unskew.runtime.protocol import (
     CommunicationBroken,
     FaultAnnounced,
     Joining,
+    Judged,
     Kill,
     MeasureStandby,
     PlanEntered,
@@ -326,5 +327,7 @@ class Controller:
         for released in self.intake.take(events, self.state.plans.by_plan_version):
             self.watch.progressed()
             self._carry_out(rules.committed(self.state, released))
+            if self.options.device == "virtual":
+                self.membership.send(Judged(iterations=self.state.committed))
         if entries:
             self.on_entries(entries)

@@ -36,6 +36,7 @@ from unskew.runtime.protocol import (
     Await,
     Channel,
     Hello,
+    Judged,
     Kill,
     MeasureStandby,
     Message,
@@ -77,6 +78,7 @@ class Agent:
         self._channels: list[Channel] = []
         self._records: list[PlanRecord] = []
         self._newest_plan = -1
+        self._judged = Judged(iterations=0)
         self._rendezvous: RendezvousTable[Channel] = RendezvousTable()
         self._table = HeartbeatTable()
         self._store: Store | None = None
@@ -167,6 +169,9 @@ class Agent:
             self._pass_on_to_all(message)
         elif isinstance(message, MeasureStandby | QuorumFound):
             self._pass_on_to_all(message)
+        elif isinstance(message, Judged):
+            self._judged = message
+            self._pass_on_to_all(message)
         elif isinstance(message, Kill):
             self._zygote.send(message)
         elif isinstance(message, Stop):
@@ -190,8 +195,8 @@ class Agent:
         channel = Channel(sock)
         self._channels.append(channel)
         # A rank that connects after a record was sent gets it now.
-        for record in self._records:
-            self._pass_on(channel, record)
+        for message in (*self._records, self._judged):
+            self._pass_on(channel, message)
 
     def _pass_on_to_all(self, message: Message) -> None:
         for channel in list(self._channels):

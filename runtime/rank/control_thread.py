@@ -19,6 +19,7 @@ from unskew.runtime.protocol import (
     AGENT_SOCKET,
     Await,
     Channel,
+    Judged,
     MeasureStandby,
     Message,
     PlanRecord,
@@ -32,6 +33,9 @@ from unskew.runtime.rank.comm import PeerLost
 from unskew.runtime.rank.progress import RankProgress
 
 BEAT_S = 0.05
+AHEAD, AHEAD_S = 4, 3.0
+"""Virtual time takes none of the controller's: ranks on it are so many iterations ahead of what is judged, and wait so long for
+it, so that what is decided does not depend on how busy the machine is."""
 _QUORUMS = 64
 """So many of the newest are kept."""
 
@@ -63,6 +67,7 @@ class ControlThread:
         self._comm: Stoppable | None = None
         self._kept: Stoppable | None = None
         self._quorums: dict[tuple[int, int], Quorum] = {}
+        self._judged, self._in_vain = rank_spec.options.first_iteration, -1
         threading.Thread(target=self._beat, args=[page], name="heartbeat", daemon=True).start()
         threading.Thread(target=self._listen, name="control", daemon=True).start()
 
@@ -115,6 +120,17 @@ class ControlThread:
         with self._changed:
             order, self._measure = self._measure, None
             return order
+
+    def keep_pace(self, iteration: int, plan_version: int) -> None:
+        """On virtual time, block until the controller has judged what lies `AHEAD` before `iteration`, or a record aborts what
+        `plan_version` does. Who has waited in vain, for want of a controller or a log, waits only after the next judgement."""
+        if self._rank_spec.options.device != "virtual":
+            return
+        with self._progress.waiting("commit"), self._changed:
+            if self._judged != self._in_vain and not self._changed.wait_for(
+                lambda: self._judged >= iteration - AHEAD or self._superseded(plan_version), AHEAD_S
+            ):
+                self._in_vain = self._judged
 
     def publish(self, key: str, value: bytes) -> None:
         """Let the other ranks have `value`."""
@@ -207,6 +223,11 @@ class ControlThread:
             self._published = published
             self._changed.notify_all()
 
+    def _take_judged(self, judged: Judged) -> None:
+        with self._changed:
+            self._judged = max(self._judged, judged.iterations)
+            self._changed.notify_all()
+
     def _take_order(self, order: MeasureStandby) -> None:
         if self._rank_spec.rank in order.ranks:
             with self._changed:
@@ -219,6 +240,8 @@ class ControlThread:
                 self._take(message)
             elif isinstance(message, MeasureStandby):
                 self._take_order(message)
+            elif isinstance(message, Judged):
+                self._take_judged(message)
             elif isinstance(message, Published):
                 self._take_published(message)
             elif isinstance(message, QuorumFound):

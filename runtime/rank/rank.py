@@ -185,6 +185,7 @@ class Rank:
     def _iterate(self) -> None:
         """One attempt at iteration `stepped`, its commit, and the change of plan when the vote calls for one."""
         comm = self._connected()
+        self.control.keep_pace(self.stepped, self.plan.plan_version)
         iteration, self.attempt = self.stepped, self.attempt + 1
         if self.rank_spec.rank not in self.plan.executors and (order := self.control.order()) is not None:
             self._measure(order)
@@ -202,18 +203,14 @@ class Rank:
         self.recorder.add(*reduced)
         self.injector.at(iteration, "before_barrier")
         self.voted_us = self.device.now_us()
+        mine = Vote(
+            loss=loss_of(self.plan, self.layers, self.rank_spec.rank),
+            highest_plan_version=max(self.control.highest_boundary, self.plan.plan_version),
+            log_complete=complete,
+            clock_us=self.device.now_us(),
+        )
         with self.progress.waiting("commit"):
-            self.outcome = vote(
-                comm,
-                iteration,
-                self.attempt,
-                Vote(
-                    loss=loss_of(self.plan, self.layers, self.rank_spec.rank),
-                    highest_plan_version=max(self.control.highest_boundary, self.plan.plan_version),
-                    log_complete=complete,
-                    clock_us=self.device.now_us(),
-                ),
-            )
+            self.outcome = vote(comm, iteration, self.attempt, mine)
         self.injector.at(iteration, "before_step")
         self._step(self.outcome)
         if self.outcome.next_plan_version > self.plan.plan_version and self.stepped < self.options.iterations:

@@ -16,6 +16,9 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from typer.testing import CliRunner
+
+from unskew.cli import app
 
 pytestmark = pytest.mark.slow
 
@@ -30,9 +33,16 @@ def unskew(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "unskew", *arguments]
 
 
-def output(*arguments: str, cwd: Path | None = None) -> str:
+def trained(*arguments: str, cwd: Path) -> str:
     ended = subprocess.run(unskew(*arguments), capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
     assert ended.returncode == 0, ended.stderr + ended.stdout
+    return ended.stdout
+
+
+def output(*arguments: str, exit_code: int = 0) -> str:
+    """What a command that reads prints, called in this process."""
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == exit_code, ended.output
     return ended.stdout
 
 
@@ -42,7 +52,7 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
     for name in ("torch", "numpy", "streamlit", "unskew"):  # where a person works on these: none of our processes takes them
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('the foreign folder was imported')")
-    printed = output(*SMALL, "--iterations", "5", "--no-dashboard", "--json", str(answer), *store, cwd=tmp_path)
+    printed = trained(*SMALL, "--iterations", "5", "--no-dashboard", "--json", str(answer), *store, cwd=tmp_path)
     facts = json.loads(answer.read_text())
     assert {
         "run_id",
@@ -95,14 +105,12 @@ def test_a_run_that_the_disk_did_not_take_whole_fails_and_is_said_to_be_incomple
     assert "its log is incomplete" in output("watch", *store)
     (row,) = json.loads(output("sql", "select status, iterations from runs", "--format", "json", *store))
     assert row == {"status": "incomplete", "iterations": int(lacks[1])}
-    checked = subprocess.run(unskew("store", "check", *store), capture_output=True, text=True, timeout=60, check=False)
-    assert checked.returncode == 1
-    assert lacks[0] in checked.stdout
+    assert lacks[0] in output("store", "check", *store, exit_code=1)
 
 
 @pytest.mark.limit(120)
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_ends_every_process_and_leaves_a_usable_store(stop: int, tmp_path: Path, processes: Processes) -> None:
+def test_ctrl_c_ends_every_process_and_leaves_a_usable_store(tmp_path: Path, processes: Processes) -> None:
+    """SIGTERM and SIGKILL: tests/runtime/test_processes.py."""
     command = unskew(*SMALL, "--iterations", "1000000", "--store", str(tmp_path))
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -110,7 +118,7 @@ def test_a_stop_ends_every_process_and_leaves_a_usable_store(stop: int, tmp_path
         while "iteration" not in process.stdout.readline():
             pass
         assert len(processes()) > 2
-        process.send_signal(stop)
+        process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 1
         assert process.stderr.read().splitlines() == [f"stopped; what was logged until then is in {tmp_path}"]
     until = time.monotonic() + 30
