@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import typer.testing
 from hypothesis import settings
-from support.warm_processes import warm_pids
+from support.warm_processes import forked_agents, warm_pids
 
 DEFAULT_LIMIT_S = 60.0
 STUCK_AFTER_S = 30.0
@@ -105,6 +105,13 @@ def no_process_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, "processes left behind: " + "; ".join(f"{pid} {command}" for pid, command in left.items())
+
+
+@pytest.fixture
+def forked() -> Iterator[None]:
+    """Runs that the test begins in this process have forked agents."""
+    with forked_agents():
+        yield
 
 
 @pytest.fixture

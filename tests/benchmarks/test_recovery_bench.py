@@ -20,6 +20,7 @@ BY_THE_BARRIER = next(iter(recovery_in_step.DEATHS))
 
 @pytest.mark.slow
 @pytest.mark.limit(240)
+@pytest.mark.usefixtures("forked")
 def test_a_death_is_measured_both_ways(tmp_path: Path) -> None:
     options = msgspec.structs.replace(SMALL, device="sleep")
     with bars() as progress:
@@ -35,6 +36,7 @@ def test_a_death_is_measured_both_ways(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.limit(240)
+@pytest.mark.usefixtures("forked")
 def test_a_soak_strikes_and_nothing_is_lost(tmp_path: Path) -> None:
     options = msgspec.structs.replace(SMALL, dp=4, iterations=45, micro_batches=8)
     with bars() as progress:

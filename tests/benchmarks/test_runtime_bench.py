@@ -35,6 +35,7 @@ def committed(iteration: int, wall_us: int) -> IterationCommitted:
 
 
 @pytest.mark.limit(120)
+@pytest.mark.usefixtures("forked")
 def test_one_kill_is_measured_and_a_broken_part_costs_nothing_else(tmp_path: Path) -> None:
     def broken(_: Bench) -> list[Figure]:
         raise RuntimeError("no luck")

@@ -158,6 +158,7 @@ def test_a_simulated_run_is_served_like_a_real_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.limit(120)
+@pytest.mark.usefixtures("forked")
 def test_a_real_runs_plans_are_played_against_what_it_measured(tmp_path: Path) -> None:
     """On the logical clock they are the same to 0.1 %, after a death too, but for the iteration that was begun again."""
     store = tmp_path / "store"
