@@ -15,9 +15,10 @@ from support.brute_force import random_cluster
 
 from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.plan import PlanError
-from unskew.analytics.planners.joint.evaluation import holds, iteration_us
+from unskew.analytics.planners.joint.capability import holds
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.problem import PlannerCluster, start
+from unskew.analytics.planners.resihp.evaluation import iteration_us
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench

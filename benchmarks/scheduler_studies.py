@@ -48,7 +48,7 @@ def _seconds() -> list[Figure]:
 
 
 def _worked() -> list[Figure]:
-    """1.0 = every digit that the papers give."""
+    """1.0 = every digit: that FT-HSDP prints, and that ReCoVer's rule gives by hand."""
     sync, ft_hsdp = closed_form(1080, 600, 12, 180)
     recover = [
         steady(8192, 63, 128) == MicroBatchShares(131, 62, 70, 0),
@@ -58,7 +58,13 @@ def _worked() -> list[Figure]:
     ]
     published = [round(100 * sync, 1) == 44.4, round(100 * ft_hsdp, 1) == 80.1]
     return [
-        figure("ReCoVer's worked numbers met", sum(recover) / len(recover), "share", bar=1, better="higher"),
+        figure(
+            "ReCoVer's rule met, numbers by hand (the paper prints none)",
+            sum(recover) / len(recover),
+            "share",
+            bar=1,
+            better="higher",
+        ),
         figure("FT-HSDP's worked numbers met", sum(published) / len(published), "share", bar=1, better="higher"),
     ]
 

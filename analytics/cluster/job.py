@@ -24,7 +24,7 @@ from unskew.data import table
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=True):
     """`micro_batches` per iteration of the whole job, each of `sequences` x `seq` tokens; `parameters` of the whole model;
-    `source` of all this.
+    `schedule` of its pipelines, 1f1b or zb-h1; `source` of all this.
 
     `given_iteration_s`: the fault-free iteration when it is published; otherwise it follows from FLOPs and constants.
     """
@@ -42,6 +42,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_f
     sequences: int = 1
     vocab: int = 32000
     peak: str = "peak_flops_a100"
+    schedule: str = "1f1b"
     given_iteration_s: float | None = None
     source: str = ""
 
@@ -135,7 +136,9 @@ def healthy(job: Job) -> Layout:
 def uniform(job: Job, replicas: Iterable[int], *, micro_batches: int | None = None) -> Layout:
     """These replicas, whole, with even layers and micro-batches (of the whole job unless given). Raises `PlanError`."""
     total = job.micro_batches if micro_batches is None else micro_batches
-    return uniform_layout(tp=job.tp, pp=job.pp, replicas=replicas, n_layers=job.n_layers, micro_batches=total)
+    return uniform_layout(
+        tp=job.tp, pp=job.pp, replicas=replicas, n_layers=job.n_layers, micro_batches=total, schedule=job.schedule
+    )
 
 
 JOBS = {name: msgspec.structs.replace(job, name=name) for name, job in table("clusters", dict[str, Job]).items()}

@@ -4,6 +4,9 @@ A TP group of k devices works like one device of speed ``min(speed) / slowdown(k
 measured the first one (its next are 3.66 and 7.22, ours 3.61 and 6.86), not 2, and an uneven split of the attention heads costs
 its rounding. Pipelines that exchange no work are evaluated alone, each distinct one once: the identical replicas of a large job
 cost nothing.
+
+With staggered optimisers (ReCycle, section 4.3) an iteration follows the last one as soon as each stage can: the period is the
+longest time that a stage is busy, from its first chunk to its last over all replicas, whose gradients it reduces together.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,13 +65,18 @@ def iteration_s(job: Job, layout: Layout, speeds: Speeds, links: Links | None = 
     if not layout.pipelines:
         return math.inf
     per_stage = stage_speeds(job, layout, speeds)
-    worst = 0.0
+    busy: list[tuple[tuple[float, float], ...]] = []
     for part in layout.components:
         if any(_dead(layout.pipelines[index], per_stage[index]) for index in part.indices):
             return math.inf
         extra = _message_us(links, [layout.pipelines[index] for index in part.indices])
-        worst = max(worst, _component_us(job, part.shape, tuple(per_stage[index] for index in part.indices), extra))
-    return (worst + job.cost.iteration_end_us) / 1e6
+        busy.append(_busy_us(job, part.shape, tuple(per_stage[index] for index in part.indices), extra))
+    if layout.staggered:
+        stages = zip_longest(*busy, fillvalue=(math.inf, 0.0))
+        period = max(max(end for _, end in stage) - min(begin for begin, _ in stage) for stage in stages)
+    else:
+        period = max(end for stages in busy for _, end in stages)
+    return (period + job.cost.iteration_end_us) / 1e6
 
 
 @lru_cache(maxsize=64)
@@ -103,7 +111,10 @@ def _plan(layout: Layout, n_layers: int) -> Plan:
 
 
 @lru_cache(maxsize=20000)
-def _component_us(job: Job, layout: Layout, stage_speeds: tuple[tuple[float, ...], ...], extra_us: float) -> float:
+def _busy_us(
+    job: Job, layout: Layout, stage_speeds: tuple[tuple[float, ...], ...], extra_us: float
+) -> tuple[tuple[float, float], ...]:
+    """When each stage of a component begins its first chunk and ends its last one, over the component's replicas."""
     plan = _plan(layout, job.n_layers)
     numbered = enumerate(chain.from_iterable(stage_speeds))
     speeds: dict[int, dict[str, float]] = {
@@ -111,4 +122,10 @@ def _component_us(job: Job, layout: Layout, stage_speeds: tuple[tuple[float, ...
     }
     cost = CostModel(chunks=job.cost.chunks, message_us=job.cost.message_us + extra_us)
     works: list[Work] = [job.work] * len(plan.routes)
-    return predict_iteration(plan, works, cost, speeds).iteration_us
+    timeline = predict_iteration(plan, works, cost, speeds).timeline
+    stages: dict[int, tuple[float, float]] = {}
+    for rank, positions in timeline.schedule.chunks.rank_positions():
+        begin, end = float(timeline.start_us[positions[0]]), float(timeline.end_us[positions[-1]])
+        first, last = stages.get(plan.role_of[rank].stage, (math.inf, 0.0))
+        stages[plan.role_of[rank].stage] = min(first, begin), max(last, end)
+    return tuple(stages.get(stage, (math.inf, 0.0)) for stage in range(max(stages) + 1))

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, count
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -35,6 +36,9 @@ from unskew.analytics.core.plan import (
 )
 from unskew.analytics.shards.parts import even_parts
 
+PACE = 20
+"""The pace of a healthy group of the nominal degree."""
+
 Ints = NDArray[np.int64]
 Group = tuple[int, ...]
 """Devices that execute a stage as one (tensor parallelism); () = nobody."""
@@ -43,13 +47,16 @@ Group = tuple[int, ...]
 class Pipeline(msgspec.Struct, frozen=True, gc=False):
     """One replica: group `groups[s]` executes the `layers[s]` layers of stage s; the work of an empty group is moved.
 
-    A group comes up at several stages where a micro-batch passes it more than once (interleaved 1F1B, ZB-V).
+    A group comes up at several stages where a micro-batch passes it more than once (interleaved 1F1B, ZB-V). For the order
+    of the chunks: `paces[s]`, how long a layer takes at stage s, and `in_flight[s]`, how many micro-batches it may have.
     """
 
     replica: int
     groups: tuple[Group, ...]
     layers: tuple[int, ...]
     micro_batches: int
+    paces: tuple[int, ...] = ()
+    in_flight: tuple[int, ...] = ()
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
@@ -62,11 +69,16 @@ class Move(msgspec.Struct, frozen=True, gc=False):
 
 
 class Layout(msgspec.Struct, frozen=True, dict=True):
-    """Who does what: pipelines, and stage work moved between their replicas. Arrays are [pipeline, stage]."""
+    """Who does what: pipelines, and stage work moved between their replicas. Arrays are [pipeline, stage].
+
+    `staggered`: each stage steps its optimiser by itself, so that the next iteration begins at the first stages while the last
+    ones end this one (ReCycle); priced by the simulator, executed by nobody yet.
+    """
 
     pipelines: tuple[Pipeline, ...]
     moves: tuple[Move, ...] = ()
     schedule: str = "1f1b"
+    staggered: bool = False
 
     @cached_property
     def micro_batches(self) -> int:
@@ -131,7 +143,7 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
         for position, part in enumerate(chosen):
             numbers = ranks if width is None else count(part.replica * width)
             groups = tuple((rank,) if group else () for group, rank in zip(part.groups, numbers, strict=False))
-            pipelines.append(Pipeline(position, groups, part.layers, part.micro_batches))
+            pipelines.append(Pipeline(position, groups, part.layers, part.micro_batches, part.paces, part.in_flight))
         moves = tuple(
             Move(move.stage, place[move.source], place[move.target], move.micro_batches)
             for move in self.moves
@@ -209,15 +221,29 @@ def to_plan(layout: Layout, n_layers: int, *, plan_version: int = 0) -> Plan:
             legs = zip(executors, accumulate(layers, initial=0), layers, strict=False)
             hops[home, executors] = tuple(hop for replica, *part in legs for hop in _hops(pipelines[replica], *part))
         routes.append(Route(micro_batch=number, replica=home, hops=hops[home, executors]))
+    roles = tuple(chain.from_iterable(map(_roles, layout.pipelines)))
     plan = Plan(
         plan_version=plan_version,
         n_layers=n_layers,
         schedule=layout.schedule,
-        roles=tuple(chain.from_iterable(map(_roles, layout.pipelines))),
+        roles=roles,
         routes=tuple(routes),
+        paces=_per_role(layout, roles, "paces", PACE),
+        in_flight=_per_role(layout, roles, "in_flight", 0),
     )
     validate(plan)
     return plan
+
+
+def _per_role(layout: Layout, roles: Sequence[Role], what: Literal["paces", "in_flight"], usual: int) -> tuple[int, ...]:
+    """What the pipelines state per stage, per role; () where nothing is stated."""
+    stated = {
+        rank: value
+        for pipeline in layout.pipelines
+        for group, value in zip(pipeline.groups, getattr(pipeline, what), strict=False)
+        for rank in group
+    }
+    return tuple(stated.get(role.rank, usual) for role in roles) if stated else ()
 
 
 def _hops(pipeline: Pipeline, first: int, n: int) -> tuple[Hop, ...]:

@@ -106,7 +106,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     `orders` is the searched order of a plan that does not leave it to its schedule's rule: per role (in the order of `roles`)
     its actions as "2F0" = hop 2, forward, micro-batch 0 (notation.py). `division`: of a training that is not ours, who is given
-    which samples; None = as its loader has it.
+    which samples; None = as its loader has it. For list scheduling, per role: `paces`, how long a layer takes there, in any
+    unit (() = everywhere alike), and `in_flight`, how many micro-batches may be begun and not ended (() = as 1F1B has it).
     """
 
     plan_version: int = msgspec.field(name="epoch")
@@ -116,11 +117,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     routes: tuple[Route, ...]
     orders: tuple[tuple[str, ...], ...] = ()
     division: Division | None = None
+    paces: tuple[int, ...] = ()
+    in_flight: tuple[int, ...] = ()
 
     @cached_property
     def digest(self) -> str:
         """Hash of everything but the number: two plans with one digest do the same thing."""
-        rarer = (self.orders, self.division)
+        rarer = (self.orders, self.division, self.paces, self.in_flight)
         facts = (self.n_layers, self.schedule, self.roles, self.routes, *(fact for fact in rarer if fact))
         return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
 
@@ -182,6 +185,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         data: dict[str, object] = msgspec.to_builtins(self)
         if self.division is None:
             del data["division"]
+        for rare in ("paces", "in_flight"):
+            if not data[rare]:
+                del data[rare]
         return data
 
     @staticmethod
@@ -255,6 +261,11 @@ PASSES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb-h1": 1, "zb-v": 2}
 """Schedule -> how often a micro-batch passes each rank in the plan a run starts with."""
 
 SCHEDULES = (*PASSES, "searched")
+
+
+def ruled(schedule: str) -> str:
+    """The schedule by whose rule a plan is ordered that has no `orders`: "searched" is a plan's own order and no rule."""
+    return "zb-h1" if schedule == "searched" else schedule
 
 
 def splits_backward(schedule: str) -> bool:

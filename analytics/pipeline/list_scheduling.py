@@ -1,15 +1,17 @@
 """The order of any legal plan by list scheduling: gpipe, zb-h1, and 1f1b where replicas do each other's work.
 
-An event-driven simulation with unit costs (F = layers, B = 2 x layers; B = W = layers where the backward pass is split) decides
-the order, not the times. A rank that is free starts one of the actions whose input has arrived, forwards first, then backwards,
-then weights, the lowest micro-batch first, within these rules:
+An event-driven simulation decides the order, with unit costs instead of times: F = layers, B = 2 x layers, or B = W = layers
+where the backward pass is split, all times the rank's pace where the plan states paces. A rank that is free starts one of the
+actions whose input has arrived, forwards first, then backwards, then weights, the lowest micro-batch first, within these rules:
 
 * cap (1f1b, zb-h1): of one replica at most `k` micro-batches are in flight (F begun, B not ended) at the k-th hop from the end
   of their route, 1F1B's bound on activations. Below the cap a forward goes before a backward, at the cap only a backward is
   left: for a uniform plan this is exactly 1F1B. Backward first would be the same there, but was up to 17 % slower on uneven and
   rerouted plans;
-* kept (zb-h1): activations are kept until W, of at most as many micro-batches as the route has hops. A rank does weights when
-  it can do nothing else, which for a uniform plan is exactly ZB-H1: the first stage keeps what 1F1B's first stage keeps;
+  A plan may allow a rank more (`Plan.in_flight`);
+* kept (zb-h1): activations are kept until W, of at most as many micro-batches as the route has hops (or as the plan allows). A
+  rank does weights when it can do nothing else, which for a uniform plan is exactly ZB-H1: the first stage keeps what 1F1B's
+  first stage keeps;
 * gpipe has no cap; a rank begins its backwards when all its forwards are done;
 * first in, first out: a rank takes the messages of one sender in the order in which they were sent, because NCCL has no tags.
 
@@ -34,15 +36,21 @@ def listed_order(plan: Plan) -> list[Action]:
     Replicas that are pipelines of their own with equal hops and equally many micro-batches are simulated once.
     """
     pipelines = separate_pipelines(plan)
+    paces = {role.rank: pace for role, pace in zip(plan.roles, plan.paces, strict=False)}
+    allowed = {role.rank: most for role, most in zip(plan.roles, plan.in_flight, strict=False) if most}
     if pipelines is None:
-        return _ListScheduler({route.micro_batch: route for route in plan.routes}, plan.schedule).run()
+        return _ListScheduler({route.micro_batch: route for route in plan.routes}, plan.schedule, paces, allowed).run()
     order: list[Action] = []
     known: dict[tuple[object, ...], tuple[list[Route], list[Action]]] = {}
     for routes in pipelines:
         ranks = list(dict.fromkeys(hop.rank for hop in routes[0].hops))
-        form = (len(routes), *((ranks.index(hop.rank), hop.n_layers) for hop in routes[0].hops))
+        form = (
+            len(routes),
+            *((ranks.index(hop.rank), hop.n_layers, paces.get(hop.rank), allowed.get(hop.rank)) for hop in routes[0].hops),
+        )
         if form not in known:
-            known[form] = routes, _ListScheduler({route.micro_batch: route for route in routes}, plan.schedule).run()
+            own = {route.micro_batch: route for route in routes}
+            known[form] = routes, _ListScheduler(own, plan.schedule, paces, allowed).run()
         model, actions = known[form]
         twin = {route.micro_batch: routes[number] for number, route in enumerate(model)}
         order += actions if model is routes else [action_of(twin[a.micro_batch], a.kind, a.hop) for a in actions]
@@ -52,8 +60,10 @@ def listed_order(plan: Plan) -> list[Action]:
 class _ListScheduler:
     """State of the list scheduler: inboxes of arrived inputs, micro-batches in flight, running actions."""
 
-    def __init__(self, routes: Mapping[int, Route], schedule: str) -> None:
-        self.routes = routes
+    def __init__(
+        self, routes: Mapping[int, Route], schedule: str, paces: Mapping[int, int], allowed: Mapping[int, int]
+    ) -> None:
+        self.routes, self.paces, self.allowed = routes, paces, allowed
         self.split, self.capped = splits_backward(schedule), schedule != "gpipe"
         self.order: list[Action] = []
         ranks = sorted({hop.rank for route in routes.values() for hop in route.hops})
@@ -105,7 +115,8 @@ class _ListScheduler:
         self.busy.add(action.rank)
         self.order.append(action)
         units = 2 if action.kind == "B" and not self.split else 1
-        heapq.heappush(self.running, (now + action.n_layers * units, action.rank, action))
+        units *= action.n_layers * self.paces.get(action.rank, 1)
+        heapq.heappush(self.running, (now + units, action.rank, action))
 
     def _finish(self, action: Action) -> set[int]:
         """Hand the result on; the ranks that may now have something to start."""
@@ -132,8 +143,9 @@ class _ListScheduler:
     def _fits(self, action: Action) -> bool:
         if action.kind == "F" and self.capped:
             slot = self._slot(action)
-            room = not self.split or self.kept[slot] < len(self.routes[action.micro_batch].hops)
-            return room and self.in_flight[slot] < slot[1]
+            most = self.allowed.get(action.rank, slot[1])
+            room = not self.split or self.kept[slot] < max(most, len(self.routes[action.micro_batch].hops))
+            return room and self.in_flight[slot] < most
         return self.capped or action.kind == "F" or self.forwards[action.rank] == 0
 
     def _slot(self, action: Action) -> tuple[int, int]:

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from unskew.analytics.core.layout import Layout, Move, Pipeline, uniform_layout
-from unskew.analytics.core.plan import PlanError
+from unskew.analytics.core.layout import PACE, Layout, Move, Pipeline, uniform_layout
+from unskew.analytics.core.plan import PlanError, splits_backward
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -29,9 +29,10 @@ Bools = NDArray[np.bool_]
 class PlannerJob(msgspec.Struct, frozen=True, kw_only=True):
     """What is trained, per layer and micro-batch on a healthy group of the nominal degree.
 
-    `backward_us` is both halves of the backward. `embedding_layers`, `head_layers`: what the first and the last stage do beside
-    their layers, in layers. Memory (None = without limit): `layer_bytes` parameters, gradients and optimiser state of a layer,
-    `activation_bytes` of a layer and a micro-batch in flight, both for the whole group and shared by its members.
+    `backward_us` is both halves of the backward, which `schedule` (1f1b, zb-h1) splits or not. `embedding_layers`,
+    `head_layers`: what the first and the last stage do beside their layers, in layers. Memory (None = without limit):
+    `layer_bytes` parameters, gradients and optimiser state of a layer, `activation_bytes` of a layer and a micro-batch in
+    flight, both for the whole group and shared by its members.
     """
 
     n_layers: int
@@ -45,6 +46,19 @@ class PlannerJob(msgspec.Struct, frozen=True, kw_only=True):
     layer_bytes: float = 0.0
     activation_bytes: float = 0.0
     capacity_bytes: float | None = None
+    schedule: str = "1f1b"
+
+    @property
+    def splits(self) -> bool:
+        """Whether the schedule splits the backward pass."""
+        return splits_backward(self.schedule)
+
+    @property
+    def kinds_us(self) -> tuple[float, ...]:
+        """F and B of a layer, or F, B and W where the schedule splits the backward pass (into equal halves)."""
+        if self.splits:
+            return self.forward_us, self.backward_us / 2, self.backward_us / 2
+        return self.forward_us, self.backward_us
 
     @property
     def layer_us(self) -> float:
@@ -129,6 +143,33 @@ def layout_of(members: Ints, layers: Ints, micro_batches: Ints, moves: tuple[Mov
 def group_speeds(cluster: PlannerCluster, layout: Layout) -> Floats:
     """[pipeline, stage]: what the layout's groups reach at the cluster's present speeds; a dead member stops its group."""
     return np.asarray(layout.slowest(cluster.speeds.ravel()) * cluster.rates[layout.degrees])
+
+
+def scheduled(cluster: PlannerCluster, layout: Layout) -> Layout:
+    """The layout under the job's schedule; where list scheduling orders the chunks, with the pace of each stage."""
+    job = cluster.job
+    if not (job.splits or layout.moves):
+        return msgspec.structs.replace(layout, schedule=job.schedule)
+    rows = group_speeds(cluster, layout).tolist()
+    pipelines = tuple(
+        msgspec.structs.replace(pipeline, paces=_paces(job, pipeline.layers, speeds))
+        for pipeline, speeds in zip(layout.pipelines, rows, strict=True)
+    )
+    return msgspec.structs.replace(layout, pipelines=pipelines, schedule=job.schedule)
+
+
+def _paces(job: PlannerJob, layers: Sequence[int], speeds: Sequence[float]) -> tuple[int, ...]:
+    """What a layer takes at each stage, with what the stage does beside its layers; () where all are alike."""
+    used = [stage for stage, size in enumerate(layers) if size]
+    extra = dict.fromkeys(used, 0.0)
+    if used:
+        extra[used[0]] += job.embedding_layers
+        extra[used[-1]] += job.head_layers
+    found = tuple(
+        round(PACE * (1.0 + extra[stage] / size) / speed) if size and speed > 0 else PACE
+        for stage, (size, speed) in enumerate(zip(layers, speeds, strict=False))
+    )
+    return found if len(set(found)) > 1 else ()
 
 
 def layer_limits(job: PlannerJob, degrees: Ints, in_flight: Ints | int) -> Ints:

@@ -16,6 +16,7 @@ from unskew.analytics.core.constants import constant
 from unskew.analytics.core.layout import Layout, Pipeline
 from unskew.analytics.core.sharing import proportional
 from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, moved_layers, regroup
+from unskew.analytics.policies.recycle import redealt
 from unskew.analytics.policies.restart import restarted
 
 
@@ -38,7 +39,7 @@ def shares(layout: Layout, job: Job, speeds: Speeds) -> Layout:
     pipelines = tuple(
         msgspec.structs.replace(pipeline, micro_batches=counts.get(index, 0)) for index, pipeline in enumerate(layout.pipelines)
     )
-    return Layout(tuple(pipeline for pipeline in pipelines if pipeline.micro_batches), layout.moves, layout.schedule)
+    return msgspec.structs.replace(layout, pipelines=tuple(pipeline for pipeline in pipelines if pipeline.micro_batches))
 
 
 def gathered(job: Job, speeds: Speeds) -> Layout:
@@ -56,7 +57,7 @@ def gathered(job: Job, speeds: Speeds) -> Layout:
         members = slowest_first[number * job.pp : (number + 1) * job.pp]
         placed = dict(zip(inner_first, members, strict=True))
         pipelines.append(msgspec.structs.replace(pipeline, groups=tuple(placed[stage] for stage in range(job.pp))))
-    return Layout(tuple(pipelines))
+    return msgspec.structs.replace(whole, pipelines=tuple(pipelines))
 
 
 class GreyhoundPolicy(Policy):
@@ -124,9 +125,7 @@ class StrengthenedPolicy(Policy):
             answer = Reaction(layout=base)
         if base is None:
             return answer
-        if base.moves:  # the shares of rerouted work are tied to the even split: only whole pipelines are weighed
-            return answer
-        layout = shares(base, cluster.job, cluster.speeds)
+        layout = redealt(shares(base, cluster.job, cluster.speeds))
         if cluster.seconds(layout) >= cluster.seconds(base):
             layout = base
         if not pauses and layout != cluster.layout:

@@ -10,7 +10,7 @@ from unskew.analytics.core.constants import constant
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.malleus import must_replan, plan_malleus, rates
 from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, go_over
-from unskew.analytics.policies.planning import planned
+from unskew.analytics.policies.planning import planned, working
 from unskew.analytics.policies.restart import restarted
 
 
@@ -26,11 +26,11 @@ class MalleusPolicy(Policy):
 
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job = cluster.job
-        working = np.zeros(job.devices, dtype=np.bool_)
-        working[list(cluster.layout.devices)] = True
+        used = np.zeros(job.devices, dtype=np.bool_)
+        used[list(cluster.layout.devices)] = True
         touched = np.ones(job.devices)
         touched[list(event.devices)] = cluster.speeds[list(event.devices)]
-        lost = bool(((cluster.speeds == 0.0) & working).any())
+        lost = bool(((cluster.speeds == 0.0) & used).any())
         moved = must_replan(rates(np.ones(job.devices)), rates(touched)) or event.kind in {"joined", "recovered"}
         if not lost and not moved:
             return Reaction(layout=cluster.layout, redo="none", reason="no rate moved by 0.3")
@@ -38,7 +38,8 @@ class MalleusPolicy(Policy):
             layout = healthy(job)
         else:
             try:
-                layout = plan_malleus(planned(job, cluster.speeds, measured=True)).layout
+                measured = planned(job, cluster.speeds, measured=True)
+                layout = working(measured, plan_malleus(measured).layout)
             except PlanError as error:
                 return restarted(cluster, str(error))
         return go_over(cluster, layout, "groups, layers and micro-batches by rates")

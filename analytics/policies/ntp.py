@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import healthy
 from unskew.analytics.cluster.timing import stage_speeds
@@ -20,6 +22,10 @@ class NtpPolicy(Policy):
     name = "ntp"
     checkpoint_s = constant("checkpoint_interval_s")
 
+    def delay_s(self, event: ClusterEvent, iteration_s: float) -> float:
+        """It restarts as checkpoint-restart does, and notices as late."""
+        return constant("restart_detect_s") if event.kind == "failed" else super().delay_s(event, iteration_s)
+
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job, dead = cluster.job, cluster.dead()
         whole, pipelines = healthy(job).pipelines, list[Pipeline]()
@@ -34,9 +40,10 @@ class NtpPolicy(Policy):
             return wait("no replica holds the model")
         speeds = stage_speeds(job, Layout(tuple(pipelines)), cluster.speeds)
         counts = proportional(job.micro_batches, [min(stages) for stages in speeds])
-        layout = Layout(
-            tuple(Pipeline(p.replica, p.groups, p.layers, count) for p, count in zip(pipelines, counts, strict=True) if count)
+        dealt = (
+            msgspec.structs.replace(one, micro_batches=count) for one, count in zip(pipelines, counts, strict=True) if count
         )
+        layout = Layout(tuple(dealt), schedule=job.schedule)
         if layout == cluster.layout:
             return Reaction(layout=layout)
         return Reaction(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.layout import Layout, Pipeline
 from unskew.analytics.core.plan import split_evenly
-from unskew.analytics.core.sharing import proportional
+from unskew.analytics.core.sharing import proportional, share_out
 from unskew.analytics.policies.base import ClusterView, Policy, Reaction, moved_layers, regroup, survives
+from unskew.analytics.policies.planning import planned
 
 Group = tuple[int, ...]
 
@@ -45,23 +50,43 @@ def pipelines_of(job: Job, dead: set[int]) -> list[tuple[int, list[Group]]]:
     return living
 
 
+def template(job: Job, groups: int) -> tuple[int, ...]:
+    """Layers of a pipeline of so many groups, such that its busiest stage, the output head counted, is least busy: what divide
+    and conquer over pipeline times finds for layers that are alike."""
+    head = head_layers(job)
+    parts = [(0.0, 1.0)] * (groups - 1) + [(head, 1.0)]
+    found, even = share_out(job.n_layers, parts, [job.most_layers] * groups), split_evenly(job.n_layers, groups)
+    return min(tuple(even), tuple(found), key=lambda layers: busiest(layers, head))
+
+
+def busiest(layers: Sequence[int], head: float) -> float:
+    """The work of the busiest stage, in layers."""
+    return max(*layers[:-1], layers[-1] + head) if len(layers) > 1 else layers[0] + head
+
+
+def head_layers(job: Job) -> float:
+    """What the output head takes, in layers."""
+    return planned(job, np.ones(job.devices), measured=False).job.head_layers
+
+
 def from_templates(job: Job, pipelines: list[tuple[int, list[Group]]], weights: list[float] | None = None) -> Layout:
-    """Layers evenly over each pipeline's groups; micro-batches so that pipelines end together (``weights``: their speeds)."""
-    sizes = [tuple(split_evenly(job.n_layers, len(groups))) for _, groups in pipelines]
-    speeds = weights or [1.0 / max(layers) for layers in sizes]
+    """The template of each pipeline's size; micro-batches so that pipelines end together (``weights``: their speeds)."""
+    sizes = [template(job, len(groups)) for _, groups in pipelines]
+    speeds = weights or [1.0 / busiest(layers, head_layers(job)) for layers in sizes]
     counts = proportional(job.micro_batches, speeds)
     return Layout(
         tuple(
             Pipeline(replica, tuple(groups), layers, count)
             for (replica, groups), layers, count in zip(pipelines, sizes, counts, strict=True)
-        )
+        ),
+        schedule=job.schedule,
     )
 
 
 class OobleckPolicy(Policy):
     """As ResiHP runs it the unit is the TP group of a dead device, not the node (its small jobs have two nodes).
 
-    Simplified: a template's layers are split evenly (its divide and conquer does so for equal layers); a merged pipeline never
+    Simplified: a merged pipeline never
     has more stages than the job had; the reconfiguration is one constant. Stops when a layer has lost its last holder.
     """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 import numpy as np
 
@@ -9,7 +11,8 @@ from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.timing import Speeds, tp_slowdown
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.layout import Layout
-from unskew.analytics.planners.problem import PlannerCluster, PlannerJob
+from unskew.analytics.planners.problem import Level, PlannerCluster, PlannerJob, scheduled
+from unskew.analytics.planners.resihp.progressive import ALL_LEVELS, ProgressivePlan, plan_progressive
 
 
 def planned(job: Job, speeds: Speeds, *, measured: bool) -> PlannerCluster:
@@ -23,7 +26,7 @@ def planned(job: Job, speeds: Speeds, *, measured: bool) -> PlannerCluster:
             n_layers=job.n_layers, micro_batches=job.micro_batches, forward_us=forward.layer_us, backward_us=backward.layer_us,
             head_layers=head_us / layer_us, message_us=job.cost.message_us, iteration_end_us=job.cost.iteration_end_us,
             layer_bytes=job.parameters / job.n_layers * constant("bytes_per_parameter"),
-            capacity_bytes=constant("hbm_gib_a100") * 2**30 * constant("memory_share"),
+            capacity_bytes=constant("hbm_gib_a100") * 2**30 * constant("memory_share"), schedule=job.schedule,
         ),
         speeds=speeds[: job.devices].reshape(shape),
         nodes=(np.arange(job.devices, dtype=np.int64) // job.gpus_per_node).reshape(shape),
@@ -31,8 +34,18 @@ def planned(job: Job, speeds: Speeds, *, measured: bool) -> PlannerCluster:
     )  # fmt: skip
 
 
-def working(layout: Layout) -> Layout:
-    """The layout without replicas that execute nothing, for themselves or for others."""
+def three_levels(job: Job, speeds: Speeds, *, measured: bool, levels: frozenset[Level] = ALL_LEVELS) -> ProgressivePlan:
+    """ResiHP's plan; policies that are compared under one seed ask for the same ones. Raises `PlanError`."""
+    return _three_levels(job, speeds.tobytes(), measured, levels)
+
+
+@lru_cache(maxsize=512)
+def _three_levels(job: Job, speeds: bytes, measured: bool, levels: frozenset[Level]) -> ProgressivePlan:
+    return plan_progressive(planned(job, np.frombuffer(speeds), measured=measured), levels=levels)
+
+
+def working(cluster: PlannerCluster, layout: Layout) -> Layout:
+    """The layout as the job's schedule executes it, without replicas that do nothing, for themselves or for others."""
     needed = {move.target for move in layout.moves}
-    pipelines = (pipeline for pipeline in layout.pipelines if pipeline.micro_batches or pipeline.replica in needed)
-    return msgspec.structs.replace(layout, pipelines=tuple(pipelines))
+    pipelines = (one for one in scheduled(cluster, layout).pipelines if one.micro_batches or one.replica in needed)
+    return msgspec.structs.replace(layout, pipelines=tuple(pipelines), schedule=cluster.job.schedule)

@@ -79,7 +79,8 @@ class RecoverPolicy(Policy):
             tuple(
                 Pipeline(replica, whole[replica].groups, whole[replica].layers, count)
                 for replica, count in zip(alive, counts, strict=False)
-            )
+            ),
+            schedule=job.schedule,
         )
         extra_s = k * cluster.seconds(layout) / (shares.each + job.pp - 1)
         return Reaction(

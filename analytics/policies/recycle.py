@@ -13,6 +13,9 @@ from unskew.analytics.core.layout import Layout, Move
 from unskew.analytics.core.plan import PlanError, split_evenly
 from unskew.analytics.policies.base import ClusterView, Policy, Reaction, moved_layers, regroup
 
+DECOUPLED = "zb-h1"
+"""The schedule of decoupled backward passes: ReCycle's order is a MILP's, this one list scheduling's."""
+
 
 def dead_groups(job: Job, dead: set[int]) -> set[tuple[int, int]]:
     """(replica, stage) of the TP groups that have lost a device."""
@@ -20,7 +23,8 @@ def dead_groups(job: Job, dead: set[int]) -> set[tuple[int, int]]:
 
 
 def rerouted(job: Job, lost: set[tuple[int, int]]) -> Layout:
-    """The healthy layout without the `lost` groups: their micro-batches split evenly over the living peers of the stage.
+    """The healthy layout without the `lost` groups: their micro-batches split evenly over the living peers of the stage, with
+    the backward pass split, so that weights' gradients fill what would be idle.
 
     Raises `PlanError` when a stage has no living peer.
     """
@@ -37,7 +41,9 @@ def rerouted(job: Job, lost: set[tuple[int, int]]) -> Layout:
         total = pipelines[replica].micro_batches
         shares = split_evenly(total, len(data_parallel_peers))
         moves += dealt(replica, stage, total, dict(zip(data_parallel_peers, shares, strict=True)))
-    return Layout(tuple(pipelines), moves)
+    if not moves:
+        return whole
+    return Layout(tuple(pipelines), moves, DECOUPLED)
 
 
 def dealt(home: int, stage: int, total: int, counts: Mapping[int, int]) -> tuple[Move, ...]:
@@ -55,11 +61,26 @@ def dealt(home: int, stage: int, total: int, counts: Mapping[int, int]) -> tuple
     return tuple(Move(stage, home, replica, tuple(numbers)) for replica, numbers in given.items())
 
 
+def redealt(layout: Layout) -> Layout:
+    """The same rerouting after the homes' micro-batches have changed: each lost stage's work evenly over the same peers."""
+    homes = {pipeline.replica: pipeline.micro_batches for pipeline in layout.pipelines}
+    peers: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for move in layout.moves:
+        peers[move.source, move.stage].append(move.target)
+    moves: tuple[Move, ...] = ()
+    for (home, stage), targets in peers.items():
+        if home not in homes:  # nobody is left of it: its micro-batches have other homes now
+            continue
+        shares = dict(zip(targets, split_evenly(homes[home], len(targets)), strict=True))
+        moves += dealt(home, stage, homes[home], shares)
+    return msgspec.structs.replace(layout, moves=moves)
+
+
 class RecyclePolicy(Policy):
     """As ResiHP runs it (section 8): the whole TP group of a dead device is dropped; no replica of a stage left = abort.
 
-    Simplified: its MILP is replaced by an even split; weight gradients are not split off, so bubbles are filled by whole
-    backwards; optimiser staggering is left out (it hides less than the optimiser's own time).
+    As in its paper the backward pass is decoupled (section 4.2) and the optimisers are staggered (4.3). Simplified: its MILP is
+    replaced by an even split and list scheduling, which knows how many layers stages have and not how fast they are.
     """
 
     name = "recycle"
@@ -69,6 +90,7 @@ class RecyclePolicy(Policy):
             layout = rerouted(cluster.job, dead_groups(cluster.job, cluster.dead()))
         except PlanError as error:
             return Reaction(layout=None, reason=str(error))
+        layout = msgspec.structs.replace(layout, staggered=bool(layout.moves))
         if layout == cluster.layout:
             return Reaction(layout=layout)
         return Reaction(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unskew.analytics.policies.adaptra import AdaptraPolicy
+from unskew.analytics.policies.bamboo import BambooPolicy
 from unskew.analytics.policies.base import Policy
 from unskew.analytics.policies.ft_hsdp import FtHsdpPolicy
 from unskew.analytics.policies.greyhound import GreyhoundPolicy, StrengthenedPolicy
@@ -22,6 +23,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "none": NothingPolicy,
     "checkpoint-restart": RestartPolicy,
     "oobleck": OobleckPolicy,
+    "bamboo": BambooPolicy,
     "recycle": RecyclePolicy,
     "strengthened-oobleck": lambda: StrengthenedPolicy(OobleckPolicy()),
     "strengthened-recycle": lambda: StrengthenedPolicy(RecyclePolicy()),

@@ -8,9 +8,9 @@ from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.problem import Level
-from unskew.analytics.planners.resihp.progressive import ALL_LEVELS, plan_progressive
+from unskew.analytics.planners.resihp.progressive import ALL_LEVELS
 from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, go_over
-from unskew.analytics.policies.planning import planned, working
+from unskew.analytics.policies.planning import planned, three_levels, working
 from unskew.analytics.policies.restart import restarted
 
 
@@ -29,12 +29,13 @@ class ResihpPolicy(Policy):
     slow_recall = constant("resihp_slow_recall")
 
     def __init__(self, levels: Set[Level] = ALL_LEVELS):
-        self._levels = levels
+        self._levels = frozenset(levels)
 
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         try:
-            decided = plan_progressive(planned(cluster.job, cluster.speeds, measured=False), levels=self._levels)
-            layout = working(decided.layout)
+            estimated = planned(cluster.job, cluster.speeds, measured=False)
+            decided = three_levels(cluster.job, cluster.speeds, measured=False, levels=self._levels)
+            layout = working(estimated, decided.layout)
         except PlanError as error:
             return restarted(cluster, str(error))
         levels = [f"TP: {decided.tp} groups"] if decided.tp else []

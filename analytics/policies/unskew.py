@@ -13,7 +13,6 @@ from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.joint.anew import plan_anew
 from unskew.analytics.planners.joint.joint import plan_joint
-from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.policies.base import (
     FAIL_SLOW,
     ClusterView,
@@ -27,7 +26,7 @@ from unskew.analytics.policies.base import (
     wait,
     with_spares,
 )
-from unskew.analytics.policies.planning import planned, working
+from unskew.analytics.policies.planning import planned, three_levels, working
 from unskew.analytics.policies.recycle import dead_groups, rerouted
 
 ANEW_GROUPS = 512
@@ -64,17 +63,17 @@ class UnskewPolicy(Policy):
         measured = planned(job, cluster.speeds, measured=True)
         if self._joint:
             with suppress(PlanError):
-                found["joint"] = working(plan_joint(measured, compare=False).layout)
+                found["joint"] = working(measured, plan_joint(measured, compare=False).layout)
             with suppress(PlanError):
                 if (cluster.speeds < 1.0).any() and (job.dp * job.pp <= ANEW_GROUPS or "joint" not in found):
-                    found["laid out anew"] = working(plan_anew(measured).layout)
+                    found["laid out anew"] = working(measured, plan_anew(measured).layout)
         with suppress(PlanError):
             if self._levels:
-                found["three levels"] = working(plan_progressive(measured).layout)
+                found["three levels"] = working(measured, three_levels(job, cluster.speeds, measured=True).layout)
                 ideal = planned(job, cluster.speeds, measured=False)
-                found["three levels, ideal TP"] = working(plan_progressive(ideal).layout)
+                found["three levels, ideal TP"] = working(ideal, three_levels(job, cluster.speeds, measured=False).layout)
         with suppress(PlanError):
-            found["reroute"] = rerouted(job, dead_groups(job, cluster.dead()))
+            found["reroute"] = working(measured, rerouted(job, dead_groups(job, cluster.dead())))
         return found
 
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.layout import Layout, Pipeline, rank_layout
-from unskew.analytics.core.plan import PASSES, Plan, PlanError, Route, split_evenly, stage_order_of
+from unskew.analytics.core.plan import PASSES, Plan, PlanError, Route, ruled, split_evenly, stage_order_of
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.problem import PlannerCluster, PlannerJob
@@ -72,7 +72,7 @@ def named_layouts(
         counts = tuple(sum(route.replica == replica for route in origin.routes) for replica in range(len(members)))
         sizes_then = tuple(_layers_held(origin, ranks) for ranks in members)
         if all(sizes_then):
-            yield "as at the start of the run", rank_layout(members, sizes_then, counts, plan.schedule)
+            yield "as at the start of the run", rank_layout(members, sizes_then, counts, ruled(plan.schedule))
     on_duty = tuple(tuple(rank for rank in ranks if rank in plan.role_of) for ranks in members)
     held = tuple(_layers_held(plan, ranks) for ranks in on_duty)
     # Not by `Route.replica`: after a death the replica of a rerouted micro-batch may have nobody on duty.
@@ -82,7 +82,7 @@ def named_layouts(
         and all(sizes for ranks, sizes in zip(on_duty, held, strict=True) if ranks)
         and sum(counts) == len(plan.routes)
     ):
-        yield "as it is", rank_layout(on_duty, held, counts, plan.schedule)
+        yield "as it is", rank_layout(on_duty, held, counts, ruled(plan.schedule))
     by_speed = tuple(_layers_by_speed(plan, ranks, times) for ranks in members)
     yield "layers and micro-batches by speed", layout_from(plan, members, by_speed, times)
     kept = tuple(_layers_held(plan, ranks) or fresh for ranks, fresh in zip(members, by_speed, strict=True))
@@ -91,7 +91,7 @@ def named_layouts(
         stages = [max((times[rank] for rank in stage), key=lambda time: time.layer_us) for stage in zip(*members, strict=True)]
         sizes = tuple(share_out(plan.n_layers, _layer_parts(stages)))
         even = tuple(split_evenly(len(plan.routes), len(members)))
-        layout = rank_layout(members, (sizes,) * len(members), even, plan.schedule)
+        layout = rank_layout(members, (sizes,) * len(members), even, ruled(plan.schedule))
         yield "one partition for all replicas (ResiHP)", layout
     for count in range(1, len(leavers) + 1):
         without = tuple(tuple(rank for rank in ranks if rank not in leavers[:count]) for ranks in members)
@@ -125,7 +125,7 @@ def joint_layout(
         [[ranks[stage] for stage in stages] for stages, ranks in zip(kept, members, strict=True)],
         [[size for size in pipeline.layers if size] for pipeline in found],
         [pipeline.micro_batches if stages else 0 for pipeline, stages in zip(found, kept, strict=True)],
-        plan.schedule,
+        ruled(plan.schedule),
     )
     if layout.micro_batches == len(plan.routes):
         yield "joint planner", layout
@@ -175,7 +175,7 @@ def layout_from(plan: Plan, members: Members, layers: tuple[tuple[int, ...], ...
             busiest = max(sum(us for at, us in zip(ranks, stages, strict=True) if at == rank) for rank in ranks)
             parts.append((sum(stages) - busiest, busiest))
     counts = iter(share_out(len(plan.routes), parts))
-    return rank_layout(members, layers, [next(counts) if ranks else 0 for ranks in members], plan.schedule)
+    return rank_layout(members, layers, [next(counts) if ranks else 0 for ranks in members], ruled(plan.schedule))
 
 
 def neighbours(layout: Layout, busiest: int) -> Iterator[tuple[str, Layout]]:

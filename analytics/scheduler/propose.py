@@ -22,17 +22,18 @@ import msgspec
 
 from unskew.analytics.core.cost import CostModel, speed_of
 from unskew.analytics.core.layout import Layout, plan_from_partition, to_plan
-from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.plan import Plan, PlanError, ruled
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.dag import Array
 from unskew.analytics.pipeline.evaluator import Timeline, evaluate
 from unskew.analytics.pipeline.prediction import durations_us, layer_costs, model_for
 from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.planners.adaptis.searched import RankTimes, searched_anew, searched_layout
 from unskew.analytics.planners.problem import PlannerJob
 from unskew.analytics.scheduler.candidates import RankTime, joint_layout, members_of, named_layouts, neighbours
 from unskew.analytics.scheduler.changes import describe, moved_layers
 from unskew.analytics.scheduler.cost_benefit import CostBenefit, FaultLife, interval, weigh
-from unskew.collector.events import PlanProposed
+from unskew.collector.events import CHUNK_KINDS, PlanProposed
 
 
 class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,6 +220,7 @@ class _Bench:
         self.current, self.state, self.now, self.remaining = plan, state, now, state.iterations - now
         self.costs = layer_costs(state.batches, model_for(state.cost, plan.schedule))
         self.scored: dict[Layout, Candidate] = {}
+        self.ordered: dict[Candidate, Plan] = {}
         self.scheduled_actions = 0
 
     def iteration_us(self, plan: Plan) -> tuple[Array, Timeline]:
@@ -229,9 +231,9 @@ class _Bench:
         timeline = evaluate(schedule, durations, self.state.cost.message_us)
         return timeline.makespan_us + self.state.cost.end_us(plan), timeline
 
-    def score(self, name: str, layout: Layout) -> tuple[Candidate, int]:
-        """The candidate, and the replica that finishes last under it."""
-        plan = to_plan(layout, self.current.n_layers, plan_version=self.current.plan_version + 1)
+    def score(self, name: str, layout: Layout, plan: Plan | None = None) -> tuple[Candidate, int]:
+        """The candidate, and the replica that finishes last under it; `plan`: its plan, where it has an order of its own."""
+        ordered, plan = plan, plan or to_plan(layout, self.current.n_layers, plan_version=self.current.plan_version + 1)
         times, timeline = self.iteration_us(plan)
         moved = moved_layers(self.current, plan)
         regroup_us = self.state.regroup_us if plan.digest != self.current.digest else 0.0
@@ -246,6 +248,8 @@ class _Bench:
             cost_us=cost_us,
         )
         self.scored[layout] = candidate
+        if ordered is not None:
+            self.ordered[candidate] = ordered
         last = max(timeline.finish_us, key=lambda rank: float(timeline.finish_us[rank].mean()))
         return candidate, plan.role_of[last].replica
 
@@ -265,10 +269,12 @@ class _Bench:
         )
 
     def plan_of(self, candidate: Candidate) -> Plan:
+        if (ordered := self.ordered.get(candidate)) is not None:
+            return ordered
         return plan_from_partition(
             plan_version=self.current.plan_version + 1,
             n_layers=self.current.n_layers,
-            schedule=self.current.schedule,
+            schedule=ruled(self.current.schedule),
             members=candidate.members,
             layers=candidate.layers,
             micro_batches=candidate.micro_batches,
@@ -292,6 +298,15 @@ class _Bench:
             message_us=self.state.cost.message_us,
         )
 
+    def times_by_kind(self) -> dict[int, RankTimes]:
+        """Mean F, B and W of a micro-batch on each living rank."""
+
+        def each(costs: dict[str, Array], rank: int) -> tuple[float, ...]:
+            return tuple(float(costs[kind].mean()) / speed_of(self.state.speeds, rank, kind) for kind in CHUNK_KINDS)
+
+        places = {rank: self.costs.at(self.state.cost.place_of(rank)) for rank in self.state.alive}
+        return {rank: (each(of_layers, rank), each(of_head, rank)) for rank, (of_layers, of_head) in places.items()}
+
     def rank_times(self) -> dict[int, RankTime]:
         """Mean F + B of a micro-batch on each living rank."""
 
@@ -303,6 +318,26 @@ class _Bench:
             of_layers, of_head = self.costs.at(self.state.cost.place_of(rank))
             found[rank] = RankTime(total(of_layers, rank), total(of_head, rank))
         return found
+
+
+def _score_searched(bench: _Bench, best: Candidate) -> None:
+    """Of a run that began with a searched plan: that plan while its ranks live, and AdaPtis' search anew for the replicas and
+    micro-batches of the best plan so far, at the estimated speeds (planners/adaptis/searched.py)."""
+    origin, version = bench.state.origin, bench.current.plan_version + 1
+    if bench.state.alive.issuperset(origin.ranks):
+        bench.score("the searched plan of the start", searched_layout(origin), origin.renumbered(version))
+    ranks = [tuple(dict.fromkeys(members)) for members in best.members]
+    try:
+        anew = searched_anew(
+            version,
+            [*zip(ranks, best.micro_batches, strict=True)],
+            bench.times_by_kind(),
+            message_us=bench.state.cost.message_us,
+            n_layers=bench.current.n_layers,
+        )
+    except PlanError:
+        return
+    bench.score("searched anew (AdaPtis)", searched_layout(anew), anew)
 
 
 def _search(bench: _Bench, options: SchedulerOptions) -> Candidate:
@@ -328,6 +363,9 @@ def _search(bench: _Bench, options: SchedulerOptions) -> Candidate:
             if bench.objective(candidate) < bench.objective(best):
                 layout, best, last, improved = neighbour, candidate, finishes_last, True
                 break
+    if bench.state.origin.orders:
+        _score_searched(bench, best)
+        best = min(bench.scored.values(), key=bench.objective)
     limit = bench.objective(best) * (1 + options.tie_percent / 100)
     near = [candidate for candidate in bench.scored.values() if bench.objective(candidate) <= limit]
     return min(near, key=lambda candidate: (candidate.moved_layers, bench.objective(candidate)))

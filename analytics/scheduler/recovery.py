@@ -21,7 +21,7 @@ from math import inf
 
 import msgspec
 
-from unskew.analytics.core.plan import Hop, Plan, PlanError, Role, Route, validate
+from unskew.analytics.core.plan import Hop, Plan, PlanError, Role, Route, ruled, validate
 from unskew.analytics.shards.parts import ONE, ZERO, ends_of
 
 
@@ -76,7 +76,7 @@ def recover(plan: Plan, dead: set[int], plan_version: int) -> Plan:
                 _append(hops, leg)
         routes.append(Route(micro_batch=route.micro_batch, replica=route.replica, hops=tuple(hops)))
     recovered = Plan(
-        plan_version=plan_version, n_layers=plan.n_layers, schedule=plan.schedule, roles=roles, routes=tuple(routes)
+        plan_version=plan_version, n_layers=plan.n_layers, schedule=ruled(plan.schedule), roles=roles, routes=tuple(routes)
     )
     validate(recovered)
     return recovered

@@ -7,6 +7,7 @@ what the paper has for each figure and why ours may differ.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """`paper` goes by figure, `why` is a function of (figure, paper, ours); `needs` names the data set without which it cannot
-    run: each cell's `measure` then gets the table in the cell's `file`, too; `draw` makes another plot than bars."""
+    """`paper` goes by figure, `why` is a function of (figure, paper, ours). Two kinds of rows that sum up others, by group of
+    figures ("" = none): `errors_of`, the mean error of those that the paper prints; `means_of`, the geometric mean. `needs`
+    names the data set without which it cannot run: each cell's `measure` then gets the table in the cell's `file`, too; `draw`
+    makes another plot than bars."""
 
     name: str
     about: str
@@ -45,6 +48,8 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     measure: Callable[..., Figures]
     paper: Mapping[str, float | None] = {}
     why: Callable[[str, float | None, float | None], str] = lambda _figure, _paper, _ours: ""
+    errors_of: Callable[[str], str] = lambda _figure: ""
+    means_of: Callable[[str], str] = lambda _figure: ""
     unit: str = ""
     notes: tuple[str, ...] = ()
     needs: str = ""
@@ -78,13 +83,32 @@ def study_rows(study: Study, points: Iterable[tuple[Cell, str, float | None]]) -
     values: dict[str, list[float | None]] = {}
     for _, figure, value in points:
         values.setdefault(figure, []).append(value)
+    errors: dict[str, list[float]] = {}
+    logs: dict[str, list[float]] = {}
     for figure, all_values in values.items():
         have = [value for value in all_values if value is not None]
         ours = float(np.mean(have)) if have else None
         reach = interval_of(have)
         paper = study.paper.get(figure)
+        ratio = ours / paper if ours is not None and paper else None
+        if ratio is not None and (group := study.errors_of(figure)):
+            errors.setdefault(group, []).append(abs(ratio - 1.0))
+        if ours and (group := study.means_of(figure)):
+            logs.setdefault(group, []).append(math.log(ours))
         yield StudyRow(
             figure=figure, paper=paper, ours=ours, n=len(have),
             low=reach[0] if reach else None, high=reach[1] if reach else None,
-            ratio=ours / paper if ours is not None and paper else None, why=study.why(figure, paper, ours),
+            ratio=ratio, why=study.why(figure, paper, ours),
+        )  # fmt: skip
+    for group, all_logs in logs.items():
+        figure, ours = f"geometric mean: {group}", math.exp(float(np.mean(all_logs)))
+        paper = study.paper.get(figure)
+        yield StudyRow(
+            figure=figure, paper=paper, ours=ours, low=None, high=None, n=len(all_logs),
+            ratio=ours / paper if paper else None, why=study.why(figure, paper, ours),
+        )  # fmt: skip
+    for group, all_errors in errors.items():
+        yield StudyRow(
+            figure=f"mean error against the printed cells of {group}, %", paper=None, ours=100.0 * float(np.mean(all_errors)),
+            low=None, high=None, n=len(all_errors), ratio=None, why="",
         )  # fmt: skip

@@ -1,17 +1,23 @@
-"""A searched plan for a run's own cost model: what schedule `searched` starts with."""
+"""Searched plans for a run: what schedule `searched` starts with, and the search anew when its ranks are no longer alike."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.layout import Layout, rank_layout
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.workload import Work
-from unskew.analytics.planners.adaptis.task import AdaptisResult, AdaptisTask
+from unskew.analytics.planners.adaptis.task import AdaptisResult, AdaptisTask, plan_of
 from unskew.analytics.planners.adaptis.tune import tune
 from unskew.collector.events import CHUNK_KINDS
+
+RankTimes = tuple[tuple[float, ...], tuple[float, ...]]
+"""Microseconds of F, B and W of a mean micro-batch on a rank: of one layer, and of the output head."""
 
 EVALUATIONS = 100  # each process of a run searches for itself: some tenths of a second
 
@@ -27,14 +33,55 @@ def searched_plan(*, pp: int, dp: int, n_layers: int, micro_batches: int, cost: 
     work = Work(tokens, tokens * tokens)
     layer_us = tuple(kinds.chunk_us(kind, work, 1, has_head=False) for kind in CHUNK_KINDS)
     head_us = tuple(kinds.chunk_us(kind, work, 0, has_head=True) for kind in CHUNK_KINDS)
-    return _search(pp, n_layers, micro_batches // dp, (*layer_us, *head_us), cost.message_us).plan(replicas=dp)
+    found = _search((1.0,) * pp, n_layers, micro_batches // dp, (*layer_us, *head_us), cost.message_us)
+    return found.plan(replicas=dp)
 
 
-@lru_cache(maxsize=8)
-def _search(pp: int, n_layers: int, micro_batches: int, costs: tuple[float, ...], message_us: float) -> AdaptisResult:
+def searched_anew(
+    plan_version: int,
+    replicas: Sequence[tuple[Sequence[int], int]],
+    times_us: Mapping[int, RankTimes],
+    *,
+    message_us: float,
+    n_layers: int,
+) -> Plan:
+    """A plan in which each of `replicas` (its ranks, its micro-batches) is searched for at its ranks' speeds, equal ones once.
+
+    Raises `PlanError` when one has fewer layers than ranks, or leaves a rank out.
+    """
+    used = [(tuple(ranks), count) for ranks, count in replicas if ranks and count]
+    found = []
+    for ranks, count in used:
+        fastest = min((times_us[rank] for rank in ranks), key=lambda times: sum(times[0]))
+        speeds = tuple(round(sum(fastest[0]) / sum(times_us[rank][0]), 3) for rank in ranks)
+        costs = tuple(round(us, 1) for part in fastest for us in part)
+        found.append((ranks, _search(speeds, n_layers, count, costs, message_us)))
+    plan = plan_of(found, plan_version=plan_version)
+    if idle := sorted({rank for ranks, _ in used for rank in ranks} - set(plan.ranks)):
+        raise PlanError(f"rank {idle[0]} would be left out")
+    return plan
+
+
+def searched_layout(plan: Plan) -> Layout:
+    """The pipelines of a searched plan, without their order."""
+    first = {route.replica: route for route in reversed(plan.routes)}
+    counts = Counter(route.replica for route in plan.routes)
+    hops = [first[replica].hops for replica in sorted(first)]
+    return rank_layout(
+        [[hop.rank for hop in one] for one in hops],
+        [[hop.n_layers for hop in one] for one in hops],
+        [counts[replica] for replica in sorted(first)],
+        "searched",
+    )
+
+
+@lru_cache(maxsize=32)
+def _search(
+    speeds: tuple[float, ...], n_layers: int, micro_batches: int, costs: tuple[float, ...], message_us: float
+) -> AdaptisResult:
     units = np.tile(np.array(costs[:3])[:, None], n_layers)
     units[:, -1] += costs[3:]
     task = AdaptisTask(
-        costs_us=units, speeds=(1.0,) * pp, micro_batches=micro_batches, kept=np.ones(n_layers), message_us=message_us
+        costs_us=units, speeds=speeds, micro_batches=micro_batches, kept=np.ones(n_layers), message_us=message_us
     )
     return tune(task, evaluations=EVALUATIONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 import msgspec
@@ -49,25 +50,34 @@ class AdaptisResult(msgspec.Struct, frozen=True, kw_only=True):
     def plan(self, *, replicas: int = 1) -> Plan:
         """The answer for equal replicas: device i of replica d is rank ``d * devices + i``, units are the plan's layers."""
         devices = len(self.lists)
-        count = sum(kind == "F" and stage == 0 for steps in self.lists for kind, stage, _ in steps)
-        plan = plan_from_partition(
-            plan_version=0,
-            n_layers=sum(self.layout.sizes),
-            schedule="searched",
-            members=[[d * devices + device for device in self.layout.device] for d in range(replicas)],
-            layers=[self.layout.sizes] * replicas,
-            micro_batches=[count] * replicas,
-        )
-        routes = [[route for route in plan.routes if route.replica == d] for d in range(replicas)]
-        return with_orders(
-            plan,
-            {
-                d * devices + device: [action_of(routes[d][m], kind, stage) for kind, stage, m in steps]
-                for d in range(replicas)
-                for device, steps in enumerate(self.lists)
-                if steps
-            },
-        )
+        return plan_of([(range(d * devices, (d + 1) * devices), self) for d in range(replicas)])
+
+    @property
+    def micro_batches(self) -> int:
+        """How many pass the pipeline."""
+        return sum(kind == "F" and stage == 0 for steps in self.lists for kind, stage, _ in steps)
+
+
+def plan_of(replicas: Sequence[tuple[Sequence[int], AdaptisResult]], *, plan_version: int = 0) -> Plan:
+    """The plan of replicas that were searched for each on its own: (the ranks that are its devices, the answer)."""
+    plan = plan_from_partition(
+        plan_version=plan_version,
+        n_layers=sum(replicas[0][1].layout.sizes),
+        schedule="searched",
+        members=[[ranks[device] for device in found.layout.device] for ranks, found in replicas],
+        layers=[found.layout.sizes for _, found in replicas],
+        micro_batches=[found.micro_batches for _, found in replicas],
+    )
+    routes = [[route for route in plan.routes if route.replica == d] for d in range(len(replicas))]
+    return with_orders(
+        plan,
+        {
+            ranks[device]: [action_of(routes[d][m], kind, stage) for kind, stage, m in steps]
+            for d, (ranks, found) in enumerate(replicas)
+            for device, steps in enumerate(found.lists)
+            if steps
+        },
+    )
 
 
 def answer_of(task: AdaptisTask, layout: PipelineLayout, lists: tuple[tuple[Step, ...], ...]) -> AdaptisResult:

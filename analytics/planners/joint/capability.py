@@ -97,3 +97,10 @@ def settle(cluster: PlannerCluster, able: Capability, layers: Ints, micro_batche
     chosen = np.where(best > 0, chosen, 0)
     serves = np.arange(tp) < chosen[:, :, None]
     return layout_of(np.where(serves, able.order, -1), layers, micro_batches)
+
+
+def holds(job: PlannerJob, layout: Layout) -> bool:
+    """Has every group the memory for its layers and 1F1B's activations, those lent by other replicas left out?"""
+    counts = np.array([pipeline.micro_batches for pipeline in layout.pipelines], dtype=np.int64)
+    needed = members_needed(job, layout.layers, counts)
+    return needed is None or bool((needed <= layout.degrees)[counts > 0].all())

@@ -24,10 +24,10 @@ from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.costing import distinct, replica_us
 from unskew.analytics.planners.joint.bounds import finish
-from unskew.analytics.planners.joint.capability import Capability, capability, possible_lendings, settle, speeds_at
-from unskew.analytics.planners.joint.evaluation import holds, iteration_us
+from unskew.analytics.planners.joint.capability import Capability, capability, holds, possible_lendings, settle, speeds_at
 from unskew.analytics.planners.joint.partition import PartitionSearch, bound_us, polish
 from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, PlannerJob, start
+from unskew.analytics.planners.resihp.evaluation import iteration_us
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 
 ROUNDS = 4
@@ -68,10 +68,11 @@ def plan_joint(cluster: PlannerCluster, *, compare: bool = True) -> JointPlan:
     if compare:
         try:
             levels = plan_progressive(cluster)
-            predicted_us = iteration_us(cluster, levels.layout)
-            candidates.append(JointPlan(layout=levels.layout, predicted_us=predicted_us, source="progressive"))
+            candidates.append(JointPlan(layout=levels.layout, predicted_us=levels.predicted_us, source="progressive"))
         except PlanError:
             pass
+    if cluster.job.splits:  # the search prices 1F1B
+        candidates = [msgspec.structs.replace(one, predicted_us=iteration_us(cluster, one.layout)) for one in candidates]
     best = min(candidates, key=lambda plan: (plan.predicted_us * (1 - 1e-9 * (plan.source == "nothing")), plan.source))
     if not np.isfinite(best.predicted_us):
         raise PlanError("no replica that is left can hold the model: a checkpoint and another layout are needed")

@@ -2,15 +2,19 @@
 
 While the pipelines are played (simulation.py), after every step and for each stage i:
 
-1. ``P[d]`` = micro-batches of replica d that have passed stage i, wherever they ran; d_min = the least advanced that has one
-   waiting at i, dead groups first; d_max = the most advanced of those that have memory for one more;
+1. ``P[d]`` = micro-batches of replica d that have passed stage i, wherever they ran, less what d has taken on there and not
+   done; d_min = the least advanced that has one waiting at i which its own group cannot begin now, dead groups first; d_max =
+   the most advanced of those that have memory for one more;
 2. if d_min's group is dead, or ``P[d_max] - P[d_min] > delta``: d_max executes stage i of d_min's lowest waiting micro-batch,
-   forward and backward;
-3. both progresses are updated at once: P[d_min] + 1, as if it had passed, and P[d_max] - 1 until it has.
+   forward, backward and weights' gradient.
 
 At most one micro-batch per stage and step moves. Ties for d_max: the one with fewer activations held, then the lowest number;
-ties for d_min: dead before living, then the lowest number. The paper leaves both open, and the value of delta: its example has
-0; here it is 1, because with 0 every fluctuation moves work to and fro.
+ties for d_min: dead before living, then the lowest number. The paper leaves both open. Of P it says "local and received"; that
+the forwards count which a group has executed for anybody is the other reading, and moves work to and fro, because a slow group
+can never have executed as many (docs/internals/planners.md has both beside each other).
+
+The paper's example has delta = 0, its own value is not given; `migrate` is asked with 1 and without end (dead groups' work
+only), and the plan that the simulation ends earlier under is kept.
 
 Large jobs are cut into cells, each with its share of the weak replicas and of the strong ones; equal cells are played once.
 """
@@ -38,10 +42,10 @@ class Migration(msgspec.Struct, frozen=True, kw_only=True):
     target: int
 
 
-class _Rule:
+class Algorithm1:
     """Algorithm 1 as the watcher of a simulation. `room` [replica, stage]: sets of activations that a group can hold."""
 
-    def __init__(self, counts: Sequence[int], delta: int, room: Ints) -> None:
+    def __init__(self, counts: Sequence[int], delta: float, room: Ints) -> None:
         self.delta = delta
         self.room: list[list[int]] = room.tolist()
         self.decided: list[Migration] = []
@@ -57,7 +61,7 @@ class _Rule:
         if not pending:
             return
         dead = [lasts[stage] == INFINITE for lasts in simulation.lasts[0]]
-        progress = self._progress(simulation, stage)
+        progress = self.progress(simulation, stage)
         d_min = min(pending, key=lambda d: (not dead[d], progress[d], d))
         others = (d for d in range(len(self.counts)) if d != d_min and not dead[d])
         receivers = [d for d in others if self._memory_feasible(simulation, d, stage)]
@@ -70,12 +74,11 @@ class _Rule:
             self.in_transit[stage].append(chunk)
             self.decided.append(Migration(stage=stage, micro_batch=chunk[0], source=d_min, target=d_max))
 
-    def _progress(self, simulation: ReplicaSimulation, stage: int) -> list[int]:
-        """P of every replica: passed, and what was moved counted as passed at home and as owed where it went."""
+    def progress(self, simulation: ReplicaSimulation, stage: int) -> list[int]:
+        """P of every replica: its micro-batches that have passed, less what it owes others."""
         self.in_transit[stage] = [chunk for chunk in self.in_transit[stage] if chunk not in simulation.forwarded]
         progress = [passed[stage] for passed in simulation.passed]
         for chunk in self.in_transit[stage]:
-            progress[chunk[1]] += 1
             progress[simulation.place(chunk)[0]] -= 1
         return progress
 
@@ -84,7 +87,7 @@ class _Rule:
         waiting = sum(
             simulation.place(chunk)[0] == target and chunk not in simulation.begun for chunk in self.in_transit[stage]
         )
-        own = min(simulation.stages - stage, self.counts[target])
+        own = min(simulation.stages - (0 if simulation.split else stage), self.counts[target])
         return max(simulation.held[target][stage], own) + waiting + 1 <= self.room[target][stage]
 
 
@@ -95,19 +98,21 @@ def migrate(
     layers: Ints,
     micro_batches: Ints,
     *,
-    delta: int = 1,
+    delta: float = 1,
 ) -> tuple[Migration, ...]:
     """Algorithm 1 for groups of these speeds and degrees [dp, pp], layers [dp, pp] equal in all replicas."""
-    forward, backward = stage_times(cluster, layers, speeds)
+    chunk_us = stage_times(cluster, layers, speeds)
+    if delta == INFINITE and np.isfinite(chunk_us).all():
+        return ()
     room = activation_room(cluster, degrees, layers)
     found: list[Migration] = []
     known: dict[bytes, tuple[Migration, ...]] = {}
-    for cell in cells(forward + backward, CELL_REPLICAS):
-        key = forward[cell].tobytes() + room[cell].tobytes() + micro_batches[cell].tobytes()
+    for cell in cells(chunk_us.sum(axis=0), CELL_REPLICAS):
+        key = chunk_us[:, cell].tobytes() + room[cell].tobytes() + micro_batches[cell].tobytes()
         if key not in known:
             counts = micro_batches[cell].tolist()
-            rule = _Rule(counts, delta, room[cell])
-            ReplicaSimulation(forward[cell], backward[cell], counts, (), cluster.job.message_us).run(rule)
+            rule = Algorithm1(counts, delta, room[cell])
+            ReplicaSimulation(chunk_us[:, cell], counts, (), cluster.job.message_us).run(rule)
             known[key] = tuple(rule.decided)
         for entry in known[key]:
             numbers = {"source": int(cell[entry.source]), "target": int(cell[entry.target])}
@@ -167,9 +172,11 @@ def activation_room(cluster: PlannerCluster, degrees: Ints, layers: Ints) -> Int
     return np.maximum(0, np.floor(free / (np.maximum(layers, 1) * job.activation_bytes) + 1e-9)).astype(np.int64)
 
 
-def stage_times(cluster: PlannerCluster, layers: Ints, speeds: Floats) -> tuple[Floats, Floats]:
-    """F and B [dp, pp] of groups that keep their place in the pipeline; a stage without layers passes messages on."""
-    work = np.where(layers > 0, layers + extra_layers(cluster.job, cluster.pp), 0.0)
+def stage_times(cluster: PlannerCluster, layers: Ints, speeds: Floats) -> Floats:
+    """[kind, dp, pp]: F and B, or F, B and W, of groups that keep their place in the pipeline; a stage without layers passes
+    messages on."""
+    job = cluster.job
+    work = np.where(layers > 0, layers + extra_layers(job, cluster.pp), 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         times = np.where(work > 0, np.where(speeds > 0, work / speeds, INFINITE), 0.0)
-    return times * cluster.job.forward_us, times * cluster.job.backward_us
+    return np.stack([times * each for each in job.kinds_us])

@@ -2,8 +2,13 @@
 
 The paper gives an example, (4, 4, 4) -> (5, 2, 5) for a middle stage 2.5 times slower, and no rule; layers in proportion to
 speed is the reading that fits it. Here: minimise the busiest stage, ``max (layers + extra) / speed``, over whole layers, which
-`share_out` solves exactly. A stage's speed is that of its slowest living group over the replicas, because ResiHP forces one
-partition on all of them. The present partition stays unless the busiest stage gets less busy.
+`share_out` solves exactly. ResiHP forces one partition on all replicas, so a stage has one speed. Which, when its groups
+differ, the paper leaves open; both readings are tried, and the partition as it is:
+
+* its slowest living group's: right when every group keeps its own micro-batches;
+* what its groups reach together, dead ones nothing: right when the DP level then evens out the stage.
+
+With one replica both are the example.
 """
 
 from __future__ import annotations
@@ -13,7 +18,6 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.plan import PlanError
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, extra_layers, layer_limits
 
@@ -25,25 +29,17 @@ class PpDecision(msgspec.Struct, frozen=True, kw_only=True):
     after: tuple[int, ...]
 
 
-def repartition(cluster: PlannerCluster, speeds: Floats, degrees: Ints, before: Sequence[int]) -> PpDecision:
-    """One partition for all replicas, by the slowest living group of each stage ([dp, pp] speeds, degrees)."""
+def partitions(cluster: PlannerCluster, speeds: Floats, degrees: Ints, before: Sequence[int]) -> list[tuple[int, ...]]:
+    """Partitions worth trying for all replicas ([dp, pp] speeds, degrees): the present one first, where memory allows it."""
     job = cluster.job
-    stage_speeds = np.where(speeds > 0, speeds, np.inf).min(axis=0)
-    if np.isinf(stage_speeds).any():
-        raise PlanError(
-            f"stage {int(np.argmax(np.isinf(stage_speeds)))} has no group left in any replica: a checkpoint is needed"
-        )
     extra = extra_layers(job, cluster.pp)
     in_flight = cluster.pp - np.arange(cluster.pp)
     smallest = np.where(degrees > 0, degrees, cluster.tp).min(axis=0)
-    limits = layer_limits(job, smallest, in_flight)
-    parts = [(float(more / speed), float(1.0 / speed)) for more, speed in zip(extra, stage_speeds, strict=True)]
-    after = share_out(job.n_layers, parts, limits.tolist())
-
-    def busiest(layers: Sequence[int]) -> float:
-        return max(fixed + each * size for (fixed, each), size in zip(parts, layers, strict=True))
-
-    fits = all(size <= limit for size, limit in zip(before, limits.tolist(), strict=True))
-    if fits and busiest(before) <= busiest(after) * (1 + 1e-12):
-        after = list(before)
-    return PpDecision(before=tuple(before), after=tuple(after))
+    limits = layer_limits(job, smallest, in_flight).tolist()
+    found = [tuple(before)] if all(size <= limit for size, limit in zip(before, limits, strict=True)) else []
+    for stage_speeds in (np.where(speeds > 0, speeds, np.inf).min(axis=0), speeds.mean(axis=0)):
+        parts = [(float(more / speed), float(1.0 / speed)) for more, speed in zip(extra, stage_speeds, strict=True)]
+        after = tuple(share_out(job.n_layers, parts, limits))
+        if after not in found:
+            found.append(after)
+    return found

@@ -2,7 +2,8 @@
 
 `levels` switches levels off as the paper's Figure 11 does. Without the TP level a group with a dead member is lost whole (as
 ReCycle has it); without the PP level the partition stays; without the DP level the work of dead groups goes evenly to its peers
-(ReCycle), and nothing else moves.
+(ReCycle), and nothing else moves. Where a level leaves something open, the plan that the simulator ends earliest is taken: the
+present partition or one of two (pp.py), each with what the DP level makes of it.
 TP and PP take k of tp devices for k / tp of the speed, as the paper does, whatever was measured; the speeds of the result are
 the measured ones. There is no test whether a plan is worth its cost: the paper has none (scheduler/cost_benefit.py is ours).
 """
@@ -10,31 +11,38 @@ the measured ones. There is no test whether a plan is worth its cost: the paper 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from math import inf
 
 import msgspec
 import numpy as np
 
 from unskew.analytics.core.layout import Layout, Move
 from unskew.analytics.core.plan import PlanError, split_evenly
-from unskew.analytics.planners.problem import Floats, Ints, Level, PlannerCluster, layout_of
+from unskew.analytics.planners.problem import Floats, Ints, Level, PlannerCluster, layout_of, scheduled
 from unskew.analytics.planners.resihp.dp import Migration, migrate, moves_of, reroute_evenly
-from unskew.analytics.planners.resihp.pp import PpDecision, repartition
+from unskew.analytics.planners.resihp.evaluation import iteration_us
+from unskew.analytics.planners.resihp.pp import PpDecision, partitions
 from unskew.analytics.planners.resihp.tp import exclude
 
 ALL_LEVELS: frozenset[Level] = frozenset({"tp", "pp", "dp"})
+DELTAS = (1.0, inf)
+"""Algorithm 1's threshold, which the paper does not give: what is tried."""
 
 
 class ProgressivePlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The layout and what each level decided; `tp`: how many groups were cut, those that are not whole and healthy."""
+    """The layout, its predicted iteration and what each level decided; `tp`: how many groups are not whole and healthy."""
 
     layout: Layout
+    predicted_us: float
     tp: int = 0
     pp: PpDecision | None = None
     dp: tuple[Migration, ...] = ()
 
 
-def plan_progressive(cluster: PlannerCluster, *, levels: Set[Level] = ALL_LEVELS, delta: int = 1) -> ProgressivePlan:
+def plan_progressive(
+    cluster: PlannerCluster, *, levels: Set[Level] = ALL_LEVELS, deltas: Sequence[float] = DELTAS
+) -> ProgressivePlan:
     """The plan of ResiHP for the cluster as it is. Raises `PlanError` when nobody is left for a stage or takes its work."""
     job, (dp, pp, tp) = cluster.job, cluster.speeds.shape
     before = np.array(split_evenly(job.n_layers, pp), dtype=np.int64)
@@ -53,22 +61,32 @@ def plan_progressive(cluster: PlannerCluster, *, levels: Set[Level] = ALL_LEVELS
         estimated = speeds = whole * cluster.rates[-1]
     if (gone := ~(speeds > 0).any(axis=0)).any():
         raise PlanError(f"stage {int(np.argmax(gone))} has no group left in any replica: a checkpoint is needed")
-    pp_level = repartition(cluster, estimated, degrees, before.tolist()) if "pp" in levels else None
-    layers = np.tile(np.array(pp_level.after if pp_level else before, dtype=np.int64), (dp, 1))
-    dp_level = migrate(cluster, speeds, degrees, layers, counts, delta=delta) if "dp" in levels else ()
-    moves = moves_of(dp_level) if "dp" in levels else reroute_evenly(speeds, counts)
-    _require_takers(speeds, layers, counts, moves)
-    return ProgressivePlan(layout=layout_of(members, layers, counts, moves), tp=tp_level, pp=pp_level, dp=dp_level)
+    tried = partitions(cluster, estimated, degrees, before.tolist()) if "pp" in levels else [tuple(before.tolist())]
+    best: ProgressivePlan | None = None
+    for partition in tried:
+        layers = np.tile(np.array(partition, dtype=np.int64), (dp, 1))
+        for delta in deltas if "dp" in levels else deltas[:1]:
+            dp_level = migrate(cluster, speeds, degrees, layers, counts, delta=delta) if "dp" in levels else ()
+            moves = moves_of(dp_level) if "dp" in levels else reroute_evenly(speeds, counts)
+            if not _taken(speeds, layers, counts, moves):
+                continue
+            layout = scheduled(cluster, layout_of(members, layers, counts, moves))
+            predicted_us = iteration_us(cluster, layout)
+            if best is None or predicted_us < best.predicted_us * (1 - 1e-9):
+                pp_level = PpDecision(before=tuple(before.tolist()), after=partition) if "pp" in levels else None
+                best = ProgressivePlan(layout=layout, predicted_us=predicted_us, tp=tp_level, pp=pp_level, dp=dp_level)
+    if best is None:
+        raise PlanError("a stage of a replica has no group, and no other takes its work")
+    return best
 
 
-def _require_takers(speeds: Floats, layers: Ints, counts: Ints, moves: tuple[Move, ...]) -> None:
-    """Raises `PlanError` when a stage without a group keeps work that no other replica takes."""
+def _taken(speeds: Floats, layers: Ints, counts: Ints, moves: tuple[Move, ...]) -> bool:
+    """Whether other replicas take all work of stages without a group."""
     taken = Counter[tuple[int, int]]()
     for move in moves:
         taken[move.source, move.stage] += len(move.micro_batches)
-    for replica, stage in np.argwhere((speeds <= 0) & (layers > 0)).tolist():
-        if taken[replica, stage] < int(counts[replica]):
-            raise PlanError(f"stage {stage} of replica {replica} has no group, and no other takes its work")
+    lost = np.argwhere((speeds <= 0) & (layers > 0)).tolist()
+    return all(taken[replica, stage] >= int(counts[replica]) for replica, stage in lost)
 
 
 def least_degrees(cluster: PlannerCluster, layers: Ints) -> Ints:

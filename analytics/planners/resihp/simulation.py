@@ -1,8 +1,10 @@
-"""Pipelines that share work, played event by event: 1F1B's rule instead of its fixed order, so that work may be rerouted.
+"""Pipelines that share work, played event by event with the rules of list scheduling (pipeline/list_scheduling.py), at the
+groups' own speeds: so work may be rerouted while it is played.
 
 A group that is free starts one of the chunks whose input has arrived: a forward while its home replica has fewer micro-batches
-in flight at this stage than 1F1B allows (S - s), else a backward; the lowest micro-batch first. Groups are (replica, stage);
-a micro-batch belongs to its home replica and is executed, stage by stage, by home or by whom its work was moved to.
+in flight at this stage than 1F1B allows (S - s) and, where the backward pass is split, keeps activations of fewer than S; else
+a backward; else weights' gradients; the lowest micro-batch first. Groups are (replica, stage); a micro-batch belongs to its
+home replica and is executed, stage by stage, by home or by whom its work was moved to.
 
 Algorithm 1 of ResiHP (dp.py) looks on (`watch`) and moves work while this runs.
 """
@@ -14,9 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from unskew.analytics.core.layout import Move
 from unskew.analytics.planners.problem import Floats
+from unskew.collector.events import CHUNK_KINDS
 
 Chunk = tuple[int, int, int]
-"""(micro-batch within its home, home replica, stage): a forward and its backward, which go together."""
+"""(micro-batch within its home, home replica, stage): a forward, its backward and weights' gradient, which go together."""
 
 Group = tuple[int, int]
 """(replica, stage)."""
@@ -25,21 +28,21 @@ INFINITE = float("inf")
 
 
 class ReplicaSimulation:
-    """`forward_us`, `backward_us` [replica, stage], inf for a dead group; `counts`: micro-batches per home replica.
+    """`chunk_us` [kind, replica, stage] of F and B, or of F, B and W; inf for a dead group; `counts`: micro-batches per home
+    replica.
 
     While it runs: `passed[d][s]` micro-batches of home d whose forward at stage s has ended, `held[d][s]` how many sets of
     activations group (d, s) holds, `begun` and `forwarded` the chunks whose forward has started and ended.
     """
 
-    def __init__(
-        self, forward_us: Floats, backward_us: Floats, counts: Sequence[int], moves: Iterable[Move], message_us: float
-    ) -> None:
-        self.lasts: tuple[list[list[float]], list[list[float]]] = (forward_us.tolist(), backward_us.tolist())
+    def __init__(self, chunk_us: Floats, counts: Sequence[int], moves: Iterable[Move], message_us: float) -> None:
+        self.lasts: list[list[list[float]]] = chunk_us.tolist()
+        self.split = len(self.lasts) == len(CHUNK_KINDS)
         self.counts = [int(count) for count in counts]
-        self.stages = int(forward_us.shape[1])
+        self.stages = int(chunk_us.shape[2])
         self.message_us = message_us
         self.now_us = 0.0
-        self.passed, self.held, self._in_flight = (self._zeros() for _ in range(3))
+        self.passed, self.held, self._in_flight, self._kept = (self._zeros() for _ in range(4))
         self.begun: set[Chunk] = set()
         self.forwarded: set[Chunk] = set()
         self._executor = {(j, move.source, move.stage): move.target for move in moves for j in move.micro_batches}
@@ -47,36 +50,35 @@ class ReplicaSimulation:
         for (_, home, stage), target in self._executor.items():
             self._helpers.setdefault((home, stage), set()).add((target, stage))
         self._forwards: dict[Group, dict[int, list[int]]] = {}
-        self._backwards: dict[Group, list[tuple[int, int]]] = {}
+        self._others: tuple[dict[Group, list[tuple[int, int]]], ...] = ({}, {})
         self._busy: set[Group] = set()
         self._awake: set[Group] = set()
-        self._events: list[tuple[float, int, bool, bool, Chunk]] = []
+        self._events: list[tuple[float, int, bool, int, Chunk]] = []
         self._n_events = 0
         self._ends_us = [0.0] * len(self.counts)
 
     def run(self, watch: Callable[[ReplicaSimulation], None] | None = None) -> list[float]:
         """Plays until nothing is left; the end of each home replica's work, inf where some of it could never run.
 
-        `watch` is called at the start and after every instant at which something ended or arrived.
+        `watch` is called at every instant at which something ended or arrived, once what could start then has started.
         """
         for home, count in enumerate(self.counts):
             for j in range(count):
-                self._arrive(False, (j, home, 0))
+                self._arrive(0, (j, home, 0))
         while True:
+            self._start_all()
             if watch is not None:
                 watch(self)
-            awake, self._awake = sorted(self._awake - self._busy), set()
-            for group in awake:
-                self._start(group)
+                self._start_all()
             if not self._events:
                 break
             self.now_us = self._events[0][0]
             while self._events and self._events[0][0] == self.now_us:
-                _, _, ended, backward, chunk = heapq.heappop(self._events)
+                _, _, ended, kind, chunk = heapq.heappop(self._events)
                 if ended:
-                    self._end(backward, chunk)
+                    self._end(kind, chunk)
                 else:
-                    self._arrive(backward, chunk)
+                    self._arrive(kind, chunk)
         stuck = (home for home, count in enumerate(self.counts) if any(passed < count for passed in self.passed[home]))
         for home in stuck:
             self._ends_us[home] = INFINITE
@@ -100,70 +102,88 @@ class ReplicaSimulation:
         if j in waiting:
             waiting.remove(j)
             heapq.heapify(waiting)
-            self._send(False, chunk)
+            self._send(0, chunk)
 
     def _zeros(self) -> list[list[int]]:
         return [[0] * self.stages for _ in self.counts]
 
-    def _arrive(self, backward: bool, chunk: Chunk) -> None:
+    def _arrive(self, kind: int, chunk: Chunk) -> None:
         j, home, _ = chunk
         group = self.place(chunk)
-        if backward:
-            heapq.heappush(self._backwards.setdefault(group, []), (j, home))
+        if kind:
+            heapq.heappush(self._others[kind - 1].setdefault(group, []), (j, home))
         else:
             heapq.heappush(self._forwards.setdefault(group, {}).setdefault(home, []), j)
         self._awake.add(group)
 
-    def _send(self, backward: bool, chunk: Chunk) -> None:
+    def _send(self, kind: int, chunk: Chunk) -> None:
         if self.message_us:
-            self._post(self.message_us, False, backward, chunk)
+            self._post(self.message_us, False, kind, chunk)
         else:
-            self._arrive(backward, chunk)
+            self._arrive(kind, chunk)
 
-    def _post(self, after_us: float, ended: bool, backward: bool, chunk: Chunk) -> None:
+    def _post(self, after_us: float, ended: bool, kind: int, chunk: Chunk) -> None:
         self._n_events += 1
-        heapq.heappush(self._events, (self.now_us + after_us, self._n_events, ended, backward, chunk))
+        heapq.heappush(self._events, (self.now_us + after_us, self._n_events, ended, kind, chunk))
+
+    def _start_all(self) -> None:
+        awake, self._awake = sorted(self._awake - self._busy), set()
+        for group in awake:
+            self._start(group)
 
     def _start(self, group: Group) -> None:
         replica, stage = group
         if self.lasts[0][replica][stage] == INFINITE:
             return
-        queues = self._forwards.get(group, {})
-        cap = self.stages - stage
-        heads = [(queue[0], home) for home, queue in queues.items() if queue and self._in_flight[home][stage] < cap]
+        heads = [(queue[0], home) for home, queue in self._forwards.get(group, {}).items() if queue and self._room(home, stage)]
         if heads:
             j, home = min(heads)
-            heapq.heappop(queues[home])
+            heapq.heappop(self._forwards[group][home])
             self._in_flight[home][stage] += 1
+            self._kept[home][stage] += 1
             self.held[replica][stage] += 1
             self.begun.add((j, home, stage))
-            self._busy.add(group)
-            self._post(self.lasts[0][replica][stage], True, False, (j, home, stage))
-        elif backwards := self._backwards.get(group):
-            j, home = heapq.heappop(backwards)
-            self._busy.add(group)
-            self._post(self.lasts[1][replica][stage], True, True, (j, home, stage))
+            self._execute(group, 0, (j, home, stage))
+            return
+        for kind, queues in enumerate(self._others, start=1):
+            if queue := queues.get(group):
+                self._execute(group, kind, (*heapq.heappop(queue), stage))
+                return
 
-    def _end(self, backward: bool, chunk: Chunk) -> None:
+    def _room(self, home: int, stage: int) -> bool:
+        """Whether one more micro-batch of a replica may begin a stage."""
+        return self._in_flight[home][stage] < self.stages - stage and self._kept[home][stage] < self.stages
+
+    def _execute(self, group: Group, kind: int, chunk: Chunk) -> None:
+        self._busy.add(group)
+        self._post(self.lasts[kind][group[0]][group[1]], True, kind, chunk)
+
+    def _end(self, kind: int, chunk: Chunk) -> None:
         j, home, stage = chunk
         group = self.place(chunk)
         self._busy.discard(group)
         self._awake.add(group)
-        if backward:
-            self._in_flight[home][stage] -= 1
-            self.held[group[0]][stage] -= 1
-            self._ends_us[home] = max(self._ends_us[home], self.now_us)
+        self._ends_us[home] = max(self._ends_us[home], self.now_us)
+        if kind:
+            self._in_flight[home][stage] -= kind == 1
+            if kind == 2 or not self.split:
+                self._kept[home][stage] -= 1
+                self.held[group[0]][stage] -= 1
             self._awake.add((home, stage))
             self._awake |= self._helpers.get((home, stage), set())
-            following = (j, home, stage - 1) if stage > 0 else None
         else:
             self.passed[home][stage] += 1
             self.forwarded.add(chunk)
-            backward = stage + 1 == self.stages
-            following = chunk if backward else (j, home, stage + 1)
+        if kind == 1 and self.split:
+            self._arrive(2, chunk)
+        following: tuple[int, Chunk] | None = None
+        if kind == 0:
+            following = (1, chunk) if stage + 1 == self.stages else (0, (j, home, stage + 1))
+        elif kind == 1 and stage > 0:
+            following = 1, (j, home, stage - 1)
         if following is None:
             return
-        if self.place(following) == group:
-            self._arrive(backward, following)
+        if self.place(following[1]) == group:
+            self._arrive(*following)
         else:
-            self._send(backward, following)
+            self._send(*following)

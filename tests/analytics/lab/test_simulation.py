@@ -21,8 +21,8 @@ from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
 from unskew.analytics.lab.simulator.outcome import SimulationOutcome
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.lab.simulator.specs import SpecError, parse_cluster, parse_faults
-from unskew.analytics.planners.joint.evaluation import iteration_us
 from unskew.analytics.planners.joint.joint import plan_joint
+from unskew.analytics.planners.resihp.evaluation import iteration_us
 from unskew.analytics.policies.base import WAITING
 from unskew.analytics.policies.planning import planned
 from unskew.analytics.policies.registry import POLICIES

@@ -20,6 +20,7 @@ from unskew.analytics.planners.adaptis.dispatch import DispatchOptions, Pipeline
 from unskew.analytics.planners.adaptis.layouts import balanced, start_layouts, usual
 from unskew.analytics.planners.adaptis.task import AdaptisTask
 from unskew.analytics.planners.adaptis.tune import BASELINES, gains, tune
+from unskew.collector.events import IterationJudged, PlanApplied
 
 
 def task_of(name: str, devices: int = 4, micro_batches: int = 8, **changes: object) -> AdaptisTask:
@@ -142,3 +143,19 @@ def test_a_tuned_plan_trains_what_1f1b_trains(tmp_path):
     assert run.losses == pytest.approx(reference, abs=1e-8)
     assert run.options.first_plan().orders
     assert {role.rank for role in run.options.first_plan().roles if role.more} == {0, 1, 2, 3}
+
+
+@pytest.mark.slow
+@pytest.mark.limit(120)
+def test_a_searched_run_is_as_fast_after_a_fault_as_before(tmp_path):
+    """A slow phase on the virtual device: a plan searched for the slow rank, then the plan of the start again, to the digit."""
+    run = train(
+        tmp_path, "slow:rank=3,factor=1.8,at=10,until=26", pp=2, dp=2, layers=8, micro_batches=8, tokens=256, iterations=52,
+        schedule="searched", mode="auto",
+    )  # fmt: skip
+    first, *changed = run.of(PlanApplied)
+    assert [applied.digest for applied in changed][-1] == first.digest
+    assert all((plan["schedule"] == "searched") == bool(plan["orders"]) for plan in (applied.plan for applied in changed))
+    healed = [one for one in run.of(IterationJudged) if one.plan_version == changed[-1].plan_version and one.predicted_us]
+    assert len(healed) >= 4
+    assert [one.measured_us for one in healed] == pytest.approx([one.predicted_us for one in healed], rel=0.01)

@@ -8,9 +8,9 @@ from unskew.analytics.core.layout import to_plan
 from unskew.analytics.core.plan import PlanError, validate
 from unskew.analytics.planners.joint import anew
 from unskew.analytics.planners.joint.anew import plan_anew
-from unskew.analytics.planners.joint.evaluation import iteration_us
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.problem import PlannerJob, healthy_cluster
+from unskew.analytics.planners.resihp.evaluation import iteration_us
 
 
 def test_rows_of_unequal_depth_keep_every_group_at_work():

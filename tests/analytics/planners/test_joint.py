@@ -12,10 +12,11 @@ from unskew.analytics.core.layout import Layout, to_plan, uniform_plan
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.costing import chunk_times, pipeline_bound_us, pipeline_us
 from unskew.analytics.planners.joint.bounds import bounds
-from unskew.analytics.planners.joint.evaluation import holds, iteration_us
+from unskew.analytics.planners.joint.capability import holds
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.joint.proof import proven_bound_us
 from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, group_speeds, healthy_cluster, start
+from unskew.analytics.planners.resihp.evaluation import iteration_us
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.planners.resihp.tp import exclude
 
@@ -151,15 +152,6 @@ def test_the_closed_form_is_nearly_always_the_makespan():
     assert min(ratios) >= 1 - 1e-9
     assert np.mean(np.array(ratios) < 1 + 1e-9) > 0.75
     assert np.mean(ratios) < 1.006
-
-
-def test_lending_every_waiting_micro_batch_at_the_least_lag_costs_more_than_it_brings():
-    """A dead stage in one of three replicas: delta 0 against delta 1, as docs/internals/planners.md says."""
-    speeds = np.ones((3, 4, 1))
-    speeds[1, 2] = 0.0
-    cluster = PlannerCluster(job=PlannerJob(n_layers=4, micro_batches=12), speeds=speeds)
-    ends = [iteration_us(cluster, plan_progressive(cluster, levels={"tp", "dp"}, delta=delta).layout) for delta in (0, 1)]
-    assert ends == [29.0, 25.0]
 
 
 def test_the_page_runs():

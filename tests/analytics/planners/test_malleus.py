@@ -13,7 +13,6 @@ from support.malleus_templates import enumerated, least_busy, least_objective
 from unskew.analytics.core.layout import to_plan
 from unskew.analytics.core.plan import PlanError, validate
 from unskew.analytics.core.sharing import share_out
-from unskew.analytics.planners.joint.evaluation import iteration_us
 from unskew.analytics.planners.malleus import (
     _groups,
     cut_node,
@@ -25,6 +24,7 @@ from unskew.analytics.planners.malleus import (
 )
 from unskew.analytics.planners.malleus_templates import TemplateSearch
 from unskew.analytics.planners.problem import PlannerJob, healthy_cluster, start
+from unskew.analytics.planners.resihp.evaluation import iteration_us
 
 ALPHA_70B = (7.22, 3.66, 1.90, 1.0)
 """Slow-down of a layer on tp/8, tp/4, tp/2 and tp devices."""

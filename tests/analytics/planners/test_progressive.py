@@ -11,11 +11,12 @@ from unskew.analytics.core.sharing import share_out
 from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.costing import pipeline_bound_us, pipeline_us
-from unskew.analytics.planners.joint.evaluation import iteration_us
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, group_speeds, healthy_cluster, start
-from unskew.analytics.planners.resihp.dp import cells
+from unskew.analytics.planners.resihp.dp import Algorithm1, cells, reroute_evenly
+from unskew.analytics.planners.resihp.evaluation import iteration_us
 from unskew.analytics.planners.resihp.progressive import plan_progressive
+from unskew.analytics.planners.resihp.simulation import ReplicaSimulation
 from unskew.analytics.planners.resihp.tp import choose, exclude
 
 IDEAL = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -95,16 +96,66 @@ def test_a_partition_that_would_not_help_stays():
 
 def test_a_dead_stage_is_served_by_its_peers_and_a_slow_one_relieved():
     """The setting of the paper's Figure 6: stage 2 of replica 1 crashed, its stage 0 slow; 3 replicas x 4 stages x 4."""
-    speeds = np.ones((3, 4, 1))
-    speeds[1, 2], speeds[1, 0] = 0.0, 0.5
-    cluster = cluster_of(speeds, n_layers=4)
+    cluster = figure_6(0.5)
     plan = plan_progressive(cluster, levels={"tp", "dp"})
     assert sorted(m.micro_batch for m in plan.dp if (m.source, m.stage) == (1, 2)) == [0, 1, 2, 3]
     assert any((m.source, m.stage) == (1, 0) for m in plan.dp)
     assert all((m.target, m.stage) != (1, 2) for m in plan.dp)
     validate(to_plan(plan.layout, 4))
-    recycle = plan_progressive(cluster, levels={"tp"})
-    assert iteration_us(cluster, plan.layout) <= iteration_us(cluster, recycle.layout)
+
+
+class Executed(Algorithm1):
+    """The other reading of Algorithm 1: P = the forwards that a group has executed, its own and received ones."""
+
+    def progress(self, simulation, stage):
+        done = [0] * len(self.counts)
+        for chunk in simulation.forwarded:
+            if chunk[2] == stage:
+                done[simulation.place(chunk)[0]] += 1
+        return done
+
+
+def test_counting_a_replicas_own_micro_batches_is_the_reading_that_helps():
+    """60 jobs with a slow group, some with a dead one: the end over that of ReCycle's even rerouting."""
+    random, ratios = np.random.default_rng(5), {Algorithm1: [], Executed: []}
+    for _ in range(60):
+        dp, pp = int(random.integers(2, 5)), int(random.choice([2, 4, 8]))
+        us = np.ones((dp, pp))
+        us[random.integers(dp), random.integers(pp)] /= random.choice([0.3, 0.5, 0.7])
+        if random.random() < 0.5:
+            us[random.integers(dp), random.integers(pp)] = np.inf
+        counts, chunk_us = [2 * pp] * dp, np.stack([us] * 3)
+        evenly = reroute_evenly(np.where(np.isinf(us), 0.0, 1.0), np.array(counts))
+        even_us = max(ReplicaSimulation(chunk_us, counts, evenly, 0.0).run())
+        for reading, found in ratios.items():
+            rule = reading(counts, 1, np.full((dp, pp), 10**6))
+            found.append(max(ReplicaSimulation(chunk_us, counts, (), 0.0).run(rule)) / even_us)
+    home, executed = (np.array(ratios[reading]) for reading in (Algorithm1, Executed))
+    assert home.mean() < 0.85 < executed.mean()
+    assert home.max() < 1.1 < executed.max()
+
+
+def figure_6(speed, schedule="zb-h1", backward_us=2.0):
+    speeds = np.ones((3, 4, 1))
+    speeds[1, 2], speeds[1, 0] = 0.0, speed
+    return cluster_of(speeds, n_layers=4, schedule=schedule, backward_us=backward_us)
+
+
+def test_figure_6_in_slots():
+    """ReCycle 26 and ResiHP 20 slots, as the drawn axes end. How slow the slow stage is the paper does not say.
+
+    With F = B = W = 1 slot the two groups left of stage 2 share 12 micro-batches: 2 forwards before, 6 x 3 slots of their own,
+    20 is the least that there is. Unsplit it is 2 + 18 + 4 = 24, so the figure's backward passes are split. ReCycle leaves
+    stage 0 alone: at half speed it works 4 x 3 x 2 = 24 slots, and one slot it waits for its first backward.
+    """
+    ends = {speed: [plan_progressive(figure_6(speed), levels=levels).predicted_us for levels in ({"tp"}, {"tp", "dp"})]
+            for speed in (2 / 3, 0.5, 1 / 3)}  # fmt: skip
+    assert ends == {2 / 3: [21.0, 20.0], 0.5: [25.0, 21.0], 1 / 3: [36.0, 22.0]}
+    for speed in (0.75, 2 / 3, 0.5, 1 / 3, 0.25):
+        for schedule, backward_us in (("zb-h1", 2.0), ("1f1b", 2.0), ("1f1b", 1.0)):
+            cluster = figure_6(speed, schedule, backward_us)
+            recycle, resihp = (plan_progressive(cluster, levels=levels).predicted_us for levels in ({"tp"}, {"tp", "dp"}))
+            assert resihp <= recycle
 
 
 def test_replicas_that_have_each_lost_a_stage_help_each_other():

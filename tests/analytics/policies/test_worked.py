@@ -17,6 +17,8 @@ from unskew.analytics.core.sharing import proportional
 from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.planners.malleus import plan_malleus
+from unskew.analytics.policies.adaptra import AdaptraPolicy
+from unskew.analytics.policies.bamboo import BambooPolicy
 from unskew.analytics.policies.base import WAITING, ClusterView, Policy, Reaction, survives
 from unskew.analytics.policies.ft_hsdp import FtHsdpPolicy, closed_form
 from unskew.analytics.policies.greyhound import GreyhoundPolicy, gathered, shares
@@ -149,7 +151,49 @@ def test_recycle_gives_the_lost_stage_to_its_peer_which_then_works_twice() -> No
     assert {(move.source, move.stage, move.target) for move in answer.layout.moves} == {(0, 0, 1)}
     ratio = iteration_s(job, answer.layout, speeds_of(job, {0: 0.0})) / fault_free_s(job)
     assert 2 * 64 / (64 + 3) <= ratio < 2.0  # the peer's busy time is the bound
+    apart = msgspec.structs.replace(answer.layout, staggered=False)
+    assert ratio < iteration_s(job, apart, speeds_of(job, {0: 0.0, 16: 1.0})) / fault_free_s(job) + 1e-9
     assert ask(RecyclePolicy(), job, speeds_of(job, {0: 0.0, 16: 0.0})).layout is None  # as ResiHP's dashes
+
+
+def test_staggered_optimisers_hide_the_filling_of_a_late_stage() -> None:
+    """The last stage works twice: with F = B = W its own 2 M (F + B + W) are the period, without the way of the first to it."""
+    job = bare(dp=2, micro_batches=2 * 8)
+    layout = ask(RecyclePolicy(), job, speeds_of(job, {12: 0.0})).layout
+    assert layout is not None
+    assert (layout.staggered, layout.schedule) == (True, "zb-h1")
+    chunk_s = job.cost.chunks["F"].layer_us * 10 / 1e6
+    seconds = [
+        iteration_s(job, msgspec.structs.replace(layout, staggered=on), speeds_of(job, {12: 0.0})) for on in (True, False)
+    ]
+    assert seconds[0] < seconds[1]
+    assert seconds[0] >= 2 * 8 * 3 * chunk_s - 1e-9
+
+
+def test_adaptras_warm_up_forwards_absorb_a_slow_link() -> None:
+    """Published: 1.2 to 3.5 times for slow links. A message that takes as long as three forwards, on one link."""
+    job = bare(dp=1, micro_batches=32)
+    late_s = 3 * job.cost.chunks["F"].layer_us * 10 / 1e6
+    links = {(0, 1): late_s}
+    cluster = ClusterView(job, 0.0, np.ones(job.devices), links, healthy(job))
+    layout = AdaptraPolicy().react(cluster, ClusterEvent(kind="link_slowed", at_s=0.0, link=(0, 1), delay_s=late_s)).layout
+    assert layout is not None
+    assert layout.pipelines[0].in_flight == (8, 8, 3, 1)  # 1, 3, 3 + 3 + 2, then as memory allows
+    assert cluster.seconds(healthy(job)) / cluster.seconds(layout) > 1.2
+    assert ask(AdaptraPolicy(), job, speeds_of(job, {0: 0.0})).layout is None
+
+
+def test_bamboos_group_before_takes_the_stage_and_two_in_a_row_are_fatal() -> None:
+    job = bare(dp=2, micro_batches=32)
+    answer = ask(BambooPolicy(), job, speeds_of(job, {4: 0.0}))
+    assert answer.layout is not None
+    assert answer.layout.pipelines[0].groups == (job.group(0, 0), job.group(0, 0), job.group(0, 2), job.group(0, 3))
+    assert [one.micro_batches for one in answer.layout.pipelines] == [11, 21]
+    assert answer.pauses == (("reconfigure", 20.0),)
+    fatal = ask(BambooPolicy(), job, speeds_of(job, {4: 0.0, 8: 0.0}))
+    assert fatal.layout is not None
+    assert [one.replica for one in fatal.layout.pipelines] == [1]
+    assert fatal.pauses == (("reconfigure", 30.0),)
 
 
 def test_oobleck_takes_the_smaller_template_and_stops_without_a_holder() -> None:
@@ -223,6 +267,16 @@ def test_resihp_shrinks_the_group_and_shifts_layers() -> None:
     assert [pipeline.layers for pipeline in answer.layout.pipelines] == [(12, 24), (12, 24)]
 
 
+def test_migration_pays_where_a_dead_and_a_slow_group_come_together() -> None:
+    """Each level over the levels before it and ReCycle, with split backward passes, as docs/research/studies.md says."""
+    job = msgspec.structs.replace(JOB, schedule="zb-h1")
+    speeds = speeds_of(job, {**dict.fromkeys(job.group(0, 1), 0.0), job.group(1, 3)[1]: 0.5})
+    levels = [ResihpPolicy(frozenset(one)) for one in ({"tp"}, {"tp", "pp"}, {"tp", "pp", "dp"})]
+    layouts = [ask(which, job, speeds).layout for which in (RecyclePolicy(), *levels)]
+    seconds = [iteration_s(job, layout, speeds) for layout in layouts if layout is not None]
+    assert [round(fault_free_s(job) / each, 2) for each in seconds] == [0.42, 0.52, 0.58, 0.74]
+
+
 def test_unskew_partitions_per_replica_where_resihp_forces_one() -> None:
     """A.6: a stage at half speed, uniform partition bounds the job; a partition of its own leaves the healthy replica alone."""
     job = bare(pp=2, n_layers=32, micro_batches=16)
@@ -254,7 +308,7 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(PolicyError, match="checkpoint-restart"):
         policy("pray")
     assert {"none", "checkpoint-restart", "oobleck", "recycle", "greyhound", "adaptra", "malleus", "ntp", "recover", "ft-hsdp",
-            "resihp", "unskew", "strengthened-recycle", "strengthened-oobleck"} == set(POLICIES)  # fmt: skip
+            "resihp", "unskew", "strengthened-recycle", "strengthened-oobleck", "bamboo"} == set(POLICIES)  # fmt: skip
 
 
 RETURNING = [name for name, make in POLICIES.items() if make().checkpoint_s is not None]

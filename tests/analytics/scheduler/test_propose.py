@@ -19,6 +19,7 @@ from unskew.analytics.core.plan import PlanError, validate
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.pipeline.prediction import predict_iteration, predict_iterations
+from unskew.analytics.planners.adaptis.searched import searched_plan
 from unskew.analytics.scheduler.cost_benefit import interval
 from unskew.analytics.scheduler.propose import SchedulerOptions, SchedulerState, propose
 from unskew.analytics.scheduler.recovery import recover
@@ -74,6 +75,28 @@ def test_a_proposal_is_found_within_an_iteration():
         propose(0, ORIGIN, state(slow={rank: 1 / 1.8}))
         spent.append(time.process_time() - before)
     assert median(spent) < 0.3
+
+
+def test_a_searched_run_is_searched_anew_and_gets_its_plan_back_once_healed():
+    """The plan before the fault is a candidate after it, to the digit, orders included; "searched" has orders, others none."""
+    origin = searched_plan(pp=4, dp=2, n_layers=16, micro_batches=16, cost=COST, tokens=128)
+    slow = state(origin=origin)
+    slow = msgspec.structs.replace(slow, speeds={2: dict.fromkeys("FBW", 1 / 1.8)})
+    before = time.process_time()
+    proposal, reason = propose(0, origin, slow)
+    spent_s = time.process_time() - before
+    assert proposal is not None, reason
+    by_name = {candidate.name: candidate for candidate in proposal.considered}
+    assert (proposal.plan.schedule == "searched") == bool(proposal.plan.orders)
+    assert by_name["searched anew (AdaPtis)"].predicted_us < by_name["the searched plan of the start"].predicted_us
+    assert spent_s < 2.0
+    died = recover(origin, {2}, 1)
+    assert (died.schedule, died.orders) == ("zb-h1", ())
+    for plan in (proposal.plan, msgspec.structs.replace(proposal.plan, schedule="zb-h1", orders=())):
+        healed, reason = propose(50, plan, state(origin=origin))
+        assert healed is not None, reason
+        assert healed.plan.digest == origin.digest
+    assert propose(60, origin, state(origin=origin))[0] is None
 
 
 @pytest.mark.parametrize("rank", range(8))

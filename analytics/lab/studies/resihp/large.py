@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from unskew.analytics.cluster.event import ClusterEvent
-from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.cluster.timing import fault_free_s
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.resihp.mixed import MIXED
-from unskew.analytics.lab.studies.resihp.sessions import play
+from unskew.analytics.lab.studies.resihp.sessions import play, played
 
 
 def _large_cells(seeds: int) -> list[Cell]:
@@ -18,7 +17,7 @@ def _large_cells(seeds: int) -> list[Cell]:
 
 def _large(cell: Cell) -> Figures:
     """10,000 iterations of 256 GPUs: deaths and slow phases with re-joins, some three dozen of each."""
-    job = JOBS["llama2-70b"]
+    job = played("llama2-70b")
     hours = 10000 * fault_free_s(job) / 3600.0
     random = np.random.default_rng(cell.seed)
     cluster_events = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.resihp.paper import PAPER
-from unskew.analytics.lab.studies.resihp.sessions import Make, cells, kills, play, scene
+from unskew.analytics.lab.studies.resihp.sessions import Make, cells, kills, model_of, play, scene
 from unskew.analytics.policies.registry import POLICIES
 from unskew.analytics.policies.resihp import ResihpPolicy
 from unskew.analytics.policies.unskew import UnskewPolicy
@@ -75,6 +75,7 @@ TABLE_6 = Study(
     measure=_table_6,
     paper=_table_6_paper(),
     why=_table_6_why,
+    errors_of=model_of,
     notes=(
         "one GPU is killed at the end of every interval; sessions of 4, 8, 16 h",
         "Unskew is also played without the joint plan, without the three levels, and without the worth test",
