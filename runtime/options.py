@@ -184,10 +184,6 @@ def check(options: RunOptions) -> None:
     _check_tensor_parallel(options)
     if options.recovery == "ft-hsdp" and options.schedule == "searched":
         raise OptionsError("--recovery ft-hsdp leaves out whole replicas, which --schedule searched has no order for")
-    if options.recovery == "ft-hsdp" and options.resume is not None:
-        raise OptionsError(
-            "--recovery ft-hsdp cannot be resumed: a checkpoint does not have how far each replica's batches are"
-        )
     if options.corpus is not None:
         from unskew.runtime.corpus import check_folder  # noqa: PLC0415 - numpy again
 

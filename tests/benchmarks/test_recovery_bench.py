@@ -11,8 +11,10 @@ from support.runtime_runs import SMALL
 from unskew.benchmarks import recovery_in_step, recovery_resume, recovery_soak
 from unskew.benchmarks.recovery_in_step import Death
 from unskew.benchmarks.recovery_resume import Chain
+from unskew.benchmarks.recovery_torchft import timeline
 from unskew.benchmarks.report import bars
 from unskew.benchmarks.runs import Bench
+from unskew.benchmarks.torchft_job import Attempt, Killed
 from unskew.collector.paths import Store
 
 BY_THE_BARRIER = next(iter(recovery_in_step.DEATHS))
@@ -27,11 +29,12 @@ def test_a_death_is_measured_both_ways(tmp_path: Path) -> None:
         found = recovery_in_step.figures(
             Bench(progress, Store(tmp_path)), deaths={BY_THE_BARRIER: ("before_barrier", (0,))}, pairs=(), options=options
         )
-    ended, losses, once, redone, share, _ = found
+    ended, losses, once, redone, share, regrouped, _ = found
     assert (ended.value, once.value, redone.value) == (2, 0, 0)
     assert (losses.ok, redone.note) == (True, "redoing 16 of 16; 1 runs each")
     assert share.value is not None
     assert share.value > 0
+    assert regrouped.note.endswith("s of 2")
 
 
 @pytest.mark.slow
@@ -55,3 +58,19 @@ def test_redoing_everything_misses_the_bars() -> None:
     redone = [Death(64, 0.6), Death(64, 0.7)]
     found = recovery_in_step._compared(BY_THE_BARRIER, {"in-step": redone, "redo": redone}, recovery_in_step.OPTIONS)
     assert [one.ok for one in found] == [False, False]
+
+
+def test_beside_torchft_a_stall_and_what_was_not_trained_are_seen() -> None:
+    """Three replicas step once a second; replica 0 is killed in second 5 and back at 8, which takes 3 and 2 seconds."""
+
+    def tried(replica: int, step: int, ended_s: float, replicas: int, *, committed: bool = True) -> Attempt:
+        return Attempt(replica=replica, step=step, began_s=ended_s - 1, ended_s=ended_s, committed=committed, replicas=replicas)
+
+    ends = [1.0, 2.0, 3.0, 4.0, 7.0, 8.0, 10.0, 11.0, 12.0, 13.0]
+    seen = [tried(0, step, end, 3) for step, end in enumerate(ends) if not 4.0 < end < 10.0]
+    for other in (1, 2):
+        seen += [tried(other, step, end, 2 if 4.0 < end < 10.0 else 3) for step, end in enumerate(ends)]
+        seen.append(tried(other, 4, 6.0, 2, committed=False))
+    found = timeline(3, seen, [Killed(replica=0, at_s=4.5)])
+    assert (found.usual_s, found.stalls(back=False), found.stalls(back=True)) == (1.0, [2.0], [1.0])
+    assert (found.untrained, found.samples, found.committed, found.tries) == (2, 30, 28, 30)

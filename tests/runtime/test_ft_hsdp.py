@@ -25,7 +25,7 @@ from unskew.collector.events import (
 from unskew.collector.read.reader import open_store
 from unskew.edge.recorded_run import recorded_run
 from unskew.runtime.control.resume import resumed
-from unskew.runtime.options import OptionsError
+from unskew.runtime.options import OptionsError, check
 
 pytestmark = [pytest.mark.limit(120), pytest.mark.slow]
 TWO = msgspec.structs.replace(SMALL, recovery="ft-hsdp", iterations=60, respawns=3)
@@ -96,6 +96,7 @@ def test_a_run_that_is_resumed_goes_on_with_the_batches_that_each_replica_has_le
             resumed(before.store, reader, before.id, {"iterations": 32, "dp": 3}, ["iterations", "dp"])
     assert options.resume is not None
     assert options.resume.positions == (20, 6)
+    check(options)  # as the command line does
     after = Run(options).perform()
     contributed = contributions([*before.events, *after.events])
     assert contributed[31] == {0: 31, 1: 17}
