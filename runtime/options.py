@@ -17,6 +17,7 @@ from unskew.collector.events import DeviceKind, Mode
 
 AskedDevice = Literal["auto", "real", "sleep", "virtual"]
 DType = Literal["float32", "float64"]
+Sends = Literal["overlapped", "blocking"]
 Recovery = Literal["in-step", "redo", "ft-hsdp"]
 WhenStuck = Literal["stop", "wait"]
 MOST_RANKS = 1_024
@@ -91,6 +92,19 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             metavar="NAME",
         ),
     ] = "steady"
+    link_us: Annotated[
+        int, Parameter(help="Microseconds a message is on its way between emulated devices.", panel=DEVICE, least=0, most=10**7)
+    ] = 0
+    link_mbps: Annotated[
+        int, Parameter(help="Mbit/s of a link between emulated devices; 0 = without limit.", panel=DEVICE, least=0, most=10**7)
+    ] = 0
+    sends: Annotated[
+        Sends,
+        Parameter(
+            help="On emulated devices a sender goes on at once (overlapped), or when its message has arrived (blocking).",
+            panel=DEVICE,
+        ),
+    ] = "overlapped"
     mode: Annotated[Mode, Parameter(help="Optional changes of plan: left, asked for, or applied.", panel=FAULTS)] = "auto"
     faults: tuple[FaultSpec, ...] = ()
     verify: Annotated[bool, Parameter(help="Also run the same seed without faults and compare the losses.", panel=FAULTS)] = (
@@ -139,6 +153,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     def ranks(self) -> int:
         return self.tp * self.pp * self.dp
 
+    @property
+    def prices_links(self) -> bool:
+        """Whether messages between emulated devices cost anything."""
+        return bool(self.link_us or self.link_mbps or self.sends == "blocking")
+
     def first_plan(self) -> Plan:
         """The plan the run starts with. Raises `PlanError` for an impossible layout."""
         from unskew.analytics.core.layout import uniform_plan  # noqa: PLC0415 - numpy, which most commands start without
@@ -177,6 +196,8 @@ def check(options: RunOptions) -> None:
             raise OptionsError(f"{_flag(name)} {value} is not known, allowed: {', '.join(get_args(kind))}")
     if options.ranks > MOST_RANKS:
         raise OptionsError(f"--tp x --pp x --dp are {options.ranks:,} ranks, allowed on one node: {MOST_RANKS:,}")
+    if options.device == "real" and options.prices_links:
+        raise OptionsError("--link-us, --link-mbps and --sends emulate links, allowed: with --device sleep, virtual or auto")
     if options.dim % (2 * options.heads):
         raise OptionsError(
             f"--dim {options.dim} does not give --heads {options.heads} an even width, allowed: a multiple of 2 x heads"
@@ -260,6 +281,8 @@ def _place(options: RunOptions, gpus: int) -> Placement:
         return Placement(device="real", on_gpus=on_gpus, why=f"real, as asked: {options.ranks} ranks on {own}")
     if options.device != "auto":
         return Placement(device=options.device, on_gpus=False, why=f"{options.device}, as asked")
+    if options.prices_links:
+        return Placement(device="sleep", on_gpus=False, why="sleep: links are emulated between emulated devices alone")
     if on_gpus or options.ranks <= cores():
         return Placement(device="real", on_gpus=on_gpus, why=f"real: {options.ranks} ranks on {own}")
     why = f"sleep: {options.ranks} ranks have only {cores()} cores, chunk times of profile {options.profile} are emulated"

@@ -71,8 +71,19 @@ class PlaceCost(msgspec.Struct, frozen=True, kw_only=True):
     chunks: Costs
 
 
+class SlowLink(msgspec.Struct, frozen=True, gc=False):
+    """A message from `sender` to `receiver` takes `more_us` longer than over other links."""
+
+    sender: int
+    receiver: int
+    more_us: float
+
+
 class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Chunk costs per kind, one message's latency between ranks, and the end of an iteration (gradients, vote, optimiser).
+    """Chunk costs per kind, what a message between ranks costs, and the end of an iteration (gradients, vote, optimiser).
+
+    A message is on its way for `message_us`, more over `slow_links`, once it has occupied its link for `message_token_us` per
+    token of its micro-batch; where sends are `blocking`, its sender does nothing else until it has arrived (pipeline/dag.py).
 
     `chunks` are those of the reference: devices of class `device_class` in TP groups of `tp` members. `others` holds the same
     kinds of work for the other classes and degrees; `classes` lists which ranks are of which class (in none: the reference's).
@@ -85,6 +96,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     chunks: Costs
     message_us: float = 0.0
+    message_token_us: float = 0.0
+    blocking: bool = False
+    slow_links: tuple[SlowLink, ...] = ()
     iteration_end_us: float = 0.0
     collective_us: float = 0.0
     prediction_intervals: dict[str, float] = msgspec.field(name="bars", default_factory=dict)

@@ -22,11 +22,14 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class Transfer(msgspec.Struct, frozen=True, gc=False):
-    """One message: `us` from the moment both sides had posted to its end."""
+    """One message: `us` from the moment both sides had posted to its end; `tokens`: of its micro-batch; `whole`: its receiver
+    waited when it was sent, and its link was free, so that nothing of its time is missing and nothing else is in it."""
 
     sender: int
     receiver: int
     us: float
+    tokens: int = 0
+    whole: bool = True
 
 
 class CommittedIteration(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,13 +54,12 @@ class BesideChunks(msgspec.Struct, frozen=True, gc=False):
 
 
 class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole committed iteration, the times of its messages and gradient collectives, what was probed before it, and what
-    GPUs reported about themselves in it, by rank. `beside`: what ranks did beside their chunks;
+    """A whole committed iteration, the times of its gradient collectives, what was probed before it, and what GPUs reported
+    about themselves in it, by rank. `beside`: what ranks did beside their chunks;
     `without_core`: rank -> the part of its chunks' time (0 to 1) in which it was ready and had no core; `coreless_us`: by how
     much such times, in all that ranks did, made the iteration longer."""
 
     committed: CommittedIteration
-    transfers_us: tuple[float, ...]
     probes: tuple[Span, ...] = ()
     collectives_us: tuple[float, ...] = ()
     gpus: tuple[GpuState, ...] = ()

@@ -1,7 +1,7 @@
 """Slow links, live: the transfers of committed iterations, one after the other -> links that turned slow or are healthy again.
 
 A transfer's time runs from the moment both sides were there, so nobody's lateness is in it. Per link (sender, receiver) and
-iteration, with the median over its transfers:
+iteration, with the median over its transfers (those whose time is whole, where there are any):
 
 1. excess = log(time / the link's own usual time) less the median excess of the other links: what all links suffer together is
    nobody's fault here. To both times is added what a message may take before its link's messages cost `least_share` of the
@@ -44,7 +44,8 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class LinkTrack(msgspec.Struct, frozen=True):
     """What is remembered of a link: its first times, then its usual one and its spread; the sum; the excesses since the sum's
-    last zero; `level`: the excess estimated while it is slow, 0 while it is healthy.
+    last zero; `level`: the excess estimated while it is slow, 0 while it is healthy; `longer_us`: by how much its messages took
+    longer than the usual time, as often as the other links show, in the last iterations that count for either.
     """
 
     first_us: tuple[float, ...] = ()
@@ -53,11 +54,17 @@ class LinkTrack(msgspec.Struct, frozen=True):
     sum: float = 0.0
     since: int = -1
     excesses: tuple[float, ...] = ()
+    longer_us: tuple[float, ...] = ()
     level: float = 0.0
 
     @property
     def slow(self) -> bool:
         return self.level > 0.0
+
+    @property
+    def more_us(self) -> float:
+        """What a message takes longer."""
+        return max(median(self.longer_us), 0.0) if self.longer_us else 0.0
 
 
 class LinkChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +95,8 @@ def watch(
     after = dict(tracks)
     logs, little = {}, {}
     for link, of_link in seen.items():
-        us, track = max(median(one.us for one in of_link), 1.0), after.get(link, LinkTrack())
+        whole = [one.us for one in of_link if one.whole] or [one.us for one in of_link]
+        us, track = max(median(whole), 1.0), after.get(link, LinkTrack())
         little[link] = options.least_share * iteration_us / len(of_link)
         if track.usual_us is None:
             after[link] = _learned(msgspec.structs.replace(track, since=iteration), us, little[link], options)
@@ -106,7 +114,8 @@ def watch(
     changes = []
     for number, link in enumerate(links):
         usual_us = before[number].usual_us or 0.0
-        sizes = _Sizes(usual_us, usual_us + little[link], len(seen[link]) / iteration_us)
+        base_us = usual_us + little[link]
+        sizes = _Sizes(usual_us, base_us * (exp(logs[link]) - exp(logs[link] - excess[number])), len(seen[link]) / iteration_us)
         track = msgspec.structs.replace(before[number], sum=float(sums.total[number]), since=int(sums.zero_at[number]))
         after[link], change = _judged(track, iteration, float(excess[number]), options, link=link, sizes=sizes)
         changes += [change] if change else []
@@ -114,10 +123,10 @@ def watch(
 
 
 class _Sizes(msgspec.Struct, frozen=True):
-    """Of a link's messages in an iteration: the usual time of one, that with what is added to it, how many of them a us."""
+    """Of a link's messages in an iteration: the usual time of one, what one took longer, how many of them a us."""
 
     usual_us: float
-    base_us: float
+    longer_us: float
     per_us: float
 
 
@@ -141,11 +150,13 @@ def _judged(
     track: LinkTrack, iteration: int, excess: float, options: LinkOptions, *, link: Link, sizes: _Sizes
 ) -> tuple[LinkTrack, LinkChange | None]:
     """What the link's sum says now."""
+    longer_us = (*track.longer_us[1 - options.window :], sizes.longer_us) if track.slow or track.sum > 0 else ()
+    track = msgspec.structs.replace(track, longer_us=longer_us)
     if track.sum <= 0:
         return msgspec.structs.replace(track, excesses=()), None
     recent = (*track.excesses[1 - options.window :], excess)
     level = median(recent)
-    more_us = max(sizes.base_us * (exp(level) - 1), 0.0)
+    more_us = track.more_us if not track.slow else max(median(longer_us[-len(recent) :]), 0.0)
     lost_share = more_us * sizes.per_us
     if track.slow:
         turned = level < track.level / 2
@@ -162,5 +173,6 @@ def _judged(
         n=len(recent),
         lost_share=lost_share,
     )
-    level = 0.0 if track.slow else level
+    if track.slow:
+        return msgspec.structs.replace(track, sum=0.0, since=iteration, excesses=(), longer_us=(), level=0.0), change
     return msgspec.structs.replace(track, sum=0.0, since=iteration, excesses=(), level=level), change

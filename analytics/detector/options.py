@@ -109,6 +109,7 @@ Healthy ranks really were 1.2 to 1.5 times slower for five to fifteen iterations
 product took 0.6 to 1.7 times as long as when the run began."""
 
 
-def options_for(kind: DeviceKind | None) -> DetectorOptions:
-    """The thresholds for a kind of device."""
-    return {"sleep": SLEEPING, "virtual": EMULATED, "cores": SHARED_MACHINE}.get(str(kind), DetectorOptions())
+def options_for(kind: DeviceKind | None, *, links: bool = False) -> DetectorOptions:
+    """The thresholds for a kind of device; `links`: its messages say when they arrive."""
+    options = {"sleep": SLEEPING, "virtual": EMULATED, "cores": SHARED_MACHINE}.get(str(kind), DetectorOptions())
+    return msgspec.structs.replace(options, links=links or options.links)

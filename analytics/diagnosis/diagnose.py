@@ -382,7 +382,7 @@ def _missing(log: RunLog, seen: Observability) -> list[str]:
         found.append("slow_link: no times of messages between ranks")
     elif not log.released:
         found.append("slow_link: only messages of our own runs with their chunks are judged")
-    elif not options_for(log.device_kind).links:
+    elif not options_for(log.device_kind, links=log.times_messages).links:
         found.append("slow_link: messages between processes that share cores, or are emulated, measure no link")
     if "data_wait" not in kinds:
         found.append("input_bound: no data_wait spans")

@@ -76,7 +76,8 @@ def _site(log: RunLog) -> Site:
         origin=log.plans[min(log.plans)],
         iterations=len(log.released),
         shared_cores=started.get("shared_cores"),
-        detector=options_for(log.device_kind),
+        detector=options_for(log.device_kind, links=log.times_messages),
+        blocking_sends=log.blocking_sends,
         classes=log.classes,
     )
 

@@ -71,6 +71,15 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
         return "command" in self.options
 
     @property
+    def times_messages(self) -> bool:
+        """Whether messages between its emulated devices say when they arrive, as this version's do."""
+        return self.device_kind in {"sleep", "virtual"} and "sends" in self.options
+
+    @property
+    def blocking_sends(self) -> bool:
+        return self.options.get("sends") == "blocking"
+
+    @property
     def lost(self) -> tuple[DeviceLost, ...]:
         return tuple(event for event in self.control if isinstance(event, DeviceLost))
 

@@ -71,7 +71,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     def begin(site: Site, options: AdaptationOptions | None = None) -> Adaptation:
         """Before the first iteration."""
         options = options or AdaptationOptions()
-        retraining = Retraining(options=options.retraining, classes=site.classes)
+        retraining = Retraining(options=options.retraining, classes=site.classes, blocking=site.blocking_sends)
         return Adaptation(
             site=site,
             options=options,
@@ -233,10 +233,10 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
 
     def _tried(self, committed: CommittedIteration, predicted_us: float) -> tuple[Adaptation, list[Control]]:
         """With the iteration in the trial in progress, which closes when it has lasted long enough."""
-        fitted = self.monitor.fitted
-        if self.trial is None or fitted is None or committed.plan_version != self.trial.plan.plan_version:
+        cost = self.monitor.cost
+        if self.trial is None or cost is None or committed.plan_version != self.trial.plan.plan_version:
             return self, []
-        trial = self.trial.add(committed, fitted.model, self.monitor.speeds, predicted_us)
+        trial = self.trial.add(committed, cost, self.monitor.speeds, predicted_us)
         if trial.n < self.options.score_over:
             return msgspec.structs.replace(self, trial=trial), []
         return msgspec.structs.replace(self, trial=None), [trial.score()]

@@ -41,7 +41,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
         self, iteration: int, plan: Plan, monitor: Monitor, alive: frozenset[int], *, site: Site, options: AdaptationOptions
     ) -> tuple[Asking, Proposal | None, str]:
         """The Scheduler's answer when it is time to ask: a proposal with its reason, or why there is none."""
-        if self.at is None or iteration < self.at or monitor.fitted is None or not site.layer_bytes:
+        if self.at is None or iteration < self.at or monitor.cost is None or not site.layer_bytes:
             return self, None, ""
         asked = msgspec.structs.replace(self, at=None)
         if site.shared_cores is not None:
@@ -50,7 +50,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
             origin=site.origin,
             alive=alive,
             speeds=monitor.speeds,
-            cost=monitor.fitted.model,
+            cost=monitor.cost,
             batches=monitor.retraining.recent(options.recent),
             iterations=site.iterations,
             layer_bytes=site.layer_bytes,

@@ -131,7 +131,6 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
     counted = opened.counted()
     works = {micro_batch: work_of(lengths) for micro_batch, lengths in opened.packed.items()}
     chunks = [span for span in counted if span.kind in CHUNK_KINDS]
-    transfers = _transfers(counted)
     return IterationTelemetry(
         committed=CommittedIteration(
             iteration=mark.iteration,
@@ -140,9 +139,8 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
             works=tuple(works.get(number, Work(0, 0)) for number in range(len(plan.routes))),
             measured_us=float(max(seen.wall_us for seen in opened.marks if seen.plan_version == mark.plan_version)),
             log_complete=opened.is_complete(plan),
-            transfers=transfers,
+            transfers=_transfers(counted, works),
         ),
-        transfers_us=tuple(transfer.us for transfer in transfers),
         collectives_us=_collectives_us(counted),
         # Ranks that execute nothing measure themselves beside the iterations; what they find comes by a control event.
         probes=tuple(span for span in counted if span.kind == "probe" and span.rank in plan.executors),
@@ -190,11 +188,12 @@ def _coreless_us(spans: list[Span]) -> float:
     return float(max((own + coreless).values(), default=0) - max(own.values(), default=0))
 
 
-def _transfers(spans: list[Span]) -> tuple[Transfer, ...]:
+def _transfers(spans: list[Span], works: dict[int, Work]) -> tuple[Transfer, ...]:
     """Messages, timed from the moment both sides were ready: the receiver waited, and the sender had posted.
 
     A micro-batch's path is a chain, so of its messages from one rank to another (several, where it passes ranks more than once)
-    the n-th sent is the n-th taken; where the log lacks one of them, none is timed.
+    the n-th sent is the n-th taken; where the log lacks one of them, none is timed. A link is free once the message before has
+    been taken.
     """
     sent: dict[tuple[int | None, ...], list[Span]] = {}
     taken: dict[tuple[int | None, ...], list[Span]] = {}
@@ -203,15 +202,21 @@ def _transfers(spans: list[Span]) -> tuple[Transfer, ...]:
             sent.setdefault((span.rank, span.peer, span.micro_batch), []).append(span)
         elif span.kind == "recv":
             taken.setdefault((span.peer, span.rank, span.micro_batch), []).append(span)
-    times = []
-    for channel, receives in taken.items():
-        sends = sent.get(channel, [])
-        if len(sends) != len(receives):
-            continue
-        for send, receive in zip(sorted(sends, key=_start_us), sorted(receives, key=_start_us), strict=True):
-            if receive.wall_us > 0:
-                us = float(max(receive.start_us + receive.wall_us - max(send.start_us, receive.start_us), 0))
-                times.append(Transfer(send.rank, receive.rank, us))
+    pairs = [
+        pair
+        for channel, receives in taken.items()
+        if len(sends := sent.get(channel, [])) == len(receives)
+        for pair in zip(sorted(sends, key=_start_us), sorted(receives, key=_start_us), strict=True)
+    ]
+    times, free_us = [], dict[tuple[int, int], int]()
+    for send, receive in sorted(pairs, key=lambda pair: pair[0].start_us):
+        link, end_us = (send.rank, receive.rank), receive.start_us + receive.wall_us
+        if receive.wall_us > 0:
+            us = float(max(end_us - max(send.start_us, receive.start_us), 0))
+            whole = max(receive.start_us, free_us.get(link, 0)) <= send.start_us
+            work = works.get(send.micro_batch if send.micro_batch is not None else -1)
+            times.append(Transfer(*link, us, work.tokens if work is not None else 0, whole))
+        free_us[link] = max(end_us, free_us.get(link, 0))
     return tuple(times)
 
 

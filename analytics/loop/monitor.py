@@ -18,7 +18,7 @@ from statistics import median
 
 import msgspec
 
-from unskew.analytics.core.cost import CostModel, Speeds
+from unskew.analytics.core.cost import CostModel, SlowLink, Speeds
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.outcome import Sight, UnexplainedTime
 from unskew.analytics.core.plan import Plan
@@ -99,6 +99,16 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         return {**self.known, **self.detector.speeds}
 
     @property
+    def slow_links(self) -> tuple[SlowLink, ...]:
+        """The links that are slow by open verdicts, as they are measured now."""
+        return tuple(SlowLink(*link, self.detector.links[link].more_us) for link in sorted(self.detector.open_links))
+
+    @property
+    def cost(self) -> CostModel | None:
+        """The predictor's model in force, with what is known of slow links; None during warm-up."""
+        return None if self.fitted is None else msgspec.structs.replace(self.fitted.model, slow_links=self.slow_links)
+
+    @property
     def sights(self) -> tuple[Sight, Sight]:
         """What would have been named up to now: of a device, and of the whole job."""
         return detector.sight_of(self.detector, self.options), self.job.sight(self._job_options)
@@ -119,21 +129,21 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     def judge(self, released: IterationTelemetry, plan: Plan, *, uneven_us: float = 0.0) -> tuple[Monitor, JudgedIteration]:
         """The next committed iteration, which ran under `plan`; of its time the whole job is not judged by `uneven_us`."""
         committed, speeds = released.committed, self.speeds
-        if self.fitted is None or not committed.log_complete:
+        if (cost := self.cost) is None or not committed.log_complete:
             judged = IterationJudged(
                 iteration=committed.iteration,
                 plan_version=committed.plan_version,
                 measured_us=round(committed.measured_us),
                 log_complete=committed.log_complete,
             )
-            return self, JudgedIteration(judged=judged, sample=IterationSample(released, plan, speeds))
-        cost = self.fitted.model
+            sample = IterationSample(released, plan, speeds, slow_links=self.slow_links)
+            return self, JudgedIteration(judged=judged, sample=sample)
         prediction = self._predicted(plan, committed.works, cost, speeds)
         predicted_us = prediction.iteration_us
         state, found = detector.step(self.detector, committed, plan, cost, self.options, predicted_us=predicted_us)
         # Where cores are shared the prediction is bounded by them, which no fit can mend.
         to_learn = found.judged.predicted_us if self.shared_cores is None else None
-        sample = IterationSample(released, plan, speeds, to_learn, suspicion(found.judged))
+        sample = IterationSample(released, plan, speeds, to_learn, suspicion(found.judged), cost.slow_links)
         after, verdicts = self._with_verdicts(state, found.verdicts)
         after, of_job = after._seeing(sample, prediction)._job_judged(sample, predicted_us, verdicts, uneven_us)
         return after, JudgedIteration(
@@ -157,9 +167,9 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         there is a predictor, and without any."""
         n = len(plan.routes)
         batches = [works[:n] for works in self.retraining.recent(recent) if len(works) >= n]
-        if self.fitted is None or not batches:
+        if (cost := self.cost) is None or not batches:
             return None
-        return float(predict_iterations(plan, batches, self.fitted.model, self.speeds).mean())
+        return float(predict_iterations(plan, batches, cost, self.speeds).mean())
 
     def plan_changed(self, iteration: int) -> Monitor:
         """Another plan is in force from `iteration` on."""
@@ -265,6 +275,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         cost, seen = self.fitted.model, [one for one in self.retraining.seen if one.committed.iteration > 0]
 
         def predicted_us(one: IterationSample, cost: CostModel) -> float:
+            cost = msgspec.structs.replace(cost, slow_links=one.slow_links)
             return self._predicted(one.plan, one.committed.works, cost, one.speeds).iteration_us
 
         if before is not None:

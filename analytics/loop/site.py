@@ -33,7 +33,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     thresholds for this class of device. `classes`: device class -> its ranks (`CostModel.classes`). `first_iteration`: where
     the run begins, later than 0 when it is resumed. `respawns`: how often mode auto starts a lost rank again; `most_ranks`: for
     so many ranks the node has a place. `by_replica`: a lost rank takes its replica out, and plans change in no other case
-    (scheduler/replicas.py).
+    (scheduler/replicas.py). `blocking_sends`: who sends does nothing else until the message has arrived.
     """
 
     origin: Plan
@@ -49,3 +49,4 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     respawns: int = 0
     most_ranks: int = 0
     by_replica: bool = False
+    blocking_sends: bool = False

@@ -195,6 +195,18 @@ def dag_of(needs: Sequence[Sequence[int]], groups: Iterable[Sequence[int]] = ())
     )
 
 
+class Messages(msgspec.Struct, frozen=True):
+    """What messages cost: numbers, or per chunk that of the message which brings its input, [chunk] or [chunk, ...axes].
+
+    The messages of a link leave one after the other, in the order in which their sender makes them; each occupies the link for
+    `link_us`, and has arrived `latency_us` after that. `blocking`: their sender begins nothing else before they have arrived.
+    """
+
+    latency_us: float | Array = 0.0
+    link_us: float | Array = 0.0
+    blocking: bool = False
+
+
 class Chunks(msgspec.Struct, frozen=True, dict=True):
     """A schedule as such a graph (ResiHP section 4.3, eq. 2): a chunk waits for the one `before` it on its rank, and for the
     one whose output it is `given` and its message, if ranks differ; both are positions, -1 = none. `kind` is the index into
@@ -211,23 +223,68 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
     def __len__(self) -> int:
         return len(self.kind)
 
-    def run(self, durations_us: Array, message_us: float | Array = 0.0) -> tuple[Array, Array]:
+    def run(self, durations_us: Array, messages: float | Array | Messages = 0.0) -> tuple[Array, Array]:
         """(start, end) of each chunk when chunk i takes `durations_us[i]`: arrays [chunk, ...further axes].
 
-        `message_us`: time of a message, one number, or per chunk the time of the message that brings its input [chunk].
+        `messages`: their costs; a number or array is the time on their way alone.
         """
-        return self._dag.run(durations_us, self._lags(message_us))
+        dag, spent_us, lags_us = self._timed(durations_us, messages)
+        start, end = dag.run(spent_us, lags_us)
+        return start[: len(self)], end[: len(self)]
 
-    def makespan_us(self, durations_us: Array, message_us: float | Array = 0.0) -> Array:
+    def makespan_us(self, durations_us: Array, messages: float | Array | Messages = 0.0) -> Array:
         """End of the last chunk: [...further axes]."""
-        return self._dag.makespan_us(durations_us, self._lags(message_us))
+        dag, spent_us, lags_us = self._timed(durations_us, messages)
+        return dag.makespan_us(spent_us, lags_us)
 
-    def _lags(self, message_us: float | Array) -> tuple[None, Array | None]:
-        return None, np.where(self.crosses, message_us, 0.0) if np.any(message_us) else None
+    def _timed(self, durations_us: Array, messages: float | Array | Messages) -> tuple[Dag, Array, Lags]:
+        """The graph, with messages as operations of their own where they have to wait or be waited for."""
+        costs = messages if isinstance(messages, Messages) else Messages(messages)
+        if not costs.blocking and not np.any(costs.link_us):
+            latency_us = np.where(self.crosses, costs.latency_us, 0.0) if np.any(costs.latency_us) else None
+            return self._dag, durations_us, (None, latency_us)
+        taken, further = self._taken, durations_us.shape[1:]
+        link_us, latency_us = (_per_chunk(of, len(self)) for of in (costs.link_us, costs.latency_us))
+        link_us = link_us[taken].reshape(len(taken), *(link_us.shape[1:] or [1] * len(further)))
+        spent_us = np.concatenate([durations_us, np.broadcast_to(link_us, (len(taken), *further))])
+        arriving, left = np.zeros((2, len(spent_us), *latency_us.shape[1:]))
+        arriving[taken] = latency_us[taken]
+        behind = np.flatnonzero(self._sent_before >= 0)
+        left[behind] = latency_us[taken[self._sent_before[behind]]]
+        return self._wired[costs.blocking], spent_us, (None, arriving, left) if costs.blocking else (None, arriving)
 
     @cached_property
     def _dag(self) -> Dag:
         return Dag(np.stack([self.before, self.given]))
+
+    @cached_property
+    def _taken(self) -> Ints:
+        """The chunks that take a message, in the order in which the messages are made."""
+        crossing = np.flatnonzero(self.crosses)
+        return np.asarray(crossing[np.argsort(self.given[crossing], kind="stable")])
+
+    @cached_property
+    def _sent_before(self) -> Ints:
+        """Which message, as `_taken` numbers them, the chunk before sent; -1 = none."""
+        sent = np.full(len(self) + 1, -1, dtype=np.int64)
+        sent[self.given[self._taken]] = np.arange(len(self._taken))
+        return np.asarray(sent[self.before])
+
+    @cached_property
+    def _wired(self) -> tuple[Dag, Dag]:
+        """The graph with messages as operations behind the chunks: overlapped with their senders' work, and blocking it."""
+        taken, number = self._taken, len(self) + np.arange(len(self._taken))
+        made = self.given[taken]
+        last: dict[tuple[int, int], int] = {}
+        previous = made.copy()
+        for message, link in enumerate(zip(self.rank[made].tolist(), self.rank[taken].tolist(), strict=True)):
+            previous[message] = last.get(link, int(made[message]))
+            last[link] = int(number[message])
+        given = self.given.copy()
+        given[taken] = number
+        blocked = np.where(self._sent_before >= 0, len(self) + self._sent_before, given)
+        rows = np.stack([np.concatenate(row) for row in ((self.before, made), (given, previous), (blocked, made))])
+        return Dag(rows[:2]), Dag(rows)
 
     @cached_property
     def crosses(self) -> Flags:
@@ -245,6 +302,11 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
         by_rank = np.argsort(self.rank, kind="stable")
         for positions in np.split(by_rank, np.flatnonzero(np.diff(self.rank[by_rank])) + 1):
             yield int(self.rank[positions[0]]), positions
+
+
+def _per_chunk(of: float | Array, n: int) -> Array:
+    """[chunk, ...axes] of a number or an array."""
+    return np.full(n, of) if np.ndim(of) == 0 else np.asarray(of, dtype=np.float64)
 
 
 def chunks_from(rows: Sequence[tuple[int, int, int, int, int, int]]) -> Chunks:

@@ -21,7 +21,7 @@ import numpy as np
 
 from unskew.analytics.core.layout import plan_from_partition
 from unskew.analytics.core.plan import stage_order_of
-from unskew.analytics.pipeline.dag import Array, Chunks
+from unskew.analytics.pipeline.dag import Array, Chunks, Messages
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
 
 
@@ -49,12 +49,12 @@ class Timeline(msgspec.Struct, frozen=True, dict=True):
         return {rank: spent[positions].sum(axis=0) for rank, positions in self.schedule.chunks.rank_positions()}
 
 
-def evaluate(schedule: Schedule, durations_us: Array, message_us: float | Array = 0.0) -> Timeline:
+def evaluate(schedule: Schedule, durations_us: Array, messages: float | Array | Messages = 0.0) -> Timeline:
     """The timeline when action i of `schedule.order` takes `durations_us[i]`: [action, ...further axes].
 
-    `message_us`: time of a message, or per action of the one that brings its input [action].
+    `messages`: what they cost; a number, or one per action, is how long the message that brings its input is on its way.
     """
-    return Timeline(schedule, *schedule.chunks.run(durations_us, message_us))
+    return Timeline(schedule, *schedule.chunks.run(durations_us, messages))
 
 
 @lru_cache(maxsize=512)

@@ -16,7 +16,7 @@ from unskew.analytics.core.cost import HEALTHY, CostModel, Place, Speeds, speed_
 from unskew.analytics.core.plan import Plan, splits_backward
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.actions import Action
-from unskew.analytics.pipeline.dag import Array
+from unskew.analytics.pipeline.dag import Array, Messages
 from unskew.analytics.pipeline.evaluator import Timeline, evaluate
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
 
@@ -57,17 +57,16 @@ class LayerCosts(msgspec.Struct, frozen=True, dict=True):
 def predict_iteration(plan: Plan, works: Sequence[Work], cost: CostModel, speeds: Speeds = HEALTHY) -> Prediction:
     """The predicted iteration in which micro-batch m carries `works[m]`; ranks and kinds not in `speeds` are healthy."""
     schedule = build_schedule(plan)
-    durations = durations_us(schedule, layer_costs([works], model_for(cost, plan.schedule)), speeds)[:, 0]
-    timeline = evaluate(schedule, durations, cost.message_us)
+    costs = layer_costs([works], model_for(cost, plan.schedule))
+    timeline = evaluate(schedule, durations_us(schedule, costs, speeds)[:, 0], messages_of(schedule, costs, iteration=0))
     return Prediction(float(timeline.makespan_us) + cost.end_us(plan), timeline)
 
 
 def predict_iterations(plan: Plan, batches: Sequence[Sequence[Work]], cost: CostModel, speeds: Speeds = HEALTHY) -> Array:
     """The predicted times (us) of many iterations at once: [iteration]. `batches[k][m]` is micro-batch m of iteration k."""
     schedule = build_schedule(plan)
-    timeline = evaluate(
-        schedule, durations_us(schedule, layer_costs(batches, model_for(cost, plan.schedule)), speeds), cost.message_us
-    )
+    costs = layer_costs(batches, model_for(cost, plan.schedule))
+    timeline = evaluate(schedule, durations_us(schedule, costs, speeds), messages_of(schedule, costs))
     return timeline.makespan_us + cost.end_us(plan)
 
 
@@ -81,6 +80,20 @@ def layer_costs(batches: Sequence[Sequence[Work]], cost: CostModel) -> LayerCost
     tokens = np.array([[work.tokens for work in works] for works in batches], dtype=np.float64).T
     sum_sq = np.array([[work.sum_sq for work in works] for works in batches], dtype=np.float64).T
     return LayerCosts(cost, tokens, sum_sq)
+
+
+def messages_of(schedule: Schedule, costs: LayerCosts, iteration: int | slice = slice(None)) -> Messages:
+    """What the messages of `schedule.order` cost in these iterations: [action, iteration], or [action] in a single one."""
+    cost, chunks = costs.cost, schedule.chunks
+    latency_us: float | Array = cost.message_us
+    if cost.slow_links:
+        more_us = {(one.sender, one.receiver): one.more_us for one in cost.slow_links}
+        links = zip(chunks.rank[chunks.given].tolist(), chunks.rank.tolist(), strict=True)
+        latency_us = cost.message_us + np.array([more_us.get(link, 0.0) for link in links])
+    link_us: float | Array = 0.0
+    if cost.message_token_us:
+        link_us = cost.message_token_us * costs.tokens[chunks.micro_batch, iteration]
+    return Messages(latency_us, link_us, cost.blocking)
 
 
 def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds) -> Array:

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unskew.analytics.core.cost import ChunkCost, CostModel, Place, PlaceCost, Speeds, speed_of
-from unskew.analytics.core.iteration import Chunk
+from unskew.analytics.core.iteration import Chunk, Transfer
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.predictor.regression import Floats, RegressionData, ratios_on, solve
@@ -39,6 +39,7 @@ from unskew.analytics.predictor.regression import Floats, RegressionData, ratios
 TERMS = ("token_us", "head_us_per_token", "token2_us", "layer_us")  # in this order a term gives way to those before it
 HELD_OUT = 4  # every fourth
 COVERAGE = 0.9  # of the prediction intervals
+MOST_MESSAGES = 400  # so many tell what messages cost as well as all
 
 
 class NotIdentifiable(ValueError):  # noqa: N818  # a state of the data, not a mistake
@@ -160,21 +161,23 @@ def fit_terms(
     fitted: Fit,
     iterations: Sequence[TimedIteration],
     predict_us: Callable[[Plan, Sequence[Work], CostModel], float],
-    transfers_us: Sequence[float] = (),
+    transfers: Sequence[Transfer] = (),
     collectives_us: Sequence[float] = (),
 ) -> Fit:
-    """The fit with `message_us` and `iteration_end_us` set so that predicted iterations match the measured ones.
+    """The fit with what messages cost and `iteration_end_us` set so that predicted iterations match the measured ones.
 
-    `predict_us` is the evaluator at the estimated speeds; `transfers_us` are times of single messages from the moment both
-    sides were ready (none: messages are free and the end carries them), `collectives_us` of gradient collectives likewise.
+    `predict_us` is the evaluator at the estimated speeds; `transfers` are single messages (none: messages are free and the end
+    carries them), `collectives_us` are times of gradient collectives from the moment all members had come.
     `error_percent` gains "iteration": mean absolute relative error of the odd iterations when the end is learned from the
     even ones (its prediction interval likewise). Raises `NotIdentifiable` without an iteration.
     """
     if not iterations:
         raise NotIdentifiable("no iteration to learn the iteration's end from: at least one committed iteration is needed")
+    message_us, message_token_us = message_costs(transfers)
     bare = msgspec.structs.replace(
         fitted.model,
-        message_us=max(0.0, median(transfers_us)) if transfers_us else 0.0,
+        message_us=message_us,
+        message_token_us=message_token_us,
         collective_us=max(0.0, median(collectives_us)) if collectives_us else 0.0,
         iteration_end_us=0.0,
     )
@@ -195,6 +198,25 @@ def fit_terms(
         ),
         error_percent={**fitted.error_percent, "iteration": 100 * fmean(abs(ratio - 1) for ratio in ratios)},
     )
+
+
+def message_costs(transfers: Sequence[Transfer]) -> tuple[float, float]:
+    """(us, us per token) of a message: the median, and a rate (Theil-Sen: the median of all slopes) where that leaves less than
+    half of what messages of different sizes differ by. Messages whose time is whole count, where there are any."""
+    chosen = [one for one in transfers if one.whole] or list(transfers)
+    if not chosen:
+        return 0.0, 0.0
+    chosen = chosen[:: 1 + len(chosen) // MOST_MESSAGES]
+    us, tokens = np.array([(one.us, one.tokens) for one in chosen]).T
+    first, second = np.triu_indices(len(us), 1)
+    apart = tokens[first] != tokens[second]
+    if apart.any():
+        slopes = (us[second] - us[first])[apart] / (tokens[second] - tokens[first])[apart]
+        rate = max(float(np.median(slopes)), 0.0)
+        rest = us - rate * tokens
+        if 2 * np.median(abs(rest - np.median(rest))) < np.median(abs(us - np.median(us))):
+            return max(float(np.median(rest)), 0.0), rate
+    return max(float(np.median(us)), 0.0), 0.0
 
 
 def _words(kind: str, place: Place, *, alone: bool) -> str:

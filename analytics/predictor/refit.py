@@ -13,7 +13,6 @@ from math import log
 import msgspec
 
 from unskew.analytics.core.cost import CostModel
-from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.predictor.fit import Fit, expected_us
 from unskew.analytics.predictor.retraining import IterationSample, PredictorBacktest, backtest, fit_seen
 
@@ -70,9 +69,7 @@ def coverage(model: CostModel, later: Sequence[IterationSample]) -> dict[str, fl
 
     for seen in later:
         committed = seen.committed
-        count(
-            "iteration", predict_iteration(seen.plan, committed.works, model, seen.speeds).iteration_us, committed.measured_us
-        )
+        count("iteration", seen.predicted_by(model), committed.measured_us)
         for chunk in seen.chunks:
             if chunk.kind in model.chunks:
                 count(chunk.kind, expected_us(model, chunk), chunk.us)

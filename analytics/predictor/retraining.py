@@ -19,8 +19,8 @@ from statistics import median
 
 import msgspec
 
-from unskew.analytics.core.cost import CostModel
-from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry
+from unskew.analytics.core.cost import CostModel, SlowLink
+from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry, Transfer
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.prediction import predict_iteration
@@ -52,14 +52,15 @@ class RetrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IterationSample(msgspec.Struct, frozen=True):
-    """A committed iteration, the plan it ran under, the estimated speeds when it ran, and its time as it was predicted then.
-    `suspicion`: the highest score of a rank in it."""
+    """A committed iteration, the plan it ran under, the estimated speeds and slow links when it ran, and its time as it was
+    predicted then. `suspicion`: the highest score of a rank in it."""
 
     released: IterationTelemetry
     plan: Plan
     speeds: dict[int, dict[str, float]]
     predicted_us: float | None = None
     suspicion: float = 0.0
+    slow_links: tuple[SlowLink, ...] = ()
 
     @property
     def committed(self) -> CommittedIteration:
@@ -69,6 +70,21 @@ class IterationSample(msgspec.Struct, frozen=True):
     def chunks(self) -> list[Chunk]:
         """At healthy speed."""
         return at_healthy_speed(self.committed.chunks, self.speeds)
+
+    @property
+    def slow(self) -> frozenset[tuple[int, int]]:
+        """The links that were estimated slow."""
+        return frozenset((link.sender, link.receiver) for link in self.slow_links)
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """Over all other links."""
+        return [one for one in self.committed.transfers if (one.sender, one.receiver) not in self.slow]
+
+    def predicted_by(self, model: CostModel) -> float:
+        """Its time (us) by a model, with what is estimated of it."""
+        cost = msgspec.structs.replace(model, slow_links=self.slow_links)
+        return predict_iteration(self.plan, self.committed.works, cost, self.speeds).iteration_us
 
 
 class PredictorBacktest(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,13 +110,15 @@ class _Candidate(msgspec.Struct, frozen=True):
 
 
 class Retraining(msgspec.Struct, frozen=True, kw_only=True):
-    """The predictor of one run and what it is learned from; never changed, only replaced. `classes`: device class -> ranks.
+    """The predictor of one run and what it is learned from; never changed, only replaced. `classes`: device class -> ranks;
+    `blocking`: their sends are (`CostModel`).
 
     `seen`: the last complete iterations; a new predictor is due at iteration `due_at`, because of `why`.
     """
 
     options: RetrainingOptions = RetrainingOptions()
     classes: dict[str, tuple[int, ...]] = {}
+    blocking: bool = False
     fitted: Fit | None = None
     number: int = 0
     seen: tuple[IterationSample, ...] = ()
@@ -133,7 +151,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
 
     def fitted_again(self, trigger: str) -> tuple[Retraining, PredictorFitted | None]:
         """At once, on what was seen: its speeds were corrected."""
-        found = fit_seen(self.seen, self.classes) if self.fitted is not None and self.seen else None
+        found = fit_seen(self.seen, self.classes, blocking=self.blocking) if self.fitted is not None and self.seen else None
         return (self, None) if found is None else self._adopted(found, trigger, self.seen[-1].committed.iteration)
 
     def observe(self, sample: IterationSample) -> tuple[Retraining, PredictorFitted | None]:
@@ -142,7 +160,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
         after = msgspec.structs.replace(self, seen=seen, candidate=None)
         now, suspicious = sample.committed.iteration, sample.suspicion >= self.options.suspicious_score
         if self.fitted is None:
-            found = fit_seen(seen, self.classes) if len(seen) >= self.options.warm_up else None
+            found = fit_seen(seen, self.classes, blocking=self.blocking) if len(seen) >= self.options.warm_up else None
             return (after, None) if found is None else after._adopted(found, "warm-up", now)
         if self.candidate is None:
             return (after if suspicious else after._with_candidate(now, self.fitted)), None
@@ -165,7 +183,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     def _with_candidate(self, now: int, fitted: Fit) -> Retraining:
         """With a candidate where one is due and can be fitted."""
         trigger = (self.why or "again from the log") if now >= self.due_at else self._drift(now, fitted)
-        found = fit_seen(self.seen, self.classes) if trigger else None
+        found = fit_seen(self.seen, self.classes, blocking=self.blocking) if trigger else None
         return self if found is None else msgspec.structs.replace(self, candidate=_Candidate(found, trigger))
 
     def _drift(self, now: int, fitted: Fit) -> str:
@@ -200,24 +218,32 @@ def fitted_event(found: Fit, *, number: int, watermark: int, trigger: str) -> Pr
     )
 
 
-def fit_seen(seen: Sequence[IterationSample], classes: Mapping[str, tuple[int, ...]] | None = None) -> Fit | None:
-    """The predictor of these iterations; None when they do not suffice. `classes`: device class -> its ranks."""
-    plan, speeds = seen[-1].plan, seen[-1].speeds
+def fit_seen(
+    seen: Sequence[IterationSample], classes: Mapping[str, tuple[int, ...]] | None = None, *, blocking: bool = False
+) -> Fit | None:
+    """The predictor of these iterations; None when they do not suffice. `classes`: device class -> its ranks; `blocking`:
+    their sends are."""
+    plan, speeds, slow_links = seen[-1].plan, seen[-1].speeds, seen[-1].slow_links
     chunks = [chunk for one in seen for chunk in one.chunks]
     # The first iteration pays for start-up once; it is no evidence on the end of the others.
     measured = [
         TimedIteration(one.plan, one.committed.works, one.committed.measured_us)
         for one in seen
-        if one.plan.plan_version == plan.plan_version and one.speeds == speeds and one.committed.iteration > 0
+        if one.plan.plan_version == plan.plan_version
+        and one.speeds == speeds
+        and one.slow == seen[-1].slow
+        and one.committed.iteration > 0
     ]
-    transfers = [us for one in seen for us in one.released.transfers_us]
+    transfers = [transfer for one in seen for transfer in one.transfers]
     collectives = [us for one in seen for us in one.released.collectives_us]
 
     def makespan_us(plan: Plan, works: Sequence[Work], cost: CostModel) -> float:
-        return predict_iteration(plan, works, cost, speeds).iteration_us
+        return predict_iteration(plan, works, msgspec.structs.replace(cost, slow_links=slow_links), speeds).iteration_us
 
     try:
-        return fit_terms(fit(chunks, classes), measured, makespan_us, transfers, collectives)
+        found = fit(chunks, classes)
+        found = msgspec.structs.replace(found, model=msgspec.structs.replace(found.model, blocking=blocking))
+        return fit_terms(found, measured, makespan_us, transfers, collectives)
     except NotIdentifiable:
         return None
 
@@ -226,11 +252,7 @@ def backtest(model: CostModel, later: Sequence[IterationSample]) -> PredictorBac
     """The errors of a model on iterations that it has not seen."""
     chunks = [chunk for seen in later for chunk in seen.chunks]
     errors = [
-        abs(
-            predict_iteration(seen.plan, seen.committed.works, model, seen.speeds).iteration_us / seen.committed.measured_us - 1
-        )
-        for seen in later
-        if seen.committed.measured_us > 0
+        abs(seen.predicted_by(model) / seen.committed.measured_us - 1) for seen in later if seen.committed.measured_us > 0
     ]
     return PredictorBacktest(n=len(later), chunks=median_error(model, chunks), iterations=median(errors) if errors else 0.0)
 

@@ -26,7 +26,7 @@ from unskew.analytics.core.plan import Plan, PlanError, ruled
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.dag import Array
 from unskew.analytics.pipeline.evaluator import Timeline, evaluate
-from unskew.analytics.pipeline.prediction import durations_us, layer_costs, model_for
+from unskew.analytics.pipeline.prediction import durations_us, layer_costs, messages_of, model_for
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.adaptis.searched import RankTimes, searched_anew, searched_layout
 from unskew.analytics.planners.problem import PlannerJob
@@ -228,7 +228,7 @@ class _Bench:
         schedule = build_schedule(plan)
         self.scheduled_actions += len(schedule.order)
         durations = durations_us(schedule, self.costs, self.state.speeds)
-        timeline = evaluate(schedule, durations, self.state.cost.message_us)
+        timeline = evaluate(schedule, durations, messages_of(schedule, self.costs))
         return timeline.makespan_us + self.state.cost.end_us(plan), timeline
 
     def score(self, name: str, layout: Layout, plan: Plan | None = None) -> tuple[Candidate, int]:

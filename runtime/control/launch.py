@@ -299,7 +299,8 @@ def _site(options: RunOptions, placement: Placement) -> Site:
         regroup_us=_REGROUP_US,
         shared_cores=cores() if placement.kind == "cores" and options.ranks > cores() else None,
         truth_known=placement.device != "real",
-        detector=options_for(placement.kind),
+        detector=options_for(placement.kind, links=placement.device != "real"),
+        blocking_sends=options.sends == "blocking",
         classes={
             name: tuple(rank for rank, own in enumerate(placement.classes) if own == name)
             for name in sorted({*placement.classes})

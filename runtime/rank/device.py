@@ -73,9 +73,11 @@ class ChunkOf(msgspec.Struct, frozen=True, gc=False):
 
 
 class Device(ABC):
-    """Runs chunks and has a clock. `torch_device` is where the tensors live; `carries_time`: messages carry the clock."""
+    """Runs chunks and has a clock. `torch_device` is where the tensors live; `emulated`: it takes the time of a profile;
+    `carries_time`: messages carry the clock."""
 
     torch_device = torch.device("cpu")
+    emulated = False
     carries_time = False
 
     def __init__(self, slow: Sequence[FaultSpec]) -> None:
@@ -90,6 +92,14 @@ class Device(ABC):
     def now_us(self) -> int:
         """The run's clock."""
         return time.monotonic_ns() // 1000
+
+    def ended_us(self) -> int:
+        """When the last chunk ended, by the device's own clock."""
+        return self.now_us()
+
+    def wait_until(self, time_us: int) -> None:
+        """Begin nothing before."""
+        time.sleep(max(time_us - self.now_us(), 0) / 1e6)
 
     def advance_to(self, time_us: int) -> None:  # noqa: B027 - only a logical clock listens
         """The iteration ended at `time_us` on the slowest rank."""
@@ -199,6 +209,8 @@ CATCH_UP_NS = 100_000_000
 
 
 class SleepDevice(Device):
+    emulated = True
+
     def __init__(self, slow: Sequence[FaultSpec], cost: CostModel) -> None:
         super().__init__(slow)
         self._cost = cost
@@ -230,8 +242,16 @@ class SleepDevice(Device):
         )
         return result, lambda: timing
 
+    def ended_us(self) -> int:
+        return self._free_ns // 1000
+
+    def wait_until(self, time_us: int) -> None:
+        super().wait_until(time_us)
+        self._free_ns = max(self._free_ns, 1000 * time_us)
+
 
 class VirtualDevice(Device):
+    emulated = True
     carries_time = True
 
     def __init__(self, slow: Sequence[FaultSpec], cost: CostModel) -> None:
@@ -253,6 +273,9 @@ class VirtualDevice(Device):
 
     def now_us(self) -> int:
         return self._now_us
+
+    def wait_until(self, time_us: int) -> None:
+        self.advance_to(time_us)
 
     def advance_to(self, time_us: int) -> None:
         self._now_us = max(self._now_us, time_us)

@@ -4,9 +4,9 @@ The action list comes from the plan (pipeline/schedule.py); any rank may execute
 replica. Where the schedule splits the backward pass, B computes the gradient of activations (and those of the few parameters
 that are no matrices: norms, embedding) and W the gradients of the weight matrices. Receives are posted two actions ahead,
 sends are waited for at the end, a hand-over within the rank costs nothing. Messages need no shapes: every rank knows each
-micro-batch's lengths. On a virtual device, and over a link that is slowed on purpose, each message carries the sender's clock
-in front. The members of a tensor-parallel group execute their chunks together and divide each message among them
-(shards/crossings.py). An attempt that keeps gradients of the one before adds only those that are missing (scheduler/kept.py).
+micro-batch's lengths. A message that takes a time of its own (runtime/links.py) carries in front when it arrives. The members
+of a tensor-parallel group execute their chunks together and divide each message among them (shards/crossings.py). An attempt
+that keeps gradients of the one before adds only those that are missing (scheduler/kept.py).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from unskew.analytics.scheduler.kept import KeptGradients
 from unskew.analytics.shards.crossings import Crossing, crossings, share_ends
 from unskew.analytics.shards.parts import ends_of
 from unskew.collector.events import Span
+from unskew.runtime.links import Links
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import Deferred, weight_gradients
 from unskew.runtime.model.tensor_parallel import cross_entropy
 from unskew.runtime.rank.comm import Comm, PendingMessage, Team
 from unskew.runtime.rank.device import ChunkOf, ChunkTiming, Device
-from unskew.runtime.rank.injection import SlowLinks
 from unskew.runtime.rank.progress import RankProgress
 
 _LOOK_AHEAD = 2
@@ -70,11 +70,11 @@ class Executor:
         dtype: torch.dtype,
         dim: int,
         before: Callable[[int], None],
-        slow_links: SlowLinks,
+        links: Links,
     ) -> None:
         self._plan, self._actions, self._kept, self._layers, self._batch = plan, actions, kept, layers, batch
         self._comm, self._device, self._progress, self._label, self._before = comm, device, progress, label, before
-        self._dtype, self._dim, self._slow_links = dtype, dim, slow_links
+        self._dtype, self._dim, self._links = dtype, dim, links
         team = plan.team_of.get(comm.rank)
         self._team = None if team is None else Team(comm, team, progress)
         low, high = ends_of(plan.role_of[comm.rank].part)
@@ -86,10 +86,12 @@ class Executor:
         self._deferred: dict[tuple[int, int], Deferred] = {}
         self._losses: dict[int, float] = {}
         self._sent: list[tuple[PendingMessage, Span]] = []
+        self._begun_us = 0
         self.executed: list[ExecutedChunk] = []
 
     def run(self) -> None:
         """Execute all actions. Raises `PeerLost` when a peer is gone or this rank's groups are stopped."""
+        self._begun_us = self._device.now_us()
         for index, action in enumerate(self._actions):
             self._before(index)
             for coming in self._actions[index : index + 1 + _LOOK_AHEAD]:
@@ -103,7 +105,8 @@ class Executor:
         with self._progress.waiting("send"):
             for pending, span in self._sent:
                 pending.wait()
-                wall_us = self._device.now_us() - span.start_us
+                timed = self._links.timed(span.rank, pending.peer)
+                wall_us = span.wall_us if timed else self._device.now_us() - span.start_us
                 self.executed[-1].messages.append(msgspec.structs.replace(span, wall_us=wall_us))
 
     def finish_weights(self) -> None:
@@ -233,13 +236,14 @@ class Executor:
             self._progress.working()
             return self._local.pop(key, None), 0, 0, []
         arriving, posted_us = self._arriving.pop(key)
-        start_us = last_us = self._device.now_us()
+        timed = all(self._header(one.sender, one.receiver) for one, _ in arriving)
+        start_us = last_us = max(self._device.ended_us(), self._begun_us) if timed else self._device.now_us()
         parts, spans = [], []
         for one, pending in arriving:
             header = self._header(one.sender, one.receiver)
             with self._progress.waiting("recv", one.sender):
                 flat = pending.wait()
-                ready_us = self._arrived_us(flat[:header], one.sender, one.receiver) if header else self._device.now_us()
+                ready_us = self._arrived_us(flat[:header]) if header else self._device.now_us()
             spans.append(
                 self._label(
                     kind="recv", start_us=start_us, wall_us=max(ready_us - start_us, 0), micro_batch=action.micro_batch,
@@ -263,19 +267,17 @@ class Executor:
         return torch.cat([row[:length] for row, length in zip(shares, lengths, strict=True)])
 
     def _header(self, sender: int, receiver: int) -> int:
-        """Elements in front of a message over this link: the sender's clock is one float64, or the room of one."""
-        if not (self._device.carries_time or self._slow_links.stamps(sender, receiver)):
+        """Elements in front of a message over this link: when it arrives is one float64, or the room of one."""
+        if not self._links.timed(sender, receiver):
             return 0
         return 8 // torch.empty((), dtype=self._dtype).element_size()
 
-    def _arrived_us(self, clock: Tensor, sender: int, receiver: int) -> int:
-        """When a message with this clock in front arrives over a link that may be slow; not before, where time is real."""
-        delay_us = self._slow_links.delay_us(sender, receiver, self._batch.iteration)
-        arrives_us = int(clock.view(torch.float64)[0]) + delay_us
-        if self._device.carries_time:
-            return arrives_us
-        time.sleep(max(arrives_us - self._device.now_us(), 0) / 1e6 if delay_us else 0.0)
-        return self._device.now_us()
+    def _arrived_us(self, clock: Tensor) -> int:
+        """When the message with this in front arrives; not before, where time is real."""
+        arrives_us = int(clock.view(torch.float64)[0])
+        if not self._device.carries_time:
+            time.sleep(max(arrives_us - self._device.now_us(), 0) / 1e6)
+        return arrives_us if self._device.emulated else self._device.now_us()
 
     def _hand_on(self, kind: str, action: Action, hop: int, tensor: Tensor) -> None:
         """Give the result, or this rank's share of it, to those who execute the neighbouring hop."""
@@ -289,13 +291,14 @@ class Executor:
                 self._send(flat[one.first : one.end], one.receiver, action, _tag(*key))
 
     def _send(self, flat: Tensor, peer: int, action: Action, tag: int) -> None:
+        posted_us, wall_us = self._device.now_us(), 0
         if self._header(self._comm.rank, peer):
-            clock = torch.tensor([float(self._device.now_us())], dtype=torch.float64).view(self._dtype)
-            flat = torch.cat((clock, flat))
-        posted_us = self._device.now_us()
+            posted_us, arrives_us = self._links.sent(peer, flat.nbytes, self._batch.iteration)
+            wall_us = arrives_us - posted_us
+            flat = torch.cat((torch.tensor([float(arrives_us)], dtype=torch.float64).view(self._dtype), flat))
         pending = self._comm.send(flat, peer, tag)
         span = self._label(
-            kind="send", start_us=posted_us, wall_us=0, micro_batch=action.micro_batch, peer=peer,
+            kind="send", start_us=posted_us, wall_us=wall_us, micro_batch=action.micro_batch, peer=peer,
             first_layer=action.first_layer, bytes=flat.nbytes, posted_us=posted_us,
         )  # fmt: skip
         self._sent.append((pending, span))

@@ -1,5 +1,4 @@
-"""Carries out this rank's faults: real signals to its own process, at the place that the SPEC names, announced first. And what
-is done to its links: messages over a slow one carry the time at which they were sent, and arrive so much later."""
+"""Carries out this rank's faults: real signals to its own process, at the place that the SPEC names, announced first."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from unskew.analytics.core.faults import FaultSpec, KillPoint
@@ -20,24 +19,8 @@ class InjectedError(RuntimeError):
     """What `exception` raises in a rank."""
 
 
-class SlowLinks:
-    """What the faults of a run do to its links; every rank knows all of them."""
-
-    def __init__(self, faults: Iterable[FaultSpec]) -> None:
-        self._faults = [fault for fault in faults if fault.kind == "slow_link"]
-        self._links = {(fault.rank, fault.peer) for fault in self._faults}
-
-    def stamps(self, sender: int, receiver: int) -> bool:
-        """Whether messages over this link carry the time at which they were sent, in all iterations."""
-        return (sender, receiver) in self._links
-
-    def delay_us(self, sender: int, receiver: int, iteration: int) -> int:
-        """By how much a message of this iteration arrives later."""
-        return round(sum(fault.delay_us(sender, receiver, iteration) for fault in self._faults))
-
-
 class Injector:
-    """Strikes this rank when its time has come; slow devices and links are the device's and the executor's, and only announced
+    """Strikes this rank when its time has come; slow devices and links are the device's and the links', and only announced
     here."""
 
     def __init__(self, faults: Sequence[FaultSpec], rank: int, seed: int, announce: Callable[[FaultSpec, int], None]) -> None:

@@ -29,6 +29,7 @@ from unskew.collector.rights import take_rights_of
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.corpus import Corpus
 from unskew.runtime.heartbeat_page import HeartbeatPage
+from unskew.runtime.links import Links
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import ModelSize
@@ -50,7 +51,7 @@ from unskew.runtime.rank.control_thread import ControlThread
 from unskew.runtime.rank.device import make_device
 from unskew.runtime.rank.executor import Executor
 from unskew.runtime.rank.gradients import keep_gradients, loss_of, reduce_gradients
-from unskew.runtime.rank.injection import Injector, SlowLinks
+from unskew.runtime.rank.injection import Injector
 from unskew.runtime.rank.migrate import LayersLost, settle_in
 from unskew.runtime.rank.probe import product_us, run_probe
 from unskew.runtime.rank.progress import RankProgress
@@ -102,7 +103,7 @@ class Rank:
         # What was to happen by now has happened, to the process before.
         due = [fault for fault in options.faults if joins is None or fault.at >= joins.committed]
         self.injector = Injector(due, rank_spec.rank, options.seed, self._announce)
-        self.slow_links = SlowLinks(options.faults)
+        self.links = Links(options, rank_spec.rank, self.device)
         self.recorder = Recorder(spool, self.device, rank_spec)
         self.size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
         self.dtype: torch.dtype = getattr(torch, options.dtype)
@@ -224,7 +225,7 @@ class Rank:
         executor = Executor(
             plan=plan, actions=actions, kept=self.kept, layers=self.layers, batch=batch, comm=comm, device=self.device,
             progress=self.progress, label=self.recorder.span, dtype=self.dtype, dim=self.options.dim,
-            before=lambda index: self.injector.before_action(batch.iteration, index, kinds), slow_links=self.slow_links,
+            before=lambda index: self.injector.before_action(batch.iteration, index, kinds), links=self.links,
         )  # fmt: skip
         if not actions:  # a death among the chunks happens also where there are none
             self.injector.before_action(batch.iteration, 0, ["none"])

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 from support.runtime_runs import LONG_CHUNKS, train
 
-from unskew.collector.events import DeviceLost, FaultInjected, RankAdded, RunFinished, Verdict, VerdictScored
+from unskew.collector.events import (
+    DeviceLost,
+    FaultInjected,
+    IterationJudged,
+    PredictorFitted,
+    RankAdded,
+    RunFinished,
+    Verdict,
+    VerdictScored,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit(120)]
 
@@ -33,11 +42,18 @@ def test_a_process_ends_by_an_error_and_by_a_signal_its_disk_fills_and_it_comes_
     }  # fmt: skip
 
 
-def test_a_slow_link_is_named(tmp_path: Path) -> None:
-    run = train(tmp_path, "slow_link:rank=2,peer=3,delay_ms=8,at=22", base=LONG_CHUNKS, iterations=32)
+def test_a_slow_link_is_named_and_priced_beside_links_that_cost(tmp_path: Path) -> None:
+    """Each link is on its way for 1 ms, at 30 Mbit/s; the predictor learns both, and then what the slow one takes longer."""
+    fault = "slow_link:rank=2,peer=3,delay_ms=20,at=22"
+    run = train(tmp_path, fault, base=LONG_CHUNKS, iterations=34, link_us=1_000, link_mbps=30)
     (verdict,) = run.of(Verdict)
     assert (verdict.cause, verdict.culprits[0].link) == ("slow_link", (2, 3))
     assert verdict.at_iteration <= 28
-    assert verdict.evidence["more_us"] == pytest.approx(8_000, rel=0.05)
+    assert verdict.evidence["more_us"] == pytest.approx(20_000, rel=0.05)
+    (fitted,) = run.of(PredictorFitted)
+    per_token = 8 * 8 * run.options.dim / 30  # float64
+    assert (fitted.model["message_us"], fitted.model["message_token_us"]) == pytest.approx((1_000, per_token), rel=0.01)
+    judged = [one for one in run.of(IterationJudged) if one.iteration > verdict.at_iteration]
+    assert all(one.predicted_us == pytest.approx(one.measured_us, rel=0.01) for one in judged)
     (scored,) = run.of(VerdictScored)
     assert (scored.correct, scored.truth) == (True, "slow_link rank 2 to 3 at iteration 22")

@@ -73,7 +73,6 @@ def _iteration(*ranks: dict[str, float]) -> IterationTelemetry:
             measured_us=float(first["measured_us"]),
             log_complete=True,
         ),
-        transfers_us=(),
         collectives_us=(float(first["collectives_us"]),),
         beside=tuple(BesideChunks(rank, kind, float(of[kind])) for rank, of in enumerate(ranks) for kind in BESIDE),
         without_core={rank: float(of["without_core"]) for rank, of in enumerate(ranks)},

@@ -17,7 +17,7 @@ import numpy as np
 
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.cost import ChunkCost, CostModel
-from unskew.analytics.core.iteration import Chunk, CommittedIteration
+from unskew.analytics.core.iteration import Chunk, CommittedIteration, Transfer
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work, work_of
@@ -188,7 +188,7 @@ def warm_up(job: SyntheticJob) -> CostModel:
     def makespan_us(plan: Plan, works: Sequence[Work], cost: CostModel) -> float:
         return predict_iteration(plan, works, cost).iteration_us
 
-    return fit_terms(fit([chunk for one in seen for chunk in one.chunks]), measured, makespan_us, [300.0]).model
+    return fit_terms(fit([chunk for one in seen for chunk in one.chunks]), measured, makespan_us, [Transfer(0, 1, 300.0)]).model
 
 
 class DetectionOutcome(msgspec.Struct, frozen=True, kw_only=True):

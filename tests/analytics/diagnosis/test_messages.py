@@ -67,5 +67,7 @@ def test_messages_are_timed_from_the_moment_both_sides_were_ready(schedule: str)
     intake = Intake()
     (released,) = [*intake.take(events, {0: plan}), *intake.take((), {0: plan})]
     waited = sum(span.kind == "recv" and span.wall_us > 0 for span in spans)
-    assert len(released.transfers_us) == waited
-    assert 0 < min(released.transfers_us) <= max(released.transfers_us) == MESSAGE_US
+    times = [transfer.us for transfer in released.committed.transfers]
+    assert len(times) == waited
+    assert 0 < min(times) <= max(times) == MESSAGE_US
+    assert {transfer.us for transfer in released.committed.transfers if transfer.whole} == {MESSAGE_US}

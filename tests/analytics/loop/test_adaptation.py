@@ -12,7 +12,7 @@ from support.adaptation_loop import Loop
 
 from unskew.analytics.core.cost import Speeds, speed_of
 from unskew.analytics.core.device_profiles import profile
-from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry
+from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry, Transfer
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.workload import work_of
@@ -64,8 +64,8 @@ def train(
             committed=CommittedIteration(
                 iteration=now, plan_version=plan.plan_version, chunks=tuple(chunks) if complete else (), works=works,
                 measured_us=predict_iteration(plan, works, COST, truth(now)).iteration_us + 20_000, log_complete=complete,
+                transfers=(Transfer(0, 1, 100.0),),
             ),
-            transfers_us=(100.0,),
         )  # fmt: skip
 
 

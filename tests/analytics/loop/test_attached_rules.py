@@ -83,7 +83,7 @@ def job(
             measured_us=float(took.max()) + 900,
             log_complete=True,
         )
-        released = IterationTelemetry(committed=one, transfers_us=(), beside=tuple(beside), without_core=without_core or {})
+        released = IterationTelemetry(committed=one, beside=tuple(beside), without_core=without_core or {})
         state, found = committed(state, released)
         events += found
     return events

@@ -13,7 +13,7 @@ from support.runtime_runs import train as train_live
 
 from unskew.analytics.core.cost import HEALTHY, ChunkCost, CostModel, PlaceCost, Speeds
 from unskew.analytics.core.device_profiles import ProfileError, profiles_of
-from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry
+from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry, Transfer
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.plan import Hop, Plan, Role, Route, validate
 from unskew.analytics.core.workload import Work, work_of
@@ -84,8 +84,8 @@ def train(
             committed=CommittedIteration(
                 iteration=now, plan_version=plan.plan_version, chunks=chunks, works=of,
                 measured_us=predict_iteration(plan, of, truth, speeds or {}).iteration_us, log_complete=True,
+                transfers=(Transfer(0, 1, 100.0),),
             ),
-            transfers_us=(100.0,),
         )  # fmt: skip
 
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.analytics.core.cost import ChunkCost, CostModel
-from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry
+from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry, Transfer
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.pipeline.prediction import predict_iteration
-from unskew.analytics.predictor.fit import NotIdentifiable, TimedIteration, at_healthy_speed, fit, fit_terms
+from unskew.analytics.predictor.fit import NotIdentifiable, TimedIteration, at_healthy_speed, fit, fit_terms, message_costs
 from unskew.analytics.predictor.refit import coverage
 from unskew.analytics.predictor.retraining import NO_WORSE, IterationSample, PredictorBacktest
 
@@ -148,7 +148,7 @@ def test_the_iteration_end_is_what_chunks_and_messages_leave() -> None:
         fit(measure(seed=8, n=40)),
         seen,
         lambda p, works, cost: predict_iteration(p, works, cost).iteration_us,
-        [1900, 2000, 9000],
+        [Transfer(0, 1, us) for us in (1900, 2000, 9000)],
     )
     assert fitted.model.message_us == 2000
     predicted = [predict_iteration(plan, one.works, fitted.model).iteration_us / one.us for one in seen]
@@ -188,7 +188,7 @@ def test_coverage_of_iterations_is_counted_as_that_of_chunks() -> None:
         committed = CommittedIteration(
             iteration=iteration, plan_version=0, chunks=chunks, works=works, measured_us=factor * predicted, log_complete=True
         )
-        return IterationSample(IterationTelemetry(committed=committed, transfers_us=()), plan, {})
+        return IterationSample(IterationTelemetry(committed=committed), plan, {})
 
     later = [seen(i, factor) for i, factor in enumerate((1.0, 1.05, 0.95, 1.5))]
     assert coverage(model, later) == {"F": 0.75, "iteration": 0.75}
@@ -236,3 +236,17 @@ def test_a_predictor_replaces_one_when_its_chunks_are_no_worse_and_the_sum_of_it
 ) -> None:
     old = PredictorBacktest(n=8, chunks=0.02, iterations=0.03)
     assert PredictorBacktest(n=8, chunks=chunks, iterations=iterations).beats(old) is replaces
+
+
+def test_messages_are_fitted_by_their_size_only_where_that_explains_them() -> None:
+    random = np.random.default_rng(3)
+    tokens = random.integers(100, 300, 60)
+    sized = [Transfer(0, 1, 1000.0 + 7.0 * int(n) + random.normal(0, 20), int(n)) for n in tokens]
+    late = [Transfer(1, 0, 60_000.0, 200, whole=False)] * 100  # behind others, or seen from their middle on
+    latency_us, token_us = message_costs([*sized, *late])
+    assert (latency_us, token_us) == (pytest.approx(1000, rel=0.05), pytest.approx(7, rel=0.05))
+    noisy = [Transfer(0, 1, float(random.normal(900, 200)), int(n)) for n in tokens]
+    latency_us, token_us = message_costs(noisy)
+    assert (latency_us, token_us) == (pytest.approx(900, rel=0.1), 0.0)
+    assert message_costs(late) == (60_000.0, 0.0)
+    assert message_costs([]) == (0.0, 0.0)

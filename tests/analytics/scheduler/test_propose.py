@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.paths import DOCS
 
-from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.cost import ChunkCost, CostModel, SlowLink
 from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.packing import pack
@@ -270,3 +270,13 @@ def test_many_iterations_at_once_are_predicted_as_one_by_one():
     cost = CostModel(chunks=COST.chunks, message_us=300.0, iteration_end_us=5000.0)
     together = predict_iterations(ORIGIN, BATCHES[:3], cost, speeds)
     assert together.tolist() == [predict_iteration(ORIGIN, works, cost, speeds).iteration_us for works in BATCHES[:3]]
+
+
+def test_work_leaves_the_replica_whose_link_is_slow():
+    slow = msgspec.structs.replace(COST, slow_links=(SlowLink(0, 1, 40_000.0), SlowLink(1, 2, 40_000.0)))
+    proposal, _ = propose(20, ORIGIN, msgspec.structs.replace(state(), cost=slow))
+    assert proposal is not None
+    counts = [sum(route.replica == replica for route in proposal.plan.routes) for replica in (0, 1)]
+    assert counts[0] < counts[1]
+    times = predict_iterations(proposal.plan, BATCHES, slow)
+    assert proposal.predicted_us == pytest.approx(times.mean())
