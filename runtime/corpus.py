@@ -32,6 +32,10 @@ class Corpus:
         # A document of n bytes has n - 1 tokens: each byte but the last, with the next byte as its target.
         self.lengths = [len(document) - 1 for document in documents]
 
+    def length(self, index: int) -> int:
+        """Its tokens."""
+        return self.lengths[index]
+
     def document(self, index: int) -> npt.NDArray[np.uint8]:
         """The bytes of one document, `lengths[index] + 1` of them."""
         end = int(self.ends[index])

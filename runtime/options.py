@@ -60,7 +60,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that determines a run, in the order of the help page. `store` None = the default store.
 
     `instrument_turns`: ranks record spans in blocks of so many iterations, in turns with none (0 = always); the overhead is
-    measured so.
+    measured so. `layer_weights`, `shapes`: of a model of somebody's own, what was measured of its layers (own_model.py): what
+    each costs, and what it gives to the next for every token.
     """
 
     tp: Annotated[int, Parameter(help="Tensor-parallel shards of a stage.", panel=LAYOUT, least=1, most=1_024)] = 1
@@ -77,6 +78,24 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     iterations: Annotated[int, Parameter(help="Iterations to train.", panel=MATHS, least=1, most=10_000_000)] = 150
     seed: Annotated[int, Parameter(help="Seed of weights and batches.", panel=MATHS, least=0, most=2**32 - 1)] = 0
     dtype: Annotated[DType, Parameter(help="Number format.", panel=MATHS, default="float32; float64 with --verify")] = "float32"
+    model: Annotated[
+        str | None,
+        Parameter(
+            help="A model of your own, a list of modules: module:function or file.py:function.",
+            panel=MATHS,
+            metavar="NAME",
+            default="a small Llama of --layers, --dim and --heads",
+        ),
+    ] = None
+    data: Annotated[
+        str | None,
+        Parameter(
+            help="Data of your own, documents or packed batches: module:function or file.py:function.",
+            panel=MATHS,
+            metavar="NAME",
+            default="the corpus",
+        ),
+    ] = None
     corpus: Annotated[
         str | None,
         Parameter(help="A folder of text files.", panel=MATHS, metavar="PATH", default="the standard library's sources"),
@@ -144,6 +163,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     resume: ResumePoint | None = None
     store: str | None = None
     instrument_turns: int = 0
+    layer_weights: tuple[float, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def first_iteration(self) -> int:
@@ -157,6 +178,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     def prices_links(self) -> bool:
         """Whether messages between emulated devices cost anything."""
         return bool(self.link_us or self.link_mbps or self.sends == "blocking")
+
+    @property
+    def given_on(self) -> tuple[tuple[int, ...], ...]:
+        """Of what each layer gives to the next, the shape for every token."""
+        return self.shapes or ((self.dim,),) * self.layers
 
     def first_plan(self) -> Plan:
         """The plan the run starts with. Raises `PlanError` for an impossible layout."""
@@ -172,9 +198,16 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
                 micro_batches=self.micro_batches,
                 cost=profile(profiles_of(self.profile, self.ranks)[0]),
                 tokens=self.tokens,
+                layer_weights=self.layer_weights,
             )
         return uniform_plan(
-            tp=self.tp, pp=self.pp, dp=self.dp, n_layers=self.layers, micro_batches=self.micro_batches, schedule=self.schedule
+            tp=self.tp,
+            pp=self.pp,
+            dp=self.dp,
+            n_layers=self.layers,
+            micro_batches=self.micro_batches,
+            schedule=self.schedule,
+            layer_weights=self.layer_weights,
         )
 
 
@@ -217,6 +250,8 @@ def check(options: RunOptions) -> None:
 
 
 def _check_tensor_parallel(options: RunOptions) -> None:
+    if options.tp > 1 and options.model is not None:
+        raise OptionsError(f"--tp {options.tp} is not for --model: only the built-in model's layers can be cut")
     if options.tp > options.heads:
         raise OptionsError(
             f"--tp {options.tp} leaves a shard without a head, allowed with --heads {options.heads}: {options.heads} or less"

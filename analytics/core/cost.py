@@ -46,7 +46,7 @@ class ChunkCost(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token2_us: float
     head_us_per_token: float = 0.0
 
-    def us(self, work: Work, n_layers: int, has_head: bool) -> float:
+    def us(self, work: Work, n_layers: float, has_head: bool) -> float:
         """Microseconds of a chunk of `n_layers` on a healthy device."""
         per_layer = self.layer_us + self.token_us * work.tokens + self.token2_us * work.sum_sq
         return n_layers * per_layer + (self.head_us_per_token * work.tokens if has_head else 0.0)
@@ -159,7 +159,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.iteration_end_us + self.collective_us * max(_chain(plan.gradient_groups) - 1, 0)
 
     def chunk_us(
-        self, kind: str, work: Work, n_layers: int, *, has_head: bool, speed: float = 1.0, place: Place | None = None
+        self, kind: str, work: Work, n_layers: float, *, has_head: bool, speed: float = 1.0, place: Place | None = None
     ) -> float:
         """Microseconds of one chunk at `speed`; without a `place` on the reference's devices."""
         costs = self.chunks if place is None else self.costs_at(place)

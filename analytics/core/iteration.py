@@ -9,12 +9,12 @@ from unskew.collector.events import GpuState, Span
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """One executed chunk: kind F, B or W, its layers, whether with the output head, its work, its own time (us); `tp` ranks
-    executed it together, of which this is one."""
+    """One executed chunk: kind F, B or W, how many average layers it costs, whether with the output head, its work, its own
+    time (us); `tp` ranks executed it together, of which this is one."""
 
     rank: int
     kind: str
-    n_layers: int
+    n_layers: float
     has_head: bool
     work: Work
     us: float

@@ -34,6 +34,7 @@ from unskew.analytics.core.plan import (
     stage_order_of,
     validate,
 )
+from unskew.analytics.core.sharing import split_work
 from unskew.analytics.shards.parts import even_parts
 
 PACE = 20
@@ -204,6 +205,18 @@ def rank_layout(
     )
 
 
+def weighted(layout: Layout, layer_weights: Sequence[float]) -> Layout:
+    """The layout with its stages' shares of the layers as shares of what the layers cost; as it is where all cost the same."""
+    if not layer_weights:
+        return layout
+    pipelines = []
+    for pipeline in layout.pipelines:
+        counts = iter(split_work(layer_weights, [size for size in pipeline.layers if size]))
+        layers = tuple(next(counts) if size else 0 for size in pipeline.layers)
+        pipelines.append(msgspec.structs.replace(pipeline, layers=layers))
+    return msgspec.structs.replace(layout, pipelines=tuple(pipelines))
+
+
 def to_plan(layout: Layout, n_layers: int, *, plan_version: int = 0) -> Plan:
     """The plan that ranks execute; ranks are the layout's devices. Raises `PlanError` when it is illegal.
 
@@ -307,8 +320,18 @@ def plan_from_partition(
     return to_plan(rank_layout(members, layers, micro_batches, schedule), n_layers, plan_version=plan_version)
 
 
-def uniform_plan(*, tp: int, pp: int, dp: int, n_layers: int, micro_batches: int, schedule: str = "1f1b") -> Plan:
-    """The plan a run starts with: rank = (replica * PP + stage) * TP + shard. Raises `PlanError` for an impossible layout."""
+def uniform_plan(
+    *,
+    tp: int,
+    pp: int,
+    dp: int,
+    n_layers: int,
+    micro_batches: int,
+    schedule: str = "1f1b",
+    layer_weights: tuple[float, ...] = (),
+) -> Plan:
+    """The plan a run starts with: rank = (replica * PP + stage) * TP + shard; `layer_weights` as in `Plan`. Raises `PlanError`
+    for an impossible layout."""
     if min(tp, pp, dp) < 1:
         raise PlanError(f"tp, pp and dp must each be at least 1, not {tp}, {pp}, {dp}")
     if schedule not in PASSES:
@@ -320,4 +343,4 @@ def uniform_plan(*, tp: int, pp: int, dp: int, n_layers: int, micro_batches: int
     if micro_batches < dp:
         raise PlanError(f"micro_batches={micro_batches} cannot feed dp={dp} replicas: at least one per replica is needed")
     layout = uniform_layout(tp=tp, pp=pp, replicas=range(dp), n_layers=n_layers, micro_batches=micro_batches, schedule=schedule)
-    return to_plan(layout, n_layers)
+    return msgspec.structs.replace(to_plan(weighted(layout, layer_weights), n_layers), layer_weights=layer_weights)

@@ -25,6 +25,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import TypeVar
 
 import msgspec
@@ -108,6 +109,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     its actions as "2F0" = hop 2, forward, micro-batch 0 (notation.py). `division`: of a training that is not ours, who is given
     which samples; None = as its loader has it. For list scheduling, per role: `paces`, how long a layer takes there, in any
     unit (() = everywhere alike), and `in_flight`, how many micro-batches may be begun and not ended (() = as 1F1B has it).
+    `layer_weights`: what each layer costs, 1 in the mean; () = all the same.
     """
 
     plan_version: int = msgspec.field(name="epoch")
@@ -119,11 +121,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     division: Division | None = None
     paces: tuple[int, ...] = ()
     in_flight: tuple[int, ...] = ()
+    layer_weights: tuple[float, ...] = ()
 
     @cached_property
     def digest(self) -> str:
         """Hash of everything but the number: two plans with one digest do the same thing."""
-        rarer = (self.orders, self.division, self.paces, self.in_flight)
+        rarer = (self.orders, self.division, self.paces, self.in_flight, self.layer_weights)
         facts = (self.n_layers, self.schedule, self.roles, self.routes, *(fact for fact in rarer if fact))
         return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
 
@@ -176,6 +179,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Rank -> the TP group in which it executes, itself in it; ranks that execute alone, or nothing, are absent."""
         return {rank: ranks for ranks in self.teams.values() for rank in ranks}
 
+    def work_of(self, first_layer: int, n_layers: int) -> float:
+        """How many average layers this range costs."""
+        if not self.layer_weights:
+            return n_layers
+        return self._work_before[first_layer + n_layers] - self._work_before[first_layer]
+
+    @cached_property
+    def _work_before(self) -> tuple[float, ...]:
+        return tuple(accumulate(self.layer_weights, initial=0.0))
+
     def renumbered(self, plan_version: int) -> Plan:
         """The same plan under another number."""
         return msgspec.structs.replace(self, plan_version=plan_version)
@@ -185,7 +198,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         data: dict[str, object] = msgspec.to_builtins(self)
         if self.division is None:
             del data["division"]
-        for rare in ("paces", "in_flight"):
+        for rare in ("paces", "in_flight", "layer_weights"):
             if not data[rare]:
                 del data[rare]
         return data

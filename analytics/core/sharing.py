@@ -36,6 +36,39 @@ def proportional(total: int, weights: Sequence[float], *, least: int = 0) -> lis
     return _greedy(total, lambda part, share: share / weights[part], least, [total] * len(weights))
 
 
+def split_work(weights: Sequence[float], shares: Sequence[float]) -> list[int]:
+    """How many of the consecutive `weights` each part takes, at least 1, such that the largest ``load / share`` is as small as
+    it can be.
+
+    >>> split_work([1, 1, 1, 1, 4], [1, 1])
+    [4, 1]
+    """
+    low, high = 0.0, sum(weights) / min(shares)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _within(weights, shares, middle) else (middle, high)
+    found = _within(weights, shares, high)
+    if found is None:
+        raise PlanError(f"{len(weights)} layers do not fill {len(shares)} parts that take at least 1")
+    return found
+
+
+def _within(weights: Sequence[float], shares: Sequence[float], most: float) -> list[int] | None:
+    """Parts whose load is at most `most` times their share, each as long as it can be; None when there are none."""
+    counts, first = list[int](), 0
+    for part, share in enumerate(shares):
+        end, load = first, 0.0
+        left = len(shares) - part - 1
+        while end < len(weights) - left and (end == first or load + weights[end] <= most * share * (1 + 1e-9)):
+            load += weights[end]
+            end += 1
+        if end == first or load > most * share * (1 + 1e-9):
+            return None
+        counts.append(end - first)
+        first = end
+    return counts if first == len(weights) else None
+
+
 def _greedy(total: int, load: Callable[[int, int], float], least: int, room: Sequence[int]) -> list[int]:
     shares = [least] * len(room)
     heap = [(load(part, least + 1), part) for part, most in enumerate(room) if most > least]

@@ -156,7 +156,7 @@ def _chunk(span: Span, works: dict[int, Work], plan: Plan) -> Chunk:
     return Chunk(
         rank=span.rank,
         kind=span.kind,
-        n_layers=n_layers,
+        n_layers=plan.work_of(first, n_layers),
         has_head=first + n_layers == plan.n_layers,
         work=works[span.micro_batch or 0],
         us=_own_us(span),

@@ -56,6 +56,7 @@ def with_orders(plan: Plan, by_rank: dict[int, Sequence[Action]]) -> Plan:
         roles=plan.roles,
         routes=plan.routes,
         orders=orders,
+        layer_weights=plan.layer_weights,
     )
 
 

@@ -110,9 +110,9 @@ def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds) -> Array
 
 def _spent_us(schedule: Schedule, done: Sequence[tuple[Action, int, int]], costs: LayerCosts, speeds: Speeds) -> Array:
     """What each (action, one of those who execute it, how many they are) takes: [n, iteration]."""
-    cost, n_layers = costs.cost, schedule.plan.n_layers
-    layers = np.array([action.n_layers for action, _, _ in done], dtype=np.float64)[:, None]
-    head = np.array([a.first_layer + a.n_layers == n_layers for a, _, _ in done], dtype=np.float64)[:, None]
+    cost, plan = costs.cost, schedule.plan
+    layers = np.array([plan.work_of(a.first_layer, a.n_layers) for a, _, _ in done], dtype=np.float64)[:, None]
+    head = np.array([a.first_layer + a.n_layers == plan.n_layers for a, _, _ in done], dtype=np.float64)[:, None]
     speed = np.array([speed_of(speeds, rank, action.kind) for action, rank, _ in done])[:, None]
     kinds = list(cost.chunks)
     kind, micro_batch = np.array([(kinds.index(action.kind), action.micro_batch) for action, _, _ in done]).T

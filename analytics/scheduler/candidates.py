@@ -1,7 +1,8 @@
 """Candidate plans for a set of living ranks: each replica a pipeline of its own, ranks in the order of the run's first plan.
 
 The layer counts of a replica and the micro-batch counts of all replicas both come from `share_out` (core/sharing.py), exact for
-its own question (the busiest part least busy); the pipeline's fill and drain are left to the evaluator and local search.
+its own question (the busiest part least busy); where layers differ, `weighted` then moves the boundaries; the pipeline's
+fill and drain are left to the evaluator and local search.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import groupby
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.layout import Layout, Pipeline, rank_layout
+from unskew.analytics.core.layout import Layout, Pipeline, rank_layout, weighted
 from unskew.analytics.core.plan import PASSES, Plan, PlanError, Route, ruled, split_evenly, stage_order_of
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.planners.joint.joint import plan_joint
@@ -84,7 +85,7 @@ def named_layouts(
     ):
         yield "as it is", rank_layout(on_duty, held, counts, ruled(plan.schedule))
     by_speed = tuple(_layers_by_speed(plan, ranks, times) for ranks in members)
-    yield "layers and micro-batches by speed", layout_from(plan, members, by_speed, times)
+    yield "layers and micro-batches by speed", weighted(layout_from(plan, members, by_speed, times), plan.layer_weights)
     kept = tuple(_layers_held(plan, ranks) or fresh for ranks, fresh in zip(members, by_speed, strict=True))
     yield "micro-batches by speed, layers where they are", layout_from(plan, members, kept, times)
     if len({len(ranks) for ranks in members}) == 1:
@@ -92,12 +93,13 @@ def named_layouts(
         sizes = tuple(share_out(plan.n_layers, _layer_parts(stages)))
         even = tuple(split_evenly(len(plan.routes), len(members)))
         layout = rank_layout(members, (sizes,) * len(members), even, ruled(plan.schedule))
-        yield "one partition for all replicas (ResiHP)", layout
+        yield "one partition for all replicas (ResiHP)", weighted(layout, plan.layer_weights)
     for count in range(1, len(leavers) + 1):
         without = tuple(tuple(rank for rank in ranks if rank not in leavers[:count]) for ranks in members)
         if _enough(without, members):
             layers = tuple(_layers_by_speed(plan, ranks, times) for ranks in without)
-            yield f"without {', '.join(f'rank {rank}' for rank in leavers[:count])}", layout_from(plan, without, layers, times)
+            layout = weighted(layout_from(plan, without, layers, times), plan.layer_weights)
+            yield f"without {', '.join(f'rank {rank}' for rank in leavers[:count])}", layout
 
 
 def joint_layout(

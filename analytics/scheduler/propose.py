@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from unskew.analytics.core.cost import CostModel, speed_of
-from unskew.analytics.core.layout import Layout, plan_from_partition, to_plan
+from unskew.analytics.core.layout import Layout, plan_from_partition, to_plan, weighted
 from unskew.analytics.core.plan import Plan, PlanError, ruled
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.dag import Array
@@ -234,6 +234,7 @@ class _Bench:
     def score(self, name: str, layout: Layout, plan: Plan | None = None) -> tuple[Candidate, int]:
         """The candidate, and the replica that finishes last under it; `plan`: its plan, where it has an order of its own."""
         ordered, plan = plan, plan or to_plan(layout, self.current.n_layers, plan_version=self.current.plan_version + 1)
+        plan = msgspec.structs.replace(plan, layer_weights=self.current.layer_weights)
         times, timeline = self.iteration_us(plan)
         moved = moved_layers(self.current, plan)
         regroup_us = self.state.regroup_us if plan.digest != self.current.digest else 0.0
@@ -271,7 +272,7 @@ class _Bench:
     def plan_of(self, candidate: Candidate) -> Plan:
         if (ordered := self.ordered.get(candidate)) is not None:
             return ordered
-        return plan_from_partition(
+        plan = plan_from_partition(
             plan_version=self.current.plan_version + 1,
             n_layers=self.current.n_layers,
             schedule=ruled(self.current.schedule),
@@ -279,6 +280,7 @@ class _Bench:
             layers=candidate.layers,
             micro_batches=candidate.micro_batches,
         )
+        return msgspec.structs.replace(plan, layer_weights=self.current.layer_weights)
 
     def objective(self, candidate: Candidate) -> float:
         """Mean iteration time with the cost of the change spread over the rest of the run."""
@@ -334,6 +336,7 @@ def _score_searched(bench: _Bench, best: Candidate) -> None:
             bench.times_by_kind(),
             message_us=bench.state.cost.message_us,
             n_layers=bench.current.n_layers,
+            layer_weights=bench.current.layer_weights,
         )
     except PlanError:
         return
@@ -348,7 +351,7 @@ def _search(bench: _Bench, options: SchedulerOptions) -> Candidate:
     layouts: dict[Layout, tuple[Candidate, int]] = {}
     named = [*named_layouts(bench.current, bench.state.origin, members, bench.rank_times(), leavers)]
     jointly = joint_layout(bench.current, members, bench.rank_times(), bench.job(), may_leave=options.leave_below > 0)
-    for name, layout in [*named, *jointly]:
+    for name, layout in [*named, *((name, weighted(layout, bench.current.layer_weights)) for name, layout in jointly)]:
         if layout not in layouts:
             layouts[layout] = bench.score(name, layout)
     layout = min(layouts, key=lambda key: bench.objective(layouts[key][0]))

@@ -76,7 +76,12 @@ def recover(plan: Plan, dead: set[int], plan_version: int) -> Plan:
                 _append(hops, leg)
         routes.append(Route(micro_batch=route.micro_batch, replica=route.replica, hops=tuple(hops)))
     recovered = Plan(
-        plan_version=plan_version, n_layers=plan.n_layers, schedule=ruled(plan.schedule), roles=roles, routes=tuple(routes)
+        plan_version=plan_version,
+        n_layers=plan.n_layers,
+        schedule=ruled(plan.schedule),
+        roles=roles,
+        routes=tuple(routes),
+        layer_weights=plan.layer_weights,
     )
     validate(recovered)
     return recovered

@@ -38,6 +38,7 @@ def with_replicas(first: Plan, replicas: Collection[int], plan_version: int) -> 
         plan_version=plan_version,
         n_layers=first.n_layers,
         schedule=first.schedule,
+        layer_weights=first.layer_weights,
         roles=tuple(role for role in first.roles if role.replica in replicas),
         routes=tuple(msgspec.structs.replace(route, micro_batch=number) for number, route in enumerate(routes)),
     )

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from unskew.analytics.core.code_hash import code_hash
+from unskew.analytics.core.packing import PackingError
 from unskew.analytics.detector.options import options_for
 from unskew.analytics.health.liveness import LivenessOptions
 from unskew.analytics.health.timeouts import too_early
@@ -37,8 +38,11 @@ from unskew.runtime.control.stuck import NoPlanLeft, RunError, wait_for_ranks
 from unskew.runtime.control.summary import Summary, SummaryBuilder, Verification
 from unskew.runtime.control.takeover import Takeover, folder_of, taken_over
 from unskew.runtime.control.timeouts import ladder
-from unskew.runtime.model.model import Layer, ModelSize
-from unskew.runtime.options import Placement, RunOptions, check, cores, place
+from unskew.runtime.corpus import CorpusError
+from unskew.runtime.model.model import Layer
+from unskew.runtime.model.own_model import OwnModel, measured, model_of
+from unskew.runtime.options import OptionsError, Placement, RunOptions, check, cores, place
+from unskew.runtime.own import OwnError
 from unskew.runtime.protocol import Prepare, RankSpec, Ready, Stop, writer_of
 
 _PREPARE_S = 120.0
@@ -61,6 +65,7 @@ def run(
     With `options.verify` the same seed is also run without faults, on the virtual device, and the losses are compared.
     Raises `ValueError` for bad options before anything starts; `KeyboardInterrupt` leaves a finished log.
     """
+    options = prepared(options)
     check(options)
     session = Session(options, on_event, on_tick, living)
     session.perform()
@@ -76,6 +81,16 @@ def run(
         reference.perform()
         verification = _compare(losses, reference.builder.losses)
     return session.summary(verification)
+
+
+def prepared(options: RunOptions) -> RunOptions:
+    """The options with what is measured of a model and data of somebody's own. Raises `OptionsError`."""
+    if options.model is None and options.data is None:
+        return options
+    try:
+        return measured(options)
+    except (OwnError, CorpusError, PackingError) as error:
+        raise OptionsError(str(error)) from error
 
 
 class Session:
@@ -286,10 +301,11 @@ def _log_end(control_log: ControlStream, end: RunFinished) -> RunFinished:
 
 
 def _site(options: RunOptions, placement: Placement) -> Site:
-    size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
+    model = model_of(options)
     by_replica = options.recovery == "ft-hsdp"
     per_element = 3 * (8 if options.dtype == "float64" else 4)
-    elements = [sum(p.numel() for p in Layer(size, layer).parameters()) for layer in range(options.layers)]
+    layers = model.layers if isinstance(model, OwnModel) else [Layer(model, layer) for layer in range(options.layers)]
+    elements = [sum(p.numel() for p in layer.parameters()) for layer in layers]
     return Site(
         origin=options.first_plan(),
         iterations=options.iterations,

@@ -11,6 +11,7 @@ from torch.optim.adamw import adamw
 from unskew.analytics.shards.parts import Part, Piece
 from unskew.runtime.model.cuts import UNCUT
 from unskew.runtime.model.model import Layer, ModelSize, build_layer, cut_of
+from unskew.runtime.model.own_model import OwnLayer, OwnModel
 
 
 class HeldLayer:
@@ -19,7 +20,7 @@ class HeldLayer:
 
     def __init__(
         self,
-        size: ModelSize,
+        size: ModelSize | OwnModel,
         layer: int,
         *,
         seed: int,
@@ -28,9 +29,14 @@ class HeldLayer:
         part: Part | None = None,
     ) -> None:
         self.part = part
-        self.module: Layer = build_layer(size, layer, seed=seed, dtype=dtype, device=device, part=part)
+        self.module: Layer | OwnLayer
+        if isinstance(size, OwnModel):
+            self.module = size.build(layer, dtype=dtype, device=device)
+        else:
+            self.module = build_layer(size, layer, seed=seed, dtype=dtype, device=device, part=part)
         self.parameters: list[torch.nn.Parameter] = list(self.module.parameters())
-        self._cuts = [cut_of(name, size) for name, _ in self.module.named_parameters()]
+        names = [name for name, _ in self.module.named_parameters()]
+        self._cuts = [UNCUT if isinstance(size, OwnModel) else cut_of(name, size) for name in names]
         self.steps = 0
         # What the parameters' gradients are the sum of: micro-batch -> the plan version under which that one was computed;
         # and, of the last layer, the loss of each of them, which is reduced and kept together with the gradient.
@@ -48,7 +54,7 @@ class HeldLayer:
         with torch.no_grad():
             adamw(
                 list[Tensor](self.parameters),
-                [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None],
+                [torch.zeros_like(one) if one.grad is None else one.grad for one in self.parameters],
                 self._exp_avg,
                 self._exp_avg_sq,
                 [],

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from unskew.analytics.shards.parts import Part, Piece, ends_of, unit
 from unskew.runtime.model.cuts import UNCUT, Cut
-from unskew.runtime.model.tensor_parallel import Shard, entered, looked_up, summed
+from unskew.runtime.model.tensor_parallel import Shard, cross_entropy, entered, looked_up, summed
 
 VOCABULARY = 256
 
@@ -47,8 +47,13 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor, deferred: Deferred | None = None) -> Tensor:
         if deferred is None:
             return functional.linear(x, self.weight)
-        y: Tensor = _InputGradientOnly.apply(x, self.weight, deferred)  # type: ignore[no-untyped-call]
-        return y
+        return input_gradient_only(x, self.weight, deferred)
+
+
+def input_gradient_only(x: Tensor, weight: Tensor, deferred: Deferred) -> Tensor:
+    """A product with a weight whose gradient is left to `weight_gradients`."""
+    y: Tensor = _InputGradientOnly.apply(x, weight, deferred)  # type: ignore[no-untyped-call]
+    return y
 
 
 class _InputGradientOnly(torch.autograd.Function):
@@ -116,6 +121,10 @@ class Layer(nn.Module):
             return x
         logits: Tensor = self.head(entered(_rms_norm(x, self.final_norm), shard), deferred)
         return logits
+
+    def loss(self, y: Tensor, targets: Tensor, shard: Shard | None = None) -> Tensor:
+        """The sum over the tokens."""
+        return cross_entropy(y, targets, self.vocabulary, shard)
 
     def _attend(self, x: Tensor, lengths: Sequence[int], deferred: Deferred | None) -> Tensor:
         # A loop over documents: a block-diagonal mask would cost tokens^2, and no variable-length kernel runs on CPU.

@@ -1,7 +1,7 @@
 """The zygote: a process that has imported everything and loaded the corpus, and forks ranks in milliseconds.
 
-It never starts a thread and runs no tensor operation, so a fork of it is sound. It is the ranks' parent: it reaps them and
-reports how they ended. When the agent is gone it kills them and ends.
+It never starts a thread and runs no tensor operation in any but its own, so a fork of it is sound. It is the ranks' parent:
+it reaps them and reports how they ended. When the agent is gone it kills them and ends.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from contextlib import suppress
 import torch
 import torch.fx.experimental.symbolic_shapes  # the first backward imports it: a second's work, once here and not in all ranks
 
-from unskew.runtime.corpus import Corpus, CorpusError, load_corpus
+from unskew.runtime.corpus import CorpusError
+from unskew.runtime.data import Data, load_data
 from unskew.runtime.heartbeat_page import HeartbeatPage
+from unskew.runtime.model.own_model import model_of
 from unskew.runtime.node.processes import die_with_parent, exit_detail
+from unskew.runtime.own import OwnError
 from unskew.runtime.priority import answer_at_once
 from unskew.runtime.protocol import AnyMessage, Channel, Kill, Prepare, RankExited, RankForked, RankSpec, Ready, Start, Stop
 from unskew.runtime.rank.nvml import gpu_models
@@ -32,7 +35,7 @@ from unskew.runtime.replicas.rank import ReplicaRank
 class Zygote:
     def __init__(self, channel: Channel, page: HeartbeatPage) -> None:
         self._channel, self._page = channel, page
-        self._corpus: Corpus | None = None
+        self._corpus: Data | None = None
         self._rank_of_pid: dict[int, int] = {}
         self._writers: set[str] = set()
         self._child_ended, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -69,8 +72,9 @@ class Zygote:
     def _prepare(self, message: Prepare) -> None:
         problem = ""
         try:
-            self._corpus = load_corpus(message.options.corpus, message.options.tokens)
-        except CorpusError as error:
+            self._corpus = load_data(message.options)
+            model_of(message.options)  # built once, here, for all ranks to copy from
+        except (CorpusError, OwnError) as error:
             problem = str(error)
         if message.options.checkpoint_every or message.options.resume is not None:
             importlib.import_module("torch.distributed.checkpoint")  # a second of work: once here, not in every rank

@@ -64,7 +64,7 @@ class ChunkOf(msgspec.Struct, frozen=True, gc=False):
 
     kind: str
     iteration: int
-    n_layers: int
+    n_layers: float
     has_head: bool
     work: Work
     ready_us: int

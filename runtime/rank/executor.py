@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from math import prod
 
 import msgspec
 import torch
@@ -32,7 +33,6 @@ from unskew.runtime.links import Links
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import Deferred, weight_gradients
-from unskew.runtime.model.tensor_parallel import cross_entropy
 from unskew.runtime.rank.comm import Comm, PendingMessage, Team
 from unskew.runtime.rank.device import ChunkOf, ChunkTiming, Device
 from unskew.runtime.rank.progress import RankProgress
@@ -68,13 +68,13 @@ class Executor:
         progress: RankProgress,
         label: Callable[..., Span],
         dtype: torch.dtype,
-        dim: int,
+        shapes: Sequence[tuple[int, ...]],
         before: Callable[[int], None],
         links: Links,
     ) -> None:
         self._plan, self._actions, self._kept, self._layers, self._batch = plan, actions, kept, layers, batch
         self._comm, self._device, self._progress, self._label, self._before = comm, device, progress, label, before
-        self._dtype, self._dim, self._links = dtype, dim, links
+        self._dtype, self._shapes, self._links = dtype, shapes, links
         team = plan.team_of.get(comm.rank)
         self._team = None if team is None else Team(comm, team, progress)
         low, high = ends_of(plan.role_of[comm.rank].part)
@@ -133,8 +133,7 @@ class Executor:
                 y = self._layers[layer].module(y, self._batch.lengths[micro_batch], deferred, self._team)
             if last:
                 targets = self._batch.targets(micro_batch, self._device.torch_device)
-                vocabulary = self._layers[self._plan.n_layers - 1].module.vocabulary
-                y = cross_entropy(y, targets, vocabulary, self._team) / self._batch.target_tokens
+                y = self._layers[layer].module.loss(y, targets, self._team) / self._batch.target_tokens
             return y
 
         y, timing = self._device.run(self._chunk(action, last, ready_us), body, self._team)
@@ -208,7 +207,8 @@ class Executor:
 
     def _chunk(self, action: Action, has_head: bool, ready_us: int) -> ChunkOf:
         work = work_of(self._batch.lengths[action.micro_batch])
-        return ChunkOf(action.kind, self._batch.iteration, action.n_layers, has_head, work, ready_us, self._split, self._share)
+        n_layers = self._plan.work_of(action.first_layer, action.n_layers)
+        return ChunkOf(action.kind, self._batch.iteration, n_layers, has_head, work, ready_us, self._split, self._share)
 
     def _source(self, action: Action) -> tuple[int, ...] | None:
         """The ranks that have this action's input, none of its own; None when it needs none, or has it."""
@@ -223,7 +223,7 @@ class Executor:
             return
         posted = []
         receivers = self._plan.routes[action.micro_batch].hops[action.hop].ranks
-        for one in crossings(self._batch.tokens(action.micro_batch) * self._dim, source, receivers):
+        for one in crossings(self._batch.tokens(action.micro_batch) * prod(self._shape(action)), source, receivers):
             if one.receiver == self._comm.rank:
                 place = torch.empty(one.end - one.first + self._header(one.sender, one.receiver), dtype=self._dtype)
                 posted.append((one, self._comm.receive(place, one.sender, _tag(*key))))
@@ -254,9 +254,9 @@ class Executor:
             last_us = max(last_us, ready_us)
         flat = parts[0] if len(parts) == 1 else torch.cat(parts)
         if self._team is not None:
-            flat = self._gathered(self._team, flat, self._batch.tokens(action.micro_batch) * self._dim)
+            flat = self._gathered(self._team, flat, self._batch.tokens(action.micro_batch) * prod(self._shape(action)))
             last_us = last_us if self._device.carries_time else self._device.now_us()
-        tensor = flat.view(-1, self._dim).to(self._device.torch_device)
+        tensor = flat.view(-1, *self._shape(action)).to(self._device.torch_device)
         return tensor, last_us, last_us - start_us, spans
 
     def _gathered(self, team: Team, share: Tensor, size: int) -> Tensor:
@@ -265,6 +265,10 @@ class Executor:
         lengths = [end - first for first, end in pairwise(ends)]
         shares = team.gather(functional.pad(share, (0, max(lengths) - len(share))))
         return torch.cat([row[:length] for row, length in zip(shares, lengths, strict=True)])
+
+    def _shape(self, action: Action) -> tuple[int, ...]:
+        """Of what this action takes, for each token."""
+        return self._shapes[action.first_layer - 1 if action.kind == "F" else action.first_layer + action.n_layers - 1]
 
     def _header(self, sender: int, receiver: int) -> int:
         """Elements in front of a message over this link: when it arrives is one float64, or the room of one."""

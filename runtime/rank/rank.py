@@ -27,12 +27,12 @@ from unskew.collector.paths import Store
 from unskew.collector.process_log import report
 from unskew.collector.rights import take_rights_of
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.corpus import Corpus
+from unskew.runtime.data import Data
 from unskew.runtime.heartbeat_page import HeartbeatPage
 from unskew.runtime.links import Links
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.model.model import ModelSize
+from unskew.runtime.model.own_model import model_of
 from unskew.runtime.protocol import (
     CommunicationBroken,
     FaultAnnounced,
@@ -58,7 +58,7 @@ from unskew.runtime.rank.progress import RankProgress
 from unskew.runtime.rank.recorder import Recorder
 
 
-def run_rank(rank_spec: RankSpec, corpus: Corpus, page: HeartbeatPage, kind: type[Rank] | None = None) -> None:
+def run_rank(rank_spec: RankSpec, corpus: Data, page: HeartbeatPage, kind: type[Rank] | None = None) -> None:
     """The life of a rank process, of another `kind` where one is given; returns when the run is done."""
     torch.set_num_threads(1)
     take_rights_of(Path(rank_spec.store))  # torch makes a checkpoint's files
@@ -93,7 +93,7 @@ class Rank:
     """The state of one rank: its layers, its place in the plan, and how far it has come."""
 
     def __init__(
-        self, rank_spec: RankSpec, corpus: Corpus, control: ControlThread, progress: RankProgress, spool: SpoolWriter
+        self, rank_spec: RankSpec, corpus: Data, control: ControlThread, progress: RankProgress, spool: SpoolWriter
     ) -> None:
         options = rank_spec.options
         self.rank_spec, self.options, self.corpus = rank_spec, options, corpus
@@ -105,7 +105,7 @@ class Rank:
         self.injector = Injector(due, rank_spec.rank, options.seed, self._announce)
         self.links = Links(options, rank_spec.rank, self.device)
         self.recorder = Recorder(spool, self.device, rank_spec)
-        self.size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
+        self.size = model_of(options)
         self.dtype: torch.dtype = getattr(torch, options.dtype)
         self.layers: dict[int, HeldLayer] = {}
         # What it had of layers of which it has another part now: kept, like what is moved away, until a commit seals that.
@@ -224,7 +224,7 @@ class Rank:
         kinds = [action.kind for action in actions]
         executor = Executor(
             plan=plan, actions=actions, kept=self.kept, layers=self.layers, batch=batch, comm=comm, device=self.device,
-            progress=self.progress, label=self.recorder.span, dtype=self.dtype, dim=self.options.dim,
+            progress=self.progress, label=self.recorder.span, dtype=self.dtype, shapes=self.options.given_on,
             before=lambda index: self.injector.before_action(batch.iteration, index, kinds), links=self.links,
         )  # fmt: skip
         if not actions:  # a death among the chunks happens also where there are none

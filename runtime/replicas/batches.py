@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.scheduler.replicas import Positions
-from unskew.runtime.corpus import Corpus
+from unskew.runtime.data import Data
 from unskew.runtime.model.batch import Batch, drawn
 from unskew.runtime.options import RunOptions
 
@@ -16,7 +16,7 @@ Shares = Mapping[int, tuple[int, ...]]
 
 
 def batch_of(
-    corpus: Corpus,
+    corpus: Data,
     options: RunOptions,
     iteration: int,
     *,

@@ -27,7 +27,7 @@ from unskew.analytics.scheduler.replicas import micro_batches_of, trained
 from unskew.collector.events import ReplicaStep, ReplicaStepState
 from unskew.collector.process_log import report
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.corpus import Corpus
+from unskew.runtime.data import Data
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.protocol import CommunicationBroken, PlanEntered, PlanRecord, QuorumProposal, RankSpec
@@ -52,7 +52,7 @@ class ReplicaRank(Rank):
     """`stepped` counts what this rank's state holds; `_current` means that all of its replica hold the same of it."""
 
     def __init__(
-        self, rank_spec: RankSpec, corpus: Corpus, control: ControlThread, progress: RankProgress, spool: SpoolWriter
+        self, rank_spec: RankSpec, corpus: Data, control: ControlThread, progress: RankProgress, spool: SpoolWriter
     ) -> None:
         super().__init__(rank_spec, corpus, control, progress, spool)
         first = self.options.first_plan()

@@ -10,14 +10,16 @@ from __future__ import annotations
 TYPE_CHECKING = False  # typing takes longer to load than all else that happens before a command can be interrupted
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
     from typing import Any
 
     __version__: str
     from unskew.collector.paths import Store
     from unskew.collector.read.reader import Reader
     from unskew.runtime.attach.session import LoopSession
+    from unskew.runtime.control.summary import Summary
 
-__all__ = ["Store", "__version__", "attach", "open"]
+__all__ = ["Store", "__version__", "attach", "open", "train"]
 
 
 def open(store: str | os.PathLike[str] | None = None) -> Reader:
@@ -46,6 +48,24 @@ def attach(store: str | os.PathLike[str] | None = None, *, run: str | None = Non
     from unskew.runtime.attach import start
 
     return start.attach(store, run=run)
+
+
+def train(
+    model: str | Callable[[], Any] | None = None,
+    data: str | Callable[..., Any] | None = None,
+    *,
+    faults: tuple[str, ...] | list[str] = (),
+    **options: Any,
+) -> Summary:
+    """Train in parallel what `model` returns, a list of modules, on what `data` gives; the losses and what happened.
+
+    Both are functions at the top of a module or script, or their names (docs/guide/own-model.md); without them it is the small
+    Llama on text of `unskew run`, whose options `options` are, as Python names. Call it where the script is `__main__`, for the
+    ranks' processes import the script. Raises `ValueError` for bad options before anything starts.
+    """
+    from unskew.runtime.control.from_python import train as run
+
+    return run(model, data, faults, options)
 
 
 def __getattr__(name: str) -> Any:

@@ -31,8 +31,15 @@ def test_policies_are_simulated_side_by_side() -> None:
     assert [line.split()[0] for line in lines[1:]] == ["checkpoint-restart", "ft-hsdp", "resihp", "unskew"]
 
 
+def test_a_model_and_data_of_ones_own_survive_a_death() -> None:
+    ending = output_of("own_model.py", "12")
+    assert ending.startswith("loss 4.")
+    assert "in 12 iterations, done" in ending
+
+
 def test_every_example_is_tried_here() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "own_model.py",
         "profile_ddp.py",
         "query_log.py",
         "record_own_loop.py",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+import msgspec
 import numpy as np
 
 from unskew.analytics.core.cost import CostModel
@@ -22,7 +23,9 @@ RankTimes = tuple[tuple[float, ...], tuple[float, ...]]
 EVALUATIONS = 100  # each process of a run searches for itself: some tenths of a second
 
 
-def searched_plan(*, pp: int, dp: int, n_layers: int, micro_batches: int, cost: CostModel, tokens: int) -> Plan:
+def searched_plan(
+    *, pp: int, dp: int, n_layers: int, micro_batches: int, cost: CostModel, tokens: int, layer_weights: tuple[float, ...] = ()
+) -> Plan:
     """AdaPtis' answer for `dp` equal replicas of `pp` healthy ranks, a pure function of its arguments; `tokens` of one document
     is the typical micro-batch. Raises `PlanError`."""
     if micro_batches % dp:
@@ -33,8 +36,9 @@ def searched_plan(*, pp: int, dp: int, n_layers: int, micro_batches: int, cost: 
     work = Work(tokens, tokens * tokens)
     layer_us = tuple(kinds.chunk_us(kind, work, 1, has_head=False) for kind in CHUNK_KINDS)
     head_us = tuple(kinds.chunk_us(kind, work, 0, has_head=True) for kind in CHUNK_KINDS)
-    found = _search((1.0,) * pp, n_layers, micro_batches // dp, (*layer_us, *head_us), cost.message_us)
-    return found.plan(replicas=dp)
+    weights = layer_weights or (1.0,) * n_layers
+    found = _search((1.0,) * pp, weights, micro_batches // dp, (*layer_us, *head_us), cost.message_us)
+    return msgspec.structs.replace(found.plan(replicas=dp), layer_weights=layer_weights)
 
 
 def searched_anew(
@@ -44,6 +48,7 @@ def searched_anew(
     *,
     message_us: float,
     n_layers: int,
+    layer_weights: tuple[float, ...] = (),
 ) -> Plan:
     """A plan in which each of `replicas` (its ranks, its micro-batches) is searched for at its ranks' speeds, equal ones once.
 
@@ -55,11 +60,11 @@ def searched_anew(
         fastest = min((times_us[rank] for rank in ranks), key=lambda times: sum(times[0]))
         speeds = tuple(round(sum(fastest[0]) / sum(times_us[rank][0]), 3) for rank in ranks)
         costs = tuple(round(us, 1) for part in fastest for us in part)
-        found.append((ranks, _search(speeds, n_layers, count, costs, message_us)))
+        found.append((ranks, _search(speeds, layer_weights or (1.0,) * n_layers, count, costs, message_us)))
     plan = plan_of(found, plan_version=plan_version)
     if idle := sorted({rank for ranks, _ in used for rank in ranks} - set(plan.ranks)):
         raise PlanError(f"rank {idle[0]} would be left out")
-    return plan
+    return msgspec.structs.replace(plan, layer_weights=layer_weights)
 
 
 def searched_layout(plan: Plan) -> Layout:
@@ -77,11 +82,11 @@ def searched_layout(plan: Plan) -> Layout:
 
 @lru_cache(maxsize=32)
 def _search(
-    speeds: tuple[float, ...], n_layers: int, micro_batches: int, costs: tuple[float, ...], message_us: float
+    speeds: tuple[float, ...], weights: tuple[float, ...], micro_batches: int, costs: tuple[float, ...], message_us: float
 ) -> AdaptisResult:
-    units = np.tile(np.array(costs[:3])[:, None], n_layers)
+    units = np.array(costs[:3])[:, None] * np.array(weights)
     units[:, -1] += costs[3:]
     task = AdaptisTask(
-        costs_us=units, speeds=speeds, micro_batches=micro_batches, kept=np.ones(n_layers), message_us=message_us
+        costs_us=units, speeds=speeds, micro_batches=micro_batches, kept=np.ones(len(weights)), message_us=message_us
     )
     return tune(task, evaluations=EVALUATIONS)

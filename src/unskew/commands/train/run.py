@@ -78,6 +78,10 @@ def run(
     else:
         options, living = resumed_options(place, resume, asked, context)
     with checking_input():
+        if options.model is not None or options.data is not None:
+            from unskew.runtime.control.launch import prepared
+
+            options = prepared(options)
         check(options)
     if fault and no_faults:
         refuse("--fault and --no-faults contradict each other: give one of them")

@@ -1,0 +1,181 @@
+"""A model of somebody's own: a list of modules, each called with the hidden states of one packed micro-batch.
+
+The function that `--model` names returns the modules, in order. The first takes token ids [tokens]; each gives [tokens, ...] to
+the next; the last gives what the loss takes, logits [tokens, vocabulary] unless it has a method `loss(y, targets)` of its own:
+the sum over the tokens. A module whose `forward` takes a second argument is given the documents' lengths, too. Layers share no
+parameters: what is tied has to be untied. Each rank copies the layers that it holds from this one, so initial weights are a
+function of the seed alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from unskew.runtime.data import load_data
+from unskew.runtime.model.batch import drawn
+from unskew.runtime.model.model import VOCABULARY, Deferred, ModelSize, input_gradient_only
+from unskew.runtime.model.tensor_parallel import Shard
+from unskew.runtime.options import RunOptions
+from unskew.runtime.own import OwnError, function_of
+
+
+class _Linear(nn.Linear):
+    """What `nn.Linear`s become: the gradient of the weight can be left for later."""
+
+    deferred: Deferred | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.deferred is None:
+            return super().forward(x)
+        y = input_gradient_only(x, self.weight, self.deferred)
+        return y if self.bias is None else y + self.bias
+
+
+class OwnLayer(nn.Module):
+    """One module of such a model, as a layer that ranks hold. Frozen parameters become buffers."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._takes_lengths = len(inspect.signature(module.forward).parameters) > 1
+        for part in module.modules():
+            for name, parameter in list(part.named_parameters(recurse=False)):
+                if not parameter.requires_grad:
+                    delattr(part, name)
+                    part.register_buffer(name, parameter.data)
+            if type(part) is nn.Linear and isinstance(part.weight, nn.Parameter):
+                part.__class__ = _Linear
+        self._linears = [part for part in module.modules() if isinstance(part, _Linear)]
+
+    def forward(
+        self, x: Tensor, lengths: Sequence[int], deferred: Deferred | None = None, _shard: Shard | None = None
+    ) -> Tensor:
+        """As `Layer.forward`: the gradients of `nn.Linear`'s weights are left for later."""
+        for linear in self._linears:
+            linear.deferred = deferred
+        y: Tensor = self.module(x, lengths) if self._takes_lengths else self.module(x)
+        return y
+
+    def loss(self, y: Tensor, targets: Tensor, _shard: Shard | None = None) -> Tensor:
+        """The sum over the tokens."""
+        own = getattr(self.module, "loss", None)
+        summed: Tensor = functional.cross_entropy(y, targets, reduction="sum") if own is None else own(y, targets)
+        return summed
+
+
+class OwnModel:
+    """The whole model, once, for ranks to copy from."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.layers = [OwnLayer(module) for module in modules]
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers)
+
+    def build(self, layer: int, *, dtype: torch.dtype, device: torch.device) -> OwnLayer:
+        """A copy of one layer with its initial weights."""
+        return copy.deepcopy(self.layers[layer]).to(dtype=dtype, device=device)
+
+    def shapes(self, ids: Tensor, lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """What each layer gives to the next for every token. Raises `OwnError`."""
+        return tuple(tuple(y.shape[1:]) for y, _ in self._passed(ids, lengths))
+
+    def weights(self, ids: Tensor, lengths: Sequence[int], repeats: int = 5) -> tuple[float, ...]:
+        """The work of each layer, 1 in the mean, measured: the least of this thread's times for forward and backward."""
+        with _one_thread():
+            took = [[us for _, us in self._passed(ids, lengths, backward=True)] for _ in range(1 + repeats)][1:]
+        of_layer = [max(min(column), 1.0) for column in zip(*took, strict=True)]
+        return tuple(round(us * len(of_layer) / sum(of_layer), 3) for us in of_layer)
+
+    def _passed(self, ids: Tensor, lengths: Sequence[int], *, backward: bool = False) -> list[tuple[Tensor, float]]:
+        """(output, us) of each layer for one micro-batch."""
+        x, found = ids, list[tuple[Tensor, float]]()
+        for number, layer in enumerate(self.layers):
+            x = x.detach()
+            if x.is_floating_point() and backward:
+                x.requires_grad_(True)
+            begun = time.thread_time()
+            try:
+                with torch.set_grad_enabled(backward):
+                    y = layer(x, lengths)
+            except Exception as error:
+                raise OwnError(f"layer {number} cannot take {list(x.shape)}: {type(error).__name__}: {error}") from error
+            if not isinstance(y, Tensor) or y.dim() < 1 or len(y) != len(ids):
+                shape = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+                raise OwnError(f"layer {number} gives {shape}, allowed: a tensor [{len(ids)} tokens, ...]")
+            if backward and y.requires_grad:
+                torch.autograd.backward(y, torch.ones_like(y))
+                layer.zero_grad(set_to_none=True)
+            found.append((y, 1e6 * (time.thread_time() - begun)))
+            x = y
+        return found
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As ranks compute; and a process that will fork must not have started threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@lru_cache(maxsize=1)
+def own_model(spec: str, seed: int) -> OwnModel:
+    """The model that `spec` names, with the weights of this seed; once per process and its forks. Raises `OwnError`."""
+    build = function_of(spec)
+    try:
+        with _one_thread():
+            torch.manual_seed(seed)
+            modules = build()
+    except Exception as error:
+        raise OwnError(f"--model {spec} failed: {type(error).__name__}: {error}") from error
+    listed = isinstance(modules, list | tuple | nn.ModuleList | nn.Sequential) and len(modules) > 0
+    if not listed or not all(isinstance(one, nn.Module) for one in modules):
+        raise OwnError(f"--model {spec} gives {type(modules).__name__}, allowed: a list of nn.Modules, one for each layer")
+    owners: dict[int, int] = {}
+    for number, module in enumerate(modules):
+        for parameter in module.parameters():
+            if owners.setdefault(id(parameter), number) != number:
+                raise OwnError(
+                    f"--model {spec}: layers {owners[id(parameter)]} and {number} share a parameter, allowed: each has its own"
+                )
+    return OwnModel(list(modules))
+
+
+def model_of(options: RunOptions) -> ModelSize | OwnModel:
+    """What the run trains. Raises `OwnError`."""
+    if options.model is not None:
+        return own_model(options.model, options.seed)
+    return ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
+
+
+def measured(options: RunOptions) -> RunOptions:
+    """The options with what is measured of a model of somebody's own on a micro-batch of the data: how many layers it has, what
+    each costs and what it gives to the next. Raises `OwnError`, `CorpusError`, `PackingError`."""
+    model, data = model_of(options), load_data(options)
+    first = drawn(data, options, 0)
+    micro_batch = sorted(first, key=lambda documents: sum(map(data.length, documents)))[len(first) // 2]
+    lengths = [data.length(document) for document in micro_batch]
+    ids = torch.from_numpy(np.concatenate([data.document(document)[:-1] for document in micro_batch]).astype(np.int64))
+    if not isinstance(model, OwnModel):
+        if (largest := int(ids.max())) >= VOCABULARY:
+            raise OwnError(f"--data {options.data} has the id {largest}, allowed without --model: bytes, 0 to {VOCABULARY - 1}")
+        return options
+    shapes = model.shapes(ids, lengths)
+    weights = options.layer_weights or model.weights(ids, lengths)
+    return msgspec.structs.replace(options, layers=model.n_layers, layer_weights=weights, shapes=shapes)
