@@ -57,17 +57,18 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         for replica, at_s in self.losses:
             returned_s = next((end for end in self.commits.get(replica, ()) if end > at_s), None)
             moment_s = returned_s if back else at_s
-            others = [ends for other, ends in self.commits.items() if other != replica]
-            if moment_s is not None and (gaps := [gap for ends in others for gap in _around(ends, moment_s)]):
+            others = [other for other in self.commits if other != replica]
+            if moment_s is not None and (gaps := [gap for other in others for gap in self._around(other, moment_s)]):
                 found.append(max(gaps) - self.usual_s)
         return found
 
-
-def _around(ends: Sequence[float], moment_s: float) -> list[float]:
-    """The time from one step to the next in which a moment lies, and those beside it."""
-    gaps = list(pairwise(ends))
-    at = next((number for number, (before, after) in enumerate(gaps) if before <= moment_s < after), None)
-    return [] if at is None else [after - before for before, after in gaps[max(at - 1, 0) : at + 2]]
+    def _around(self, replica: int, moment_s: float) -> list[float]:
+        """The time from one step of a replica to its next that a moment lies in, and those beside it; not while it was away."""
+        gaps = list(pairwise(self.commits[replica]))
+        at = next((number for number, (before, after) in enumerate(gaps) if before <= moment_s < after), None)
+        lost = [at_s for other, at_s in self.losses if other == replica]
+        near = [] if at is None else gaps[max(at - 1, 0) : at + 2]
+        return [after - before for before, after in near if not any(before <= at_s < after for at_s in lost)]
 
 
 def figures(bench: Bench, options: RunOptions = OPTIONS, every: int = EVERY) -> list[Figure]:

@@ -61,7 +61,8 @@ def test_redoing_everything_misses_the_bars() -> None:
 
 
 def test_beside_torchft_a_stall_and_what_was_not_trained_are_seen() -> None:
-    """Three replicas step once a second; replica 0 is killed in second 5 and back at 8, which takes 3 and 2 seconds."""
+    """Three replicas step once a second; replica 0 is killed in second 5, and back at 10; the others then take 3 and 2 seconds.
+    That it was away is no stall when replica 1 is killed."""
 
     def tried(replica: int, step: int, ended_s: float, replicas: int, *, committed: bool = True) -> Attempt:
         return Attempt(replica=replica, step=step, began_s=ended_s - 1, ended_s=ended_s, committed=committed, replicas=replicas)
@@ -71,6 +72,6 @@ def test_beside_torchft_a_stall_and_what_was_not_trained_are_seen() -> None:
     for other in (1, 2):
         seen += [tried(other, step, end, 2 if 4.0 < end < 10.0 else 3) for step, end in enumerate(ends)]
         seen.append(tried(other, 4, 6.0, 2, committed=False))
-    found = timeline(3, seen, [Killed(replica=0, at_s=4.5)])
-    assert (found.usual_s, found.stalls(back=False), found.stalls(back=True)) == (1.0, [2.0], [1.0])
+    found = timeline(3, seen, [Killed(replica=0, at_s=4.5), Killed(replica=1, at_s=10.5)])
+    assert (found.usual_s, found.stalls(back=False), found.stalls(back=True)) == (1.0, [2.0, 1.0], [1.0, 0.0])
     assert (found.untrained, found.samples, found.committed, found.tries) == (2, 30, 28, 30)
