@@ -44,6 +44,9 @@ class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_s: float | None = None
 
 
+LATE_S = 60.0
+"""After so long it is tried again to write a checkpoint that was due while the job stood."""
+
 _State = Literal["running", "detecting", "pausing", "waiting", "stopped"]
 
 
@@ -228,12 +231,13 @@ class _Simulation:
         return states[self.hardware.missing(self.layout)]
 
     def save(self, event: ClusterEvent) -> None:
-        """A checkpoint: a short stall."""
+        """A checkpoint: a short stall. One that is due while the job stands is written within a minute of its going on."""
         assert self.checkpoint_s is not None
-        if self.state == "running":
+        running = self.state == "running"
+        if running:
             self.progress.save(self.layout)
             self.begin_pauses([("checkpoint", constant("checkpoint_stall_s"))], event)
-        self.push(self.now + self.checkpoint_s, "save", event)
+        self.push(self.now + (self.checkpoint_s if running else min(LATE_S, self.checkpoint_s)), "save", event)
 
     def note(self, event: ClusterEvent, reaction: Reaction, before_s: float, predicted_s: float, *, acts: bool) -> None:
         resumed = self.now + sum(seconds for _, seconds in self.pauses) if reaction.layout is not None else self.end_s
