@@ -83,6 +83,7 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "scheduler_beliefs": ("scheduler_beliefs.figures",),
     "scheduler_studies": ("scheduler_studies.figures",),
     "scheduler_traces": ("scheduler_traces.figures",),
+    "runtime_tensor": ("runtime_tensor.figures",),
     "store": (
         "store_ingest.figures",
         "store_faults.figures",

@@ -31,7 +31,7 @@ from typing import TypeVar
 import msgspec
 
 from unskew.analytics.core.division import Division
-from unskew.analytics.shards.parts import Part, Piece, make_whole, pieces_of
+from unskew.analytics.shards.parts import Part, Piece, ends_of, make_whole, pieces_of
 from unskew.collector.events import CHUNK_KINDS, ChunkKind
 
 T = TypeVar("T")
@@ -188,6 +188,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _work_before(self) -> tuple[float, ...]:
         return tuple(accumulate(self.layer_weights, initial=0.0))
+
+    @cached_property
+    def weight_of(self) -> dict[int, float]:
+        """Rank -> its part of its TP group's work over what an even part would be; ranks that execute alone are absent."""
+        ends = {rank: ends_of(self.role_of[rank].part) for rank in self.team_of}
+        return {rank: float((high - low) * len(self.team_of[rank])) for rank, (low, high) in ends.items()}
 
     def renumbered(self, plan_version: int) -> Plan:
         """The same plan under another number."""

@@ -159,7 +159,7 @@ def _chunk(span: Span, works: dict[int, Work], plan: Plan) -> Chunk:
         n_layers=plan.work_of(first, n_layers),
         has_head=first + n_layers == plan.n_layers,
         work=works[span.micro_batch or 0],
-        us=_own_us(span),
+        us=_own_us(span) / plan.weight_of.get(span.rank, 1.0),
         tp=len(plan.teams.get((span.micro_batch or 0, first), (span.rank,))),
     )
 

@@ -98,14 +98,15 @@ def messages_of(schedule: Schedule, costs: LayerCosts, iteration: int | slice = 
 
 def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds) -> Array:
     """Durations of the actions of `schedule.order`: [action, iteration]. The costs must know the kinds that the schedule has
-    (`model_for`). A TP group is as fast as its slowest member."""
+    (`model_for`). A TP group is as fast as its slowest member, each of which has its part of the work."""
     teams = schedule.plan.teams
     if not teams:
         return _spent_us(schedule, [(action, action.rank, 1) for action in schedule.order], costs, speeds)
     together = [teams.get((action.micro_batch, action.first_layer), (action.rank,)) for action in schedule.order]
     each = [(a, rank, len(team)) for a, team in zip(schedule.order, together, strict=True) for rank in team]
     first = np.cumsum([0, *map(len, together)])[:-1]
-    return np.asarray(np.maximum.reduceat(_spent_us(schedule, each, costs, speeds), first, axis=0))
+    weight = np.array([schedule.plan.weight_of.get(rank, 1.0) for _, rank, _ in each])[:, None]
+    return np.asarray(np.maximum.reduceat(weight * _spent_us(schedule, each, costs, speeds), first, axis=0))
 
 
 def _spent_us(schedule: Schedule, done: Sequence[tuple[Action, int, int]], costs: LayerCosts, speeds: Speeds) -> Array:

@@ -118,7 +118,7 @@ def unit(fraction: Fraction, size: int) -> int:
     return (2 * fraction.numerator * size + fraction.denominator) // (2 * fraction.denominator)
 
 
-def common(layer: int, one: Part | None, other: Part | None) -> Piece | None:
-    """What two parts have in common, with what is not cut; None = nothing that is cut."""
+def common(layer: int, one: Part | None, other: Part | None) -> Piece:
+    """What two parts have in common: what is not cut, and where they overlap."""
     (low, high), (first, end) = ends_of(one), ends_of(other)
-    return Piece(layer, max(low, first), min(high, end)) if max(low, first) < min(high, end) else None
+    return Piece(layer, max(low, first), min(high, end)) if max(low, first) < min(high, end) else Piece(layer, ZERO, ZERO)

@@ -25,7 +25,7 @@ class Cut(msgspec.Struct, frozen=True):
         if self.units == 0:
             return tensor if piece.uncut else tensor[:0]
         if piece.low == piece.high:
-            return tensor[:0]
+            return tensor.view(-1)[:0]
         begin, end = (unit(fraction, self.units) for fraction in ends_of(held))
         first, last = unit(piece.low, self.units), unit(piece.high, self.units)
         inner = tensor.numel() // max(self.outer * (end - begin), 1)

@@ -23,7 +23,7 @@ class HeldLayer:
         size: ModelSize | OwnModel,
         layer: int,
         *,
-        seed: int,
+        seed: int | None,
         dtype: torch.dtype,
         device: torch.device,
         part: Part | None = None,
@@ -44,8 +44,8 @@ class HeldLayer:
         self.losses: dict[int, float] = {}
         self._has_losses = layer == size.n_layers - 1
         # The moments exist from the start so that a layer can be moved, or filled by a move, before its first step.
-        self._exp_avg = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self._exp_avg_sq = [torch.zeros_like(parameter) for parameter in self.parameters]
+        moments = torch.zeros_like if seed is not None else torch.empty_like
+        self._exp_avg, self._exp_avg_sq = ([moments(parameter) for parameter in self.parameters] for _ in range(2))
         self.step_counts = [torch.zeros((), dtype=torch.float32, device=device) for _ in self.parameters]
 
     def step(self) -> None:
@@ -124,6 +124,11 @@ class HeldLayer:
         """The inverse of `pack`: take over another rank's state."""
         _fill(self._state(piece), flat)
 
+    def copy_from(self, other: HeldLayer, piece: Piece) -> None:
+        """Take over the state of a piece that `other`, another part of this layer, has as well."""
+        for own, there in zip(self._state(piece), other._state(piece), strict=True):
+            own.copy_(there)
+
     def stepped(self, steps: int) -> None:
         """All that is here is what it was after so many optimiser steps."""
         for count in self.step_counts:
@@ -134,6 +139,10 @@ class HeldLayer:
     def packed_size(self, piece: Piece | None = None) -> int:
         """Elements of `pack`."""
         return sum(view.numel() for view in self._state(piece))
+
+    def room_for(self, piece: Piece) -> Tensor:
+        """A tensor on the CPU that takes what `pack` gives of a piece."""
+        return torch.empty(self.packed_size(piece), dtype=self.parameters[0].dtype)
 
     def _state(self, piece: Piece | None) -> list[Tensor]:
         return [

@@ -149,10 +149,12 @@ def units_of(part: Part | None, whole: int) -> range:
 
 
 def build_layer(
-    size: ModelSize, layer: int, *, seed: int, dtype: torch.dtype, device: torch.device, part: Part | None = None
+    size: ModelSize, layer: int, *, seed: int | None, dtype: torch.dtype, device: torch.device, part: Part | None = None
 ) -> Layer:
     """Layer `layer`, or a part of it, with its initial weights, the same for every plan and device: normal, 0.02, from (seed,
-    layer)."""
+    layer); without a `seed` a place for weights that come from elsewhere."""
+    if seed is None:
+        return Layer(size, layer, part).to(dtype=dtype, device=device)
     generator = torch.Generator().manual_seed(seed * 100_003 + layer)
     whole = Layer(size, layer)
     with torch.no_grad():

@@ -114,7 +114,8 @@ def restore(checkpoint: Checkpoint, number: int, part: Part | None, make: Callab
     layer = make(part=part)
     for path, one in checkpoint.slices(number).items():
         stored = part_of(one.first, one.end, one.of)
-        if (piece := common(number, stored, part)) is None:
+        piece = common(number, stored, part)
+        if piece.low == piece.high:
             continue
         held = layer if stored == part else make(part=stored)
         state = dict(_copied(number, held))
@@ -123,7 +124,7 @@ def restore(checkpoint: Checkpoint, number: int, part: Part | None, make: Callab
             for (_, tensor), value in zip(held.named_tensors(), state.values(), strict=True):
                 tensor.copy_(value)
         if held is not layer:
-            layer.unpack(held.pack(piece), piece)
+            layer.copy_from(held, piece)
     layer.stepped(checkpoint.index.iterations)
     return layer
 

@@ -97,9 +97,8 @@ def execute_moves(
 
     Ends with a barrier: when it returns on one rank, every rank holds what the plan asks of it. Raises `PeerLost`.
     """
-    dtype = next(iter(layers.values())).parameters[0].dtype
     arriving = [
-        (move.piece, comm.receive(torch.empty(layers[move.piece.layer].packed_size(move.piece), dtype=dtype), move.source, tag))
+        (move.piece, comm.receive(layers[move.piece.layer].room_for(move.piece), move.source, tag))
         for tag, move in enumerate(moves)
         if move.target == comm.rank
     ]
@@ -111,8 +110,8 @@ def execute_moves(
     new = [number for number, layer in layers.items() if layer.steps != committed]
     for number in new:
         for copy in copies.get(number, ()):
-            if copy.steps == committed and (piece := common(number, copy.part, layers[number].part)) is not None:
-                layers[number].unpack(copy.pack(piece), piece)
+            if copy.steps == committed:
+                layers[number].copy_from(copy, common(number, copy.part, layers[number].part))
     received = 0
     for piece, pending in arriving:
         flat = pending.wait()

@@ -370,24 +370,24 @@ class Rank:
         self.attempt = settled.attempt - 1
 
     def _migrate(self, plan: Plan) -> int:
-        """Bring what the plan asks this rank to hold, then act on the plan; the bytes that came. Where the run begins, each
-        makes its own: from the seed, or from the checkpoint.
-
+        """Bring what the plan asks this rank to hold, then act on the plan; the bytes that came.
         A rank that leaves keeps its copies: a death before the plan is in force brings the old one back.
         """
         comm = self._connected()
         start_us = self.device.now_us()
         begins = self.stepped == self.options.first_iteration
-        make = partial(self._layer, restored=begins)
+        make = partial(self._layer, begins=begins)
         received = settle_in(comm, plan, self.layers, self.before, make, committed=self.stepped, begins=begins)
         self.plan = plan
         self.recorder.migrate(plan, self.stepped, start_us, received)
         return received
 
-    def _layer(self, number: int, part: Part | None, *, restored: bool) -> HeldLayer:
-        """A part of a layer from the seed; or, `restored`, from the checkpoint that the run goes on with."""
-        make = partial(HeldLayer, self.size, number, seed=self.options.seed, dtype=self.dtype, device=self.device.torch_device)
-        return restore(self.origin, number, part, make) if restored and self.origin is not None else make(part=part)
+    def _layer(self, number: int, part: Part | None, *, begins: bool) -> HeldLayer:
+        """A part of a layer: where the run `begins` of its checkpoint or from the seed, else a place to be filled."""
+        make = partial(HeldLayer, self.size, number, dtype=self.dtype, device=self.device.torch_device)
+        if begins and self.origin is not None:
+            return restore(self.origin, number, part, partial(make, seed=None))
+        return make(part=part, seed=self.options.seed if begins else None)
 
     def _announce(self, fault: FaultSpec, iteration: int) -> None:
         self.control.send(FaultAnnounced(fault=fault, iteration=iteration, at_us=time.time_ns() // 1000))

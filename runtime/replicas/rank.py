@@ -134,7 +134,7 @@ class ReplicaRank(Rank):
         self._propose(plan.plan_version, self.stepped, ahead=False)
 
     def _new_layer(self, number: int) -> HeldLayer:
-        return self._layer(number, None, restored=self._current)
+        return self._layer(number, None, begins=True)
 
     # --- quorum ------------------------------------------------------------------------------------------------------
 
