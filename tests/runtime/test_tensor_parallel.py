@@ -14,8 +14,9 @@ from support.threads_comm import Hub, ThreadComm, in_threads
 
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Hop, Plan, Role, Route, validate
+from unskew.analytics.scheduler.propose import Proposal
 from unskew.analytics.shards.parts import Part, Piece, ends_of, even_parts, parts_by
-from unskew.collector.events import PlanApplied, Verdict
+from unskew.collector.events import PlanApplied, RunFinished, Verdict
 from unskew.collector.files.checkpoints import Checkpoint, CheckpointIndex, Slice, part_name
 from unskew.runtime.control.checkpoints import CheckpointParts
 from unskew.runtime.model.layers import HeldLayer
@@ -110,6 +111,36 @@ def test_layers_move_bit_for_bit_when_groups_are_cut_anew() -> None:
             for number, layer in layers[rank].items():
                 assert (layer.part, layer.steps) == (plan.role_of[rank].part, 1)
                 assert torch.equal(layer.pack(), make(number, layer.part, seed=0).pack())
+
+
+def test_groups_are_cut_anew_shrink_and_grow_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uneven parts; one replica shrinks, its second rank on standby, while the other grows to three; all as it was."""
+    forms = [
+        [[((0, 1), (3, 1))], [((2, 3), (1, 2))]],
+        [[((0,), (1,))], [((2, 3, 4), (1, 2, 1))]],
+        [[((0,), (1,)), ((1,), (1,))], [((2, 3), (1, 1)), ((4, 5), (3, 5))]],
+    ]
+    due = iter(forms)
+
+    def propose(_: int, plan: Plan, *__: object) -> tuple[Proposal | None, str]:
+        form = next(due, None)
+        if form is None:
+            return None, "all was tried"
+        found = Proposal(
+            plan=cut(plan, form), change="cut anew", predicted_us=1.0, baseline_us=2.0, gain_percent=50.0,
+            gain_interval_us=None, cost_us=0.0, payback_iterations=1, moved_layers=1, considered=(),
+        )  # fmt: skip
+        return found, "a test"
+
+    monkeypatch.setattr("unskew.analytics.loop.asking.propose", propose)
+    options = msgspec.structs.replace(TP, tp=3, pp=1, dp=2, micro_batches=4, iterations=40)
+    run = train(tmp_path, "slow:rank=0,factor=2,at=4", base=options)
+    assert run.of(RunFinished)[-1].status == "done"
+    assert run.losses == pytest.approx(undisturbed(options), rel=0, abs=1e-8)
+    assert run.sql("select * from executed($run) where times != 1") == []
+        [plan.iteration for plan in run.of(PlanApplied)], [(one.moved_bytes, one.migrate_seconds) for one in run.of(Regrouped)]
+    )
+    assert len(run.of(PlanApplied)) == 4
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
