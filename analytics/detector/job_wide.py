@@ -89,14 +89,6 @@ class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
     beyond: float = 0.0
     long: int = 0
 
-    @property
-    def unexplained(self) -> UnexplainedTime:
-        """What long iterations took, that is no episode's."""
-        if not self.long:
-            return UnexplainedTime()
-        where = f"; {self.long} of {self.healthy} iterations take longer than noise explains"
-        return UnexplainedTime(of_lost=1.0, of_measured=self.beyond / self.spent, where=where)
-
 
 def judge(times: Iterable[tuple[int, float]], options: JobWideOptions | None = None) -> list[Verdict | VerdictClosed]:
     """The verdicts on a whole series of (iteration, us), in order."""
@@ -130,6 +122,18 @@ def sight_of(state: JobWideState, options: JobWideOptions) -> Sight:
     decided = min(of_median**2 / float(limits.threshold), of_median / sqrt(options.least_iterations))
     over = max(_rise(noise.sigma, limits, n) + error, decided)
     return Sight(scope="job", smallest_slowdown=round(exp(float(limits.slack) + over), 3))
+
+
+def long_ones(state: JobWideState, options: JobWideOptions, held: Iterable[tuple[int, float]] = ()) -> UnexplainedTime:
+    """What iterations took that were long, and are no episode's. Those of a suspicion that is still open count, and `held`
+    (iteration, us), which nobody has judged yet: a job may end with them."""
+    waiting = (*state.recent, *((iteration, log(us)) for iteration, us in held if us > 0))
+    if state.since is None and waiting:
+        state = _learned(state, waiting, _noise(state, options), options)
+    if not state.long:
+        return UnexplainedTime()
+    where = f"; {state.long} of {state.healthy} iterations take longer than noise explains"
+    return UnexplainedTime(of_lost=1.0, of_measured=state.beyond / state.spent, where=where)
 
 
 def _rise(sigma: float, limits: CusumLimits, n: int) -> float:

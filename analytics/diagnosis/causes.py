@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from unskew.analytics.diagnosis.ranks.heaviest import heaviest
+from unskew.analytics.diagnosis.ranks.replicas import NEXT_STEP as NEXT_STEP_OF_REPLICA
 from unskew.analytics.diagnosis.trace.lost import LostTime
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.collector.events import Cause, Party, Verdict
@@ -20,6 +22,7 @@ from unskew.collector.events import Cause, Party, Verdict
 LEAST_SHARE = 0.05
 LEAST_OF_COSTLIEST = 0.5
 LEAST_CORRELATION = 0.9
+OR_OFTEN_LONGER = "it is slow now and then, or its documents are longer; which of the two, the log does not show"
 
 NEXT_STEP: dict[str, str] = {
     "slow_device": "run a probe on the device, or approve a plan that gives it less; drain it when it comes again",
@@ -75,14 +78,25 @@ def _verdict(cause: str, share: float, sections: Sequence[tuple[TraceSection, Lo
         "next_step": NEXT_STEP[cause],
     }
     culprits: tuple[Party, ...] = ()
-    sentence = ""
+    sentence, sure = "", True
     if cause == "long_sequences":
         correlations = [section.correlation for section, _ in sections if section.correlation is not None]
         if correlations:
             evidence["forward_backward_correlation"] = round(float(np.mean(correlations)), 4)
         evidence["lengths"] = "logged" if all(section.lengths_logged for section, _ in sections) else "inferred from peers"
         evidence["spread_of_workload"] = {kind: round(cv, 4) for kind, cv in _spread(sections).items()}
-        sentence = f"micro-batches of unequal work cost {100 * share:.1f} % of the time: long sequences, {_fault(sections)}"
+        inferred = [(section, lost.causes[cause]) for section, lost in sections if not section.lengths_logged]
+        most = heaviest(inferred)
+        cost = f"micro-batches of unequal work cost {100 * share:.1f} % of the time"
+        sentence = f"{cost}: long sequences, {_fault(sections)}"
+        if most is not None and not most.shows:
+            sentence = f"{cost}, in so few iterations that long sequences cannot be told from a device that was held up"
+            evidence["next_step"] = "log document lengths, and look at what else the devices did in these iterations"
+        elif most is not None and most.stands_out:
+            who = f"replica {most.replica} (rank{'s' * (len(most.ranks) > 1)} {', '.join(map(str, most.ranks))})"
+            sentence = f"{cost}, {100 * most.share:.0f} % of it where {who} has the most: {OR_OFTEN_LONGER}"
+            evidence |= {"next_step": NEXT_STEP_OF_REPLICA, "share_of_replica": round(most.share, 4)}
+        sure = most is None or (most.shows and not most.stands_out)
     elif cause == "stage_imbalance":
         means = _stage_means(sections)
         costly = max(means, key=lambda stage: means[stage])
@@ -107,7 +121,7 @@ def _verdict(cause: str, share: float, sections: Sequence[tuple[TraceSection, Lo
         culprits=culprits,
         since_iteration=min(iterations),
         at_iteration=max(iterations),
-        confidence=round(float((shares >= LEAST_SHARE).mean()), 3),
+        confidence=round(min(float((shares >= LEAST_SHARE).mean()), 1.0 if sure else 0.5), 3),
         sentence=sentence,
         evidence=evidence,
         config=config,

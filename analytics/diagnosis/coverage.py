@@ -15,6 +15,7 @@ from itertools import islice
 import numpy as np
 import polars as pl
 
+from unskew.analytics.core.outcome import LEAST_LOST_SHARE
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.clocks import why_clocks_disagree
 from unskew.analytics.diagnosis.trace.model import PAUSES, Trace
@@ -188,10 +189,14 @@ def _sums(operations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _unjudged(shares: pl.DataFrame, where: str, least: float | None = None) -> list[str]:
-    """The rank with more time than `least` (None: than others) in what nobody judges, in more than a few iterations."""
+    """The rank with more time than `least` (None: than others) in what nobody judges, in more than a few iterations: as much as
+    would be named if its cause were known."""
     more = pl.col("share") - (pl.col("share").min().over("iteration") if least is None else least)
     often = (
-        shares.filter(more > MOST_MISSING).group_by("rank").agg(n=pl.len(), share=pl.col("share").median()).sort("n", "rank")
+        shares.filter(more > LEAST_LOST_SHARE)
+        .group_by("rank")
+        .agg(n=pl.len(), share=pl.col("share").median())
+        .sort("n", "rank")
     )
     if not often.height or often["n"][-1] <= MOST_MISSING * shares["iteration"].n_unique():
         return []

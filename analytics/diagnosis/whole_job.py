@@ -43,7 +43,8 @@ def judge_job(times: Times, number: int, *, alone: bool, options: JobWideOptions
     verdicts = (msgspec.structs.replace(one, evidence={**one.evidence, **more}) for one in settled(changes))
     numbered = tuple(msgspec.structs.replace(one, verdict=number + i) for i, one in enumerate(verdicts))
     sight = job_wide.sight_of(state, options)
-    long_ones = max(state.unexplained, _began_slower(times, options), key=lambda one: one.of_measured)
+    both = (job_wide.long_ones(state, options), _began_slower(times, options))
+    long_ones = max(both, key=lambda one: one.of_measured)
     return Findings(verdicts=numbered, sight=sight, of_job=sight, long_ones=long_ones)
 
 

@@ -116,7 +116,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unexplained(self) -> UnexplainedTime:
         """What iterations took that were long for no cause."""
-        return self.job.state.unexplained
+        return job_wide.long_ones(self.job.state, self._job_options, self.job.held)
 
     @property
     def _job_options(self) -> JobWideOptions:

@@ -107,3 +107,19 @@ def test_published_traces_name_no_replica_and_a_replica_slowed_in_them_is_named(
     (verdict,) = judge_replicas(section, slowed, options, 1)
     assert verdict.culprits[0].replica == SLOW
     assert verdict.until_iteration is None
+
+
+@pytest.mark.parametrize(
+    ("every", "words"), [(3, "of it where replica 1 (ranks 2, 3) has the most"), (39, "cannot be told from a device")]
+)
+def test_a_replica_slow_now_and_then_is_no_proof_that_devices_are_well(every: int, words: str) -> None:
+    plan = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=8)
+    ranks = {role.rank for role in plan.roles if role.replica == SLOW}
+    factor = 2.0 if every < 10 else 8.0
+    spans = spans_of(
+        plan, iterations=ITERATIONS, spread=0.02,
+        factor=lambda i, chunk: factor if chunk.rank in ranks and i % every == every - 1 else 1.0,
+    )  # fmt: skip
+    (lengths,) = [verdict for verdict in diagnose(log_of(spans)).verdicts if verdict.cause == "long_sequences"]
+    assert words in lengths.sentence
+    assert "no device is at fault" not in lengths.sentence

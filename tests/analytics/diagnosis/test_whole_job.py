@@ -124,3 +124,13 @@ def test_of_public_series_none_creeps_or_loses_time_that_nobody_explains() -> No
         assert not any("bit by bit" in one.sentence for one in findings.verdicts)
         assert findings.long_ones is not None
         assert not findings.long_ones.too_much
+
+
+def test_a_job_that_ends_with_long_iterations_has_lost_their_time() -> None:
+    """Too few to be an episode, and a third of all time."""
+    times = [(i, 1e6 * float(s)) for i, s in enumerate(noise(60))]
+    ended = [(i, us * (10 if i >= 57 else 1)) for i, us in times]
+    for series, too_much in ((times, False), (ended, True)):
+        long_ones = judge_job(series, 1, alone=False).long_ones
+        assert long_ones is not None
+        assert long_ones.too_much == too_much
