@@ -2,13 +2,18 @@
 
 Each is a piece of its own; where it falls into another (a collection into a forward pass), readers take it out of that one's
 own time (collector/files/loop_parts.py).
+
+Of torchtitan's structured log, which says it while it is written: fetching a batch, for loaders of any kind, and the valid
+tokens of a step. The log stays as it is, with the handlers that `TITAN_STRUCT_LOGGER_HANDLERS` names: we are one listener more.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from time import monotonic_ns
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -16,6 +21,8 @@ from torch.compiler import is_compiling
 
 from unskew.runtime.attach.session import LoopSession
 
+TORCHTITAN = "torchtitan.observability.structured_logger.structured_logging"
+FETCHING, SCALAR, TOKENS = "fetching_batch", "metric_value", "local_valid_tokens"
 LEAST_NS = 100_000
 """Shorter pauses stay in what they interrupt."""
 
@@ -75,3 +82,28 @@ def evaluating(session: LoopSession) -> Callable[[Callable[..., Any]], Callable[
         return train
 
     return wrap
+
+
+def listen_to_torchtitan(session: LoopSession, module: ModuleType) -> None:
+    """From now on. Raises `AttributeError` where its logger is no longer there."""
+    module._structured_logger.addHandler(_Listener(session))
+
+
+class _Listener(logging.Handler):
+    def __init__(self, session: LoopSession) -> None:
+        super().__init__(logging.INFO)
+        self._session = session
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (loop := self._session.loop()) is None:
+            return
+        name = getattr(record, "log_type_name", "")
+        try:
+            if name == f"{FETCHING}_start":
+                loop.loading()
+            elif name == f"{FETCHING}_end":
+                loop.loaded(())
+            elif name == SCALAR and getattr(record, "event_name", "") == TOKENS:
+                loop.note(int(getattr(record, "value", 0)), None)
+        except Exception as error:
+            self._session.failed(error)

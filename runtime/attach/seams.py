@@ -9,7 +9,7 @@ compiled nothing of ours runs in it.
 2. waits: `Work.wait`, the functional collectives' `wait_tensor`, DDP's copying of buffers;
 3. the data loader's iterator, and the call of a DDP or FSDP2 model, whose arguments show the lengths;
 4. the optimizers' hooks, and `GradScaler.step`, which skips the optimizer after an overflow: a step it is nevertheless;
-5. what interrupts it (pauses.py).
+5. what interrupts it, and torchtitan's own log (pauses.py).
 """
 
 from __future__ import annotations
@@ -62,6 +62,13 @@ def install(session: LoopSession) -> tuple[str, ...]:
     _after_import(
         STAGE, lambda stage: session.lacks(_hold(((STAGE, "stages of a pipeline", lambda: _pipeline(session, stage)),)))
     )
+    titan = pauses.TORCHTITAN
+    _after_import(
+        titan,
+        lambda log: session.lacks(
+            _hold(((f"{titan}._structured_logger", "waiting for data", lambda: pauses.listen_to_torchtitan(session, log)),))
+        ),
+    )
     seams: tuple[_Seam, ...] = (
         ("torch.autograd.backward", "forward and backward passes", lambda: _backward(session)),
         ("torch._C._distributed_c10d.Work.wait", "waits for other ranks", lambda: _waits(session)),
@@ -88,7 +95,7 @@ def _hold(seams: tuple[_Seam, ...]) -> tuple[str, ...]:
             wrap()
             _wrapped.add(name)
         except (AttributeError, ImportError, TypeError) as error:
-            missing.append(f"{what}: torch {torch.__version__} has no {name} as it is known here ({error})")
+            missing.append(f"{what}: {name} is not there as it is known here (torch {torch.__version__}: {error})")
     return tuple(missing)
 
 

@@ -103,6 +103,7 @@ class LoopTimeline:
         if not self._shown:
             self._lengths = lengths_of(batch)
         self._pieces.append(("data_wait", self._loading, self._mark, self._number))
+        self._loading = None  # a loader within another has ended before it
 
     def called(self, batch: object) -> None:
         """The model is given this, which the loader may have read long before; its lengths count instead of the loader's. Not

@@ -48,4 +48,5 @@ def test_every_example_is_tried_here() -> None:
         "train_fsdp2.py",
         "train_hf.py",
         "train_lightning.py",
+        "train_torchtitan.py",
     }

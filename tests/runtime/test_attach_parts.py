@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -38,7 +40,7 @@ from unskew.collector.files.tail import Entry
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.attach import seams
+from unskew.runtime.attach import pauses, seams
 from unskew.runtime.attach.exits import Exits
 from unskew.runtime.attach.flights import last_flights
 from unskew.runtime.attach.lengths import lengths_of
@@ -339,7 +341,7 @@ def test_ends_are_seen_in_their_order_and_with_their_status() -> None:
 
 
 def test_a_seam_that_moved_is_named_and_the_others_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is taken hold of in torch, by name: a new torch that has moved one fails here."""
+    """Which names these are: test_attach_seams.py."""
     monkeypatch.setattr(seams, "_wrapped", set())
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     monkeypatch.setattr(seams, "dataloader", SimpleNamespace())
@@ -352,6 +354,39 @@ def test_a_seam_that_moved_is_named_and_the_others_are_measured(tmp_path: Path, 
     session = LoopSession(Store.locate(tmp_path), "mine", lambda: JobFacts(0, 1, (), on_gpu=False))
     (missing,) = seams.install(session)
     assert missing.startswith("waiting for data: torch")
+
+
+def test_torchtitan_s_log_is_listened_to_and_stays_as_it_is() -> None:
+    """Its records as torchtitan 0.3 writes them."""
+    clock, events = Clock(), list[Telemetry]()
+    session = LoopSession(Store(Path("store")), "run", lambda: JobFacts(0, 1, (), False))
+    timeline = session._timeline = clock.timeline(0, 1, events)
+    session._thread = threading.get_ident()
+    log = ModuleType("torchtitan")
+    log._structured_logger = logging.Logger("titan")  # type: ignore[attr-defined]
+    pauses.listen_to_torchtitan(session, log)
+
+    def report(name: str, **more: object) -> None:
+        log._structured_logger.info("words", extra={"log_type_name": name, **more})
+
+    for _ in range(2):
+        report("fetching_batch_start", step=1)
+        clock.work(7)
+        report("fetching_batch_end", value=7.0)
+        report("metric_value", event_name="local_valid_tokens", value=90)
+        clock.work(3)
+        timeline.backward(None)
+        timeline.returned()
+        timeline.stepping()
+        timeline.stepped()
+    session._measured = False
+    report("fetching_batch_start")
+    timeline.finish()
+    spans = [(one.kind, one.wall_us) for one in events if isinstance(one, Span) and one.iteration == 1]
+    assert spans[:2] == [("data_wait", 7000), ("F", 3000)]
+    assert [one.tokens for one in events if isinstance(one, IterationCommitted)] == [90, 90]
+    with pytest.raises(AttributeError):
+        pauses.listen_to_torchtitan(session, ModuleType("torchtitan"))
 
 
 def test_an_error_of_ours_ends_the_measuring_and_not_the_loop(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from unskew.collector.events import Event, IterationJudged, MicroBatchPacked, Pl
 from unskew.collector.paths import Store
 from unskew.runtime.attach.watcher import JobWatcher
 
-NEEDS = {"hf": "transformers", "lightning": "lightning"}
+NEEDS = {"hf": "transformers", "lightning": "lightning", "torchtitan": "torchtitan"}
 FRAMEWORKS = ("fsdp2", "hf", "lightning")
 pytestmark = [pytest.mark.alone, pytest.mark.limit(240)]
 
@@ -48,11 +48,13 @@ def watched(jobs: Path, case: str) -> list[Event]:
 def events(jobs: Path, request: pytest.FixtureRequest) -> list[Event]:
     case = str(request.param)
     if case in NEEDS and find_spec(NEEDS[case]) is None:
-        pytest.skip(f"{NEEDS[case]} is not installed: pip install 'unskew[frameworks]' to run this")
+        pytest.skip(f"{NEEDS[case]} is not installed: docs/guide/frameworks.md says how to have it")
     return watched(jobs, case)
 
 
-@pytest.mark.parametrize(("events", "case"), [(case, case) for case in ("plain", *FRAMEWORKS)], indirect=["events"])
+@pytest.mark.parametrize(
+    ("events", "case"), [(case, case) for case in ("plain", *FRAMEWORKS, "torchtitan")], indirect=["events"]
+)
 def test_each_step_has_its_micro_batches_and_the_same_losses(events: list[Event], jobs: Path, case: str) -> None:
     """Also where activations are computed again, a scaler skips the optimizer, a part is compiled."""
     spans = Counter((one.iteration, one.rank, one.kind) for one in events if isinstance(one, Span))
@@ -78,6 +80,14 @@ def test_the_rank_whose_backward_pass_is_slow_is_named(events: list[Event]) -> N
     first, *_ = verdicts = [one for one in events if isinstance(one, Verdict) and one.culprits]
     assert {(one.cause, one.culprits[0].rank) for one in verdicts} == {("slow_device", 1)}
     assert min(first.speed, key=first.speed.__getitem__) == "B"
+
+
+@pytest.mark.parametrize("events", ["torchtitan"], indirect=True)
+def test_torchtitan_s_own_log_shows_who_waits_for_data(events: list[Event]) -> None:
+    verdicts = [one for one in events if isinstance(one, Verdict)]
+    assert {(one.cause, one.culprits[0].rank) for one in verdicts} == {("input_bound", 1)}
+    waits = Counter((one.iteration, one.rank) for one in events if isinstance(one, Span) and one.kind == "data_wait")
+    assert {waits[step, rank] for step in range(1, STEPS) for rank in range(2)} == {MICRO_BATCHES}
 
 
 def test_what_interrupts_the_loop_is_named_apart(jobs: Path) -> None:

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +158,12 @@ def plain() -> None:
     KEPT.append(model)
 
 
-def example(name: str, *more: str) -> Callable[[str], None]:
+def example(name: str, *more: str, slow: str = "backward") -> Callable[[str], None]:
     def run(case: str) -> None:
         touched = not case.endswith("untouched")
-        slow = ["--slow", "backward", "--slow-from", "0"] if touched else []
+        late = ["--slow", slow, "--slow-from", "0"] if touched else []
         steps = str(STEPS if touched else UNTOUCHED_STEPS)
-        sys.argv = [name, *slow, *more, "--steps", steps, "--micro-batches", str(MICRO_BATCHES)]
+        sys.argv = [name, *late, *more, "--steps", steps, "--micro-batches", str(MICRO_BATCHES)]
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
     return run
@@ -205,6 +206,8 @@ def main(store: str, folder: Path) -> int:
         CASES["lightning"] = example("train_lightning.py")
     except ImportError:
         pass
+    if find_spec("torchtitan") is not None:
+        CASES["torchtitan"] = example("train_torchtitan.py", "--out", str(folder / "titan-out"), slow="loader")
     for case in [*(f"{name}{tail}" for name in CASES for tail in ("", "-untouched")), *ALONE]:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
