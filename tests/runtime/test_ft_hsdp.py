@@ -82,7 +82,9 @@ def test_a_lost_replica_returns_equal_to_the_others(point: str, tmp_path: Path) 
 
 def test_two_of_four_replicas_are_lost_at_once_and_return_and_a_third_later(tmp_path: Path) -> None:
     faults = "kill:rank=1,at=8,point=in_sync", "kill:rank=2,at=8", "kill:rank=3,at=45"
-    run = train(tmp_path, *faults, base=FOUR)
+    # A process takes some 0.5 s to begin, ten iterations of virtual time 0.2 s: the others wait before the run's end.
+    pauses = (f"hang:rank=0,at={at},seconds=0.4" for at in (50, 52, 54))
+    run = train(tmp_path, *faults, *pauses, base=FOUR)
     assert_by_the_rules(run, replicas(run.of(PlanApplied)[-1]))
     assert [event.rank for event in run.of(DeviceLost)][-1] == 3
     assert (0, 1, 2, 3) in [replicas(event) for event in run.of(PlanApplied)][2:]
