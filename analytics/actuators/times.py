@@ -12,7 +12,6 @@ from statistics import fmean, median
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.division import Division, grouped, split
@@ -154,6 +153,8 @@ def _terms(parts: Sequence[Sequence[float]], *, padded: bool) -> tuple[float, fl
 
 
 def _fitted(terms: NDArray[np.float64], took: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    from scipy.optimize import nnls  # noqa: PLC0415 - 0.2 s that a diagnosis saves
+
     scale = np.maximum(terms.max(axis=0), 1e-9)
     found, error = nnls(terms / scale / took[:, None], np.ones(len(took)))
     return found / scale, float(error)

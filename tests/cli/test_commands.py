@@ -34,6 +34,7 @@ OPTIONS_OF_RUN = {
     "--schedule", "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard",
     "--no-dashboard", "--json", "--verify", "--shared",
     "--checkpoint-every", "--controller-wait", "--recovery", "--resume", "--respawns", "--when-stuck",
+    "--model", "--data", "--link-us", "--link-mbps", "--sends",
 }  # fmt: skip
 HELP = """
 import sys, unskew.cli
@@ -60,7 +61,7 @@ def call(*arguments: str) -> Result:
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(unskew.__all__) == ["Store", "__version__", "attach", "open"]
+    assert sorted(unskew.__all__) == ["Store", "__version__", "attach", "open", "train"]
     assert all(hasattr(unskew, name) for name in unskew.__all__)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from unskew.analytics.pipeline.dag import Array
 from unskew.analytics.planners.adaptis.task import AdaptisTask
@@ -46,6 +45,8 @@ def busiest_device_us(units_us: Array, speeds: Sequence[float], begins_us: Array
         loads[device, device * kinds : (device + 1) * kinds] = times / speed
     loads[:, -1] = -1.0
     shares = np.hstack([np.tile(np.eye(kinds), devices), np.zeros((kinds, 1))])
+    from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 - 0.2 s that a diagnosis saves
+
     solved = milp(
         np.eye(1, kinds * devices + 1, kinds * devices)[0],
         integrality=np.array([1] * (kinds * devices) + [0]),
