@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -52,6 +53,7 @@ KINDS = ("kill", "kill", "double", "hang", "pause", "slow", "rejoin", "rejoin")
 MOST_APART_S, MOST_PAUSE_S = 0.12, 1.5
 AHEAD = 20
 """Iterations before a hang in which its rank counts as lost already."""
+BEGINS_WITHIN_S = 5.0
 MOST_MORE, MOST_MORE_MIB, MOST_GROUPS_LEFT = 2, 32, 1
 """A process may be in the middle of something: a file that is changed for the next one, groups that are built."""
 
@@ -68,7 +70,7 @@ def figures(bench: Bench, options: RunOptions = OPTIONS, seeds: Sequence[int] | 
         soak = Soak(asked, seed)
         before = shared_things()
         runs.append(bench.run(asked, *soak.specs, watch=soak.watch))
-        soak.left_over = len(shared_things() - before)
+        soak.left_over = len(left_since(before))
         soaks.append(soak)
         differences.append(loss_difference(runs[-1], reference))
     struck = sum((soak.struck for soak in soaks), Counter())
@@ -131,9 +133,18 @@ def stray(run: FinishedRun, soak: Soak) -> int:
     return sum(((lost - soak.ending) + (started - lost)).values())
 
 
+def left_since(before: set[str]) -> set[str]:
+    """What is left of what was not there before. The folder of another run that begins now is there before it listens in it."""
+    left = shared_things() - before
+    if left:
+        time.sleep(BEGINS_WITHIN_S)
+        left &= shared_things()
+    return left
+
+
 def shared_things() -> set[str]:
-    """What processes have left where all share it, and none has in its command."""
-    commands = []
+    """What processes have left where all share it: none has it in its command, or listens in it."""
+    commands = [Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace")]
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             commands.append((entry / "cmdline").read_bytes().decode(errors="replace") if entry.name.isdigit() else "")
