@@ -273,7 +273,7 @@ def test_many_iterations_at_once_are_predicted_as_one_by_one():
 
 
 def test_work_leaves_the_replica_whose_link_is_slow():
-    slow = msgspec.structs.replace(COST, slow_links=(SlowLink(0, 1, 40_000.0), SlowLink(1, 2, 40_000.0)))
+    slow = msgspec.structs.replace(COST, slow_links=(SlowLink(0, 1, 80_000.0), SlowLink(1, 2, 80_000.0)))
     proposal, _ = propose(20, ORIGIN, msgspec.structs.replace(state(), cost=slow))
     assert proposal is not None
     counts = [sum(route.replica == replica for route in proposal.plan.routes) for replica in (0, 1)]
