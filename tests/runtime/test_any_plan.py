@@ -20,6 +20,7 @@ from unskew.analytics.scheduler.recovery import recover
 from unskew.analytics.shards.parts import Part, Piece, ends_of, parts_by
 from unskew.collector.events import Span
 from unskew.runtime.corpus import Corpus
+from unskew.runtime.links import Links
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import ModelSize
@@ -28,7 +29,6 @@ from unskew.runtime.rank.comm import PeerLost
 from unskew.runtime.rank.device import RealDevice
 from unskew.runtime.rank.executor import Executor
 from unskew.runtime.rank.gradients import keep_gradients, loss_of, reduce_gradients
-from unskew.runtime.rank.injection import SlowLinks
 from unskew.runtime.rank.progress import RankProgress
 
 pytestmark = pytest.mark.limit(60)
@@ -76,10 +76,12 @@ class Job:
     def __init__(self, plan: Plan, dtype: torch.dtype, seed: int) -> None:
         self.plan, self.dtype, self.seed = plan, dtype, seed
         self.size = ModelSize(n_layers=plan.n_layers, dim=16, heads=4)
-        options = RunOptions(micro_batches=len(plan.routes), tokens=24, seed=seed)
+        self.options = RunOptions(
+            micro_batches=len(plan.routes), tokens=24, seed=seed, layers=plan.n_layers, dim=self.size.dim, heads=self.size.heads
+        )
         draw = np.random.default_rng(seed)
         documents = [bytes(draw.integers(0, 256, int(length)).tolist()) for length in draw.integers(3, 20, 40)]
-        self.batch = Batch(Corpus(documents), options, 0)
+        self.batch = Batch(Corpus(documents), self.options, 0)
         self.layers = {rank: self._layers_of(plan, rank) for rank in plan.ranks}
         self.losses: dict[int, float] = {}
 
@@ -124,7 +126,8 @@ class Job:
             actions = [one for one in build_schedule(due).by_rank[rank] if kept.executes(one)]
             executor = Executor(
                 plan=due, actions=actions, kept=kept, layers=layers, batch=self.batch, comm=comm, device=device,
-                progress=progress, label=label, dtype=self.dtype, dim=self.size.dim, before=before, slow_links=SlowLinks(()),
+                progress=progress, label=label, dtype=self.dtype, shapes=self.options.given_on, before=before,
+                links=Links(self.options, rank, device),
             )  # fmt: skip
             try:
                 executor.run()

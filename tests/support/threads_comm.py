@@ -48,6 +48,9 @@ class Arriving:
 
 
 class Sent:
+    def __init__(self, peer: int) -> None:
+        self.peer = peer
+
     def wait(self) -> None:
         pass
 
@@ -68,7 +71,7 @@ class ThreadComm:
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Sent:
         self._hub.put(("message", self.rank, peer, tag, self._number(("send", peer, tag))), tensor)
-        return Sent()
+        return Sent(peer)
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
         return Arriving(self._hub, ("message", peer, self.rank, tag, self._number(("receive", peer, tag))), tensor)
