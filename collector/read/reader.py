@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _ATTEMPTS = 20
 _WIDER = 16
 _PACKED_EVERY = "64MB"
-"""Of new rows: DuckDB then packs the open ones, in 0.2 s of some refresh, and gives back the memory of deleted ones. By
-its own 16 MB that was one refresh in 17 while 10,000 events/s came in; this takes 50 MB more."""
+"""Of new rows: DuckDB then packs the open ones, in 0.2 s of some refresh, and gives back the memory of deleted ones. Its own
+16 MB is up to one refresh in 17 while 10,000 events/s come in; this takes 50 MB more."""
 _SEALED, _UNPROJECTED = "sealed", "unprojected"
 _ALL_OF = "select * from read_parquet(getvariable('{}_files'))"
 CONTROL_TAGS = frozenset(map(tag_of, CONTROL))
