@@ -162,6 +162,7 @@ class Comm:
         self._awaited, self._phase = tuple(awaited), phase
         self._before = _sockets()
         self._own: dict[int, str] | None = None
+        self._listing = threading.Lock()
         self.built = False
         self._waiter = _Waiter()
         self._index = {member: index for index, member in enumerate(self.members)}
@@ -176,8 +177,10 @@ class Comm:
             self._waiter.wait(_Connecting(self._connect))
             self.built = True
         finally:
-            # Whatever this process opens from here on is not the groups', also when they were not built: `stop` may come later.
-            self._own = _new_sockets(self._before)
+            # Whatever this process opens from here on is not the groups', also when they were not built, and also where `stop`
+            # is just listing them in another thread.
+            with self._listing:
+                self._own = _new_sockets(self._before)
 
     def _meet(self) -> None:
         """Wait until all members have come: what Gloo builds has a time limit that begins with its first member."""
@@ -226,7 +229,8 @@ class Comm:
         """Shut the sockets of this plan's groups: Gloo's own abort frees nobody, a closed socket frees both ends in
         milliseconds."""
         self._waiter.stop()
-        own = self._own if self._own is not None else _new_sockets(self._before)
+        with self._listing:
+            own = self._own if self._own is not None else _new_sockets(self._before)
         open_now = _sockets()
         for descriptor, inode in own.items():
             if open_now.get(descriptor) != inode:

@@ -94,6 +94,22 @@ def test_a_member_that_dies_before_it_connects_holds_nobody_up_once_the_groups_a
         assert theirs.recv(4) == b"open"
 
 
+def test_a_plan_stopped_while_its_groups_fail_closes_nothing_that_is_opened_afterwards() -> None:
+    for _ in range(100):  # without the lock about every sixth closes the pair
+        rendezvous = ThreadsRendezvous()
+        rendezvous.call_off()
+        comm = Comm(rendezvous, 3, 0, range(4), ())
+        stopping = threading.Thread(target=comm.stop)
+        stopping.start()
+        with pytest.raises(PeerLost):
+            comm.build()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            stopping.join()
+            ours.send(b"open")
+            assert theirs.recv(4) == b"open"
+
+
 @contextmanager
 def another_user() -> Iterator[None]:
     os.seteuid(65534)
