@@ -14,8 +14,8 @@ from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.lab.studies.frame import StudyRow
 from unskew.analytics.lab.studies.registry import STUDIES
-from unskew.analytics.policies.ft_hsdp import closed_form
-from unskew.analytics.policies.recover import MicroBatchShares, boundary, steady
+from unskew.analytics.policies.papers.ft_hsdp import closed_form
+from unskew.analytics.policies.papers.recover import MicroBatchShares, boundary, steady
 from unskew.analytics.policies.registry import POLICIES
 from unskew.benchmarks.report import Better, Figure, figure
 from unskew.benchmarks.runs import Bench

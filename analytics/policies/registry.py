@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from unskew.analytics.policies.adaptra import AdaptraPolicy
-from unskew.analytics.policies.bamboo import BambooPolicy
 from unskew.analytics.policies.base import Policy
-from unskew.analytics.policies.ft_hsdp import FtHsdpPolicy
-from unskew.analytics.policies.greyhound import GreyhoundPolicy, StrengthenedPolicy
-from unskew.analytics.policies.malleus import MalleusPolicy
 from unskew.analytics.policies.nothing import NothingPolicy
-from unskew.analytics.policies.ntp import NtpPolicy
-from unskew.analytics.policies.oobleck import OobleckPolicy
-from unskew.analytics.policies.recover import RecoverPolicy
-from unskew.analytics.policies.recycle import RecyclePolicy
-from unskew.analytics.policies.resihp import ResihpPolicy
+from unskew.analytics.policies.papers.adaptra import AdaptraPolicy
+from unskew.analytics.policies.papers.bamboo import BambooPolicy
+from unskew.analytics.policies.papers.ft_hsdp import FtHsdpPolicy
+from unskew.analytics.policies.papers.greyhound import GreyhoundPolicy, StrengthenedPolicy
+from unskew.analytics.policies.papers.malleus import MalleusPolicy
+from unskew.analytics.policies.papers.ntp import NtpPolicy
+from unskew.analytics.policies.papers.oobleck import OobleckPolicy
+from unskew.analytics.policies.papers.recover import RecoverPolicy
+from unskew.analytics.policies.papers.recycle import RecyclePolicy
+from unskew.analytics.policies.papers.resihp import ResihpPolicy
 from unskew.analytics.policies.restart import RestartPolicy
 from unskew.analytics.policies.unskew import UnskewPolicy
 

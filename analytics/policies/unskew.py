@@ -26,8 +26,8 @@ from unskew.analytics.policies.base import (
     wait,
     with_spares,
 )
+from unskew.analytics.policies.papers.recycle import dead_groups, rerouted
 from unskew.analytics.policies.planning import planned, three_levels, working
-from unskew.analytics.policies.recycle import dead_groups, rerouted
 
 ANEW_GROUPS = 512
 """In jobs of more groups, where it takes seconds, all are laid out anew only where the joint planner has no plan."""

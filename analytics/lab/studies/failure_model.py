@@ -9,8 +9,8 @@ from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.policies.base import Policy
-from unskew.analytics.policies.ft_hsdp import FtHsdpPolicy, closed_form
-from unskew.analytics.policies.recover import RecoverPolicy, boundary, steady
+from unskew.analytics.policies.papers.ft_hsdp import FtHsdpPolicy, closed_form
+from unskew.analytics.policies.papers.recover import RecoverPolicy, boundary, steady
 from unskew.analytics.policies.restart import RestartPolicy
 
 _HOURS = 24.0

@@ -17,20 +17,20 @@ from unskew.analytics.core.sharing import proportional
 from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.planners.malleus import plan_malleus
-from unskew.analytics.policies.adaptra import AdaptraPolicy
-from unskew.analytics.policies.bamboo import BambooPolicy
 from unskew.analytics.policies.base import WAITING, ClusterView, Policy, Reaction, survives
-from unskew.analytics.policies.ft_hsdp import FtHsdpPolicy, closed_form
-from unskew.analytics.policies.greyhound import GreyhoundPolicy, gathered, shares
-from unskew.analytics.policies.malleus import MalleusPolicy
 from unskew.analytics.policies.nothing import NothingPolicy
-from unskew.analytics.policies.ntp import NtpPolicy
-from unskew.analytics.policies.oobleck import OobleckPolicy
+from unskew.analytics.policies.papers.adaptra import AdaptraPolicy
+from unskew.analytics.policies.papers.bamboo import BambooPolicy
+from unskew.analytics.policies.papers.ft_hsdp import FtHsdpPolicy, closed_form
+from unskew.analytics.policies.papers.greyhound import GreyhoundPolicy, gathered, shares
+from unskew.analytics.policies.papers.malleus import MalleusPolicy
+from unskew.analytics.policies.papers.ntp import NtpPolicy
+from unskew.analytics.policies.papers.oobleck import OobleckPolicy
+from unskew.analytics.policies.papers.recover import MicroBatchShares, RecoverPolicy, boundary, steady
+from unskew.analytics.policies.papers.recycle import RecyclePolicy
+from unskew.analytics.policies.papers.resihp import ResihpPolicy
 from unskew.analytics.policies.planning import planned
-from unskew.analytics.policies.recover import MicroBatchShares, RecoverPolicy, boundary, steady
-from unskew.analytics.policies.recycle import RecyclePolicy
 from unskew.analytics.policies.registry import POLICIES, PolicyError, policy
-from unskew.analytics.policies.resihp import ResihpPolicy
 from unskew.analytics.policies.restart import RestartPolicy, best_interval_s
 from unskew.analytics.policies.unskew import UnskewPolicy
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.resihp.paper import PAPER
 from unskew.analytics.lab.studies.resihp.sessions import Make, cells, kills, model_of, play, scene
+from unskew.analytics.policies.papers.resihp import ResihpPolicy
 from unskew.analytics.policies.registry import POLICIES
-from unskew.analytics.policies.resihp import ResihpPolicy
 from unskew.analytics.policies.unskew import UnskewPolicy
 
 MIXED: dict[str, Make] = {

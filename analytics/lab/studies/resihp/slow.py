@@ -13,8 +13,8 @@ from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.resihp.paper import PAPER
 from unskew.analytics.lab.studies.resihp.sessions import Make, job_of, model_of, played
 from unskew.analytics.policies.base import ClusterView, Policy
+from unskew.analytics.policies.papers.resihp import ResihpPolicy
 from unskew.analytics.policies.registry import POLICIES
-from unskew.analytics.policies.resihp import ResihpPolicy
 from unskew.analytics.policies.unskew import UnskewPolicy
 
 _SLOWED: dict[str, Make] = {

@@ -6,8 +6,8 @@ from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.resihp.paper import PAPER
 from unskew.analytics.lab.studies.resihp.sessions import Make, cells, kills, model_of, play, scene
+from unskew.analytics.policies.papers.resihp import ResihpPolicy
 from unskew.analytics.policies.registry import POLICIES
-from unskew.analytics.policies.resihp import ResihpPolicy
 from unskew.analytics.policies.unskew import UnskewPolicy
 
 _KILLED: dict[str, Make] = {

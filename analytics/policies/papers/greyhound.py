@@ -16,7 +16,7 @@ from unskew.analytics.core.constants import constant
 from unskew.analytics.core.layout import Layout, Pipeline
 from unskew.analytics.core.sharing import proportional
 from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, moved_layers, regroup
-from unskew.analytics.policies.recycle import redealt
+from unskew.analytics.policies.papers.recycle import redealt
 from unskew.analytics.policies.restart import restarted
 
 
