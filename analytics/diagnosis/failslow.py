@@ -18,7 +18,7 @@ from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.loop.adaptation import Adaptation
 from unskew.analytics.loop.site import Site
 from unskew.analytics.predictor.retraining import IterationSample
-from unskew.analytics.replay.rehearsal import Rehearsal, Walk
+from unskew.analytics.replay.rehearsal import ControllerRehearsal, Rehearsal
 from unskew.collector.events import (
     AdaptationStarted,
     Control,
@@ -44,7 +44,7 @@ class FailSlowResult(msgspec.Struct, frozen=True):
     seen: tuple[IterationSample, ...] = ()
 
 
-def followed(rehearsal: Walk) -> tuple[IterationSample, ...]:
+def followed(rehearsal: Rehearsal) -> tuple[IterationSample, ...]:
     """Run it; all iterations that were learned from, each with the speeds that are known of it by now."""
     seen: dict[int, IterationSample] = {}
 
@@ -59,7 +59,9 @@ def followed(rehearsal: Walk) -> tuple[IterationSample, ...]:
 def follow_run(log: RunLog) -> FailSlowResult:
     """One of our own runs again by the controller's rules and today's thresholds: predictors learned on the way, losses, plans,
     probes and measurements on standby where the run had them."""
-    rehearsal = Rehearsal([_completed(log, event) for event in log.control], log.released, Adaptation.begin(_site(log)))
+    rehearsal = ControllerRehearsal(
+        [_completed(log, event) for event in log.control], log.released, Adaptation.begin(_site(log))
+    )
     seen, monitor = followed(rehearsal), rehearsal.monitor
     verdicts = settled(event for event in rehearsal.made if isinstance(event, Verdict | VerdictClosed))
     if monitor.fitted is None:

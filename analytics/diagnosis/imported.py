@@ -15,8 +15,8 @@ from unskew.analytics.core.workload import Work
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.replay.backtest import Beside, DetectorBacktest, compared
+from unskew.analytics.replay.causes import ReplayError
 from unskew.analytics.replay.method import Method
-from unskew.analytics.replay.rehearsal import ReplayError
 from unskew.analytics.replay.replay import Replay
 from unskew.collector.events import CHUNK_KINDS
 

@@ -1,15 +1,14 @@
-"""The deciding part of one of our own recorded runs, fed again from its log (watched.py: of one that is not ours).
+"""Rules fed again with what the log says that they were given: the walk through a log, and that with our controller's rules.
 
-What the live controller gave to its rules is in the log: site and options (`AdaptationStarted`), the committed iterations, and,
-each with its watermark (how many iterations had been judged by then), the faults announced, the ranks lost, the measurements of
-ranks on standby, and the plans issued and applied. The control stream is walked in its order; before an event with watermark w
-all iterations below w are observed. The rules decide again; which plans and approvals followed is taken from the log.
+The control stream is walked in its order; before an event with watermark w all iterations below w are observed. The rules
+decide again; which plans and approvals followed is taken from the log. watched.py has a training that is not ours.
 
-A replay and a backtest begin with the adaptation that the run had (`causes_of`), a diagnosis with today's thresholds.
+A replay and a backtest begin with the adaptation that the run had (causes.py), a diagnosis with today's thresholds.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import inf
 
@@ -21,87 +20,27 @@ from unskew.analytics.loop import controller_rules as rules
 from unskew.analytics.loop.adaptation import Adaptation
 from unskew.analytics.loop.monitor import Monitor
 from unskew.analytics.predictor.fit import Fit
-from unskew.analytics.replay.recorded_run import RecordedRun
+from unskew.analytics.replay.causes import watermark_of
 from unskew.collector.events import (
-    AdaptationStarted,
     Control,
-    DetectionLimit,
-    DeviceJoined,
     DeviceLost,
     Event,
     FaultInjected,
     IterationJudged,
-    ModeChanged,
     PlanApplied,
-    PlanIssued,
-    PlanKept,
     PlanProposed,
-    PlanScored,
-    PredictorFitted,
-    Probed,
-    ProcessEnded,
-    RankAdded,
     Regrouped,
     RunFinished,
     StandbyMeasured,
-    Verdict,
-    VerdictClosed,
 )
 
 
-class ReplayError(ValueError):
-    """A log that cannot be replayed; the message names what it lacks."""
-
-
-def judged_iterations(recorded: RecordedRun) -> list[IterationTelemetry]:
-    """Those that were decided upon; what the ranks of a run that goes on, or that lost its controller, committed and nobody
-    judged is none of them."""
-    judged = max((*recorded.judged, *(moment_of(noted.event) for noted in recorded.control)), default=-1)
-    return [one for one in recorded.iterations() if one.committed.iteration <= judged]
-
-
-def started_of(recorded: RecordedRun) -> AdaptationStarted:
-    """What the run's deciding part was given. Raises `ReplayError` when the log does not have it."""
-    for noted in recorded.control:
-        if isinstance(noted.event, AdaptationStarted):
-            return noted.event
-    raise ReplayError(
-        f"run {recorded.run} cannot be replayed: its log has no adaptation_started event "
-        "(it was run by an older version, or is no run)"
-    )
-
-
-def causes_of(recorded: RecordedRun) -> tuple[list[Control], list[IterationTelemetry], Adaptation]:
-    """What the rules of a recorded run decided upon: its control events, the iterations judged, and with what they began.
-
-    Raises `ReplayError` when the log does not have all of it.
-    """
-    control, iterations, adaptation = causes_so_far(recorded)
-    if not iterations:
-        raise ReplayError(f"run {recorded.run} cannot be replayed: no iteration was committed")
-    return control, iterations, adaptation
-
-
-def causes_so_far(recorded: RecordedRun) -> tuple[list[Control], list[IterationTelemetry], Adaptation]:
-    """The same of a run that goes on, whose first iteration may not have been judged yet."""
-    started = started_of(recorded)
-    try:
-        adaptation = Adaptation.like(started)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise ReplayError(f"run {recorded.run} was decided by other options than this code knows: {error}") from error
-    control, iterations = [noted.event for noted in recorded.control], judged_iterations(recorded)
-    first = iterations[0].committed.iteration if iterations else adaptation.site.first_iteration
-    if first > adaptation.site.first_iteration:
-        raise ReplayError(
-            f"run {recorded.run} cannot be replayed: its telemetry begins at iteration {first}, what came before is pruned"
-        )
-    return control, iterations, adaptation
-
-
-class Walk:
+class Rehearsal(ABC):
     """What happened in a run, in its order: its control events, and before each the iterations that had been judged by then.
-    `made` is all that was decided to be logged. `onlooker` is shown each iteration, the predictor that judged it,
-    and the judgement."""
+
+    `made` is all that was decided to be logged. `onlooker` is shown each iteration, the predictor that judged it, and the
+    judgement.
+    """
 
     def __init__(self, control: Sequence[Control], iterations: Sequence[IterationTelemetry]) -> None:
         self._control, self._iterations = control, iterations
@@ -110,9 +49,24 @@ class Walk:
         self.onlooker: Callable[[IterationTelemetry, Fit | None, IterationJudged], None] = lambda *_: None
 
     @property
+    @abstractmethod
     def monitor(self) -> Monitor:
         """What is known of the devices by now."""
-        raise NotImplementedError
+
+    @property
+    @abstractmethod
+    def plan(self) -> Plan:
+        """In force."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> tuple[int, ...]:
+        """The ranks that nothing is known to have ended."""
+
+    @property
+    @abstractmethod
+    def truth_known(self) -> bool:
+        """Whether the log names the faults, so that verdicts can be scored against them."""
 
     @property
     def first(self) -> int:
@@ -141,16 +95,17 @@ class Walk:
             return event.at_iteration + 1
         return watermark_of(event)
 
+    @abstractmethod
     def observe(self, released: IterationTelemetry) -> IterationJudged:
         """Give the rules one iteration."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, place: int, event: Control) -> None:
-        """What a control event, at its place among them, tells of the world."""
-        raise NotImplementedError
+        """Give the rules what a control event, at its place among them, reports of the world."""
 
+    @abstractmethod
     def end(self) -> None:
-        """Nothing more came."""
+        """Give the rules the end of the log."""
 
     def _observe_below(self, watermark: float) -> None:
         while self._next < len(self._iterations) and self._iterations[self._next].committed.iteration < watermark:
@@ -160,7 +115,7 @@ class Walk:
             self.onlooker(released, fitted, self.observe(released))
 
 
-class Rehearsal(Walk):
+class ControllerRehearsal(Rehearsal):
     """The controller's rules fed again."""
 
     def __init__(self, control: Sequence[Control], iterations: Sequence[IterationTelemetry], adaptation: Adaptation) -> None:
@@ -173,7 +128,6 @@ class Rehearsal(Walk):
 
     @property
     def plan(self) -> Plan:
-        """In force."""
         return self.state.plans.in_force
 
     @property
@@ -217,36 +171,3 @@ class Rehearsal(Walk):
             made += decision.events if isinstance(decision, rules.Log) else []
         self.made += made
         return made
-
-
-_MARKED = (
-    FaultInjected, RankAdded, DeviceJoined, DeviceLost, ProcessEnded, StandbyMeasured, PlanIssued, PlanApplied, ModeChanged,
-)  # fmt: skip
-
-
-def watermark_of(event: Control) -> int | None:
-    """How many iterations had been judged when this came; None where an event does not record it."""
-    return event.watermark if isinstance(event, _MARKED) else None
-
-
-_LOSSES = ("dead", "hung")
-
-
-def moment_of(event: Control) -> int:
-    """The iteration after whose judgement an event came, or before whose successor's; -1 = unknown."""
-    watermark = watermark_of(event)
-    if watermark is not None:
-        return watermark - 1
-    match event:
-        case PredictorFitted():
-            return event.watermark
-        case PlanScored():
-            return event.to_iteration
-        case VerdictClosed() | PlanKept() | Probed() | DetectionLimit():
-            return event.at_iteration
-        case Verdict() | PlanProposed():
-            # Of a loss they record the iteration that the rank was in.
-            lost = event.cause in _LOSSES if isinstance(event, Verdict) else not event.optional
-            return -1 if lost else event.at_iteration
-        case _:
-            return -1

@@ -16,12 +16,13 @@ from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.loop import attached_rules as rules
 from unskew.analytics.loop.adaptation import Adaptation
 from unskew.analytics.loop.monitor import Monitor
+from unskew.analytics.replay.causes import ReplayError, causes_of, judged_iterations, started_of
 from unskew.analytics.replay.recorded_run import RecordedRun
-from unskew.analytics.replay.rehearsal import Rehearsal, ReplayError, Walk, causes_of, judged_iterations, started_of
+from unskew.analytics.replay.rehearsal import ControllerRehearsal, Rehearsal
 from unskew.collector.events import Control, DetectionLimit, DeviceLost, Event, IterationJudged, Verdict, VerdictClosed
 
 
-class WatchedRehearsal(Walk):
+class WatchedRehearsal(Rehearsal):
     """As far as `control` goes; a diagnosis hands over only who was lost, dated anew where the log does not."""
 
     def __init__(
@@ -43,7 +44,6 @@ class WatchedRehearsal(Walk):
 
     @property
     def plan(self) -> Plan:
-        """In force."""
         return self.state.plan
 
     @property
@@ -52,7 +52,6 @@ class WatchedRehearsal(Walk):
 
     @property
     def truth_known(self) -> bool:
-        """Nothing was injected that we know of."""
         return False
 
     def judged_before(self, event: Control) -> int | None:
@@ -81,16 +80,19 @@ class WatchedRehearsal(Walk):
             case VerdictClosed() if event.verdict in self._hung:
                 self.made.append(event)
 
+    def end(self) -> None:
+        """Nothing: what is decided of a watched training is decided when it happens."""
+
     def _follow(self, outcome: tuple[rules.AttachedState, Sequence[Event]]) -> Sequence[Event]:
         self.state, made = outcome
         self.made += made
         return made
 
 
-def rehearsal_of(recorded: RecordedRun) -> Rehearsal | WatchedRehearsal:
+def rehearsal_of(recorded: RecordedRun) -> Rehearsal:
     """Of one of our own runs, or one that was watched. Raises `ReplayError` when the log does not have all of it."""
     if not recorded.attached:
-        return Rehearsal(*causes_of(recorded))
+        return ControllerRehearsal(*causes_of(recorded))
     iterations, plans = judged_iterations(recorded), recorded.plans
     if not iterations or 0 not in plans:
         raise ReplayError(f"run {recorded.run} cannot be replayed: no iteration of all its ranks was committed")

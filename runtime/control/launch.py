@@ -20,7 +20,7 @@ from unskew.analytics.health.timeouts import too_early
 from unskew.analytics.loop.adaptation import Adaptation
 from unskew.analytics.loop.controller_rules import ControllerState
 from unskew.analytics.loop.site import Site
-from unskew.analytics.replay.rehearsal import ReplayError
+from unskew.analytics.replay.causes import ReplayError
 from unskew.collector.events import RunFinished, RunStarted
 from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.paths import Store, StoreError

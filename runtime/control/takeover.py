@@ -9,8 +9,9 @@ import msgspec
 
 from unskew.analytics.loop.controller_rules import ControllerState
 from unskew.analytics.loop.intake import Intake
+from unskew.analytics.replay.causes import causes_so_far
 from unskew.analytics.replay.recorded_run import run_of_lines
-from unskew.analytics.replay.rehearsal import Rehearsal, causes_so_far
+from unskew.analytics.replay.rehearsal import ControllerRehearsal
 from unskew.collector.events import (
     CheckpointSaved,
     Control,
@@ -78,7 +79,7 @@ def taken_over(reader: Reader, run: str) -> Takeover:
     query = "select writer, seq, at_us, stream, version, actor, payload::varchar as line from events where run = ?"
     rows = [(*rest, line.encode()) for *rest, line in reader.sql(query, [run]).iter_rows()]
     recorded = run_of_lines(run, ((*row[:4], row[6]) for row in rows))
-    rehearsal = Rehearsal(*causes_so_far(recorded))
+    rehearsal = ControllerRehearsal(*causes_so_far(recorded))
     rehearsal.run()
     intake = Intake(rehearsal.state.committed)
     intake.take(recorded.telemetry, {})

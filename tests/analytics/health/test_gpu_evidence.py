@@ -7,7 +7,8 @@ from support.runtime_runs import Run, train
 
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.health.gpu_evidence import remembered, with_gpu
-from unskew.analytics.replay.rehearsal import Rehearsal, causes_of
+from unskew.analytics.replay.causes import causes_of
+from unskew.analytics.replay.rehearsal import ControllerRehearsal
 from unskew.collector.events import GpuState, Party, Verdict
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.spool import SpoolWriter
@@ -41,7 +42,7 @@ def verdict_of(run: Run, *, offline: bool) -> Verdict:
     with open_store(run.store) as reader:
         if offline:
             return next(one for one in diagnose(load_run(reader, run.id)).verdicts if one.cause == "slow_device")
-        rehearsal = Rehearsal(*causes_of(recorded_run(reader, run.id)))
+        rehearsal = ControllerRehearsal(*causes_of(recorded_run(reader, run.id)))
     rehearsal.run()
     return [event for event in rehearsal.made if isinstance(event, Verdict)][-1]
 
