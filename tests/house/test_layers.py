@@ -27,7 +27,7 @@ FOLDERS = {"unskew": "src", "edge": "src/unskew/edge"}
 MAY_IMPORT_TORCH = {"runtime", "benchmarks"}
 NO_IO = (
     "analytics",
-    "collector/events.py",
+    "collector/events",
     "collector/command.py",
     "collector/log_gap.py",
     "collector/files/upcasters.py",
