@@ -56,8 +56,8 @@ def judged(series: Recorded, stretches: Sequence[tuple[int, int]], all_series: S
     logs = np.log(series.times)
     twins = [one for one in all_series if one.work == series.work and one.name != series.name]
     found: list[Phase] = []
-    for since, until in sorted(stretches, key=lambda one: -stands_out(logs, *one)):
-        over, random = stands_out(logs, since, until), np.random.default_rng([seed, since, until])
+    for since, until in sorted(stretches, key=lambda one: -excess(logs, *one)):
+        over, random = excess(logs, since, until), np.random.default_rng([seed, since, until])
         shared = [shift for one in twins if (shift := _in_twin(one, series.steps[since], series.steps[until - 1])) is not None]
         why = ""
         if over < log(LEAST):
@@ -70,7 +70,7 @@ def judged(series: Recorded, stretches: Sequence[tuple[int, int]], all_series: S
     return sorted(found, key=lambda one: one.since)
 
 
-def stands_out(logs: Floats, since: int, until: int) -> float:
+def excess(logs: Floats, since: int, until: int) -> float:
     """By how much, over the higher of its sides; -inf where there is none to compare with."""
     before, after = logs[max(since - AROUND, 0) : since], logs[until : until + AROUND]
     sides = [float(np.median(side)) for side in (before, after) if len(side) >= LEAST_AROUND]
@@ -86,13 +86,13 @@ def _in_twin(twin: Recorded, first: int, last: int) -> float | None:
     since, until = (int(at) for at in np.searchsorted(twin.steps, (first, last + 1)))
     if until <= since or not all(_sides(len(twin.times), since, until)):
         return None
-    return stands_out(np.log(twin.times), since, until)
+    return excess(np.log(twin.times), since, until)
 
 
 def rare(logs: Floats, since: int, until: int, phases: Sequence[tuple[int, int]], random: np.random.Generator) -> bool:
     """Whether no series made of blocks of the noise, all but this stretch and the `phases`, has one as long that stands out so
     far."""
-    n, over, sides = until - since, stands_out(logs, since, until), _sides(len(logs), since, until)
+    n, over, sides = until - since, excess(logs, since, until), _sides(len(logs), since, until)
     noise = np.arange(len(logs)) >= min(STARTED, since)
     for begin, end in ((since, until), *phases):
         noise[begin:end] = False

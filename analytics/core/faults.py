@@ -89,11 +89,6 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether it happens in a moment of its iteration, not over iterations."""
         return self.kind in _STRIKING
 
-    @property
-    def ends_rank(self) -> bool:
-        """Whether the rank's process is lost."""
-        return self.strikes and self.seconds is None
-
     def strength(self, iteration: int) -> float:
         """How much of it is there in this iteration, from 0 to 1."""
         since = iteration - self.at

@@ -92,11 +92,11 @@ def _verdict(cause: str, share: float, sections: Sequence[tuple[TraceSection, Lo
         if most is not None and not most.shows:
             sentence = f"{cost}, in so few iterations that long sequences cannot be told from a device that was held up"
             evidence["next_step"] = "log document lengths, and look at what else the devices did in these iterations"
-        elif most is not None and most.stands_out:
+        elif most is not None and most.is_outlier:
             who = f"replica {most.replica} (rank{'s' * (len(most.ranks) > 1)} {', '.join(map(str, most.ranks))})"
             sentence = f"{cost}, {100 * most.share:.0f} % of it where {who} has the most: {OR_OFTEN_LONGER}"
             evidence |= {"next_step": NEXT_STEP_OF_REPLICA, "share_of_replica": round(most.share, 4)}
-        sure = most is None or (most.shows and not most.stands_out)
+        sure = most is None or (most.shows and not most.is_outlier)
     elif cause == "stage_imbalance":
         means = _stage_means(sections)
         costly = max(means, key=lambda stage: means[stage])

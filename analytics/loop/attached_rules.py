@@ -325,7 +325,7 @@ def lost(state: AttachedState, suspect: Suspect, iteration: int) -> tuple[Attach
     return msgspec.structs.replace(state, monitor=monitor), tuple(verdicts)
 
 
-def stands_still(still_s: float, usual_s: float | None) -> bool:
+def is_stalled(still_s: float, usual_s: float | None) -> bool:
     """Whether a job of which no rank has finished a step for so long is more than slow."""
     return usual_s is not None and still_s >= max(LEAST_HUNG_S, HUNG_FACTOR * usual_s)
 
@@ -333,7 +333,7 @@ def stands_still(still_s: float, usual_s: float | None) -> bool:
 def hung(still_s: float, usual_s: float | None, beats: Mapping[int, Heartbeat]) -> Suspect | None:
     """Who holds up a job of which no rank has finished a step for `still_s`: of those that do not wait for others the one that
     has moved least lately; nobody while it may only be slow."""
-    if usual_s is None or not stands_still(still_s, usual_s):
+    if usual_s is None or not is_stalled(still_s, usual_s):
         return None
     working = [one for one in beats.values() if one.activity not in WAITING and one.stalled_us > 0]
     if not working:

@@ -277,5 +277,5 @@ def _merged(straggling: Sequence[Kind]) -> list[Kind]:
     while contents() > CONTENTS:
         closest = min(range(len(groups) - 1), key=lambda i: groups[i][0][0] / groups[i + 1][-1][0])
         groups[closest : closest + 2] = [groups[closest] + groups[closest + 1]]
-    stands_for = {kind: (group[0][0], min(degree for _, degree in group)) for group in groups for kind in group}
-    return [stands_for[kind] for kind in straggling]
+    representative = {kind: (group[0][0], min(degree for _, degree in group)) for group in groups for kind in group}
+    return [representative[kind] for kind in straggling]

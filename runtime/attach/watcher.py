@@ -310,7 +310,7 @@ class JobWatcher:
         usual_s, ended = rules.usual_s(self._state.seen), {one.rank for one in gone} | (self._attached.keys() - self._ranks)
         beats = {rank: beat for rank, beat in self._beats.items() if rank not in ended}
         suspect = rules.hung(now_s - self._stepped_s, usual_s, beats)
-        if rules.stands_still(now_s - self._stepped_s, usual_s):
+        if rules.is_stalled(now_s - self._stepped_s, usual_s):
             suspect = self._not_joined(suspect, beats)
         if suspect is not None and self._hung is None and not self._lost:
             self._state, events = rules.lost(self._state, suspect, self._iterations)

@@ -63,6 +63,6 @@ def test_a_level_that_shifts_is_told_from_noise_from_what_comes_again_and_again_
     restless = steps(seed, *((at, at + 6, 1.3) for at in range(45, 600, 70)))
     assert why(restless, (325, 331)) == ["the noise of the series does that by itself"]
     alike = steps(seed, alike=0.95, n=1_500)
-    outs = [detector_phases.stands_out(np.log(alike), at, at + 15) for at in range(40, 1_440)]
+    outs = [detector_phases.excess(np.log(alike), at, at + 15) for at in range(40, 1_440)]
     at = 40 + int(np.argmax(outs))
     assert why(alike, (at, at + 15)) == ["the noise of the series does that by itself"]

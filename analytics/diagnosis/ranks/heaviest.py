@@ -32,7 +32,7 @@ class Heaviest(msgspec.Struct, frozen=True):
     least_chance: float
 
     @property
-    def stands_out(self) -> bool:
+    def is_outlier(self) -> bool:
         """Whether chance does not explain that it is that one."""
         return self.chance < BY_CHANCE
 

@@ -70,8 +70,8 @@ class BambooPolicy(Policy):
         if best == cluster.layout:
             return Reaction(layout=best, reason="the plan stays")
         in_place = best == local and len(taken) == job.dp
-        stands_s = constant("bamboo_local_s") if in_place else constant("oobleck_reconfigure_s")
-        pauses = regroup(job, 0) if cluster.unhurt() else (("reconfigure", stands_s),)
+        pause_s = constant("bamboo_local_s") if in_place else constant("oobleck_reconfigure_s")
+        pauses = regroup(job, 0) if cluster.unhurt() else (("reconfigure", pause_s),)
         return Reaction(
             layout=best, pauses=pauses, reason="the group before takes over" if best == local else "a rendezvous of all"
         )
