@@ -26,7 +26,7 @@ from unskew.analytics.health.liveness import WAITING, Suspect
 from unskew.analytics.loop.detection_limit import LimitState
 from unskew.analytics.loop.monitor import Monitor
 from unskew.analytics.loop.side_by_side import FEW, LOOKED_AT, at_a_glance, compare, window_of
-from unskew.analytics.predictor.retraining import Retraining
+from unskew.analytics.predictor.retraining import IterationSample, Retraining
 from unskew.collector.events import (
     CHUNK_KINDS,
     PAUSES,
@@ -47,6 +47,9 @@ MISSED = 2
 MOST_WITHOUT_CORE, CROWDED_SLOWDOWN, CROWDED_OVER = 0.5, 2.0, 16
 """A rank that is without a core for so much of its time may take nearly twice as long beyond that though it is healthy: whoever
 has its core meanwhile empties the caches. A verdict on less than this slowdown of it then waits until it has its core."""
+MORE_THAN_OTHERS, CROWDED_LASTS = 0.1, 2
+"""Or until it has lasted for so many times the least iterations, where the others lack their cores as much, give or take this:
+what healthy ranks took longer so was over before."""
 DIFFERENT = frozenset({"pp", "pipe", "pipeline", "stage", "ep", "expert", "experts"})
 """Words in the names of a mesh's dimensions along which ranks do different work."""
 HUNG_FACTOR, LEAST_HUNG_S = 20.0, 10.0
@@ -172,7 +175,7 @@ def committed(state: AttachedState, released: IterationTelemetry) -> tuple[Attac
         return msgspec.structs.replace(state, limit=limit), (plain, *limits)
     monitor, judged = state.monitor.judge(released, state.plan, uneven_us=_uneven_us(released))
     # Where a slow rank is given less, a predictor could not tell its slowness from what little work takes: none is fitted.
-    monitor, learned = (monitor, ()) if _fewer(state) else monitor.learn(judged.sample, judged.verdicts)
+    monitor, learned = (monitor, ()) if _fewer(state) else monitor.learn(_with_cores(judged.sample), judged.verdicts)
     # The first iteration pays for start-up, and began before its data was seen.
     seen = (*state.seen, released)[-WINDOW:] if one.iteration else ()
     state = msgspec.structs.replace(state, monitor=monitor, seen=seen)
@@ -218,6 +221,15 @@ def _late(state: AttachedState) -> set[int]:
     return at_a_glance(window_of(state.seen[-max(LOOKED_AT) :], state.plan, cost), state.monitor.options)
 
 
+def _with_cores(sample: IterationSample) -> IterationSample:
+    """As it would have been learned from had no rank waited for its core: the whole job is judged by that, and where the end of
+    an iteration is learned with such waits, a rank that is slow by that much more makes the job look slow beside it."""
+    released = sample.released
+    own_us = max(released.committed.measured_us - released.coreless_us, 0.0)
+    committed = msgspec.structs.replace(released.committed, measured_us=own_us)
+    return msgspec.structs.replace(sample, released=msgspec.structs.replace(released, committed=committed, coreless_us=0.0))
+
+
 def _uneven_us(released: IterationTelemetry) -> float:
     """What the rank that does most beside its chunks does more than most ranks, and pauses such as a checkpoint: the job is not
     slow for them."""
@@ -252,8 +264,22 @@ def _named_by_detector(
 
 def _crowded(state: AttachedState) -> set[int]:
     """The ranks that lately were without a core for most of the time."""
+    return {rank for rank, part in _without_core(state).items() if part > MOST_WITHOUT_CORE}
+
+
+def _without_core(state: AttachedState) -> dict[int, float]:
+    """rank -> the part of its chunks' time in which it had none, lately."""
     last = [one.without_core for one in state.seen[-CROWDED_OVER:]]
-    return {rank for rank in state.plan.ranks if last and median(of.get(rank, 0.0) for of in last) > MOST_WITHOUT_CORE}
+    return {rank: median(of.get(rank, 0.0) for of in last) for rank in state.plan.ranks} if last else {}
+
+
+def _lasts(state: AttachedState, verdict: Verdict) -> bool:
+    """Whether the slowness of a crowded rank has lasted for too long to be that of others on its core."""
+    rank, parts = verdict.culprits[0].rank or 0, _without_core(state)
+    others = [part for other, part in parts.items() if other != rank]
+    lasted = state.seen[-1].committed.iteration - verdict.since_iteration + 1 if state.seen else 0
+    alike = bool(others) and parts[rank] <= median(others) + MORE_THAN_OTHERS
+    return alike and lasted >= CROWDED_LASTS * state.monitor.options.least_iterations
 
 
 def _fewer(state: AttachedState) -> frozenset[int]:
@@ -279,9 +305,11 @@ def _held_back(state: AttachedState, events: Sequence[Event], going_on: set[int]
             waiting[event.verdict] = event
         else:
             found.append(event)
-    has_core = [one for one in waiting.values() if one.culprits[0].rank not in crowded | fewer]
+    apart = [one for one in waiting.values() if one.culprits[0].rank not in fewer]
+    has_core = [one for one in apart if one.culprits[0].rank not in crowded or _lasts(state, one)]
     late = _late(state) if has_core else set()
-    over = [waiting.pop(one.verdict) for one in has_core if one.culprits[0].rank in late]
+    due = [waiting.pop(one.verdict) for one in has_core if one.culprits[0].rank in late]
+    over = [msgspec.structs.replace(one, at_iteration=state.seen[-1].committed.iteration) for one in due]
     return msgspec.structs.replace(state, held_back=waiting), (*over, *found)
 
 

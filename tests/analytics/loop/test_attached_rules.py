@@ -48,6 +48,7 @@ def job(
     seed: int = 0,
     per_rank: int = 1,
     without_core: dict[int, float] | None = None,
+    coreless_us: float = 0.0,
     steps: int = STEPS,
 ) -> list[Event]:
     """What is decided on the job."""
@@ -80,10 +81,12 @@ def job(
             plan_version=0,
             chunks=tuple(chunks),
             works=tuple(works),
-            measured_us=float(took.max()) + 900,
+            measured_us=float(took.max()) + 900 + coreless_us,
             log_complete=True,
         )
-        released = IterationTelemetry(committed=one, beside=tuple(beside), without_core=without_core or {})
+        released = IterationTelemetry(
+            committed=one, beside=tuple(beside), without_core=without_core or {}, coreless_us=coreless_us
+        )
         state, found = committed(state, released)
         events += found
     return events
@@ -164,3 +167,16 @@ def test_of_a_rank_that_lacks_a_core_a_slight_slowdown_is_no_evidence() -> None:
     crowded = job(slight, ranks=4, without_core={1: 0.7})
     assert (named(crowded), limits(crowded)[-1]) == ([], None), "and what is held back is no calm"
     assert named(job(grave, ranks=4, without_core={1: 0.7})) == [("slow_device", (1,))]
+
+
+@pytest.mark.parametrize("until", [22, 10**6])
+def test_where_all_lack_their_cores_alike_a_slight_slowdown_is_named_once_it_lasts(until: int) -> None:
+    events = job(Fault(1, ("F", "B"), 1.6, until=until), ranks=4, without_core=dict.fromkeys(range(4), 0.7))
+    found = [event for event in events if isinstance(event, Verdict)]
+    assert [event.at_iteration >= 30 for event in found] == ([] if until == 22 else [True])
+
+
+def test_time_without_cores_makes_no_slow_rank_a_slow_job() -> None:
+    """The end of an iteration is learned without it: a share of it that stays would look like a slowdown of all."""
+    events = job(Fault(1, ("F",), 6.0, 32), steps=80, without_core={0: 0.7, 1: 0.7}, coreless_us=25_000.0)
+    assert named(events) == [("slow_device", (1,))]
