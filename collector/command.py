@@ -15,12 +15,12 @@ def _now_us() -> int:
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """`target` is a proposal for approve and reject, a mode for mode, the rank to be started for rank ("" = whichever is next),
-    and empty for a note, whose text is `reason`.
+    the one to be measured for probe, and empty for a note, whose text is `reason`.
 
     `by` is the name that somebody gives; `user` the operating system's, which the controller reads from the file.
     """
 
-    kind: Literal["approve", "reject", "mode", "note", "rank"]
+    kind: Literal["approve", "reject", "mode", "note", "rank", "probe"]
     run: str
     by: str
     target: str = ""

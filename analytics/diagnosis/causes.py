@@ -25,7 +25,7 @@ LEAST_CORRELATION = 0.9
 OR_OFTEN_LONGER = "it is slow now and then, or its documents are longer; which of the two, the log does not show"
 
 NEXT_STEP: dict[str, str] = {
-    "slow_device": "run a probe on the device, or approve a plan that gives it less; drain it when it comes again",
+    "slow_device": "run `unskew probe` on the device, or approve a plan that gives it less; drain it when it comes again",
     "slow_link": "test the link pairwise, then cable, port and switch; keep gradient rings off it until then",
     "dead": "nothing at once: the survivors took over; replace the device before the next failure",
     "hung": "read the stacks of the culprit and its last collective; restart it when it does not come back",

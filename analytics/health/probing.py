@@ -89,9 +89,10 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     links: dict[Pair, float]
     cost_us: int
 
-    def event(self, at_iteration: int) -> Probed:
-        """The result for the log: it was measured before iteration `at_iteration`."""
+    def event(self, at_iteration: int, *, beside: bool = False) -> Probed:
+        """The result for the log: it was measured before iteration `at_iteration`; `beside` as in `Probed`."""
         return Probed(
+            beside=beside,
             at_iteration=at_iteration,
             ranks=tuple(sorted(self.slowdowns)),
             slowdowns={str(rank): round(slowdown, 4) for rank, slowdown in self.slowdowns.items()},
@@ -116,6 +117,18 @@ def measured(spans: Iterable[Span], reference: Mapping[int, float]) -> ProbeResu
         links={link: median(rates) for link, rates in sorted(links.items())},
         cost_us=max(costs.values(), default=0),
     )
+
+
+def side_by_side(products: Mapping[int, Sequence[int]], ranks: Sequence[int], at_iteration: int, cost_us: int) -> Probed | None:
+    """The probe of `ranks` where nothing was measured when the run began: the median of one's `products` (us) over the median
+    of the others'. None where nobody else was measured."""
+    took = {rank: float(median(us)) for rank, us in products.items() if us}
+    slowdowns = {}
+    for rank in ranks:
+        others = [us for other, us in took.items() if other != rank]
+        if rank in took and others:
+            slowdowns[rank] = took[rank] / max(median(others), 1.0)
+    return ProbeResult(slowdowns=slowdowns, links={}, cost_us=cost_us).event(at_iteration, beside=True) if slowdowns else None
 
 
 def references(spans: Iterable[Span]) -> dict[int, float]:

@@ -97,8 +97,8 @@ class CheckpointSaved(Control, frozen=True, kw_only=True, tag="checkpoint_saved@
 class Probed(Control, frozen=True, kw_only=True, tag="probed@1"):
     """What direct measurement of suspects found, before iteration `at_iteration`.
 
-    `slowdowns`: rank -> its matrix product's time over the one when the run began; `links`: (sender, receiver, bytes per us);
-    `cost_us`: the longest that a rank was kept from training for it.
+    `slowdowns`: rank -> its matrix product's time over the one when the run began, or, `beside`, over the other ranks' at that
+    time; `links`: (sender, receiver, bytes per us); `cost_us`: the longest that a rank was kept from training for it.
     """
 
     at_iteration: int
@@ -106,6 +106,7 @@ class Probed(Control, frozen=True, kw_only=True, tag="probed@1"):
     slowdowns: dict[str, float]
     links: tuple[tuple[int, int, float], ...]
     cost_us: int
+    beside: bool = False
 
 
 class StandbyMeasured(Control, frozen=True, kw_only=True, tag="standby_measured@1"):

@@ -17,6 +17,7 @@ from unskew.collector.events import (
     PlanExpired,
     PlanFailed,
     PlanRejected,
+    Probed,
     Verdict,
     VerdictScored,
 )
@@ -80,7 +81,15 @@ def decision(entry: LoggedControl, state: RunState) -> DecisionRow | None:
             return DecisionRow(at_us, "note", "note", event.by, event.text)
         case CommandRefused():
             return DecisionRow(at_us, f"command {event.command}", "refused", event.by, event.reason)
+        case Probed():
+            return DecisionRow(at_us, "probe", "measured", entry.actor, _found(event), f"held up {event.cost_us / 1e3:.0f} ms")
     return None
+
+
+def _found(event: Probed) -> str:
+    than = "the others' time" if event.beside else "its healthy time"
+    found = (f"rank {rank}: {slowdown:.2f} of {than} for a product" for rank, slowdown in event.slowdowns.items())
+    return ", ".join(found) or "nothing could be compared"
 
 
 def _of_plan(

@@ -13,10 +13,11 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.loop.attached_rules import AttachedState
 from unskew.collector.alerts.delivery import deliver
 from unskew.collector.alerts.rules import Rule
-from unskew.collector.events import Event, Mode, Verdict
+from unskew.collector.events import Event, Mode, Span, Verdict
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.write.commands import Inbox
 from unskew.runtime.attach.plan_file import PlanForRanks, write_plan
+from unskew.runtime.attach.probing import JobProbing
 
 Log = Callable[..., None]
 
@@ -52,6 +53,7 @@ class JobActing:
         *,
         log: Log,
         place_of: Callable[[int], tuple[str, int]],
+        on_gpu: bool = False,
     ) -> None:
         self._store, self._run, self._options, self._log, self._place_of = store, run, options, log, place_of
         target = options.replace.target if options.replace is not None else ""
@@ -59,6 +61,7 @@ class JobActing:
         self.plans = {plan.plan_version: plan}
         """Those that ranks may follow."""
         self._inbox = Inbox(store, run)
+        self._probing = JobProbing(store, run, on_gpu=on_gpu)
         self._handed: list[tuple[acting.HandOver, str]] = []
 
     def look(self, iteration: int) -> None:
@@ -66,7 +69,10 @@ class JobActing:
         commands, refused = self._inbox.poll()
         if refused:
             self._log(refused)
-        if commands:
+        for command in (one for one in commands if one.kind == "probe"):
+            self._log((self._probing.ask(command, self._state.plan.ranks),), command.by)
+        self._log(self._probing.look(iteration))
+        if commands := [one for one in commands if one.kind != "probe"]:
             (self._state, events, orders), actors = acting.commanded(self._state, commands, iteration)
             for event, actor in zip(events, actors, strict=True):
                 self._log((event,), actor)
@@ -91,9 +97,13 @@ class JobActing:
         self._log(events)
         self._carry_out(orders)
 
-    def finish(self) -> list[Event]:
+    def probed(self, span: Span) -> None:
+        """A rank has measured itself."""
+        self._probing.measured(span)
+
+    def finish(self, iteration: int) -> list[Event]:
         """What is to be logged at the end."""
-        return acting.finished(self._state)
+        return [*self._probing.look(iteration, ended=True), *acting.finished(self._state)]
 
     def _carry_out(self, orders: Sequence[acting.Order]) -> None:
         for order in orders:

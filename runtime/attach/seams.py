@@ -42,6 +42,8 @@ STAGE = "torch.distributed.pipelining.stage"
 FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_state"
 MESH = "mesh_"
 """How a `DeviceMesh` describes the groups of its dimensions."""
+PRODUCT = 256
+"""Rows of the matrix that a probe multiplies."""
 _wrapped: set[str] = set()
 
 
@@ -58,7 +60,7 @@ def flight_recorder() -> tuple[bytes, dict[str, tuple[int, ...]]]:
 
 def install(session: LoopSession) -> tuple[str, ...]:
     """Wrap the seams. What cannot be measured, a sentence each."""
-    session.flights = flight_recorder
+    session.flights, session.product = flight_recorder, _product
     _after_import(
         STAGE, lambda stage: session.lacks(_hold(((STAGE, "stages of a pipeline", lambda: _pipeline(session, stage)),)))
     )
@@ -83,6 +85,13 @@ def install(session: LoopSession) -> tuple[str, ...]:
         ("torch.nn.Module.train", "evaluations", lambda: _replace(torch.nn.Module, "train", pauses.evaluating(session))),
     )
     return _hold(seams)
+
+
+def _product() -> None:
+    """A matrix product on the rank's core, whatever the loop has set."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        matrix = torch.full((PRODUCT, PRODUCT), 0.5, device="cpu", dtype=torch.float32)
+        _ = matrix @ matrix
 
 
 def _hold(seams: tuple[_Seam, ...]) -> tuple[str, ...]:

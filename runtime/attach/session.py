@@ -22,6 +22,7 @@ from unskew.collector.paths import Store
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach.clock import CorelessClock
 from unskew.runtime.attach.flights import last_flights
+from unskew.runtime.attach.plan_file import read_probe
 from unskew.runtime.attach.timeline import LoopTimeline
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class LoopSession:
         """Why the measuring has ended; "" while it goes on."""
         self.flights: Callable[[], tuple[bytes, dict[str, tuple[int, ...]]]] = lambda: (b"", {})
         """The process's flight recorder, as JSON, and the members of its groups."""
+        self.product: Callable[[], object] = lambda: None
+        """What a probe measures."""
         self.pipeline: PipelinePlace | None = None
         """Where the rank is in one."""
         self._facts = facts
@@ -178,7 +181,8 @@ class LoopSession:
             )
         )
         self._spool = spool
-        timeline = LoopTimeline(facts.rank, facts.ranks, f"{node}:{facts.rank}", spool.append, ready=CorelessClock().read)
+        device, ready = f"{node}:{facts.rank}", CorelessClock().read
+        timeline = LoopTimeline(facts.rank, facts.ranks, device, spool.append, ready=ready, product=self.product)
         beat = threading.Thread(target=self._beat, args=(timeline, spool, pid), name="unskew-beat", daemon=True)
         beat.start()
         atexit.register(self.close)
@@ -187,12 +191,15 @@ class LoopSession:
     def _beat(self, timeline: LoopTimeline, spool: SpoolWriter, pid: int) -> None:
         """Now and then: how far the rank is, also while it hangs."""
         progress, still_s, longest_s, written = -1, 0.0, 0.0, False
+        probed = read_probe(self.store, self.run)
         while not self._ended.wait(BEAT_S):
             if timeline.progress != progress:
                 longest_s, still_s, written = max(longest_s, still_s), 0.0, False
             else:
                 still_s += BEAT_S
             progress = timeline.progress
+            if (asked := read_probe(self.store, self.run)) > probed:
+                probed, timeline.probe_due = asked, True
             if not written and still_s >= max(LEAST_STILL_S, STILL_FACTOR * longest_s):
                 written = True
                 with suppress(Exception):

@@ -16,6 +16,7 @@ from time import monotonic_ns
 from unskew.collector.events import PipelinePlace, SpanKind
 from unskew.collector.files.loop_parts import LoopPart, Moment, Piece, Reading
 from unskew.runtime.attach.lengths import lengths_of
+from unskew.runtime.attach.plan_file import PRODUCTS
 
 LEAST_WAIT_NS = 20_000
 """A shorter tail of `backward()` is no collective."""
@@ -41,11 +42,15 @@ class LoopTimeline:
         emit: Callable[[LoopPart], None],
         *,
         ready: Callable[[], int],
+        product: Callable[[], object] = lambda: None,
         now: Callable[[], int] = monotonic_ns,
     ) -> None:
         self.rank, self.ranks, self._device, self._emit, self._ready, self._clock = rank, ranks, device, emit, ready, now
         self._group = "-".join(map(str, range(ranks))) if ranks <= MOST_NAMED else "world"
         self.iteration = self.progress = 0
+        self._product = product
+        self.probe_due = False
+        """The rank is to measure itself at the end of this step."""
         self.plan_version = 0
         """By which the iteration in progress is given its samples."""
         self._first, self._coming = rank, 0
@@ -194,6 +199,8 @@ class LoopTimeline:
             self._end()
             self._pieces.append(("optimizer", begun, self._mark, None))
             self._stepped = True
+            if self.probe_due:
+                self._probe()
 
     def entered(self) -> None:
         """The loop says itself that a step begins."""
@@ -204,6 +211,8 @@ class LoopTimeline:
         """That step is over."""
         self._mark, self._stepped = self._now(), True
         self._end()
+        if self.probe_due:
+            self._probe()
 
     def wait(self) -> tuple[int, str]:
         """A wait for others begins; what it returns goes to `waited`."""
@@ -298,6 +307,21 @@ class LoopTimeline:
         before, self._ended = self._ended, self._readings[-1]
         if self._pause_ns == CLOSE_NS and _has_core(before, self._ended):
             self._pause_ns, self._read_at_ns = FAR_NS, self._ended[0] + FAR_NS
+
+    def _probe(self) -> None:
+        """Multiply the matrix, the first time to fetch it; each by the time for which the thread had a core."""
+        self.probe_due = False
+        self._product()
+        for _ in range(PRODUCTS):
+            begun = self._read_now()
+            self._product()
+            self._mark = self._read_now()
+            self._pieces.append(("probe", begun, self._mark, None))
+
+    def _read_now(self) -> Moment:
+        self._read(now_ns := self._clock())
+        self.progress += 1
+        return now_ns, self._waited_ns
 
     def _hand_on(self, until: Moment, commit: tuple[int, float | None, int] | None = None) -> None:
         part = LoopPart(

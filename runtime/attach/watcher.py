@@ -42,6 +42,7 @@ from unskew.collector.events import (
     RunFinished,
     RunStarted,
     SamplesDrawn,
+    Span,
     Telemetry,
     VerdictClosed,
 )
@@ -182,7 +183,7 @@ class JobWatcher:
             reason="" if code == 0 else f"the command ended with exit code {code}",
             committed=self._iterations,
         )
-        self._log((*(self._acting.finish() if self._acting is not None else ()), end))
+        self._log((*(self._acting.finish(self._iterations) if self._acting is not None else ()), end))
         self._spool.close()
         self._read_all()
         return end
@@ -221,6 +222,8 @@ class JobWatcher:
                 self._beats[event.rank] = event
             case LoaderDivided() | SamplesDrawn():
                 self._offered.append(event)
+            case Span() if event.kind == "probe" and self._acting is not None:
+                self._acting.probed(event)
             case CollectiveRecorded() | GroupRecorded():
                 self._flights.append(event)
             case MicroBatchPacked() if self._state is None and event.iteration == 0:
@@ -276,7 +279,8 @@ class JobWatcher:
         )
         self._state, events = rules.begin(plan, why_not, options_for(DEVICE))
         self._log((applied, *events))
-        self._acting = JobActing(self._store, self._run, plan, self._act, log=self._log, place_of=self._place_of)
+        on_gpu = any(one.on_gpu for one in self._attached.values())
+        self._acting = JobActing(self._store, self._run, plan, self._act, log=self._log, place_of=self._place_of, on_gpu=on_gpu)
 
     def _committed(self, released: IterationTelemetry) -> None:
         assert self._state is not None

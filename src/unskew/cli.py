@@ -11,7 +11,7 @@ from unskew.commands.afterwards import backtest, diagnose, replay, retrain, what
 from unskew.commands.common import Commands
 from unskew.commands.log import alerts, export, import_, sql, store
 from unskew.commands.research import bench, simulate, study
-from unskew.commands.train import dashboard, decide, rank, run, watch
+from unskew.commands.train import dashboard, decide, probe, rank, run, watch
 
 TRAIN, AFTERWARDS, LOG, RESEARCH = "A run, live", "A run, afterwards", "The log", "Research"
 
@@ -45,6 +45,7 @@ app.command(rich_help_panel=TRAIN, cls=watch.WatchCommand)(watch.watch)
 app.command(rich_help_panel=TRAIN)(decide.approve)
 app.command(rich_help_panel=TRAIN)(decide.reject)
 app.command(rich_help_panel=TRAIN)(decide.mode)
+app.command(rich_help_panel=TRAIN)(probe.probe)
 app.add_typer(rank.app, rich_help_panel=TRAIN)
 app.command(rich_help_panel=AFTERWARDS)(diagnose.diagnose)
 app.command(rich_help_panel=AFTERWARDS)(whatif.whatif)

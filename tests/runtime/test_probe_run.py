@@ -7,7 +7,20 @@ from pathlib import Path
 import pytest
 from support.runtime_runs import Run, train
 
-from unskew.collector.events import PlanApplied, Probed, RunFinished, Span, Verdict, VerdictClosed
+from unskew.collector.command import Command
+from unskew.collector.events import (
+    CommandRefused,
+    IterationCommitted,
+    Note,
+    PlanApplied,
+    Probed,
+    RunFinished,
+    Span,
+    Verdict,
+    VerdictClosed,
+)
+from unskew.collector.files.tail import Entry
+from unskew.collector.write.commands import send
 
 pytestmark = pytest.mark.slow
 
@@ -46,3 +59,28 @@ def test_in_mode_observe_nothing_is_held_up_for_a_probe(tmp_path: Path) -> None:
     run = train(tmp_path, *FAULTS, mode="observe", **LAYOUT)
     assert run.of(Probed) == []
     assert len(run.of(PlanApplied)) == 1
+
+
+class Person:
+    """Asks for a probe of a rank that is there, and of one that is not."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self, run: Run, entry: Entry) -> None:
+        if isinstance(entry.event, IterationCommitted) and entry.event.iteration == 10 and not self.asked:
+            self.asked = True
+            for rank in ("9", "3"):
+                send(run.store, run.id, Command(kind="probe", run=run.id, target=rank, by="ann", reason="it looks slow"))
+
+
+def test_who_asks_for_a_probe_gets_it_in_any_mode(tmp_path: Path) -> None:
+    run = train(tmp_path, "slow:rank=3,factor=1.6,at=5", mode="observe", on_event=Person(), **LAYOUT)
+    named(run)
+    (probed,) = run.of(Probed)
+    assert probed.slowdowns == {"3": pytest.approx(1.6, rel=0.01)}
+    (refused,) = run.of(CommandRefused)
+    assert (refused.command, refused.by) == ("probe 9", "ann")
+    assert refused.reason == "rank 9 is not in the run, its ranks are 0, 1, 2, 3, 4, 5"
+    assert [(note.text, note.by) for note in run.of(Note)] == [("rank 3 is to be probed: it looks slow", "ann")]
+    assert len({applied.digest for applied in run.of(PlanApplied)}) == 1

@@ -70,7 +70,8 @@ def _(event: ev.Suspected) -> Sentence:
 
 @sentence_of.register
 def _(event: ev.Probed) -> Sentence:
-    found = ", ".join(f"rank {rank} takes {slowdown:.2f} of its healthy time" for rank, slowdown in event.slowdowns.items())
+    than = "times as long as the others for a product" if event.beside else "of its healthy time"
+    found = ", ".join(f"rank {rank} takes {slowdown:.2f} {than}" for rank, slowdown in event.slowdowns.items())
     return Sentence("probe", f"{found or 'nothing could be compared'}; it held up training for {event.cost_us / 1e6:.2f} s")
 
 

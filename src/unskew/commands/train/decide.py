@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unskew.collector.events import CommandRefused, Event, Mode, ModeChanged, PlanApproved, PlanRejected, RankAdded
+from unskew.collector.events import CommandRefused, Event, Mode, ModeChanged, PlanApproved, PlanRejected, Probed, RankAdded
 from unskew.commands.common import StoreOption, checking_input, fail, known_run, locate, refuse, there
 from unskew.terminal.safe_text import harmless
 
@@ -70,7 +70,7 @@ def living_run(store: Store, run: str | None) -> str:
     return living[0]
 
 
-def decide(store: Store, command: Command) -> None:
+def decide(store: Store, command: Command, *, within_s: float = ANSWER_WITHIN_S) -> None:
     """Send the command and wait for what the controller makes of it; prints that, exit 1 when it was refused."""
     from unskew.collector.files.tail import Tail
     from unskew.collector.write.commands import send
@@ -81,7 +81,7 @@ def decide(store: Store, command: Command) -> None:
         refuse("--reason says nothing: the log keeps why somebody decided")
     with checking_input():
         send(store, command.run, command)
-    deadline = time.monotonic() + ANSWER_WITHIN_S
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         for entry in tail.poll():
             if answers(entry.event, command) and (sentence := sentence_of(entry.event)):
@@ -90,7 +90,7 @@ def decide(store: Store, command: Command) -> None:
                 print(harmless(sentence.text))
                 return
         time.sleep(0.1)
-    fail(f"the controller of {command.run} has not answered within {ANSWER_WITHIN_S:g} s; the command waits in its inbox")
+    fail(f"the controller of {command.run} has not answered within {within_s:g} s; the command waits in its inbox")
 
 
 def answers(event: Event | None, command: Command) -> bool:
@@ -103,6 +103,8 @@ def answers(event: Event | None, command: Command) -> bool:
         case CommandRefused():
             asked = f"{command.kind} {command.target}".strip()
             return event.by == command.by and event.command in (command.id, command.target, asked)
+        case Probed():
+            return command.kind == "probe" and command.target in map(str, event.ranks)
         case RankAdded():
             return command.kind == "rank" and event.by == command.by and command.target in ("", str(event.rank))
     return False
