@@ -14,7 +14,7 @@ from unskew.analytics.health.probing import side_by_side
 from unskew.collector.command import Command, wrong_name
 from unskew.collector.events import CommandRefused, Control, Note, Span
 from unskew.collector.paths import Store, StoreError
-from unskew.runtime.attach.plan_file import PRODUCTS, read_probe, write_probe
+from unskew.runtime.attach.probe_file import PRODUCTS, read_probe, write_probe
 
 WITHIN_S = 50.0
 """A rank that has not reached the end of a step by then is not waited for."""

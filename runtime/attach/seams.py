@@ -39,6 +39,7 @@ _Wrap = Callable[[_Function], _Function]
 _Seam = tuple[str, str, Callable[[], object]]
 """Its name, what is measured by it, and what wraps it."""
 STAGE = "torch.distributed.pipelining.stage"
+FUNCTIONAL = "torch.distributed._functional_collectives"
 FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_state"
 MESH = "mesh_"
 """How a `DeviceMesh` describes the groups of its dimensions."""
@@ -64,6 +65,13 @@ def install(session: LoopSession) -> tuple[str, ...]:
     _after_import(
         STAGE, lambda stage: session.lacks(_hold(((STAGE, "stages of a pipeline", lambda: _pipeline(session, stage)),)))
     )
+    wait, waiting = f"{FUNCTIONAL}.wait_tensor", _waiting(session)
+    _after_import(  # which takes as long as all else here
+        FUNCTIONAL,
+        lambda functional: session.lacks(
+            _hold(((wait, "waits for other ranks", lambda: _replace(functional, "wait_tensor", waiting)),))
+        ),
+    )
     titan = pauses.TORCHTITAN
     _after_import(
         titan,
@@ -73,7 +81,7 @@ def install(session: LoopSession) -> tuple[str, ...]:
     )
     seams: tuple[_Seam, ...] = (
         ("torch.autograd.backward", "forward and backward passes", lambda: _backward(session)),
-        ("torch._C._distributed_c10d.Work.wait", "waits for other ranks", lambda: _waits(session)),
+        ("torch._C._distributed_c10d.Work.wait", "waits for other ranks", lambda: _waits(waiting)),
         ("DistributedDataParallel._sync_buffers", "waits for other ranks' buffers", lambda: _buffers(session)),
         ("distributed_c10d._world.pg_group_ranks", "which ranks form groups", lambda: _world().pg_group_ranks),
         ("torch.nn.parallel.DistributedDataParallel", "the lengths of what a DDP model is given", lambda: _ddp(session)),
@@ -225,14 +233,9 @@ def _loss(root: Any) -> float | None:
     return float(root.item())
 
 
-def _waits(session: LoopSession) -> None:
-    if not dist.is_available():
-        return
-    import torch.distributed._functional_collectives as functional  # noqa: PLC0415 - not where torch has no distributed part
-
-    wrap = _waiting(session)
-    _replace(torch._C._distributed_c10d.Work, "wait", wrap)
-    _replace(functional, "wait_tensor", wrap)
+def _waits(waiting: _Wrap) -> None:
+    if dist.is_available():
+        _replace(torch._C._distributed_c10d.Work, "wait", waiting)
 
 
 def _buffers(session: LoopSession) -> None:

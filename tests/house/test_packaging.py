@@ -7,12 +7,14 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import files
 from pathlib import Path
 
 import pytest
 from support.paths import ROOT
 
 PACKAGES = ("collector", "analytics", "runtime", "dashboard", "data")
+MOST_DOWNLOADED = 5_000_000
 NOT_SHIPPED = {"unskew/data/README.md"}
 
 
@@ -42,6 +44,15 @@ def test_every_source_file_is_in_the_wheel(wheel: Path) -> None:
     assert expected <= inside, expected - inside
     assert all(name.startswith(("unskew/", "unskew-")) for name in inside)
     assert not any("benchmarks" in name or "private" in name for name in inside)
+
+
+@pytest.mark.limit(120)
+def test_what_a_training_image_needs_beside_torch_is_small(wheel: Path) -> None:
+    """By what `unskew` itself depends on, unpacked, which is more than the download."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert [name.partition(">")[0] for name in project["dependencies"]] == ["msgspec"]
+    needs = wheel.stat().st_size + sum(file.size or 0 for file in files("msgspec") or ())
+    assert needs <= MOST_DOWNLOADED
 
 
 @pytest.mark.limit(120)

@@ -6,8 +6,11 @@ Where one is missing the feature is off with a sentence (test_attach_parts.py).
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from functools import reduce
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -61,3 +64,13 @@ def test_a_stage_still_says_where_it_is() -> None:
 
     source = inspect.getsource(_PipelineStageBase.__init__)
     assert all(f"self.{name}" in source for name in ("stage_index", "num_stages", "group"))
+
+
+def test_waits_of_functional_collectives_are_taken_hold_of_once_they_are_imported(tmp_path: Path) -> None:
+    """Importing them takes as long as all else at the start; a loop that never does so does not pay for it."""
+    code = (
+        "import sys, torch.distributed, unskew; unskew.attach(sys.argv[1]); name = 'torch.distributed._functional_collectives';"
+        "print(name in sys.modules); print(hasattr(__import__(name, fromlist=['']).wait_tensor, '__wrapped__'))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["False", "True"]
