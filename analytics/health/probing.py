@@ -12,12 +12,13 @@ The probe distinguishes these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 
 import msgspec
 
-from unskew.collector.events import Probed, Span
+from unskew.collector.command import Command, wrong_name
+from unskew.collector.events import CommandRefused, Note, Probed, Span
 
 Pair = tuple[int, int]
 
@@ -78,6 +79,40 @@ def wanted(
     if len(ranks) > options.most * n_ranks:
         return None, f"{len(ranks)} of {n_ranks} ranks are slower than predicted: that is not a device's fault"
     return Probe(ranks=ranks), f"ranks {names} are slower than they were for {options.over} iterations, and excuse each other"
+
+
+def asked_for(
+    command: Command,
+    ranks: Collection[int],
+    working: Collection[int],
+    references: Collection[int],
+    *,
+    by_replica: bool,
+    busy: bool,
+) -> Note | CommandRefused:
+    """The answer to who asks for a probe. `working`: ranks that live and execute; `references`: those whose product is known
+    from the run's beginning; `by_replica`: replicas step by themselves; `busy`: a change of plan is under way."""
+    rank = int(command.target) if command.target.isdecimal() else -1
+    refusal = wrong_name(command.by)
+    if not refusal and rank not in ranks:
+        refusal = f"rank {command.target} is not in the run, its ranks are {', '.join(map(str, sorted(ranks)))}"
+    elif not refusal and rank not in working:
+        refusal = f"rank {rank} executes nothing: it measures itself now and then"
+    elif not refusal and rank not in references:
+        refusal = f"what rank {rank} took for the product when the run began is not known"
+    elif not refusal and by_replica:
+        refusal = "replicas that step by themselves have no iteration in which all stand still"
+    elif not refusal and busy:
+        refusal = "a change of plan is under way: ask again when it is applied"
+    return answer(command, refusal)
+
+
+def answer(command: Command, refusal: str) -> Note | CommandRefused:
+    """Who asks for a probe gets it, or is told why not (`refusal`)."""
+    if refusal:
+        return CommandRefused(command=f"probe {command.target}", by=command.by, reason=refusal, user=command.user)
+    why = f": {command.reason}" if command.reason else ""
+    return Note(text=f"rank {command.target} is to be probed{why}", by=command.by, user=command.user)
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,14 +14,14 @@ import msgspec
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.health.probing import Probe
+from unskew.analytics.health.probing import Probe, asked_for
 from unskew.analytics.health.rejoining import LEAST_LEFT, Rejoining
 from unskew.analytics.loop.adaptation import Adaptation, AdaptationStep
 from unskew.analytics.loop.approval_queue import ApprovalQueue
 from unskew.analytics.loop.plans import Plans
 from unskew.analytics.scheduler.recovery import recover, recover_with_spares
 from unskew.analytics.scheduler.replicas import replicas_of, returning, with_replicas, without_ranks
-from unskew.collector.command import Command, wrong_name
+from unskew.collector.command import Command
 from unskew.collector.events import (
     CommandRefused,
     Control,
@@ -257,18 +257,13 @@ def commanded(state: ControllerState, commands: Sequence[Command]) -> Outcome:
     """What people ask."""
     decisions: list[Decision] = []
     for command in commands:
-        if command.kind == "rank":
-            state, started = _add_rank(state, command)
-            decisions += started
-            continue
-        if command.kind == "probe":
-            state, issued = _probe_asked(state, command)
-            decisions += issued
-            continue
-        event = state.queue.command(command)
-        if isinstance(event, ModeChanged):
-            event = msgspec.structs.replace(event, watermark=state.committed)
-        state, logged = _log(state, event, actor=command.by)
+        if command.kind in ("rank", "probe"):
+            state, logged = (_add_rank if command.kind == "rank" else _probe_asked)(state, command)
+        else:
+            event = state.queue.command(command)
+            if isinstance(event, ModeChanged):
+                event = msgspec.structs.replace(event, watermark=state.committed)
+            state, logged = _log(state, event, actor=command.by)
         decisions += logged
     state, issued = _apply_approved(state)
     return state, [*decisions, *issued]
@@ -358,26 +353,13 @@ def _add_rank(state: ControllerState, command: Command) -> Outcome:
 
 def _probe_asked(state: ControllerState, command: Command) -> Outcome:
     """Somebody wants a rank measured, in any mode; its result comes as every probe's does."""
-    plan, adaptation = state.plans.in_force, state.adaptation
-    rank = int(command.target) if command.target.isdecimal() else -1
-    refusal = wrong_name(command.by)
-    if rank not in state.alive or rank not in plan.ranks:
-        refusal = refusal or f"rank {command.target} is not in the run, its ranks are {', '.join(map(str, plan.ranks))}"
-    elif rank not in plan.executors:
-        refusal = refusal or f"rank {rank} executes nothing: it measures itself now and then"
-    elif rank not in adaptation.measurements.references:
-        refusal = refusal or f"what rank {rank} took for the product when the run began is not known"
-    elif adaptation.site.by_replica:
-        refusal = refusal or "replicas that step by themselves have no iteration in which all stand still"
-    elif state.plans.pending is not None:
-        refusal = refusal or "a change of plan is under way: ask again when it is applied"
-    if refusal:
-        refused = CommandRefused(command=f"probe {command.target}", by=command.by, reason=refusal, user=command.user)
-        return _log(state, refused, actor=command.by)
-    why = f": {command.reason}" if command.reason else ""
-    note = Note(text=f"rank {rank} is to be probed{why}", by=command.by, user=command.user)
-    again, reason = plan.renumbered(state.plans.next_plan_version), f"probe: {command.by} asked for rank {rank}"
-    return _issue(state, again, reason, abort=False, probe=Probe(ranks=(rank,)), after=[note])
+    plan, adaptation, busy = state.plans.in_force, state.adaptation, state.plans.pending is not None
+    known, by_replica = adaptation.measurements.references, adaptation.site.by_replica
+    answer = asked_for(command, plan.ranks, state.alive & plan.executors, known, by_replica=by_replica, busy=busy)
+    if isinstance(answer, CommandRefused):
+        return _log(state, answer, actor=command.by)
+    again, probe = plan.renumbered(state.plans.next_plan_version), Probe(ranks=(int(command.target),))
+    return _issue(state, again, f"probe: {command.by} asked for it", abort=False, probe=probe, after=[answer])
 
 
 def _start(state: ControllerState, *answers: RankAdded | CommandRefused, actor: str = "controller") -> Outcome:

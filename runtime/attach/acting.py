@@ -16,8 +16,8 @@ from unskew.collector.alerts.rules import Rule
 from unskew.collector.events import Event, Mode, Span, Verdict
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.write.commands import Inbox
-from unskew.runtime.attach.plan_file import PlanForRanks, write_plan
-from unskew.runtime.attach.probing import JobProbing
+from unskew.runtime.attach.asked.plan_file import PlanForRanks, write_plan
+from unskew.runtime.attach.asked.probing import JobProbing
 
 Log = Callable[..., None]
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from unskew.analytics.core.division import Division, grouped, split, weights
 from unskew.collector.events import LoaderDivided, SamplesDrawn, Telemetry
 from unskew.collector.paths import Store
-from unskew.runtime.attach.plan_file import ACTS, PlanForRanks, read_plan
+from unskew.runtime.attach.asked.plan_file import ACTS, PlanForRanks, read_plan
 from unskew.runtime.attach.timeline import LoopTimeline
 from unskew.runtime.attach.weights import Loss, can_shrink, loss_of, shrink, weigh
 

@@ -62,23 +62,14 @@ def flight_recorder() -> tuple[bytes, dict[str, tuple[int, ...]]]:
 def install(session: LoopSession) -> tuple[str, ...]:
     """Wrap the seams. What cannot be measured, a sentence each."""
     session.flights, session.product = flight_recorder, _product
-    _after_import(
-        STAGE, lambda stage: session.lacks(_hold(((STAGE, "stages of a pipeline", lambda: _pipeline(session, stage)),)))
+    waiting, titan = _waiting(session), pauses.TORCHTITAN
+    later: tuple[tuple[str, str, str, Callable[[ModuleType], object]], ...] = (  # importing them takes long
+        (STAGE, STAGE, "stages of a pipeline", lambda stage: _pipeline(session, stage)),
+        (FUNCTIONAL, f"{FUNCTIONAL}.wait_tensor", "waits for others", lambda of: _replace(of, "wait_tensor", waiting)),
+        (titan, f"{titan}._structured_logger", "waiting for data", lambda log: pauses.listen_to_torchtitan(session, log)),
     )
-    wait, waiting = f"{FUNCTIONAL}.wait_tensor", _waiting(session)
-    _after_import(  # which takes as long as all else here
-        FUNCTIONAL,
-        lambda functional: session.lacks(
-            _hold(((wait, "waits for other ranks", lambda: _replace(functional, "wait_tensor", waiting)),))
-        ),
-    )
-    titan = pauses.TORCHTITAN
-    _after_import(
-        titan,
-        lambda log: session.lacks(
-            _hold(((f"{titan}._structured_logger", "waiting for data", lambda: pauses.listen_to_torchtitan(session, log)),))
-        ),
-    )
+    for module, name, what, wrap in later:
+        _after_import(module, partial(_hold_later, session, name, what, wrap))
     seams: tuple[_Seam, ...] = (
         ("torch.autograd.backward", "forward and backward passes", lambda: _backward(session)),
         ("torch._C._distributed_c10d.Work.wait", "waits for other ranks", lambda: _waits(waiting)),
@@ -100,6 +91,10 @@ def _product() -> None:
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         matrix = torch.full((PRODUCT, PRODUCT), 0.5, device="cpu", dtype=torch.float32)
         _ = matrix @ matrix
+
+
+def _hold_later(session: LoopSession, name: str, what: str, wrap: Callable[[ModuleType], object], module: ModuleType) -> None:
+    session.lacks(_hold(((name, what, lambda: wrap(module)),)))
 
 
 def _hold(seams: tuple[_Seam, ...]) -> tuple[str, ...]:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from unskew.collector.events import Heartbeat, PipelinePlace, RankAttached, RankDetached, Telemetry
 from unskew.collector.paths import Store
 from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.attach.asked.probe_file import read_probe
 from unskew.runtime.attach.clock import CorelessClock
 from unskew.runtime.attach.flights import last_flights
-from unskew.runtime.attach.probe_file import read_probe
 from unskew.runtime.attach.timeline import LoopTimeline
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from time import monotonic_ns
 
 from unskew.collector.events import PipelinePlace, SpanKind
 from unskew.collector.files.loop_parts import LoopPart, Moment, Piece, Reading
+from unskew.runtime.attach.asked.probe_file import PRODUCTS
 from unskew.runtime.attach.lengths import lengths_of
-from unskew.runtime.attach.probe_file import PRODUCTS
 
 LEAST_WAIT_NS = 20_000
 """A shorter tail of `backward()` is no collective."""

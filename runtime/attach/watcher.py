@@ -53,8 +53,8 @@ from unskew.collector.write.commands import hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach.acting import ActOptions, JobActing
+from unskew.runtime.attach.asked.plan_file import ACTS
 from unskew.runtime.attach.exits import Exit, Exits
-from unskew.runtime.attach.plan_file import ACTS
 
 BOOT = Path(__file__).with_name("boot")
 POLL_S = 0.05

@@ -14,7 +14,7 @@ from unskew.collector.events import CommandRefused, Event, Probed, RankAttached
 from unskew.collector.paths import Store
 from unskew.collector.write.commands import hold_controller_lock, send
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.attach.probe_file import read_probe
+from unskew.runtime.attach.asked.probe_file import read_probe
 from unskew.runtime.attach.timeline import LoopTimeline
 from unskew.runtime.attach.watcher import JobWatcher
 

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import unskew
 from unskew.analytics.core.division import Division
 from unskew.collector.paths import Store
-from unskew.runtime.attach.plan_file import ACTS, PlanForRanks, write_plan
+from unskew.runtime.attach.asked.plan_file import ACTS, PlanForRanks, write_plan
 
 WORDS, WIDTH, LONGEST, SAMPLES, EACH, IGNORED = 32, 16, 12, 96, 4, -100
 

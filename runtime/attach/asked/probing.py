@@ -10,17 +10,17 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
-from unskew.analytics.health.probing import side_by_side
+from unskew.analytics.health.probing import answer, side_by_side
 from unskew.collector.command import Command, wrong_name
-from unskew.collector.events import CommandRefused, Control, Note, Span
+from unskew.collector.events import Control, Span
 from unskew.collector.paths import Store, StoreError
-from unskew.runtime.attach.probe_file import PRODUCTS, read_probe, write_probe
+from unskew.runtime.attach.asked.probe_file import PRODUCTS, read_probe, write_probe
 
 WITHIN_S = 50.0
 """A rank that has not reached the end of a step by then is not waited for."""
 
 
-class _Asked(NamedTuple):
+class _ProbeRequest(NamedTuple):
     command: Command
     rank: int
     ranks: tuple[int, ...]
@@ -32,7 +32,7 @@ class JobProbing:
 
     def __init__(self, store: Store, run: str, *, on_gpu: bool) -> None:
         self._store, self._run, self._on_gpu = store, run, on_gpu
-        self._asked: _Asked | None = None
+        self._asked: _ProbeRequest | None = None
         self._spans: list[Span] = []
 
     def ask(self, command: Command, ranks: Collection[int]) -> Control:
@@ -43,12 +43,10 @@ class JobProbing:
                 write_probe(self._store, self._run, read_probe(self._store, self._run) + 1)
             except (OSError, StoreError) as error:
                 wrong = f"the ranks could not be asked: {error}"
-        if wrong:
-            return _refused(command, wrong)
-        self._asked = _Asked(command, int(command.target), tuple(sorted(ranks)), time.monotonic() + WITHIN_S)
-        self._spans = []
-        why = f": {command.reason}" if command.reason else ""
-        return Note(text=f"rank {command.target} is to be probed{why}", by=command.by, user=command.user)
+        if not wrong:
+            self._asked = _ProbeRequest(command, int(command.target), tuple(sorted(ranks)), time.monotonic() + WITHIN_S)
+            self._spans = []
+        return answer(command, wrong)
 
     def measured(self, span: Span) -> None:
         """A rank has multiplied its matrix."""
@@ -69,7 +67,7 @@ class JobProbing:
             walls = [sum(span.wall_us for span in self._spans if span.rank == rank) for rank in asked.ranks]
             if (found := side_by_side(products, [asked.rank], iteration, max(walls))) is not None:
                 return [found]
-        return [_refused(asked.command, f"ranks {silent} reached no end of a step in which they could measure themselves")]
+        return [answer(asked.command, f"ranks {silent} reached no end of a step in which they could measure themselves")]
 
     def _refusal(self, command: Command, ranks: Collection[int]) -> str:
         if self._on_gpu:
@@ -79,7 +77,3 @@ class JobProbing:
         if len(ranks) < 2:
             return "one rank has nobody to be compared with, and nothing was measured when it began"
         return "a probe is under way" if self._asked is not None else ""
-
-
-def _refused(command: Command, reason: str) -> CommandRefused:
-    return CommandRefused(command=f"probe {command.target}", by=command.by, reason=reason, user=command.user)

@@ -6,7 +6,7 @@ import msgspec
 
 from unskew.analytics.core.division import Division
 from unskew.collector.paths import Store
-from unskew.runtime.attach.probe_file import read_file, write_file
+from unskew.runtime.attach.asked.probe_file import read_file, write_file
 
 ACTS = "UNSKEW_ACTS"
 """In the environment of a rank: somebody watches who may make plans."""
