@@ -4,6 +4,7 @@ Their model of dependencies is built once for all steps and replicas, so a trace
 which all replicas do the same; and it wants every type of operation on every rank: what our runtime does not do takes no time
 of its own, where it would be. Those that others take part in end together, as their analyser asks: the first and the last stage
 of a replica in embedding-grads-all-reduce, the replicas in what belongs to data parallelism, all in optimizer-clip-main-grad.
+What a rank does of one type it does one after the other. Of a tensor-parallel group one rank stands for all, as in theirs.
 """
 
 from __future__ import annotations
@@ -74,34 +75,48 @@ def _plan_by_plan(spans: polars.DataFrame) -> Iterator[polars.DataFrame]:
 
 
 def _of_one_plan(spans: polars.DataFrame, places: polars.DataFrame) -> polars.DataFrame:
-    placed = _reduced_together(
-        spans.join(places, on=["plan_version", "rank"], how="inner").with_columns(
-            end_us=polars.col("start_us") + polars.col("wall_us")
-        )
+    everybody = spans.join(places, on=["plan_version", "rank"], how="inner").with_columns(
+        end_us=polars.col("start_us") + polars.col("wall_us")
     )
+    placed = _reduced_together(everybody.filter(polars.col("rank") == polars.col("of_group")))
     parallel = placed["dp_rank"].n_unique() > 1
     computes = _computes(placed)
-    rows = [computes, _messages(placed), _at_the_ends(computes), _without_time(placed, parallel=parallel)]
+    rows = [computes, _messages(everybody), _at_the_ends(computes), _without_time(placed, parallel=parallel)]
     rows += [_of_ranks(placed, {"optimizer": "optimizer"})]
     rows += [_of_ranks(placed, dict.fromkeys(_REDUCTIONS, "grads-reduce-scatter"))] if parallel else []
     return _whole_steps(_numbered(polars.concat(rows)))
 
 
 def _reduced_together(placed: polars.DataFrame) -> polars.DataFrame:
-    """Gradients are reduced on no replica before all have begun: on the virtual device each reduces by its own clock."""
-    nth = polars.int_range(polars.len()).over("iteration", "rank", "kind", order_by="start_us").alias("nth")
-    begun = polars.col("start_us").max().over("iteration", "stage", "kind", "nth")
-    end = polars.col("end_us")
-    together = polars.when(polars.col("kind").is_in(_REDUCTIONS)).then(polars.max_horizontal(end, begun)).otherwise(end)
-    return placed.with_columns(nth).with_columns(end_us=together).drop("nth")
+    """A reduction ends on all replicas at once, and begins when the one before has: on the virtual device each replica reduces
+    by its own clock, and pieces of layers that different ranks hold alike are reduced side by side."""
+    reduced = polars.col("kind").is_in(_REDUCTIONS)
+    nth = polars.int_range(polars.len()).over("iteration", "rank", order_by="start_us")
+    ends = (
+        (reductions := placed.filter(reduced).with_columns(nth=nth))
+        .group_by("iteration", "stage", "nth")
+        .agg(polars.col("end_us").max())
+        .sort("nth")
+        .with_columns(polars.col("end_us").cum_max().over("iteration", "stage"))
+        .with_columns(before_us=polars.col("end_us").shift().over("iteration", "stage"))
+    )
+    together = reductions.drop("end_us").join(ends, on=["iteration", "stage", "nth"], maintain_order="left")
+    together = together.with_columns(start_us=polars.max_horizontal("start_us", "before_us"))
+    return polars.concat([placed.filter(~reduced), together.select(placed.columns)])
 
 
 def _places(reader: Reader, run: str) -> polars.DataFrame:
-    """plan_version, rank, dp_rank, stage, and the first layers of the rank's model chunks with the numbers of these."""
+    """plan_version, rank, who stands for its group (the first shard), dp_rank, stage, and the first layers of the rank's model
+    chunks with the numbers of these."""
     rows: list[dict[str, Any]] = []
     for plan_version, plan in reader.sql("select plan_version, plan::varchar from plans where run = ?", [run]).iter_rows():
         roles = msgspec.json.decode(plan)["roles"]
         replicas = sorted({role["replica"] for role in roles})
+        groups = {
+            (role["replica"], role["stage"]): role["rank"]
+            for role in sorted(roles, key=lambda role: -role.get("shard", 0))
+            if role.get("part")
+        }
         ranges = {role["rank"]: [role["first_layer"], *(first for first, _ in role.get("more", ()))] for role in roles}
         for role in roles:
             replica = [first for other in roles if other["replica"] == role["replica"] for first in ranges[other["rank"]]]
@@ -110,6 +125,7 @@ def _places(reader: Reader, run: str) -> polars.DataFrame:
                 {
                     "plan_version": plan_version,
                     "rank": role["rank"],
+                    "of_group": groups[role["replica"], role["stage"]] if role.get("part") else role["rank"],
                     "dp_rank": replicas.index(role["replica"]),  # they count from 0 without gaps
                     "stage": role["stage"],
                     "chunk_first": first_layers,
@@ -117,8 +133,8 @@ def _places(reader: Reader, run: str) -> polars.DataFrame:
                 }
             )
     schema: dict[str, Any] = {
-        "plan_version": polars.Int64, "rank": polars.Int32, "dp_rank": polars.Int64, "stage": polars.Int64,
-        "chunk_first": polars.List(polars.Int64), "chunk_global": polars.List(polars.Int64),
+        "plan_version": polars.Int64, "rank": polars.Int32, "of_group": polars.Int32, "dp_rank": polars.Int64,
+        "stage": polars.Int64, "chunk_first": polars.List(polars.Int64), "chunk_global": polars.List(polars.Int64),
     }  # fmt: skip
     return polars.DataFrame(rows, schema=schema)
 
@@ -161,6 +177,8 @@ def _messages(placed: polars.DataFrame) -> polars.DataFrame:
     """Messages; one ends, on both sides, when its receiver has it: the n-th taken is the n-th sent.
 
     Activations are sent before their micro-batch's backward pass begins on the rank, and received before its forward pass.
+    What two tensor-parallel groups pass each other for a micro-batch is one message; those that were on their way together
+    (our senders do not wait) come one after the other.
     """
     of = ["iteration", "rank", "micro_batch", "first_layer"]
     chunks = placed.filter(polars.col("kind").is_in(list(_COMPUTE)))
@@ -172,10 +190,17 @@ def _messages(placed: polars.DataFrame) -> polars.DataFrame:
         .otherwise(polars.col("end_us") <= polars.col("F"))
         .fill_null(value=False)
     )
-    channel = ["iteration", "micro_batch", "forward", "rank", "peer", "nth"]
-    messages = messages.with_columns(forward=forward).with_columns(
-        nth=polars.int_range(polars.len()).over("kind", *channel[:-1], order_by="start_us")
+    of_peer = placed.select("plan_version", polars.col("rank").alias("peer"), peer_group="of_group").unique()
+    one = [*_PLACE, "plan_version", "kind", "micro_batch", "first_layer", "peer", "forward"]
+    messages = (
+        messages.with_columns(forward=forward)
+        .join(of_peer, on=["plan_version", "peer"], how="left")
+        .with_columns(rank=polars.col("of_group"), peer=polars.coalesce("peer_group", "peer"))
+        .group_by(one, maintain_order=True)
+        .agg(polars.col("start_us").min(), polars.col("end_us").max())
     )
+    channel = ["iteration", "micro_batch", "forward", "rank", "peer", "nth"]
+    messages = messages.with_columns(nth=polars.int_range(polars.len()).over("kind", *channel[:-1], order_by="start_us"))
     received = messages.filter(polars.col("kind") == "recv").select(
         "iteration", "micro_batch", "forward", "nth", polars.col("rank").alias("peer"), polars.col("peer").alias("rank"),
         received_us="end_us",
@@ -185,7 +210,10 @@ def _messages(placed: polars.DataFrame) -> polars.DataFrame:
     name = polars.concat_str(
         polars.when(polars.col("forward")).then(polars.lit("forward-")).otherwise(polars.lit("backward-")), polars.col("kind")
     )
-    return messages.select(_row(optype=name, end_us=end.otherwise(polars.col("end_us"))))
+    rows = messages.select(_row(optype=name, end_us=end.otherwise(polars.col("end_us")))).sort("start_us", maintain_order=True)
+    own = ["iteration", "rank", "optype"]
+    rows = rows.with_columns(polars.col("end_us").cum_max().over(own))
+    return rows.with_columns(start_us=polars.max_horizontal("start_us", polars.col("end_us").shift().over(own)))
 
 
 def _at_the_ends(computes: polars.DataFrame) -> polars.DataFrame:

@@ -40,6 +40,8 @@ RUNS = {
     "chunks of 100 ms": ("", {"layers": 8, "tokens": 1024}),
     "no data parallelism": ("", {"dp": 1}),
     "no pipeline": ("", {"pp": 1}),
+    "several messages on their way": ("", {"link_us": 20_000}),
+    "tensor-parallel groups": ("", {"tp": 2, "iterations": 3}),
     "two chunks per stage": ("", {"schedule": "interleaved", "layers": 8}),
     "a death, and uneven routes after it": ("kill:rank=3,at=3", {"iterations": 8}),
 }
