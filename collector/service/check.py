@@ -3,7 +3,7 @@
 * sealed and published files: their sha256 against the manifest's; the manifest against its own checksum;
 * spool files: the checksum of each flush; what a kill tore off is not a fault;
 * the log: every seq of a writer once, every version of a control stream once, from 1 on; what
-  full buffers dropped, and of a run that is over what its last words say to be missing;
+  full buffers dropped, and of a run that is over what its last words say to be missing, or that it has none of its own;
 * store.duckdb: its rows against the spool lines they were taken from;
 * projections: what is published against what the sealed files give.
 
@@ -33,10 +33,12 @@ from unskew.collector.files.tail import Damage, SpoolLines, Tail, decode_event
 from unskew.collector.log_gap import dropped_sentence, log_gap, with_dropped
 from unskew.collector.paths import Store
 from unskew.collector.service.ingest import working_database
-from unskew.collector.service.sealing import sweep, unlisted
+from unskew.collector.service.sealing import ENDED_BY, sweep, unlisted
 from unskew.collector.service.snapshot import write_snapshot
+from unskew.collector.write.commands import controller_alive
 
 _DROPPED = tag_of(Dropped).partition("@")[0]
+NO_END = "its controller logged no end of it (it was killed, or could not write): what the log lacks of its end is not known"
 _HELD = ", ".join(f'"{name}"' for name in rows.COLUMNS if name != "pos")
 _DIGEST = f"select run, writer, segment, count(*), sum(hash({_HELD})::hugeint)::varchar from hot group by all"
 
@@ -130,7 +132,7 @@ def _log(store: Store, manifest: Manifest) -> tuple[int, list[str]]:
             while rows.insert(database, "hot", run, tail.poll_lines()):
                 pass
         files = ", ".join(rows.quoted(str(store.root / one.file)) for one in manifest.sealed)
-        columns = "run, writer, seq, stream, version, type, payload"
+        columns = "run, writer, seq, stream, version, actor, type, payload"
         sealed = f" union all select {columns} from read_parquet([{files}], union_by_name = true)" if files else ""
         database.execute(f"create view whole as select {columns} from hot{sealed}").fetchall()
         writers = database.sql(
@@ -138,7 +140,8 @@ def _log(store: Store, manifest: Manifest) -> tuple[int, list[str]]:
             "group by run, writer order by all"
         ).fetchall()
         ends = database.sql(
-            "select run, max(payload) filter (type = $1), max(payload) filter (type = $2) from whole group by run order by run",
+            "select run, max(payload) filter (type = $1), max(payload) filter (type = $2), max(actor) filter (type = $2) "
+            "from whole group by run order by run",
             params=[tag_of(RunStarted), tag_of(RunFinished)],
         ).fetchall()
         dropped = database.execute(
@@ -163,7 +166,11 @@ def _log(store: Store, manifest: Manifest) -> tuple[int, list[str]]:
         for run, stream, n, one_each, due in streams
         if not n == one_each == due
     ]
-    found += [f"run {run}: {gap}" for run, *words in ends if (gap := log_gap(*map(_decoded, words)))]
+    for run, started, finished, by in ends:
+        if gap := log_gap(_decoded(started), _decoded(finished)):
+            found.append(f"run {run}: {gap}")
+        elif started and (by == ENDED_BY or not (finished or controller_alive(store, run))):
+            found.append(f"run {run}: {NO_END}")
     for run, lines in groupby(dropped, key=itemgetter(0)):
         lost: dict[str, int] = reduce(with_dropped, (_decoded(payload) for _, payload in lines), {})
         found.append(f"run {run}: {dropped_sentence(lost)}")

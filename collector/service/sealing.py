@@ -40,6 +40,8 @@ ORDER = "iteration nulls first, rank, writer, seq"
 _FORM = f"(format parquet, parquet_version v2, compression zstd, compression_level 9, row_group_size {ROW_GROUP_ROWS})"
 _LAST = re.compile(r"(?:[0-9]+-)?([0-9]+)\b")
 """The last sealing in a sealed file, by its name."""
+ENDED_BY = "collector"
+"""Who wrote the end of a run whose controller left none."""
 _KINDS: tuple[Kind, ...] = ("telemetry", "control")
 
 
@@ -97,7 +99,7 @@ def _end_unfinished(store: Store, database: duckdb.DuckDBPyConnection, run: str)
         return False
     log = ControlStream(store, run, stream, writer)
     why = "its controller was gone without a word: it was killed, or its machine; the collector ended the run"
-    log.add(RunFinished(status="failed", iterations=iterations, reason=why), actor="collector")
+    log.add(RunFinished(status="failed", iterations=iterations, reason=why), actor=ENDED_BY)
     log.close()
     return True
 

@@ -22,7 +22,7 @@ from unskew.collector.events import DeviceJoined, DeviceLost, IterationCommitted
 from unskew.collector.files.segment import SpoolSegment
 from unskew.collector.files.tail import Entry
 from unskew.collector.read.reader import open_store
-from unskew.collector.service.check import check
+from unskew.collector.service.check import NO_END, check
 from unskew.collector.service.maintenance import maintaining
 from unskew.edge.load_run import load_run
 from unskew.runtime.control.ending import ending
@@ -157,6 +157,7 @@ def test_where_the_end_cannot_be_logged_the_summary_has_it(tmp_path: Path, monke
     (row,) = run.sql("select status, iterations from runs where run = $run")
     # Until a collector that finds its controller gone ends it by name.
     assert row in ({"status": "unfinished", "iterations": 12}, {"status": "failed", "iterations": 12})
+    assert findings(run) == [f"run {run.id}: {NO_END}"]
 
 
 @pytest.mark.parametrize("method", ["write", "sync"])
