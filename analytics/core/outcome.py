@@ -123,7 +123,7 @@ def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
     over, found = state.finished, state.diagnosed
     if over is not None and found is not None and _holds(found, over):
         return _diagnosed(found)
-    gaps = [state.log_gap] if state.log_gap else []
+    gaps = [state.log_gap] if state.log_gap else [over.reason] if over is not None and over.status == "incomplete" else []
     if state.started is not None and over is None and not controlled:
         gaps.append("the run's log has no end, and nobody writes to it")
     failure = f"the run failed: {over.reason or 'no reason given'}" if over is not None and over.status == "failed" else ""

@@ -167,7 +167,7 @@ class SummaryBuilder:
                 unwritten=end.unwritten,
                 log_complete=all(commit.log_complete for commit in commits) and not state.dropped and self._is_whole(end),
             ),
-            outcome=outcome_of_run(state, controlled=True),
+            outcome=outcome_of_run(state if state.finished is not None else fold(state, end), controlled=True),
             verify=verify,
             resumed_from=resume.run if resume is not None else None,
             resumed_at=resume.iterations if resume is not None else None,

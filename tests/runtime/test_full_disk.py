@@ -154,6 +154,8 @@ def test_where_the_end_cannot_be_logged_the_summary_has_it(tmp_path: Path, monke
     assert (summary.status, summary.iterations, summary.committed) == ("incomplete", 12, 12)
     assert summary.reason.startswith(f"the end of the run is not in the log: cannot write stream run/{run.id} in ")
     assert summary.reason.endswith("No space left on device")
+    assert summary.outcome.outcome == "cannot_be_judged"
+    assert summary.outcome.why.startswith("the end of the run is not in the log: ")
     (row,) = run.sql("select status, iterations from runs where run = $run")
     # Until a collector that finds its controller gone ends it by name.
     assert row in ({"status": "unfinished", "iterations": 12}, {"status": "failed", "iterations": 12})
@@ -169,6 +171,8 @@ def test_a_decision_that_cannot_be_logged_is_not_carried_out(
     summary = run.summary
     assert summary.status == "failed"
     assert summary.reason.count("cannot write stream") == 1
+    assert summary.outcome.outcome == "wrong"
+    assert f"the run failed: {summary.reason}" in summary.outcome.why
     assert "No space left on device" in summary.reason
     assert summary.committed == summary.iterations == 5
     # A line that the kernel took before the disk refused it can be read; the recovery was not begun by it.
