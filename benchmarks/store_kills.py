@@ -96,7 +96,7 @@ def _collect(root: str) -> None:
     from unskew.collector.service import collecting, compaction, projecting, sealing  # noqa: PLC0415
     from unskew.collector.service import process as service  # noqa: PLC0415
 
-    background.NICENESS = 0  # it must reach the acts at which it is to die, whatever else runs
+    background.NICENESS = background.LIGHT_NICENESS = 0  # it must reach the acts at which it is to die, whatever else runs
     compaction.MANY = 2
     service.STEP_S, collecting.COMPACT_S, sealing.SEAL_BYTES, projecting.PUBLISH_S = 0.05, 0.5, 1_200_000, 0.2
     service.main(["--store", root, "--idle-s", "0.2"])

@@ -11,6 +11,8 @@ from unskew.collector.paths import Store
 from unskew.collector.rights import open_file
 
 NICENESS = 10
+LIGHT_NICENESS = 5
+"""Of work that somebody waits for and that is bounded."""
 """Training goes first where ranks and these processes share cores. They keep a share, though: a spool that grew would slow
 readers."""
 
@@ -36,12 +38,20 @@ def start_in_background(store: Store, module: str, log: str) -> int:
     )
 
 
-def lower_priority() -> None:
-    """Let this process, begun by `start_in_background`, give way to others."""
-    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+def lower_priority(*, light: bool = False) -> None:
+    """Let this thread, and those it starts from now on, give way to others."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(_niceness(light=light), os.getpriority(os.PRIO_PROCESS, 0)))
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # its waking pushes nobody aside
-    # Where the kernel shares cores among sessions first, niceness counts within one's own alone: this is the session's.
+
+
+def lower_session(*, light: bool = False) -> None:
+    """The same for this process, begun by `start_in_background`, where the kernel shares cores among sessions first: niceness
+    counts within one's own alone there."""
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):
-            Path("/proc/self/autogroup").write_text(str(NICENESS))
+            Path("/proc/self/autogroup").write_text(str(_niceness(light=light)))
+
+
+def _niceness(*, light: bool) -> int:
+    return LIGHT_NICENESS if light else NICENESS

@@ -15,7 +15,7 @@ from pathlib import Path
 from unskew.collector.alerts.acceptance import accepted_file, load_accepted, waits
 from unskew.collector.alerts.evaluation import Alerting, AlertTransition
 from unskew.collector.alerts.rules import Rule, load_rules, rules_file
-from unskew.collector.background import lower_priority, start_in_background
+from unskew.collector.background import lower_priority, lower_session, start_in_background
 from unskew.collector.locks import is_held
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.process_log import report
@@ -91,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", required=True, help="folder of the store")
     store = Store.locate(parser.parse_args(arguments).store)
     lower_priority()
+    lower_session()
     try:
         serve(store, rules_file(store), load=load_accepted, over=lambda: not is_held(store.lock("collector")))
     except StoreError as error:

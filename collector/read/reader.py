@@ -52,9 +52,10 @@ class ReaderSources(msgspec.Struct, frozen=True):
 class Reader:
     """The views of docs/reference/sql.md over one store, as of the last `refresh`. Not for use by two threads at once."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, threads: int | None = None) -> None:
+        """`threads`: of queries at most (default: one per core)."""
         self._store = store
-        self._connection = duckdb.connect(":memory:")
+        self._connection = duckdb.connect(":memory:", config={} if threads is None else {"threads": threads})
         self._connection.execute("set parquet_metadata_cache = true").fetchall()
         self._connection.execute(f"set checkpoint_threshold = '{_PACKED_EVERY}'").fetchall()
         rows.create_table(self._connection, "hot")
@@ -129,6 +130,16 @@ class Reader:
     def store(self) -> Store:
         """What it reads."""
         return self._store
+
+    @property
+    def manifest(self) -> Manifest:
+        """The one of the last `refresh`."""
+        return self._manifest
+
+    @property
+    def position(self) -> object:
+        """How far it has read: the same as long as there is nothing new."""
+        return self._manifest.number, {run: dict(tail.offsets) for run, tail in self._tails.items()}
 
     def runs(self) -> polars.DataFrame:
         """The runs of the store, newest first."""

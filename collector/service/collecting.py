@@ -16,20 +16,16 @@ import msgspec
 from unskew.collector.files.manifest import load
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.process_log import report
-from unskew.collector.read.reader import Reader
 from unskew.collector.service import compaction, retention
 from unskew.collector.service.ingest import working_database
 from unskew.collector.service.projecting import Projector
 from unskew.collector.service.sealing import seal_next, sweep
-from unskew.collector.service.snapshot import files_read, write_snapshot
+from unskew.collector.service.snapshot import files_read, not_written, write_snapshot
 from unskew.collector.write.commands import controller_alive
 
 COMPACT_S = 10.0
 KEEP_REPLACED_S = 600.0
 """How long a file stays that another replaced: for readers on their way, and for people who hold store.duckdb open."""
-SNAPSHOT_S = 2.0
-SNAPSHOT_SHARE = 0.15
-"""store.duckdb is made anew so often while there is news, less often where it would take more than this share of a core."""
 CATCHING_UP_THREADS = 2
 
 
@@ -43,14 +39,8 @@ class Collector:
         self._next_compact_s = 0.0
         self._unsealed_bytes: dict[str, int] = {}
         self._replaced: list[tuple[float, Path]] = []
-        self._reader: Reader | None = None
-        self._shown: object = None
-        self._reported = ""
-        self._next_snapshot_s = 0.0
         self.behind = False
         """Whether the last step left something that is due."""
-        self.snapshot_due_s = inf
-        """When, by the monotonic clock, store.duckdb is to show what it does not show yet."""
 
     def step(self) -> bool:
         """Whether there was anything to do, or there may be soon. Raises `StoreError` when the store cannot be written now."""
@@ -66,7 +56,7 @@ class Collector:
     def close(self) -> None:
         """Leave a snapshot for people, unless much is due still: the next collector goes on with that and leaves one."""
         if self._database is not None and not self.behind:
-            self._write_snapshot(live=False)
+            self._write_snapshot()
         self._abandon()
         self._remove_replaced(inf)
 
@@ -83,7 +73,6 @@ class Collector:
         self._hurry(any(one.due_bytes for one in done.values()))
         self._keep_replaced(self._projector.publish(at_once=not self.behind))
         merged = not self.behind and self._compact(time.monotonic(), at_once=not sealed, spooled=frozenset(runs))
-        self._show()
         return news or merged or any(controller_alive(self._store, run) for run in runs)
 
     def _hurry(self, behind: bool) -> None:
@@ -120,43 +109,19 @@ class Collector:
             _remove(gone)
             self._replaced = [(until_s, path) for until_s, path in self._replaced if path not in gone]
 
-    def _show(self) -> None:
-        """Make store.duckdb anew when there is news and it is time. Not while much is due: people read what was, and the
-        collector has better to do."""
-        state = (load(self._store).number, self._unsealed_bytes)
-        self.snapshot_due_s = inf if self.behind or state == self._shown else self._next_snapshot_s
-        if time.monotonic() < self.snapshot_due_s:
-            return
-        began_s = time.process_time()
-        self._write_snapshot(live=True)
-        took_s = time.process_time() - began_s
-        self._next_snapshot_s = time.monotonic() + max(SNAPSHOT_S, took_s / SNAPSHOT_SHARE)
-        self._shown, self.snapshot_due_s = state, inf
-
-    def _write_snapshot(self, *, live: bool) -> None:
-        """`live`: with the open rows as a reader keeps them, which reads only what is new; it costs memory for them.
-
-        What fails here is in nobody's way: it is reported, and the one before stays.
-        """
+    def _write_snapshot(self) -> None:
+        """What fails here is in nobody's way: it is reported, and the one before stays."""
         try:
-            if live:
-                self._reader = self._reader or Reader(self._store)
-                self._reader.refresh()
-            write_snapshot(self._store, self._reader.sources().hot if live and self._reader else None)
+            write_snapshot(self._store)
         except (duckdb.Error, OSError, StoreError) as error:
-            sentence = f"{self._store.database.name} was not written: {str(error).partition(chr(10))[0]}"
-            if sentence != self._reported:
-                report(f"collector: {sentence}")
-            self._reported = sentence
+            report(f"collector: {not_written(self._store, error)}")
 
     def _abandon(self) -> None:
         """Work that failed is unsure; the next step begins where the manifest ends."""
         if self._database is not None:
             self._database.close()
             shutil.rmtree(self._store.spill, ignore_errors=True)
-        if self._reader is not None:
-            self._reader.close()
-        self._database = self._projector = self._reader = None
+        self._database = self._projector = None
         self.behind = False
 
 

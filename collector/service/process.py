@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unskew.collector.background import lower_priority, start_in_background
+from unskew.collector.background import lower_priority, lower_session, start_in_background
 from unskew.collector.locks import hold, is_held
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.process_log import report
@@ -85,6 +85,7 @@ def serve(store: Store, idle_s: float) -> None:
     from unskew.collector.alerts.acceptance import waits  # noqa: PLC0415
     from unskew.collector.alerts.process import start_alerts  # noqa: PLC0415
     from unskew.collector.service.collecting import Collector  # noqa: PLC0415
+    from unskew.collector.service.showing import Showing  # noqa: PLC0415
 
     _write_trouble(store, None)
     collecting = Collector(store)
@@ -93,22 +94,28 @@ def serve(store: Store, idle_s: float) -> None:
     if unaccepted := waits(store):
         report(f"collector: {unaccepted}")
     try:
-        while True:
-            asked_to_end = signal.sigtimedwait(ENDING, wait_s) is not None or is_held(store.maintenance)
-            busy, wait_s, reported = _step(store, collecting, reported)
-            if not _any_lives(alerts) and time.monotonic() >= next_alerts_s:
-                next_alerts_s = time.monotonic() + ALERTS_S
-                if (pid := start_alerts(store)) is not None:
-                    alerts.add(pid)
-            if busy:
-                busy_s = time.monotonic()
-            left_s = busy_s + idle_s - time.monotonic()
-            if asked_to_end or (not busy and left_s <= 0):
-                return
-            if collecting.behind:
-                wait_s = 0.0
-            elif not busy:
-                wait_s = min(wait_s, left_s)
+        with Showing(store) as showing:
+            lower_priority()
+            while True:
+                asked_to_end = signal.sigtimedwait(ENDING, wait_s) is not None or is_held(store.maintenance)
+                busy, wait_s, reported = _step(store, collecting, reported)
+                showing.allow(allowed=not collecting.behind and not reported)
+                # As a whole it gives way from the first snapshot on, for which people wait: a second of a core.
+                if collecting.behind or showing.begun:
+                    lower_session(light=not collecting.behind)
+                if not _any_lives(alerts) and time.monotonic() >= next_alerts_s:
+                    next_alerts_s = time.monotonic() + ALERTS_S
+                    if (pid := start_alerts(store)) is not None:
+                        alerts.add(pid)
+                if busy:
+                    busy_s = time.monotonic()
+                left_s = busy_s + idle_s - time.monotonic()
+                if asked_to_end or (not busy and left_s <= 0):
+                    return
+                if collecting.behind:
+                    wait_s = 0.0
+                elif not busy:
+                    wait_s = min(wait_s, left_s)
     finally:
         collecting.close()
 
@@ -125,7 +132,7 @@ def _step(store: Store, collecting: Collector, reported: str) -> tuple[bool, flo
         return False, BUSY_RETRY_S, str(error)
     if reported:
         _write_trouble(store, None)
-    return busy, min(STEP_S, max(0.0, collecting.snapshot_due_s - time.monotonic())), ""
+    return busy, STEP_S, ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,7 +150,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lock = hold(store.lock("collector"), wait_s=0.0)
         if lock is None:
             return 0
-        lower_priority()
         with lock, as_rights_of(store.root):
             serve(store, options.idle_s)
     except StoreError as error:

@@ -47,11 +47,11 @@ def rebuild(store: Store) -> RebuildDigests:
             manifest = load(store)
             fresh = projections.rebuild(working, store, manifest)
             publish(store, msgspec.structs.replace(manifest, number=manifest.number + 1, published=fresh))
-        write_snapshot(store, reader.sources().hot)
+        reader._turn(load(store))
+        write_snapshot(store, reader)
         with duckdb.connect(str(store.database), read_only=True) as snapshot:
             snapshot.execute("set variable store = ?", [str(store.root)]).fetchall()
             database = {name: _digest(snapshot.sql(_query(name))) for name in VIEWS}
-        reader._turn(load(store))
         after = {name: _digest(reader.duckdb(_query(name))) for name in VIEWS}
     sweep(store)
     return RebuildDigests(before=before, after=after, database=database)

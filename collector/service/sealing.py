@@ -27,7 +27,7 @@ from unskew.collector.files.tail import Damage, Place
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.rights import mode_of_files
 from unskew.collector.service.ingest import FinalSegment, SpoolBatch, take, unsealed
-from unskew.collector.service.snapshot import files_read
+from unskew.collector.service.snapshot import WRITING, files_read
 from unskew.collector.write.commands import controller_alive
 from unskew.collector.write.control_stream import ControlStream
 
@@ -114,10 +114,11 @@ def sweep(store: Store) -> None:
     for problem in unlisted(store, manifest):
         raise StoreError(problem)
     listed = {one.file for one in manifest.sealed} | {one.file for one in manifest.published}
-    read = files_read(store)
-    for path in (*(store.root / "sealed").glob("*/*"), *(store.root / "published").glob("*")):
-        if read is not None and str(path.relative_to(store.root)) not in listed | read:
-            path.unlink()
+    with WRITING:
+        read = files_read(store)
+        for path in (*(store.root / "sealed").glob("*/*"), *(store.root / "published").glob("*")):
+            if read is not None and str(path.relative_to(store.root)) not in listed | read:
+                path.unlink()
     _drop_names(store)
 
 

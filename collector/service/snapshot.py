@@ -11,10 +11,10 @@ import functools
 import re
 import secrets
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import duckdb
 
@@ -25,12 +25,12 @@ from unskew.collector.paths import Store
 from unskew.collector.projections.definitions import PROJECTIONS
 from unskew.collector.projections.published import published_state
 from unskew.collector.read.copy import STORAGE
+from unskew.collector.read.reader import Reader
 from unskew.collector.read.views import create_views, project
 from unskew.collector.service.ingest import SETTINGS
 
-if TYPE_CHECKING:
-    import pyarrow  # type: ignore[import-untyped]  # it ships no types
-
+WRITING = threading.Lock()
+"""Held while store.duckdb is written: no file is removed meanwhile because nothing seems to read it."""
 
 _PREFIX = "coalesce(getvariable('store') || '/', '')"
 """Where the files are looked for: from a reader's working directory, unless it sets the variable. DuckDB has no better."""
@@ -42,22 +42,31 @@ _known: dict[Path, tuple[tuple[int, int], frozenset[str]]] = {}
 """What each database read when it was last looked at, and the file it was then: (mtime in ns, inode)."""
 
 
-def write_snapshot(store: Store, hot: pyarrow.Table | None = None) -> None:
+def write_snapshot(store: Store, reader: Reader | None = None) -> None:
     """Swap store.duckdb for one of the manifest's files and what open spool files hold; for the one that writes both.
 
-    `hot`: what these held a moment ago, when it is to be of that.
+    `reader`: what it has seen, when it is to be of that. Raises `duckdb.Error` when files of that are gone meanwhile.
     """
-    manifest = load(store)
+    with WRITING:
+        _swap(store, reader)
+
+
+def _swap(store: Store, reader: Reader | None) -> None:
     fresh = store.database.with_suffix(".new")
     # DuckDB would read what one who was killed here left behind into the new one.
     _log_of(fresh).unlink(missing_ok=True)
     try:
-        _write(store, manifest, fresh, hot)
+        _write(store, reader, fresh)
         # What a person wrote into the one before is no part of this one.
         _log_of(store.database).unlink(missing_ok=True)
         fresh.replace(store.database)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def not_written(store: Store, error: Exception) -> str:
+    """What is said of a snapshot that failed; the one before stays."""
+    return f"{store.database.name} was not written: {str(error).partition(chr(10))[0]}"
 
 
 def files_read(store: Store) -> frozenset[str] | None:
@@ -84,7 +93,8 @@ def _log_of(database: Path) -> Path:
     return database.with_name(f"{database.name}.wal")
 
 
-def _write(store: Store, manifest: Manifest, fresh: Path, hot: pyarrow.Table | None) -> None:
+def _write(store: Store, reader: Reader | None, fresh: Path) -> None:
+    manifest = load(store) if reader is None else reader.manifest
     fresh.write_bytes(_views_alone())
     with duckdb.connect(str(fresh), config={**SETTINGS, **STORAGE}) as database:
         database.execute("set enable_progress_bar = false").fetchall()
@@ -94,12 +104,12 @@ def _write(store: Store, manifest: Manifest, fresh: Path, hot: pyarrow.Table | N
         database.execute("create table made as select ?::bigint as manifest, ?::bigint as at_us", [
             manifest.number, time.time_ns() // 1000,
         ]).fetchall()  # fmt: skip
-        if hot is not None:
-            database.register("taken", hot)
+        if reader is not None:
+            database.register("taken", reader.sources().hot)
             line = f"case when payload = {rows.LINE} then null else payload end"  # the form in which the rest is written
             database.execute(f"insert into hot by name select * replace ({line} as payload) from taken").fetchall()
             database.unregister("taken")
-        for run in store.spooled_runs() if hot is None else ():
+        for run in store.spooled_runs() if reader is None else ():
             tail = Tail(store, run, skip={(file.writer, file.segment) for _, file in manifest.replaced(run)})
             tail.behind = True
             while tail.behind:

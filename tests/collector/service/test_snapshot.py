@@ -7,8 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from unskew.collector.events import Span
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.read.views import EXECUTED, VIEWS
-from unskew.collector.service import collecting
+from unskew.collector.service import process, showing
 from unskew.collector.service.collecting import Collector
+from unskew.collector.service.showing import Showing
 from unskew.collector.service.snapshot import write_snapshot
 from unskew.collector.write.commands import hold_controller_lock
 from unskew.collector.write.spool import SpoolWriter
@@ -56,10 +58,8 @@ def spans(database: duckdb.DuckDBPyConnection) -> int:
     return int(count)
 
 
-def test_it_is_there_at_once_and_follows_the_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "SNAPSHOT_S", 0.0)
-    monkeypatch.setattr(collecting, "SNAPSHOT_SHARE", 1e9)
-    writer, collector = SpoolWriter(store, "r", "rank-0000.1"), Collector(store)
+def test_it_is_there_at_once_and_follows_the_run(store: Store) -> None:
+    writer, follower = SpoolWriter(store, "r", "rank-0000.1"), Showing(store)
 
     def write(count: int) -> None:
         for number in range(count):
@@ -70,7 +70,7 @@ def test_it_is_there_at_once_and_follows_the_run(store: Store, monkeypatch: pyte
 
     with hold_controller_lock(store, "r"):
         write(7)
-        collector.step()
+        follower.look()
         with opened(store, store.root) as held:
             assert spans(held) == 7
             # Somebody else writes into it, which DuckDB's own shell may do at any time, and leaves without a farewell.
@@ -78,40 +78,65 @@ def test_it_is_there_at_once_and_follows_the_run(store: Store, monkeypatch: pyte
             held.close()
             subprocess.run([sys.executable, "-c", code, str(store.database)], check=True)
         write(5)
-        collector.step()
+        follower.look()
         with opened(store, store.root) as now:
             assert spans(now) == 12
             assert now.sql("select count(*) from duckdb_tables() where table_name = 'mine'").fetchall() == [(0,)]
         before = store.database.stat().st_ino
-        collector.step()
+        follower.look()
         assert store.database.stat().st_ino == before, "nothing came in"
     writer.close(30.0)
-    collector.close()
 
 
 def test_it_takes_a_bounded_share_of_a_core(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     spent_s = [0.0]
-    monkeypatch.setattr("unskew.collector.service.collecting.time.process_time", lambda: spent_s[0])
-    monkeypatch.setattr(collecting, "write_snapshot", lambda *_: spent_s.__setitem__(0, spent_s[0] + 5.0))
-    collector = Collector(store)
+    monkeypatch.setattr("unskew.collector.service.showing.time.thread_time", lambda: spent_s[0])
+    monkeypatch.setattr(showing, "write_snapshot", lambda *_: spent_s.__setitem__(0, spent_s[0] + 5.0))
+    fill(store, "r", "rank-0000.1", 9)
+    assert Showing(store).look() == 5.0 / showing.SNAPSHOT_SHARE
+
+
+def test_a_merge_that_takes_long_does_not_make_it_old(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    merging, over, wait = threading.Event(), threading.Event(), process.signal.sigtimedwait
+
+    def merge(*_: object, **__: object) -> bool:
+        merging.set()
+        return over.wait(50.0)
+
+    def new(store: Store) -> int:
+        with opened(store, store.root) as now:
+            return spans(now)
+
+    monkeypatch.setattr(showing, "SNAPSHOT_S", 0.01)
+    monkeypatch.setattr(showing, "SNAPSHOT_SHARE", 1e9)
+    monkeypatch.setattr(process, "STEP_S", 0.01)
+    monkeypatch.setattr(process, "lower_priority", lambda **_: None)
+    monkeypatch.setattr(showing, "lower_priority", lambda **_: None)
+    monkeypatch.setattr(process.signal, "sigtimedwait", lambda *_: wait([], 0.01) or (over.is_set() or None))
     with hold_controller_lock(store, "r"):
-        fill(store, "r", "rank-0000.1", 9)
-        collector.step()
-        assert spent_s == [5.0]
-        fill(store, "r", "rank-0001.1", 9)
-        collector.step()
-        assert spent_s == [5.0]
-        due_s = 5.0 / collecting.SNAPSHOT_SHARE
-        assert due_s - 30.0 < collector.snapshot_due_s - time.monotonic() <= due_s
-        monkeypatch.setattr(collecting, "write_snapshot", lambda *_: None)
-    collector.close()
+        fill(store, "r", "rank-0000.1", 7)
+        serving = threading.Thread(target=process.serve, args=(store, 0.1))
+        serving.start()
+        assert until(store.database.exists)
+        monkeypatch.setattr(Collector, "_compact", merge)
+        assert merging.wait(50.0)
+        fill(store, "r", "rank-0001.1", 5)
+        seen = until(lambda: new(store) == 12)
+        over.set()
+    serving.join()
+    assert seen
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    deadline_s = time.monotonic() + 40.0
+    while not (holds := condition()) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return holds
 
 
 def test_who_holds_it_open_goes_on_while_files_are_replaced(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "SNAPSHOT_S", 0.0)
-    monkeypatch.setattr(collecting, "SNAPSHOT_SHARE", 1e9)
     sealed(store, 200)
-    collector = Collector(store)
+    collector, follower = Collector(store), Showing(store)
     monkeypatch.chdir(store.root)
     os.link("store.duckdb", "held.duckdb")  # under its own name this process would get the same database twice
     with duckdb.connect("held.duckdb", read_only=True) as held:
@@ -119,7 +144,7 @@ def test_who_holds_it_open_goes_on_while_files_are_replaced(store: Store, monkey
         for number in range(3):
             fill(store, f"r{number}", "rank-0000.1", 100)
             while collector.step():
-                pass
+                follower.look()
         assert (spans(held), held.sql("from rollups order by all").fetchall()) == before
     with opened(store, store.root) as now:
         assert spans(now) == 500
