@@ -12,9 +12,10 @@ import pytest
 LOADED = """
 import sys
 before = set(sys.modules)
-import unskew.__main__
+{}
 print(*set(sys.modules) - before)
 """
+SCRIPT = Path(__file__).parents[2] / "bin" / "unskew"
 LOST = """
 import signal
 from unskew.commands.common import ctrl_c
@@ -37,8 +38,11 @@ def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=50, check=False)
 
 
-def test_nothing_is_loaded_before_ctrl_c_ends_it_without_a_word(tmp_path: Path) -> None:
-    assert set(python(LOADED, tmp_path).stdout.split()) <= {"unskew", "unskew.__main__", "__future__"}
+@pytest.mark.parametrize("begins", ["import unskew.__main__", f"exec(open({str(SCRIPT)!r}).read(), {{'__name__': 'script'}})"])
+def test_nothing_is_loaded_before_ctrl_c_ends_it_without_a_word(begins: str, tmp_path: Path) -> None:
+    ended = python(LOADED.format(begins), tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert set(ended.stdout.split()) <= {"unskew", "unskew.__main__", "__future__"}
 
 
 @pytest.mark.slow

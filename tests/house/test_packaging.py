@@ -24,7 +24,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for name in ("src", *PACKAGES, "benchmarks"):
+    for name in ("src", "bin", *PACKAGES, "benchmarks"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     (source / "data" / "store" / "runs").mkdir(parents=True, exist_ok=True)
     (source / "data" / "store" / "runs" / "private.toml").write_text("a person's own run")
@@ -43,6 +43,7 @@ def test_every_source_file_is_in_the_wheel(wheel: Path) -> None:
     expected = {str(path.relative_to("src") if path.parts[0] == "src" else "unskew" / path) for path in ours} - NOT_SHIPPED
     assert expected <= inside, expected - inside
     assert all(name.startswith(("unskew/", "unskew-")) for name in inside)
+    assert any(name.endswith(".data/scripts/unskew") for name in inside)
     assert not any("benchmarks" in name or "private" in name for name in inside)
 
 
