@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from unskew.runtime.attach.balance import BalancedLoader
+    from unskew.runtime.attach.notes import Report, VerdictNotes
 
 BEAT_S = 0.5
 FLUSH_S = 0.25
@@ -74,6 +75,7 @@ class LoopSession:
         self._timeline: LoopTimeline | None = None
         self._spool: SpoolWriter | None = None
         self._ended = threading.Event()
+        self._notes: list[VerdictNotes] = []
         os.register_at_fork(after_in_child=self._forked)
 
     @property
@@ -87,6 +89,12 @@ class LoopSession:
         """Facts of the step in progress; they count instead of what was found in its tensors."""
         if (loop := self.loop()) is not None:
             loop.note(tokens, loss)
+
+    def report(self, report: Report) -> None:
+        """Call `report` with each verdict that `unskew watch` finds on this training, on a thread of ours (notes.py)."""
+        from unskew.runtime.attach.notes import VerdictNotes  # noqa: PLC0415 - few ask for it
+
+        self._notes.append(VerdictNotes(self.store, self.run, report))
 
     def balance(
         self,
@@ -126,6 +134,7 @@ class LoopSession:
                 self.failed(problem)
         self._measured = False
         self._ended.set()
+        self._report()
         if self._spool is not None and self._timeline is not None:
             error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
             text = f"{type(error).__name__}: {error}"[:MOST_ERROR] if error is not None else ""
@@ -198,6 +207,7 @@ class LoopSession:
             else:
                 still_s += BEAT_S
             progress = timeline.progress
+            self._report()
             if (asked := read_probe(self.store, self.run)) > probed:
                 probed, timeline.probe_due = asked, True
             if not written and still_s >= max(LEAST_STILL_S, STILL_FACTOR * longest_s):
@@ -216,6 +226,16 @@ class LoopSession:
                     stalled_us=round(1e6 * still_s),
                 )
             )
+
+    def _report(self) -> None:
+        """Report what is judged to who asked for it; one that fails is not called again."""
+        for notes in self._notes:
+            try:
+                notes.look()
+            except Exception as problem:
+                self._notes = [one for one in self._notes if one is not notes]
+                with suppress(Exception):
+                    print(f"unskew: verdicts are not noted any more: {type(problem).__name__}: {problem}", file=sys.stderr)
 
     def _forked(self) -> None:
         """The child of a rank that is measured is none; that of a process that may become one may become one as well."""
