@@ -41,7 +41,7 @@ IDENTITY: dict[type[Event], tuple[str, ...]] = {
     PlanKept: ("plan_version", "at_iteration"),
 }
 """The events that are decided, and the fields by which each is found again."""
-OF_PLANS = (PlanProposed, PlanKept, PlanScored)
+AS_LOGGED = (PlanProposed, PlanKept, PlanScored, Probed)
 """Those that a watched training takes from its log."""
 _NAMED_LIVE = ("proposal",)
 """Fields that only the live run can fill."""

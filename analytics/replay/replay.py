@@ -19,7 +19,7 @@ from unskew.analytics.core.code_hash import code_hash
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.run_state import LoggedControl, ProposalState, RunState, fold
 from unskew.analytics.replay.causes import ReplayError, moment_of
-from unskew.analytics.replay.differences import IDENTITY, OF_PLANS, Difference, differences
+from unskew.analytics.replay.differences import AS_LOGGED, IDENTITY, Difference, differences
 from unskew.analytics.replay.recorded_run import RecordedRun
 from unskew.analytics.replay.watched import rehearsal_of
 from unskew.collector.events import Event, IterationJudged, PredictorFitted, RunFinished, Verdict
@@ -59,7 +59,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 def replay(recorded: RecordedRun, until: int | None = None) -> Replay:
     """Decide again up to iteration `until` (default: all of it). Raises `ReplayError`."""
     rehearsal = rehearsal_of(recorded)
-    compared = [kind for kind in IDENTITY if not (recorded.attached and kind in OF_PLANS)]
+    compared = [kind for kind in IDENTITY if not (recorded.attached and kind in AS_LOGGED)]
     last = rehearsal.last if until is None else until
     if until is not None and not rehearsal.first <= until <= rehearsal.last:
         raise ReplayError(

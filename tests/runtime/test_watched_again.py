@@ -14,7 +14,7 @@ from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.replay.recorded_run import RecordedRun
 from unskew.analytics.replay.replay import replay
 from unskew.cli import app
-from unskew.collector.events import RankAttached, Verdict, VerdictClosed
+from unskew.collector.events import Probed, RankAttached, Verdict, VerdictClosed
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.spool import SpoolWriter
@@ -85,6 +85,12 @@ def test_a_hang_that_passed_is_taken_as_the_log_has_it(recorded: RecordedRun) ->
     with_it = (*before[:3], LoggedControl(0, hung), LoggedControl(0, over), *before[3:])
     until_then = replay(msgspec.structs.replace(recorded, control=tuple(with_it)), 15)
     assert [(one.event, one.identity) for one in until_then.differences] == []
+
+
+def test_a_probe_that_somebody_asked_for_is_taken_as_the_log_has_it(recorded: RecordedRun) -> None:
+    probed = Probed(at_iteration=20, ranks=(1,), slowdowns={"1": 1.5}, links=(), cost_us=9, beside=True)
+    with_it = (*recorded.control, LoggedControl(0, probed))
+    assert replay(msgspec.structs.replace(recorded, control=with_it)).differences == ()
 
 
 def test_other_detectors_are_shown_the_same_iterations(store: Store) -> None:
