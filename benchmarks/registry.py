@@ -76,6 +76,7 @@ BENCHES: dict[str, tuple[str, ...]] = {
         "scheduler_beliefs.figures",
         "scheduler_studies.figures",
         "scheduler_traces.figures",
+        "scheduler_policies.figures",
     ),
     "scheduler_pipeline": ("scheduler_pipeline.figures",),
     "scheduler_planners": ("scheduler_planners.figures",),
@@ -83,6 +84,7 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "scheduler_beliefs": ("scheduler_beliefs.figures",),
     "scheduler_studies": ("scheduler_studies.figures",),
     "scheduler_traces": ("scheduler_traces.figures",),
+    "scheduler_policies": ("scheduler_policies.figures",),
     "runtime_tensor": ("runtime_tensor.figures",),
     "store": (
         "store_ingest.figures",

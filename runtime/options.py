@@ -125,6 +125,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "overlapped"
     mode: Annotated[Mode, Parameter(help="Optional changes of plan: left, asked for, or applied.", panel=FAULTS)] = "auto"
+    policy: Annotated[
+        str,
+        Parameter(
+            help="Who decides on plans: unskew (the Scheduler), or a policy as the simulator plays it (recycle, oobleck, "
+            "malleus, resihp, resihp-tp, recover, ft-hsdp, greyhound, adaptra).",
+            panel=FAULTS,
+            metavar="NAME",
+        ),
+    ] = "unskew"
     faults: tuple[FaultSpec, ...] = ()
     verify: Annotated[bool, Parameter(help="Also run the same seed without faults and compare the losses.", panel=FAULTS)] = (
         False
@@ -236,6 +245,7 @@ def check(options: RunOptions) -> None:
             f"--dim {options.dim} does not give --heads {options.heads} an even width, allowed: a multiple of 2 x heads"
         )
     _check_tensor_parallel(options)
+    _check_policy(options)
     if options.recovery == "ft-hsdp" and options.schedule == "searched":
         raise OptionsError("--recovery ft-hsdp leaves out whole replicas, which --schedule searched has no order for")
     if options.corpus is not None:
@@ -247,6 +257,13 @@ def check(options: RunOptions) -> None:
         options.first_plan()
     except (PlanError, ProfileError) as error:
         raise OptionsError(_with_flags(str(error))) from None
+
+
+def _check_policy(options: RunOptions) -> None:
+    from unskew.analytics.policies.executable import refusal  # noqa: PLC0415 - numpy again
+
+    if wrong := refusal(options.policy, schedule=options.schedule, by_replica=options.recovery == "ft-hsdp"):
+        raise OptionsError(_with_flags(wrong))
 
 
 def _check_tensor_parallel(options: RunOptions) -> None:

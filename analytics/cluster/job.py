@@ -22,11 +22,25 @@ from unskew.analytics.core.workload import Work
 from unskew.data import table
 
 
+class ChunkTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was measured of a job, in us and per micro-batch on a whole, healthy group: F and B (both halves) of a layer and of
+    the output head, a message, and the end of an iteration."""
+
+    forward_us: float
+    backward_us: float
+    head_forward_us: float = 0.0
+    head_backward_us: float = 0.0
+    message_us: float = 0.0
+    iteration_end_us: float = 0.0
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=True):
     """`micro_batches` per iteration of the whole job, each of `sequences` x `seq` tokens; `parameters` of the whole model;
     `schedule` of its pipelines, 1f1b or zb-h1; `source` of all this.
 
-    `given_iteration_s`: the fault-free iteration when it is published; otherwise it follows from FLOPs and constants.
+    `given_iteration_s`: the fault-free iteration when it is published; `measured`: what a run has measured of its own;
+    otherwise costs follow from FLOPs and constants. `tp_slowdowns[k - 1]`: how many times longer a layer takes on k devices
+    than on all; () = as Malleus measured it.
     """
 
     name: str = ""
@@ -44,6 +58,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_f
     peak: str = "peak_flops_a100"
     schedule: str = "1f1b"
     given_iteration_s: float | None = None
+    measured: ChunkTimes | None = None
+    tp_slowdowns: tuple[float, ...] = ()
     source: str = ""
 
     @property
@@ -89,7 +105,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_f
 
     @cached_property
     def cost(self) -> CostModel:
-        """What chunks cost a whole, healthy TP group, in us: B, both halves, twice as long as F; the head by its FLOPs."""
+        """What chunks cost a whole, healthy TP group, in us; where nothing was measured B, both halves, takes twice as long as
+        F, and the head what its FLOPs are."""
+        if self.measured is not None:
+            return self._measured_cost(self.measured)
         if self.given_iteration_s is not None:
             per_replica = self.micro_batches / self.dp
             stages = per_replica + self.pp - 1
@@ -107,6 +126,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_f
             end_us = (exposed + constant("optimizer_s")) * 1e6
         forward = ChunkCost(layer_us=layer_us, token_us=0.0, token2_us=0.0, head_us_per_token=head_us / self.seq)
         return CostModel(chunks={"F": forward, "B": forward.times(2)}, message_us=message_us, iteration_end_us=end_us)
+
+    def _measured_cost(self, times: ChunkTimes) -> CostModel:
+        def cost(layer_us: float, head_us: float) -> ChunkCost:
+            return ChunkCost(layer_us=layer_us, token_us=0.0, token2_us=0.0, head_us_per_token=head_us / self.seq)
+
+        forward, backward = cost(times.forward_us, times.head_forward_us), cost(times.backward_us, times.head_backward_us)
+        return CostModel(
+            chunks={"F": forward, "B": backward}, message_us=times.message_us, iteration_end_us=times.iteration_end_us
+        )
 
     @cached_property
     def least_tp(self) -> int:

@@ -42,6 +42,8 @@ def tp_slowdown(job: Job, k: int) -> float:
     >>> tp_slowdown(JOBS["llama2-7b"], 2)
     1.9
     """
+    if job.tp_slowdowns:
+        return job.tp_slowdowns[k - 1]
     ideal = constant("tp_half_slowdown") ** math.log2(job.tp / k)
     return float(ideal * math.ceil(job.heads / k) * k / job.heads)
 

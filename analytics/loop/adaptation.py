@@ -22,6 +22,8 @@ from unskew.analytics.detector.detector import Verdicts
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.health.probing import Probe
 from unskew.analytics.loop.asking import Asking
+from unskew.analytics.loop.by_policy.follower import PolicyFollower
+from unskew.analytics.loop.by_policy.view import RunFacts
 from unskew.analytics.loop.detection_limit import LimitState
 from unskew.analytics.loop.hindsight import VerdictScoring
 from unskew.analytics.loop.measurements import Measurements
@@ -30,6 +32,7 @@ from unskew.analytics.loop.scoring import PlanTrial, score_plan
 from unskew.analytics.loop.site import AdaptationOptions, Site
 from unskew.analytics.predictor.retraining import Retraining
 from unskew.analytics.scheduler.propose import Proposal
+from unskew.analytics.scheduler.recovery import recover_with_spares
 from unskew.collector.events import (
     AdaptationStarted,
     Control,
@@ -56,7 +59,8 @@ class AdaptationStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the loop for one run; never changed, only replaced. `trial`: the change of plan that is being scored."""
+    """The state of the loop for one run; never changed, only replaced. `trial`: the change of plan that is being scored;
+    `following`: the published policy that decides on plans, None = the Scheduler does."""
 
     site: Site
     options: AdaptationOptions
@@ -66,6 +70,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     measurements: Measurements = Measurements()
     trial: PlanTrial | None = None
     limit: LimitState = LimitState()
+    following: PolicyFollower | None = None
 
     @staticmethod
     def begin(site: Site, options: AdaptationOptions | None = None) -> Adaptation:
@@ -78,6 +83,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             monitor=Monitor(options=site.detector, retraining=retraining, shared_cores=site.shared_cores),
             scoring=VerdictScoring(truth_known=site.truth_known),
             asking=Asking(bytes_per_us=site.bytes_per_us, regroup_us=site.regroup_us),
+            following=_following(options.policy, site),
         )
 
     def started(self) -> AdaptationStarted:
@@ -115,6 +121,29 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         """A rank is dead, hung or frozen: the verdict, its score, and the end of the trial in progress."""
         loop = msgspec.structs.replace(self, measurements=self.measurements.lost(suspect.rank))
         return loop._with_verdicts(*self.monitor.lost(suspect, iteration), iteration)
+
+    def without(
+        self, dead: set[int], base: Plan, alive: frozenset[int], iteration: int, *, number: int, spares: frozenset[int]
+    ) -> tuple[Adaptation, Plan, str]:
+        """The plan numbered `number` in place of `base` after the loss of the `dead`, and what becomes of their work; `spares`
+        are on standby. Raises `PlanError` when there is none."""
+        if self.following is not None:
+            following, plan, how = self.following.lost(dead, self._known(iteration, base, alive - dead), number)
+            return msgspec.structs.replace(self, following=following), plan, how
+        ready = spares - self.measurements.joining
+        if self.site.shared_cores is not None:  # there no gain of a plan is claimed
+            ready = frozenset()
+        return self, *recover_with_spares(base, dead, number, ready, self.expected_us)
+
+    def returned(self, plan: Plan, alive: frozenset[int], iteration: int) -> tuple[Adaptation, Plan | None]:
+        """Replicas are whole again: the policy's plan with them, if it has one."""
+        assert self.following is not None
+        following, answer = self.following.asked(self._known(iteration, plan, alive))
+        return msgspec.structs.replace(self, following=following), answer.plan
+
+    def _known(self, iteration: int, plan: Plan, alive: frozenset[int]) -> RunFacts:
+        ready = alive - self.measurements.joining
+        return RunFacts(now=iteration, plan=plan, alive=ready, monitor=self.monitor, site=self.site)
 
     def added(self, rank: int) -> Adaptation:
         """A rank is to come that was lost, or is new: it counts once it has measured itself (`measured`)."""
@@ -251,14 +280,39 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     def _sought(self, step: AdaptationStep, plan: Plan, alive: frozenset[int]) -> tuple[Adaptation, AdaptationStep]:
         """The step with a better plan or a probe, where it is time for either, and the reason."""
         iteration, probe = step.judged.iteration, None
+        following = self.following
         if self.measurements.joining:  # what is best without them would be changed again in a moment
             return self, step
-        asking, proposal, reason = self.asking.ask(iteration, plan, self.monitor, alive, site=self.site, options=self.options)
+        if following is None:
+            asking, proposal, reason = self.asking.ask(
+                iteration, plan, self.monitor, alive, site=self.site, options=self.options
+            )
+        else:
+            following, asking, proposal, reason = self._answered(following, iteration, plan, alive)
         measurements = self.measurements
         if proposal is None and not reason and self.site.shared_cores is None:
             options = self.options.probing
             measurements, probe, reason = measurements.probe(
                 iteration, self.monitor.suspected_ranks(options.over), len(alive), options
             )
-        loop = msgspec.structs.replace(self, asking=asking, measurements=measurements)
+        loop = msgspec.structs.replace(self, asking=asking, measurements=measurements, following=following)
         return loop, msgspec.structs.replace(step, proposal=proposal, verdict=asking.verdict, reason=reason, probe=probe)
+
+    def _answered(
+        self, following: PolicyFollower, iteration: int, plan: Plan, alive: frozenset[int]
+    ) -> tuple[PolicyFollower, Asking, Proposal | None, str]:
+        """What the policy says when it is time to ask."""
+        if not self.asking.due(iteration) or self.monitor.cost is None or self.site.by_replica:
+            return following, self.asking, None, ""
+        known = self._known(iteration + 1, plan, alive)
+        following, answer = following.asked(known)
+        again = None if answer.again_in is None else iteration + answer.again_in
+        proposal = following.proposal(answer, known, self.options.recent)
+        return following, msgspec.structs.replace(self.asking, at=again), proposal, answer.reason
+
+
+def _following(policy: str, site: Site) -> PolicyFollower | None:
+    """Who decides on plans beside the Scheduler; by FT-HSDP's rules a run follows FT-HSDP."""
+    if policy != "unskew":
+        return PolicyFollower(name=policy)
+    return PolicyFollower(name="ft-hsdp") if site.by_replica else None

@@ -129,7 +129,7 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
         if self.approved is not None:
             return self.expire("mode observe applies no change") if self.mode == "observe" else []
         gain_us = (self.open.baseline_us or 0) - (self.open.predicted_us or 0)
-        if gain_us * (self.iterations - iteration) < self.open.cost_us:
+        if not self.open.policy and gain_us * (self.iterations - iteration) < self.open.cost_us:
             return self.expire(f"at iteration {iteration} too few iterations are left to repay the change")
         if self.mode != "auto":
             return []
@@ -170,7 +170,7 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
     def _by_auto(self, proposed: PlanProposed, iteration: int) -> Control:
         """What mode auto says to a proposal: a limit that lasts leaves it to people, one that passes delays it."""
         name, gain_percent, limits = proposed.proposal, proposed.gain_percent or 0.0, self.limits
-        if gain_percent < limits.least_gain_percent:
+        if not proposed.policy and gain_percent < limits.least_gain_percent:
             reason = f"mode auto applies gains from {limits.least_gain_percent:g} % on, this is {gain_percent:.1f} %"
             return CommandRefused(command=f"approve {name}", by="auto", reason=reason)
         if len(recent := self._recent(iteration)) >= limits.most_changes:
@@ -181,7 +181,8 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
             until = self.last_change + limits.least_apart
             text = f"{name} waits until iteration {until}: mode auto keeps changes {limits.least_apart} iterations apart"
             return Note(text=text, by="auto", proposal=name)
-        return PlanApproved(proposal=name, by="auto", reason=f"gain of {gain_percent:.1f} % is within the limits of auto")
+        why = f"policy {proposed.policy} decides by its rule" if proposed.policy else f"gain of {gain_percent:.1f} %"
+        return PlanApproved(proposal=name, by="auto", reason=f"{why} is within the limits of auto")
 
     def _recent(self, iteration: int) -> tuple[int, ...]:
         return tuple(at for at in self.changed_at if iteration - at < self.limits.within)

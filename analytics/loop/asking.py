@@ -31,6 +31,10 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
             asking = msgspec.structs.replace(asking, bytes_per_us=bytes_per_us)
         return asking
 
+    def due(self, iteration: int) -> bool:
+        """Whether it is time to ask."""
+        return self.at is not None and iteration >= self.at
+
     def anew(self, iteration: int) -> Asking:
         """As soon as `iteration` is judged, where anything was ever asked about; not later than was intended."""
         if self.verdict is None or self.at is not None:
@@ -41,7 +45,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
         self, iteration: int, plan: Plan, monitor: Monitor, alive: frozenset[int], *, site: Site, options: AdaptationOptions
     ) -> tuple[Asking, Proposal | None, str]:
         """The Scheduler's answer when it is time to ask: a proposal with its reason, or why there is none."""
-        if self.at is None or iteration < self.at or monitor.cost is None or not site.layer_bytes:
+        if not self.due(iteration) or monitor.cost is None or not site.layer_bytes:
             return self, None, ""
         asked = msgspec.structs.replace(self, at=None)
         if site.shared_cores is not None:

@@ -18,9 +18,9 @@ from unskew.analytics.health.probing import Probe, asked_for
 from unskew.analytics.health.rejoining import LEAST_LEFT, Rejoining
 from unskew.analytics.loop.adaptation import Adaptation, AdaptationStep
 from unskew.analytics.loop.approval_queue import ApprovalQueue
+from unskew.analytics.loop.by_policy.follower import PolicyStopError
 from unskew.analytics.loop.plans import Plans
-from unskew.analytics.scheduler.recovery import recover, recover_with_spares
-from unskew.analytics.scheduler.replicas import replicas_of, returning, with_replicas, without_ranks
+from unskew.analytics.scheduler.replicas import returning
 from unskew.collector.command import Command
 from unskew.collector.events import (
     CommandRefused,
@@ -149,9 +149,9 @@ def taken_over(state: ControllerState) -> Outcome:
         if state.queue.mode == "observe":
             return state, [*noted, StopRun(f"{reason} and mode observe changes nothing: the run stops")]
         try:
-            plan, _ = _without(state, base, {*unanswered})
+            state, plan, _ = _without(state, base, {*unanswered})
         except PlanError as error:
-            return state, [*noted, StopRun(str(error), no_plan=True)]
+            return state, [*noted, StopRun(str(error), no_plan=not isinstance(error, PolicyStopError))]
         state, issued = _issue(state, plan, reason, abort=True, after=state.plans.give_up(reason))
         return state, [*noted, *issued, *coming]
     if pending is None:
@@ -199,9 +199,9 @@ def lost(state: ControllerState, event: DeviceLost) -> Outcome:
         return state, [*decisions, StopRun(f"{why} ({event.detail}) and mode observe changes nothing: the run stops")]
     base = state.plans.base
     try:
-        plan, how = _without(state, base, {rank})
+        state, plan, how = _without(state, base, {rank})
     except PlanError as error:
-        return state, [*decisions, StopRun(str(error), no_plan=True)]
+        return state, [*decisions, StopRun(str(error), no_plan=not isinstance(error, PolicyStopError))]
     verdict = next((one.verdict for one in found if isinstance(one, Verdict)), None)
     expected_us = adaptation.expected_us(plan)
     proposed = state.queue.recovery(plan, base, f"{why}: {how}", verdict=verdict, iteration=iteration, expected_us=expected_us)
@@ -215,7 +215,7 @@ def can_spare(state: ControllerState, rank: int) -> bool:
     if rank not in state.plans.involved:
         return True
     try:
-        recover(state.plans.base, {rank}, state.plans.next_plan_version)
+        _without(state, state.plans.base, {rank})
     except PlanError:
         return False
     return state.queue.mode != "observe"
@@ -324,24 +324,23 @@ def _return_replicas(state: ControllerState) -> Outcome:
     """A replica that is whole again comes back; one change at a time."""
     if not state.adaptation.site.by_replica or state.plans.pending is not None:
         return state, []
-    first, plan = state.plans.first, state.plans.in_force
-    back = returning(first, plan, state.alive - state.adaptation.measurements.joining)
+    plan = state.plans.in_force
+    back = returning(state.plans.first, plan, state.alive - state.adaptation.measurements.joining)
     if not back:
         return state, []
-    plan = with_replicas(first, {*replicas_of(plan), *back}, state.plans.next_plan_version)
+    adaptation, wider = state.adaptation.returned(plan, state.alive, state.committed)
+    state = msgspec.structs.replace(state, adaptation=adaptation)
+    if wider is None:
+        return state, []
+    plan = wider.renumbered(state.plans.next_plan_version)
     return _issue(state, plan, f"replica {', '.join(map(str, back))} is whole again", abort=False)
 
 
-def _without(state: ControllerState, base: Plan, dead: set[int]) -> tuple[Plan, str]:
+def _without(state: ControllerState, base: Plan, dead: set[int]) -> tuple[ControllerState, Plan, str]:
     """The plan after the loss of these ranks, and what becomes of their work. Raises `PlanError` when there is none."""
-    number, adaptation = state.plans.next_plan_version, state.adaptation
-    if adaptation.site.by_replica:
-        plan = without_ranks(state.plans.first, base, dead, number)
-        return plan, "its replica leaves, the others go on with their own batches"
-    spares = state.alive - state.plans.involved - adaptation.measurements.joining
-    if adaptation.site.shared_cores is not None:  # there no gain of a plan is claimed
-        spares = frozenset()
-    return recover_with_spares(base, dead, number, spares, adaptation.expected_us)
+    number, spares = state.plans.next_plan_version, state.alive - state.plans.involved
+    adaptation, plan, how = state.adaptation.without(dead, base, state.alive, state.committed, number=number, spares=spares)
+    return msgspec.structs.replace(state, adaptation=adaptation), plan, how
 
 
 def _add_rank(state: ControllerState, command: Command) -> Outcome:

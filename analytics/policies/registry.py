@@ -25,8 +25,9 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "oobleck": OobleckPolicy,
     "bamboo": BambooPolicy,
     "recycle": RecyclePolicy,
+    "recycle-staggered": lambda: RecyclePolicy(staggered=True),
     "strengthened-oobleck": lambda: StrengthenedPolicy(OobleckPolicy()),
-    "strengthened-recycle": lambda: StrengthenedPolicy(RecyclePolicy()),
+    "strengthened-recycle": lambda: StrengthenedPolicy(RecyclePolicy(staggered=True), "strengthened-recycle"),
     "greyhound": GreyhoundPolicy,
     "adaptra": AdaptraPolicy,
     "malleus": MalleusPolicy,
@@ -34,6 +35,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "recover": RecoverPolicy,
     "ft-hsdp": FtHsdpPolicy,
     "resihp": ResihpPolicy,
+    "resihp-tp": lambda: ResihpPolicy(frozenset({"tp"})),
     "unskew": UnskewPolicy,
 }
 

@@ -91,6 +91,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     `gain_interval_us`: 95 % interval of the mean gain over the batches (cost_benefit.py); None with fewer than two batches.
     `life_iterations`: for how long the gain is expected to last; `risk`: probability that the fault ends before the change is
     repaid; None where nothing is gained.
+    `policy`: the published policy whose rule it is, which no gain decides; "" = the Scheduler's.
     `evidence`: as plain data what else the choice was founded on: estimated speeds, the interval, the hash of the options.
     """
 
@@ -107,6 +108,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     evidence: dict[str, Any] = {}
     life_iterations: float | None = None
     risk: float | None = None
+    policy: str = ""
 
     def event(self, name: str, *, verdict: int | None, reason: str, at_iteration: int, old: Plan) -> PlanProposed:
         """The proposal for the log: under `name`, after `verdict`, to replace the plan `old`."""
@@ -127,6 +129,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
             considered=tuple(msgspec.to_builtins(candidate) for candidate in self.considered),
             change=self.change,
             evidence=self.evidence,
+            policy=self.policy,
         )
 
 

@@ -14,7 +14,8 @@ class PlanProposed(Control, frozen=True, kw_only=True, tag="plan_proposed@1"):
 
     `optional` False = minimal recovery after a death. `predicted_us`, `baseline_us`: mean iteration time under the new plan and
     without it, same speeds and batches; `considered` lists the other candidates with their scores; `evidence`:
-    estimated speeds, number of the predictor, 95 % interval of the gain, hash of the Scheduler's options.
+    estimated speeds, number of the predictor, 95 % interval of the gain, hash of the Scheduler's options. `policy`: the
+    published policy whose rule it is, which no gain decides; "" = the Scheduler's.
     """
 
     proposal: str
@@ -33,6 +34,7 @@ class PlanProposed(Control, frozen=True, kw_only=True, tag="plan_proposed@1"):
     considered: tuple[dict[str, Any], ...] = ()
     change: str = ""
     evidence: dict[str, Any] = msgspec.field(default_factory=dict)
+    policy: str = ""
 
 
 class PlanApproved(Control, frozen=True, kw_only=True, tag="plan_approved@1"):

@@ -19,7 +19,7 @@ from unskew.analytics.health.liveness import LivenessOptions
 from unskew.analytics.health.timeouts import too_early
 from unskew.analytics.loop.adaptation import Adaptation
 from unskew.analytics.loop.controller_rules import ControllerState
-from unskew.analytics.loop.site import Site
+from unskew.analytics.loop.site import AdaptationOptions, Site
 from unskew.analytics.replay.causes import ReplayError
 from unskew.collector.events import RunFinished, RunStarted
 from unskew.collector.files.tail import Entry, Tail
@@ -46,6 +46,7 @@ from unskew.runtime.own import OwnError
 from unskew.runtime.protocol import Prepare, RankSpec, Ready, Stop, writer_of
 
 _PREPARE_S = 120.0
+FT_HSDP: Literal["ft-hsdp"] = "ft-hsdp"
 # What a change of plan costs on loopback, until the run has measured its own: standstill, and bytes per microsecond.
 _REGROUP_US = 300_000.0
 _BYTES_PER_US = 200.0
@@ -84,7 +85,10 @@ def run(
 
 
 def prepared(options: RunOptions) -> RunOptions:
-    """The options with what is measured of a model and data of somebody's own. Raises `OptionsError`."""
+    """The options with what is measured of a model and data of somebody's own, and with the recovery that the policy is.
+    Raises `OptionsError`."""
+    if FT_HSDP in (options.policy, options.recovery) and options.policy in ("unskew", FT_HSDP):
+        options = msgspec.structs.replace(options, policy=FT_HSDP, recovery=FT_HSDP)
     if options.model is None and options.data is None:
         return options
     try:
@@ -194,7 +198,8 @@ class Session:
         placement = place(options, ready.gpus, ready.gpu_models)
         self._device = placement.device
         if before is None:
-            state = ControllerState.begin(Adaptation.begin(_site(options, placement)), options.mode)
+            decided_by = AdaptationOptions(policy=options.policy)
+            state = ControllerState.begin(Adaptation.begin(_site(options, placement), decided_by), options.mode)
             control_log.add(_started(self.run_id, options, placement))
             self._entries(tail.poll())
         else:
@@ -285,6 +290,7 @@ def _started(run_id: str, options: RunOptions, placement: Placement) -> RunStart
         first_iteration=options.first_iteration,
         code=code_hash(),
         version=version("unskew"),
+        policy=options.policy,
     )
 
 
@@ -302,7 +308,7 @@ def _log_end(control_log: ControlStream, end: RunFinished) -> RunFinished:
 
 def _site(options: RunOptions, placement: Placement) -> Site:
     model = model_of(options)
-    by_replica = options.recovery == "ft-hsdp"
+    by_replica = options.recovery == FT_HSDP
     per_element = 3 * (8 if options.dtype == "float64" else 4)
     layers = model.layers if isinstance(model, OwnModel) else [Layer(model, layer) for layer in range(options.layers)]
     elements = [sum(p.numel() for p in layer.parameters()) for layer in layers]

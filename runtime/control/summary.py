@@ -75,6 +75,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["done", "failed", "stopped", "incomplete"]
     reason: str
     device: str
+    policy: str
     iterations: int
     committed: int
     losses: tuple[float, ...]
@@ -149,6 +150,7 @@ class SummaryBuilder:
             status=end.status,
             reason=end.reason,
             device=device,
+            policy=state.started.policy if state.started is not None else "",
             iterations=len(commits),
             committed=end.committed or len(commits),
             losses=(*(earlier[iteration] for iteration in sorted(earlier)), *(commit.loss for commit in commits)),

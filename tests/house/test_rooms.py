@@ -15,8 +15,8 @@ from support.paths import ROOT
 
 ROOMS = {
     "collector": ["events", "files", "write", "projections", "read", "alerts", "formats", "service"],
-    "analytics": ["shards", "core", "pipeline", "predictor", "health", "detector", "planners", "scheduler", "loop", "actuators",
-                  "replay", "diagnosis", "cluster", "policies", "lab"],
+    "analytics": ["shards", "core", "pipeline", "predictor", "health", "detector", "planners", "scheduler", "cluster",
+                  "policies", "loop", "actuators", "replay", "diagnosis", "lab"],
     "runtime": ["model", "rank", "replicas", "node", "control", "attach"],
     "dashboard": ["panels"],
 }  # fmt: skip

@@ -47,6 +47,9 @@ class FtHsdpPolicy(Policy):
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         job = cluster.job
         alive = whole_replicas(job, cluster.dead())
+        if event.kind != "joined":  # who is back comes in with its own event
+            running = {pipeline.replica for pipeline in cluster.layout.pipelines}
+            alive = [replica for replica in alive if replica in running]
         back = ClusterEvent(kind="joined", at_s=cluster.now_s + self._down_s, devices=event.devices, why="replaced")
         if event.kind != "joined" and cluster.layout.devices.isdisjoint(event.devices):
             return Reaction(layout=cluster.layout, redo="none", later=(back,), reason="its replica was away already")

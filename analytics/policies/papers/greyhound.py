@@ -112,9 +112,9 @@ class StrengthenedPolicy(Policy):
     false_alarms_per_hour = constant("greyhound_false_alarms_per_job")
     slow_recall = constant("greyhound_slow_recall")
 
-    def __init__(self, inner: Policy):
+    def __init__(self, inner: Policy, name: str = ""):
         self._inner = inner
-        self.name = f"strengthened-{inner.name}"
+        self.name = name or f"strengthened-{inner.name}"
 
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         if event.kind in {"failed", "joined", "maintenance"}:

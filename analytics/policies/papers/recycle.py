@@ -79,18 +79,21 @@ def redealt(layout: Layout) -> Layout:
 class RecyclePolicy(Policy):
     """As ResiHP runs it (section 8): the whole TP group of a dead device is dropped; no replica of a stage left = abort.
 
-    As in its paper the backward pass is decoupled (section 4.2) and the optimisers are staggered (4.3). Simplified: its MILP is
-    replaced by an even split and list scheduling, which knows how many layers stages have and not how fast they are.
+    As in its paper the backward pass is decoupled (section 4.2); with `staggered` so are the optimisers (4.3), which our ranks
+    do not do. Simplified: its MILP is replaced by an even split and list scheduling, which knows how many layers stages have
+    and not how fast they are.
     """
 
-    name = "recycle"
+    def __init__(self, *, staggered: bool = False):
+        self._staggered = staggered
+        self.name = "recycle-staggered" if staggered else "recycle"
 
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         try:
             layout = rerouted(cluster.job, dead_groups(cluster.job, cluster.dead()))
         except PlanError as error:
             return Reaction(layout=None, reason=str(error))
-        layout = msgspec.structs.replace(layout, staggered=bool(layout.moves))
+        layout = msgspec.structs.replace(layout, staggered=self._staggered and bool(layout.moves))
         if layout == cluster.layout:
             return Reaction(layout=layout)
         return Reaction(

@@ -21,7 +21,6 @@ class ResihpPolicy(Policy):
     once, and where no plan is left the whole replicas restart from the checkpoint, or the job waits (the paper states neither).
     """
 
-    name = "resihp"
     sees = FAIL_SLOW
     checkpoint_s = constant("checkpoint_interval_s")
     false_alarm_s = constant("resihp_false_alarm_s")
@@ -30,6 +29,8 @@ class ResihpPolicy(Policy):
 
     def __init__(self, levels: Set[Level] = ALL_LEVELS):
         self._levels = frozenset(levels)
+        chosen = () if self._levels == ALL_LEVELS else (one for one in ("tp", "pp", "dp") if one in levels)
+        self.name = "-".join(["resihp", *chosen])
 
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         try:

@@ -159,7 +159,7 @@ def test_recycle_gives_the_lost_stage_to_its_peer_which_then_works_twice() -> No
 def test_staggered_optimisers_hide_the_filling_of_a_late_stage() -> None:
     """The last stage works twice: with F = B = W its own 2 M (F + B + W) are the period, without the way of the first to it."""
     job = bare(dp=2, micro_batches=2 * 8)
-    layout = ask(RecyclePolicy(), job, speeds_of(job, {12: 0.0})).layout
+    layout = ask(RecyclePolicy(staggered=True), job, speeds_of(job, {12: 0.0})).layout
     assert layout is not None
     assert (layout.staggered, layout.schedule) == (True, "zb-h1")
     chunk_s = job.cost.chunks["F"].layer_us * 10 / 1e6
@@ -272,7 +272,7 @@ def test_migration_pays_where_a_dead_and_a_slow_group_come_together() -> None:
     job = msgspec.structs.replace(JOB, schedule="zb-h1")
     speeds = speeds_of(job, {**dict.fromkeys(job.group(0, 1), 0.0), job.group(1, 3)[1]: 0.5})
     levels = [ResihpPolicy(frozenset(one)) for one in ({"tp"}, {"tp", "pp"}, {"tp", "pp", "dp"})]
-    layouts = [ask(which, job, speeds).layout for which in (RecyclePolicy(), *levels)]
+    layouts = [ask(which, job, speeds).layout for which in (RecyclePolicy(staggered=True), *levels)]
     seconds = [iteration_s(job, layout, speeds) for layout in layouts if layout is not None]
     assert [round(fault_free_s(job) / each, 2) for each in seconds] == [0.42, 0.52, 0.58, 0.74]
 
@@ -308,7 +308,8 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(PolicyError, match="checkpoint-restart"):
         policy("pray")
     assert {"none", "checkpoint-restart", "oobleck", "recycle", "greyhound", "adaptra", "malleus", "ntp", "recover", "ft-hsdp",
-            "resihp", "unskew", "strengthened-recycle", "strengthened-oobleck", "bamboo"} == set(POLICIES)  # fmt: skip
+            "resihp", "resihp-tp", "unskew", "strengthened-recycle", "strengthened-oobleck", "bamboo", "recycle-staggered",
+            } == set(POLICIES)  # fmt: skip
 
 
 RETURNING = [name for name, make in POLICIES.items() if make().checkpoint_s is not None]

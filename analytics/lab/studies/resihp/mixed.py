@@ -10,7 +10,7 @@ from unskew.analytics.policies.registry import POLICIES
 from unskew.analytics.policies.unskew import UnskewPolicy
 
 MIXED: dict[str, Make] = {
-    "recycle": POLICIES["recycle"], "strengthened-recycle": POLICIES["strengthened-recycle"],
+    "recycle": POLICIES["recycle-staggered"], "strengthened-recycle": POLICIES["strengthened-recycle"],
     "strengthened-oobleck": POLICIES["strengthened-oobleck"], "resihp": ResihpPolicy, "unskew": UnskewPolicy,
 }  # fmt: skip
 LEVEL = 1e-3
@@ -84,7 +84,7 @@ def _figure_11(cell: Cell) -> Figures:
     def effective(make: Make) -> float:
         return play(job, make, cluster_events, hours, cell.seed).effective
 
-    base = effective(POLICIES["recycle"])
+    base = effective(POLICIES["recycle-staggered"])
     steps = [
         effective(lambda: ResihpPolicy(frozenset({"tp"}))) / base,
         effective(two_levels) / base,

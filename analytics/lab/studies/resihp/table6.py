@@ -11,7 +11,7 @@ from unskew.analytics.policies.registry import POLICIES
 from unskew.analytics.policies.unskew import UnskewPolicy
 
 _KILLED: dict[str, Make] = {
-    "oobleck": POLICIES["oobleck"], "recycle": POLICIES["recycle"], "resihp": ResihpPolicy, "unskew": UnskewPolicy,
+    "oobleck": POLICIES["oobleck"], "recycle": POLICIES["recycle-staggered"], "resihp": ResihpPolicy, "unskew": UnskewPolicy,
     "unskew without the joint plan": lambda: UnskewPolicy(joint=False),
     "unskew without the levels": lambda: UnskewPolicy(levels=False),
     "unskew without the worth test": lambda: UnskewPolicy(worth=False),

@@ -1,0 +1,1 @@
+"""A run for which a published policy decides."""
