@@ -28,6 +28,8 @@ LEAST_STATED_SHARE = 0.01
 MOST_PERCENT = 999
 """More of a slowdown is no number any more."""
 _ANY: dict[Scope, str] = {"device": "any device", "replica": "any replica", "job": "the whole job"}
+_AGAINST: dict[Scope, str] = {"device": "", "replica": "", "job": " against its first iterations"}
+"""What the slowdown is of, where nobody sees one that has always been there."""
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +189,10 @@ def seen(*sights: Sight) -> str:
     >>> seen(Sight(scope="device", smallest_slowdown=1.07))
     'a lasting slowdown of any device by 7 % or more would have been named'
     """
-    bounds = (f"of {_ANY[sight.scope]} by {percent(sight.smallest_slowdown or 1.0)} or more" for sight in sights)
+    bounds = (
+        f"of {_ANY[sight.scope]} by {percent(sight.smallest_slowdown or 1.0)} or more{_AGAINST[sight.scope]}"
+        for sight in sights
+    )
     return f"a lasting slowdown {' and '.join(bounds)} would have been named"
 
 

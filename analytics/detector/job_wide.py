@@ -7,7 +7,8 @@ Per iteration, on x = log(time), or log(time over what it should take):
 2. a sequential test, a CUSUM (cusum.py), on x - reference - level: of a slowdown, and within an episode of its end too; its
    threshold is higher where the job's own past has excesses that come near to it;
 3. where it fires, the median since the onset decides: a verdict of cause "unknown" without culprits, its revision, its end.
-   Each episode has a number of its own; a suspicion that comes to nothing is noise, and is learned as such;
+   An episode begins when more of its iterations are slow than the job's own past has by chance. Each has a number of its own;
+   a suspicion that comes to nothing is noise, and is learned as such;
 4. the reference follows a job that becomes slower bit by bit, so now and then the last iterations are compared with the first
    (an episode too, whose reference is the first ones);
 5. what iterations that take longer than noise explains took beyond the usual one is added up: time without a cause.
@@ -23,6 +24,7 @@ from statistics import NormalDist
 
 import msgspec
 import numpy as np
+from scipy.special import betainc
 
 from unskew.analytics.core.outcome import Sight, UnexplainedTime
 from unskew.analytics.detector.cusum import CusumLimits, CusumSums, raised, threshold
@@ -33,6 +35,8 @@ from unskew.collector.events import Verdict, VerdictClosed
 
 DRIFT_SIGMAS = 3.0
 RISE_HALVINGS = 12
+BY_CHANCE = 3e-4
+"""Slow iterations that the job's past has so often are its noise: in some jobs every fourth takes longer."""
 NEXT_STEP = "nobody stands out: look at what all ranks share (power, cooling, network, storage, other jobs)"
 Verdicts = tuple[Verdict | VerdictClosed, ...]
 Sample = tuple[int, float]  # iteration, log of its time
@@ -261,6 +265,8 @@ def _changed(
         closed = () if state.since is None else (_closed(state, rows[0][0]),)
         return _learned(state, rows, noise, options), closed
     past, since, episodes = state.past, state.since, state.episodes
+    if since is None and _chance_of(rows, past, noise.middle + float(limits.slack)) > BY_CHANCE:
+        return state, ()
     if since is None:
         past, since = _onset(past, rows[0][0], noise.middle + level / 2, options)
         episodes += 1
@@ -275,6 +281,16 @@ def _changed(
         first=tuple(one for one in state.first if one[0] < since),
     )
     return state, (_verdict(state, since, len(rows), noise, limits),)
+
+
+def _chance_of(rows: tuple[Sample, ...], past: tuple[Sample, ...], line: float) -> float:
+    """How likely so many of the rows are over the line, if each is as often as in the past (Laplace's rule), once the job has
+    started up."""
+    slow = [x > line for _, x in past]
+    known = slow[slow.index(False) :]
+    often = (1 + sum(known)) / (len(known) + 2)
+    n = sum(x > line for _, x in rows)
+    return float(betainc(n, len(rows) - n + 1, often)) if n else 1.0
 
 
 def _onset(past: tuple[Sample, ...], began: int, line: float, options: JobWideOptions) -> tuple[tuple[Sample, ...], int]:

@@ -15,7 +15,7 @@ name an episode, that of (2) counts.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import exp, log
 
 import msgspec
@@ -27,7 +27,7 @@ from unskew.analytics.detector.detector import Detector, sight_of
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import PeerGroups, company_of, equal_roles, median_of_others
 from unskew.analytics.detector.residuals import Flags, Floats, UnitTimes
-from unskew.analytics.detector.series.stretches import Stretch, StretchTest, steady_sigma, stretches_of
+from unskew.analytics.detector.series.stretches import Stretch, Stretches, StretchTest, steady_sigma, stretches_of
 from unskew.analytics.detector.suspicion import Excess, SpeedChange
 from unskew.analytics.detector.verdicts import slow_verdict
 from unskew.collector.events import Verdict
@@ -58,15 +58,17 @@ def judge_workers(
     noise = _noise(readings)
     known = noise[-1][~np.isnan(noise[-1])]
     sigma = float((known.max() if equal_work else np.median(known)) if len(known) else np.nanmax(noise, initial=0.0))
-    detected, sight = _changes(times, msgspec.structs.replace(options, sigma_floor=max(options.sigma_floor, sigma)))
-    n = len(times.iterations)
     least = options.least_iterations if least is None else least
-    test = StretchTest.of(n, len(times.role_of), least=least, against_rest=not equal_work)
-    compared = [*_slower(times, readings, noise, company, options, test=test, lengths_known=lengths_known)]
+    test = StretchTest.of(len(times.iterations), len(times.role_of), least=least, against_rest=not equal_work)
+    stretches = _stretches(readings, np.maximum(noise, options.sigma_floor), test)
+    wider = max((float(one.wider.max(initial=1.0)) for one in stretches.values()), default=1.0)
+    floor = wider * max(options.sigma_floor, sigma)
+    detected, sight = _changes(times, msgspec.structs.replace(options, sigma_floor=floor))
+    compared = [*_slower(times, readings, noise, company, options, stretches=stretches, test=test, lengths_known=lengths_known)]
     alone = [one for one in detected if not any(_same_episode(one, other) for other in compared)]
     found = sorted([*compared, *alone], key=lambda one: one.since_iteration)
     verdicts = tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(found, start=1))
-    seen = _seen(times, noise, test, options)
+    seen = _seen(times, wider * noise, test, options)
     sight = _sight(times, over, sight, seen) if equal_work else _of_own_past(times, seen, options)
     return Findings(verdicts=verdicts, sight=sight)
 
@@ -121,6 +123,15 @@ def _changes(times: RankTimes, options: DetectorOptions) -> tuple[tuple[Verdict,
     return tuple(one.verdict for one in state.verdicts.values()), sight_of(detector.state, detector.options)
 
 
+def _stretches(readings: Floats, noise: Floats, test: StretchTest) -> dict[tuple[int, int], Stretches]:
+    """(kind, rank), both counted from 0 -> the stretches in which it took longer; without what nothing is known of."""
+    return {
+        (kind, rank): stretches_of(readings[known, kind, :, rank], noise[known, kind, rank], test)
+        for kind, rank in np.ndindex(*noise.shape[1:])
+        if (known := ~np.isnan(noise[:, kind, rank])).any()
+    }
+
+
 def _slower(
     times: RankTimes,
     readings: Floats,
@@ -128,6 +139,7 @@ def _slower(
     company: PeerGroups,
     options: DetectorOptions,
     *,
+    stretches: Mapping[tuple[int, int], Stretches],
     test: StretchTest,
     lengths_known: bool,
 ) -> Iterator[Verdict]:
@@ -142,7 +154,7 @@ def _slower(
             kind: np.maximum(noise[~np.isnan(noise[:, k, column]), k, column], options.sigma_floor)
             for k, kind in enumerate(times.kinds)
         }
-        found = [(one, kind) for kind, of in of_rank.items() for one in stretches_of(of, sigmas[kind], test)]
+        found = [(one, kind) for k, kind in enumerate(times.kinds) for one in stretches[k, column].found]
         healthy = np.ones(n, dtype=bool)
         for one, _ in found:
             healthy[one.begin : one.end] = False

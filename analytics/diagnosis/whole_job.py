@@ -1,12 +1,13 @@
 """The whole job of a log whose devices nobody judged live, by the rule that is live (analytics/detector/job_wide.py).
 
 Judged are the times of the iterations in which nobody is named. A job that is faster all at once was slow until then, or had
-more to do: that rule goes by the new pace, so what the first iterations took beyond it is time without a cause.
+more to do: that rule goes by the new pace, so what the first iterations took beyond it is time without a cause. So is what
+single ones among the first took: the rule learns its pace from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import log
 
 import msgspec
@@ -15,12 +16,15 @@ import numpy as np
 from unskew.analytics.core.outcome import Findings, UnexplainedTime
 from unskew.analytics.detector import job_wide
 from unskew.analytics.detector.job_wide import NEXT_STEP, JobWideOptions
+from unskew.analytics.detector.series.noise import BOUND, noise_of
 from unskew.analytics.detector.series.stretches import StretchTest, steady_sigma, stretches_of
 from unskew.analytics.diagnosis.failslow import settled
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.collector.events import Verdict
 
 OF_SOMEBODY = ("slow_device", "slow_link", "dead", "hung", "unknown")
+FIRST_WINDOWS = 2
+"""As many times `least_past` iterations are the first: from then on most of the pace is learned from later ones."""
 Times = list[tuple[int, float]]
 
 
@@ -43,9 +47,34 @@ def judge_job(times: Times, number: int, *, alone: bool, options: JobWideOptions
     verdicts = (msgspec.structs.replace(one, evidence={**one.evidence, **more}) for one in settled(changes))
     numbered = tuple(msgspec.structs.replace(one, verdict=number + i) for i, one in enumerate(verdicts))
     sight = job_wide.sight_of(state, options)
-    both = (job_wide.long_ones(state, options), _began_slower(times, options))
-    long_ones = max(both, key=lambda one: one.of_measured)
+    named = {iteration for one in numbered for iteration, _ in times if _speaks_of(one, iteration)}
+    all_known = (job_wide.long_ones(state, options), _began_slower(times, options), _long_at_first(times, named, options))
+    long_ones = max(all_known, key=lambda one: one.of_measured)
     return Findings(verdicts=numbered, sight=sight, of_job=sight, long_ones=long_ones)
+
+
+def _speaks_of(verdict: Verdict, iteration: int) -> bool:
+    until = verdict.until_iteration
+    return verdict.since_iteration <= iteration and (until is None or iteration < until)
+
+
+def _long_at_first(times: Times, named: Collection[int], options: JobWideOptions) -> UnexplainedTime:
+    """What iterations among the first, beside those `named`, took beyond the usual one, where noise does not explain it. Those
+    that the job begins with pay for its start."""
+    known = [(iteration, us) for iteration, us in times if us > 0]
+    if len(known) < options.least_past:
+        return UnexplainedTime()
+    logs = np.log([us for _, us in known])
+    noise = noise_of(logs[: options.window].tolist(), options.sigma_floor)
+    over, n = logs - noise.middle, FIRST_WINDOWS * options.least_past
+    long = over[:n] > max(BOUND * noise.sigma, log(options.least_slowdown))
+    long[: int(np.argmin([*long, False]))] = False
+    long &= [iteration not in named for iteration, _ in known[:n]]
+    if not long.any():
+        return UnexplainedTime()
+    beyond = float((np.exp(over[:n][long]) - 1).sum()) / float(np.exp(over).sum())
+    where = f"; {int(long.sum())} of the first {len(long)} iterations take longer than noise explains"
+    return UnexplainedTime(of_lost=1.0, of_measured=beyond, where=where)
 
 
 def _began_slower(times: Times, options: JobWideOptions) -> UnexplainedTime:
@@ -56,7 +85,7 @@ def _began_slower(times: Times, options: JobWideOptions) -> UnexplainedTime:
     logs = np.log([us for _, us in known])
     test = StretchTest.of(len(logs), 1, least=n, against_rest=True)
     sigma = max(steady_sigma(logs), options.sigma_floor)
-    found = stretches_of(logs[None], np.array([sigma]), test)
+    found = stretches_of(logs[None], np.array([sigma]), test).found
     if not found or found[0].begin > options.least_known or found[0].end > len(logs) - n:
         return UnexplainedTime()
     end = found[0].end

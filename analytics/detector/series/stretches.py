@@ -9,6 +9,7 @@ Of several readings (a rank's own times, and those over its peers') the one that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, log, sqrt
 
 import msgspec
@@ -36,6 +37,14 @@ class Stretch(msgspec.Struct, frozen=True):
     begin: int
     end: int
     over: float
+
+
+class Stretches(msgspec.Struct, frozen=True):
+    """`found`, in the order of time; `wider` [reading]: how many times the noise as it was given values outside of them vary,
+    1 or more. A spread from median distances does not see what one value in five does."""
+
+    found: tuple[Stretch, ...]
+    wider: Floats
 
 
 class StretchTest(msgspec.Struct, frozen=True):
@@ -72,8 +81,8 @@ def steady_sigma(values: Floats) -> float:
     return float(np.quantile([noise_of(part.tolist(), 0.0).sigma for part in parts], STEADIER, method="lower"))
 
 
-def stretches_of(readings: Floats, sigma: Floats, test: StretchTest) -> list[Stretch]:
-    """In the order of time; `readings` [reading, iteration] (nan = not seen), `sigma` [reading] of one value."""
+def stretches_of(readings: Floats, sigma: Floats, test: StretchTest) -> Stretches:
+    """Those that are named; `readings` [reading, iteration] (nan = not seen), `sigma` [reading] of one value."""
     series = _Series(readings, sigma, test)
     found: list[Stretch] = []
     while (one := series.strongest(found)) is not None:
@@ -85,7 +94,9 @@ def stretches_of(readings: Floats, sigma: Floats, test: StretchTest) -> list[Str
             together[-1] = Stretch(last.begin, one.end, max(last.over, one.over))
         else:
             together.append(one)
-    return [part for one in together for part in series.without_gaps(one)]
+    parts = [part for one in together for part in series.without_gaps(one)]
+    wider = series.wider_by(parts)
+    return Stretches(tuple(one for one in parts if one.over >= wider.max(initial=1.0)), wider)
 
 
 class _Series:
@@ -96,7 +107,8 @@ class _Series:
         seen = ~np.isnan(readings).any(axis=0)
         most = (test.limits[2] * sigma / sqrt(test.least - 0.5))[:, None]
         middle = np.median(readings[:, seen], axis=1)[:, None] if test.against_rest and seen.any() else 0.0
-        bounded = np.where(seen, np.clip(readings - middle, -most, most), 0.0)
+        self.seen, self.bounded = seen, np.where(seen, np.clip(readings - middle, -most, most), 0.0)
+        bounded = self.bounded
         self.sums = np.concatenate([np.zeros((len(sigma), 1)), np.cumsum(bounded, axis=1)], axis=1)
         self.counts = np.concatenate([[0], np.cumsum(seen)])
         self.edges = np.linspace(0, self.n, min(self.n, MOST_EDGES) + 1).round().astype(int)
@@ -140,6 +152,19 @@ class _Series:
             return [one]
         parts = (Stretch(one.begin, int(begin[at]), one.over), Stretch(int(end[at]), one.end, one.over))
         return [whole for part in parts for whole in self.without_gaps(part)]
+
+    def wider_by(self, found: Sequence[Stretch]) -> Floats:
+        """By what is not in `found`: its deviation, or that of the longer values alone where this is less (who has one other to
+        be compared with looks fast while that one is slow)."""
+        rest = np.array(self.seen)
+        for one in found:
+            rest[one.begin : one.end] = False
+        if rest.sum() < self.test.least:
+            return np.ones(len(self.sigma))
+        values = self.bounded[:, rest]
+        up = np.maximum(values - np.median(values, axis=1, keepdims=True), 0.0)
+        least = np.minimum(np.sqrt(2 * (up**2).mean(axis=1)), values.std(axis=1))
+        return np.asarray(np.maximum(least / self.sigma, 1.0))
 
     def _of(self, begin: Ints | int, end: Ints | int) -> tuple[Ints, Floats]:
         """How many were seen in [begin, end), and the sums [reading, ...] of these."""

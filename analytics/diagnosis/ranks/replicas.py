@@ -53,7 +53,7 @@ def judge_replicas(
     named = [
         _verdict(section, excess, row, shift, options)
         for row, sigma in enumerate(excess.sigma)
-        for shift in stretches_of(excess.least[[row]], np.array([sigma]), excess.test)
+        for shift in stretches_of(excess.least[[row]], np.array([sigma]), excess.test).found
         if _level(excess.least, row, shift) >= options.least_level()
     ]
     return tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(named, start=first_number))

@@ -52,7 +52,7 @@ def test_what_was_named_is_wrong_whatever_else_could_not_be_seen() -> None:
         ([SEES], 1.07, "a lasting slowdown of any device by 7 % or more would have been named"),
         ([SEES, SEES_LESS], 1.4, "any device by 40 % or more would have been named; under plan 1 ranks share cores"),
         ([OF_THE_JOB, SEES], 1.07, "any device"),
-        ([OF_THE_JOB], 1.05, "a lasting slowdown of the whole job by 5 %"),
+        ([OF_THE_JOB], 1.05, "a lasting slowdown of the whole job by 5 % or more against its first iterations would"),
     ],
 )
 def test_well_is_stated_with_what_would_have_been_seen(sights: list[Sight], smallest: float, words: str) -> None:

@@ -57,6 +57,16 @@ def test_every_episode_has_its_own_number_onset_and_end(seed: int, gaps: list[tu
         assert verdict.evidence["time_ratio"] == pytest.approx(episode.factor, rel=0.03)
 
 
+def test_long_iterations_that_a_job_has_now_and_then_are_no_episode() -> None:
+    """One of eight ranks is held up in every fourth or fifth iteration: some of these come together by chance."""
+    for seed in range(8):
+        random = np.random.default_rng([SEEDS, seed])
+        held_up = np.where(random.random(250) < 0.22, random.exponential(0.5, 250), 0.0)
+        times = np.exp(random.normal(0, 0.02, 250) + held_up)
+        assert found(times) == ()
+        assert [abs(one.since_iteration - 150) < 15 for one in found(slowed(times, Episode(150, 60, 1.8)))] == [True]
+
+
 @pytest.mark.parametrize(("factor", "within"), [(1.1, 20), (1.3, 5), (1.8, 5)])
 @pytest.mark.parametrize("at", [14, 90, 300])
 def test_a_quiet_series_shows_a_slowdown_in_time_wherever_it_begins(factor: float, within: int, at: int) -> None:
@@ -117,14 +127,16 @@ def test_what_was_suspected_in_vain_is_learned_as_noise() -> None:
 
 
 def test_bursts_on_a_busy_machine_make_nobody_sure() -> None:
-    """A healthy job whose machine is busy now and then: what is said of a burst is said with less and less confidence."""
+    """A healthy job whose machine is busy now and then: what is said of a burst is said with less and less confidence, or is no
+    more than its past has."""
     random = np.random.default_rng(SEEDS)
     times = job_times(5, 400, sd=0.08, alike=0.5)
     for at in np.cumsum(random.integers(18, 30, 14)):
         times[at : at + int(random.integers(3, 9))] *= random.uniform(1.4, 2.2)
     sure = [one.confidence for one in judge(enumerate(times)) if isinstance(one, Verdict)]
     assert all(confidence < 0.97 for confidence in sure)
-    assert np.median(sure[len(sure) // 2 :]) < 0.85
+    later = sure[len(sure) // 2 :]
+    assert not later or np.median(later) < 0.85
 
 
 def test_a_job_that_became_faster_is_judged_by_its_new_pace() -> None:

@@ -47,6 +47,12 @@ def noise(n: int, sd: float = 0.006) -> Floats:
         (np.where(np.arange(240) % 60 == 7, 1.9, 1.0), "well", "4 of 235 iterations take longer than noise explains"),
         (np.where(np.arange(200) < 30, 1.5, 1.0), "cannot_be_judged", "until iteration 30 they take 1.50 times as long as"),
         (np.where(np.arange(400) < 20, 1.3, 1.0), "well", "1.5 % of all time; until iteration 20"),
+        (
+            np.where(np.isin(np.arange(14), range(2, 7)), 3.0, 1.0),
+            "cannot_be_judged",
+            "5 of the first 14 iterations take longer",
+        ),
+        (np.where(np.arange(30) < 2, 9.0, 1.0), "well", "against its first iterations"),
     ],
     ids=[
         "steady",
@@ -58,6 +64,8 @@ def noise(n: int, sd: float = 0.006) -> Floats:
         "a few",
         "slow first",
         "a little slow",
+        "slow among the first five",
+        "start-up",
     ],
 )
 def test_iteration_times_alone(store: Store, tmp_path: Path, pace: Floats, word: str, words: str) -> None:
