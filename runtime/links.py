@@ -42,6 +42,10 @@ class Links:
         """Whether messages over this link say when they arrive, in all iterations."""
         return self._device.emulated or (sender, receiver) in self._slow
 
+    def together_us(self, steps: int, n_bytes: float) -> float:
+        """What a collective among emulated devices takes in so many steps (shards/together.py) of so many bytes."""
+        return steps * (self._latency_us + n_bytes * self._us_per_byte) if self._device.emulated else 0.0
+
     def sent(self, receiver: int, n_bytes: int, iteration: int) -> tuple[int, int]:
         """(when it is sent, when it arrives) of a message that is made now; its sender is blocked where sends are."""
         made_us = self._device.ended_us()

@@ -83,7 +83,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Chunk costs per kind, what a message between ranks costs, and the end of an iteration (gradients, vote, optimiser).
 
     A message is on its way for `message_us`, more over `slow_links`, once it has occupied its link for `message_token_us` per
-    token of its micro-batch; where sends are `blocking`, its sender does nothing else until it has arrived (pipeline/dag.py).
+    token of its micro-batch that it carries; where sends are `blocking`, its sender does nothing else until it has arrived
+    (pipeline/dag.py). What tensor-parallel groups exchange takes `sum_us` for each step, and `sum_token_us` more for each token
+    that one carries (shards/together.py).
 
     `chunks` are those of the reference: devices of class `device_class` in TP groups of `tp` members. `others` holds the same
     kinds of work for the other classes and degrees; `classes` lists which ranks are of which class (in none: the reference's).
@@ -97,6 +99,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     chunks: Costs
     message_us: float = 0.0
     message_token_us: float = 0.0
+    sum_us: float = 0.0
+    sum_token_us: float = 0.0
     blocking: bool = False
     slow_links: tuple[SlowLink, ...] = ()
     iteration_end_us: float = 0.0

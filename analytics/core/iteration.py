@@ -22,14 +22,23 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class Transfer(msgspec.Struct, frozen=True, gc=False):
-    """One message: `us` from the moment both sides had posted to its end; `tokens`: of its micro-batch; `whole`: its receiver
+    """One message: `us` from the moment both sides had posted to its end; `tokens`: of its micro-batch, in proportion where
+    tensor-parallel groups divide a message; `whole`: its receiver
     waited when it was sent, and its link was free, so that nothing of its time is missing and nothing else is in it."""
 
     sender: int
     receiver: int
     us: float
-    tokens: int = 0
+    tokens: float = 0
     whole: bool = True
+
+
+class GroupStep(msgspec.Struct, frozen=True, gc=False):
+    """One step of the sums of a tensor-parallel group in one chunk, in the mean: what the member that waited least waited for
+    it, and for how many tokens."""
+
+    us: float
+    tokens: float
 
 
 class CommittedIteration(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +63,7 @@ class BesideChunks(msgspec.Struct, frozen=True, gc=False):
 
 
 class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole committed iteration, the times of its gradient collectives, what was probed before it, and what GPUs reported
+    """A whole committed iteration, the times of its gradient collectives and of tensor-parallel groups' sums, what was probed before it, and what GPUs reported
     about themselves in it, by rank. `beside`: what ranks did beside their chunks;
     `without_core`: rank -> the part of its chunks' time (0 to 1) in which it was ready and had no core; `coreless_us`: by how
     much such times, in all that ranks did, made the iteration longer."""
@@ -62,6 +71,7 @@ class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     committed: CommittedIteration
     probes: tuple[Span, ...] = ()
     collectives_us: tuple[float, ...] = ()
+    group_steps: tuple[GroupStep, ...] = ()
     gpus: tuple[GpuState, ...] = ()
     beside: tuple[BesideChunks, ...] = ()
     without_core: dict[int, float] = {}

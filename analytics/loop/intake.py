@@ -16,9 +16,18 @@ from collections.abc import Iterable
 
 import msgspec
 
-from unskew.analytics.core.iteration import BesideChunks, Chunk, CommittedIteration, IterationTelemetry, Transfer
+from unskew.analytics.core.iteration import (
+    BesideChunks,
+    Chunk,
+    CommittedIteration,
+    GroupStep,
+    IterationTelemetry,
+    Transfer,
+)
 from unskew.analytics.core.plan import Plan, chunk_kinds
 from unskew.analytics.core.workload import Work, work_of
+from unskew.analytics.shards.crossings import shares
+from unskew.analytics.shards.together import steps_of_sum, sums_in
 from unskew.collector.events import (
     CHUNK_KINDS,
     PAUSES,
@@ -56,7 +65,7 @@ class _Open(msgspec.Struct):
 
     def is_complete(self, plan: Plan) -> bool:
         """Whether every chunk and every micro-batch of the plan has arrived."""
-        expected = len(chunk_kinds(plan.schedule)) * sum(len(route.hops) for route in plan.routes)
+        expected = len(chunk_kinds(plan.schedule)) * sum(len(hop.ranks) for route in plan.routes for hop in route.hops)
         chunks = sum(span.kind in CHUNK_KINDS for span in self.counted())
         return chunks >= expected and len(self.packed) == len(plan.routes) and not self.in_parts
 
@@ -139,9 +148,10 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
             works=tuple(works.get(number, Work(0, 0)) for number in range(len(plan.routes))),
             measured_us=float(max(seen.wall_us for seen in opened.marks if seen.plan_version == mark.plan_version)),
             log_complete=opened.is_complete(plan),
-            transfers=_transfers(counted, works),
+            transfers=_transfers(counted, works, plan),
         ),
         collectives_us=_collectives_us(counted),
+        group_steps=_group_steps(chunks, works, plan),
         # Ranks that execute nothing measure themselves beside the iterations; what they find comes by a control event.
         probes=tuple(span for span in counted if span.kind == "probe" and span.rank in plan.executors),
         gpus=tuple(sorted(opened.gpus, key=lambda state: state.rank)),
@@ -188,7 +198,24 @@ def _coreless_us(spans: list[Span]) -> float:
     return float(max((own + coreless).values(), default=0) - max(own.values(), default=0))
 
 
-def _transfers(spans: list[Span], works: dict[int, Work]) -> tuple[Transfer, ...]:
+def _group_steps(chunks: list[Span], works: dict[int, Work], plan: Plan) -> tuple[GroupStep, ...]:
+    """Of each chunk that a tensor-parallel group executed together, where it sums anything; chunks with the loss have one
+    exchange of another size."""
+    waits: dict[tuple[str, int, int], list[Span]] = {}
+    for span in chunks if plan.teams else ():
+        if span.wait_tp_us is not None and span.micro_batch in works:
+            waits.setdefault((span.kind, span.micro_batch, span.first_layer or 0), []).append(span)
+    steps = []
+    for (kind, micro_batch, first), of in waits.items():
+        members, end = len(plan.teams.get((micro_batch, first), ())), first + (of[0].n_layers or 0)
+        sums = sums_in(kind, end - first, first=first == 0, last=end == plan.n_layers)
+        if members == len(of) and sums and not (kind == "F" and end == plan.n_layers):
+            least_us = min(span.wait_tp_us or 0 for span in of)
+            steps.append(GroupStep(least_us / (sums * steps_of_sum(members)), works[micro_batch].tokens / members))
+    return tuple(steps)
+
+
+def _transfers(spans: list[Span], works: dict[int, Work], plan: Plan) -> tuple[Transfer, ...]:
     """Messages, timed from the moment both sides were ready: the receiver waited, and the sender had posted.
 
     A micro-batch's path is a chain, so of its messages from one rank to another (several, where it passes ranks more than once)
@@ -215,7 +242,9 @@ def _transfers(spans: list[Span], works: dict[int, Work]) -> tuple[Transfer, ...
             us = float(max(end_us - max(send.start_us, receive.start_us), 0))
             whole = max(receive.start_us, free_us.get(link, 0)) <= send.start_us
             work = works.get(send.micro_batch if send.micro_batch is not None else -1)
-            times.append(Transfer(*link, us, work.tokens if work is not None else 0, whole))
+            givers, takers = (plan.team_of.get(rank, (rank,)) for rank in link)
+            share = shares(givers, takers).get(link, 1.0)
+            times.append(Transfer(*link, us, work.tokens * share if work is not None else 0, whole))
         free_us[link] = max(end_us, free_us.get(link, 0))
     return tuple(times)
 

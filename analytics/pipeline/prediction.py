@@ -1,6 +1,7 @@
 """Plan + batches + cost model + speeds -> predicted iteration time.
 
-A chunk takes ``(n_layers x layer + head) / speed`` (core/cost.py); the pipeline model lays the chunks out; an iteration
+A chunk takes ``(n_layers x layer + head) / speed`` (core/cost.py), that of a tensor-parallel group as long as its slowest
+member and then the group's sums (shards/together.py); the pipeline model lays the chunks out; an iteration
 lasts until the last rank is done, plus the constant end of an iteration (gradients, vote, optimiser).
 """
 
@@ -19,6 +20,8 @@ from unskew.analytics.pipeline.actions import Action
 from unskew.analytics.pipeline.dag import Array, Messages
 from unskew.analytics.pipeline.evaluator import Timeline, evaluate
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
+from unskew.analytics.shards.crossings import shares
+from unskew.analytics.shards.together import steps_of_sum, sums_in
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -85,6 +88,8 @@ def layer_costs(batches: Sequence[Sequence[Work]], cost: CostModel) -> LayerCost
 def messages_of(schedule: Schedule, costs: LayerCosts, iteration: int | slice = slice(None)) -> Messages:
     """What the messages of `schedule.order` cost in these iterations: [action, iteration], or [action] in a single one."""
     cost, chunks = costs.cost, schedule.chunks
+    if schedule.plan.teams:
+        return _messages_of_groups(schedule, costs, iteration)
     latency_us: float | Array = cost.message_us
     if cost.slow_links:
         more_us = {(one.sender, one.receiver): one.more_us for one in cost.slow_links}
@@ -94,6 +99,25 @@ def messages_of(schedule: Schedule, costs: LayerCosts, iteration: int | slice = 
     if cost.message_token_us:
         link_us = cost.message_token_us * costs.tokens[chunks.micro_batch, iteration]
     return Messages(latency_us, link_us, cost.blocking)
+
+
+def _messages_of_groups(schedule: Schedule, costs: LayerCosts, iteration: int | slice) -> Messages:
+    """The same between groups: of the messages that bring a tensor the largest and the slowest, and the gather behind them."""
+    cost, chunks, team_of = costs.cost, schedule.chunks, schedule.plan.team_of
+    more_us = {(one.sender, one.receiver): one.more_us for one in cost.slow_links}
+    groups = [
+        tuple(team_of.get(rank, (rank,)) for rank in link)
+        for link in zip(chunks.rank[chunks.given].tolist(), chunks.rank.tolist(), strict=True)
+    ]
+    carried = {link: shares(*link) for link in {*groups}}
+    largest = np.array([max(carried[link].values()) for link in groups])
+    more = np.array([max((more_us.get(pair, 0.0) for pair in carried[link]), default=0.0) for link in groups])
+    members = np.array([len(takers) for _, takers in groups])
+    tokens = costs.tokens[chunks.micro_batch, iteration]
+    further = (...,) + (None,) * (tokens.ndim - 1)
+    gather_us = (members - 1)[further] * (cost.sum_us + cost.sum_token_us * tokens / members[further])
+    link_us = cost.message_token_us * largest[further] * tokens
+    return Messages((cost.message_us + more)[further] + gather_us, link_us, cost.blocking)
 
 
 def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds) -> Array:
@@ -106,7 +130,23 @@ def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds) -> Array
     each = [(a, rank, len(team)) for a, team in zip(schedule.order, together, strict=True) for rank in team]
     first = np.cumsum([0, *map(len, together)])[:-1]
     weight = np.array([schedule.plan.weight_of.get(rank, 1.0) for _, rank, _ in each])[:, None]
-    return np.asarray(np.maximum.reduceat(weight * _spent_us(schedule, each, costs, speeds), first, axis=0))
+    spent: Array = np.maximum.reduceat(weight * _spent_us(schedule, each, costs, speeds), first, axis=0)
+    return spent + _sums_us(schedule, costs, [len(team) for team in together])
+
+
+def _sums_us(schedule: Schedule, costs: LayerCosts, members: Sequence[int]) -> Array | float:
+    """What the groups' sums take in each action: [action, iteration]."""
+    cost, n_layers = costs.cost, schedule.plan.n_layers
+    if not cost.sum_us and not cost.sum_token_us:
+        return 0.0
+    steps = np.array(
+        [
+            steps_of_sum(k) * sums_in(a.kind, a.n_layers, first=a.first_layer == 0, last=a.first_layer + a.n_layers == n_layers)
+            for a, k in zip(schedule.order, members, strict=True)
+        ]
+    )
+    part = costs.tokens[schedule.chunks.micro_batch] / np.array(members)[:, None]
+    return np.asarray(steps[:, None] * (cost.sum_us + cost.sum_token_us * part))
 
 
 def _spent_us(schedule: Schedule, done: Sequence[tuple[Action, int, int]], costs: LayerCosts, speeds: Speeds) -> Array:

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unskew.analytics.core.cost import ChunkCost, CostModel, Place, PlaceCost, Speeds, speed_of
-from unskew.analytics.core.iteration import Chunk, Transfer
+from unskew.analytics.core.iteration import Chunk, GroupStep, Transfer
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.predictor.regression import Floats, RegressionData, ratios_on, solve
@@ -163,21 +163,26 @@ def fit_terms(
     predict_us: Callable[[Plan, Sequence[Work], CostModel], float],
     transfers: Sequence[Transfer] = (),
     collectives_us: Sequence[float] = (),
+    group_steps: Sequence[GroupStep] = (),
 ) -> Fit:
     """The fit with what messages cost and `iteration_end_us` set so that predicted iterations match the measured ones.
 
     `predict_us` is the evaluator at the estimated speeds; `transfers` are single messages (none: messages are free and the end
-    carries them), `collectives_us` are times of gradient collectives from the moment all members had come.
+    carries them), `collectives_us` are times of gradient collectives from the moment all members had come, `group_steps` of what
+    tensor-parallel groups exchange.
     `error_percent` gains "iteration": mean absolute relative error of the odd iterations when the end is learned from the
     even ones (its prediction interval likewise). Raises `NotIdentifiable` without an iteration.
     """
     if not iterations:
         raise NotIdentifiable("no iteration to learn the iteration's end from: at least one committed iteration is needed")
     message_us, message_token_us = message_costs(transfers)
+    sum_us, sum_token_us = line_of([(one.us, one.tokens) for one in group_steps])
     bare = msgspec.structs.replace(
         fitted.model,
         message_us=message_us,
         message_token_us=message_token_us,
+        sum_us=sum_us,
+        sum_token_us=sum_token_us,
         collective_us=max(0.0, median(collectives_us)) if collectives_us else 0.0,
         iteration_end_us=0.0,
     )
@@ -201,13 +206,16 @@ def fit_terms(
 
 
 def message_costs(transfers: Sequence[Transfer]) -> tuple[float, float]:
-    """(us, us per token) of a message: the median, and a rate (Theil-Sen: the median of all slopes) where that leaves less than
-    half of what messages of different sizes differ by. Messages whose time is whole count, where there are any."""
-    chosen = [one for one in transfers if one.whole] or list(transfers)
-    if not chosen:
+    """(us, us per token) of a message. Messages whose time is whole count, where there are any."""
+    return line_of([(one.us, one.tokens) for one in ([one for one in transfers if one.whole] or transfers)])
+
+
+def line_of(seen: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(us, us per token) from (us, tokens): the median, and a rate (Theil-Sen: the median of all slopes) where that leaves less
+    than half of what messages of different sizes differ by."""
+    if not seen:
         return 0.0, 0.0
-    chosen = chosen[:: 1 + len(chosen) // MOST_MESSAGES]
-    us, tokens = np.array([(one.us, one.tokens) for one in chosen]).T
+    us, tokens = np.array(seen[:: 1 + len(seen) // MOST_MESSAGES], dtype=np.float64).T
     first, second = np.triu_indices(len(us), 1)
     apart = tokens[first] != tokens[second]
     if apart.any():

@@ -236,6 +236,7 @@ def fit_seen(
     ]
     transfers = [transfer for one in seen for transfer in one.transfers]
     collectives = [us for one in seen for us in one.released.collectives_us]
+    group_steps = [step for one in seen for step in one.released.group_steps]
 
     def makespan_us(plan: Plan, works: Sequence[Work], cost: CostModel) -> float:
         return predict_iteration(plan, works, msgspec.structs.replace(cost, slow_links=slow_links), speeds).iteration_us
@@ -243,7 +244,7 @@ def fit_seen(
     try:
         found = fit(chunks, classes)
         found = msgspec.structs.replace(found, model=msgspec.structs.replace(found.model, blocking=blocking))
-        return fit_terms(found, measured, makespan_us, transfers, collectives)
+        return fit_terms(found, measured, makespan_us, transfers, collectives, group_steps)
     except NotIdentifiable:
         return None
 

@@ -41,6 +41,17 @@ def crossings(size: int, senders: tuple[int, ...], receivers: tuple[int, ...]) -
     )
 
 
+@lru_cache(maxsize=4096)
+def shares(senders: tuple[int, ...], receivers: tuple[int, ...]) -> dict[tuple[int, int], float]:
+    """(sender, receiver) -> how much of a tensor their message has.
+
+    >>> shares((0, 1), (2,))
+    {(0, 2): 0.5, (1, 2): 0.5}
+    """
+    size = len(senders) * len(receivers)
+    return {(one.sender, one.receiver): (one.end - one.first) / size for one in crossings(size, senders, receivers)}
+
+
 def _share(ends: Sequence[int], at: int) -> int:
     """Whose share an element is in."""
     return next(number for number, (first, end) in enumerate(pairwise(ends)) if first <= at < end)

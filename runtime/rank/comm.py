@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from unskew.analytics.shards.together import steps_of_sum
 from unskew.runtime.rank.progress import RankProgress
 
 # All members are there when a group is built. One that dies in these milliseconds leaves it half built; Gloo tries five times.
@@ -242,21 +243,30 @@ class Comm:
 
 
 class Team:
-    """This rank among the members of its tensor-parallel group; `blocked_ns`: how long it has waited for them in all."""
+    """This rank among the members of its tensor-parallel group; `blocked_ns`: how long it has waited for them in all;
+    `priced_us`: what their exchanges have taken in all by `price`: (steps of a ring, bytes of each) -> us."""
 
-    def __init__(self, comm: Comm, ranks: tuple[int, ...], progress: RankProgress) -> None:
-        self._comm, self.ranks, self._progress = comm, ranks, progress
-        self.blocked_ns = 0
+    def __init__(
+        self, comm: Comm, ranks: tuple[int, ...], progress: RankProgress, price: Callable[[int, float], float] = lambda *_: 0.0
+    ) -> None:
+        self._comm, self.ranks, self._progress, self._price = comm, ranks, progress, price
+        self.blocked_ns, self.priced_us = 0, 0.0
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of all members' tensors, in place. Raises `PeerLost`."""
         flat = tensor.to("cpu")
+        self.priced_us += self._price(steps_of_sum(len(self.ranks)), flat.nbytes / len(self.ranks))
         with self._waiting():
             self._comm.all_reduce(flat, self.ranks)
         return tensor if flat is tensor else tensor.copy_(flat)
 
     def gather(self, tensor: Tensor) -> Tensor:
         """All members' tensors: [member, ...]. Raises `PeerLost`."""
+        self.priced_us += self._price(steps_of_sum(len(self.ranks)) // 2, tensor.nbytes)
+        return self.told(tensor)
+
+    def told(self, tensor: Tensor) -> Tensor:
+        """The same of what no device would exchange: it has no price."""
         with self._waiting():
             return self._comm.all_gather(tensor.to("cpu").contiguous(), self.ranks).to(tensor.device)
 

@@ -50,12 +50,14 @@ class ChunkTiming(msgspec.Struct, gc=False):
 
 
 class Members(Protocol):
-    """The tensor-parallel group that executes a chunk together; `blocked_ns`: how long this rank has waited for it in all."""
+    """The tensor-parallel group that executes a chunk together; `blocked_ns`: how long this rank has waited for it in all,
+    `priced_us`: how long emulated devices are to take for what they exchanged."""
 
     blocked_ns: int
+    priced_us: float
 
-    def gather(self, tensor: Tensor) -> Tensor:
-        """All members' tensors: [member, ...]."""
+    def told(self, tensor: Tensor) -> Tensor:
+        """All members' tensors, without a price: [member, ...]."""
 
 
 class ChunkOf(msgspec.Struct, frozen=True, gc=False):
@@ -165,6 +167,10 @@ def _blocked_ns(team: Members | None) -> int:
     return 0 if team is None else team.blocked_ns
 
 
+def _priced_us(team: Members | None) -> float:
+    return 0.0 if team is None else team.priced_us
+
+
 def _read_memory(ns: int) -> None:
     """Copy more than caches hold, again and again, for so much of the thread's time."""
     until, there = time.thread_time_ns() + ns, torch.empty(_MORE_THAN_CACHES)
@@ -224,14 +230,16 @@ class SleepDevice(Device):
         start = here
         if chunk.iteration == self._iteration:
             start = min(here, max(self._free_ns, 1000 * chunk.ready_us, here - CATCH_UP_NS))
-        length, blocked = int(1000 * self._slowed_us(self._cost, chunk)), _blocked_ns(team)
+        length, blocked, priced_us = int(1000 * self._slowed_us(self._cost, chunk)), _blocked_ns(team), _priced_us(team)
         result = body()
         time.sleep(max(start + length - time.monotonic_ns(), 0) / 1e9)
         wall, waited = time.monotonic_ns() - here, self._queue.waited_since_ns(runq)
         spent = max(length, wall - (waited or 0) - (_blocked_ns(team) - blocked))
         together = spent
         if team is not None:
-            together = int(team.gather(torch.tensor([start + spent])).max()) - start
+            start, together = team.told(torch.tensor([start, spent])).amax(dim=0).tolist()
+            together += int(1000 * (_priced_us(team) - priced_us))
+            time.sleep(max(start + together - time.monotonic_ns(), 0) / 1e9)
         self._free_ns, self._iteration = start + together, chunk.iteration
         timing = ChunkTiming(
             start_us=start // 1000,
@@ -262,11 +270,13 @@ class VirtualDevice(Device):
     def run(
         self, chunk: ChunkOf, body: Callable[[], Tensor], team: Members | None = None
     ) -> tuple[Tensor, Callable[[], ChunkTiming]]:
+        priced_us = _priced_us(team)
         result = body()
         start = max(self._now_us, chunk.ready_us)
         length = together = round(self._slowed_us(self._cost, chunk))
         if team is not None:
-            start, together = team.gather(torch.tensor([start, length])).amax(dim=0).tolist()
+            start, together = team.told(torch.tensor([start, length])).amax(dim=0).tolist()
+            together += round(_priced_us(team) - priced_us)
         self._now_us = start + together
         timing = ChunkTiming(start, together, length, wait_tp_us=None if team is None else together - length)
         return result, lambda: timing

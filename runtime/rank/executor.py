@@ -76,7 +76,7 @@ class Executor:
         self._comm, self._device, self._progress, self._label, self._before = comm, device, progress, label, before
         self._dtype, self._shapes, self._links = dtype, shapes, links
         team = plan.team_of.get(comm.rank)
-        self._team = None if team is None else Team(comm, team, progress)
+        self._team = None if team is None else Team(comm, team, progress, links.together_us)
         low, high = ends_of(plan.role_of[comm.rank].part)
         self._share = float(high - low)
         self._arriving: dict[_Key, tuple[list[tuple[Crossing, PendingMessage]], int]] = {}
@@ -254,8 +254,10 @@ class Executor:
             last_us = max(last_us, ready_us)
         flat = parts[0] if len(parts) == 1 else torch.cat(parts)
         if self._team is not None:
+            priced_us = self._team.priced_us
             flat = self._gathered(self._team, flat, self._batch.tokens(action.micro_batch) * prod(self._shape(action)))
-            last_us = last_us if self._device.carries_time else self._device.now_us()
+            last_us = last_us if self._device.emulated else self._device.now_us()
+            last_us += round(self._team.priced_us - priced_us)
         tensor = flat.view(-1, *self._shape(action)).to(self._device.torch_device)
         return tensor, last_us, last_us - start_us, spans
 

@@ -1,0 +1,25 @@
+"""What the members of a tensor-parallel group exchange within a chunk, and in how many steps.
+
+A collective goes round the members as a ring: a gather in k - 1 steps, a sum in twice as many, each with a k-th of the tensor.
+So one price of a step, per message and per token that it carries, holds for groups of any size (`CostModel.sum_us`), and
+emulated devices take it (runtime/links.py).
+
+>>> sums_in("F", 4, first=True, last=False), steps_of_sum(2)
+(9.0, 2)
+"""
+
+from __future__ import annotations
+
+
+def sums_in(kind: str, n_layers: int, *, first: bool, last: bool) -> float:
+    """How many sums of hidden states a chunk has: two per layer, behind its halves forward and in front of them backward, one
+    more for the embedding forward and for the head backward; gradients of weights need none. The loss's small gather is left
+    out."""
+    if kind == "W":
+        return 0.0
+    return 2.0 * n_layers + (first if kind == "F" else last)
+
+
+def steps_of_sum(members: int) -> int:
+    """Steps of a sum of so many members; a gather takes half as many."""
+    return 2 * (members - 1)
