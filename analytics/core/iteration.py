@@ -63,8 +63,8 @@ class BesideChunks(msgspec.Struct, frozen=True, gc=False):
 
 
 class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole committed iteration, the times of its gradient collectives and of tensor-parallel groups' sums, what was probed before it, and what GPUs reported
-    about themselves in it, by rank. `beside`: what ranks did beside their chunks;
+    """A whole committed iteration, the times of its gradient collectives and of tensor-parallel groups' sums, what was
+    probed before it, and what GPUs reported about themselves in it, by rank. `beside`: what ranks did beside their chunks;
     `without_core`: rank -> the part of its chunks' time (0 to 1) in which it was ready and had no core; `coreless_us`: by how
     much such times, in all that ranks did, made the iteration longer."""
 

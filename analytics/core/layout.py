@@ -35,7 +35,7 @@ from unskew.analytics.core.plan import (
     validate,
 )
 from unskew.analytics.core.sharing import split_work
-from unskew.analytics.shards.parts import even_parts
+from unskew.analytics.shards.parts import parts_by
 
 PACE = 20
 """The pace of a healthy group of the nominal degree."""
@@ -50,6 +50,7 @@ class Pipeline(msgspec.Struct, frozen=True, gc=False):
 
     A group comes up at several stages where a micro-batch passes it more than once (interleaved 1F1B, ZB-V). For the order
     of the chunks: `paces[s]`, how long a layer takes at stage s, and `in_flight[s]`, how many micro-batches it may have.
+    `shares[s]`: what each member of group s has of its layers, in any unit; () = the same.
     """
 
     replica: int
@@ -58,6 +59,7 @@ class Pipeline(msgspec.Struct, frozen=True, gc=False):
     micro_batches: int
     paces: tuple[int, ...] = ()
     in_flight: tuple[int, ...] = ()
+    shares: tuple[tuple[int, ...], ...] = ()
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
@@ -274,6 +276,7 @@ def _roles(pipeline: Pipeline) -> list[Role]:
     """A role for each device that holds layers; ranges that touch are one."""
     stage_of: dict[Group | int, int] = {}
     held: dict[Group, list[tuple[int, int]]] = defaultdict(list)
+    stated = {group: shares for group, shares in zip(pipeline.groups, pipeline.shares, strict=False) if shares}
     end = 0
     for place, (group, size) in enumerate(zip(pipeline.groups, pipeline.layers, strict=True)):
         stage_of.setdefault(group or place, len(stage_of))
@@ -296,7 +299,7 @@ def _roles(pipeline: Pipeline) -> list[Role]:
             part=part,
         )
         for group, ((first, n), *more) in held.items()
-        for shard, (rank, part) in enumerate(zip(group, even_parts(len(group)), strict=True))
+        for shard, (rank, part) in enumerate(zip(group, parts_by(stated.get(group, (1,) * len(group))), strict=True))
     ]
 
 

@@ -60,6 +60,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
             layer_bytes=site.layer_bytes,
             bytes_per_us=self.bytes_per_us,
             regroup_us=self.regroup_us,
+            units=site.units,
             slow_since={
                 verdict.culprits[0].rank: verdict.since_iteration
                 for verdict in monitor.verdicts.values()

@@ -32,10 +32,12 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     of layers are stated no plan is to be changed, and the Scheduler is not asked. `shared_cores`: ranks
     outnumber these cores of a real device, None elsewhere. Then an iteration takes at least all its CPU time over the
     cores, and no gain of a plan is claimed. `truth_known`: every slowness is injected (emulated devices). `detector`: the
-    thresholds for this class of device. `classes`: device class -> its ranks (`CostModel.classes`). `first_iteration`: where
-    the run begins, later than 0 when it is resumed. `respawns`: how often mode auto starts a lost rank again; `most_ranks`: for
-    so many ranks the node has a place. `by_replica`: a lost rank takes its replica out, and plans change in no other case
-    (scheduler/replicas.py). `blocking_sends`: who sends does nothing else until the message has arrived.
+    thresholds for this class of device.
+    `units`: in how many a layer can be cut among tensor-parallel ranks. `classes`: device class -> its ranks
+    (`CostModel.classes`). `first_iteration`: where the run begins, later than 0 when it is resumed. `respawns`: how often
+    mode auto starts a lost rank again; `most_ranks`: for so many ranks the node has a place. `by_replica`: a lost rank takes
+    its replica out, and plans change in no other case (scheduler/replicas.py). `blocking_sends`: who sends does nothing else
+    until the message has arrived.
     """
 
     origin: Plan
@@ -51,4 +53,5 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     respawns: int = 0
     most_ranks: int = 0
     by_replica: bool = False
+    units: int = 0
     blocking_sends: bool = False

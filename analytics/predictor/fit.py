@@ -163,13 +163,14 @@ def fit_terms(
     predict_us: Callable[[Plan, Sequence[Work], CostModel], float],
     transfers: Sequence[Transfer] = (),
     collectives_us: Sequence[float] = (),
+    *,
     group_steps: Sequence[GroupStep] = (),
 ) -> Fit:
     """The fit with what messages cost and `iteration_end_us` set so that predicted iterations match the measured ones.
 
     `predict_us` is the evaluator at the estimated speeds; `transfers` are single messages (none: messages are free and the end
-    carries them), `collectives_us` are times of gradient collectives from the moment all members had come, `group_steps` of what
-    tensor-parallel groups exchange.
+    carries them), `collectives_us` are times of gradient collectives from the moment all members had come, `group_steps` of
+    what groups exchange within chunks.
     `error_percent` gains "iteration": mean absolute relative error of the odd iterations when the end is learned from the
     even ones (its prediction interval likewise). Raises `NotIdentifiable` without an iteration.
     """

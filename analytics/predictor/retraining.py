@@ -244,7 +244,7 @@ def fit_seen(
     try:
         found = fit(chunks, classes)
         found = msgspec.structs.replace(found, model=msgspec.structs.replace(found.model, blocking=blocking))
-        return fit_terms(found, measured, makespan_us, transfers, collectives, group_steps)
+        return fit_terms(found, measured, makespan_us, transfers, collectives, group_steps=group_steps)
     except NotIdentifiable:
         return None
 

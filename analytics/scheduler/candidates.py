@@ -1,130 +1,177 @@
 """Candidate plans for a set of living ranks: each replica a pipeline of its own, ranks in the order of the run's first plan.
 
-The layer counts of a replica and the micro-batch counts of all replicas both come from `share_out` (core/sharing.py), exact for
-its own question (the busiest part least busy); where layers differ, `weighted` then moves the boundaries; the pipeline's
-fill and drain are left to the evaluator and local search.
+A stage is executed by a crew (crews.py): a rank, or a tensor-parallel group with its members' shares. Shares, the layer counts
+of a replica and the micro-batch counts of all replicas all come from `share_out` (core/sharing.py), exact for its own question
+(the busiest part least busy); where layers differ, `weighted` then moves the boundaries; the pipeline's fill and drain are left
+to the evaluator and local search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.layout import Layout, Pipeline, rank_layout, weighted
+from unskew.analytics.core.layout import Group, Layout, Pipeline, weighted
 from unskew.analytics.core.plan import PASSES, Plan, PlanError, Route, ruled, split_evenly, stage_order_of
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.problem import PlannerCluster, PlannerJob
+from unskew.analytics.scheduler.crews import Crew, Crews, RankTime, crew_in
 
-Members = tuple[tuple[int, ...], ...]
-"""Per replica the ranks that a micro-batch passes, in order: under a looped schedule a rank comes up more than once
+Members = tuple[tuple[Group, ...], ...]
+"""Per replica the groups of ranks that a micro-batch passes, in order: under a looped schedule a group comes up more than once
 (`stage_order_of`).
 
 () for a replica that has none left.
 """
-
-
-class RankTime(msgspec.Struct, frozen=True):
-    """Mean microseconds of F + B of one micro-batch on a rank at its estimated speed: per layer, and for the output head."""
-
-    layer_us: float
-    head_us: float
+Staffed = tuple[tuple[Crew, ...], ...]
+"""The same with everybody's shares."""
 
 
 def members_of(origin: Plan, alive: frozenset[int], plan: Plan | None = None) -> Members:
     """The living ranks of each replica in the stage order of the run's first plan, as its schedule passes them.
 
     A rank that the first plan did not know keeps its place in the present `plan`; else it takes that of one that is gone, else
-    it comes last in the replica with the fewest ranks.
+    it comes last in the replica with the fewest ranks: as a stage of its own, or in its smallest tensor-parallel group.
     """
-    places = {role.rank: (role.replica, role.stage) for role in origin.roles}
+    places = {role.rank: (role.replica, role.stage, role.shard) for role in origin.roles}
     vacant = sorted(place for rank, place in places.items() if rank not in alive)
     members = [
-        [(stage, rank) for rank, (replica, stage) in places.items() if replica == one and rank in alive]
-        for one in range(1 + max(replica for replica, _ in places.values()))
+        [(stage, shard, rank) for rank, (replica, stage, shard) in places.items() if replica == one and rank in alive]
+        for one in range(1 + max(replica for replica, _, _ in places.values()))
     ]
+    in_groups = any(role.part is not None for role in origin.roles)
     for rank in sorted(alive - places.keys()):
         role = plan.role_of.get(rank) if plan is not None else None
         if role is not None:
-            replica, stage = role.replica, role.stage
+            replica, stage, shard = role.replica, role.stage, role.shard
         elif vacant:
-            replica, stage = vacant.pop(0)
+            replica, stage, shard = vacant.pop(0)
         else:
             replica = min(range(len(members)), key=lambda one: len(members[one]))
-            stage = 1 + max((stage for stage, _ in members[replica]), default=-1)
-        members[replica].append((stage, rank))
-    return tuple(_stage_order(origin, [rank for _, rank in sorted(ranks)]) for ranks in members)
+            stages = [stage for stage, _, _ in members[replica]]
+            stage = (
+                min(stages, key=lambda one: (stages.count(one), -one)) if in_groups and stages else 1 + max(stages, default=-1)
+            )
+            shard = stages.count(stage)
+        members[replica].append((stage, shard, rank))
+    return tuple(
+        _stage_order(
+            origin, [tuple(rank for _, _, rank in stage) for _, stage in groupby(sorted(ranks), key=lambda place: place[0])]
+        )
+        for ranks in members
+    )
 
 
-def _stage_order(plan: Plan, ranks: Sequence[int]) -> tuple[int, ...]:
-    """As the plan's schedule passes these ranks; once each where the replica has too few layers for more."""
-    stage_order = stage_order_of(plan.schedule, ranks) if plan.schedule in PASSES else list(ranks)
-    return tuple(stage_order if len(stage_order) <= plan.n_layers else ranks)
+def _stage_order(plan: Plan, groups: Sequence[Group]) -> tuple[Group, ...]:
+    """As the plan's schedule passes these groups; once each where the replica has too few layers for more."""
+    stage_order = stage_order_of(plan.schedule, groups) if plan.schedule in PASSES else list(groups)
+    return tuple(stage_order if len(stage_order) <= plan.n_layers else groups)
+
+
+def staffed(members: Members, crews: Crews) -> Staffed:
+    """Each group with shares by its members' speeds. Raises `PlanError`."""
+    return tuple(tuple(map(crews.cut, groups)) for groups in members)
+
+
+def as_now(plan: Plan, members: Members) -> Staffed:
+    """The groups with the shares that they have in `plan`, which must have all of them."""
+    return tuple(tuple(crew_in(plan, group) for group in groups) for groups in members)
+
+
+def crew_layout(members: Staffed, layers: Sequence[Sequence[int]], micro_batches: Sequence[int], schedule: str) -> Layout:
+    """Pipelines of these crews: `layers[d]` the layers of replica d, stage by stage."""
+    return Layout(
+        tuple(
+            Pipeline(
+                replica,
+                tuple(crew.ranks for crew in crews),
+                tuple(sizes),
+                share,
+                shares=tuple(crew.shares for crew in crews) if any(crew.shares for crew in crews) else (),
+            )
+            for replica, (crews, sizes, share) in enumerate(zip(members, layers, micro_batches, strict=True))
+        ),
+        schedule=schedule,
+    )
 
 
 def named_layouts(
-    plan: Plan, origin: Plan, members: Members, times: Mapping[int, RankTime], leavers: Sequence[int]
+    plan: Plan, origin: Plan, members: Members, crews: Crews, leavers: Sequence[int]
 ) -> Iterator[tuple[str, Layout]]:
     """The candidates with a name. `leavers` are slow ranks, the slowest first: doing without the first 1, 2, ... is tried."""
-    if len(times) == len(origin.roles):
+    schedule = ruled(plan.schedule)
+    everybody = {rank for groups in members for group in groups for rank in group}
+    if len(everybody) == len(origin.roles):
         counts = tuple(sum(route.replica == replica for route in origin.routes) for replica in range(len(members)))
-        sizes_then = tuple(_layers_held(origin, ranks) for ranks in members)
+        sizes_then = tuple(_layers_held(origin, groups) for groups in members)
         if all(sizes_then):
-            yield "as at the start of the run", rank_layout(members, sizes_then, counts, ruled(plan.schedule))
-    on_duty = tuple(tuple(rank for rank in ranks if rank in plan.role_of) for ranks in members)
-    held = tuple(_layers_held(plan, ranks) for ranks in on_duty)
+            yield "as at the start of the run", crew_layout(as_now(origin, members), sizes_then, counts, schedule)
+    on_duty = tuple(
+        tuple(left for group in groups if (left := tuple(rank for rank in group if rank in plan.role_of))) for groups in members
+    )
+    held = tuple(_layers_held(plan, groups) for groups in on_duty)
     # Not by `Route.replica`: after a death the replica of a rerouted micro-batch may have nobody on duty.
-    counts = tuple(sum(_passes(route, ranks) for route in plan.routes) for ranks in on_duty)
-    if (
-        on_duty != members
-        and all(sizes for ranks, sizes in zip(on_duty, held, strict=True) if ranks)
-        and sum(counts) == len(plan.routes)
-    ):
-        yield "as it is", rank_layout(on_duty, held, counts, ruled(plan.schedule))
-    by_speed = tuple(_layers_by_speed(plan, ranks, times) for ranks in members)
-    yield "layers and micro-batches by speed", weighted(layout_from(plan, members, by_speed, times), plan.layer_weights)
-    kept = tuple(_layers_held(plan, ranks) or fresh for ranks, fresh in zip(members, by_speed, strict=True))
-    yield "micro-batches by speed, layers where they are", layout_from(plan, members, kept, times)
-    if len({len(ranks) for ranks in members}) == 1:
-        stages = [max((times[rank] for rank in stage), key=lambda time: time.layer_us) for stage in zip(*members, strict=True)]
+    counts = tuple(sum(_passes(route, groups) for route in plan.routes) for groups in on_duty)
+    as_they_are = all(sizes for groups, sizes in zip(on_duty, held, strict=True) if groups) and sum(counts) == len(plan.routes)
+    if on_duty != members and as_they_are:
+        yield "as it is", crew_layout(as_now(plan, on_duty), held, counts, schedule)
+    if plan.teams and as_they_are:
+        yield "groups cut by speed", crew_layout(staffed(on_duty, crews), held, counts, schedule)
+    by_speed = staffed(members, crews)
+    layers = tuple(_layers_by_speed(plan, one, crews) for one in by_speed)
+    yield "layers and micro-batches by speed", weighted(layout_from(plan, by_speed, layers, crews), plan.layer_weights)
+    kept = [
+        (as_now(plan, (groups,))[0], sizes) if (sizes := _layers_held(plan, groups)) else fresh
+        for groups, fresh in zip(members, zip(by_speed, layers, strict=True), strict=True)
+    ]
+    where_they_are = layout_from(plan, tuple(one for one, _ in kept), tuple(sizes for _, sizes in kept), crews)
+    yield "micro-batches by speed, layers where they are", where_they_are
+    if len({len(one) for one in by_speed}) == 1:
+        stages = [max(map(crews.time_of, stage), key=lambda time: time.layer_us) for stage in zip(*by_speed, strict=True)]
         sizes = tuple(share_out(plan.n_layers, _layer_parts(stages)))
         even = tuple(split_evenly(len(plan.routes), len(members)))
-        layout = rank_layout(members, (sizes,) * len(members), even, ruled(plan.schedule))
+        layout = crew_layout(by_speed, (sizes,) * len(members), even, schedule)
         yield "one partition for all replicas (ResiHP)", weighted(layout, plan.layer_weights)
     for count in range(1, len(leavers) + 1):
-        without = tuple(tuple(rank for rank in ranks if rank not in leavers[:count]) for ranks in members)
+        without = tuple(
+            tuple(left for group in groups if (left := tuple(rank for rank in group if rank not in leavers[:count])))
+            for groups in members
+        )
         if _enough(without, members):
-            layers = tuple(_layers_by_speed(plan, ranks, times) for ranks in without)
-            layout = weighted(layout_from(plan, without, layers, times), plan.layer_weights)
-            yield f"without {', '.join(f'rank {rank}' for rank in leavers[:count])}", layout
+            cut = staffed(without, crews)
+            layout = layout_from(plan, cut, tuple(_layers_by_speed(plan, one, crews) for one in cut), crews)
+            yield f"without {', '.join(f'rank {rank}' for rank in leavers[:count])}", weighted(layout, plan.layer_weights)
 
 
 def joint_layout(
-    plan: Plan, members: Members, times: Mapping[int, RankTime], job: PlannerJob, *, may_leave: bool
+    plan: Plan, members: Staffed, crews: Crews, job: PlannerJob, *, may_leave: bool
 ) -> Iterator[tuple[str, Layout]]:
-    """The joint planner's layout, when it has one of this form: every living rank takes part unless it may be left out.
+    """The joint planner's layout, when it has one of this form, with each crew as one device: all take part unless one may be
+    left out.
 
     Not for schedules that pass ranks more than once, whose pipelines the planner does not know.
     """
-    if any(len(set(ranks)) < len(ranks) for ranks in members) or job.micro_batches < len(members):
+    if any(len(set(one)) < len(one) for one in members) or job.micro_batches < len(members):
         return
     speeds = np.zeros((len(members), max(map(len, members)), 1))
-    for replica, ranks in enumerate(members):
-        for stage, rank in enumerate(ranks):
-            speeds[replica, stage] = job.layer_us / times[rank].layer_us
+    for replica, one in enumerate(members):
+        for stage, crew in enumerate(one):
+            speeds[replica, stage] = job.layer_us / crews.time_of(crew).layer_us
     try:
         found = plan_joint(PlannerCluster(job=job, speeds=speeds), compare=False).layout.pipelines
     except PlanError:
         return
     kept = [[stage for stage, size in enumerate(pipeline.layers) if size] for pipeline in found]
-    leave = any(len(stages) < len(ranks) for stages, ranks in zip(kept, members, strict=True))
+    leave = any(len(stages) < len(one) for stages, one in zip(kept, members, strict=True))
     if leave and not (may_leave and _enough(kept, members)):
         return
-    layout = rank_layout(
-        [[ranks[stage] for stage in stages] for stages, ranks in zip(kept, members, strict=True)],
+    layout = crew_layout(
+        tuple(tuple(one[stage] for stage in stages) for stages, one in zip(kept, members, strict=True)),
         [[size for size in pipeline.layers if size] for pipeline in found],
         [pipeline.micro_batches if stages else 0 for pipeline, stages in zip(found, kept, strict=True)],
         ruled(plan.schedule),
@@ -133,13 +180,13 @@ def joint_layout(
         yield "joint planner", layout
 
 
-def _enough(left: Sequence[Sequence[int]], members: Sequence[Sequence[int]]) -> bool:
+def _enough(left: Sequence[Sequence[object]], members: Sequence[Sequence[object]]) -> bool:
     """Whether two replicas keep ranks, where two have some: with a single one the next death would take layers with it."""
     return sum(map(bool, left)) >= min(2, sum(map(bool, members)))
 
 
-def _layers_by_speed(plan: Plan, ranks: Sequence[int], times: Mapping[int, RankTime]) -> tuple[int, ...]:
-    return tuple(share_out(plan.n_layers, _layer_parts([times[rank] for rank in ranks]))) if ranks else ()
+def _layers_by_speed(plan: Plan, members: Sequence[Crew], crews: Crews) -> tuple[int, ...]:
+    return tuple(share_out(plan.n_layers, _layer_parts([*map(crews.time_of, members)]))) if members else ()
 
 
 def _layer_parts(stages: Sequence[RankTime]) -> list[tuple[float, float]]:
@@ -147,19 +194,19 @@ def _layer_parts(stages: Sequence[RankTime]) -> list[tuple[float, float]]:
     return [(0.0, time.layer_us) for time in stages[:-1]] + [(stages[-1].head_us, stages[-1].layer_us)]
 
 
-def _passes(route: Route, ranks: Sequence[int]) -> bool:
-    """Whether the micro-batch passes just these ranks in this order; one that comes up twice in a row has one leg."""
-    return [hop.ranks for hop in route.hops] == [(rank,) for rank, _ in groupby(ranks)]
+def _passes(route: Route, groups: Sequence[Group]) -> bool:
+    """Whether the micro-batch passes just these groups in this order; one that comes up twice in a row has one leg."""
+    return [hop.ranks for hop in route.hops] == [group for group, _ in groupby(groups)]
 
 
-def _layers_held(plan: Plan, ranks: Sequence[int]) -> tuple[int, ...]:
-    """The layer counts under `plan` if a micro-batch passes just these ranks in this order, else ().
+def _layers_held(plan: Plan, groups: Sequence[Group]) -> tuple[int, ...]:
+    """The layer counts under `plan` if a micro-batch passes just these groups in this order, else ().
 
-    Where a rank comes up twice in a row, its one leg counts as two.
+    Where a group comes up twice in a row, its one leg counts as two.
     """
-    runs = [(rank, len(list(group))) for rank, group in groupby(ranks)]
+    runs = [(group, len(list(same))) for group, same in groupby(groups)]
     for route in plan.routes:
-        if _passes(route, ranks):
+        if _passes(route, groups):
             sizes = [
                 size for hop, (_, times) in zip(route.hops, runs, strict=True) for size in split_evenly(hop.n_layers, times)
             ]
@@ -167,21 +214,22 @@ def _layers_held(plan: Plan, ranks: Sequence[int]) -> tuple[int, ...]:
     return ()
 
 
-def layout_from(plan: Plan, members: Members, layers: tuple[tuple[int, ...], ...], times: Mapping[int, RankTime]) -> Layout:
+def layout_from(plan: Plan, members: Staffed, layers: tuple[tuple[int, ...], ...], crews: Crews) -> Layout:
     """The layout whose micro-batch counts let the replicas finish together, by ``fill + (m - 1) * busiest stage``."""
     parts = []
-    for ranks, sizes in zip(members, layers, strict=True):
-        if ranks:
-            costs = _layer_parts([times[rank] for rank in ranks])
+    for one, sizes in zip(members, layers, strict=True):
+        if one:
+            costs = _layer_parts([*map(crews.time_of, one)])
             stages = [fixed + each * size for (fixed, each), size in zip(costs, sizes, strict=True)]
-            busiest = max(sum(us for at, us in zip(ranks, stages, strict=True) if at == rank) for rank in ranks)
+            busiest = max(sum(us for at, us in zip(one, stages, strict=True) if at == crew) for crew in one)
             parts.append((sum(stages) - busiest, busiest))
     counts = iter(share_out(len(plan.routes), parts))
-    return rank_layout(members, layers, [next(counts) if ranks else 0 for ranks in members], ruled(plan.schedule))
+    return crew_layout(members, layers, [next(counts) if one else 0 for one in members], ruled(plan.schedule))
 
 
-def neighbours(layout: Layout, busiest: int) -> Iterator[tuple[str, Layout]]:
-    """One step from `layout`: a layer between two ranks of replica `busiest`, or a micro-batch from it to another replica."""
+def neighbours(layout: Layout, busiest: int, crews: Crews) -> Iterator[tuple[str, Layout]]:
+    """One step from `layout`: a layer, or a member, between two crews of replica `busiest`, or a micro-batch from it to another
+    replica."""
 
     def changed(changes: dict[int, Pipeline]) -> Layout:
         pipelines = tuple(changes.get(replica, pipeline) for replica, pipeline in enumerate(layout.pipelines))
@@ -189,15 +237,38 @@ def neighbours(layout: Layout, busiest: int) -> Iterator[tuple[str, Layout]]:
 
     busy = layout.pipelines[busiest]
     for giver, size in enumerate(busy.layers):
-        for taker, (rank,) in enumerate(busy.groups):
+        for taker, group in enumerate(busy.groups):
             if giver != taker and size > 1:
                 moved = tuple(size - (s == giver) + (s == taker) for s, size in enumerate(busy.layers))
                 yield (
-                    f"refined: a layer from rank {busy.groups[giver][0]} to rank {rank}",
+                    f"refined: a layer from {Crew(busy.groups[giver]).name} to {Crew(group).name}",
                     changed({busiest: msgspec.structs.replace(busy, layers=moved)}),
                 )
+    for giving in dict.fromkeys(group for group in busy.groups if len(group) > 1):
+        for taking in dict.fromkeys(group for group in busy.groups if group != giving):
+            for rank in giving:
+                with suppress(PlanError):
+                    new = {
+                        giving: crews.cut(tuple(member for member in giving if member != rank)),
+                        taking: crews.cut((*taking, rank)),
+                    }
+                    yield (
+                        f"refined: rank {rank} from {Crew(giving).name} to {Crew(taking).name}",
+                        changed({busiest: _with_crews(busy, new)}),
+                    )
     for taker, other in enumerate(layout.pipelines):
         if taker != busiest and other.micro_batches > 0 and busy.micro_batches > 1:
             counts = ((busy, busy.micro_batches - 1), (other, other.micro_batches + 1))
             pair = {one.replica: msgspec.structs.replace(one, micro_batches=count) for one, count in counts}
             yield f"refined: a micro-batch from replica {busiest} to {taker}", changed(pair)
+
+
+def _with_crews(pipeline: Pipeline, new: dict[Group, Crew]) -> Pipeline:
+    """With other crews in place of some groups."""
+    shares = pipeline.shares or ((),) * len(pipeline.groups)
+    staff = [new.get(group, Crew(group, share)) for group, share in zip(pipeline.groups, shares, strict=True)]
+    return msgspec.structs.replace(
+        pipeline,
+        groups=tuple(crew.ranks for crew in staff),
+        shares=tuple(crew.shares for crew in staff) if any(crew.shares for crew in staff) else (),
+    )

@@ -6,16 +6,24 @@ from collections import Counter
 
 from unskew.analytics.core.division import Division
 from unskew.analytics.core.plan import Plan, Role
+from unskew.analytics.shards.parts import ZERO, ends_of
 
 
-def moved_layers(old: Plan, new: Plan) -> tuple[int, ...]:
-    """The layers that a rank must receive before `new` can run, one entry per (rank, layer) it does not hold under `old`."""
-    return tuple(
-        layer
-        for role in new.roles
-        for layer in role.layers
-        if role.rank not in old.role_of or not old.role_of[role.rank].holds(layer, 1)
-    )
+def moved_layers(old: Plan, new: Plan) -> tuple[tuple[int, float], ...]:
+    """(layer, how much of it) that a rank must receive before `new` can run, one entry per (rank, layer) of which it does not
+    hold all that it needs under `old`."""
+    moved = []
+    for role in new.roles:
+        before = old.role_of.get(role.rank)
+        low, high = ends_of(role.part)
+        for layer in role.layers:
+            lacking = high - low
+            if before is not None and before.holds(layer, 1):
+                first, end = ends_of(before.part)
+                lacking -= max(min(high, end) - max(low, first), ZERO)
+            if lacking > 0:
+                moved.append((layer, float(lacking)))
+    return tuple(moved)
 
 
 def describe(old: Plan, new: Plan) -> str:
@@ -31,6 +39,8 @@ def describe(old: Plan, new: Plan) -> str:
             parts.append(f"rank {rank}: {len(before.layers)} -> {len(after.layers)} layers")
         elif before.layers != after.layers:
             parts.append(f"rank {rank}: layers {_range(before)} -> {_range(after)}")
+        if before is not None and after is not None and before.part != after.part:
+            parts.append(f"rank {rank}: {_share(before)} -> {_share(after)} of each layer")
     if new.division is not None:
         parts += _divided(old.division, new.division)
     before_counts, after_counts = _homes(old), _homes(new)
@@ -55,6 +65,11 @@ def _divided(old: Division | None, new: Division) -> list[str]:
     if (0 if old is None else old.window) != new.window:
         parts.append(f"lengths balanced over {new.window} global batches" if new.window else "lengths balanced no more")
     return parts
+
+
+def _share(role: Role) -> str:
+    low, high = ends_of(role.part)
+    return "all" if role.part is None else str(high - low)
 
 
 def _range(role: Role) -> str:

@@ -4,8 +4,10 @@
 `propose` looks for a better plan at any time: after a slow-down, after a death, after a device has healed. Its steps:
 
 1. named candidates (candidates.py): layers and micro-batches by speed, micro-batches only, one partition for all replicas
-   (ResiHP section 6.2), without the slowest ranks, the joint planner's (planners/joint/joint.py);
-2. local search from the best: one layer or one micro-batch away from the replica that finishes last, as long as it helps;
+   (ResiHP section 6.2), without the slowest ranks, the joint planner's (planners/joint/joint.py); tensor-parallel groups are
+   cut by their members' speeds, shrink to those who live, grow by those who have no place (crews.py);
+2. local search from the best: one layer, one member or one micro-batch away from the replica that finishes last, as long as it
+   helps;
 3. each is scored by the one evaluator on the recent batches at the estimated speeds: mean predicted iteration time plus the
    cost of the change spread over the remaining iterations; among near ties the one that moves the fewest layers wins;
 4. proposed only if the gain is large enough, certain over the batches, and repays the change within the expected life of the
@@ -21,8 +23,8 @@ from typing import Any
 import msgspec
 
 from unskew.analytics.core.cost import CostModel, speed_of
-from unskew.analytics.core.layout import Layout, plan_from_partition, to_plan, weighted
-from unskew.analytics.core.plan import Plan, PlanError, ruled
+from unskew.analytics.core.layout import Group, Layout, to_plan, weighted
+from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.dag import Array
 from unskew.analytics.pipeline.evaluator import Timeline, evaluate
@@ -30,9 +32,11 @@ from unskew.analytics.pipeline.prediction import durations_us, layer_costs, mess
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.adaptis.searched import RankTimes, searched_anew, searched_layout
 from unskew.analytics.planners.problem import PlannerJob
-from unskew.analytics.scheduler.candidates import RankTime, joint_layout, members_of, named_layouts, neighbours
+from unskew.analytics.scheduler.candidates import joint_layout, members_of, named_layouts, neighbours, staffed
 from unskew.analytics.scheduler.changes import describe, moved_layers
 from unskew.analytics.scheduler.cost_benefit import CostBenefit, FaultLife, interval, weigh
+from unskew.analytics.scheduler.crews import Crew, Crews, RankTime, cut_by_times
+from unskew.analytics.shards.together import steps_of_sum, sums_in
 from unskew.collector.events import CHUNK_KINDS, PlanProposed
 
 
@@ -42,6 +46,7 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
     `batches[k][m]`: work of micro-batch m in the k-th recent iteration (10 to 30 of them). `iterations` = length of the run.
     `layer_bytes[l]`: parameters and optimiser state of layer l; `bytes_per_us`: at which rate moved layers travel, all
     together; `regroup_us`: standstill at the boundary. `slow_since[r]`: the iteration in which the slowness of rank r began.
+    `units`: in how many a layer can be cut among the members of a tensor-parallel group; 0 = it cannot.
     """
 
     origin: Plan
@@ -54,6 +59,7 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_us: float
     regroup_us: float
     slow_since: dict[int, int] = {}
+    units: int = 0
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,8 +79,12 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One plan that was scored: layer counts and micro-batches per replica, predicted mean iteration, cost of getting there."""
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One plan that was scored: layer counts and micro-batches per replica, predicted mean iteration, cost of getting there.
+
+    `members`: the ranks of each replica in the order of its stages; `parts`, where some are tensor-parallel groups: per replica
+    and stage what each member has of a layer, in any unit.
+    """
 
     name: str
     members: tuple[tuple[int, ...], ...]
@@ -83,6 +93,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     predicted_us: float
     moved_layers: int
     cost_us: float
+    parts: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,8 +154,6 @@ def propose(
     remaining = state.iterations - now_iteration
     if gone := sorted(set(plan.ranks) - state.alive):
         return None, f"the plan still counts on rank {gone[0]}, which is not alive: recover first"
-    if any(role.part is not None for role in plan.roles):
-        return None, "tensor-parallel groups have no candidates yet: the plan stays until somebody dies"
     if remaining < 1 or not state.batches:
         return None, "the run is at its end" if remaining < 1 else "no iteration has been committed yet to predict on"
     bench = _Bench(plan, state, now_iteration)
@@ -167,7 +176,7 @@ def propose(
 
 def _weigh(bench: _Bench, best: Candidate, options: SchedulerOptions) -> Proposal:
     """The best candidate against the current plan, on the same batches."""
-    chosen = bench.plan_of(best)
+    chosen = bench.plans[best]
     baseline = bench.iteration_us(bench.current)[0]
     gains = baseline - bench.iteration_us(chosen)[0]
     gain = float(gains.mean())
@@ -223,7 +232,8 @@ class _Bench:
         self.current, self.state, self.now, self.remaining = plan, state, now, state.iterations - now
         self.costs = layer_costs(state.batches, model_for(state.cost, plan.schedule))
         self.scored: dict[Layout, Candidate] = {}
-        self.ordered: dict[Candidate, Plan] = {}
+        self.plans: dict[Candidate, Plan] = {}
+        self._times: dict[Crew, RankTime] = {}
         self.scheduled_actions = 0
 
     def iteration_us(self, plan: Plan) -> tuple[Array, Timeline]:
@@ -236,24 +246,23 @@ class _Bench:
 
     def score(self, name: str, layout: Layout, plan: Plan | None = None) -> tuple[Candidate, int]:
         """The candidate, and the replica that finishes last under it; `plan`: its plan, where it has an order of its own."""
-        ordered, plan = plan, plan or to_plan(layout, self.current.n_layers, plan_version=self.current.plan_version + 1)
+        plan = plan or to_plan(layout, self.current.n_layers, plan_version=self.current.plan_version + 1)
         plan = msgspec.structs.replace(plan, layer_weights=self.current.layer_weights)
         times, timeline = self.iteration_us(plan)
         moved = moved_layers(self.current, plan)
         regroup_us = self.state.regroup_us if plan.digest != self.current.digest else 0.0
-        cost_us = regroup_us + sum(self.state.layer_bytes[layer] for layer in moved) / self.state.bytes_per_us
+        cost_us = regroup_us + sum(self.state.layer_bytes[layer] * part for layer, part in moved) / self.state.bytes_per_us
         candidate = Candidate(
             name=name,
-            members=tuple(tuple(rank for (rank,) in pipeline.groups) for pipeline in layout.pipelines),
+            members=tuple(tuple(rank for group in pipeline.groups for rank in group) for pipeline in layout.pipelines),
             layers=tuple(pipeline.layers for pipeline in layout.pipelines),
             micro_batches=tuple(pipeline.micro_batches for pipeline in layout.pipelines),
             predicted_us=float(times.mean()),
             moved_layers=len(moved),
             cost_us=cost_us,
+            parts=_parts(layout),
         )
-        self.scored[layout] = candidate
-        if ordered is not None:
-            self.ordered[candidate] = ordered
+        self.scored[layout], self.plans[candidate] = candidate, plan
         last = max(timeline.finish_us, key=lambda rank: float(timeline.finish_us[rank].mean()))
         return candidate, plan.role_of[last].replica
 
@@ -271,19 +280,6 @@ class _Bench:
             margin=options.margin,
             life=options.life,
         )
-
-    def plan_of(self, candidate: Candidate) -> Plan:
-        if (ordered := self.ordered.get(candidate)) is not None:
-            return ordered
-        plan = plan_from_partition(
-            plan_version=self.current.plan_version + 1,
-            n_layers=self.current.n_layers,
-            schedule=ruled(self.current.schedule),
-            members=candidate.members,
-            layers=candidate.layers,
-            micro_batches=candidate.micro_batches,
-        )
-        return msgspec.structs.replace(plan, layer_weights=self.current.layer_weights)
 
     def objective(self, candidate: Candidate) -> float:
         """Mean iteration time with the cost of the change spread over the rest of the run."""
@@ -312,17 +308,55 @@ class _Bench:
         places = {rank: self.costs.at(self.state.cost.place_of(rank)) for rank in self.state.alive}
         return {rank: (each(of_layers, rank), each(of_head, rank)) for rank, (of_layers, of_head) in places.items()}
 
-    def rank_times(self) -> dict[int, RankTime]:
-        """Mean F + B of a micro-batch on each living rank."""
+    @property
+    def crews(self) -> Crews:
+        return Crews(self._time_of, self._cut)
 
-        def total(costs: dict[str, Array], rank: int) -> float:
-            return float(sum(us.mean() / speed_of(self.state.speeds, rank, kind) for kind, us in costs.items()))
+    def _time_of(self, crew: Crew) -> RankTime:
+        """Mean F + B of a micro-batch on a crew, each kind of chunk as long as the slowest member takes, with their sums."""
+        if crew not in self._times:
+            members = [
+                (self._of_rank(rank, len(crew.ranks)), weight) for rank, weight in zip(crew.ranks, crew.weights, strict=True)
+            ]
+            layer_us, head_us = (
+                sum(max(weight * of[part][kind] for of, weight in members) for kind in self.costs.cost.chunks)
+                for part in (0, 1)
+            )
+            self._times[crew] = RankTime(layer_us + self._sums_us(len(crew.ranks)), head_us)
+        return self._times[crew]
 
-        found = {}
-        for rank in self.state.alive:
-            of_layers, of_head = self.costs.at(self.state.cost.place_of(rank))
-            found[rank] = RankTime(total(of_layers, rank), total(of_head, rank))
-        return found
+    def _of_rank(self, rank: int, members: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Mean microseconds of a layer and of the head per kind of work, on one of so many members with equal parts."""
+        of_layers, of_head = self.costs.at(self.state.cost.place_of(rank, members))
+        speed = {kind: speed_of(self.state.speeds, rank, kind) for kind in of_layers}
+        layer_us, head_us = (
+            {kind: float(us.mean()) / speed[kind] for kind, us in costs.items()} for costs in (of_layers, of_head)
+        )
+        return layer_us, head_us
+
+    def _sums_us(self, members: int) -> float:
+        """What the sums of a layer take, of a mean micro-batch."""
+        cost = self.state.cost
+        sums = sum(sums_in(kind, 1, first=False, last=False) for kind in self.costs.cost.chunks)
+        step_us = cost.sum_us + cost.sum_token_us * float(self.costs.tokens.mean()) / members
+        return sums * steps_of_sum(members) * step_us
+
+    def _cut(self, group: Group) -> Crew:
+        times = [sum(self._of_rank(rank, len(group))[0].values()) for rank in group]
+        return cut_by_times(group, times, self.state.units)
+
+
+def _parts(layout: Layout) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """`Candidate.parts` of a layout."""
+    if all(len(group) == 1 for pipeline in layout.pipelines for group in pipeline.groups):
+        return ()
+    return tuple(
+        tuple(
+            shares or (1,) * len(group)
+            for group, shares in zip(pipeline.groups, pipeline.shares or ((),) * len(pipeline.groups), strict=True)
+        )
+        for pipeline in layout.pipelines
+    )
 
 
 def _score_searched(bench: _Bench, best: Candidate) -> None:
@@ -352,8 +386,10 @@ def _search(bench: _Bench, options: SchedulerOptions) -> Candidate:
     slowest = {rank: min(bench.state.speeds.get(rank, {}).values(), default=1.0) for rank in bench.state.alive}
     leavers = sorted((rank for rank in slowest if slowest[rank] < options.leave_below), key=lambda rank: (slowest[rank], rank))
     layouts: dict[Layout, tuple[Candidate, int]] = {}
-    named = [*named_layouts(bench.current, bench.state.origin, members, bench.rank_times(), leavers)]
-    jointly = joint_layout(bench.current, members, bench.rank_times(), bench.job(), may_leave=options.leave_below > 0)
+    named = [*named_layouts(bench.current, bench.state.origin, members, bench.crews, leavers)]
+    jointly = joint_layout(
+        bench.current, staffed(members, bench.crews), bench.crews, bench.job(), may_leave=options.leave_below > 0
+    )
     for name, layout in [*named, *((name, weighted(layout, bench.current.layer_weights)) for name, layout in jointly)]:
         if layout not in layouts:
             layouts[layout] = bench.score(name, layout)
@@ -362,7 +398,7 @@ def _search(bench: _Bench, options: SchedulerOptions) -> Candidate:
     improved = True
     while improved:
         improved = False
-        for name, neighbour in neighbours(layout, last):
+        for name, neighbour in neighbours(layout, last, bench.crews):
             if neighbour in bench.scored or bench.scheduled_actions >= options.search_actions:
                 continue
             candidate, finishes_last = bench.score(name, neighbour)

@@ -330,6 +330,7 @@ def _site(options: RunOptions, placement: Placement) -> Site:
         respawns=options.respawns,
         most_ranks=options.ranks if by_replica else placement.most_ranks,
         by_replica=by_replica,
+        units=0 if isinstance(model, OwnModel) else options.heads,
     )
 
 
