@@ -6,15 +6,18 @@ time needs as little as it can (`share_out`, exact). A unit is what the model ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import lcm
 
 import msgspec
 
-from unskew.analytics.core.layout import Group
+from unskew.analytics.core.cost import Speeds, speed_of
+from unskew.analytics.core.layout import Group, Layout
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.sharing import share_out
+from unskew.analytics.pipeline.prediction import LayerCosts
 from unskew.analytics.shards.parts import ends_of
+from unskew.analytics.shards.together import steps_of_sum, sums_in
 
 
 class Crew(msgspec.Struct, frozen=True):
@@ -42,12 +45,45 @@ class RankTime(msgspec.Struct, frozen=True):
     head_us: float
 
 
-class Crews(msgspec.Struct, frozen=True):
-    """`time_of`: what a crew takes; `cut`: a group with shares by its members' speeds; raises
-    `PlanError` for one with more members than a layer has units."""
+class Crews:
+    """What crews take of a mean micro-batch, at the estimated speeds, and how their layers are shared out; `units`: in how many
+    a layer can be cut."""
 
-    time_of: Callable[[Crew], RankTime]
-    cut: Callable[[Group], Crew]
+    def __init__(self, costs: LayerCosts, speeds: Speeds, units: int) -> None:
+        self._costs, self._speeds, self._units = costs, speeds, units
+        self._times: dict[Crew, RankTime] = {}
+
+    def cut(self, ranks: Group) -> Crew:
+        """A group with shares by its members' speeds. Raises `PlanError` for one with more members than a layer has units."""
+        return cut_by_times(ranks, [sum(self._of_rank(rank, len(ranks))[0].values()) for rank in ranks], self._units)
+
+    def time_of(self, crew: Crew) -> RankTime:
+        """Each kind of chunk is as long as the slowest member takes, with their sums."""
+        if crew not in self._times:
+            members = [
+                (self._of_rank(rank, len(crew.ranks)), weight) for rank, weight in zip(crew.ranks, crew.weights, strict=True)
+            ]
+            layer_us, head_us = (
+                sum(max(weight * of[part][kind] for of, weight in members) for kind in self._costs.cost.chunks)
+                for part in (0, 1)
+            )
+            self._times[crew] = RankTime(layer_us + self._sums_us(len(crew.ranks)), head_us)
+        return self._times[crew]
+
+    def _of_rank(self, rank: int, members: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Mean microseconds of a layer and of the head per kind of work, on one of so many members with equal parts."""
+        of_layers, of_head = self._costs.at(self._costs.cost.place_of(rank, members))
+        speed = {kind: speed_of(self._speeds, rank, kind) for kind in of_layers}
+        layer_us, head_us = (
+            {kind: float(us.mean()) / speed[kind] for kind, us in costs.items()} for costs in (of_layers, of_head)
+        )
+        return layer_us, head_us
+
+    def _sums_us(self, members: int) -> float:
+        """What the sums of a layer take."""
+        cost = self._costs.cost
+        sums = sum(sums_in(kind, 1, first=False, last=False) for kind in cost.chunks)
+        return sums * steps_of_sum(members) * (cost.sum_us + cost.sum_token_us * float(self._costs.tokens.mean()) / members)
 
 
 def cut_by_times(ranks: Group, times: Sequence[float], units: int) -> Crew:
@@ -72,3 +108,16 @@ def crew_in(plan: Plan, ranks: Group) -> Crew:
     unit = lcm(*(end.denominator for ends in parts for end in ends))
     shares = tuple(int((high - low) * unit) for low, high in parts)
     return Crew(ranks, () if len(set(shares)) == 1 else shares)
+
+
+def shares_of(layout: Layout) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Per replica and stage what each member has of a layer, in any unit; () where all stages are single ranks."""
+    if all(len(group) == 1 for pipeline in layout.pipelines for group in pipeline.groups):
+        return ()
+    return tuple(
+        tuple(
+            shares or (1,) * len(group)
+            for group, shares in zip(pipeline.groups, pipeline.shares or ((),) * len(pipeline.groups), strict=True)
+        )
+        for pipeline in layout.pipelines
+    )

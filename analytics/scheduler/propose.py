@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from unskew.analytics.core.cost import CostModel, speed_of
-from unskew.analytics.core.layout import Group, Layout, to_plan, weighted
+from unskew.analytics.core.layout import Layout, to_plan, weighted
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.dag import Array
@@ -35,8 +35,7 @@ from unskew.analytics.planners.problem import PlannerJob
 from unskew.analytics.scheduler.candidates import joint_layout, members_of, named_layouts, neighbours, staffed
 from unskew.analytics.scheduler.changes import describe, moved_layers
 from unskew.analytics.scheduler.cost_benefit import CostBenefit, FaultLife, interval, weigh
-from unskew.analytics.scheduler.crews import Crew, Crews, RankTime, cut_by_times
-from unskew.analytics.shards.together import steps_of_sum, sums_in
+from unskew.analytics.scheduler.crews import Crews, shares_of
 from unskew.collector.events import CHUNK_KINDS, PlanProposed
 
 
@@ -233,7 +232,7 @@ class _Bench:
         self.costs = layer_costs(state.batches, model_for(state.cost, plan.schedule))
         self.scored: dict[Layout, Candidate] = {}
         self.plans: dict[Candidate, Plan] = {}
-        self._times: dict[Crew, RankTime] = {}
+        self.crews = Crews(self.costs, state.speeds, state.units)
         self.scheduled_actions = 0
 
     def iteration_us(self, plan: Plan) -> tuple[Array, Timeline]:
@@ -260,7 +259,7 @@ class _Bench:
             predicted_us=float(times.mean()),
             moved_layers=len(moved),
             cost_us=cost_us,
-            parts=_parts(layout),
+            parts=shares_of(layout),
         )
         self.scored[layout], self.plans[candidate] = candidate, plan
         last = max(timeline.finish_us, key=lambda rank: float(timeline.finish_us[rank].mean()))
@@ -307,56 +306,6 @@ class _Bench:
 
         places = {rank: self.costs.at(self.state.cost.place_of(rank)) for rank in self.state.alive}
         return {rank: (each(of_layers, rank), each(of_head, rank)) for rank, (of_layers, of_head) in places.items()}
-
-    @property
-    def crews(self) -> Crews:
-        return Crews(self._time_of, self._cut)
-
-    def _time_of(self, crew: Crew) -> RankTime:
-        """Mean F + B of a micro-batch on a crew, each kind of chunk as long as the slowest member takes, with their sums."""
-        if crew not in self._times:
-            members = [
-                (self._of_rank(rank, len(crew.ranks)), weight) for rank, weight in zip(crew.ranks, crew.weights, strict=True)
-            ]
-            layer_us, head_us = (
-                sum(max(weight * of[part][kind] for of, weight in members) for kind in self.costs.cost.chunks)
-                for part in (0, 1)
-            )
-            self._times[crew] = RankTime(layer_us + self._sums_us(len(crew.ranks)), head_us)
-        return self._times[crew]
-
-    def _of_rank(self, rank: int, members: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Mean microseconds of a layer and of the head per kind of work, on one of so many members with equal parts."""
-        of_layers, of_head = self.costs.at(self.state.cost.place_of(rank, members))
-        speed = {kind: speed_of(self.state.speeds, rank, kind) for kind in of_layers}
-        layer_us, head_us = (
-            {kind: float(us.mean()) / speed[kind] for kind, us in costs.items()} for costs in (of_layers, of_head)
-        )
-        return layer_us, head_us
-
-    def _sums_us(self, members: int) -> float:
-        """What the sums of a layer take, of a mean micro-batch."""
-        cost = self.state.cost
-        sums = sum(sums_in(kind, 1, first=False, last=False) for kind in self.costs.cost.chunks)
-        step_us = cost.sum_us + cost.sum_token_us * float(self.costs.tokens.mean()) / members
-        return sums * steps_of_sum(members) * step_us
-
-    def _cut(self, group: Group) -> Crew:
-        times = [sum(self._of_rank(rank, len(group))[0].values()) for rank in group]
-        return cut_by_times(group, times, self.state.units)
-
-
-def _parts(layout: Layout) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """`Candidate.parts` of a layout."""
-    if all(len(group) == 1 for pipeline in layout.pipelines for group in pipeline.groups):
-        return ()
-    return tuple(
-        tuple(
-            shares or (1,) * len(group)
-            for group, shares in zip(pipeline.groups, pipeline.shares or ((),) * len(pipeline.groups), strict=True)
-        )
-        for pipeline in layout.pipelines
-    )
 
 
 def _score_searched(bench: _Bench, best: Candidate) -> None:

@@ -263,9 +263,9 @@ class Team:
     def gather(self, tensor: Tensor) -> Tensor:
         """All members' tensors: [member, ...]. Raises `PeerLost`."""
         self.priced_us += self._price(steps_of_sum(len(self.ranks)) // 2, tensor.nbytes)
-        return self.told(tensor)
+        return self.gather_unpriced(tensor)
 
-    def told(self, tensor: Tensor) -> Tensor:
+    def gather_unpriced(self, tensor: Tensor) -> Tensor:
         """The same of what no device would exchange: it has no price."""
         with self._waiting():
             return self._comm.all_gather(tensor.to("cpu").contiguous(), self.ranks).to(tensor.device)

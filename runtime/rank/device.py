@@ -56,7 +56,7 @@ class Members(Protocol):
     blocked_ns: int
     priced_us: float
 
-    def told(self, tensor: Tensor) -> Tensor:
+    def gather_unpriced(self, tensor: Tensor) -> Tensor:
         """All members' tensors, without a price: [member, ...]."""
 
 
@@ -237,7 +237,7 @@ class SleepDevice(Device):
         spent = max(length, wall - (waited or 0) - (_blocked_ns(team) - blocked))
         together = spent
         if team is not None:
-            start, together = team.told(torch.tensor([start, spent])).amax(dim=0).tolist()
+            start, together = team.gather_unpriced(torch.tensor([start, spent])).amax(dim=0).tolist()
             together += int(1000 * (_priced_us(team) - priced_us))
             time.sleep(max(start + together - time.monotonic_ns(), 0) / 1e9)
         self._free_ns, self._iteration = start + together, chunk.iteration
@@ -275,7 +275,7 @@ class VirtualDevice(Device):
         start = max(self._now_us, chunk.ready_us)
         length = together = round(self._slowed_us(self._cost, chunk))
         if team is not None:
-            start, together = team.told(torch.tensor([start, length])).amax(dim=0).tolist()
+            start, together = team.gather_unpriced(torch.tensor([start, length])).amax(dim=0).tolist()
             together += round(_priced_us(team) - priced_us)
         self._now_us = start + together
         timing = ChunkTiming(start, together, length, wait_tp_us=None if team is None else together - length)
