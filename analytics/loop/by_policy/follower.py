@@ -99,7 +99,7 @@ class PolicyFollower(msgspec.Struct, frozen=True, kw_only=True):
         decided = answer.plan.renumbered(plan.plan_version + 1)
         baseline_us, predicted_us = (monitor.expected_us(one, recent) or 0.0 for one in (plan, decided))
         moved = moved_layers(plan, decided)
-        moving_us = sum(site.layer_bytes[layer] for layer in moved) / site.bytes_per_us if moved else 0.0
+        moving_us = sum(site.layer_bytes[layer] * part for layer, part in moved) / site.bytes_per_us if moved else 0.0
         return Proposal(
             plan=decided,
             change=describe(plan, decided),
