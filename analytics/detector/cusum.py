@@ -19,6 +19,7 @@ exp(theta x) is 1.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import log
 
 import msgspec
@@ -82,6 +83,7 @@ class CusumSums(msgspec.Struct, frozen=True):
         return CusumSums(self.up.advance(iteration, up), self.down.advance(iteration, down))
 
 
+@lru_cache(maxsize=4_096)  # noise is rounded, so that few are asked for, each by every rank's tests
 def threshold(sigma: float, slack: float, iterations: float) -> float:
     """The threshold at which healthy noise fires once in so many iterations: the formula above solved, at least sigma."""
     k = slack / sigma

@@ -45,12 +45,19 @@ def roles_of(plan: Plan) -> UnitRoles:
     )
 
 
-class PeerSets(msgspec.Struct, frozen=True):
+class PeerSets(msgspec.Struct, frozen=True, dict=True):
     """Sets of rows: `members` [set, size] (-1 = none); `of` [row]: the set that a row is compared with, itself in it (-1 =
     none)."""
 
     members: Ints
     of: Ints
+
+    @cached_property
+    def own_places(self) -> tuple[Flags, Ints]:
+        """Where in `members` a row stands in the set that it is compared with, and these rows."""
+        numbers = np.arange(len(self.members))[:, None]
+        mine = (self.of[np.where(self.members >= 0, self.members, 0)] == numbers) & (self.members >= 0)
+        return mine, self.members[mine]
 
 
 class PeerGroups(msgspec.Struct, frozen=True):
@@ -120,29 +127,27 @@ def median_of_others(values: Floats, groups: PeerSets) -> tuple[Floats, Ints]:
         return np.full(values.shape, np.nan), np.zeros(values.shape, np.int64)
     padded = np.vstack([values, np.full((1, n_kinds), np.nan)])
     inside = padded[groups.members]  # [group, member, kind]; nan sorts to the end
-    order = np.argsort(inside, axis=1, kind="stable")
-    ordered = np.take_along_axis(inside, order, axis=1)
-    count = np.sum(~np.isnan(inside), axis=1)  # [group, kind]
+    order = inside.argsort(axis=1, kind="stable")
+    kinds = np.arange(n_kinds)[None, :]
+    sets, columns = np.arange(len(inside))[:, None, None], kinds[None]
+    ordered = inside[sets, order, columns]
+    count = (~np.isnan(inside)).sum(axis=1)  # [group, kind]
     place = np.empty_like(order)
-    np.put_along_axis(place, order, np.broadcast_to(np.arange(order.shape[1])[None, :, None], order.shape), axis=1)
-    position = np.full((n_rows + 1, n_kinds), -1, dtype=np.int64)
-    own_group = np.broadcast_to(np.arange(len(groups.members))[:, None], groups.members.shape)
-    mine = groups.of[np.where(groups.members >= 0, groups.members, 0)] == own_group
-    mine &= groups.members >= 0
-    position[groups.members[mine]] = place[mine]
+    place[sets, order, columns] = np.arange(order.shape[1])[None, :, None]
+    position = np.full((n_rows, n_kinds), -1, dtype=np.int64)
+    mine, rows_of_mine = groups.own_places
+    position[rows_of_mine] = place[mine]
     at = groups.of
     total = count[at]  # [row, kind]
     seen = ~np.isnan(values)
     others = np.where(at[:, None] >= 0, total - seen, 0)
     low, high = (others - 1) // 2, others // 2
-    where = position[:n_rows]
-    skip = seen & (where <= low)
-    low = low + skip
-    high = high + (seen & (where <= high))
+    low = low + (seen & (position <= low))
+    high = high + (seen & (position <= high))
     rows = np.maximum(at, 0)[:, None]
-    kinds = np.arange(n_kinds)[None, :]
     last = ordered.shape[1] - 1
-    middle = (ordered[rows, np.clip(low, 0, last), kinds] + ordered[rows, np.clip(high, 0, last), kinds]) / 2
+    low, high = (np.minimum(np.maximum(end, 0), last) for end in (low, high))
+    middle = (ordered[rows, low, kinds] + ordered[rows, high, kinds]) / 2
     return np.where(others > 0, middle, np.nan), others
 
 
@@ -155,9 +160,10 @@ def agreement(values: Floats, groups: PeerSets, apart: float) -> Floats:
     inside = np.sort(padded[groups.members], axis=1)  # [group, member, kind]; nan sorts to the end
     count = np.sum(~np.isnan(inside), axis=1)
 
+    sets, kinds, last = np.arange(len(inside))[:, None], np.arange(inside.shape[2])[None, :], inside.shape[1] - 1
+
     def at(place: Ints) -> Floats:
-        rows = np.clip(place, 0, inside.shape[1] - 1)[:, None, :]
-        return np.take_along_axis(inside, rows, axis=1)[:, 0]
+        return np.asarray(inside[sets, np.minimum(np.maximum(place, 0), last), kinds])
 
     half = count // 2
     lower, upper = at(half - 1), at(half)

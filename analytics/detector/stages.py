@@ -15,8 +15,8 @@ import numpy as np
 
 from unskew.analytics.detector.cusum import CusumLimits, CusumSide, CusumSums
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.detector.peer_groups import PeerGroups
-from unskew.analytics.detector.residuals import Floats
+from unskew.analytics.detector.peer_groups import PeerGroups, PeerSets, median_of_others
+from unskew.analytics.detector.residuals import Floats, median_of
 from unskew.analytics.detector.verdicts import confidence_of
 from unskew.collector.events import Party, Verdict, VerdictClosed
 
@@ -122,14 +122,11 @@ def ended(stages: Stages, now: int) -> tuple[VerdictClosed, ...]:
 def _excess(company: PeerGroups, own: Floats) -> Floats:
     """[group], nan for a group of fewer than three ranks that speak, or without another group beside it."""
     members = company.peer_groups.members
-    inside = np.where(members >= 0, own[members], np.nan)
-    enough = np.sum(~np.isnan(inside), axis=1) >= LEAST_RANKS
-    middle = np.full(len(members), np.nan)
-    middle[enough] = np.nanmedian(inside[enough], axis=1)
-    excess = np.full(len(members), np.nan)
-    for group in np.flatnonzero(enough).tolist():
-        others = np.delete(middle, group)
-        others = others[~np.isnan(others)]
-        if len(others):
-            excess[group] = min(middle[group], middle[group] - float(np.median(others)))
-    return excess
+    inside = np.sort(np.where(members >= 0, own[members], np.nan), axis=1)  # nan sorts to the end
+    count = (~np.isnan(inside)).sum(axis=1)
+    middle = np.full((len(members), 1), np.nan)
+    for group in np.flatnonzero(count >= LEAST_RANKS).tolist():
+        middle[group] = median_of(inside[group, : count[group]])
+    together = PeerSets(np.arange(len(members))[None, :], np.zeros(len(members), dtype=np.int64))
+    others, _ = median_of_others(middle, together)
+    return np.asarray(np.minimum(middle, middle - others)[:, 0])

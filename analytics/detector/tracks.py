@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from unskew.analytics.detector.cusum import CusumLimits, CusumSide, CusumSums
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import PeerGroups, agreement
-from unskew.analytics.detector.residuals import ALL, Flags, Floats, Ints, Residuals
+from unskew.analytics.detector.residuals import ALL, Flags, Floats, Ints, Residuals, median_of
 
 WILD = 5.0  # one iteration's spread counts as at most so many times what was learned
 
@@ -179,7 +179,7 @@ def learn_noise(noise: Floats, unexplained: Floats, options: DetectorOptions) ->
         if n < 3:
             spread = 1.4826 * float(np.abs(values).min())
         else:
-            spread = 1.4826 * n / (n - 0.8) * float(np.median(np.abs(values - np.median(values))))
+            spread = 1.4826 * n / (n - 0.8) * median_of(np.sort(np.abs(values - median_of(values))))
         before = options.sigma_floor if np.isnan(noise[kind]) else float(noise[kind])
         learned[kind] = before + options.noise_gain * (min(spread, WILD * before) - before)
     return learned
@@ -202,7 +202,7 @@ def learn_roles(tracks: Tracks, over: Floats, young: Flags, company: PeerGroups,
     """
     agreed = agreement(over, company.peer_groups, apart)
     learns = young & ~np.isnan(agreed) & ~np.isnan(over)
-    return np.where(learns, tracks.role + (np.nan_to_num(agreed) - tracks.role) / (tracks.age + 1.0), tracks.role)
+    return np.where(learns, tracks.role + (agreed - tracks.role) / (tracks.age + 1.0), tracks.role)
 
 
 def learn_baselines(tracks: Tracks, own: Floats, quiet: Flags, options: DetectorOptions) -> Floats:
@@ -212,11 +212,12 @@ def learn_baselines(tracks: Tracks, own: Floats, quiet: Flags, options: Detector
     one shows over that is its own."""
     gain = np.maximum(options.baseline_gain, 1.0 / (tracks.age + 1.0))
     bound = options.least_level(young=True)
-    anchor, room = np.nan_to_num(tracks.anchor), np.where(np.isnan(tracks.anchor), bound, options.least_level())
+    unknown = np.isnan(tracks.anchor)
+    anchor, room = np.where(unknown, 0.0, tracks.anchor), np.where(unknown, bound, options.least_level())
     common = _middle(own)
     over = own - np.where(np.abs(common) > bound / 2, common, 0.0)
     learns = quiet & (np.abs(over) <= bound)
-    moved = np.clip(tracks.baseline + gain * np.where(learns, over, 0.0), anchor - room, anchor + room)
+    moved = np.minimum(np.maximum(tracks.baseline + gain * np.where(learns, over, 0.0), anchor - room), anchor + room)
     return np.where(learns, moved, tracks.baseline)
 
 
