@@ -1,6 +1,7 @@
 """Where two records of the same events differ: found again by identity, compared field by field, numbers within 1e-9.
 
-Texts for people are left out: a sentence may be worded better without any decision being another.
+Texts for people are left out: a sentence may be worded better without any decision being another. So are, in a run of another
+version of the code, fields that came since then, which stand at their defaults, and the hash of the thresholds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from unskew.analytics.core.cost import CostModel
 from unskew.collector.events import (
     Event,
     IterationJudged,
@@ -45,6 +47,8 @@ AS_LOGGED = (PlanProposed, PlanKept, PlanScored, Probed)
 """Those that a watched training takes from its log."""
 _NAMED_LIVE = ("proposal",)
 """Fields that only the live run can fill."""
+_OF_THE_CODE = ("config",)
+"""Fields that tell which version decided, not what: one that has a threshold more hashes the same thresholds otherwise."""
 _TEXTS = frozenset({"change", "detail", "name", "reason", "sentence", "void"})
 """Texts for people, fields of an event or within one: what counts is whether there is one."""
 
@@ -71,14 +75,16 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return f"{which}: {where} was {_short(was)}, replayed {_short(now)}{more}"
 
 
-def differences(recorded: Sequence[Event], replayed: Sequence[Event]) -> tuple[Difference, ...]:
-    """What is not the same in both, in the order of the record, then what only the replay has."""
+def differences(recorded: Sequence[Event], replayed: Sequence[Event], *, same_code: bool) -> tuple[Difference, ...]:
+    """What is not the same in both, in the order of the record, then what only the replay has. `same_code`: one version of the
+    code decided both."""
     was, now = _by_identity(recorded), _by_identity(replayed)
+    left_out = {*_NAMED_LIVE, *(() if same_code else _OF_THE_CODE)}
     found = []
     for key in (*was, *(key for key in now if key not in was)):
         fields = tuple(
             name
-            for name in sorted({*was.get(key, {}), *now.get(key, {})} - set(_NAMED_LIVE))
+            for name in sorted({*was.get(key, {}), *now.get(key, {})} - left_out)
             if not _same_field(name, was.get(key, {}), now.get(key, {}))
         )
         if key not in was or key not in now or fields:
@@ -102,10 +108,18 @@ def _by_identity(events: Sequence[Event]) -> dict[_Key, dict[str, Any]]:
     for event in events:
         names = IDENTITY[type(event)]
         # As a reader of the log sees it: tuples are lists, keys of dictionaries texts.
-        data = msgspec.json.decode(msgspec.json.encode(event))
+        data = msgspec.json.decode(msgspec.json.encode(_with_defaults(event)))
         logged_as = {field.name: field.encode_name for field in msgspec.structs.fields(event)}
         found[tag_of(type(event)), tuple((logged_as[name], getattr(event, name)) for name in names)] = data
     return found
+
+
+def _with_defaults(event: Event) -> Event:
+    """With each field of its cost model, those included that were not there yet when it was written."""
+    if not isinstance(event, PredictorFitted):
+        return event
+    model = msgspec.convert(event.model, CostModel)
+    return msgspec.structs.replace(event, model=msgspec.to_builtins(model, str_keys=True))
 
 
 def _same_field(name: str, was: dict[str, Any], now: dict[str, Any]) -> bool:

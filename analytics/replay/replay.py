@@ -71,6 +71,7 @@ def replay(recorded: RecordedRun, until: int | None = None) -> Replay:
     judged = [event for iteration, event in recorded.judged.items() if iteration <= last]
     replayed = reduce(fold, rehearsal.made, RunState())
     known = reduce(fold, (noted.event for noted in past), RunState())
+    same_code = recorded.started is not None and recorded.started.code == code_hash()
     return Replay(
         run=recorded.run,
         until=last,
@@ -81,8 +82,8 @@ def replay(recorded: RecordedRun, until: int | None = None) -> Replay:
         predictor=replayed.predictors[-1] if replayed.predictors else None,
         proposals=tuple(_proposal(state) for state in known.proposals.values() if state.status in {"open", "approved"}),
         compared=len(decided) + len(judged),
-        differences=differences([*judged, *decided], _as_far_as_recorded(recorded, rehearsal.made)),
-        same_code=recorded.started is not None and recorded.started.code == code_hash(),
+        differences=differences([*judged, *decided], _as_far_as_recorded(recorded, rehearsal.made), same_code=same_code),
+        same_code=same_code,
     )
 
 

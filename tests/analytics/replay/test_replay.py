@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,9 +20,9 @@ from unskew.analytics.replay.backtest import backtest
 from unskew.analytics.replay.causes import ReplayError, started_of
 from unskew.analytics.replay.method import MethodInput, MethodOutput, Probe
 from unskew.analytics.replay.recorded_run import RecordedRun, run_of_lines
-from unskew.analytics.replay.replay import replay
+from unskew.analytics.replay.replay import Replay, replay
 from unskew.cli import app
-from unskew.collector.events import Party, PlanApplied, PlanProposed, PlanRejected, Span, Verdict
+from unskew.collector.events import Party, PlanApplied, PlanProposed, PlanRejected, PredictorFitted, RunStarted, Span, Verdict
 from unskew.collector.read.reader import open_store
 from unskew.edge.recorded_run import recorded_run
 
@@ -86,6 +87,24 @@ def test_a_decision_that_the_log_does_not_lead_to_is_a_difference_and_another_wo
     control = tuple(msgspec.structs.replace(noted, event=forged(noted.event)) for noted in log.control)
     found = {(one.event, one.fields) for one in replay(msgspec.structs.replace(log, control=control)).differences}
     assert found == {("verdict", ("culprits",)), ("plan_proposed", ("change",))}
+
+
+def test_a_run_of_an_older_version_is_decided_alike_though_fields_and_thresholds_came_since(log: RecordedRun) -> None:
+    def older(event: object) -> object:
+        if isinstance(event, PredictorFitted):
+            since = ("blocking", "message_token_us")
+            return msgspec.structs.replace(event, model={k: v for k, v in event.model.items() if k not in since})
+        return msgspec.structs.replace(event, config="of fewer thresholds") if isinstance(event, Verdict) else event
+
+    def before(event: object) -> object:
+        return msgspec.structs.replace(event, code="older") if isinstance(event, RunStarted) else older(event)
+
+    def replayed(change: Callable[[object], object]) -> Replay:
+        control = tuple(msgspec.structs.replace(noted, event=change(noted.event)) for noted in log.control)
+        return replay(msgspec.structs.replace(log, control=control))
+
+    assert {one.fields for one in replayed(older).differences} == {("config",)}
+    assert replayed(before).differences == ()
 
 
 def test_a_changed_measurement_is_told(log: RecordedRun) -> None:
