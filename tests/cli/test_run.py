@@ -68,6 +68,7 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
         "plans",
         "events",
         "outcome",
+        "policy",
         "verify",
         "resumed_from",
         "resumed_at",
