@@ -32,6 +32,7 @@ import msgspec
 
 from unskew.analytics.core.division import Division
 from unskew.analytics.shards.parts import Part, Piece, ends_of, make_whole, pieces_of
+from unskew.collector.decoding import complaint
 from unskew.collector.events import CHUNK_KINDS, ChunkKind
 
 T = TypeVar("T")
@@ -215,7 +216,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         try:
             plan = msgspec.convert(data, Plan)
         except msgspec.ValidationError as error:
-            raise PlanError(f"not a plan: {error}") from error
+            raise PlanError(f"not a plan: {complaint(error)}") from error
         validate(plan)
         return plan
 

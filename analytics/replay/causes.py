@@ -12,6 +12,7 @@ import msgspec
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.loop.adaptation import Adaptation
 from unskew.analytics.replay.recorded_run import RecordedRun
+from unskew.collector.decoding import complaint
 from unskew.collector.events import (
     AdaptationStarted,
     Control,
@@ -74,7 +75,7 @@ def causes_so_far(recorded: RecordedRun) -> tuple[list[Control], list[IterationT
     try:
         adaptation = Adaptation.like(started)
     except (msgspec.ValidationError, ValueError) as error:
-        raise ReplayError(f"run {recorded.run} was decided by other options than this code knows: {error}") from error
+        raise ReplayError(f"run {recorded.run} was decided by options unknown to this code: {complaint(error)}") from error
     control, iterations = [noted.event for noted in recorded.control], judged_iterations(recorded)
     first = iterations[0].committed.iteration if iterations else adaptation.site.first_iteration
     if first > adaptation.site.first_iteration:

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from unskew.collector.decoding import complaint
 from unskew.collector.paths import Store, StoreError
 
 FILE = "alerts.toml"
@@ -113,7 +114,7 @@ def load_rules(path: Path) -> tuple[Rule, ...]:
     except OSError as error:
         raise RuleError(f"{path} cannot be read ({error.strerror}): it holds the rules of alerts") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RuleError(f"{path}: {error}{_allowed(str(error))}; docs/guide/alerts.md shows a rules file") from error
+        raise RuleError(f"{path}: {complaint(error)}{_allowed(str(error))}; docs/guide/alerts.md shows a rules file") from error
     rules = tuple(_completed(path, number, rule, content) for number, rule in enumerate(content.rule, 1))
     names = [rule.name for rule in rules]
     if double := next((name for name in names if names.count(name) > 1), None):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from unskew.analytics.cluster.random_faults import parse_all
+from unskew.collector.decoding import complaint
 from unskew.collector.paths import Store
 from unskew.runtime.control import launch
 from unskew.runtime.control.summary import Summary
@@ -30,7 +31,7 @@ def train(
         given = {**options, "store": str(Store.locate(options.get("store")).root)}
         chosen = msgspec.convert({**given, **named}, RunOptions)
     except msgspec.ValidationError as error:
-        raise OptionsError(f"options of unskew.train: {error}") from error
+        raise OptionsError(f"options of unskew.train: {complaint(error)}") from error
     chosen = launch.prepared(chosen)
     check(chosen)
     parsed = parse_all(faults, chosen.first_plan(), iterations=chosen.iterations)

@@ -18,6 +18,7 @@ from unskew.analytics.cluster.job import JOBS, Job
 from unskew.analytics.cluster.random_faults import RATES
 from unskew.analytics.core.constants import constant
 from unskew.analytics.lab.simulator.arrivals import FaultLaw
+from unskew.collector.decoding import complaint
 
 
 class SpecError(ValueError):
@@ -69,7 +70,7 @@ def parse_faults(text: str) -> FaultLaw:
     try:
         law = msgspec.convert({**base, **given}, FaultLaw, strict=False)
     except msgspec.ValidationError as error:
-        raise SpecError(f"{text}: {error}") from None
+        raise SpecError(f"{text}: {complaint(error)}") from None
     numbers = [value for value in msgspec.structs.asdict(law).values() if isinstance(value, float)]
     if not all(0 <= value < math.inf for value in numbers) or (law.mtbf_s is not None and law.mtbf_s < _LEAST_S):
         raise SpecError(f"{text}: rates and times must be positive and finite, mtbf_s at least {_LEAST_S:g}")

@@ -20,7 +20,7 @@ from unskew.collector.alerts.rules import RuleError, load_rules
     [
         (
             "[[rule]]\nwhen = 'dead'\nwebhook = 'http://h/'",
-            "`$.rule[0].when`, allowed: verdict, death, stale_heartbeat, open_proposal, dropped",
+            "rule 1, when: 'dead' is not known, allowed: verdict, death, stale_heartbeat, open_proposal, dropped",
         ),
         ("[[rule]]\nwhen = 'death'", "needs one of command = "),
         ("[[rule]]\nwebhook = 'http://h/'", "needs one of sql = ... and when = ..."),
@@ -32,7 +32,7 @@ from unskew.collector.alerts.rules import RuleError, load_rules
         ("[[rule]]\nwhen = 'death'\nwebhook = 'http://h/a b'", "is not an address"),
         ("[[rule]]\nwhen = 'death'\nolder_than_s = inf\nwebhook = 'http://h/'", "older_than_s is inf, allowed: 0 to"),
         ("[[rule]]\nwhen = 'death'\nolder_than_s = nan\nwebhook = 'http://h/'", "older_than_s is nan, allowed: 0 to"),
-        ("[[rule]]\nwhenn = 'death'", "`whenn` - at `$.rule[0]`, known are: name, when, sql"),
+        ("[[rule]]\nwhenn = 'death'", "rule 1: whenn is not known, known are: name, when, sql"),
         ("[[rule]", "alerts.toml"),
     ],
 )

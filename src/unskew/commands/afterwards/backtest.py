@@ -101,6 +101,7 @@ def thresholds(detector: str, recorded: RecordedRun, settings: dict[str, Any]) -
 
     from unskew.analytics.detector.options import DetectorOptions
     from unskew.analytics.replay.watched import options_of
+    from unskew.collector.decoding import complaint
 
     known = {field.name for field in msgspec.structs.fields(DetectorOptions)}
     unknown = sorted(settings.keys() - known)
@@ -110,7 +111,7 @@ def thresholds(detector: str, recorded: RecordedRun, settings: dict[str, Any]) -
     try:
         return msgspec.convert({**msgspec.to_builtins(own), **settings}, DetectorOptions)
     except (msgspec.ValidationError, ValueError) as error:
-        refuse(f"--detector {detector}: {error}")
+        refuse(f"--detector {detector}: {complaint(error)}")
 
 
 def table(result: DetectorBacktest, name: str, ours: str = "live") -> Table:
