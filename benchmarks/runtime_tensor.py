@@ -27,7 +27,7 @@ from unskew.analytics.shards.parts import Part, parts_by
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.model.model import Layer, ModelSize, build_layer
+from unskew.runtime.model.model import VOCABULARY, Layer, ModelSize, build_layer
 from unskew.runtime.model.tensor_parallel import cross_entropy
 from unskew.runtime.rank.comm import Comm, Team
 from unskew.runtime.rank.migrate import settle_in
@@ -284,6 +284,6 @@ def _cut() -> list[Figure]:
     uneven = msgspec.structs.replace(
         even, roles=tuple(msgspec.structs.replace(role, part=parts[role.shard]) for role in even.roles)
     )
-    return _moved(
-        "4/4 -> 5/3 heads on both stages", (even, uneven), 200, lambda layer: 12 * layer / 8 + 2 * 2 * 256 * 512 * 12 / 8
-    )
+    # An eighth of each layer, of the embedding and of the head; 12 bytes a parameter, for Adam has two moments of it.
+    outer = 12 * 2 * VOCABULARY * LARGE.dim
+    return _moved("4/4 -> 5/3 heads on both stages", (even, uneven), 200, lambda layer: (LARGE.n_layers * layer + outer) / 8)
