@@ -6,7 +6,7 @@ time needs as little as it can (`share_out`, exact). A unit is what the model ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import lcm
 
 import msgspec
@@ -56,6 +56,15 @@ class Crews:
     def cut(self, ranks: Group) -> Crew:
         """A group with shares by its members' speeds. Raises `PlanError` for one with more members than a layer has units."""
         return cut_by_times(ranks, [sum(self._of_rank(rank, len(ranks))[0].values()) for rank in ranks], self._units)
+
+    def fitting(self, ranks: Group, on_duty: Collection[int]) -> Group:
+        """As many of a group as a layer has units: the fastest, of equals those `on_duty`. For the others it has no place."""
+        most = max(self._units, 1)
+        if len(ranks) <= most:
+            return ranks
+        times = {rank: sum(self._of_rank(rank, most)[0].values()) for rank in ranks}
+        first = sorted(ranks, key=lambda rank: (times[rank], rank not in on_duty))[:most]
+        return tuple(rank for rank in ranks if rank in first)
 
     def time_of(self, crew: Crew) -> RankTime:
         """Each kind of chunk is as long as the slowest member takes, with their sums."""

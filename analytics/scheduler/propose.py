@@ -331,7 +331,10 @@ def _score_searched(bench: _Bench, best: Candidate) -> None:
 
 def _search(bench: _Bench, options: SchedulerOptions) -> Candidate:
     """The best candidate found; `bench.scored` then holds all of them."""
-    members = members_of(bench.state.origin, bench.state.alive, bench.current)
+    members = tuple(
+        tuple(bench.crews.fitting(group, bench.current.role_of) for group in groups)
+        for groups in members_of(bench.state.origin, bench.state.alive, bench.current)
+    )
     slowest = {rank: min(bench.state.speeds.get(rank, {}).values(), default=1.0) for rank in bench.state.alive}
     leavers = sorted((rank for rank in slowest if slowest[rank] < options.leave_below), key=lambda rank: (slowest[rank], rank))
     layouts: dict[Layout, tuple[Candidate, int]] = {}

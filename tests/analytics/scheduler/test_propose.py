@@ -156,6 +156,19 @@ def test_a_device_slow_beyond_use_is_left_out_and_comes_back():
     assert "rank 2: joins with 4 layers" in back.change
 
 
+def test_a_tensor_parallel_group_has_no_more_members_than_a_layer_has_units():
+    """Ranks 4 and 5 came later, each layer has two heads: nobody needs them until somebody is slow, and they hold nobody up."""
+    origin = uniform_plan(tp=2, pp=1, dp=2, n_layers=4, micro_batches=8)
+    more = msgspec.structs.replace(state(origin=origin, batches=draw_batches(8, 10)), alive=frozenset(range(6)), units=2)
+    proposal, reason = propose(0, origin, more)
+    assert proposal is None
+    assert reason.startswith("plan 0 is the best of")
+    slowed, reason = propose(0, origin, msgspec.structs.replace(more, speeds={1: {"F": 0.4, "B": 0.4}}))
+    assert slowed is not None, reason
+    assert {*slowed.plan.teams.values()} == {(0, 4), (2, 3)}
+    assert propose(0, origin, msgspec.structs.replace(more, units=0))[0] is None, "layers that nobody can cut"
+
+
 def test_a_fault_that_may_end_soon_must_pay_sooner():
     """An iteration takes about a second; half of the slow phases end within 31 minutes, and this one has just begun."""
     estimated = state(slow={2: 1 / 1.8}, iterations=50_000)
