@@ -145,9 +145,9 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         ready = alive - self.measurements.joining
         return RunFacts(now=iteration, plan=plan, alive=ready, monitor=self.monitor, site=self.site)
 
-    def added(self, rank: int) -> Adaptation:
+    def added(self, rank: int, committed: int) -> Adaptation:
         """A rank is to come that was lost, or is new: it counts once it has measured itself (`measured`)."""
-        return msgspec.structs.replace(self, measurements=self.measurements.added(rank))
+        return msgspec.structs.replace(self, measurements=self.measurements.added(rank, committed))
 
     def joined(self, event: DeviceJoined) -> Adaptation:
         """A rank is there; now its class of device is known."""
@@ -281,11 +281,12 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         """The step with a better plan or a probe, where it is time for either, and the reason."""
         iteration, probe = step.judged.iteration, None
         following = self.following
-        if self.measurements.joining:  # what is best without them would be changed again in a moment
+        if self.measurements.awaits(iteration + 1, self.options.patience):  # what is best without them is so for a moment
             return self, step
         if following is None:
+            ready = alive - self.measurements.joining
             asking, proposal, reason = self.asking.ask(
-                iteration, plan, self.monitor, alive, site=self.site, options=self.options
+                iteration, plan, self.monitor, ready, site=self.site, options=self.options
             )
         else:
             following, asking, proposal, reason = self._answered(following, iteration, plan, alive)

@@ -109,11 +109,11 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
         """With one more event of the run in the log."""
         alive, adaptation = self.alive, self.adaptation
         if isinstance(event, RankAdded):
-            adaptation = adaptation.added(event.rank)
+            adaptation = adaptation.added(event.rank, event.watermark)
         elif isinstance(event, DeviceJoined):
             alive |= {event.rank}
             if event.rank in self.rejoining.cut_off:  # it goes on
-                adaptation = adaptation.added(event.rank)
+                adaptation = adaptation.added(event.rank, event.watermark or 0)
             adaptation = adaptation.joined(event)
         elif isinstance(event, DeviceLost):
             alive -= {event.rank}

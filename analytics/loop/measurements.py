@@ -14,12 +14,21 @@ from unskew.collector.events import Span, StandbyMeasured
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     """`references`: rank -> us of its product when the run began; `readings`: of ranks on standby since the last conclusion;
-    `joining`: ranks that were added to the run and have not been measured yet."""
+    `added_at`: of ranks that were added to the run and have not been measured yet, how many iterations were judged then."""
 
     references: dict[int, float] = {}
     probed_at: int | None = None
     readings: dict[int, tuple[StandbyReading, ...]] = {}
-    joining: frozenset[int] = frozenset()
+    added_at: dict[int, int] = {}
+
+    @property
+    def joining(self) -> frozenset[int]:
+        """Ranks that were added to the run and have not been measured yet."""
+        return frozenset(self.added_at)
+
+    def awaits(self, committed: int, patience: int) -> bool:
+        """Whether a rank was added less than `patience` iterations ago that has not been measured yet."""
+        return any(committed < added + patience for added in self.added_at.values())
 
     def probed(self, spans: Sequence[Span]) -> tuple[Measurements, ProbeResult | None]:
         """What was probed before an iteration; the probe of the first, when the run began, is what later ones are compared
@@ -42,16 +51,16 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         still has."""
         reference = self.references.get(product.rank)
         slowdown = product.product_us / reference if reference else product.slowdown
-        after = msgspec.structs.replace(self, joining=self.joining - {product.rank})
+        after = self._joined({product.rank})
         if slowdown is None:
             return after, product
         readings = (*self.readings.get(product.rank, ()), StandbyReading(product.iteration, slowdown))
         after = msgspec.structs.replace(after, readings={**self.readings, product.rank: readings})
         return after, msgspec.structs.replace(product, slowdown=round(slowdown, 4))
 
-    def added(self, rank: int) -> Measurements:
+    def added(self, rank: int, committed: int) -> Measurements:
         """A rank is to come that was lost, or is new."""
-        return msgspec.structs.replace(self, joining=self.joining | {rank})
+        return msgspec.structs.replace(self, added_at={**self.added_at, rank: committed})
 
     def joined(self, rank: int, peers: Collection[int]) -> Measurements:
         """It is there; where nothing is known of its device, it is compared with its `peers`', which are of its class."""
@@ -62,9 +71,14 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
 
     def lost(self, rank: int) -> Measurements:
         """A rank is gone, and what it showed on standby with it."""
-        return msgspec.structs.replace(self.without({rank}), joining=self.joining - {rank})
+        return self.without({rank})._joined({rank})
 
     def without(self, ranks: Collection[int]) -> Measurements:
         """What these ranks showed on standby is concluded, or over."""
         left = {rank: readings for rank, readings in self.readings.items() if rank not in ranks}
         return msgspec.structs.replace(self, readings=left)
+
+    def _joined(self, ranks: Collection[int]) -> Measurements:
+        """Nobody waits for these ranks any more."""
+        left = {rank: added for rank, added in self.added_at.items() if rank not in ranks}
+        return msgspec.structs.replace(self, added_at=left)

@@ -12,13 +12,14 @@ from unskew.analytics.scheduler.propose import SchedulerOptions
 
 
 class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts are iterations. `settle`: so long after a change of plan or of estimate before the Scheduler is asked;
-    `score_over`: an effect is scored over so many (scoring.py says over how few it is void). `policy`: who decides on plans,
-    the Scheduler (unskew) or a published one (by_policy/)."""
+    """Counts are iterations. `settle`: so long after a change of plan or of estimate before the Scheduler is asked; `patience`:
+    so long it waits with its answer for a rank that is to come; `score_over`: an effect is scored over so many (scoring.py says
+    over how few it is void). `policy`: who decides on plans, the Scheduler (unskew) or a published one (by_policy/)."""
 
     retraining: RetrainingOptions = RetrainingOptions()
     recent: int = 20
     settle: int = 2
+    patience: int = 20
     score_over: int = 20
     probing: ProbeOptions = ProbeOptions()
     scheduler: SchedulerOptions = SchedulerOptions()

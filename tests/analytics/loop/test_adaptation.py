@@ -21,6 +21,7 @@ from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.loop.adaptation import AdaptationStep
 from unskew.analytics.loop.site import Site
 from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.analytics.scheduler.recovery import recover
 from unskew.collector.events import (
     DetectionLimit,
     PlanScored,
@@ -241,6 +242,19 @@ def test_a_plan_that_cannot_be_made_ends_nothing_and_is_said(monkeypatch: pytest
     steps = follow(Loop(SITE), train(slow(3, 0.6, at=20), 40))
     assert max(steps) == 39
     assert "no other plan could be made: nobody executes layer 3" in [step.reason for step in steps.values()]
+
+
+def test_a_rank_that_is_to_come_is_waited_for_but_not_for_ever() -> None:
+    """Rank 5 is lost in iteration 20; its next process is started at once, there at last, and never measured."""
+    loop = Loop(SITE)
+    follow(loop, train(healthy, 20))
+    adaptation, _ = loop.now.lost(Suspect(rank=5, how="exit", detail="signal 9"), 20)
+    adaptation, plan, answered = adaptation.added(5, 21), recover(PLAN, {5}, 1), {}
+    for released in train(healthy, 30, plan=plan, first=20):
+        adaptation, step = adaptation.observe(released, plan, frozenset(PLAN.ranks))
+        if step.proposal is not None:
+            answered[released.committed.iteration] = step.proposal.plan.ranks
+    assert answered == {20 + adaptation.options.patience: (0, 1, 2, 3, 4, 6, 7)}
 
 
 @pytest.mark.parametrize("truth_known", [False, True])
