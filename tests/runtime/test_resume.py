@@ -32,13 +32,15 @@ from unskew.runtime.control import launch
 from unskew.runtime.control.checkpoints import CheckpointParts
 from unskew.runtime.control.resume import resumed
 from unskew.runtime.node.processes import process_state
-from unskew.runtime.options import OptionsError
+from unskew.runtime.options import OptionsError, RunOptions
 from unskew.runtime.protocol import CheckpointPart
 from unskew.runtime.rank.checkpoint import to_write
 
 ITERATIONS = 30
+OPTIONS = msgspec.structs.replace(SMALL, iterations=ITERATIONS, heads=2)
+GROUPS = msgspec.structs.replace(OPTIONS, tp=2, pp=1)
 TRAIN = (
-    "run --no-dashboard --no-faults --device virtual --pp 2 --dp 2 --layers 4 --micro-batches 4 --dim 16 --heads 1 "
+    "run --no-dashboard --no-faults --device virtual --tp 2 --pp 1 --dp 2 --layers 4 --micro-batches 4 --dim 16 --heads 2 "
     f"--tokens 64 --iterations {ITERATIONS} --dtype float64 --checkpoint-every 4 --respawns 0"
 ).split()
 
@@ -50,7 +52,8 @@ def unskew(store: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return train(tmp_path_factory.mktemp("undisturbed"), iterations=ITERATIONS).losses
+    """Of two replicas of two stages each, without tensor parallelism: all layouts here have these losses."""
+    return train(tmp_path_factory.mktemp("undisturbed"), base=OPTIONS).losses
 
 
 def with_a_checkpoint(store: Store) -> str:
@@ -61,7 +64,7 @@ def with_a_checkpoint(store: Store) -> str:
 
 @pytest.mark.slow
 @pytest.mark.limit(120)
-def test_a_new_controller_takes_over_the_living_ranks(tmp_path: Path, undisturbed: list[float]) -> None:
+def test_a_new_controller_takes_over_the_living_ranks_of_groups(tmp_path: Path, undisturbed: list[float]) -> None:
     store = Store.locate(tmp_path)
     process = unskew(tmp_path, *TRAIN)
     run = with_a_checkpoint(store)
@@ -78,7 +81,7 @@ def test_a_new_controller_takes_over_the_living_ranks(tmp_path: Path, undisturbe
     assert (summary["run_id"], summary["status"], summary["resumed_at"]) == (run, "done", None)
     assert summary["losses"] == pytest.approx(undisturbed, rel=0, abs=1e-8)
     assert summary["events"]["written"] == summary["events"]["stored"]
-    assert [plan["reason"] for plan in summary["plans"]] == ["the run's first plan", "rank 1 was lost (exit)"]
+    assert [plan["reason"] for plan in summary["plans"]][:2] == ["the run's first plan", "rank 1 was lost (exit)"]
     with open_store(store) as reader:
         assert dict(reader.sql("select rank, pid from devices where run = ?", [run]).iter_rows()) == pids
         assert reader.sql(f"select * from executed('{run}') where times != 1").is_empty()
@@ -91,6 +94,7 @@ def test_a_new_controller_takes_over_the_living_ranks(tmp_path: Path, undisturbe
 @pytest.mark.slow
 @pytest.mark.limit(120)
 def test_everything_dies_and_the_run_goes_on_from_disk_on_fewer_ranks(tmp_path: Path, undisturbed: list[float]) -> None:
+    """Groups of two wrote it, single ranks read it."""
     store = Store.locate(tmp_path)
     process = unskew(tmp_path, *TRAIN)
     run = with_a_checkpoint(store)
@@ -101,7 +105,8 @@ def test_everything_dies_and_the_run_goes_on_from_disk_on_fewer_ranks(tmp_path: 
     at = checkpoints(store, run)[-1].index.iterations
 
     answer = tmp_path / "answer.json"
-    went_on = unskew(tmp_path, "run", "--resume", run, "--no-dashboard", "--dp", "1", "--json", str(answer))
+    layout = ("--tp", "1", "--pp", "2", "--dp", "1")
+    went_on = unskew(tmp_path, "run", "--resume", run, "--no-dashboard", *layout, "--json", str(answer))
     assert went_on.wait(90) == 0
     summary = msgspec.json.decode(answer.read_bytes())
     assert (summary["resumed_from"], summary["resumed_at"]) == (run, at)
@@ -161,7 +166,13 @@ def test_a_save_that_was_cut_short_leaves_the_one_before(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.limit(120)
-def test_with_no_plan_left_it_waits_for_ranks_and_goes_on_from_its_checkpoint(tmp_path: Path, undisturbed: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("layout", "lost"), [(OPTIONS, "layers 2, 3"), (GROUPS, "layers 0, 1, 2, 3")], ids=["stages", "groups"]
+)
+def test_with_no_plan_left_it_waits_for_ranks_and_goes_on_from_its_checkpoint(
+    layout: RunOptions, lost: str, tmp_path: Path, undisturbed: list[float]
+) -> None:
+    """Of groups first two lose a member each, and what is left of both is one, until that loses one, too."""
     store, asked = Store.locate(tmp_path), []
 
     def ask(entry: Entry) -> None:
@@ -170,11 +181,11 @@ def test_with_no_plan_left_it_waits_for_ranks_and_goes_on_from_its_checkpoint(tm
             send(store, run, Command(kind="rank", run=run, target="3", by="ann"))
             asked.append(entry.event.text)
 
-    options = msgspec.structs.replace(SMALL, store=str(tmp_path), iterations=ITERATIONS, checkpoint_every=4, when_stuck="wait")
+    options = msgspec.structs.replace(layout, store=str(tmp_path), checkpoint_every=4, when_stuck="wait", mode="approve")
     faults = parse_faults(["kill:rank=1,at=7", "kill:rank=2,at=9", "kill:rank=3,at=12"], ranks=4, iterations=ITERATIONS)
     summary = launch.run(msgspec.structs.replace(options, faults=faults), on_event=ask)
     assert len(asked) == 1
-    assert "no living rank holds layers 2, 3" in asked[0]
+    assert f"no living rank holds {lost} after" in asked[0]
     # Checkpoints are written beside training: which of them is the newest whole one depends on the disk and the load.
     assert summary.status == "done"
     assert f"after {summary.resumed_at} iterations" in asked[0]

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import msgspec
 import pytest
 from support.replica_reference import expected_losses
-from support.runtime_runs import LONG_CHUNKS, Run, train
+from support.runtime_runs import LONG_CHUNKS, SMALL, Run, assert_exact, train
 
 from unskew.analytics.core.plan import Plan
 from unskew.collector.command import Command
-from unskew.collector.events import IterationJudged, PlanApplied, PlanProposed, PredictorFitted, RunFinished, Verdict
+from unskew.collector.events import (
+    DeviceJoined,
+    IterationCommitted,
+    IterationJudged,
+    PlanApplied,
+    PlanProposed,
+    PredictorFitted,
+    Regrouped,
+    RunFinished,
+    StandbyMeasured,
+    Verdict,
+)
 from unskew.collector.files.tail import Entry
 from unskew.collector.write.commands import send
 
@@ -55,3 +68,37 @@ def test_groups_follow_their_members_and_are_predicted(tmp_path: Path) -> None:
     judged = [one for one in run.of(IterationJudged) if one.predicted_us and one.iteration not in range(9, 14)]
     assert len(judged) > 25
     assert [one for one in judged if abs((one.predicted_us or 0) / one.measured_us - 1) > 0.03] == []
+
+
+class DeathBesideASpare:
+    """Rank 4 is asked for, whose group has a member for each head already. Once it is measured rank 1 dies, and as soon as
+    rank 4 has its place a member of the other group."""
+
+    def __init__(self) -> None:
+        self.pids: dict[int, int] = {}
+        self.seen: set[type[object]] = set()
+
+    def __call__(self, run: Run, entry: Entry) -> None:
+        event, asked = entry.event, IterationCommitted in self.seen
+        self.seen.add(type(event))
+        if isinstance(event, DeviceJoined):
+            self.pids[event.rank] = event.pid
+        if isinstance(event, IterationCommitted) and not asked:
+            send(run.store, run.id, Command(kind="rank", run=run.id, target="4", by="ann"))
+        if {StandbyMeasured, PredictorFitted} <= self.seen and 1 in self.pids:
+            os.kill(self.pids.pop(1), signal.SIGKILL)
+        plan = in_force(entry)
+        if plan is not None and 4 in plan.ranks and 3 in self.pids:
+            os.kill(self.pids.pop(3), signal.SIGKILL)
+
+
+def test_a_spare_takes_a_dead_member_s_place_in_its_group_and_carries_on_alone(tmp_path: Path) -> None:
+    options = msgspec.structs.replace(SMALL, tp=2, pp=1, heads=2, layers=2, iterations=60)
+    run = train(tmp_path, base=options, on_event=DeathBesideASpare())
+    whole = msgspec.structs.replace(options, tp=1)
+    expected = expected_losses(whole, {number: {0: number, 1: number} for number in range(options.iterations)})
+    assert_exact(run, expected, {0, 2, 4})
+    first, promoted, rerouted, *_ = [Plan.from_data(plan.plan) for plan in run.of(PlanApplied)]
+    assert ({*promoted.teams.values()}, {*rerouted.teams.values()}) == ({(0, 4), (2, 3)}, {(0, 4)})
+    assert promoted.role_of[4].part == first.role_of[1].part
+    assert run.of(Regrouped)[1].moved_bytes > 0
