@@ -7,7 +7,8 @@ as far as it reaches; join neighbouring legs of one rank. Load is layers x micro
 
 A holder is a rank that has whole layers, or a tensor-parallel group that is all there. A group that lost a member executes
 nothing more, for its others have parts alone; they stay as copies of these, and where such leftovers of several groups make up
-whole layers, they are a group.
+whole layers, they are a group. What two of them have alike one of them leaves to the other: its part begins where that one's
+ends, nothing moves, and what it held of the iteration's gradients is redone.
 
 `promote` gives the dead rank's place to one on standby instead, within the same iteration (a spare of ReCoVer, arXiv
 2605.11215; its spares hold a copy of the layers, ours get them from the other holders).
@@ -17,12 +18,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from fractions import Fraction
 from math import inf
 
 import msgspec
 
 from unskew.analytics.core.plan import Hop, Plan, PlanError, Role, Route, ruled, validate
-from unskew.analytics.shards.parts import ONE, ZERO, ends_of
+from unskew.analytics.shards.parts import ONE, ZERO, ends_of, part_between
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -65,6 +67,8 @@ def recover(plan: Plan, dead: set[int], plan_version: int) -> Plan:
     roles = tuple(role for role in plan.roles if role.rank not in dead)
     holders = _holders(plan, roles)
     _require_holders(plan, holders, dead)
+    recut = {role.rank: role for holder in holders for role in holder.roles}
+    roles = tuple(recut.get(role.rank, role) for role in roles)
     load = Counter({holder.ranks: 0 for holder in holders})
     for route in plan.routes:
         load.update({hop.ranks: hop.n_layers for hop in route.hops if dead.isdisjoint(hop.ranks)})
@@ -106,28 +110,32 @@ def promote(plan: Plan, dead: int, spare: int, plan_version: int) -> Plan:
 
 
 def _holders(plan: Plan, roles: Sequence[Role]) -> list[Holder]:
-    """Every living rank that can execute, in exactly one holder; groups that are all there first, then new ones."""
+    """Every living rank that can execute, in exactly one holder; groups that are all there first, then new ones, of parts as
+    they are before others."""
     role_of = {role.rank: role for role in roles}
     groups = dict.fromkeys(ranks for ranks in plan.teams.values() if role_of.keys() >= set(ranks))
     holders = [Holder((role,)) for role in roles if role.part is None]
     holders += [Holder(tuple(role_of[rank] for rank in ranks)) for ranks in groups]
     left = [role for role in roles if role.part is not None and not any(role.rank in ranks for ranks in groups)]
-    while (group := next(_groups(left, (), ZERO), None)) is not None:
-        holders.append(Holder(group))
-        left = [role for role in left if role not in group]
+    for recut in (False, True):
+        while (group := next(_groups(left, (), ZERO, recut=recut), None)) is not None:
+            holders.append(Holder(group))
+            left = [role for role in left if role.rank not in holders[-1].ranks]
     return holders
 
 
-def _groups(left: Sequence[Role], chosen: tuple[Role, ...], at: object) -> Iterator[tuple[Role, ...]]:
-    """Ways to go on from `chosen`, whose parts end `at`, to members that make up layers which all of them hold."""
+def _groups(left: Sequence[Role], chosen: tuple[Role, ...], at: Fraction, *, recut: bool) -> Iterator[tuple[Role, ...]]:
+    """Ways to go on from `chosen`, whose parts end `at`, to members that make up layers which all of them hold; where `recut`,
+    also with who begins before that, and then begins there."""
     if at == ONE:
         yield chosen
         return
     for role in left:
         low, high = ends_of(role.part)
         together = set(role.layers).intersection(*(other.layers for other in chosen))
-        if low == at and together:
-            yield from _groups(left, (*chosen, role), high)
+        if together and (low == at or (recut and low < at < high)):
+            mine = role if low == at else msgspec.structs.replace(role, part=part_between(at, high))
+            yield from _groups(left, (*chosen, mine), high, recut=recut)
 
 
 def _require_holders(plan: Plan, holders: Sequence[Holder], dead: set[int]) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from math import lcm
 
 import msgspec
 
@@ -79,6 +80,16 @@ def parts_by(weights: Sequence[int]) -> tuple[Part | None, ...]:
 def part_of(first: int, end: int, of: int) -> Part | None:
     """The part of these numbers; None = the whole layer, however that is written."""
     return None if (first, end) == (0, of) else Part(first, end, of)
+
+
+def part_between(low: Fraction, high: Fraction) -> Part:
+    """The part with these ends.
+
+    >>> str(part_between(Fraction(1, 2), Fraction(5, 8)))
+    '1/2 to 5/8'
+    """
+    of = lcm(low.denominator, high.denominator)
+    return Part(int(low * of), int(high * of), of)
 
 
 def ends_of(part: Part | None) -> tuple[Fraction, Fraction]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -113,13 +114,8 @@ def test_layers_move_bit_for_bit_when_groups_are_cut_anew() -> None:
                 assert torch.equal(layer.pack(), make(number, layer.part, seed=0).pack())
 
 
-def test_groups_are_cut_anew_shrink_and_grow_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uneven parts; one replica shrinks, its second rank on standby, while the other grows to three; all as it was."""
-    forms = [
-        [[((0, 1), (3, 1))], [((2, 3), (1, 2))]],
-        [[((0,), (1,))], [((2, 3, 4), (1, 2, 1))]],
-        [[((0,), (1,)), ((1,), (1,))], [((2, 3), (1, 1)), ((4, 5), (3, 5))]],
-    ]
+def propose_in_turn(forms: Sequence[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Scheduler proposes one of these after the other."""
     due = iter(forms)
 
     def propose(_: int, plan: Plan, *__: object) -> tuple[Proposal | None, str]:
@@ -133,12 +129,34 @@ def test_groups_are_cut_anew_shrink_and_grow_live(tmp_path: Path, monkeypatch: p
         return found, "a test"
 
     monkeypatch.setattr("unskew.analytics.loop.asking.propose", propose)
+
+
+def test_groups_are_cut_anew_shrink_and_grow_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uneven parts; one replica shrinks, its second rank on standby, while the other grows to three; all as it was."""
+    forms = [
+        [[((0, 1), (3, 1))], [((2, 3), (1, 2))]],
+        [[((0,), (1,))], [((2, 3, 4), (1, 2, 1))]],
+        [[((0,), (1,)), ((1,), (1,))], [((2, 3), (1, 1)), ((4, 5), (3, 5))]],
+    ]
+    propose_in_turn(forms, monkeypatch)
     options = msgspec.structs.replace(TP, tp=3, pp=1, dp=2, micro_batches=4, iterations=40)
     run = train(tmp_path, "slow:rank=0,factor=2,at=4", base=options)
     assert run.of(RunFinished)[-1].status == "done"
     assert run.losses == pytest.approx(undisturbed(options), rel=0, abs=1e-8)
     assert run.sql("select * from executed($run) where times != 1") == []
     assert len(run.of(PlanApplied)) == 4
+
+
+def test_what_is_left_of_two_groups_that_were_cut_otherwise_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5/3 and 4/4 heads there are the first five and the last four: one of them, which both have, is the first one's."""
+    propose_in_turn([[[((0, 1), (5, 3))], [((2, 3), (1, 1))]]], monkeypatch)
+    options = msgspec.structs.replace(TP, pp=1, dp=2, heads=8, micro_batches=4, iterations=32)
+    faults = "slow:rank=0,factor=2,at=4", "kill:rank=1,at=24", "kill:rank=2,at=26,point=in_sync"
+    run = train(tmp_path, *faults, base=options)
+    assert_exact(run, undisturbed(options), {0, 3})
+    plans = [Plan.from_data(plan.plan) for plan in run.of(PlanApplied)]
+    assert [{*plan.teams.values()} for plan in plans] == [{(0, 1), (2, 3)}, {(0, 1), (2, 3)}, {(2, 3)}, {(0, 3)}]
+    assert [str(role.part) for role in plans[-1].roles] == ["0 to 5/8", "5/8 to 1"]
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

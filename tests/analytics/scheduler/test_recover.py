@@ -3,12 +3,14 @@
 from collections import Counter
 from itertools import combinations
 
+import msgspec
 import pytest
 
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.plan import PlanError, validate
 from unskew.analytics.scheduler.changes import describe, moved_layers
 from unskew.analytics.scheduler.recovery import recover
+from unskew.analytics.shards.parts import parts_by
 
 UNIFORM = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=16)
 UNEVEN = plan_from_partition(
@@ -62,3 +64,20 @@ def test_a_hop_is_split_where_the_holders_ranges_differ():
         recover(UNEVEN, {8, 9, 10, 11}, 4), {1}, 5
     )  # rank 1's layers 4..7 lie on rank 4 (0..5) and rank 5 (6..10)
     assert [(h.rank, h.first_layer, h.n_layers) for h in recovered.routes[0].hops][:3] == [(0, 0, 4), (4, 4, 2), (5, 6, 2)]
+
+
+def test_what_is_left_of_groups_that_were_cut_otherwise_is_a_group():
+    """5/3 and 1/1 of a layer lose the second and the first member: 5/8 and the second half are there, an eighth twice."""
+    parts = [*parts_by([5, 3]), *parts_by([1, 1])]
+    plan = uniform_plan(tp=2, pp=1, dp=2, n_layers=3, micro_batches=4)
+    plan = msgspec.structs.replace(
+        plan, roles=tuple(msgspec.structs.replace(role, part=parts[role.rank]) for role in plan.roles)
+    )
+    first = recover(plan, {1}, 1)
+    assert first.role_of[0].part == parts[0]
+    second = recover(first, {2}, 2)
+    assert {hop.ranks for route in second.routes for hop in route.hops} == {(0, 3)}
+    assert [str(role.part) for role in second.roles] == ["0 to 5/8", "5/8 to 1"]
+    assert moved_layers(first, second) == ()
+    with pytest.raises(PlanError, match="no living rank holds layers 0, 1, 2 after the loss of rank 0, rank 2"):
+        recover(plan, {0, 2}, 1)
