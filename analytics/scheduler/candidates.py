@@ -36,7 +36,8 @@ def members_of(origin: Plan, alive: frozenset[int], plan: Plan | None = None) ->
     """The living ranks of each replica in the stage order of the run's first plan, as its schedule passes them.
 
     A rank that the first plan did not know keeps its place in the present `plan`; else it takes that of one that is gone, else
-    it comes last in the replica with the fewest ranks: as a stage of its own, or in its smallest tensor-parallel group.
+    it comes last in the replica with the fewest ranks: as a stage of its own, or in its smallest tensor-parallel group. A run
+    that began without such groups has none: two ranks with one place are stages that follow each other.
     """
     places = {role.rank: (role.replica, role.stage, role.shard) for role in origin.roles}
     vacant = sorted(place for rank, place in places.items() if rank not in alive)
@@ -46,9 +47,12 @@ def members_of(origin: Plan, alive: frozenset[int], plan: Plan | None = None) ->
     ]
     in_groups = any(role.part is not None for role in origin.roles)
     for rank in sorted(alive - places.keys()):
-        role = plan.role_of.get(rank) if plan is not None else None
-        if role is not None:
-            replica, stage, shard = role.replica, role.stage, role.shard
+        if plan is not None and rank in plan.role_of:
+            role = plan.role_of[rank]
+            # `plan` numbers the stages that are left: where its group is, those of the first plan know.
+            known = (places[other] for other in plan.team_of.get(rank, ()) if other in places)
+            replica, stage, _ = next(known, (role.replica, role.stage, 0))
+            shard = role.shard
         elif vacant:
             replica, stage, shard = vacant.pop(0)
         else:
@@ -59,12 +63,8 @@ def members_of(origin: Plan, alive: frozenset[int], plan: Plan | None = None) ->
             )
             shard = stages.count(stage)
         members[replica].append((stage, shard, rank))
-    return tuple(
-        _stage_order(
-            origin, [tuple(rank for _, _, rank in stage) for _, stage in groupby(sorted(ranks), key=lambda place: place[0])]
-        )
-        for ranks in members
-    )
+    stages_of = [groupby(sorted(ranks), key=lambda place: place[0] if in_groups else place) for ranks in members]
+    return tuple(_stage_order(origin, [tuple(rank for _, _, rank in stage) for _, stage in stages]) for stages in stages_of)
 
 
 def _stage_order(plan: Plan, groups: Sequence[Group]) -> tuple[Group, ...]:

@@ -13,13 +13,14 @@ from support.paths import DOCS
 
 from unskew.analytics.core.cost import ChunkCost, CostModel, SlowLink
 from unskew.analytics.core.device_profiles import profile
-from unskew.analytics.core.layout import plan_from_partition, uniform_plan
+from unskew.analytics.core.layout import Layout, Pipeline, plan_from_partition, to_plan, uniform_plan
 from unskew.analytics.core.packing import pack
 from unskew.analytics.core.plan import PlanError, validate
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.pipeline.prediction import predict_iteration, predict_iterations
 from unskew.analytics.planners.adaptis.searched import searched_plan
+from unskew.analytics.scheduler.candidates import members_of
 from unskew.analytics.scheduler.cost_benefit import interval
 from unskew.analytics.scheduler.propose import SchedulerOptions, SchedulerState, propose
 from unskew.analytics.scheduler.recovery import recover
@@ -154,6 +155,20 @@ def test_a_device_slow_beyond_use_is_left_out_and_comes_back():
     assert back is not None, reason
     assert back.plan.digest == ORIGIN.digest
     assert "rank 2: joins with 4 layers" in back.change
+
+
+def test_a_newcomer_keeps_its_place_when_stages_are_numbered_anew():
+    """Rank 4 came; then the first stage's ranks die, so that it has the number in the present plan that others had in the
+    first one: where there were no tensor-parallel groups there are none, where it is in one it stays there."""
+    origin = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=4)
+    members, layers = [[1, 4], [2, 3]], [[2, 2], [2, 2]]
+    plan = plan_from_partition(
+        plan_version=2, n_layers=4, schedule="1f1b", members=members, layers=layers, micro_batches=[2, 2]
+    )
+    assert members_of(origin, frozenset({1, 2, 3, 4}), plan) == (((1,), (4,)), ((2,), (3,)))
+    groups = uniform_plan(tp=2, pp=2, dp=1, n_layers=4, micro_batches=4)
+    left = to_plan(Layout((Pipeline(0, ((2, 3, 4),), (4,), 4),), schedule="1f1b"), 4, plan_version=2)
+    assert members_of(groups, frozenset({2, 3, 4}), left) == (((2, 3, 4),),)
 
 
 def test_a_tensor_parallel_group_has_no_more_members_than_a_layer_has_units():
