@@ -121,7 +121,7 @@ def snapshot(run: str) -> Snapshot:
         problems=tuple(problem for problem in problems() if problem.startswith((f"run {run}: ", "the collector"))),
         controlled=controlled(run),
         log=_control(run),
-        state=reduce(fold, _dropped(run) if n_dropped else (), state(run)),
+        state=state(run, dropped=n_dropped > 0),
         iterations=sql(
             "select iteration, plan_version, loss, tokens, iteration_us as measured_us, predicted_us from iterations "
             "where run = ? order by iteration",
@@ -198,9 +198,10 @@ def history() -> pl.DataFrame:
     return sql("select * from device_history where n_runs_affected > 0 order by n_runs_affected desc, last_trouble_us desc")
 
 
-def state(run: str) -> RunState:
-    """What the run's control events add up to."""
-    return reduce(lambda state, entry: fold(state, entry.event, entry.at_us), _control(run), RunState())
+def state(run: str, *, dropped: bool) -> RunState:
+    """What the run's control events add up to; `dropped`: whether its log lacks events, which are then counted by type."""
+    whole = reduce(lambda state, entry: fold(state, entry.event, entry.at_us), _control(run), RunState())
+    return reduce(fold, _dropped(run) if dropped else (), whole)
 
 
 def _dropped(run: str) -> list[Event]:

@@ -10,8 +10,10 @@ from urllib.parse import quote
 
 import streamlit as st
 
-from unskew.analytics.core.outcome import OutcomeWord, percent
+from unskew.analytics.core.outcome import Outcome, outcome_of_run, percent
+from unskew.analytics.core.run_state import RunState
 from unskew.collector.events import DEVICE_NAMES
+from unskew.collector.read.outcomes import NO_END
 from unskew.dashboard import data
 from unskew.dashboard.run_status import OUTCOME_TONES, OUTCOME_WORDS, TONES, status_of
 from unskew.dashboard.theme import card, chip, escape, table, title
@@ -94,14 +96,15 @@ def _row(run: dict[str, Any], now_s: float) -> list[str]:
     age_s = now_s - (run["finished_us"] or run["last_us"]) / 1e6
     controlled = data.controlled(run["run"])
     state = status_of(run["status"] if run["finished_us"] is not None else None, controlled, age_s)
-    waiting = data.state(run["run"]).waiting if controlled else None
+    going_on = data.state(run["run"], dropped=run["n_dropped"] > 0) if controlled else None
+    waiting = None if going_on is None else going_on.waiting
     asks = "" if waiting is None else " " + chip(f"{waiting.proposed.proposal} waits for you", "warn")
     target = json.loads(run["options"]).get("iterations")
     started = datetime.fromtimestamp(run["started_us"] / 1e6, tz=UTC).astimezone()
     return [
         f'<a href="?run={quote(run["run"])}"><b>{escape(run["run"])}</b></a>',
         chip(state, TONES[state]) + asks,
-        _outcome(run, state),
+        _outcome(run, state, going_on),
         ago(age_s),
         f"{run['iterations']:,}" + (f' <span class="u-muted">of {target:,}</span>' if target else ""),
         str(run["ranks"] or "–"),
@@ -111,12 +114,15 @@ def _row(run: dict[str, Any], now_s: float) -> list[str]:
     ]
 
 
-def _outcome(run: dict[str, Any], state: str) -> str:
-    """A run that lost its controller did not end well, whatever was seen before."""
-    lost = state == "lost" and run["outcome"] == "well"
-    word: OutcomeWord = "cannot_be_judged" if lost else run["outcome"]
-    slowdown, why = run["smallest_slowdown"], "the run's log has no end, and nobody writes to it" if lost else run["why"]
-    text = f"well, from {percent(slowdown)} on seen" if word == "well" else OUTCOME_WORDS[word]
-    n = run["n_verdicts"]
+def _outcome(run: dict[str, Any], state: str, going_on: RunState | None) -> str:
+    """Of a run that goes on what its page says: whether a controller holds it is not in the log. One that lost its controller
+    did not end well, whatever was seen before."""
+    found = Outcome(outcome=run["outcome"], smallest_slowdown=run["smallest_slowdown"], why=run["why"])
+    if going_on is not None:
+        found = outcome_of_run(going_on, controlled=True)
+    elif state == "lost" and found.outcome == "well":
+        found = Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why=NO_END)
+    word, slowdown, n = found.outcome, found.smallest_slowdown, run["n_verdicts"]
+    text = f"well, from {percent(slowdown)} on seen" if word == "well" and slowdown is not None else OUTCOME_WORDS[word]
     verdicts = f' <span class="u-muted">{run["n_open"]} of {count(n, "verdict")} open</span>' if n else ""
-    return f'<span title="{escape(why)}">{chip(text, OUTCOME_TONES[word])}</span>{verdicts}'
+    return f'<span title="{escape(found.why)}">{chip(text, OUTCOME_TONES[word])}</span>{verdicts}'

@@ -15,6 +15,7 @@ import msgspec
 from unskew.analytics.core.run_state import RunState
 from unskew.collector.events import MOST_SLOWDOWN, Diagnosed, RunFinished, Verdict
 from unskew.collector.log_gap import dropped_sentence
+from unskew.collector.read import outcomes as words
 
 Scope = Literal["device", "replica", "job"]
 OutcomeWord = Literal["wrong", "well", "cannot_be_judged"]
@@ -25,8 +26,6 @@ LEAST_LOST_SHARE = 0.05
 MOST_UNEXPLAINED_SHARE = 0.5
 LEAST_STATED_SHARE = 0.01
 """So much of all time, lost without a cause, is stated in any case."""
-MOST_PERCENT = 999
-"""More of a slowdown is no number any more."""
 _ANY: dict[Scope, str] = {"device": "any device", "replica": "any replica", "job": "the whole job"}
 _AGAINST: dict[Scope, str] = {"device": "", "replica": "", "job": " against its first iterations"}
 """What the slowdown is of, where nobody sees one that has always been there."""
@@ -98,13 +97,16 @@ def outcome_of(
     gaps: Sequence[str] = (),
     dropped: Mapping[str, int] = {},
     unexplained: UnexplainedTime | None = None,
+    costs: Sequence[str] = (),
 ) -> Outcome:
     """The outcome of a run. `failure`: how it ended, where that alone is wrong; `gaps`: what its log lacks for a judgement, a
-    sentence each; `dropped`: type -> events it lacks, which is stated whatever the outcome."""
+    sentence each; `dropped`: type -> events it lacks; `costs`: what time is lost for though nothing is wrong, a sentence each;
+    both are stated whatever the outcome."""
     decisive, job = closest(sights), [sight for sight in sights if sight.scope == "job"]
     smallest = decisive.smallest_slowdown
     judged = [decisive, *(sight for sight in job if sight != decisive)]
-    stated = [unexplained.words] if unexplained is not None and unexplained.of_measured >= LEAST_STATED_SHARE else []
+    without_cause = unexplained is not None and unexplained.of_measured >= LEAST_STATED_SHARE
+    stated = [one.removesuffix(".") for one in costs] + ([unexplained.words] if unexplained and without_cause else [])
     lacking = [dropped_sentence(dropped)] if dropped else []
     wrong, failed = [verdict.sentence.removesuffix(".") for verdict in verdicts], [failure] if failure else []
     if wrong or failed:
@@ -114,20 +116,22 @@ def outcome_of(
     bounds = [one.why for one in judged if one.why]
     blind = [blindness(one) for one in judged if not one.sees]
     too_much = unexplained is not None and unexplained.too_much
-    if missing := [*gaps, *blind, *(stated if too_much else [])]:
-        return Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why="; ".join([*missing, *lacking]))
+    if gaps or blind or too_much:
+        why = "; ".join([*gaps, *blind, *stated, *lacking])
+        return Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why=why)
     return Outcome(outcome="well", smallest_slowdown=smallest, why="; ".join([seen(*judged), *bounds, *stated, *lacking]))
 
 
 def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
     """What the control events of a run amount to: its last diagnosis where that read the log to the run's end, else what its
-    controller named and would have named. `controlled`: a living controller holds it. The view `outcomes` says the same."""
+    controller named and would have named. `controlled`: a living controller holds it. The view `outcomes` says the same to the
+    letter."""
     over, found = state.finished, state.diagnosed
     if over is not None and found is not None and _holds(found, over):
         return _diagnosed(found)
     gaps = [state.log_gap] if state.log_gap else [over.reason] if over is not None and over.status == "incomplete" else []
     if state.started is not None and over is None and not controlled:
-        gaps.append("the run's log has no end, and nobody writes to it")
+        gaps.append(words.NO_END)
     failure = f"the run failed: {over.reason or 'no reason given'}" if over is not None and over.status == "failed" else ""
     newest_first = [judged.verdict for judged in reversed(state.open_verdicts)]
     now = outcome_of(newest_first, [_live_sight(state)], failure=failure, gaps=gaps, dropped=state.dropped)
@@ -145,7 +149,7 @@ def _holds(found: Diagnosed, over: RunFinished) -> bool:
 def _diagnosed(found: Diagnosed) -> Outcome:
     """Of a version that did not state what it would have seen, the verdicts alone count."""
     word = found.outcome or ("wrong" if found.verdicts else "cannot_be_judged")
-    why = found.why or "it was diagnosed by a version that did not state what it would have seen"
+    why = found.why or words.OLD_DIAGNOSIS
     if word == "wrong" and found.verdicts and not found.why:
         why = str(found.verdicts[0]["sentence"])
     return Outcome(outcome=msgspec.convert(word, OutcomeWord), smallest_slowdown=found.smallest_slowdown, why=why)
@@ -158,20 +162,20 @@ def _live_sight(state: RunState) -> Sight:
     if started is None:
         why = "the run has not started yet"
     elif started.clock == "imported":
-        why = "nobody has judged this imported run yet"
+        why = words.NOT_IMPORTED
     elif started.device == "simulated":
-        why = "in a simulated run nobody judges the devices"
+        why = words.SIMULATED
     elif state.finished is not None:
-        why = "the run was over before its iterations could be judged"
+        why = words.TOO_SHORT
     else:
-        why = "warm-up, the iterations cannot be compared with a prediction yet"
+        why = words.WARM_UP
     return Sight(scope="device", smallest_slowdown=None, why=why)
 
 
 def closest(sights: Sequence[Sight]) -> Sight:
     """The one that decides: of those that look closest the one that sees least."""
     if not sights:
-        return Sight(scope="job", smallest_slowdown=None, why="nothing in the log can be judged")
+        return Sight(scope="job", smallest_slowdown=None, why=words.NOTHING)
     scope = min((sight.scope for sight in sights), key=CLOSEST_FIRST.index)
     return max((sight for sight in sights if sight.scope == scope), key=lambda one: one.smallest_slowdown or float("inf"))
 
@@ -179,7 +183,7 @@ def closest(sights: Sequence[Sight]) -> Sight:
 def blindness(sight: Sight) -> str:
     """Why it has not looked."""
     if sight.smallest_slowdown is None:
-        return sight.why or "nothing in the log can be judged"
+        return sight.why or words.NOTHING
     return "; ".join([f"only {seen(sight)}", *([sight.why] if sight.why else [])])
 
 
@@ -202,4 +206,4 @@ def percent(slowdown: float) -> str:
     >>> percent(1.155), percent(2.0)
     ('15.5 %', '100 %')
     """
-    return f"{min(100 * (slowdown - 1), MOST_PERCENT):.3g} %"
+    return f"{min(100 * (slowdown - 1), words.MOST_PERCENT):.3g} %"

@@ -54,6 +54,11 @@ def named(sections: Sequence[tuple[TraceSection, LostTime]], first_number: int, 
     return found
 
 
+def clears_all(verdict: Verdict) -> bool:
+    """Whether a verdict says that time is lost and nothing is wrong: by the lengths that the log has, the data is unequal."""
+    return verdict.cause == "long_sequences" and verdict.evidence.get("lengths") == "logged"
+
+
 def _counts(cause: str, section: TraceSection) -> bool:
     """Whether what a section shows of a cause is not what its plan meant."""
     if cause == "stage_imbalance":

@@ -5,7 +5,7 @@
     command = ["logger", "-t", "unskew"]      # of rules that name nobody; gets the alert as JSON on stdin
     [[rule]]
     when = "death"                            # or verdict, stale_heartbeat, open_proposal, dropped,
-                                              # cannot_be_judged
+                                              # wrong, cannot_be_judged
     webhook = "http://127.0.0.1:9000/alert"   # gets the alert as JSON by POST
     [[rule]]
     name = "slow start"
@@ -27,7 +27,7 @@ from unskew.collector.decoding import complaint
 from unskew.collector.paths import Store, StoreError
 
 FILE = "alerts.toml"
-When = Literal["verdict", "death", "stale_heartbeat", "open_proposal", "dropped", "cannot_be_judged"]
+When = Literal["verdict", "death", "stale_heartbeat", "open_proposal", "dropped", "wrong", "cannot_be_judged"]
 _HEARD = "(select run from writers where writer != 'alerts@alerts' group by run having max(last_us) > $now_us - 3600000000)"
 _GOING_ON = f"run in (select run from runs where finished_us is null or finished_us > $now_us - 3600000000) and run in {_HEARD}"
 """Runs that go on or ended within the hour, so that what ended a run is still reported. A run whose controller was killed
@@ -51,11 +51,14 @@ CONDITIONS: Mapping[str, str] = {
         select run, proposal as subject, 'proposal ' || proposal || ' waits for a decision: ' || reason as text from proposals
         where status = 'open' and optional and at_us < $now_us - $older_than_us
             and {_UNFINISHED}""",
+    "wrong": f"""
+        select run, why as text from outcomes where outcome = 'wrong' and {_GOING_ON}""",
     "cannot_be_judged": f"""
-        select run, 'nobody can be judged' || coalesce(': ' || nullif(why, ''), ' yet') as text
+        select run, 'nobody can be judged: ' || why as text
         from outcomes join runs using (run) left join (select run, max(at_us) as since_us from detection_limits group by run)
             using (run)
-        where outcome = 'cannot_be_judged' and coalesce(since_us, started_us) < $now_us - $older_than_us and {_UNFINISHED}""",
+        where outcome = 'cannot_be_judged' and (({_UNFINISHED} and
+            coalesce(since_us, started_us) < $now_us - $older_than_us) or (status = 'incomplete' and {_GOING_ON}))""",
     "dropped": f"""
         select run, writer as subject, writer || ' had to drop ' || sum(n_dropped) || ' events' as text from writers
         where {_GOING_ON} group by run, writer having sum(n_dropped) > 0""",

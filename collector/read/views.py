@@ -18,6 +18,7 @@ from unskew.collector.events import Control, Event
 from unskew.collector.files import columns, rows
 from unskew.collector.files.upcasters import rows_of
 from unskew.collector.projections.definitions import PROJECTIONS
+from unskew.collector.read.outcomes import outcomes
 
 if TYPE_CHECKING:
     import duckdb
@@ -50,12 +51,6 @@ def _decision(
 
 _SPAN = "run, device, rank, plan_version, attempt, iteration, micro_batch, kind, start_us, wall_us"
 _WAITS = "compute_us, wait_tp_us, wait_dp_us, wait_pp_us, runq_us"
-
-_MISSING = "format('the log holds {} of the {} iterations that were committed', iterations, committed)"
-SILENT_S = 60
-_HEARD = f"""(select run from writers where split_part(writer, '@', 1) not in ('alerts', 'diagnose')
-    group by run having max(last_us) > epoch_us(get_current_timestamp()) - {SILENT_S * 1_000_000})"""
-"""Runs that somebody wrote to within the minute, as every controller does: whether one holds a run is not in the log."""
 
 VIEWS: dict[str, str] = {
     "events": events_of("log"),
@@ -121,7 +116,8 @@ VIEWS: dict[str, str] = {
             closed.reason as closed_reason, scored.correct as first_correct, scored.truth as first_truth,
             scored.delay_iterations as first_delay_iterations,
             scored.onset_error_iterations as first_onset_error_iterations, scored.speed_error as first_speed_error
-        from (select * from ({own_columns(events.Verdict)})
+        from (select * replace (first_value(since_iteration) over (partition by run, verdict order by seq) as since_iteration)
+              from ({own_columns(events.Verdict)})
               qualify row_number() over (partition by run, verdict order by seq desc) = 1) made
         left join ({own_columns(events.VerdictClosed)}) closed using (run, verdict)
         left join ({own_columns(events.VerdictScored)}) scored using (run, verdict)""",
@@ -166,47 +162,7 @@ VIEWS: dict[str, str] = {
               from (select *, unnest(culprits::json[]) as party from verdicts) where party->>'kind' = 'device') named
         left join devices using (run, rank)""",
     "detection_limits": own_columns(events.DetectionLimit),
-    "outcomes": f"""
-        with back as (
-            select run, verdict from flagged join devices using (run, rank)
-            where cause = 'dead' group by run, verdict having bool_and(state = 'joined')),
-        wrong as (
-            select run, arg_max(sentence, seq) as sentence
-            from (select * from verdicts where until_iteration is null) named anti join back using (run, verdict) group by run),
-        diagnosed as (
-            select * from (select * from diagnoses qualify row_number() over (partition by run order by seq desc) = 1) newest
-            semi join runs on newest.run = runs.run and runs.finished_us is not null
-                and (newest.status = runs.status or (newest.status = '' and newest.outcome != 'well'))),
-        gaps as (
-            select run, concat_ws(', ',
-                case when committed > iterations then {_MISSING} end,
-                case when unwritten > 0 then format('{{:,}} events could not be written', unwritten) end) as gap
-            from (select finished.* replace (
-                      coalesce(committed, case when finished.status = 'done' and started.device_kind is not null
-                          then (started.options->>'iterations')::bigint end) as committed)
-                  from ({own_columns(events.RunFinished)}) finished join ({own_columns(events.RunStarted)}) started using (run))
-            union all
-            select run, 'the run''s log has no end, and nobody writes to it' from runs
-            where finished_us is null and run not in {_HEARD}),
-        sight as (select * from detection_limits qualify row_number() over (partition by run order by seq desc) = 1),
-        found as (
-            select runs.run, case when diagnosed.run is not null then coalesce(nullif(diagnosed.outcome, ''),
-                        case when json_array_length(diagnosed.verdicts) > 0 then 'wrong' else 'cannot_be_judged' end)
-                    when wrong.run is not null or runs.status = 'failed' then 'wrong'
-                    when gaps.gap != '' then 'cannot_be_judged'
-                    when sight.smallest_slowdown <= {events.MOST_SLOWDOWN} then 'well' else 'cannot_be_judged' end as outcome,
-                case when diagnosed.run is not null then diagnosed.smallest_slowdown else sight.smallest_slowdown end
-                    as smallest_slowdown,
-                coalesce(nullif(diagnosed.why, ''),
-                    concat_ws('; ', coalesce(wrong.sentence, case when runs.status != 'failed' then nullif(gaps.gap, '') end,
-                        nullif(sight.why, ''), nullif(runs.reason, '')),
-                        case when wrong.run is not null and runs.status = 'failed' then
-                            'the run failed: ' || coalesce(nullif(runs.reason, ''), 'no reason given') end,
-                        case when runs.n_dropped > 0 then runs.n_dropped || ' events were dropped unwritten' end)) as why
-            from runs left join diagnosed using (run) left join wrong using (run) left join sight using (run)
-                left join gaps using (run))
-        select run, outcome, case when outcome != 'cannot_be_judged' then smallest_slowdown end as smallest_slowdown, why
-        from found""",
+    "outcomes": outcomes(own_columns(events.RunStarted), own_columns(events.RunFinished)),
     "detection": """
         select runs.run, coalesce(given.n_verdicts, 0) as n_verdicts, coalesce(given.n_correct, 0) as n_correct,
             coalesce(given.n_false, 0) as n_false,

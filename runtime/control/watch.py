@@ -9,6 +9,8 @@ import msgspec
 from unskew.analytics.health.liveness import STOPPED, LivenessOptions, RankLiveness, Suspect, decide
 
 _BROKEN_S = 1.0
+_UNHEARD_S = 10.0
+"""For so long the news of a death may be on its way: to a busy node's zygote, and from it."""
 STANDSTILL_S = 60.0
 _BREAKS_IN_A_ROW = 5
 
@@ -22,8 +24,9 @@ class LivenessWatch:
     """State of the controller's watch; times are its monotonic clock.
 
     A rank whose communication broke waits for a plan record that aborts. When a death explains the break, that record is on
-    its way; when none does within a second, the same plan is issued again under a new number, at most five times without a
-    commit.
+    its way. When none does within a second, and every rank has beaten in the last half of it, the same plan is issued again
+    under a new number, at most five times without a commit. Who has not beaten since may be who died: a process that ends on a
+    busy machine takes seconds.
     """
 
     def __init__(self) -> None:
@@ -113,7 +116,7 @@ class LivenessWatch:
         if self._looks_since_s is None:  # who stood still before it looked may move yet, and so may who has just regrouped
             self._looks_since_s = now_s
         reason, looked_s = "", now_s - self._looks_since_s
-        if self._broken_since_s is not None and now_s - self._broken_since_s >= _BROKEN_S:
+        if self._broken_since_s is not None and self._nobody_died(self._broken_since_s, now_s, statuses.values()):
             reason = "communication broke although no rank died"
         elif statuses and looked_s >= STANDSTILL_S and all(one.stalled_s >= STANDSTILL_S for one in statuses.values()):
             reason = f"nothing has moved for {STANDSTILL_S:g} s and nobody can be named"
@@ -121,3 +124,9 @@ class LivenessWatch:
             return None
         self._in_a_row, self._looks_since_s = self._in_a_row + 1, now_s
         return reason, self._in_a_row > _BREAKS_IN_A_ROW
+
+    @staticmethod
+    def _nobody_died(broken_s: float, now_s: float, statuses: Collection[RankLiveness]) -> bool:
+        """Whether no death explains what broke at `broken_s`."""
+        beaten = all(one.at_s - one.heartbeat_age_s >= broken_s + _BROKEN_S / 2 for one in statuses)
+        return now_s - broken_s >= (_BROKEN_S if beaten else _UNHEARD_S)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import polars as pl
 import pytest
 import streamlit as st
@@ -100,6 +101,23 @@ def test_what_waits_for_a_person_is_shown_before_what_is_answered(store: Store) 
     assert "For rank 3, slow device; rank 6, dead." in shown
     assert "p3 waits for you" in listed
     assert "2 of 2 verdicts open" in listed
+    assert '; 1 more verdict">' in listed, "as the page has it"
+
+
+def test_a_verdict_that_was_revised_has_one_onset(store: Store) -> None:
+    """A ramp: the sentence dates the last change, the rest of the page and SQL the beginning."""
+    writer = runs.slow(store)
+    slower = "Rank 3 runs at 0.40 of its healthy speed since iteration 50."
+    writer.control(msgspec.structs.replace(runs.slow_verdict(), since_iteration=50, at_iteration=54, sentence=slower))
+    with hold_controller_lock(store, "slow"):
+        writer.close()
+        shown = text(page("slow"))
+    headline = shown[shown.index('data-testid="headline"') :]
+    headline = headline[: headline.index("</div></div>")]
+    assert slower in headline
+    assert "first in iteration 30" in headline
+    assert headline.count("since iteration") == 1
+    assert data.sql("select since_iteration, sentence from verdicts").rows() == [(30, slower)]
 
 
 def test_a_limit_that_auto_reached_is_shown_with_the_proposal(store: Store) -> None:
@@ -242,6 +260,7 @@ def test_what_the_log_lacks_and_what_is_wrong_in_it_is_said_on_both_pages(store:
     dropped = "1,235 events were dropped unwritten (1,200 span, 34 heartbeat, 1 of unknown type)"
     assert f'u-bad">{dropped}</span>' in shown
     assert f"would have been named; {dropped}." in shown
+    assert f'would have been named; {dropped}">' in listed
     assert "1 problem in the log: run healthy: writer rank-0003.1 lacks 7 lines" in shown
     assert "run other: no matter" in listed
 

@@ -41,7 +41,7 @@ def slow(store: Store, run: str = "slow", *, mode: Mode = "approve") -> RunWrite
     writer.control(FaultInjected(kind="slow", rank=3, at_iteration=30, factor=1.8))
     writer.speeds = {3: {"F": 0.556, "B": 0.556}}
     writer.train(4)
-    writer.control(_slow_verdict())
+    writer.control(slow_verdict())
     writer.estimated_speeds = {3: {"F": 0.55, "B": 0.55}}
     writer.control(proposal(repartitioned(1)))
     writer.train(26)
@@ -198,7 +198,7 @@ def _iteration_us(plan: Plan) -> int:
     return int(predict_iteration(plan, [Work(tokens=490, sum_sq=80_000)] * 16, COST, {3: {"F": 0.55, "B": 0.55}}).iteration_us)
 
 
-def _slow_verdict() -> Verdict:
+def slow_verdict() -> Verdict:
     return Verdict(
         verdict=1,
         cause="slow_device",

@@ -48,6 +48,8 @@ class RunWriter:
         self.plan = FIRST
         self.speeds: dict[int, dict[str, float]] = {}
         self.estimated_speeds: dict[int, dict[str, float]] = {}
+        self.shortest = 440
+        """Tokens of a micro-batch at least."""
         self.stream = ControlStream(store, run, "control", f"controller.{incarnation}")
         self.telemetry = SpoolWriter(store, run, f"rank-0000.{incarnation}")
         self.control(
@@ -141,7 +143,7 @@ class RunWriter:
 
     def _lengths(self) -> list[int]:
         lengths: list[int] = []
-        while sum(lengths) < 440:
+        while sum(lengths) < self.shortest:
             lengths.append(min(self.random.choice((24, 60, 110, 180, 320)), 512 - sum(lengths)))
         return lengths
 

@@ -83,6 +83,16 @@ def test_an_episode_is_one_verdict(episodes: list[tuple[int, int]], equal_work: 
         assert verdict.speed["step"] == pytest.approx(1 / 1.5, rel=0.05)
 
 
+@pytest.mark.parametrize("until", [30, 60])
+def test_a_rank_slow_from_the_first_recorded_step_on_is_dated_to_it(until: int) -> None:
+    """Where the work is equal: else nobody can know. Not to the step after it, whose number is five higher here."""
+    us = noisy(np.random.default_rng(8), 60, 4, 0.03)
+    us[:until, 2] *= 1.5
+    times = RankTimes(("step",), tuple(range(100, 400, 5)), dict.fromkeys(range(4), 0), us[None])
+    (verdict,) = judge_workers(times, DetectorOptions(), equal_work=True).verdicts
+    assert (verdict.culprits[0].rank, verdict.since_iteration) == (2, 100)
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("options", [DetectorOptions(), SHARED_MACHINE])
 def test_whatever_the_noise_there_is_an_answer(seed: int, options: DetectorOptions) -> None:

@@ -13,9 +13,11 @@ import polars as pl
 import pytest
 from rich.console import Console
 from support import dashboard_runs as runs
+from support.foreign_traces import log_of, spans_of
 
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS
+from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.model import from_spans
@@ -139,6 +141,40 @@ def test_advice_is_neither_dated_nor_sure(store: Store, tmp_path: Path) -> None:
     assert advice.startswith("next: ")
     assert "confidence" not in advice
     assert "until iteration" not in advice
+
+
+def test_advice_on_what_all_ranks_share_is_neither_dated_nor_sure() -> None:
+    """How sure it is of such a cause is a part of the iterations, and stands with what was found, never with the advice."""
+    plan = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=8)
+    found = diagnose(log_of(spans_of(plan, iterations=30, spread=0.8, noise=0.001)))
+    (verdict,) = found.verdicts
+    assert (verdict.cause, found.outcome) == ("long_sequences", "wrong"), "of inferred lengths no device is cleared for certain"
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(shown(found))
+    finding, advice = (line.strip() for line in console.export_text().splitlines()[2:4])
+    assert finding.startswith(f"long_sequences  {verdict.sentence}")
+    assert re.search(r"  \(in \d+ % of the iterations\)$", finding)
+    assert (advice, "until" in finding) == (f"next: {verdict.evidence['next_step']}", False)
+
+
+@pytest.mark.limit(60)
+def test_what_unequal_documents_cost_is_said_and_is_no_fault(store: Store) -> None:
+    """Their lengths are in the log, so each device is known to take what its work should: well live, and well afterwards."""
+    writer = runs.healthy(store, iterations=0)
+    writer.shortest = 1  # from one document to many in a micro-batch
+    writer.train(40)
+    writer.control(RunFinished(status="done", iterations=40))
+    writer.close()
+    found = diagnose(loaded(store, "healthy"))
+    (verdict,) = found.verdicts
+    assert (verdict.cause, verdict.evidence["lengths"]) == ("long_sequences", "logged")
+    assert found.outcome == "well"
+    assert found.why.startswith("a lasting slowdown of any device by")
+    assert verdict.sentence in found.why
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(shown(found))
+    assert "Something is wrong" not in console.export_text()
+    assert verdict.evidence["next_step"] in console.export_text()
 
 
 @pytest.mark.limit(120)

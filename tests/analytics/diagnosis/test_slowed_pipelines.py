@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import msgspec
 import numpy as np
 import pytest
 from support.foreign_traces import log_of, spans_of
@@ -11,9 +12,10 @@ from support.slowed_pipelines import PipelineScore, scored, slowed_pipeline
 
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose
+from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose, sections_of
 from unskew.analytics.diagnosis.slowness.places import Rows, SlowPlace
 from unskew.analytics.diagnosis.slowness.search import slowness_of
+from unskew.analytics.diagnosis.trace.lost import time_lost
 
 FIRST_SEEDS = range(5_000, 5_030, 6)  # none of those that it was made on
 ITERATIONS = 40
@@ -64,6 +66,21 @@ def test_each_is_named_with_its_own_speed_from_the_first_step_on(stages: int, re
         assert accused(found)[rank] == {kind: pytest.approx(1 / factor, abs=0.03) for kind in "BF"}
     assert {one.since_iteration for one in found.verdicts} == {0}
     assert {one.until_iteration for one in found.verdicts} == {None}
+
+
+def test_what_a_rank_slow_from_the_first_step_on_costs_in_it_has_its_cause() -> None:
+    """In the first recorded step as in every later one, whatever its number is; none of it is unexplained."""
+    plan = uniform_plan(tp=1, pp=2, dp=2, n_layers=2, micro_batches=16)
+    spans = spans_of(plan, iterations=ITERATIONS, spread=0.1, factor=lambda _i, chunk: 1.5 if chunk.rank == 3 else 1.0)
+    log = log_of([msgspec.structs.replace(span, iteration=100 + 10 * (span.iteration or 0)) for span in spans])
+    (section,), findings, _ = sections_of(log)
+    (verdict,) = findings.verdicts
+    assert (verdict.culprits[0].rank, verdict.since_iteration) == (3, 100)
+    lost = time_lost(section, findings.verdicts)
+    cost = lost.causes["slow_device"] / lost.measured_us
+    assert cost[0] == pytest.approx(np.median(cost), rel=0.2)
+    assert np.median(cost) > 0.2
+    assert lost.parts["unexplained"][0] < 0.1 * lost.causes["slow_device"][0]
 
 
 def test_a_rank_slow_in_one_kind_of_work_is_named_for_that_kind() -> None:

@@ -15,6 +15,7 @@ from unskew.analytics.core.plan import PlanError, validate
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.planners.malleus import (
     _groups,
+    _limits,
     cut_node,
     layers_of,
     micro_batches_of,
@@ -189,6 +190,46 @@ def test_no_plan_is_refused_while_the_groups_hold_the_model(seed):
     for pipeline in plan.layout.pipelines:
         room = [int(job.capacity_bytes * len(group) + 1e-9) for group in pipeline.groups]
         assert all(size <= most for size, most in zip(pipeline.layers, room, strict=True))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**9))
+def test_no_plan_is_worse_than_the_best_of_all_templates_and_fewer_pipelines_come_only_where_no_more_hold_the_model(seed):
+    """Small clusters with dead and straggling devices, against every template: it falls back on nothing while one exists."""
+    random = np.random.default_rng(seed)
+    dp, pp, tp = int(random.integers(1, 4)), int(random.integers(1, 4)), int(random.choice([1, 2]))
+    n_layers, micro_batches = int(random.integers(pp, 25)), int(random.integers(dp * pp, 33))
+    speeds = random.choice([1.0, 1.0, 1.0, 0.6, 0.3, 0.0], size=(dp, pp, tp))
+    room = float(random.uniform(0.9, 2.5)) * n_layers / (pp * tp) if random.random() < 0.6 else None
+    activation = float(random.choice([0.0, 0.02]))
+    job = PlannerJob(
+        n_layers=n_layers, micro_batches=micro_batches, layer_bytes=1.0, activation_bytes=activation, capacity_bytes=room
+    )
+    cluster = healthy_cluster(job, tp=tp, pp=pp, dp=dp, devices_per_node=tp).with_speeds(speeds)
+    best = best_of_all(cluster)
+    if best is None:
+        with pytest.raises(PlanError, match="a checkpoint is needed"):
+            plan_malleus(cluster)
+        return
+    plan = plan_malleus(cluster)
+    validate(to_plan(plan.layout, n_layers))
+    assert plan.objective == pytest.approx(best)
+
+
+def best_of_all(cluster):
+    """The least objective of all templates with as many pipelines as there can be; None where no template holds the model."""
+    job = cluster.job
+    limits = None if job.capacity_bytes is None else lambda degrees: _limits(cluster, degrees)
+    for for_memory in (False, True):
+        kinds = [group.kind for group in _groups(cluster, for_memory=for_memory)]
+        most = min(cluster.dp, len(kinds))
+        tries = [(kinds, n) for n in range(most, 0, -1)] + [(kinds[:n], 1) for n in range(len(kinds) - 1, 0, -1)]
+        for used, pipelines in tries:
+            found = enumerated(used, (1.0, cluster.tp), pipelines=pipelines, n_layers=job.n_layers,
+                               micro_batches=job.micro_batches, limits=limits)  # fmt: skip
+            if found < math.inf:
+                return found
+    return None
 
 
 def test_memory_is_that_of_a_group_s_devices_not_of_its_rate():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from unskew.collector.alerts.evaluation import Alerting, Condition, decide
 from unskew.collector.alerts.process import serve
 from unskew.collector.alerts.rules import Rule
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.read.outcomes import WARM_UP
 from unskew.collector.write import control_stream
 from unskew.collector.write.spool import SpoolWriter
 
@@ -53,13 +55,48 @@ def test_a_run_that_nobody_judges_is_told_after_a_while_until_somebody_does(log:
     soon_us = now_us()
     assert step(log.store, rule, at_us=soon_us) == [], "warm-up takes its time"
     (opened,) = step(log.store, rule, at_us=soon_us + 400 * 10**6)
-    assert opened.text == "nobody can be judged yet"
+    assert opened.text == f"nobody can be judged: {WARM_UP}"
     log.add(ev.DetectionLimit(at_iteration=9, smallest_slowdown=1.15))
     (closed,) = step(log.store, rule, at_us=soon_us + 401 * 10**6)
     assert closed.closes
     log.add(ev.DetectionLimit(at_iteration=30, smallest_slowdown=None, why="logs came too late"))
     (again,) = step(log.store, rule, at_us=soon_us + 900 * 10**6)
     assert again.text == "nobody can be judged: logs came too late"
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "text"),
+    [
+        ("failed", "wrong", "the run failed: the disk is full"),
+        ("incomplete", "cannot_be_judged", "nobody can be judged: the log holds 9 of the 12 iterations that were committed"),
+    ],
+)
+def test_how_a_run_ended_is_told_by_its_outcome(
+    log: Log, hook: Hook, status: Literal["failed", "incomplete"], outcome: str, text: str
+) -> None:
+    rules = outcome_rules(hook)
+    soon_us = now_us()
+    log.add(ev.DetectionLimit(at_iteration=9, smallest_slowdown=1.15))
+    assert step(log.store, *rules, at_us=soon_us) == []
+    log.add(ev.RunFinished(status=status, iterations=9, committed=12, reason="the disk is full"))
+    (opened,) = step(log.store, *rules, at_us=soon_us)
+    assert (opened.key, opened.text) == (("r", outcome, ""), text)
+    assert [bool(one.closes) for one in step(log.store, *rules, at_us=soon_us + 2 * 3600 * 10**6)] == [True]
+
+
+def test_a_run_is_wrong_while_a_verdict_stands(log: Log, hook: Hook) -> None:
+    log.add(ev.DetectionLimit(at_iteration=9, smallest_slowdown=1.15), SLOW)
+    (opened,) = step(log.store, *outcome_rules(hook))
+    assert (opened.key, opened.text) == (("r", "wrong", ""), "rank 0 is slow")
+    log.add(ev.VerdictClosed(verdict=1, until_iteration=5, at_iteration=6, reason="well again"))
+    assert [bool(one.closes) for one in step(log.store, *outcome_rules(hook))] == [True]
+
+
+def outcome_rules(hook: Hook) -> list[Rule]:
+    return [
+        Rule(name="wrong", when="wrong", webhook=hook.address),
+        Rule(name="cannot_be_judged", when="cannot_be_judged", webhook=hook.address),
+    ]
 
 
 @pytest.mark.parametrize(

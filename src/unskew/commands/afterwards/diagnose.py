@@ -129,10 +129,11 @@ def shown(one: Diagnosis) -> RenderableType:
     for verdict in one.verdicts:
         table.add_row(Text(verdict.cause, "bold"), Text.assemble(verdict.sentence, (_extent(verdict), "dim")))
         table.add_row("", Text(f"next: {verdict.evidence['next_step']}", "dim"))
-    parts.append(Text("Something is wrong:" if one.verdicts else one.sentence, OUTCOMES[one.outcome]))
+    named = one.outcome == "wrong" and bool(one.verdicts)
+    parts.append(Text("Something is wrong:" if named else one.sentence, OUTCOMES[one.outcome]))
     if one.verdicts:
         parts.append(table)
-        if one.smallest_slowdown is not None:
+        if named and one.smallest_slowdown is not None:
             parts.append(
                 Text(f"a lasting slowdown by {percent(one.smallest_slowdown)} or more would have been named, too", "dim")
             )

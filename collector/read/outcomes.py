@@ -1,0 +1,101 @@
+"""The view `outcomes`: what the control events of a run amount to, in SQL.
+
+`outcome_of_run` (analytics/core/outcome.py) says the same of a folded run, to the letter: its words for what nobody has judged
+are those of this file, and tests/analytics/core/test_outcome.py holds every answer of the one against that of the other.
+"""
+
+from __future__ import annotations
+
+from unskew.collector.events import MOST_SLOWDOWN
+
+SILENT_S = 60
+NO_END = "the run's log has no end, and nobody writes to it"
+NOTHING = "nothing in the log can be judged"
+NOT_IMPORTED = "nobody has judged this imported run yet"
+SIMULATED = "in a simulated run nobody judges the devices"
+TOO_SHORT = "the run was over before its iterations could be judged"
+WARM_UP = "warm-up, the iterations cannot be compared with a prediction yet"
+OLD_DIAGNOSIS = "it was diagnosed by a version that did not state what it would have seen"
+MOST_PERCENT = 999
+"""More of a slowdown is no number any more."""
+
+_HEARD = f"""(select run from writers where split_part(writer, '@', 1) not in ('alerts', 'diagnose')
+    group by run having max(last_us) > epoch_us(get_current_timestamp()) - {SILENT_S * 1_000_000})"""
+"""Runs that somebody wrote to within the minute, as every controller does: whether one holds a run is not in the log."""
+_MISSING = "format('the log holds {} of the {} iterations that were committed', iterations, committed)"
+_UNWRITTEN = "format('{:,} events could not be written', unwritten)"
+_PERCENT = f"format('{{:.3g}} %', least(100 * (smallest_slowdown - 1), {MOST_PERCENT}))"
+_SEEN = f"'a lasting slowdown of any device by ' || {_PERCENT} || ' or more would have been named'"
+
+
+def _text(words: str) -> str:
+    return "'" + words.replace("'", "''") + "'"
+
+
+def outcomes(started: str, finished: str) -> str:
+    """The query, over the views `runs`, `verdicts`, `flagged`, `devices`, `diagnoses` and `detection_limits`, and the columns
+    of the events that begin and end a run."""
+    return f"""
+        with back as (
+            select run, verdict from flagged join devices using (run, rank)
+            where cause = 'dead' group by run, verdict having bool_and(state = 'joined')),
+        standing as (
+            select run, regexp_replace(arg_max(sentence, seq), '[.]$', '') as newest, count(*) as n
+            from (select * from verdicts where until_iteration is null) named anti join back using (run, verdict) group by run),
+        given as (select run, count(*) as n from verdicts group by run),
+        diagnosed as (
+            select * from (select * from diagnoses qualify row_number() over (partition by run order by seq desc) = 1) newest
+            semi join runs on newest.run = runs.run and runs.finished_us is not null
+                and (newest.status = runs.status or (newest.status = '' and newest.outcome != 'well'))),
+        ended as (
+            select finished.run, finished.status, finished.reason, finished.iterations, finished.unwritten,
+                coalesce(committed, case when finished.status = 'done' and started.device_kind is not null
+                    then (started.options->>'iterations')::bigint end) as committed
+            from ({finished}) finished join ({started}) started using (run)),
+        gaps as (
+            select run, coalesce(
+                nullif(concat_ws(', ', case when committed > iterations then {_MISSING} end,
+                    case when unwritten > 0 then {_UNWRITTEN} end), ''),
+                case when status = 'incomplete' then nullif(reason, '') end) as gap
+            from ended
+            union all
+            select run, {_text(NO_END)} from runs where finished_us is null and run not in {_HEARD}),
+        sight as (
+            select runs.run, newest.smallest_slowdown as smallest_slowdown,
+                case when newest.run is not null then nullif(newest.why, '')
+                    when runs.clock = 'imported' then {_text(NOT_IMPORTED)}
+                    when runs.device = 'simulated' then {_text(SIMULATED)}
+                    when runs.finished_us is not null then {_text(TOO_SHORT)}
+                    else {_text(WARM_UP)} end as bound,
+                {_SEEN} as seen,
+                case when smallest_slowdown is null then coalesce(bound, {_text(NOTHING)})
+                    when smallest_slowdown > {MOST_SLOWDOWN} then concat_ws('; ', 'only ' || seen, bound) end as blindness
+            from runs left join (select * from detection_limits
+                qualify row_number() over (partition by run order by seq desc) = 1) newest using (run)),
+        parts as (
+            select runs.run, diagnosed.run is not null as was_diagnosed, diagnosed.why as diagnosis, gaps.gap, sight.blindness,
+                coalesce(nullif(diagnosed.outcome, ''),
+                    case when json_array_length(diagnosed.verdicts) > 0 then 'wrong' else 'cannot_be_judged' end) as found,
+                json_extract_string(diagnosed.verdicts, '$[0].sentence') as first_found,
+                case when was_diagnosed then diagnosed.smallest_slowdown else sight.smallest_slowdown end as smallest_slowdown,
+                concat_ws('; ', sight.seen, sight.bound) as in_sight, standing.newest,
+                case when standing.n > 1
+                    then (standing.n - 1) || ' more verdict' || case when standing.n > 2 then 's' else '' end end as more,
+                case when runs.status = 'failed'
+                    then 'the run failed: ' || coalesce(nullif(runs.reason, ''), 'no reason given') end as failure,
+                case when runs.n_dropped > 0 then format('{{:,}} event{{}} dropped unwritten', runs.n_dropped,
+                    case when runs.n_dropped = 1 then ' was' else 's were' end) end as lacking,
+                given.n || ' verdict' || case when given.n > 1 then 's' else '' end || ' before, no longer open' as earlier
+            from runs left join diagnosed using (run) left join standing using (run) left join given using (run)
+                left join gaps using (run) left join sight using (run)),
+        judged_as as (
+            select *, case when was_diagnosed then found when newest is not null or failure is not null then 'wrong'
+                when gap is not null or blindness is not null then 'cannot_be_judged' else 'well' end as word
+            from parts)
+        select run, word as outcome, case when word != 'cannot_be_judged' then smallest_slowdown end as smallest_slowdown,
+            case when was_diagnosed then coalesce(nullif(diagnosis, ''), case when word = 'wrong' then first_found end,
+                    {_text(OLD_DIAGNOSIS)})
+                when word = 'wrong' then concat_ws('; ', newest, more, failure, lacking)
+                when word = 'cannot_be_judged' then concat_ws('; ', gap, blindness, lacking)
+                else concat_ws('; ', in_sight, lacking, earlier) end as why
+        from judged_as"""
