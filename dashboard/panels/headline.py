@@ -128,7 +128,7 @@ def _of_outcome(snapshot: Snapshot) -> Headline:
         if state.diagnosed is not None:
             facts.append(("diagnosed afterwards", "quiet"))
     closed = len(state.verdicts) - len(state.open_verdicts)
-    in_sentence = found.outcome == "well" and state.diagnosed is None  # a live run that is well says it itself
+    in_sentence = found.why.endswith("no longer open")  # a live run that is well says it itself
     notes = [f"{count(closed, 'verdict')} before, closed by now."] if closed and not in_sentence else []
     return Headline(OUTCOME_TONES[found.outcome], found.sentence, tuple(facts), (*notes, *_verdict_notes(state)))
 
