@@ -191,5 +191,8 @@ def test_sql_gives_the_same_outcome_as_the_page(tmp_path: Path, monkeypatch: pyt
     with open_store(store) as reader:
         rows = {row["run"]: row for row in reader.sql("select * from outcomes").to_dicts()}
     for run, events in stories.items():
-        expected = outcome_of_run(reduce(fold, [started(run), *events], RunState()), controlled=run != "killed")
+        state = RunState()
+        for at_us, event in enumerate([started(run), *events]):
+            state = fold(state, event, at_us)
+        expected = outcome_of_run(state, controlled=run != "killed")
         assert Outcome(**{name: rows[run][name] for name in ("outcome", "smallest_slowdown", "why")}) == expected, run

@@ -163,7 +163,7 @@ def test_what_unequal_documents_cost_is_said_and_is_no_fault(store: Store) -> No
     writer = runs.healthy(store, iterations=0)
     writer.shortest = 1  # from one document to many in a micro-batch
     writer.train(40)
-    writer.control(RunFinished(status="done", iterations=40))
+    writer.control(RunFinished(status="done", iterations=40, committed=40))
     writer.close()
     found = diagnose(loaded(store, "healthy"))
     (verdict,) = found.verdicts
