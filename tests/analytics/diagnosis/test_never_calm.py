@@ -173,8 +173,9 @@ def test_what_unequal_documents_cost_is_said_and_is_no_fault(store: Store) -> No
     assert verdict.sentence in found.why
     console = Console(width=300, record=True, file=io.StringIO())
     console.print(shown(found))
-    assert "Something is wrong" not in console.export_text()
-    assert verdict.evidence["next_step"] in console.export_text()
+    printed = console.export_text()
+    assert "Something is wrong" not in printed
+    assert verdict.evidence["next_step"] in printed
 
 
 @pytest.mark.limit(120)
