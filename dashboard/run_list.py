@@ -13,7 +13,7 @@ import streamlit as st
 from unskew.analytics.core.outcome import Outcome, outcome_of_run, percent
 from unskew.analytics.core.run_state import RunState
 from unskew.collector.events import DEVICE_NAMES
-from unskew.collector.read.outcomes import NO_END
+from unskew.collector.outcome_words import NO_END
 from unskew.dashboard import data
 from unskew.dashboard.run_status import OUTCOME_TONES, OUTCOME_WORDS, TONES, status_of
 from unskew.dashboard.theme import card, chip, escape, table, title

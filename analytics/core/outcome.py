@@ -13,9 +13,9 @@ from typing import Literal
 import msgspec
 
 from unskew.analytics.core.run_state import RunState
+from unskew.collector import outcome_words as words
 from unskew.collector.events import MOST_SLOWDOWN, Diagnosed, RunFinished, Verdict
 from unskew.collector.log_gap import dropped_sentence
-from unskew.collector.read import outcomes as words
 
 Scope = Literal["device", "replica", "job"]
 OutcomeWord = Literal["wrong", "well", "cannot_be_judged"]

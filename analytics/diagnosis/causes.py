@@ -59,6 +59,11 @@ def clears_all(verdict: Verdict) -> bool:
     return verdict.cause == "long_sequences" and verdict.evidence.get("lengths") == "logged"
 
 
+def faults(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Those that say that something is wrong."""
+    return [one for one in verdicts if not clears_all(one)]
+
+
 def _counts(cause: str, section: TraceSection) -> bool:
     """Whether what a section shows of a cause is not what its plan meant."""
     if cause == "stage_imbalance":

@@ -27,7 +27,7 @@ from unskew.analytics.detector.options import DetectorOptions, options_for
 from unskew.analytics.detector.verdicts import devices, lost_verdict
 from unskew.analytics.diagnosis.attached import follow_attached
 from unskew.analytics.diagnosis.capacity import idle_s
-from unskew.analytics.diagnosis.causes import LEAST_SHARE, NEXT_STEP, clears_all, named
+from unskew.analytics.diagnosis.causes import LEAST_SHARE, NEXT_STEP, clears_all, faults, named
 from unskew.analytics.diagnosis.coverage import earlier_attempts, gaps_of
 from unskew.analytics.diagnosis.failslow import as_slow, follow_run, loss_of
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
@@ -146,7 +146,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         unexplained = _worse(unexplained, findings.long_ones)
     gaps = [*gaps_of(log, chunks=seen == "chunks", recordings=[one.recording for one in sections]), *gaps]
     outcome = outcome_of(
-        _faults(verdicts),
+        faults(verdicts),
         sights,
         failure=log.failure,
         gaps=gaps,
@@ -160,18 +160,13 @@ def diagnose(log: RunLog) -> Diagnosis:
         iterations=log.iterations.height,
         verdicts=tuple(_with_next_step(verdict) for verdict in verdicts),
         time_lost_s=lost_s,
-        abstained=(*abstained, *_hidden(_faults(verdicts), [log.failure, *gaps, dropped_sentence(log.dropped)])),
+        abstained=(*abstained, *_hidden(faults(verdicts), [log.failure, *gaps, dropped_sentence(log.dropped)])),
         outcome=outcome.outcome,
         smallest_slowdown=outcome.smallest_slowdown,
         why="; ".join([outcome.why, *_besides(log, outcome)]),
         looked_at=log.sample.what if log.sample else "",
         status=log.status,
     )
-
-
-def _faults(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Those that say that something is wrong."""
-    return [one for one in verdicts if not clears_all(one)]
 
 
 def _hidden(verdicts: Sequence[Verdict], lacks: Sequence[str]) -> list[str]:

@@ -1,23 +1,24 @@
 """The view `outcomes`: what the control events of a run amount to, in SQL.
 
 `outcome_of_run` (analytics/core/outcome.py) says the same of a folded run, to the letter: its words for what nobody has judged
-are those of this file, and tests/analytics/core/test_outcome.py holds every answer of the one against that of the other.
+are the same constants, and tests/analytics/core/test_outcome.py holds every answer of the one against that of the other.
 """
 
 from __future__ import annotations
 
 from unskew.collector.events import MOST_SLOWDOWN
+from unskew.collector.outcome_words import (
+    MOST_PERCENT,
+    NO_END,
+    NOT_IMPORTED,
+    NOTHING,
+    OLD_DIAGNOSIS,
+    SIMULATED,
+    TOO_SHORT,
+    WARM_UP,
+)
 
 SILENT_S = 60
-NO_END = "the run's log has no end, and nobody writes to it"
-NOTHING = "nothing in the log can be judged"
-NOT_IMPORTED = "nobody has judged this imported run yet"
-SIMULATED = "in a simulated run nobody judges the devices"
-TOO_SHORT = "the run was over before its iterations could be judged"
-WARM_UP = "warm-up, the iterations cannot be compared with a prediction yet"
-OLD_DIAGNOSIS = "it was diagnosed by a version that did not state what it would have seen"
-MOST_PERCENT = 999
-"""More of a slowdown is no number any more."""
 
 _HEARD = f"""(select run from writers where split_part(writer, '@', 1) not in ('alerts', 'diagnose')
     group by run having max(last_us) > epoch_us(get_current_timestamp()) - {SILENT_S * 1_000_000})"""

@@ -16,8 +16,8 @@ from unskew.collector.alerts import evaluation as alerting_module
 from unskew.collector.alerts.evaluation import Alerting, Condition, decide
 from unskew.collector.alerts.process import serve
 from unskew.collector.alerts.rules import Rule
+from unskew.collector.outcome_words import WARM_UP
 from unskew.collector.paths import Store, StoreError
-from unskew.collector.read.outcomes import WARM_UP
 from unskew.collector.write import control_stream
 from unskew.collector.write.spool import SpoolWriter
 

@@ -1,0 +1,13 @@
+"""What is said of a run that nobody has judged, by the view `outcomes` and by analytics/core/outcome.py alike."""
+
+from __future__ import annotations
+
+NO_END = "the run's log has no end, and nobody writes to it"
+NOTHING = "nothing in the log can be judged"
+NOT_IMPORTED = "nobody has judged this imported run yet"
+SIMULATED = "in a simulated run nobody judges the devices"
+TOO_SHORT = "the run was over before its iterations could be judged"
+WARM_UP = "warm-up, the iterations cannot be compared with a prediction yet"
+OLD_DIAGNOSIS = "it was diagnosed by a version that did not state what it would have seen"
+MOST_PERCENT = 999
+"""More of a slowdown is no number any more."""
