@@ -30,13 +30,13 @@ NO_IO = (
     "collector/events",
     "collector/command.py",
     "collector/decoding.py",
-    "collector/log_gap.py",
+    "collector/log_gap|outcome_words.py",
     "collector/files/upcasters.py",
 )
 """What only computes: files are read and written for it, by src/unskew/edge and by the rest of collector."""
 OUTSIDE = re.compile(
     r"(asyncio|duckdb|io|joblib|os|pathlib|shutil|socket|sqlite3|subprocess|tempfile|urllib"
-    r"|unskew\.collector\.(?!events|command\b|decoding|log_gap|files\.tail\.decode_event)\w+)(\..*)?"
+    r"|unskew\.collector\.(?!events|command\b|decoding|log_gap|outcome_words|files\.tail\.decode_event)\w+)(\..*)?"
 )
 """Modules through which files, processes, networks and stores are reached."""
 READS_OR_WRITES = re.compile(r"open|(read|write)_(text|bytes|csv|parquet|json|ipc|database|html)|(scan|sink)_\w+")
