@@ -30,7 +30,8 @@ NO_IO = (
     "collector/events",
     "collector/command.py",
     "collector/decoding.py",
-    "collector/log_gap|outcome_words.py",
+    "collector/log_gap.py",
+    "collector/outcome_words.py",
     "collector/files/upcasters.py",
 )
 """What only computes: files are read and written for it, by src/unskew/edge and by the rest of collector."""
