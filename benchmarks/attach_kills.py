@@ -2,8 +2,8 @@
 code right, and nothing left behind?
 
 Each job is started by `unskew watch -- python killed_job.py` (tests/support), two forked ranks with Gloo. The victim is killed
-a random moment after a random iteration is in the log. A rank that is killed takes with it what it has not handed to the kernel
-yet, the last quarter of a second; nobody else loses anything.
+a random moment after a random iteration is in the log, and the job goes on for some steps, however long they take. A rank that
+is killed takes with it what it has not handed to the kernel yet, the last quarter of a second; nobody else loses anything.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def killed(victim: str, seed: int) -> Killed:
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="unskew-kills-") as name:
         folder, store = Path(name), Store(Path(name) / "store")
+        (folder / killed_job.GO_ON).touch()
         command = [sys.executable, killed_job.__file__, name]
         watch = subprocess.Popen(
             [sys.executable, "-m", "unskew", "watch", "--store", str(store.root), "--", *command],
@@ -79,6 +80,7 @@ def killed(victim: str, seed: int) -> Killed:
         )  # fmt: skip
         try:
             run = _kill(store, watch, victim, chance.randint(2, 60), chance.uniform(0.0, 0.1))
+            (folder / killed_job.GO_ON).unlink()
             code = watch.wait(LIMIT_S)
         finally:
             watch.kill()

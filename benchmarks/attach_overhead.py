@@ -1,7 +1,8 @@
 """What watching a DDP training of somebody else costs each rank: the same job with and without, in turns.
 
 Two forked ranks on real CPU cores. By CPU time of the whole process (its threads that encode and write included), in a job that
-computes next to nothing, so that the difference stands out; by the wall clock in one whose steps take some 20 ms.
+computes next to nothing, so that the difference stands out; by the wall clock in one whose steps take some 20 ms. And what
+`import unskew` and `attach()` cost a process that has imported torch.
 """
 
 from __future__ import annotations
@@ -29,6 +30,14 @@ TURNS = 12
 SKIPPED = 10
 MICRO_BATCHES = 4
 BAR_US, BAR_PERCENT, WALL_PERCENT = 20.0, 0.3, 1.0
+STARTS, START_MS = 7, 50.0
+_START = """
+import sys, time, torch, torch.distributed
+before_s = time.process_time()
+import unskew
+unskew.attach(sys.argv[1], run="start")
+print(time.process_time() - before_s)
+"""
 STEP_MS = 22.0
 """Of the step that the bars were set for."""
 _RESAMPLES = 2_000
@@ -53,6 +62,7 @@ def figures(bench: Bench, turns: int = TURNS) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="unskew-overhead-") as folder:
         light = {each: _pairs(bench, Path(folder), LIGHT._replace(micro_batches=each), turns) for each in {1, MICRO_BATCHES}}
         heavy = _pairs(bench, Path(folder), HEAVY, turns)
+        starts_ms = [_start_ms(Path(folder)) for _ in bench.steps("starts", range(min(STARTS, turns)))]
     of_cpu = {each: [1e6 * (on[0] - off[0]) / each for on, off in pairs] for each, pairs in light.items()}
     of_step_us = median(of_cpu[1])
     wall = [100 * (on[1] - off[1]) / off[1] for on, off in heavy]
@@ -68,7 +78,15 @@ def figures(bench: Bench, turns: int = TURNS) -> list[Figure]:
                note="the first, of that"),
         figure("attach: wall clock, upper end of the 95 % interval", high, "%", bar=WALL_PERCENT, better="lower",
                note=f"of a step of {step_ms:.1f} ms: median {median(wall):.2f} %, from {low:.2f} %"),
+        figure("attach: CPU of import and attach, the most", max(starts_ms), "ms", bar=START_MS, better="lower",
+               note=f"{len(starts_ms)} starts behind `import torch`, median {median(starts_ms):.1f} ms"),
     ]  # fmt: skip
+
+
+def _start_ms(folder: Path) -> float:
+    """CPU time of a fresh process, whose compiled modules are on the disk."""
+    command = [sys.executable, "-c", _START, str(folder / "store")]
+    return 1e3 * float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def _pairs(bench: Bench, folder: Path, job: Job, turns: int) -> list[tuple[Turn, Turn]]:

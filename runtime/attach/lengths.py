@@ -12,20 +12,20 @@ from typing import Any
 
 PACKED = ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q")
 TOKENS = ("input_ids", "attention_mask", "labels", "position_ids")
-RARER = (*PACKED, "position_ids")
+RARER = frozenset({*PACKED, "position_ids"})
 MOST_NESTED = 3
 
 
 def lengths_of(batch: Any) -> tuple[int, ...]:
     """The sequence lengths of a batch (any nesting of tensors); of one that holds no tokens its number of values, as a single
     length; () = nothing that has a length."""
-    if isinstance(batch, Mapping) and not any(name in batch for name in RARER):  # the usual case, in a microsecond
+    if hasattr(batch, "numel") and hasattr(batch, "dim") and not hasattr(batch, "keys"):  # a tensor, and no mapping of some
+        return (int(batch.shape[1]),) * int(batch.shape[0]) if _is_tokens(batch) else (batch.numel(),) if batch.dim() else ()
+    if isinstance(batch, Mapping) and RARER.isdisjoint(batch):  # the usual case, in a microsecond
         for name in TOKENS:
             if name in batch and getattr(batch[name], "ndim", 0) == 2:
                 rows, length = batch[name].shape
                 return (int(length),) * int(rows)
-    if hasattr(batch, "numel") and hasattr(batch, "dim"):
-        return (int(batch.shape[1]),) * int(batch.shape[0]) if _is_tokens(batch) else (batch.numel(),) if batch.dim() else ()
     tensors = _tensors(batch, "", MOST_NESTED)
     named = {name: tensor for name, tensor in reversed(tensors) if name}
     if (packed := next((named[name] for name in PACKED if name in named and _readable(named[name])), None)) is not None:

@@ -179,18 +179,21 @@ def _backward(session: LoopSession) -> None:
             awaited = False
             queue(computed)
 
-    hooks: dict[int, _Function] = {0: reached}
+    carrier = torch.empty(0, device="cpu")
+    carrier._backward_hooks = {0: reached}  # type: ignore[assignment]  # a node takes hooks from any tensor's dictionary
 
     def wrap(original: _Function) -> _Function:
         def backward(tensors: Any, *arguments: Any, **named: Any) -> Any:
             nonlocal nested, awaited
-            if is_compiling() or nested or (loop := session.loop_or_begin()) is None:
+            if is_compiling() or nested or (loop := session.loop() or session.loop_or_begin()) is None:
                 return original(tensors, *arguments, **named)
             try:
                 root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
                 loop.backward(_loss(root))
-                if awaited := loop.awaits:
-                    _hook(root, hooks)
+                # By register_prehook(), which makes a dictionary and a handle each time, it costs the loop twice as much.
+                if loop.awaits and (node := getattr(root, "grad_fn", None)) is not None:
+                    awaited = True
+                    node._register_hook_dict(carrier)
             except Exception as error:
                 session.failed(error)
             nested = True
@@ -208,24 +211,9 @@ def _backward(session: LoopSession) -> None:
     _replace(torch.autograd, "backward", wrap)
 
 
-def _hook(root: Any, hooks: dict[int, _Function]) -> None:
-    """Have `hooks` run when the engine comes to the root. What torch's own way to it adds, a dictionary and a handle each time,
-    costs the loop twice as much; it is gone where the user has hooks there."""
-    if (node := root.grad_fn) is None:
-        return
-    if root._backward_hooks is not None:
-        node.register_prehook(lambda *_: hooks[0](None))
-        return
-    root._backward_hooks = hooks
-    node._register_hook_dict(root)
-    root._backward_hooks = None
-
-
 def _loss(root: Any) -> float | None:
     """The value that `backward()` begins at, where it is at hand: a device's would be waited for."""
-    if root is None or root.device.type != "cpu" or root.numel() != 1:
-        return None
-    return float(root.item())
+    return float(root.item()) if isinstance(root, torch.Tensor) and root.is_cpu and root.numel() == 1 else None
 
 
 def _waits(waiting: _Wrap) -> None:

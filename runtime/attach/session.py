@@ -12,8 +12,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -54,6 +54,23 @@ class JobFacts(NamedTuple):
     on_gpu: bool
     unknown: tuple[str, ...] = ()
     dimensions: tuple[str, ...] = ()
+
+
+class _Step:
+    """Of a loop that says it itself."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: LoopSession) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        if (loop := self._session.loop_or_begin()) is not None:
+            loop.entered()
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None and (loop := self._session.loop()) is not None:
+            loop.left()
 
 
 class LoopSession:
@@ -115,15 +132,10 @@ class LoopSession:
 
         return BalancedLoader(self, loader, length=length, mean_over=mean_over, window=window, model=model)
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> AbstractContextManager[None]:
         """Around each step of a loop that has neither a loader nor an optimizer of torch: what it takes apart from `backward()`
         and from waits is its own time. One that ends with an exception is not over."""
-        if (loop := self.loop_or_begin()) is not None:
-            loop.entered()
-        yield
-        if (loop := self.loop()) is not None:
-            loop.left()
+        return _Step(self)
 
     def close(self) -> None:
         """Write what is left; the loop is not measured any more."""

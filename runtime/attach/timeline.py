@@ -24,15 +24,23 @@ MOST_NAMED = 64
 """Members of larger groups are not spelled out in the group's name."""
 PART_NS, MOST_PIECES = 250_000_000, 64
 """A longer iteration is handed on in parts: a rank that is killed leaves what it had done."""
-CLOSE_NS, FAR_NS, LEAST_NS = 50_000, 10_000_000, 1_000_000
+CLOSE_NS, FAR_NS, LEAST_NS = 200_000, 10_000_000, 1_000_000
 """The time without a core is read where so much has passed: close together while ranks take turns on their cores, which shows
-in which work it fell; else far apart, but at the end of each iteration of some length."""
+in which work it fell (a look costs 2 to 6 us); else far apart, but at the end of each iteration of some length."""
 LITTLE = 50
 """A core is at hand while less than one part in so many is spent without it."""
 
 
 class LoopTimeline:
     """Of one rank. `emit` takes what was done, `now` is the run's clock, `ready` says for how long the thread had no core."""
+
+    __slots__ = (
+        "_begun", "_called", "_chunk", "_clock", "_coming", "_computed", "_device", "_done", "_emit", "_ended", "_evaluation",
+        "_first", "_frozen", "_group", "_lengths", "_loading", "_losses", "_mark", "_noted_loss", "_noted_tokens", "_number",
+        "_packed", "_part", "_pause_ns", "_pieces", "_place", "_product", "_read_at_ns", "_readings", "_ready", "_shown",
+        "_stages", "_stepped", "_stepping", "_tokens", "_waited_ns", "activity", "gathers", "iteration", "plan_version",
+        "probe_due", "rank", "ranks",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -47,7 +55,7 @@ class LoopTimeline:
     ) -> None:
         self.rank, self.ranks, self._device, self._emit, self._ready, self._clock = rank, ranks, device, emit, ready, now
         self._group = "-".join(map(str, range(ranks))) if ranks <= MOST_NAMED else "world"
-        self.iteration = self.progress = 0
+        self.iteration = self._done = 0
         self._product = product
         self.probe_due = False
         """The rank is to measure itself at the end of this step."""
@@ -83,6 +91,11 @@ class LoopTimeline:
         self._stages: list[int] = []
         self._frozen: set[int] = set()
         """Models that a loop evaluates in its steps: a teacher, say."""
+
+    @property
+    def progress(self) -> int:
+        """Pieces of work that are done; it stays where the rank hangs."""
+        return self._done + len(self._pieces)
 
     @property
     def awaits(self) -> bool:
@@ -242,7 +255,6 @@ class LoopTimeline:
 
     def paused(self, kind: SpanKind, since: Moment, until: Moment) -> None:
         """The loop did something between its steps, or in the middle of one."""
-        self.progress += 1
         self._pieces.append((kind, since, until, None))
 
     def evaluates(self, model: int) -> None:
@@ -284,7 +296,6 @@ class LoopTimeline:
 
     def _now(self) -> Moment:
         now_ns = self._clock()
-        self.progress += 1
         if now_ns >= self._read_at_ns:
             self._read(now_ns)
         return now_ns, self._waited_ns
@@ -320,7 +331,6 @@ class LoopTimeline:
 
     def _read_now(self) -> Moment:
         self._read(now_ns := self._clock())
-        self.progress += 1
         return now_ns, self._waited_ns
 
     def _hand_on(self, until: Moment, commit: tuple[int, float | None, int] | None = None) -> None:
@@ -329,6 +339,7 @@ class LoopTimeline:
             self._readings, commit, self.plan_version, self._stages,
         )  # fmt: skip
         self._emit(part)
+        self._done += len(self._pieces)
         last = len(self._readings) - 1
         while last and self._readings[last][0] > until[0]:  # the next part begins before the moment that is the newest
             last -= 1

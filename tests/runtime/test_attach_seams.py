@@ -49,14 +49,16 @@ def test_torch_still_has(name: str) -> None:
 
 
 def test_a_node_of_the_graph_still_takes_hooks_by_a_dictionary() -> None:
-    """`Tensor._backward_hooks` and `Node._register_hook_dict`, by which a callback of the engine is queued (seams.py)."""
-    root, seen = torch.ones(2, requires_grad=True).sum(), list[object]()
-    assert root._backward_hooks is None
-    root._backward_hooks = {0: seen.append}
-    root.grad_fn._register_hook_dict(root)  # type: ignore[union-attr]
-    root._backward_hooks = None
-    root.backward()
-    assert len(seen) == 1
+    """`Tensor._backward_hooks` and `Node._register_hook_dict`, by which a callback of the engine is queued (seams.py): also at a
+    second output, and beside hooks of the user's."""
+    seen, carrier = list[object](), torch.empty(0)
+    carrier._backward_hooks = {0: seen.append}  # type: ignore[assignment]
+    root, users = torch.ones(2, requires_grad=True).unbind()[1], list[object]()
+    root.register_hook(users.append)  # type: ignore[no-untyped-call]
+    for times in (1, 2):
+        root.grad_fn._register_hook_dict(carrier)  # type: ignore[union-attr]
+        root.backward(retain_graph=True)
+        assert (len(seen), len(users)) == (2 * times - 1, times)
 
 
 def test_a_stage_still_says_where_it_is() -> None:

@@ -1,7 +1,7 @@
 """A DDP training that somebody kills a process of: `python killed_job.py FOLDER`, which knows nothing of Unskew.
 
 The command forks two ranks and ends with 0, or with `FAILED` when one of them did not. FOLDER/steps-RANK holds how many steps
-the rank has done; they train for `TRAIN_S`.
+the rank has done; they train while FOLDER/`GO_ON` is there, and `AFTER` steps more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-FAILED, TRAIN_S, WIDTH, STEPS = 3, 1.5, 16, 100_000
+FAILED, AFTER, WIDTH, STEPS = 3, 150, 16, 100_000
+GO_ON = "go-on"
 
 
 def train(folder: Path, rank: int) -> None:
@@ -25,16 +26,16 @@ def train(folder: Path, rank: int) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store.gloo"), 2), rank=rank, world_size=2)
     model = DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    done, until = os.open(folder / f"steps-{rank}", os.O_WRONLY | os.O_CREAT), time.monotonic() + TRAIN_S
-    over = torch.zeros(1)
+    done, left, over = os.open(folder / f"steps-{rank}", os.O_WRONLY | os.O_CREAT), AFTER, torch.zeros(1)
     for step, batch in enumerate(DataLoader(torch.ones(STEPS, WIDTH), batch_size=4), start=1):
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         os.pwrite(done, f"{step:8}".encode(), 0)
         time.sleep(0.004)
-        dist.all_reduce(over.fill_(time.monotonic() > until))
-        if over.item():
+        dist.all_reduce(over.fill_(not (folder / GO_ON).exists()))
+        left -= bool(over.item())
+        if not left:
             break
     dist.destroy_process_group()
 
