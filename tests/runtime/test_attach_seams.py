@@ -49,8 +49,8 @@ def test_torch_still_has(name: str) -> None:
 
 
 def test_a_node_of_the_graph_still_takes_hooks_by_a_dictionary() -> None:
-    """`Tensor._backward_hooks` and `Node._register_hook_dict`, by which a callback of the engine is queued (seams.py): also at a
-    second output, and beside hooks of the user's."""
+    """`Tensor._backward_hooks` and `Node._register_hook_dict`, by which a callback of the engine is queued (seams.py): at a
+    second output too, and beside hooks of the user's."""
     seen, carrier = list[object](), torch.empty(0)
     carrier._backward_hooks = {0: seen.append}  # type: ignore[assignment]
     root, users = torch.ones(2, requires_grad=True).unbind()[1], list[object]()
