@@ -180,7 +180,7 @@ def _backward(session: LoopSession) -> None:
             queue(computed)
 
     carrier = torch.empty(0, device="cpu")
-    carrier._backward_hooks = {0: reached}  # type: ignore[assignment]  # a node takes hooks from any tensor's dictionary
+    carrier._backward_hooks = {0: reached}  # a node takes hooks from any tensor's dictionary
 
     def wrap(original: _Function) -> _Function:
         def backward(tensors: Any, *arguments: Any, **named: Any) -> Any:
