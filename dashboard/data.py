@@ -183,6 +183,12 @@ def beside_peers(run: str, first: int, last: int, grain: int) -> tuple[str, pl.D
     return "", found
 
 
+@st.cache_data(ttl=5, show_spinner=False, max_entries=16)
+def skew(run: str, first: int, last: int) -> pl.DataFrame:
+    """The rows of the view `skew` of these iterations."""
+    return sql("select * from skew where run = ? and iteration between ? and ?", [run, first, last], refresh=False)
+
+
 @st.cache_data(ttl=1, show_spinner=False)
 def problems() -> tuple[str, ...]:
     """What keeps the collector from going on, that alerts are not in force, and what is wrong in the log, one sentence each."""

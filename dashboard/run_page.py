@@ -23,6 +23,7 @@ from unskew.dashboard.panels import (
     plan_view,
     proposals,
     records,
+    skew,
     timeline,
 )
 from unskew.dashboard.run_status import TONES, imported, simulated, status_of
@@ -78,6 +79,7 @@ def _body(run: str) -> None:
     _arrange(wide, narrow)
     if not foreign:
         plan_view.show(snapshot)
+    skew.show(snapshot, window)
     if not bare and cells.measure == "compute":
         timeline.show(snapshot)
     _records(snapshot)

@@ -19,6 +19,7 @@ from unskew.collector.files import columns, rows
 from unskew.collector.files.upcasters import rows_of
 from unskew.collector.projections.definitions import PROJECTIONS
 from unskew.collector.read.outcomes import outcomes
+from unskew.collector.read.skew import SKEW
 
 if TYPE_CHECKING:
     import duckdb
@@ -203,6 +204,7 @@ VIEWS: dict[str, str] = {
                        min(list_min(list_transform(json_keys(speed), lambda kind: (speed->>kind)::double))) as slowest
                    from flagged group by run, rank) using (run, rank)
         group by device""",
+    "skew": SKEW,
 }
 """Name -> query, in an order in which each builds only on earlier ones."""
 

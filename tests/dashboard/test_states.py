@@ -78,6 +78,7 @@ def test_slow_rank_is_the_culprit_and_its_peers_are_victims(store: Store) -> Non
         shown = text(page("slow"))
     assert "Rank 3 runs at 0.55 of its healthy speed since iteration 30." in shown
     assert "Ranks 0–2 only wait for it: victims, not at fault." in shown
+    assert re.search(r"Slow devices lose [\d.]+ m?s per iteration, .* Rank 3 took longest in 1?\d\d % of the", shown)
     assert "proposal p1 waits for you: " in shown
     assert "Plan 1 as proposed" in shown
     assert "was 4 layers, 8 mb" in shown
