@@ -16,6 +16,7 @@ from support.paths import ROOT
 from typer.testing import CliRunner
 
 from unskew.cli import app
+from unskew.collector.read.reader import open_store
 
 PARTS: tuple[Part, ...] = get_args(Part)
 EXAMPLES = ROOT / "examples"
@@ -57,6 +58,22 @@ def assert_never_falsely_calm(run: dict[str, Any], part: Part) -> None:
     assert run["outcome"] == ("wrong" if run["verdicts"] else "cannot_be_judged"), run["why"]
     assert not run["verdicts"] or part != "nothing"
     assert all(seconds > -0.05 * sum(run["time_lost_s"].values()) for seconds in run["time_lost_s"].values())
+
+
+def assert_only_what_was_recorded(run: dict[str, Any], store: Path) -> None:
+    """A processor may change its pace by itself, by a quarter for 100 ms as seen here: who is named was that much slower."""
+    assert run["outcome"] != "wrong" or run["verdicts"], run["why"]
+    for verdict in run["verdicts"]:
+        assert verdict["cause"] == "slow_device", verdict
+        (culprit,), until = verdict["culprits"], verdict["until_iteration"] or 1 << 30
+        for kind, speed in verdict["speed"].items():
+            took = open_store(store).sql(
+                "select rank, median(us) from (select rank, iteration, sum(wall_us) as us from spans where run = ? and kind = ?"
+                " and iteration between ? and ? group by all) group by rank",
+                [run["run_id"], kind, verdict["since_iteration"], until - 1],
+            )
+            us = dict(took.iter_rows())
+            assert us.pop(culprit["rank"]) * speed > 0.85 * max(us.values()), verdict["sentence"]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -133,7 +150,7 @@ def test_a_real_job_under_torchrun_recorded_as_the_guide_says(tmp_path: Path, pa
     for form, recorded in (("kineto", "traces"), ("iteration-times", "tables")):
         run = diagnosed(tmp_path, form, tmp_path / recorded, recorded)
         if part == "nothing":
-            assert (run["verdicts"], run["outcome"] in {"well", "cannot_be_judged"}) == ([], True), run["why"]
+            assert_only_what_was_recorded(run, tmp_path / "store")
             continue
         costliest = run["verdicts"][0]
         assert named(run)[0] == (CAUSES[part], [LATE])
