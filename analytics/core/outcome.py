@@ -103,7 +103,7 @@ def outcome_of(
     sentence each; `dropped`: type -> events it lacks; `costs`: what time is lost for though nothing is wrong, a sentence each;
     both are stated whatever the outcome."""
     decisive, job = closest(sights), [sight for sight in sights if sight.scope == "job"]
-    smallest = decisive.smallest_slowdown
+    smallest = decisive.smallest_slowdown if decisive.sees else None
     judged = [decisive, *(sight for sight in job if sight != decisive)]
     without_cause = unexplained is not None and unexplained.of_measured >= LEAST_STATED_SHARE
     stated = [one.removesuffix(".") for one in costs] + ([unexplained.words] if unexplained and without_cause else [])

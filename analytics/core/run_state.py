@@ -55,6 +55,13 @@ class VerdictState(msgspec.Struct, frozen=True):
         until = latest.until_iteration if self.closed is None else self.closed.until_iteration
         return _changed(latest, since_iteration=onset, until_iteration=until)
 
+    @property
+    def onset(self) -> str:
+        """Beside the sentence, which dates the last change of a verdict that was revised (a ramp)."""
+        onset = self.verdict.since_iteration
+        changed = self.revisions[-1].verdict.since_iteration != onset
+        return f"first in iteration {onset}" if changed else f"since iteration {onset}"
+
 
 class ProposalState(msgspec.Struct, frozen=True):
     """A proposal and what became of it; `answers` are the verdicts that it is for, `refused` is the last command about it that

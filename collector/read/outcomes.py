@@ -78,7 +78,8 @@ def outcomes(started: str, finished: str) -> str:
                 coalesce(nullif(diagnosed.outcome, ''),
                     case when json_array_length(diagnosed.verdicts) > 0 then 'wrong' else 'cannot_be_judged' end) as found,
                 json_extract_string(diagnosed.verdicts, '$[0].sentence') as first_found,
-                case when was_diagnosed then diagnosed.smallest_slowdown else sight.smallest_slowdown end as smallest_slowdown,
+                case when was_diagnosed then diagnosed.smallest_slowdown
+                    when sight.smallest_slowdown <= {MOST_SLOWDOWN} then sight.smallest_slowdown end as smallest_slowdown,
                 concat_ws('; ', sight.seen, sight.bound) as in_sight, standing.newest,
                 case when standing.n > 1
                     then (standing.n - 1) || ' more verdict' || case when standing.n > 2 then 's' else '' end end as more,

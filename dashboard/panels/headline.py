@@ -84,7 +84,7 @@ def _of_verdict(judged: VerdictState, state: RunState) -> Headline:
     facts = [*_of_proposal(state), (CAUSES[verdict.cause], _tone(verdict))]
     if verdict.speed:
         facts.append((speeds(verdict.speed), "warn"))
-    facts.append((_onset(judged), "quiet"))
+    facts.append((judged.onset, "quiet"))
     facts.append((f"confidence {verdict.confidence:.0%}".replace("%", " %"), "quiet"))
     notes = []
     if verdict.victims:
@@ -98,13 +98,6 @@ def _of_verdict(judged: VerdictState, state: RunState) -> Headline:
     settled = answer is not None and state.waiting is None
     tone: Tone = "info" if settled else _tone(verdict)
     return Headline(tone, sentence(verdict), tuple(facts), (*notes, *_verdict_notes(state, but=judged)))
-
-
-def _onset(judged: VerdictState) -> str:
-    """The sentence of a verdict that was revised dates the last change."""
-    onset = judged.verdict.since_iteration
-    changed = judged.revisions[-1].verdict.since_iteration != onset
-    return f"first in iteration {onset}" if changed else f"since iteration {onset}"
 
 
 def _tone(verdict: Verdict) -> Tone:

@@ -22,11 +22,13 @@ from unskew.collector.files.manifest import Manifest, publish
 from unskew.collector.formats.importers.straggler_analysis import COLUMNS
 from unskew.collector.formats.registry import bring_in
 from unskew.collector.paths import Store
+from unskew.collector.read.reader import open_store
 from unskew.collector.write import control_stream
 from unskew.collector.write.commands import Inbox, hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
 from unskew.dashboard import data
 from unskew.dashboard.window import around, newest
+from unskew.report.page import report
 
 FOLDER = Path(str(unskew.dashboard.__file__)).parent
 
@@ -113,6 +115,7 @@ def test_a_verdict_that_was_revised_has_one_onset(store: Store) -> None:
     with hold_controller_lock(store, "slow"):
         writer.close()
         shown = text(page("slow"))
+        assert f"<h3>{slower}</h3><p>first in iteration 30 · open" in report(open_store(store), "slow", controlled=True)
     headline = shown[shown.index('data-testid="headline"') :]
     headline = headline[: headline.index("</div></div>")]
     assert slower in headline

@@ -92,13 +92,12 @@ def _head(state: RunState, run: str, tone: str, sentence: str) -> str:
 
 def _verdict(state: RunState, one: VerdictState) -> str:
     verdict, open_ = one.verdict, state.is_open(one)
-    until = "" if open_ or verdict.until_iteration is None else f" to {verdict.until_iteration}"
-    since = f"iteration {verdict.since_iteration}{until or (' on' if open_ else '')}"
+    until = "" if open_ or verdict.until_iteration is None else f", until {verdict.until_iteration}"
     closed = f"over: {one.closed.reason}" if one.closed is not None else "open" if open_ else "over"
     step = str(verdict.evidence.get("next_step", ""))
     return (
         f'<article class="card {"bad" if open_ else "over"}"><h3>{escape(verdict.sentence)}</h3>'
-        f"<p>{escape(since)} · {escape(closed)} · {100 * verdict.confidence:.0f} % sure</p>"
+        f"<p>{escape(one.onset + until)} · {escape(closed)} · {100 * verdict.confidence:.0f} % sure</p>"
         f"{f'<p>{escape(step)}</p>' if step else ''}</article>"
     )
 

@@ -46,6 +46,15 @@ def test_what_was_named_is_wrong_whatever_else_could_not_be_seen() -> None:
     assert outcome_of([], [SEES], failure="the run failed").outcome == "wrong"
 
 
+@pytest.mark.parametrize(("seen", "stated"), [(1.07, 1.07), (2.0, 2.0), (16.986, None)])
+def test_who_would_only_have_seen_a_device_at_less_than_half_its_speed_states_nothing_beside_a_verdict(
+    seen: float, stated: float | None
+) -> None:
+    """It stood beside a verdict on a rank at 0.66 of its speed."""
+    found = outcome_of([verdict("rank 1 is slow")], [Sight(scope="device", smallest_slowdown=seen)])
+    assert (found.outcome, found.smallest_slowdown) == ("wrong", stated)
+
+
 @pytest.mark.parametrize(
     ("sights", "smallest", "words"),
     [
@@ -91,6 +100,7 @@ def test_a_little_without_a_cause_is_no_reason_to_doubt() -> None:
 
 STARTED = ev.RunStarted(run="r", device="sleep", clock="monotonic", mode="auto", ranks=4, options={}, code="", version="")
 SEEN = ev.DetectionLimit(at_iteration=9, smallest_slowdown=1.15)
+HARDLY = ev.DetectionLimit(at_iteration=9, smallest_slowdown=3.0)
 BLINDED = ev.DetectionLimit(at_iteration=20, smallest_slowdown=None, why="the log of the last 5 iterations came too late")
 DONE = ev.RunFinished(status="done", iterations=40)
 CLOSED = ev.VerdictClosed(verdict=1, until_iteration=12, at_iteration=14, reason="well again")
@@ -168,7 +178,7 @@ def test_sql_gives_the_same_outcome_as_the_page(tmp_path: Path, monkeypatch: pyt
         "three-open": [SEEN, *(verdict(f"rank {n} is slow", n) for n in (1, 2, 3)), verdict("rank 1 is slower", 1)],
         "two-over": [SEEN, verdict("rank 1 is slow"), CLOSED, verdict("rank 2", 2), OVER_AGAIN],
         "bounded": [msgspec.structs.replace(SEEN, smallest_slowdown=1.155, why="and of links by 20 %")],
-        "hardly": [msgspec.structs.replace(SEEN, smallest_slowdown=3.0), DONE], "no-reason": [BLIND_ALONE, DONE],
+        "hardly": [HARDLY, DONE], "hardly-slow": [HARDLY, verdict("rank 1 is slow"), DONE], "no-reason": [BLIND_ALONE, DONE],
         "failed-without-a-word": [SEEN, msgspec.structs.replace(FAILED, reason="")],
         "incomplete": [SEEN, ev.RunFinished(status="incomplete", iterations=40, committed=40, reason="its end is missing.")],
         "dead": [SEEN, JOINED, LOST, verdict("rank 3 died", 1, "dead", 3)],

@@ -134,9 +134,10 @@ def shown(one: Diagnosis) -> RenderableType:
     if one.verdicts:
         parts.append(table)
         if named and one.smallest_slowdown is not None:
-            parts.append(
-                Text(f"a lasting slowdown by {percent(one.smallest_slowdown)} or more would have been named, too", "dim")
-            )
+            else_named = f"any other lasting slowdown by {percent(one.smallest_slowdown)} or more would have been named, too"
+            parts.append(Text(else_named, "dim"))
+        elif named:
+            parts.append(Text("whether anything else is slow cannot be told: the log or its noise hides it", "dim"))
     if one.time_lost_s:
         grid = Table(title="Time lost against ideal", title_justify="left", header_style="bold")
         grid.add_column("cause")
