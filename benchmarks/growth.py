@@ -1,4 +1,4 @@
-"""How the time of a plan grows with the devices, drawn from the figures of scheduler_planners."""
+"""How the time of a plan grows with the devices, drawn from the figures of scheduler/planners.py."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def perform(name: str, parts: Sequence[Part], json_path: Path | None, store: Sto
                 figures += part(bench)
             except Exception as error:
                 note = f"broke: {type(error).__name__}: {error}"
-                figures.append(figure(part.__module__.rpartition(".")[2], None, "", better="lower", note=note))
+                figures.append(figure(part.__module__.removeprefix("unskew.benchmarks."), None, "", better="lower", note=note))
     for pid in collectors(store):
         send_signal(pid, signal.SIGTERM)
     wait_for_collectors(store)

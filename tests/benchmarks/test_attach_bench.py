@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from unskew.benchmarks import attach_kills, attach_overhead, attach_probes, attach_recorded
+from unskew.benchmarks.attach import kills, overhead, probes, recorded
 from unskew.benchmarks.runs import Bench
 from unskew.collector.paths import Store
 
@@ -17,10 +17,10 @@ BENCH = Bench(Progress(), Store(Path("never-used")))
 
 @pytest.mark.limit(240)
 def test_both_halves_of_a_turn_are_measured_for_both_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attach_overhead, "MICRO_BATCHES", 1)
+    monkeypatch.setattr(overhead, "MICRO_BATCHES", 1)
     for job, width in (("LIGHT", 8), ("HEAVY", 9)):
-        monkeypatch.setattr(attach_overhead, job, attach_overhead.Job(5, 1, width, 4, 1))
-    one, several, of_step, wall, start = attach_overhead.figures(BENCH, turns=1)
+        monkeypatch.setattr(overhead, job, overhead.Job(5, 1, width, 4, 1))
+    one, several, of_step, wall, start = overhead.figures(BENCH, turns=1)
     assert [figure.bar for figure in (one, several, of_step, wall, start)] == [20, 20, 0.3, 1, 50]
     assert all(figure.value is not None for figure in (one, several, of_step, wall, start))
     assert "ms: median" in wall.note
@@ -28,22 +28,22 @@ def test_both_halves_of_a_turn_are_measured_for_both_ranks(monkeypatch: pytest.M
 
 @pytest.mark.limit(240)
 def test_a_watched_job_whose_rank_is_killed_leaves_a_whole_log_and_no_process() -> None:
-    figures = attach_kills.figures(BENCH, kills=1, victims=("rank 1",))
+    figures = kills.figures(BENCH, kills=1, victims=("rank 1",))
     assert [figure.value for figure in figures] == [0, 0, 0, 0], figures
 
 
 @pytest.mark.limit(240)
 def test_recorded_jobs_are_judged_again() -> None:
-    named, delay, _, accused, *_ = attach_recorded.figures(BENCH, every=6)
+    named, delay, _, accused, *_ = recorded.figures(BENCH, every=6)
     assert (named.value, accused.value) == (100, 0)
     assert (delay.value or 0) <= 10
 
 
 @pytest.mark.limit(240)
 def test_watched_jobs_count_for_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attach_probes, "LATE", ("forward",))
-    monkeypatch.setattr(attach_probes, "EVEN", ("random",))
-    named, delay, _, _, _, *baselines = attach_probes.figures(BENCH, seeds=1)
+    monkeypatch.setattr(probes, "LATE", ("forward",))
+    monkeypatch.setattr(probes, "EVEN", ("random",))
+    named, delay, _, _, _, *baselines = probes.figures(BENCH, seeds=1)
     assert named.value == 100
     assert 6 <= (delay.value or 0) < 32
     assert [figure.name.rsplit(" ", 1)[1] for figure in baselines] == ["nvrx", "traceml"]

@@ -52,11 +52,11 @@ runs.perform = lambda *_, **__: None
 from typer.testing import CliRunner
 from unskew.cli import app
 assert CliRunner().invoke(app, ["bench", {name!r}]).exit_code == {code}
-modules = {{part.split(".")[0] for parts in registry.BENCHES.values() for part in parts}}
+modules = {{part.rpartition(".")[0] for parts in registry.BENCHES.values() for part in parts}}
 print(*sorted(one for one in modules if "unskew.benchmarks." + one in sys.modules))
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert ran.stdout.split() == ([name] if code == 0 else [])
+    assert ran.stdout.split() == ([f"loop.{name}"] if code == 0 else [])
 
 
 @pytest.mark.parametrize(

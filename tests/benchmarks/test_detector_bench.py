@@ -9,7 +9,7 @@ import pytest
 from support import dashboard_runs as runs
 from support.noisy_series import Floats, Recorded
 
-from unskew.benchmarks import detector_phases, detector_stated
+from unskew.benchmarks.detector import phases, stated
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.edge.load_run import load_run
@@ -22,11 +22,11 @@ def test_a_slowdown_of_the_stated_size_is_named_and_none_where_nothing_is_slower
     runs.healthy(store, iterations=80).close()
     with open_store(store) as reader:
         log = load_run(reader, "healthy")
-    found = detector_stated.injected(log, (44,))
+    found = stated.injected(log, (44,))
     assert [one.rank for one in found] == [*range(8), None]
     assert all(one.stated is not None and one.named and not one.another for one in found)
-    monkeypatch.setattr(detector_stated, "slowed", lambda one, _rank, _factor: one)
-    assert not any(one.named for one in detector_stated.injected(log, (44,)))
+    monkeypatch.setattr(stated, "slowed", lambda one, _rank, _factor: one)
+    assert not any(one.named for one in stated.injected(log, (44,)))
 
 
 def recorded(times: Floats, name: str = "a") -> Recorded:
@@ -47,12 +47,12 @@ def steps(seed: int, *slow: tuple[int, int, float], alike: float = 0.0, n: int =
 def test_a_level_that_shifts_is_told_from_noise_from_what_comes_again_and_again_and_from_the_work(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detector_phases, "SURROGATES", 199)
+    monkeypatch.setattr(phases, "SURROGATES", 199)
 
     def why(times: Floats, *stretches: tuple[int, int], twin: Floats | None = None) -> list[str]:
         one = recorded(times)
         twins = [] if twin is None else [recorded(twin, "b")]
-        return [phase.why for phase in detector_phases.judged(one, stretches, [one, *twins], seed)]
+        return [phase.why for phase in phases.judged(one, stretches, [one, *twins], seed)]
 
     burst, shift = (300, 306, 1.3), (100, 200, 1.1)
     assert why(steps(seed, burst, shift), (300, 306), (100, 200)) == ["", ""]
@@ -63,6 +63,6 @@ def test_a_level_that_shifts_is_told_from_noise_from_what_comes_again_and_again_
     restless = steps(seed, *((at, at + 6, 1.3) for at in range(45, 600, 70)))
     assert why(restless, (325, 331)) == ["the noise of the series does that by itself"]
     alike = steps(seed, alike=0.95, n=1_500)
-    outs = [detector_phases.excess(np.log(alike), at, at + 15) for at in range(40, 1_440)]
+    outs = [phases.excess(np.log(alike), at, at + 15) for at in range(40, 1_440)]
     at = 40 + int(np.argmax(outs))
     assert why(alike, (at, at + 15)) == ["the noise of the series does that by itself"]

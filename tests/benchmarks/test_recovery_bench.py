@@ -8,16 +8,16 @@ import msgspec
 import pytest
 from support.runtime_runs import SMALL
 
-from unskew.benchmarks import recovery_in_step, recovery_resume, recovery_soak
-from unskew.benchmarks.recovery_in_step import Death
-from unskew.benchmarks.recovery_resume import Chain
-from unskew.benchmarks.recovery_torchft import timeline
+from unskew.benchmarks.recovery import in_step, resume, soak
+from unskew.benchmarks.recovery.in_step import Death
+from unskew.benchmarks.recovery.resume import Chain
+from unskew.benchmarks.recovery.torchft import timeline
+from unskew.benchmarks.recovery.torchft_job import Attempt, Killed
 from unskew.benchmarks.report import bars
 from unskew.benchmarks.runs import Bench
-from unskew.benchmarks.torchft_job import Attempt, Killed
 from unskew.collector.paths import Store
 
-BY_THE_BARRIER = next(iter(recovery_in_step.DEATHS))
+BY_THE_BARRIER = next(iter(in_step.DEATHS))
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ BY_THE_BARRIER = next(iter(recovery_in_step.DEATHS))
 def test_a_death_is_measured_both_ways(tmp_path: Path) -> None:
     options = msgspec.structs.replace(SMALL, device="sleep")
     with bars() as progress:
-        found = recovery_in_step.figures(
+        found = in_step.figures(
             Bench(progress, Store(tmp_path)), deaths={BY_THE_BARRIER: ("before_barrier", (0,))}, pairs=(), options=options
         )
     ended, losses, once, redone, share, regrouped, _ = found
@@ -43,7 +43,7 @@ def test_a_death_is_measured_both_ways(tmp_path: Path) -> None:
 def test_a_soak_strikes_and_nothing_is_lost(tmp_path: Path) -> None:
     options = msgspec.structs.replace(SMALL, dp=4, iterations=45, micro_batches=8)
     with bars() as progress:
-        found = recovery_soak.figures(Bench(progress, Store(tmp_path)), options, seeds=[1])
+        found = soak.figures(Bench(progress, Store(tmp_path)), options, seeds=[1])
     assert [one.name for one in found if one.ok is False] == []
     assert all(kind in found[0].note for kind in ("kill", "start"))
 
@@ -51,12 +51,12 @@ def test_a_soak_strikes_and_nothing_is_lost(tmp_path: Path) -> None:
 def test_what_is_lost_or_left_misses_the_bars() -> None:
     broken = Chain(kills=4, lost=3, redone=3, difference=0.1, not_once=2, replaced=1, orphans=1, problem="exit code 1")
     for whole in (True, False):
-        assert {one.ok for one in recovery_resume._figures("resume", [broken], whole=whole)} == {False}
+        assert {one.ok for one in resume._figures("resume", [broken], whole=whole)} == {False}
 
 
 def test_redoing_everything_misses_the_bars() -> None:
     redone = [Death(64, 0.6), Death(64, 0.7)]
-    found = recovery_in_step._compared(BY_THE_BARRIER, {"in-step": redone, "redo": redone}, recovery_in_step.OPTIONS)
+    found = in_step._compared(BY_THE_BARRIER, {"in-step": redone, "redo": redone}, in_step.OPTIONS)
     assert [one.ok for one in found] == [False, False]
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from support.runtime_runs import SMALL
 
-from unskew.benchmarks.recovery_replicas import _stall, stalls_of, unequal
+from unskew.benchmarks.recovery.replicas import _stall, stalls_of, unequal
 from unskew.benchmarks.runs import FinishedRun
 from unskew.collector.events import IterationCommitted, PlanApplied, ReplicaStep, RunFinished
 from unskew.runtime.control.summary import SummaryBuilder

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from unskew.benchmarks import store_answers, store_faults, store_ingest, store_queries
 from unskew.benchmarks.runs import Bench
+from unskew.benchmarks.store import answers, faults, ingest, queries
 from unskew.collector.files.manifest import load
 from unskew.collector.paths import Store
 from unskew.collector.service import check
@@ -19,8 +19,8 @@ BENCH = Bench(Progress(), Store(Path("never-used")))
 
 @pytest.mark.limit(300)
 def test_every_figure_of_ingest_is_measured_beside_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_ingest, "SQLITE", 4000)
-    figures = store_ingest.figures(BENCH, flat_out=8000, backlog=8000, fresh_s=1.0, loop=1000, sealed=64_000)
+    monkeypatch.setattr(ingest, "SQLITE", 4000)
+    figures = ingest.figures(BENCH, flat_out=8000, backlog=8000, fresh_s=1.0, loop=1000, sealed=64_000)
     values = {figure.name.removeprefix("store: "): figure.value for figure in figures}
     assert all(value is not None and value > 0 for value in values.values()), values
     assert [figure.name for figure in figures if "SQLite json" in figure.note] == [
@@ -33,7 +33,7 @@ def test_every_figure_of_ingest_is_measured_beside_sqlite(monkeypatch: pytest.Mo
 
 @pytest.mark.limit(300)
 def test_kills_under_load_lose_no_event_and_no_decision(tmp_path: Path) -> None:
-    lost, doubled = store_faults.killed(BENCH, Store(tmp_path / "store"), 2)
+    lost, doubled = faults.killed(BENCH, Store(tmp_path / "store"), 2)
     assert (lost.value, doubled.value) == (0, 0), lost.note
     assert ", 0 of them decisions" not in lost.note
 
@@ -43,14 +43,14 @@ def test_damage_counts_as_noticed_only_when_it_is_named_or_truly_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path / "store")
-    store_faults._portions(store)
-    truth = {True: store_faults._database_answers(store), False: store_faults._answers(store)}
+    faults._portions(store)
+    truth = {True: faults._database_answers(store), False: faults._answers(store)}
 
     def noticed(file: Path) -> bool:
         whole = file.read_bytes()
         file.chmod(0o644)
         file.write_bytes(whole[:3000] + b"damaged" + whole[3007:] if file == store.database else whole[:-9] + b"012345678")
-        found = store_faults._noticed(store, tmp_path / "kept", truth)
+        found = faults._noticed(store, tmp_path / "kept", truth)
         file.write_bytes(whole)
         return found
 
@@ -66,7 +66,7 @@ def test_damage_counts_as_noticed_only_when_it_is_named_or_truly_mended(
 
 @pytest.mark.limit(300)
 def test_the_benchmark_asks_a_store_that_grows_and_sqlite_alike() -> None:
-    *figures, memory = store_queries.figures(BENCH, sizes=[20_000], rounds=1)
+    *figures, memory = queries.figures(BENCH, sizes=[20_000], rounds=1)
     assert len(figures) == 3
     assert all(figure.value is not None and figure.value > 0 and "SQLite, json" in figure.note for figure in figures)
     assert memory.ok
@@ -74,10 +74,10 @@ def test_the_benchmark_asks_a_store_that_grows_and_sqlite_alike() -> None:
 
 @pytest.mark.limit(300)
 def test_a_person_s_first_query_sees_what_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_answers, "COMMANDS", (("diagnose", "big"),))
-    monkeypatch.setattr(store_answers, "WARM_UP_S", 0.0)
-    monkeypatch.setattr(store_answers, "OPENING_S", 0.1)
-    first, age, took, memory = store_answers.figures(BENCH, spans=20_000, openings=3)
+    monkeypatch.setattr(answers, "COMMANDS", (("diagnose", "big"),))
+    monkeypatch.setattr(answers, "WARM_UP_S", 0.0)
+    monkeypatch.setattr(answers, "OPENING_S", 0.1)
+    first, age, took, memory = answers.figures(BENCH, spans=20_000, openings=3)
     assert (first.bar, took.bar, memory.bar) == (300, 5, 1000)
     assert 0 < (age.value or 0) < 600, "no event had come into store.duckdb"
     assert memory.ok
@@ -85,7 +85,7 @@ def test_a_person_s_first_query_sees_what_comes_in(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.limit(300)
 def test_a_kill_in_the_midst_of_each_part_changes_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_faults, "WORKS", {"collect": ("seal", "publish")})  # each part takes eight seconds
-    (wrong,) = store_faults.aimed(BENCH, tmp_path, kills=1)
+    monkeypatch.setattr(faults, "WORKS", {"collect": ("seal", "publish")})  # each part takes eight seconds
+    (wrong,) = faults.aimed(BENCH, tmp_path, kills=1)
     assert wrong.value == 0, wrong.note
     assert "1 seal, 1 publish" in wrong.note

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from unskew.benchmarks import runtime_tensor
 from unskew.benchmarks.report import bars
 from unskew.benchmarks.runs import Bench
+from unskew.benchmarks.runtime import tensor
 from unskew.collector.paths import Store
 from unskew.runtime.model.model import ModelSize
 
@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.limit(120)]
 
 
 def test_every_part_of_it_on_a_small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_tensor, "SMALL", ModelSize(n_layers=1, dim=64, heads=8))
-    monkeypatch.setattr(runtime_tensor, "LARGE", ModelSize(n_layers=12, dim=64, heads=8))
+    monkeypatch.setattr(tensor, "SMALL", ModelSize(n_layers=1, dim=64, heads=8))
+    monkeypatch.setattr(tensor, "LARGE", ModelSize(n_layers=12, dim=64, heads=8))
     with bars() as progress:
-        figures = runtime_tensor.figures(Bench(progress, Store(tmp_path)))
+        figures = tensor.figures(Bench(progress, Store(tmp_path)))
     found = {figure.name.removeprefix("tensor parallelism: "): figure for figure in figures}
     assert len(found) == 6
     assert all(figure.value is not None for figure in found.values())

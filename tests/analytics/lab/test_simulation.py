@@ -206,7 +206,7 @@ def test_a_pool_of_instances_is_that_share_of_the_nodes(tmp_path: Path) -> None:
 
 
 def test_ten_thousand_iterations_of_256_devices_and_a_day_of_98304_take_seconds() -> None:
-    """The figures are benchmarks/scheduler_studies.py's; here a wrong order of growth fails."""
+    """The figures are benchmarks/scheduler/studies.py's; here a wrong order of growth fails."""
     job = JOBS["llama2-70b"]
     cluster_events = arrivals(job, FaultLaw(mtbf_s=9 * 3600.0, repair_s=7200.0), hours=45.0, seed=0)
     outcome = simulate(job, POLICIES["oobleck"](), cluster_events, SimulationOptions(hours=45.0))

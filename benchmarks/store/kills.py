@@ -1,4 +1,4 @@
-"""A process of the store that kills itself, with SIGKILL, in the midst of its work: `python -m unskew.benchmarks.store_kills`.
+"""A process of the store that kills itself, with SIGKILL, in the midst of its work: `python -m unskew.benchmarks.store.kills`.
 
     store_kills STORE WORK              WORK: collect, compact or rebuild; ends by itself and prints how many acts each part had
     store_kills STORE WORK PART NUMBER  the same, and dies right before act NUMBER of PART

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from unskew.benchmarks import scheduler_policies
 from unskew.benchmarks.report import bars
 from unskew.benchmarks.runs import Bench
-from unskew.benchmarks.scheduler_policies import SCENARIOS, Comparison
+from unskew.benchmarks.scheduler import policies
+from unskew.benchmarks.scheduler.policies import SCENARIOS, Comparison
 from unskew.collector.paths import Store
 
 
@@ -18,7 +18,7 @@ from unskew.collector.paths import Store
 @pytest.mark.usefixtures("forked")
 def test_a_death_costs_as_much_live_as_simulated(tmp_path: Path) -> None:
     with bars() as progress:
-        found = scheduler_policies.compared(Bench(progress, Store(tmp_path)), "malleus", SCENARIOS[1])
+        found = policies.compared(Bench(progress, Store(tmp_path)), "malleus", SCENARIOS[1])
     assert isinstance(found, Comparison), found
     assert found.same_plan
     assert found.worst_percent < 1.0, found

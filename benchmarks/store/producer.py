@@ -1,4 +1,4 @@
-"""A training process as the store sees it: `python -m unskew.benchmarks.store_producer STORE RUN RANK COUNT PER_SECOND`.
+"""A training process as the store sees it: `python -m unskew.benchmarks.store.producer STORE RUN RANK COUNT PER_SECOND`.
 
 Writes `count` spans of many kinds as one rank, 50 a flush, as fast as the disk takes them (PER_SECOND 0) or at a rate; prints
 the seconds it took. Nothing is dropped: it waits for each flush.

@@ -1,6 +1,6 @@
 """When a process ended, seen by a process that waits for a core for nobody.
 
-    python -m unskew.benchmarks.exits PID
+    python -m unskew.benchmarks.loop.exits PID
 
 prints the wall clock in microseconds once the process is gone (its memory given back, its parent informed); nothing where the
 kernel does not let it pass the queue, for then it would see the end late.
@@ -19,7 +19,7 @@ class ExitWatch:
     """Waits for the end of `pid` in a process of its own."""
 
     def __init__(self, pid: int) -> None:
-        command = [sys.executable, "-P", "-m", "unskew.benchmarks.exits", str(pid)]
+        command = [sys.executable, "-P", "-m", "unskew.benchmarks.loop.exits", str(pid)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def ended_us(self) -> int | None:

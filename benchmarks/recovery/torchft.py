@@ -16,9 +16,9 @@ from statistics import median
 
 import msgspec
 
+from unskew.benchmarks.recovery.torchft_job import Attempt, Job, Killed, attempts, kills
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench, FinishedRun, done
-from unskew.benchmarks.torchft_job import Attempt, Job, Killed, attempts, kills
 from unskew.collector.events import DeviceLost, IterationCommitted
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
@@ -87,7 +87,7 @@ def figures(bench: Bench, options: RunOptions = OPTIONS, every: int = EVERY) -> 
         job = Job(
             out=str(out), replicas=options.dp, steps=options.iterations, every=every, step_s=step_s, join_timeout_ms=join_ms
         )
-        command = [sys.executable, "-m", "unskew.benchmarks.torchft_job", msgspec.json.encode(job).decode()]
+        command = [sys.executable, "-m", "unskew.benchmarks.recovery.torchft_job", msgspec.json.encode(job).decode()]
         with (out / "log").open("ab") as log:
             subprocess.run(command, stdout=log, stderr=log, timeout=_END_S, check=True)
         name = f"{about}, join time-out {join_ms / 1000:g} s"

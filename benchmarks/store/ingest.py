@@ -15,8 +15,8 @@ from support.sqlite_store import Form, SqliteStore
 
 from unskew.benchmarks.report import Figure, digits, figure
 from unskew.benchmarks.runs import Bench
-from unskew.benchmarks.store_processes import GIVE_UP_S, PRODUCERS, RUN, collector, producers, two_cores
-from unskew.benchmarks.store_producer import FLUSH, spans
+from unskew.benchmarks.store.processes import GIVE_UP_S, PRODUCERS, RUN, collector, producers, two_cores
+from unskew.benchmarks.store.producer import FLUSH, spans
 from unskew.collector.files import rows
 from unskew.collector.files.manifest import load
 from unskew.collector.files.segment import telemetry_line

@@ -10,7 +10,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from unskew.benchmarks.exits import ExitWatch
+from unskew.benchmarks.loop.exits import ExitWatch
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 from unskew.collector.events import DeviceJoined, DeviceLost, Event, FaultInjected, Heartbeat, Suspected

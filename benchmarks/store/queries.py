@@ -26,10 +26,10 @@ import msgspec
 import numpy as np
 from support.sqlite_store import SPAN_FIELDS, Form, SqliteStore
 
-from unskew.benchmarks.big_store import ITERATION_US, RANKS, RUN, SPANS_PER_ITERATION, build
 from unskew.benchmarks.report import Figure, digits, figure
 from unskew.benchmarks.runs import Bench
-from unskew.benchmarks.store_processes import collector
+from unskew.benchmarks.store.big_store import ITERATION_US, RANKS, RUN, SPANS_PER_ITERATION, build
+from unskew.benchmarks.store.processes import collector
 from unskew.collector.events import IterationCommitted, Span
 from unskew.collector.files.rows import LINE
 from unskew.collector.paths import Store

@@ -11,7 +11,7 @@ from statistics import median
 
 from support import recorded_jobs
 
-from unskew.benchmarks.attach_probes import DEVICE, LATE, RIGHT, SOON, Watched, watched
+from unskew.benchmarks.attach.probes import DEVICE, LATE, RIGHT, SOON, Watched, watched
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 

@@ -1,6 +1,6 @@
 """A job under torchft on this machine: replicas of one process each, one of them killed every so many steps and started again.
 
-    python -m unskew.benchmarks.torchft_job '{"out": "FOLDER", "replicas": 4, "steps": 100, "every": 20, "step_s": 0.36}'
+    python -m unskew.benchmarks.recovery.torchft_job '{"out": "DIR", "replicas": 4, "steps": 100, "every": 20, "step_s": 0.36}'
 
 A step sleeps for its time, as on our sleeping device, then reduces real gradients through torchft's Manager over Gloo. Each
 replica writes a line per attempt (`Attempt`) to FOLDER, the supervisor one per kill (`Killed`).
@@ -140,7 +140,7 @@ def supervise(job: Job) -> None:
 def _start(job: Job, lighthouse: str, replica: int) -> subprocess.Popen[bytes]:
     asked = msgspec.structs.replace(job, lighthouse=lighthouse, replica=replica)
     with (Path(job.out) / "log").open("ab") as log:
-        command = [sys.executable, "-m", "unskew.benchmarks.torchft_job", msgspec.json.encode(asked).decode()]
+        command = [sys.executable, "-m", "unskew.benchmarks.recovery.torchft_job", msgspec.json.encode(asked).decode()]
         return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import duckdb
 
-from unskew.benchmarks import store_kills
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
-from unskew.benchmarks.store_producer import spans
+from unskew.benchmarks.store.kills import acts, spawn
+from unskew.benchmarks.store.producer import spans
 from unskew.collector.events import DeviceJoined, IterationCommitted, Note, RunFinished, RunStarted
 from unskew.collector.files.manifest import load
 from unskew.collector.locks import is_held
@@ -43,7 +43,7 @@ _PRODUCER = """if True:
     import os, sys, time
     from itertools import islice
     from pathlib import Path
-    from unskew.benchmarks.store_producer import spans
+    from unskew.benchmarks.store.producer import spans
     from unskew.collector.write.control_stream import ControlStream
     from unskew.collector.events import Note
     from unskew.collector.paths import Store
@@ -103,7 +103,7 @@ def killed(bench: Bench, store: Store, kills: int) -> list[Figure]:
     died = Counter[str]()
     for number in bench.steps("kills of collectors and producers under load", range(kills)):
         part = WORKS["collect"][number // 2 % 3] if number % 2 else ""
-        collector = store_kills.spawn(store, "collect", part, str(chance.randint(1, _LOAD_ACTS)))
+        collector = spawn(store, "collect", part, str(chance.randint(1, _LOAD_ACTS)))
         while not is_held(store.lock("collector")) and collector.poll() is None:
             time.sleep(0.01)
         time.sleep(chance.uniform(0.1, 1.0))
@@ -117,7 +117,7 @@ def killed(bench: Bench, store: Store, kills: int) -> list[Figure]:
     while producers:
         end_oldest()
     for _ in bench.steps("what is left is sealed", range(1)):
-        store_kills.acts(store, "collect")
+        acts(store, "collect")
     findings = check(store, mend=False).findings
     lost = doubled = total = 0
     with open_store(store) as reader:
@@ -154,11 +154,11 @@ def aimed(bench: Bench, folder: Path, kills: int) -> list[Figure]:
     copy = Store(folder / "copy")
     for work, part, number, of in bench.steps("kills in seal, publish, compaction, rebuild", list(_aims(origin, copy, kills))):
         shutil.copytree(origin.root, copy.root)
-        child = store_kills.spawn(copy, work, part, str(number))
+        child = spawn(copy, work, part, str(number))
         child.communicate()
         assert child.returncode == -signal.SIGKILL, f"{work} did not come to act {number} of {of} of {part}"
         same = _answers(copy) == truth
-        store_kills.acts(copy, work)
+        acts(copy, work)
         same = same and _answers(copy) == truth
         if not same or check(copy, mend=False).findings or _left(copy):
             wrong.append(f"{work}: {part} {number}/{of}")
@@ -183,7 +183,7 @@ def _aims(origin: Store, copy: Store, kills: int) -> Iterator[tuple[str, str, in
     """(work, part, act, acts of the part): the work done once shows how many there are; `kills` of each part, spread evenly."""
     for work, parts in WORKS.items():
         shutil.copytree(origin.root, copy.root)
-        counted = store_kills.acts(copy, work)
+        counted = acts(copy, work)
         shutil.rmtree(copy.root)
         for part in parts:
             of = counted.get(part, 0)

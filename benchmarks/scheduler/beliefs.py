@@ -22,7 +22,7 @@ from unskew.analytics.planners.resihp.evaluation import iteration_us
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
-from unskew.benchmarks.scheduler_planners import CASES, FIRST_SEED, LARGEST, SIZES, faulty_cluster
+from unskew.benchmarks.scheduler.planners import CASES, FIRST_SEED, LARGEST, SIZES, faulty_cluster
 
 ERROR = 0.1
 LARGE_SEEDS = 5

@@ -13,11 +13,11 @@ from statistics import median
 
 import duckdb
 
-from unskew.benchmarks.big_store import RUN, build
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
-from unskew.benchmarks.store_processes import GIVE_UP_S, PeakMemory
-from unskew.benchmarks.store_queries import Ingested, ingesting
+from unskew.benchmarks.store.big_store import RUN, build
+from unskew.benchmarks.store.processes import GIVE_UP_S, PeakMemory
+from unskew.benchmarks.store.queries import Ingested, ingesting
 from unskew.collector.paths import Store
 
 SPANS = 10_000_000

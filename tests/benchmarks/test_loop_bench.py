@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from support.runtime_runs import SMALL
 
-from unskew.benchmarks import kills, overhead
+from unskew.benchmarks.loop import kills, overhead
 from unskew.benchmarks.report import Figure
 from unskew.benchmarks.runs import Bench, FinishedRun, perform
 from unskew.collector.events import Event, IterationCommitted, RunFinished

@@ -19,7 +19,7 @@ from unskew.analytics.detector.workers import RankTimes, judge_workers
 from unskew.analytics.diagnosis.failslow import settled
 from unskew.analytics.lab.studies.detection import JobSetting, cost_of, synthetic_job
 from unskew.analytics.lab.studies.noise import load_lengths, load_noise
-from unskew.benchmarks.detector_phases import judged
+from unskew.benchmarks.detector.phases import judged
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 

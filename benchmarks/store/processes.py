@@ -62,7 +62,7 @@ def two_cores() -> Iterator[None]:
 @contextmanager
 def producers(store: Store, each: int, per_second: int) -> Iterator[StartGate]:
     """PRODUCERS processes that wait for the start; at the end all have written everything."""
-    module = "unskew.benchmarks.store_producer"
+    module = "unskew.benchmarks.store.producer"
     children = [
         subprocess.Popen(
             [sys.executable, "-m", module, str(store.root), RUN, str(rank), str(each), str(per_second)],

@@ -1,0 +1,1 @@
+"""The ranks themselves: what messages and tensor parallelism cost."""

@@ -1,0 +1,1 @@
+"""Plans: the pipeline model, the planners, policies and the papers' studies."""

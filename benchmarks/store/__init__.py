@@ -1,0 +1,1 @@
+"""The store: ingest, answers, exchange, and what it makes of faults."""
