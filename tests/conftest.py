@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import typer.testing
 from hypothesis import settings
-from support.warm_processes import forked_agents, warm_pids
+from support.training.warm_processes import forked_agents, warm_pids
 
 DEFAULT_LIMIT_S = 60.0
 STUCK_AFTER_S = 30.0

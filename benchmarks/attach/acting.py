@@ -1,7 +1,7 @@
 """What acts on a training that is not ours: is the update the same, and is the gain what was predicted?
 
-Parameters against those of one process (tests/support/acting_job.py, float64). Then real torchrun jobs of two ranks under
-`unskew watch --mode auto` (tests/support/divided_job.py): a rank that is slow, and lengths of data/lengths.toml.
+Parameters against those of one process (tests/support/jobs/acting_job.py, float64). Then real torchrun jobs of two ranks under
+`unskew watch --mode auto` (tests/support/jobs/divided_job.py): a rank that is slow, and lengths of data/lengths.toml.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from support import acting_job, divided_job
+from support.jobs import acting_job, divided_job
 
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from support import killed_job
+from support.jobs import killed_job
 from support.processes import collectors, parent, processes_of, send_signal
 
 from unskew.benchmarks.report import Figure, figure

@@ -1,7 +1,7 @@
 """A DDP training that is not ours, watched: is the late rank named, with its cause, and how soon; and nobody where none is?
 
-Two forked ranks on real CPU cores (tests/support/attached_job.py), other data for each seed. Beside it what two published rules
-say of the same forward and backward times, the only ones that they are given here.
+Two forked ranks on real CPU cores (tests/support/jobs/attached_job.py), other data for each seed. Beside it what two published
+rules say of the same forward and backward times, the only ones that they are given here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from support import attached_job
+from support.jobs import attached_job
 
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.lab.baselines.nvrx import NvrxDetector

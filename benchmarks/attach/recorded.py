@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from support import recorded_jobs
+from support.jobs import recorded_jobs
 
 from unskew.benchmarks.attach.probes import DEVICE, LATE, RIGHT, SOON, Watched, watched
 from unskew.benchmarks.report import Figure, figure

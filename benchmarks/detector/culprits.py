@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from support.watched_jobs import MILDEST, PAST, RECENT, SLOWEST, JobShape, job, links
+from support.traces.watched_jobs import MILDEST, PAST, RECENT, SLOWEST, JobShape, job, links
 
 from unskew.analytics.lab.culprits import own_from_waits, rank_devices, rank_links
 from unskew.analytics.lab.studies.noise import Noise, load_noise

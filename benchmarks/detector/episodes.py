@@ -1,6 +1,7 @@
 """Slow episodes of whole jobs in unseen series: found, how late, merged, false alarms, beside two plain rules.
 
-The noise is real and resampled (tests/support/noisy_series.py), the seeds are those of figures: nothing was tuned on them.
+The noise is real and resampled (tests/support/traces/noisy_series.py), the seeds are those of figures: nothing was tuned on
+them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from statistics import median
 
 import msgspec
 import numpy as np
-from support.noisy_series import SOURCES, Episode, Floats, megatron, mlperf, residuals, spread, unseen
+from support.traces.noisy_series import SOURCES, Episode, Floats, megatron, mlperf, residuals, spread, unseen
 
 from unskew.analytics.detector.job_wide import judge
 from unskew.analytics.diagnosis.failslow import settled

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from scipy.ndimage import median_filter, rank_filter
 from scipy.stats import rankdata
-from support.noisy_series import STARTED, Floats, Recorded
+from support.traces.noisy_series import STARTED, Floats, Recorded
 
 AROUND, LEAST_AROUND = 30, 12
 LEAST = 1.05

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.slowed_pipelines import scored, slowed_pipeline
+from support.traces.slowed_pipelines import scored, slowed_pipeline
 
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.benchmarks.report import Figure, figure

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from support import datasets
 from support.held_bytes import held_bytes
-from support.noisy_series import megatron, mlperf
+from support.traces.noisy_series import megatron, mlperf
 
 from unskew.analytics.detector.detector import Detector
 from unskew.analytics.detector.job_wide import judge

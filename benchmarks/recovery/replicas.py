@@ -10,7 +10,7 @@ from math import inf
 from statistics import median
 
 import msgspec
-from support.replica_reference import contributions, expected_losses
+from support.training.replica_reference import contributions, expected_losses
 
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, done

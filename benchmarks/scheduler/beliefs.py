@@ -11,7 +11,7 @@ from statistics import fmean
 
 import msgspec
 import numpy as np
-from support.brute_force import random_cluster
+from support.planning.brute_force import random_cluster
 
 from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.plan import PlanError

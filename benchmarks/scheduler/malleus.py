@@ -11,7 +11,7 @@ from math import inf
 from typing import TypedDict
 
 import numpy as np
-from support.malleus_enumeration import TemplateEnumeration
+from support.planning.malleus_enumeration import TemplateEnumeration
 
 from unskew.analytics.planners.malleus_templates import Kind, TemplateSearch
 from unskew.benchmarks.report import Figure, figure

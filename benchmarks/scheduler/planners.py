@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import fmean, median
 
 import numpy as np
-from support.brute_force import best_us, random_cluster
+from support.planning.brute_force import best_us, random_cluster
 
 from unskew.analytics.core.layout import Layout, to_plan
 from unskew.analytics.core.plan import PlanError

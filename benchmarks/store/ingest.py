@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 from statistics import median
 
-from support.sqlite_store import Form, SqliteStore
+from support.store.sqlite_store import Form, SqliteStore
 
 from unskew.benchmarks.report import Figure, digits, figure
 from unskew.benchmarks.runs import Bench

@@ -24,7 +24,7 @@ from statistics import median
 import duckdb
 import msgspec
 import numpy as np
-from support.sqlite_store import SPAN_FIELDS, Form, SqliteStore
+from support.store.sqlite_store import SPAN_FIELDS, Form, SqliteStore
 
 from unskew.benchmarks.report import Figure, digits, figure
 from unskew.benchmarks.runs import Bench

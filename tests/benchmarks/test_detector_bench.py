@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import dashboard_runs as runs
-from support.noisy_series import Floats, Recorded
+from support.dashboard import runs
+from support.traces.noisy_series import Floats, Recorded
 
 from unskew.benchmarks.detector import phases, stated
 from unskew.collector.paths import Store

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.runtime_runs import SMALL
+from support.training.runtime_runs import SMALL
 
 from unskew.benchmarks.loop import kills, overhead
 from unskew.benchmarks.report import Figure

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.runtime_runs import SMALL
+from support.training.runtime_runs import SMALL
 
 from unskew.benchmarks.recovery import in_step, resume, soak
 from unskew.benchmarks.recovery.in_step import Death

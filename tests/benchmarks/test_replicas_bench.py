@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from support.runtime_runs import SMALL
+from support.training.runtime_runs import SMALL
 
 from unskew.benchmarks.recovery.replicas import _stall, stalls_of, unequal
 from unskew.benchmarks.runs import FinishedRun

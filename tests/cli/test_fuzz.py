@@ -10,7 +10,7 @@ from typing import Any, get_args
 import polars
 import pytest
 import typer
-from support.store_contract import note, span
+from support.store.store_contract import note, span
 from typer.testing import CliRunner
 
 from unskew.cli import app

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.store_contract import note, span
+from support.store.store_contract import note, span
 from typer.testing import CliRunner, Result
 
 from unskew.cli import app

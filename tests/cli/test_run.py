@@ -111,7 +111,7 @@ def test_a_run_that_the_disk_did_not_take_whole_fails_and_is_said_to_be_incomple
 
 @pytest.mark.limit(120)
 def test_ctrl_c_ends_every_process_and_leaves_a_usable_store(tmp_path: Path, processes: Processes) -> None:
-    """SIGTERM and SIGKILL: tests/runtime/test_processes.py."""
+    """SIGTERM and SIGKILL: tests/runtime/node/test_processes.py."""
     command = unskew(*SMALL, "--iterations", "1000000", "--store", str(tmp_path))
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

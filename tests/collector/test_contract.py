@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.sqlite_store import SPAN_FIELDS, SqliteStore
-from support.store_contract import Backend, StoreContract, Stream
+from support.store.sqlite_store import SPAN_FIELDS, SqliteStore
+from support.store.store_contract import Backend, StoreContract, Stream
 
 from unskew.collector.events import Control, Event, Span, Telemetry
 from unskew.collector.files.tail import decode_event

@@ -7,7 +7,7 @@ from pathlib import Path
 import duckdb
 import msgspec
 import pytest
-from support.golden_lines import FOLDER, fields_in, golden
+from support.store.golden_lines import FOLDER, fields_in, golden
 
 from unskew.collector.events import CONTROL, TELEMETRY, Event, Note, RunStarted, tag_of
 from unskew.collector.files import rows, upcasters
@@ -22,12 +22,12 @@ TYPES = {tag_of(event): event for event in (*TELEMETRY, *CONTROL)}
 
 @pytest.mark.parametrize("tag", TYPES)
 def test_a_type_changes_only_with_a_new_version_or_a_new_default(tag: str) -> None:
-    assert golden(TYPES[tag]).exists(), "a new type or version: run python tests/support/golden_lines.py"
+    assert golden(TYPES[tag]).exists(), "a new type or version: run python tests/support/store/golden_lines.py"
     own = {field.encode_name for field in msgspec.structs.fields(TYPES[tag])}
     gone = fields_in(golden(TYPES[tag]).read_bytes().splitlines()) - own
     new = own - fields_in(golden(TYPES[tag]).read_bytes().splitlines())
     assert not gone, f"{gone} left {tag}: give it a new version and a step in collector/files/upcasters.py"
-    assert not new, f"{new} joined {tag}: with a default run python tests/support/golden_lines.py, else give it a new version"
+    assert not new, f"{new} joined {tag}: with a default run tests/support/store/golden_lines.py, else give it a new version"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.jsonl")), ids=lambda path: path.stem)

@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 import msgspec
 import pytest
-from support.store_contract import note, span
+from support.store.store_contract import note, span
 
 from unskew.collector import rights
 from unskew.collector.files.manifest import PublishedFile, SealedFile, SealedSpool, load, publish

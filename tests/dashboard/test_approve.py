@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.by import By
-from support.dashboard_browser import approve_first_proposal, open_browser, proposal_state, serve_dashboard, wait_for
+from support.dashboard.browser import approve_first_proposal, open_browser, proposal_state, serve_dashboard, wait_for
 
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
-from support import dashboard_runs as runs
-from support.dashboard_browser import approve_first_proposal, headline, open_browser, proposal_state, serve_dashboard, wait_for
+from support.dashboard import runs
+from support.dashboard.browser import approve_first_proposal, headline, open_browser, proposal_state, serve_dashboard, wait_for
 
 from unskew.collector.events import PlanApproved
 from unskew.collector.paths import Store

@@ -14,7 +14,7 @@ import pytest
 import streamlit as st
 from polars.testing import assert_frame_equal
 from streamlit.testing.v1 import AppTest
-from support import dashboard_runs as runs
+from support.dashboard import runs
 
 import unskew.dashboard
 from unskew.collector.events import CommandRefused, Diagnosed, Dropped, Mode, PlanRejected, RunFinished

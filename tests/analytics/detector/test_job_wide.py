@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.noisy_series import Episode, Floats, mlperf
+from support.traces.noisy_series import Episode, Floats, mlperf
 
 from unskew.analytics.detector.job_wide import JobWideOptions, follow, judge, sight_of
 from unskew.analytics.detector.series.noise import noise_of

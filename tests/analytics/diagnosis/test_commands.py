@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import polars as pl
 import pytest
-from support.runtime_runs import SMALL, Run, train
+from support.training.runtime_runs import SMALL, Run, train
 from typer.testing import CliRunner
 
 from unskew.cli import app

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from support.ddp_job import Part, RankStep, job, kineto
-from support.foreign_traces import log_of, spans_of
+from support.jobs.ddp_job import Part, RankStep, job, kineto
+from support.traces.foreign_traces import log_of, spans_of
 from typer.testing import CliRunner
 
 from unskew.analytics.core.layout import uniform_plan

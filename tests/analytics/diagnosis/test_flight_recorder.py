@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.flight_recorder_dumps import published
+from support.traces.flight_recorder_dumps import published
 
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain, in_progress
 from unskew.collector.events import CollectiveRecorded, GroupRecorded

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from support.runtime_runs import Run, train
+from support.training.runtime_runs import Run, train
 
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.diagnosis.failslow import FailSlowResult, follow_run, settled

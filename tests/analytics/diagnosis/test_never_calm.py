@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
-from support import dashboard_runs as runs
-from support.foreign_traces import log_of, spans_of
+from support.dashboard import runs
+from support.traces.foreign_traces import log_of, spans_of
 
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 import typer
 from rich.console import Console
-from support.runtime_runs import SMALL, train
+from support.training.runtime_runs import SMALL, train
 
 from unskew.analytics.core.layout import plan_from_partition
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose, sections_of

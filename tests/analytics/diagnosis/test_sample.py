@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.dashboard_store import RunWriter
+from support.dashboard.store import RunWriter
 
 from unskew.analytics.diagnosis import sample as sampling
 from unskew.analytics.diagnosis.diagnose import diagnose

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.dashboard_runs import healthy
-from support.dashboard_store import RunWriter
-from support.noisy_series import Floats, megatron, mlperf
+from support.dashboard.runs import healthy
+from support.dashboard.store import RunWriter
+from support.traces.noisy_series import Floats, megatron, mlperf
 
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose
 from unskew.analytics.diagnosis.whole_job import judge_job

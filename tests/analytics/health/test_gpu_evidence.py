@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.runtime_runs import Run, train
+from support.training.runtime_runs import Run, train
 
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.health.gpu_evidence import remembered, with_gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.watched_jobs import RECENT, JobShape, job, links
+from support.traces.watched_jobs import RECENT, JobShape, job, links
 
 from unskew.analytics.lab.culprits import own_from_waits, rank_devices, rank_links
 from unskew.analytics.lab.studies.noise import load_noise

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 import pytest
-from support.adaptation_loop import Loop
+from support.training.adaptation_loop import Loop
 
 from unskew.analytics.core.cost import Speeds, speed_of
 from unskew.analytics.core.device_profiles import profile

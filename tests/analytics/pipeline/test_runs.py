@@ -1,7 +1,7 @@
 """Schedules executed for real: the order of the work changes, the gradients do not, also when a rank dies."""
 
 import pytest
-from support.runtime_runs import train
+from support.training.runtime_runs import train
 
 from unskew.analytics.core.plan import splits_backward
 from unskew.collector.events import Regrouped

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.legal_plans import legal_plans
+from support.planning.legal_plans import legal_plans
 
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.plan import Hop, Plan, PlanError, Role, Route

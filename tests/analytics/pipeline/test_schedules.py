@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.legal_plans import legal_plans
+from support.planning.legal_plans import legal_plans
 
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import PASSES, Plan, PlanError, splits_backward

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.runtime_runs import train
+from support.training.runtime_runs import train
 
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.pipeline.evaluator import evaluate, per_hop

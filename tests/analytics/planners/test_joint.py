@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.brute_force import best_us, random_cluster
 from support.paths import DOCS
+from support.planning.brute_force import best_us, random_cluster
 
 from unskew.analytics.core.layout import Layout, to_plan, uniform_plan
 from unskew.analytics.core.plan import PlanError

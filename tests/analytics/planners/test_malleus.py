@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.malleus_enumeration import TemplateEnumeration
-from support.malleus_templates import enumerated, least_busy, least_objective
+from support.planning.malleus_enumeration import TemplateEnumeration
+from support.planning.malleus_templates import enumerated, least_busy, least_objective
 
 from unskew.analytics.core.layout import to_plan
 from unskew.analytics.core.plan import PlanError, validate

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from support.adaptation_loop import Loop
-from support.runtime_runs import train as train_live
+from support.training.adaptation_loop import Loop
+from support.training.runtime_runs import train as train_live
 
 from unskew.analytics.core.cost import HEALTHY, ChunkCost, CostModel, PlaceCost, Speeds
 from unskew.analytics.core.device_profiles import ProfileError, profiles_of

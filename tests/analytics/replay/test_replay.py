@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.runtime_runs import LONG_CHUNKS, Run, train
+from support.training.runtime_runs import LONG_CHUNKS, Run, train
 from typer.testing import CliRunner, Result
 
 from unskew.analytics.core.run_state import LoggedControl

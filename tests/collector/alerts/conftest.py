@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.alerting import Hook, Log
+from support.store.alerting import Hook, Log
 
 from unskew.collector.alerts import delivery as alert_delivery
 from unskew.collector.paths import Store

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.alerting import SLOW, Hook, Log, deliveries, now_us, step
+from support.store.alerting import SLOW, Hook, Log, deliveries, now_us, step
 
 from unskew.collector import events as ev
 from unskew.collector.alerts import delivery as alert_delivery

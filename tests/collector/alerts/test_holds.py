@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.alerting import SLOW, Hook, Log, deliveries, now_us, step
+from support.store.alerting import SLOW, Hook, Log, deliveries, now_us, step
 
 from unskew.collector import events as ev
 from unskew.collector.alerts import evaluation as alerting_module

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.alerting import SLOW, Hook, Log
+from support.store.alerting import SLOW, Hook, Log
 from typer.testing import CliRunner, Result
 
 from unskew.cli import app

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars
 import pytest
-from support.trace_records import ENTRY, OPERATION, TITAN
+from support.traces.trace_records import ENTRY, OPERATION, TITAN
 from typer.testing import CliRunner
 
 from unskew.cli import app

@@ -16,7 +16,7 @@ from typing import Any
 import polars
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.runtime_runs import SMALL, Run, train
+from support.training.runtime_runs import SMALL, Run, train
 from typer.testing import CliRunner, Result
 
 from unskew.analytics.diagnosis.trace.model import from_operations

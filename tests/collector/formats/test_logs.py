@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.datasets import dataset
-from support.flight_recorder_dumps import published
+from support.traces.flight_recorder_dumps import published
 from typer.testing import CliRunner
 
 from unskew.cli import app

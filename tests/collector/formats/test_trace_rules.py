@@ -16,9 +16,9 @@ import numpy as np
 import polars
 import pytest
 from support.datasets import dataset
-from support.pipeline_spans import logged
-from support.runtime_runs import SMALL, train
-from support.straggler_rules import broken
+from support.traces.pipeline_spans import logged
+from support.traces.straggler_rules import broken
+from support.training.runtime_runs import SMALL, train
 
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.pipeline.evaluator import evaluate

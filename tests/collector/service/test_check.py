@@ -15,7 +15,7 @@ import duckdb
 import msgspec
 import polars
 import pytest
-from support.filled_store import collect, decide, fill
+from support.store.filled_store import collect, decide, fill
 from typer.testing import CliRunner
 
 from unskew.cli import app

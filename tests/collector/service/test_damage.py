@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from support.filled_store import collect, decide, fill, opened
+from support.store.filled_store import collect, decide, fill, opened
 
 from unskew.collector.events import Note, Span
 from unskew.collector.files import manifest

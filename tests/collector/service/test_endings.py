@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.store_contract import note
+from support.store.store_contract import note
 
 from unskew.collector.events import IterationCommitted, RunFinished, RunStarted
 from unskew.collector.paths import Store, StoreError

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from support.filled_store import opened
 from support.paths import ROOT
+from support.store.filled_store import opened
 
 from unskew.collector.events import Note, Span
 from unskew.collector.files.manifest import Manifest, SealedFile, begin, load, publish

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from support.filled_store import collect, decide, fill
+from support.store.filled_store import collect, decide, fill
 from typer.testing import CliRunner
 
 from unskew.cli import app

@@ -1,0 +1,132 @@
+"""Plans change in a living run: after a death, by themselves, or when somebody says so, and no digit of the loss changes."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+from support.training.runtime_runs import LONG_CHUNKS, Run, train
+
+from unskew.analytics.replay.replay import replay
+from unskew.collector.command import Command
+from unskew.collector.events import (
+    CommandRefused,
+    FaultInjected,
+    IterationJudged,
+    ModeChanged,
+    PlanApplied,
+    PlanApproved,
+    PlanProposed,
+    PlanRejected,
+    PlanScored,
+    Regrouped,
+    RunFinished,
+    Span,
+    Verdict,
+)
+from unskew.collector.files.tail import Entry
+from unskew.collector.read.reader import open_store
+from unskew.collector.write.commands import CommandError, send
+from unskew.edge.recorded_run import recorded_run
+
+pytestmark = [pytest.mark.limit(120), pytest.mark.slow]
+USER = pwd.getpwuid(os.getuid()).pw_name
+SLOW = "slow:rank=1,factor=2,at=9"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return train(tmp_path_factory.mktemp("undisturbed"), base=LONG_CHUNKS).losses
+
+
+def test_a_death_and_then_a_repartition_change_no_digit(tmp_path: Path, undisturbed: list[float]) -> None:
+    run = train(tmp_path, "kill:rank=2,at=3", SLOW, base=LONG_CHUNKS)
+    assert run.of(RunFinished)[-1].status == "done"
+    first, rerouted, *changed = run.of(PlanApplied)
+    assert len(changed) >= 1
+    assert (first.iteration, rerouted.iteration) == (0, 3)
+    assert run.of(Regrouped)[2].moved_bytes > 0
+    assert any(span.kind == "migrate" and span.bytes for span in run.of(Span))
+    assert run.losses == pytest.approx(undisturbed, rel=0, abs=1e-12)
+    assert run.sql("select * from executed($run) where times != 1") == []
+    assert {fault.kind for fault in run.of(FaultInjected)} == {"kill", "slow"}
+    assert [verdict.cause for verdict in run.of(Verdict)][:2] == ["dead", "slow_device"]
+    scored = {score.plan_version: score for score in run.of(PlanScored)}
+    assert scored.keys() == {plan.plan_version for plan in run.of(PlanApplied)} - {0}
+
+
+class Person:
+    """Answers the run's first proposal with `kind` after having looked on for some iterations."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.judged, self.proposal, self.plans_before = kind, 0, "", 0
+
+    def __call__(self, run: Run, entry: Entry) -> None:
+        if isinstance(entry.event, PlanProposed) and not self.proposal:
+            self.proposal = entry.event.proposal
+        elif isinstance(entry.event, IterationJudged) and self.proposal:
+            self.judged += 1
+            if self.judged == 4:
+                self.plans_before = len(run.of(PlanApplied))
+                self.decide(run, self.kind)
+            elif self.judged == 8:
+                self.decide(run, "approve")
+
+    def decide(self, run: Run, kind: str) -> None:
+        command = Command(kind=kind, run=run.id, by="mira", target=self.proposal, reason="it pays")  # type: ignore[arg-type]
+        send(run.store, run.id, command)
+
+
+def test_in_mode_approve_a_change_waits_for_a_person(tmp_path: Path, undisturbed: list[float]) -> None:
+    person = Person("approve")
+    run = train(tmp_path, SLOW, base=LONG_CHUNKS, mode="approve", on_event=person)
+    assert person.plans_before == 1
+    assert PlanApproved(proposal=person.proposal, by="mira", reason="it pays", user=USER) in run.of(PlanApproved)
+    changed = run.of(PlanApplied)[1]
+    assert (changed.proposal, changed.reason) == (person.proposal, "approved by mira")
+    proposed = next(event for event in run.of(PlanProposed) if event.proposal == person.proposal)
+    assert (proposed.optional, proposed.digest) == (True, changed.digest)
+    assert changed.iteration > proposed.at_iteration + 4
+    assert [refused.reason for refused in run.of(CommandRefused)] == [f"proposal {person.proposal} is not open"]
+    assert run.losses == pytest.approx(undisturbed, rel=0, abs=1e-12)
+    with pytest.raises(CommandError, match=f"run {run.id} has no living controller .* nobody would act on 'approve'"):
+        person.decide(run, "approve")
+
+
+def test_what_a_person_rejects_is_not_applied(tmp_path: Path) -> None:
+    person = Person("reject")
+    run = train(tmp_path, SLOW, base=LONG_CHUNKS, mode="approve", on_event=person)
+    assert run.of(PlanRejected) == [PlanRejected(proposal=person.proposal, by="mira", reason="it pays", user=USER)]
+    assert len(run.of(CommandRefused)) == 1
+    assert len(run.of(PlanApplied)) == 1
+
+
+class ChangesTheirMind:
+    """Rejects the first proposal, and some iterations later lets changes be applied."""
+
+    def __init__(self) -> None:
+        self.proposal, self.judged = "", 0
+
+    def __call__(self, run: Run, entry: Entry) -> None:
+        if isinstance(entry.event, PlanProposed):
+            self.proposal = self.proposal or entry.event.proposal
+        elif isinstance(entry.event, IterationJudged) and self.proposal:
+            self.judged += 1
+            if self.judged == 1:
+                send(run.store, run.id, Command(kind="reject", run=run.id, by="mira", target=self.proposal, reason="at night"))
+            elif self.judged == 5:
+                send(run.store, run.id, Command(kind="mode", run=run.id, by="mira", target="auto", reason="day shift"))
+
+
+def test_a_change_of_mode_asks_the_scheduler_anew(tmp_path: Path) -> None:
+    run = train(tmp_path, SLOW, base=LONG_CHUNKS, mode="approve", on_event=ChangesTheirMind())
+    (changed,) = run.of(ModeChanged)
+    rejected, anew, *_ = run.of(PlanProposed)
+    assert [one.proposal for one in run.of(PlanRejected)] == [rejected.proposal]
+    assert changed.watermark is not None
+    assert rejected.at_iteration < changed.watermark <= anew.at_iteration < changed.watermark + 3
+    assert [(one.proposal, one.by) for one in run.of(PlanApproved)] == [(anew.proposal, "auto")]
+    with open_store(run.store) as reader:
+        assert replay(recorded_run(reader, run.id)).differences == ()

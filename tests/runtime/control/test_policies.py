@@ -1,0 +1,54 @@
+"""Runs that follow a published policy: the very object that the simulator plays decides on real ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.training.runtime_runs import train
+
+from unskew.analytics.cluster.event import ClusterEvent
+from unskew.analytics.core.layout import to_plan
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
+from unskew.analytics.loop.by_policy.view import job_of
+from unskew.analytics.policies.registry import POLICIES
+from unskew.collector.events import PlanApplied, RunStarted
+from unskew.runtime.options import OptionsError, RunOptions, check
+
+pytestmark = [pytest.mark.limit(90), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return train(tmp_path_factory.mktemp("undisturbed")).losses
+
+
+@pytest.mark.parametrize("name", ["recycle", "oobleck", "recover", "malleus", "resihp"])
+def test_a_death_is_answered_by_the_plan_of_the_simulator(name: str, tmp_path: Path, undisturbed: list[float]) -> None:
+    run = train(tmp_path, "kill:rank=1,at=5", policy=name)
+    assert run.losses == pytest.approx(undisturbed, rel=0, abs=1e-8)
+    (started,) = run.of(RunStarted)
+    assert (started.policy, run.summary.policy) == (name, name)
+    plans = [Plan.from_data(event.plan) for event in run.of(PlanApplied)]
+    job = job_of(plans[0], (1,) * plans[0].n_layers, None, ())
+    death = ClusterEvent(kind="failed", at_s=100.0, devices=(1,))
+    outcome = simulate(job, POLICIES[name](), [death], SimulationOptions(hours=1.0))
+    layout = outcome.answers[-1].reaction.layout
+    assert layout is not None
+    assert to_plan(layout, job.n_layers).digest == plans[1].digest
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"policy": "bamboo"}, "--policy bamboo is simulated only: ranks execute no redundant forward pass"),
+        ({"policy": "recycle-staggered"}, "--policy recycle-staggered is simulated only: ranks step their optimisers together"),
+        ({"policy": "pray"}, "--policy pray is not known, allowed: oobleck, recycle"),
+        ({"policy": "recycle", "schedule": "gpipe"}, "--policy recycle plans for 1f1b and zb-h1, not for --schedule gpipe"),
+        ({"policy": "recycle", "recovery": "ft-hsdp"}, "--policy recycle is not for --recovery ft-hsdp"),
+    ],
+)
+def test_what_ranks_cannot_execute_is_refused_by_name(options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(OptionsError, match=sentence):
+        check(RunOptions(**options))

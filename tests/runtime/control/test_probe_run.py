@@ -1,0 +1,86 @@
+"""Probes in real processes: all ranks of one role turn slow alike and excuse each other, until they are measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.training.runtime_runs import Run, train
+
+from unskew.collector.command import Command
+from unskew.collector.events import (
+    CommandRefused,
+    IterationCommitted,
+    Note,
+    PlanApplied,
+    Probed,
+    RunFinished,
+    Span,
+    Verdict,
+    VerdictClosed,
+)
+from unskew.collector.files.tail import Entry
+from unskew.collector.write.commands import send
+
+pytestmark = pytest.mark.slow
+
+SLOW = (0, 2, 4)
+FAULTS = tuple(f"slow:rank={rank},factor=1.6,at=30" for rank in SLOW)
+LAYOUT = {"pp": 2, "dp": 3, "micro_batches": 6, "iterations": 60}
+
+
+def named(run: Run) -> dict[int, Verdict]:
+    """The devices that are accused."""
+    assert run.of(RunFinished)[-1].status == "done"
+    return {party.rank: verdict for verdict in run.of(Verdict) for party in verdict.culprits if party.rank is not None}
+
+
+@pytest.mark.limit(240)
+def test_ranks_that_excuse_each_other_are_probed_and_named(tmp_path: Path) -> None:
+    run = train(tmp_path, *FAULTS, **LAYOUT)
+    verdicts = named(run)
+    assert sorted(verdicts) == list(SLOW)
+    stage, *_ = run.of(Verdict)
+    assert stage.cause == "stage_imbalance", "until they are measured, the stage is all that can be named"
+    assert [closed.verdict for closed in run.of(VerdictClosed)] == [stage.verdict]
+    (probed,) = run.of(Probed)
+    assert probed.ranks == SLOW
+    assert probed.slowdowns == {str(rank): pytest.approx(1.6, rel=0.01) for rank in SLOW}
+    assert 30 < probed.at_iteration <= 50
+    assert all(verdict.evidence["test"] == "probe" for verdict in verdicts.values())
+    (applied,) = [event for event in run.of(PlanApplied) if event.reason.startswith("probe: ranks 0, 2, 4")]
+    assert applied.digest == run.of(PlanApplied)[0].digest
+    products = [event for event in run.of(Span) if event.kind == "probe" and event.plan_version == applied.plan_version]
+    assert {span.rank for span in products} == set(SLOW)
+    assert probed.cost_us == pytest.approx(max(sum(s.wall_us for s in products if s.rank == rank) for rank in SLOW))
+
+
+def test_in_mode_observe_nothing_is_held_up_for_a_probe(tmp_path: Path) -> None:
+    run = train(tmp_path, *FAULTS, mode="observe", **LAYOUT)
+    assert run.of(Probed) == []
+    assert len(run.of(PlanApplied)) == 1
+
+
+class Person:
+    """Asks for a probe of a rank that is there, and of one that is not."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self, run: Run, entry: Entry) -> None:
+        if isinstance(entry.event, IterationCommitted) and entry.event.iteration == 10 and not self.asked:
+            self.asked = True
+            for rank in ("9", "3"):
+                send(run.store, run.id, Command(kind="probe", run=run.id, target=rank, by="ann", reason="it looks slow"))
+
+
+def test_who_asks_for_a_probe_gets_it_in_any_mode(tmp_path: Path) -> None:
+    run = train(tmp_path, "slow:rank=3,factor=1.6,at=5", mode="observe", on_event=Person(), **LAYOUT)
+    named(run)
+    (probed,) = run.of(Probed)
+    assert probed.slowdowns == {"3": pytest.approx(1.6, rel=0.01)}
+    (refused,) = run.of(CommandRefused)
+    assert (refused.command, refused.by) == ("probe 9", "ann")
+    assert refused.reason == "rank 9 is not in the run, its ranks are 0, 1, 2, 3, 4, 5"
+    assert [(note.text, note.by) for note in run.of(Note)] == [("rank 3 is to be probed: it looks slow", "ann")]
+    assert len({applied.digest for applied in run.of(PlanApplied)}) == 1

@@ -1,0 +1,177 @@
+"""Gradients of any legal plan, with tensor-parallel groups of any size and cut, are those of one process; also when a rank dies
+in the middle and the others go on with what they hold. The executor itself runs, on threads of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from support.training.threads_comm import Hub, ThreadComm, in_threads
+
+from unskew.analytics.core.layout import Layout, Move, Pipeline, to_plan
+from unskew.analytics.core.plan import Plan, PlanError, stage_order_of, validate
+from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.scheduler.kept import nothing_kept, spread
+from unskew.analytics.scheduler.recovery import recover
+from unskew.analytics.shards.parts import Part, Piece, ends_of, parts_by
+from unskew.collector.events import Span
+from unskew.runtime.corpus import Corpus
+from unskew.runtime.links import Links
+from unskew.runtime.model.batch import Batch
+from unskew.runtime.model.layers import HeldLayer
+from unskew.runtime.model.model import ModelSize
+from unskew.runtime.options import RunOptions
+from unskew.runtime.rank.comm import PeerLost
+from unskew.runtime.rank.device import RealDevice
+from unskew.runtime.rank.executor import Executor
+from unskew.runtime.rank.gradients import keep_gradients, loss_of, reduce_gradients
+from unskew.runtime.rank.progress import RankProgress
+
+pytestmark = pytest.mark.limit(60)
+CPU = torch.device("cpu")
+SCHEDULES = ("gpipe", "1f1b", "zb-h1", "interleaved", "zb-v")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread_each() -> Iterator[None]:
+    """A rank has one: more would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def random_plan(draw: np.random.Generator) -> Plan:
+    """Replicas, stages, groups, cuts, micro-batches, and work that is moved between replicas: whatever is legal."""
+    schedule, n_layers = str(draw.choice(SCHEDULES)), int(draw.integers(1, 5))
+    ranks, pipelines = iter(range(100)), []
+    for replica in range(int(draw.integers(1, 4))):
+        passes = 2 if schedule in ("interleaved", "zb-v") and n_layers > 1 else 1
+        stages = int(draw.integers(1, n_layers // passes + 1))
+        groups = [tuple(next(ranks) for _ in range(int(draw.integers(1, 4)))) for _ in range(stages)]
+        passed = stage_order_of(schedule, groups) if passes == 2 else groups
+        cuts = sorted(draw.choice(np.arange(1, n_layers), len(passed) - 1, replace=False).tolist())
+        layers = np.diff([0, *cuts, n_layers]).tolist()
+        pipelines.append(Pipeline(replica, tuple(passed), tuple(layers), int(draw.integers(1, 4))))
+    moves = []
+    if len(pipelines) > 1 and draw.random() < 0.3:
+        stage = int(draw.integers(len(pipelines[0].layers)))
+        moves.append(Move(stage, 0, 1, tuple(range(int(draw.integers(1, pipelines[0].micro_batches + 1))))))
+    plan = to_plan(Layout(tuple(pipelines), tuple(moves), schedule), n_layers)
+    cut_of = {group: parts_by(draw.integers(1, 6, len(group)).tolist()) for one in pipelines for group in one.groups}
+    part_of = {rank: part for group, parts in cut_of.items() for rank, part in zip(group, parts, strict=True)}
+    roles = tuple(msgspec.structs.replace(role, part=part_of[role.rank]) for role in plan.roles)
+    plan = msgspec.structs.replace(plan, roles=roles)
+    validate(plan)
+    return plan
+
+
+class Job:
+    """One iteration of a plan on threads, and the same in one piece."""
+
+    def __init__(self, plan: Plan, dtype: torch.dtype, seed: int) -> None:
+        self.plan, self.dtype, self.seed = plan, dtype, seed
+        self.size = ModelSize(n_layers=plan.n_layers, dim=16, heads=4)
+        self.options = RunOptions(
+            micro_batches=len(plan.routes), tokens=24, seed=seed, layers=plan.n_layers, dim=self.size.dim, heads=self.size.heads
+        )
+        draw = np.random.default_rng(seed)
+        documents = [bytes(draw.integers(0, 256, int(length)).tolist()) for length in draw.integers(3, 20, 40)]
+        self.batch = Batch(Corpus(documents), self.options, 0)
+        self.layers = {rank: self._layers_of(plan, rank) for rank in plan.ranks}
+        self.losses: dict[int, float] = {}
+
+    def _layers_of(self, plan: Plan, rank: int) -> dict[int, HeldLayer]:
+        role = plan.role_of[rank]
+        return {number: self.layer(number, role.part) for number in role.layers}
+
+    def layer(self, number: int, part: Part | None = None) -> HeldLayer:
+        return HeldLayer(self.size, number, seed=self.seed, dtype=self.dtype, device=CPU, part=part)
+
+    def reference(self) -> tuple[list[HeldLayer], float]:
+        whole, loss = [self.layer(number) for number in range(self.plan.n_layers)], 0.0
+        for number in range(len(self.plan.routes)):
+            y = self.batch.inputs(number, CPU)
+            for layer in whole:
+                y = layer.module(y, self.batch.lengths[number])
+            one = torch.nn.functional.cross_entropy(y, self.batch.targets(number, CPU), reduction="sum")
+            (one / self.batch.target_tokens).backward()
+            loss += float(one.detach()) / self.batch.target_tokens
+        return whole, loss
+
+    def attempt(self, plan: Plan, *, dies: tuple[int, int] | None = None, keeps: bool = False) -> None:
+        """All ranks execute and reduce; or the first of `dies` is gone before its so-manieth action, and the rest break."""
+        hub, after = Hub(), -1 if dies is None else dies[1]
+
+        def live(rank: int) -> None:
+            comm, layers, device, progress = (
+                ThreadComm(hub, rank, plan.ranks),
+                self.layers[rank],
+                RealDevice([]),
+                RankProgress(),
+            )
+            label = partial(Span, device="", rank=rank, plan_version=plan.plan_version, attempt=0, iteration=0)
+            kept = keep_gradients(plan, layers, comm, 0, wanted=True) if keeps else nothing_kept(plan)
+            due = spread(plan, kept)
+
+            def before(index: int) -> None:
+                if dies is not None and rank == dies[0] and index == after:
+                    hub.stop()
+                    raise PeerLost("dead")
+
+            actions = [one for one in build_schedule(due).by_rank[rank] if kept.executes(one)]
+            executor = Executor(
+                plan=due, actions=actions, kept=kept, layers=layers, batch=self.batch, comm=comm, device=device,
+                progress=progress, label=label, dtype=self.dtype, shapes=self.options.given_on, before=before,
+                links=Links(self.options, rank, device),
+            )  # fmt: skip
+            try:
+                executor.run()
+            except PeerLost:
+                executor.finish_weights()
+                raise
+            reduce_gradients(
+                plan, layers, kept, comm, device=device, progress=progress, label=label,
+                before_last=lambda: before(len(actions)),
+            )  # fmt: skip
+            self.losses[rank] = loss_of(plan, layers, rank)
+
+        in_threads(plan.ranks, live)
+
+
+def check(job: Job, plan: Plan, tolerance: float) -> None:
+    whole, loss = job.reference()
+    for rank in plan.ranks:
+        role = plan.role_of[rank]
+        for number in role.layers:
+            mine = job.layers[rank][number].pack_sum(len(plan.routes))
+            wanted = whole[number]
+            piece = Piece(number, *ends_of(role.part))
+            there = wanted.pack_sum(0, piece)
+            assert float((mine[: len(there)] - there).abs().max()) <= tolerance * float(there.abs().max())
+    assert sum(job.losses.values()) == pytest.approx(loss, rel=tolerance)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_gradients_are_those_of_one_process(seed: int) -> None:
+    """Ten plans each; every second one with a death, from which those go on whose layers survive."""
+    draw = np.random.default_rng(seed)
+    for number in range(10):
+        plan = random_plan(draw)
+        exact = number % 5 > 0
+        job = Job(plan, torch.float64 if exact else torch.float32, 100 * seed + number)
+        if number % 2:
+            dead = int(draw.choice(plan.ranks))
+            job.attempt(plan, dies=(dead, int(draw.integers(0, 1 + len(build_schedule(plan).by_rank[dead])))))
+            try:
+                plan = recover(plan, {dead}, 1)
+            except PlanError:
+                continue
+            job.attempt(plan, keeps=True)
+        else:
+            job.attempt(plan)
+        check(job, plan, 1e-10 if exact else 1e-5)

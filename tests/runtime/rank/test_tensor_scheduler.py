@@ -1,0 +1,104 @@
+"""The Scheduler and tensor-parallel groups on real ranks: cut by speed, shrunk, grown again, and predicted as they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.training.replica_reference import expected_losses
+from support.training.runtime_runs import LONG_CHUNKS, SMALL, Run, assert_exact, train
+
+from unskew.analytics.core.plan import Plan
+from unskew.collector.command import Command
+from unskew.collector.events import (
+    DeviceJoined,
+    IterationCommitted,
+    IterationJudged,
+    PlanApplied,
+    PlanProposed,
+    PredictorFitted,
+    Regrouped,
+    RunFinished,
+    StandbyMeasured,
+    Verdict,
+)
+from unskew.collector.files.tail import Entry
+from unskew.collector.write.commands import send
+
+pytestmark = [pytest.mark.limit(300), pytest.mark.slow]
+
+
+def in_force(entry: Entry) -> Plan | None:
+    return Plan.from_data(entry.event.plan) if isinstance(entry.event, PlanApplied) else None
+
+
+def bring_back(run: Run, entry: Entry) -> None:
+    """Ask for rank 5 once rank 4 has the whole of the layers that they had together."""
+    plan = in_force(entry)
+    if plan is not None and plan.plan_version > 1 and plan.role_of[4].part is None:
+        send(run.store, run.id, Command(kind="rank", run=run.id, target="5", by="ann"))
+
+
+def test_groups_follow_their_members_and_are_predicted(tmp_path: Path) -> None:
+    """Over links that cost, with one member slow and one of the other replica dead, which comes back later."""
+    options = msgspec.structs.replace(
+        LONG_CHUNKS, tp=2, layers=4, micro_batches=6, tokens=512, dim=24, heads=12, iterations=44, link_us=300, link_mbps=500
+    )
+    run = train(tmp_path, "slow:rank=2,factor=2,at=9", "kill:rank=5,at=20", base=options, on_event=bring_back)
+    assert run.of(RunFinished)[-1].status == "done"
+    whole = msgspec.structs.replace(options, tp=1)
+    expected = expected_losses(whole, {number: {0: number, 1: number} for number in range(options.iterations)})
+    assert run.losses == pytest.approx(expected, rel=0, abs=1e-8)
+    assert {verdict.culprits[0].rank: verdict.cause for verdict in run.of(Verdict)} == {2: "slow_device", 5: "dead"}
+
+    plans = [Plan.from_data(plan.plan) for plan in run.of(PlanApplied)]
+    of_five = [plan.team_of.get(5, ()) for plan in plans]
+    assert [len(team) for team in of_five] == [2, 2, 0, 0, 2], "cut anew, rerouted, rank 4 alone, the group again"
+    assert [plan.weight_of.get(2, 1.0) < 0.9 for plan in plans][:2] == [False, True]
+    assert plans[3].role_of[4].part is None
+    assert 4 in plans[3].executors
+    proposed = [plan for plan in run.of(PlanProposed) if plan.optional]
+    assert all(plan.predicted_us < 0.97 * (plan.baseline_us or 0) for plan in proposed)
+
+    (fitted, *_) = run.of(PredictorFitted)
+    assert fitted.model["sum_us"] == pytest.approx(300, rel=0.01), "a step of a sum takes what a message takes"
+    judged = [one for one in run.of(IterationJudged) if one.predicted_us and one.iteration not in range(9, 14)]
+    assert len(judged) > 25
+    assert [one for one in judged if abs((one.predicted_us or 0) / one.measured_us - 1) > 0.03] == []
+
+
+class DeathBesideASpare:
+    """Rank 4 is asked for, whose group has a member for each head already. Once it is measured rank 1 dies, and as soon as
+    rank 4 has its place a member of the other group."""
+
+    def __init__(self) -> None:
+        self.pids: dict[int, int] = {}
+        self.seen: set[type[object]] = set()
+
+    def __call__(self, run: Run, entry: Entry) -> None:
+        event, asked = entry.event, IterationCommitted in self.seen
+        self.seen.add(type(event))
+        if isinstance(event, DeviceJoined):
+            self.pids[event.rank] = event.pid
+        if isinstance(event, IterationCommitted) and not asked:
+            send(run.store, run.id, Command(kind="rank", run=run.id, target="4", by="ann"))
+        if {StandbyMeasured, PredictorFitted} <= self.seen and 1 in self.pids:
+            os.kill(self.pids.pop(1), signal.SIGKILL)
+        plan = in_force(entry)
+        if plan is not None and 4 in plan.ranks and 3 in self.pids:
+            os.kill(self.pids.pop(3), signal.SIGKILL)
+
+
+def test_a_spare_takes_a_dead_member_s_place_in_its_group_and_carries_on_alone(tmp_path: Path) -> None:
+    options = msgspec.structs.replace(SMALL, tp=2, pp=1, heads=2, layers=2, iterations=60)
+    run = train(tmp_path, base=options, on_event=DeathBesideASpare())
+    whole = msgspec.structs.replace(options, tp=1)
+    expected = expected_losses(whole, {number: {0: number, 1: number} for number in range(options.iterations)})
+    assert_exact(run, expected, {0, 2, 4})
+    first, promoted, rerouted, *_ = [Plan.from_data(plan.plan) for plan in run.of(PlanApplied)]
+    assert ({*promoted.teams.values()}, {*rerouted.teams.values()}) == ({(0, 4), (2, 3)}, {(0, 4)})
+    assert promoted.role_of[4].part == first.role_of[1].part
+    assert run.of(Regrouped)[1].moved_bytes > 0

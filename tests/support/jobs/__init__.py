@@ -1,0 +1,1 @@
+"""Trainings that are not ours, for the tests and benches that watch them."""

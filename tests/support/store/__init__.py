@@ -1,0 +1,1 @@
+"""Stores with something in them, and what any store must do."""

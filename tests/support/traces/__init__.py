@@ -1,0 +1,1 @@
+"""Records of other systems, and synthetic ones in which the truth is known."""

@@ -1,0 +1,1 @@
+"""Runs of ours: small real ones, ranks that are threads, what their losses must be."""
