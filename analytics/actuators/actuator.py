@@ -33,14 +33,10 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Actuator(Protocol):
-    """`needs`: what the loop, or whoever starts it, has to offer; `undo`: how it is taken back, "" = it cannot be."""
+    """One thing that can be done about a slow rank."""
 
     @property
     def name(self) -> str: ...
-    @property
-    def needs(self) -> str: ...
-    @property
-    def undo(self) -> str: ...
 
     def propose(self, now: Situation) -> tuple[Proposal | None, str]:
         """What it would do, with its gain and cost; or None, and why."""

@@ -15,8 +15,6 @@ class Balance:
     """By the fitted cost of each sample's length, over a window of global batches."""
 
     name = "balance"
-    needs = "a loop over session.balance(loader, length=...)"
-    undo = "the loader's own order, by another plan"
 
     def propose(self, now: Situation) -> tuple[Proposal | None, str]:
         offer, division = now.offer, now.division

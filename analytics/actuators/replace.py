@@ -12,8 +12,6 @@ class Replace:
     """What the command does is the user's: a launcher's restart, a drained node."""
 
     name = "replace"
-    needs = "whoever starts the training names a command, or an address"
-    undo = ""
 
     def propose(self, now: Situation) -> tuple[Proposal | None, str]:
         if not now.hand_to:

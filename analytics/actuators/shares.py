@@ -19,8 +19,6 @@ class Shares:
     """Counts in proportion to what the ranks get done; taken back when their speeds are alike again."""
 
     name = "shares"
-    needs = "a loop over session.balance(loader), whose loss is a mean over samples, or divided by those of all ranks"
-    undo = "equal shares, proposed when the rank is as fast as the others again"
 
     def propose(self, now: Situation) -> tuple[Proposal | None, str]:
         if why := _why_not(now):
@@ -37,8 +35,6 @@ class Exclude:
     """The slow rank leaves the living job; the others take its samples over."""
 
     name = "exclude"
-    needs = "session.balance(loader, model=ddp): a loop that asks for no collective of all ranks but DDP's own"
-    undo = ""
 
     def propose(self, now: Situation) -> tuple[Proposal | None, str]:
         if why := _why_not(now):

@@ -301,7 +301,7 @@ def chunk_kinds(schedule: str) -> tuple[ChunkKind, ...]:
 def stage_order_of(schedule: str, ranks: Sequence[T]) -> list[T]:
     """The order in which a micro-batch passes the ranks of a pipeline: once, in a loop (interleaved), or there and back (ZB-V).
 
-    >>> way_of("zb-v", [0, 1, 2])
+    >>> stage_order_of("zb-v", [0, 1, 2])
     [0, 1, 2, 2, 1, 0]
     """
     if schedule not in PASSES:

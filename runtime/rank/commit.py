@@ -95,8 +95,11 @@ def settle(comm: Comm, mine: CommitStanding) -> AgreedCommit:
 def decide(standings: Sequence[CommitStanding]) -> AgreedCommit:
     """The rule itself: pure, the same on every survivor.
 
-    >>> half = Outcome(iteration=4, plan_version=0, attempt=0, loss=2.0, next_plan_version=0, log_complete=True, clock_us=0)
-    >>> decide([Standing(stepped=4, attempt=0, outcome=half), Standing(stepped=4, attempt=0, outcome=None)]).committed
+    >>> half = CommitOutcome(
+    ...     iteration=4, plan_version=0, attempt=0, loss=2.0, next_plan_version=0, log_complete=True, clock_us=0
+    ... )
+    >>> two = [CommitStanding(stepped=4, attempt=0, outcome=outcome) for outcome in (half, None)]
+    >>> decide(two).committed
     5
     """
     committed = max(standing.passed for standing in standings)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,15 @@ def test_whoever_adds_something_finds_every_file_that_is_named() -> None:
     assert len(names) > 30
     for name in names:
         assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("package", ["analytics", "collector", "runtime/rank"])
+def test_examples_in_docstrings_give_what_they_say(package: str) -> None:
+    files = [file for file in (ROOT / package).rglob("*.py") if ">>> " in file.read_text()]
+    assert files
+    for file in files:
+        name = ".".join(("unskew", *file.relative_to(ROOT).with_suffix("").parts))
+        assert doctest.testmod(import_module(name)).failed == 0, name
 
 
 def test_the_readme_opens_with_the_two_commands() -> None:

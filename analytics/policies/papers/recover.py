@@ -36,7 +36,7 @@ def steady(total: int, replicas: int, least: int) -> MicroBatchShares:
     """The policy after a commit: ``G' = smallest G >= least`` with ``replicas x G' >= total``, as many full majors as fit.
 
     >>> steady(8192, 63, 128)
-    Shares(each=131, majors=62, rest=70, spares=0)
+    MicroBatchShares(each=131, majors=62, rest=70, spares=0)
     """
     each = max(least, -(-total // replicas))
     majors, rest = divmod(total, each)
