@@ -44,12 +44,6 @@ def with_replicas(first: Plan, replicas: Collection[int], plan_version: int) -> 
     )
 
 
-def without_ranks(first: Plan, plan: Plan, dead: Collection[int], plan_version: int) -> Plan:
-    """`plan` without the replicas that the `dead` ranks are of. Raises `PlanError` when none is left."""
-    hurt = {role.replica for role in plan.roles if role.rank in dead}
-    return with_replicas(first, {*replicas_of(plan)} - hurt, plan_version)
-
-
 def returning(first: Plan, plan: Plan, ready: Collection[int]) -> tuple[int, ...]:
     """Replicas without a part in `plan` all of whose ranks are `ready`, ascending."""
     away = {*replicas_of(first)} - {*replicas_of(plan)}

@@ -5,7 +5,7 @@ an interval of [0, 1); the model rounds its ends to whole heads, columns and tok
 has. Where replicas are cut differently, the union of all ends divides a layer into pieces, each of which some ranks hold alike:
 the unit in which gradients are summed and layers move.
 
->>> three, two = even_parts(3), even_parts(2)
+>>> three, two = parts_by([1, 1, 1]), parts_by([1, 1])
 >>> for piece, ranks in pieces_of(0, dict(enumerate([*three, *two]))):
 ...     print(piece.low, piece.high, ranks)
 0 0 (0, 1, 2, 3, 4)
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import lcm
 
@@ -59,14 +58,8 @@ class Piece(msgspec.Struct, frozen=True):
     uncut: bool = True
 
 
-@lru_cache(maxsize=256)
-def even_parts(members: int) -> tuple[Part | None, ...]:
-    """A layer in equal parts; None = the whole layer, of a member that is alone."""
-    return parts_by((1,) * members)
-
-
 def parts_by(weights: Sequence[int]) -> tuple[Part | None, ...]:
-    """A layer in parts of these sizes.
+    """A layer in parts of these sizes; None = the whole layer, of a member that is alone.
 
     >>> [str(part) for part in parts_by([5, 3])]
     ['0 to 5/8', '5/8 to 1']

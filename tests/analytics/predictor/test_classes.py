@@ -24,7 +24,7 @@ from unskew.analytics.loop.site import Site
 from unskew.analytics.pipeline.prediction import durations_us, layer_costs, predict_iteration
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.predictor.fit import expected_us, fit
-from unskew.analytics.shards.parts import even_parts
+from unskew.analytics.shards.parts import parts_by
 from unskew.collector.events import DeviceJoined, IterationJudged, PlanApplied, PredictorFitted, Verdict
 from unskew.collector.read.reader import open_store
 from unskew.edge.load_run import load_run
@@ -184,7 +184,7 @@ def groups_of_two() -> Plan:
     roles = tuple(
         Role(rank=rank, replica=d, stage=s, shard=shard, first_layer=hop.first_layer, n_layers=4, part=part)
         for (d, s), hop in hops.items()
-        for shard, (rank, part) in enumerate(zip(hop.ranks, even_parts(len(hop.ranks)), strict=True))
+        for shard, (rank, part) in enumerate(zip(hop.ranks, parts_by([1] * len(hop.ranks)), strict=True))
     )  # fmt: skip
     routes = tuple(Route(micro_batch=m, replica=m % 2, hops=(hops[m % 2, 0], hops[m % 2, 1])) for m in range(4))
     plan = Plan(plan_version=0, n_layers=8, schedule="1f1b", roles=roles, routes=routes)

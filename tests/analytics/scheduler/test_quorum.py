@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.scheduler.quorum import Quorum, QuorumOptions, QuorumState, Standing, StateLost, decide
-from unskew.analytics.scheduler.replicas import replicas_of, returning, trained, with_replicas, without_ranks
+from unskew.analytics.scheduler.replicas import replicas_of, returning, trained, with_replicas
 
 STAGES, STEPS = 2, 6
 Step = frozenset[tuple[int, int]]
@@ -88,9 +88,9 @@ class World:
         """Any rank, at any moment: its replica is out."""
         victim = self.rng.choice(self.living())
         victim.alive = False
-        rank = next(role.rank for role in self.first.roles if role.replica == victim.number)
+        left = {*replicas_of(self.plan)} - {victim.number}
         try:
-            self.issue(without_ranks(self.first, self.plan, {rank}, self.plan.plan_version + 1), abort=True)
+            self.issue(with_replicas(self.first, left, self.plan.plan_version + 1), abort=True)
         except PlanError:
             self.over = "no replica is left"
 

@@ -16,7 +16,7 @@ from support.training.threads_comm import Hub, ThreadComm, in_threads
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Hop, Plan, Role, Route, validate
 from unskew.analytics.scheduler.propose import Proposal
-from unskew.analytics.shards.parts import Part, Piece, ends_of, even_parts, parts_by
+from unskew.analytics.shards.parts import Part, Piece, ends_of, parts_by
 from unskew.collector.events import PlanApplied, RunFinished, Verdict
 from unskew.collector.files.checkpoints import Checkpoint, CheckpointIndex, Slice, part_name
 from unskew.runtime.control.checkpoints import CheckpointParts
@@ -171,7 +171,7 @@ def test_a_checkpoint_of_one_cut_is_read_by_another(tmp_path: Path) -> None:
         parameter.grad = torch.randn_like(parameter)
     trained.step()
     written: list[CheckpointPart] = []
-    for rank, part in enumerate(even_parts(2)):
+    for rank, part in enumerate(parts_by([1, 1])):
         mine = layer(part)
         mine.unpack(trained.pack(Piece(0, *ends_of(part))), Piece(0, *ends_of(part)))
         writer = CheckpointWriter(tmp_path, rank, written.append)
