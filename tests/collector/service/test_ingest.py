@@ -34,7 +34,7 @@ from unskew.collector.write.commands import hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 
-PRODUCER = ROOT / "tests" / "support" / "collector_producer.py"
+PRODUCER = ROOT / "tests" / "support" / "store" / "collector_producer.py"
 SMALL_STEPS = """if True:
     import sys
     from unskew.collector.service import sealing, process as service
