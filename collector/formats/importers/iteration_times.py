@@ -17,10 +17,11 @@ from typing import Any
 
 import polars
 
-from unskew.collector.events import CHUNK_KINDS, COLLECTIVE_KINDS, IterationTimed, Span, SpanKind, Telemetry
+from unskew.collector.events import IterationTimed, SpanKind, Telemetry
 from unskew.collector.formats.attempts import note_of
 from unskew.collector.formats.columns import parquet, typed
 from unskew.collector.formats.imported import LARGEST, FormatError, ImportedRun, source_files
+from unskew.collector.formats.parts import spans_of
 from unskew.collector.formats.text import content, rank_number
 
 PARTS: dict[str, SpanKind] = {
@@ -81,7 +82,7 @@ def _events(rows: polars.DataFrame) -> Iterator[Telemetry]:
     longest = rows.group_by("step").agg(polars.col("seconds").max()).sort("step")
     begins = dict(zip(longest["step"], longest["seconds"].cum_sum() - longest["seconds"], strict=True))
     for row in rows.iter_rows(named=True):
-        yield IterationTimed(
+        step = IterationTimed(
             iteration=row["step"],
             wall_us=round(row["seconds"] * 1e6),
             rank=row.get("rank"),
@@ -89,27 +90,10 @@ def _events(rows: polars.DataFrame) -> Iterator[Telemetry]:
             tokens=row.get("tokens"),
             attempt=row["attempt"],
         )
-        yield from _parts(row, begins[row["step"]])
-
-
-def _parts(row: dict[str, Any], begin_s: float) -> Iterator[Span]:
-    for column, kind in PARTS.items():
-        if (took_s := row.get(column)) is None:
-            continue
-        start_us = round(begin_s * 1e6)
-        yield Span(
-            kind=kind,
-            device=str(row["rank"]),
-            rank=row["rank"],
-            plan_version=0,
-            attempt=row["attempt"],
-            iteration=row["step"],
-            start_us=start_us,
-            wall_us=round(took_s * 1e6),
-            micro_batch=0 if kind in CHUNK_KINDS else None,
-            posted_us=start_us if kind in COLLECTIVE_KINDS else None,
-        )
-        begin_s += took_s
+        yield step
+        if step.rank is not None:
+            parts = [(kind, round(row[name] * 1e6)) for name, kind in PARTS.items() if row.get(name) is not None]
+            yield from spans_of(step, step.rank, round(begins[step.iteration] * 1e6), parts)
 
 
 def _load(path: Path) -> polars.DataFrame:

@@ -22,7 +22,7 @@ from unskew.cli import app
 from unskew.collector.events import CONTROL, TELEMETRY, CollectiveRecorded, GroupRecorded, IterationTimed, SourceRecorded, Span
 from unskew.collector.files.segment import telemetry_line
 from unskew.collector.files.tail import decode_event
-from unskew.collector.formats.importers import flight_recorder, iteration_times, kineto, megatron, mlperf, torchtitan
+from unskew.collector.formats.importers import flight_recorder, iteration_times, kineto, mlperf, torchtitan
 from unskew.collector.formats.importers.kineto_spans import Iterations, Step, TraceEvent, spans_of
 from unskew.collector.formats.registry import FormatError, bring_in
 from unskew.collector.locks import hold
@@ -96,44 +96,6 @@ def test_the_command_says_what_it_did_or_why_not(
         answer = CliRunner().invoke(app, ["import", *arguments, "--store", str(tmp_path / "store")])
     assert answer.exit_code == code, answer.output
     assert sentence in answer.output
-
-
-# --- megatron --------------------------------------------------------------------------------------------------------
-
-MEGATRON = """\
-[before the first step] training ...
- [2026-04-27 00:00:01] iteration       10/     500 | consumed samples:   160 | elapsed time per iteration (ms): 4000.5 | \
-throughput per GPU (TFLOP/s/GPU): 40.4 | global batch size:    16 | lm loss: 3.000000E+00 | grad norm: 1.0 |
-(min, max) time across ranks (ms):
- iteration       20/     500 | elapsed time per iteration (s): 2.5 | global batch size:    16 | lm loss: 2.5E+00 |
- iteration       20/     500 | elapsed time per iteration (ms): 2600.0/2600.0 | global batch size:    16 | lm loss: nan |
-"""
-
-
-def test_a_megatron_log_gives_times_loss_and_batch(tmp_path: Path) -> None:
-    (tmp_path / "log.txt").write_text(MEGATRON)
-    (run,) = megatron.read(tmp_path / "log.txt")
-    first, _, second = run.events
-    assert first == IterationTimed(iteration=10, wall_us=4_000_500, loss=3.0, sequences=16)
-    assert isinstance(second, IterationTimed)
-    assert (second.iteration, second.wall_us, second.attempt) == (20, 2_600_000, 1)
-    assert second.loss != second.loss  # the restarted job's telling holds, diverged as it is
-    assert run.facts["mean_over_iterations"] == 10
-    assert run.facts["told_again"] == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("\n iteration 1/ 5 | elapsed time per iteration (ms): quick | lm loss: 1 |", "line 2: the elapsed time is 'quick'"),
-        (" iteration 1/ 5 | lm loss: 1 |", "line 1: an iteration without 'elapsed time"),
-        ("nothing here", "no line of this file"),
-    ],
-)
-def test_a_bad_megatron_line_is_told_by_its_number(tmp_path: Path, text: str, sentence: str) -> None:
-    (tmp_path / "log.txt").write_text(text)
-    with pytest.raises(FormatError, match=sentence):
-        megatron.read(tmp_path / "log.txt")
 
 
 # --- mlperf ----------------------------------------------------------------------------------------------------------
