@@ -93,6 +93,8 @@ BENCHES: dict[str, tuple[str, ...]] = {
         "store.answers.figures",
         "store.exchange.figures",
     ),
+    "store_ingest": ("store.ingest.figures",),
+    "store_exchange": ("store.exchange.figures",),
     "store_faults": ("store.faults.figures",),
     "store_queries": ("store.queries.figures",),
     "store_answers": ("store.answers.figures",),

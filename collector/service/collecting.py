@@ -7,7 +7,6 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from math import inf
 from pathlib import Path
 
 import duckdb
@@ -54,11 +53,19 @@ class Collector:
             raise
 
     def close(self) -> None:
-        """Leave a snapshot for people, unless much is due still: the next collector goes on with that and leaves one."""
-        if self._database is not None and not self.behind:
+        """Leave a snapshot for people, unless much is due still: the next collector goes on with that and leaves one.
+
+        And no file that nobody names any more, be it that a killed collector replaced it and store.duckdb read it until now.
+        """
+        if self._database is None:
+            return
+        if not self.behind:
             self._write_snapshot()
         self._abandon()
-        self._remove_replaced(inf)
+        try:
+            sweep(self._store)
+        except (OSError, StoreError) as error:
+            report(f"collector: {error}")
 
     def _step(self) -> bool:
         if self._database is None or self._projector is None:

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from unskew.cli import app
 from unskew.collector.events import Span
+from unskew.collector.files.manifest import load
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.read.views import EXECUTED, VIEWS
@@ -149,6 +150,27 @@ def test_who_holds_it_open_goes_on_while_files_are_replaced(store: Store, monkey
     with opened(store, store.root) as now:
         assert spans(now) == 500
     collector.close()
+
+
+def test_what_a_killed_collector_merged_and_store_duckdb_still_read_goes_with_the_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unskew.collector.service.sealing.SEAL_BYTES", 1)
+    monkeypatch.setattr("unskew.collector.service.compaction.SMALL_ROWS", 150)
+    killed = Collector(store)
+    with hold_controller_lock(store, "r"):
+        for incarnation in range(2):
+            fill(store, "r", f"rank-0000.{incarnation}", 100)
+            killed.step()
+        Showing(store).look()
+        killed.step()
+    killed._abandon()
+    (merged,) = load(store).sealed
+    assert len([*store.sealed("r").iterdir()]) == 3
+    following = Collector(store)
+    following.step()
+    following.close()
+    assert [*store.sealed("r").iterdir()] == [store.root / merged.file]
 
 
 KILLED = "import duckdb, os, sys; held = duckdb.connect(sys.argv[1]); held.execute('create table made (i int)'); os._exit(9)"
