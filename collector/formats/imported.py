@@ -142,6 +142,7 @@ def store_runs(store: Store, runs: Sequence[tuple[Source, ImportedRun]]) -> list
     The log's wall clock (`at_us`) is the time of the import.
     """
     _sweep(store)
+    store.make()  # a lock alone would make it with the rights of the folder around it
     with ExitStack() as cleaning:
         places, counts = [], []
         for source, imported in runs:

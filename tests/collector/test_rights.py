@@ -15,6 +15,7 @@ from support.store.store_contract import note, span
 
 from unskew.collector import rights
 from unskew.collector.files.manifest import PublishedFile, SealedFile, SealedSpool, load, publish
+from unskew.collector.formats.registry import bring_in
 from unskew.collector.locks import hold, is_held
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.service.collecting import Collector, prune_older
@@ -76,6 +77,13 @@ def test_everything_in_a_store_has_the_rights_of_its_folder(mode: int, folder: i
     assert {one for kind, one in found if not kind} == {file, file & 0o444}  # what is sealed is written by nobody
     with pytest.raises(StoreError, match="has the rights"):
         store.enter(mode=rights.SHARED if mode == rights.PRIVATE else rights.PRIVATE)
+
+
+def test_a_store_that_an_import_makes_is_its_owners_alone(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("step,seconds\n" + "".join(f"{step},0.1\n" for step in range(20)))
+    tmp_path.chmod(0o755)
+    bring_in(store := Store(tmp_path / "store"), "iteration-times", tmp_path / "t.csv", "r")
+    assert {one for kind, one in modes(store) if kind} == {0o700}
 
 
 def test_who_may_only_look_cannot_hold_a_lock_and_sees_who_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
