@@ -45,15 +45,22 @@ class Store(msgspec.Struct, frozen=True):
 
     @staticmethod
     def locate(option: str | os.PathLike[str] | None) -> Store:
-        """`option`, else $UNSKEW_STORE, else ./data/store. Raises `StoreError` when something else lies at that path."""
+        """`option`, else $UNSKEW_STORE, else ./data/store. Raises `StoreError` when something else lies at that path, or what
+        this user may not read."""
         root = Path(option or os.environ.get("UNSKEW_STORE") or DEFAULT_ROOT).expanduser().absolute()
         try:
             str(root).encode()
         except UnicodeEncodeError as error:
             raise StoreError(f"store {str(root)!a}: its path is not UTF-8") from error
-        for folder in (root, *root.parents):
-            if folder.exists() and not folder.is_dir():
-                raise StoreError(f"store {root}: {folder} is a file, a folder (or nothing yet) is needed there")
+        closed = StoreError(f"store {root} cannot be read: this user is not let into its folder")
+        try:
+            for folder in (root, *root.parents):
+                if folder.exists() and not folder.is_dir():
+                    raise StoreError(f"store {root}: {folder} is a file, a folder (or nothing yet) is needed there")
+            if root.exists() and not os.access(root, os.R_OK | os.X_OK):
+                raise closed
+        except PermissionError as error:
+            raise closed from error
         return Store(root)
 
     def make(self, folder: Path | None = None, *, mode: int = rights.PRIVATE) -> None:

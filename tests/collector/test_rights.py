@@ -86,6 +86,13 @@ def test_a_store_that_an_import_makes_is_its_owners_alone(tmp_path: Path) -> Non
     assert {one for kind, one in modes(store) if kind} == {0o700}
 
 
+def test_a_store_of_somebody_else_is_refused_in_a_sentence(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, who is let in everywhere."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(StoreError, match="this user is not let into its folder"):
+        Store.locate(store.root)
+
+
 def test_who_may_only_look_cannot_hold_a_lock_and_sees_who_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a store that all may read, as older versions made them."""
     store = Store(tmp_path / "store")
