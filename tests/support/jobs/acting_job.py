@@ -11,11 +11,13 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from support.jobs.forked_ranks import forked_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -194,20 +196,7 @@ def main(store: str, folder: Path, names: Sequence[str]) -> int:
     for module in ("torch._dynamo", "torch.distributed.fsdp", "unskew.runtime.attach.balance"):
         importlib.import_module(module)  # once for all ranks: they take seconds
     for name in names:
-        pids = []
-        for rank in range(CASES[name].ranks):
-            if (pid := os.fork()) == 0:
-                try:
-                    train(CASES[name], store, folder, rank)
-                    os._exit(0)
-                except BaseException as error:
-                    print(f"{name}, rank {rank}: {type(error).__name__}: {error}", file=sys.stderr)
-                    raise
-                finally:
-                    os._exit(1)
-            pids.append(pid)
-        ended = [os.waitpid(pid, 0)[1] for pid in pids]
-        if any(ended):
+        if not forked_ranks(CASES[name].ranks, partial(train, CASES[name], store, folder)):
             return 1
     return 0
 

@@ -8,15 +8,16 @@ passes; CASE~SEED draws other data. Case "untouched" is "nothing" without Unskew
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.jobs.forked_ranks import forked_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
@@ -129,7 +130,7 @@ def run_of(case: str) -> str:
     return case.replace("@", "-").replace("~", "-")
 
 
-def rank_of(case: str, rank: int, store: str, folder: Path) -> None:
+def rank_of(case: str, store: str, folder: Path, rank: int) -> None:
     if case != "untouched":
         session = unskew.attach(store, run=run_of(case))
         assert unskew.attach() is session
@@ -143,17 +144,7 @@ def rank_of(case: str, rank: int, store: str, folder: Path) -> None:
 
 def main(store: str, folder: Path, cases: list[str]) -> int:
     for case in cases:
-        pids = []
-        for rank in range(2):
-            if (pid := os.fork()) == 0:
-                try:
-                    rank_of(case, rank, store, folder)
-                    os._exit(0)
-                finally:
-                    os._exit(1)
-            pids.append(pid)
-        ended = [os.waitpid(pid, 0)[1] for pid in pids]
-        if any(ended):
+        if not forked_ranks(2, partial(rank_of, case, store, folder)):
             return 1
     return 0
 

@@ -15,12 +15,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.jobs.forked_ranks import forked_ranks
 from support.paths import ROOT
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -179,7 +181,7 @@ def ranks_of(case: str) -> int:
     return 4 if case in ALONE else 2
 
 
-def rank_of(case: str, rank: int, port: int, store: str, folder: Path) -> None:
+def rank_of(case: str, port: int, store: str, folder: Path, rank: int) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "MASTER_PORT": port}
     place |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ranks_of(case))
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": case, **{k: str(v) for k, v in place.items()}})
@@ -212,19 +214,7 @@ def main(store: str, folder: Path) -> int:
     for case in [*(f"{name}{tail}" for name in CASES for tail in ("", "-untouched")), *ALONE]:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        pids = []
-        for rank in range(ranks_of(case)):
-            if (pid := os.fork()) == 0:
-                try:
-                    rank_of(case, rank, port, store, folder)
-                    os._exit(0)
-                except BaseException:
-                    sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-                finally:
-                    os._exit(1)
-            pids.append(pid)
-        ended = [os.waitpid(pid, 0)[1] for pid in pids]
-        if any(ended):
+        if not forked_ranks(ranks_of(case), partial(rank_of, case, port, store, folder)):
             return 1
     return 0
 
