@@ -20,8 +20,8 @@ from unskew.analytics.core.division import Division
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.loop.approval_queue import ApprovalQueue
-from unskew.analytics.loop.attached_rules import AttachedState
 from unskew.analytics.loop.scoring import PlanTrial, Row, score_plan
+from unskew.analytics.loop.watched.attached_rules import AttachedState
 from unskew.analytics.scheduler.propose import Proposal
 from unskew.collector.command import Command
 from unskew.collector.events import (

@@ -1,4 +1,4 @@
-"""A training that was not ours, diagnosed by the rules that watched it (loop/attached_rules.py) and today's thresholds."""
+"""A training that was not ours, diagnosed by the rules that watched it (loop/watched/) and today's thresholds."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.loop import controller_rules as rules
 from unskew.analytics.loop.adaptation import Adaptation
+from unskew.analytics.loop.controller_state import ControllerState, Log, Outcome
 from unskew.analytics.loop.monitor import Monitor
 from unskew.analytics.predictor.fit import Fit
 from unskew.analytics.replay.causes import watermark_of
@@ -120,7 +121,7 @@ class ControllerRehearsal(Rehearsal):
 
     def __init__(self, control: Sequence[Control], iterations: Sequence[IterationTelemetry], adaptation: Adaptation) -> None:
         super().__init__(control, iterations)
-        self.state = rules.ControllerState.begin(adaptation)
+        self.state = ControllerState.begin(adaptation)
 
     @property
     def monitor(self) -> Monitor:
@@ -161,13 +162,13 @@ class ControllerRehearsal(Rehearsal):
                     self._follow(rules.applied(self.state, event, regrouped))
         self.state = self.state.take(event)
 
-    def _follow(self, outcome: rules.Outcome) -> list[Event]:
+    def _follow(self, outcome: Outcome) -> list[Event]:
         """Note what was decided; the state goes on without it, but with what was learned."""
         after, decisions = outcome
         self.state = msgspec.structs.replace(self.state, adaptation=after.adaptation, committed=after.committed)
         made: list[Event] = []
         for decision in decisions:
             made += [decision] if isinstance(decision, IterationJudged) else []
-            made += decision.events if isinstance(decision, rules.Log) else []
+            made += decision.events if isinstance(decision, Log) else []
         self.made += made
         return made

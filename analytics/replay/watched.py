@@ -1,4 +1,4 @@
-"""The rules of a training that is not ours (loop/attached_rules.py), fed again from its log.
+"""The rules of a training that is not ours (loop/watched/attached_rules.py), fed again from its log.
 
 What the watching process gave to them is there: the plan that it found, why nobody could be judged by it, the committed
 iterations, each under the plan that its ranks followed, and with the number of iterations judged by then who died or hung.
@@ -13,9 +13,9 @@ from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.options import DetectorOptions, options_for
 from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.loop import attached_rules as rules
 from unskew.analytics.loop.adaptation import Adaptation
 from unskew.analytics.loop.monitor import Monitor
+from unskew.analytics.loop.watched import attached_rules as rules
 from unskew.analytics.replay.causes import ReplayError, causes_of, judged_iterations, started_of
 from unskew.analytics.replay.recorded_run import RecordedRun
 from unskew.analytics.replay.rehearsal import ControllerRehearsal, Rehearsal

@@ -10,7 +10,7 @@ import msgspec
 from unskew.analytics.actuators import acting
 from unskew.analytics.core.iteration import CommittedIteration, IterationTelemetry
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.loop.attached_rules import AttachedState
+from unskew.analytics.loop.watched.attached_rules import AttachedState
 from unskew.collector.alerts.delivery import deliver
 from unskew.collector.alerts.rules import Rule
 from unskew.collector.events import Event, Mode, Span, Verdict

@@ -22,8 +22,8 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.options import options_for
 from unskew.analytics.diagnosis.flight_recorder import explain, in_progress
 from unskew.analytics.health.liveness import WAITING, Suspect
-from unskew.analytics.loop import attached_rules as rules
 from unskew.analytics.loop.intake import Intake
+from unskew.analytics.loop.watched import attached_rules as rules
 from unskew.collector.events import (
     CollectiveRecorded,
     Control,

@@ -16,6 +16,7 @@ from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.loop import controller_rules as rules
+from unskew.analytics.loop.controller_state import ControllerState, Issue, Log, MeasureIdle, Outcome, StartRank, StopRun
 from unskew.analytics.loop.intake import Intake
 from unskew.collector.command import Command
 from unskew.collector.events import (
@@ -77,7 +78,7 @@ class Controller:
         tail: Tail,
         inbox: Inbox,
         membership: Membership,
-        state: rules.ControllerState,
+        state: ControllerState,
         checkpoints: CheckpointKeeper,
         rank_spec: Callable[[int], RankSpec],
         node: str,
@@ -139,16 +140,16 @@ class Controller:
             time.sleep(0.02)
         self._carry_out(rules.finished(self.state))
 
-    def _carry_out(self, outcome: rules.Outcome, asked_ns: int | None = None) -> None:
+    def _carry_out(self, outcome: Outcome, asked_ns: int | None = None) -> None:
         """Do what the rules decided, in order. `asked_ns`: when the reason for a plan that aborts was noticed."""
         self.state, decisions = outcome
         for decision in decisions:
             match decision:
                 case IterationJudged():
                     self.telemetry.append(decision)
-                case rules.Log(events, actor):
+                case Log(events, actor):
                     self.control_log.add(*events, actor=actor)
-                case rules.Issue(plan=plan):
+                case Issue(plan=plan):
                     self.entry = PlanEntry(issued=decision, asked_ns=asked_ns)
                     self.quorums.issued(plan, abort=decision.abort)
                     if decision.abort:
@@ -156,11 +157,11 @@ class Controller:
                     self.membership.send(
                         PlanRecord(plan=plan, abort=decision.abort, probe=decision.probe, leaving=decision.leaving)
                     )
-                case rules.MeasureIdle(ranks, iteration):
+                case MeasureIdle(ranks, iteration):
                     self.membership.send(MeasureStandby(ranks=ranks, iteration=iteration))
-                case rules.StartRank(added, plan):
+                case StartRank(added, plan):
                     self.membership.send(Start(rank_specs=(self._again(added, plan),)))
-                case rules.StopRun(reason, no_plan):
+                case StopRun(reason, no_plan):
                     raise NoPlanLeft(reason, self.state) if no_plan else RunError(reason)
 
     # --- what the agent sends ----------------------------------------------------------------------------------------

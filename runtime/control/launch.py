@@ -18,7 +18,7 @@ from unskew.analytics.detector.options import options_for
 from unskew.analytics.health.liveness import LivenessOptions
 from unskew.analytics.health.timeouts import too_early
 from unskew.analytics.loop.adaptation import Adaptation
-from unskew.analytics.loop.controller_rules import ControllerState
+from unskew.analytics.loop.controller_state import ControllerState
 from unskew.analytics.loop.site import AdaptationOptions, Site
 from unskew.analytics.replay.causes import ReplayError
 from unskew.collector.events import RunFinished, RunStarted

@@ -19,7 +19,7 @@ from typing import IO
 import msgspec
 
 from unskew.analytics.health.liveness import RankLiveness
-from unskew.analytics.loop.controller_rules import Issue
+from unskew.analytics.loop.controller_state import Issue
 from unskew.collector.events import PlanApplied, Regrouped
 from unskew.collector.rights import make_folder, open_file
 from unskew.runtime.node.processes import how_it_ended

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from unskew.analytics.loop.controller_rules import ControllerState
+from unskew.analytics.loop.controller_state import ControllerState
 from unskew.collector.command import Command
 from unskew.collector.events import CommandRefused, Control, Note, RankAdded
 from unskew.collector.files.checkpoints import checkpoints

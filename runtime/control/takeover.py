@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from unskew.analytics.loop.controller_rules import ControllerState
+from unskew.analytics.loop.controller_state import ControllerState
 from unskew.analytics.loop.intake import Intake
 from unskew.analytics.replay.causes import causes_so_far
 from unskew.analytics.replay.recorded_run import run_of_lines

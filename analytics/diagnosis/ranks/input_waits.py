@@ -1,8 +1,8 @@
 """Who waits for input, where collectives alone stand beside it: no replay shows what that costs.
 
-The rule is that of trainings that are watched (loop/side_by_side.py): what a rank waits for input beyond the one that waits
-least, as a part of the iteration. A host that waits may have work queued on its device, though; so a rank is named only when
-the others wait for it in turn: in their collectives, by half as much or more. Input that nobody is named for is a gap
+The rule is that of trainings that are watched (loop/watched/side_by_side.py): what a rank waits for input beyond the one that
+waits least, as a part of the iteration. A host that waits may have work queued on its device, though; so a rank is named only
+when the others wait for it in turn: in their collectives, by half as much or more. Input that nobody is named for is a gap
 (coverage.py). So is input beside the steps as they were timed: own times (waiting.py), from which it is taken, then compare
 nothing.
 """
@@ -15,7 +15,7 @@ import polars as pl
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.diagnosis.trace.model import Trace
-from unskew.analytics.loop.side_by_side import RankWindow, idle
+from unskew.analytics.loop.watched.side_by_side import RankWindow, idle
 from unskew.collector.events import COLLECTIVE_KINDS, Verdict
 
 INPUT = "data_wait"

@@ -20,7 +20,7 @@ import pytest
 import torch
 from support.training.virtual_loop import VirtualClock
 
-from unskew.analytics.loop.attached_rules import hung, plan_of
+from unskew.analytics.loop.watched.attached_rules import hung, plan_of
 from unskew.collector.events import (
     CollectiveRecorded,
     DeviceLost,

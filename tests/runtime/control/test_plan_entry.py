@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.analytics.core.layout import uniform_plan
-from unskew.analytics.loop.controller_rules import Issue
+from unskew.analytics.loop.controller_state import Issue
 from unskew.runtime.control.membership import PlanEntry
 from unskew.runtime.protocol import PlanEntered
 

@@ -11,6 +11,7 @@ from support.training.runtime_runs import SMALL
 from unskew.analytics.core.faults import parse_faults
 from unskew.analytics.loop import controller_rules as rules
 from unskew.analytics.loop.adaptation import Adaptation
+from unskew.analytics.loop.controller_state import ControllerState, Issue, Log, StartRank
 from unskew.analytics.loop.intake import Intake
 from unskew.analytics.loop.site import Site
 from unskew.collector.events import (
@@ -52,10 +53,10 @@ APPLIED = PlanApplied(
 FAULT = parse_faults(["kill:rank=1,at=3"], ranks=4, iterations=9, schedule="1f1b")[0]
 
 
-def logged(*events: Control) -> rules.ControllerState:
+def logged(*events: Control) -> ControllerState:
     """What the log of a run adds up to that issued its first plan."""
     site = Site(origin=FIRST, iterations=SMALL.iterations, layer_bytes=(1,) * 4, bytes_per_us=1.0, regroup_us=1.0)
-    state, _ = rules.started(rules.ControllerState.begin(Adaptation.begin(site)))
+    state, _ = rules.started(ControllerState.begin(Adaptation.begin(site)))
     for event in (*JOINED, *events):
         state = state.take(event)
     return state
@@ -63,18 +64,18 @@ def logged(*events: Control) -> rules.ControllerState:
 
 def test_a_plan_that_was_issued_is_sent_again_and_one_that_is_in_force_is_not() -> None:
     after, (noted, sent) = rules.taken_over(logged())
-    assert isinstance(noted, rules.Log)
-    assert isinstance(sent, rules.Issue)
+    assert isinstance(noted, Log)
+    assert isinstance(sent, Issue)
     assert (sent.plan, sent.abort, after.plans.next_plan_version) == (FIRST, True, 1)
     assert len(rules.taken_over(logged(APPLIED))[1]) == 1
 
 
 def test_a_loss_that_no_plan_has_answered_is_answered_and_one_that_was_is_not() -> None:
     state, decisions = rules.taken_over(logged(APPLIED, LOST))
-    (issued,) = [one for one in decisions if isinstance(one, rules.Issue)]
+    (issued,) = [one for one in decisions if isinstance(one, Issue)]
     assert (issued.abort, issued.plan.plan_version, 1 in issued.plan.ranks) == (True, 1, False)
     again, decisions = rules.taken_over(state)
-    (issued,) = [one for one in decisions if isinstance(one, rules.Issue)]
+    (issued,) = [one for one in decisions if isinstance(one, Issue)]
     assert (issued.plan.plan_version, again.plans.next_plan_version) == (1, 2)
 
 
@@ -84,9 +85,7 @@ def test_a_rank_that_was_added_is_started_again_and_one_that_is_there_is_not_tak
     recovered = state.plans.latest
     entered = PlanApplied(plan_version=1, digest="", proposal="", iteration=3, reason="", plan=recovered.to_data(), watermark=3)
     state = state.take(entered).take(added)
-    assert [one for one in rules.taken_over(state)[1] if isinstance(one, rules.StartRank)] == [
-        rules.StartRank(added, recovered)
-    ]
+    assert [one for one in rules.taken_over(state)[1] if isinstance(one, StartRank)] == [StartRank(added, recovered)]
     there = state.take(msgspec.structs.replace(JOINED[1], pid=77, watermark=3))
     again = there.take(msgspec.structs.replace(entered, plan_version=2, plan=FIRST.renumbered(2).to_data()))
     assert len(rules.taken_over(again)[1]) == 1

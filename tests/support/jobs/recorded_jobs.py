@@ -21,8 +21,8 @@ from support.jobs import attached_job
 from unskew.analytics.core.iteration import BesideChunks, Chunk, CommittedIteration, IterationTelemetry
 from unskew.analytics.core.workload import Work
 from unskew.analytics.detector.options import DetectorOptions, options_for
-from unskew.analytics.loop import attached_rules as rules
 from unskew.analytics.loop.intake import Intake
+from unskew.analytics.loop.watched import attached_rules as rules
 from unskew.collector.events import Event, RankAttached
 from unskew.collector.files.tail import Tail
 from unskew.collector.paths import Store

@@ -25,7 +25,7 @@ from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.health.liveness import WAITING, Suspect
 from unskew.analytics.loop.detection_limit import LimitState
 from unskew.analytics.loop.monitor import Monitor
-from unskew.analytics.loop.side_by_side import FEW, LOOKED_AT, at_a_glance, compare, window_of
+from unskew.analytics.loop.watched.side_by_side import FEW, LOOKED_AT, at_a_glance, compare, window_of
 from unskew.analytics.predictor.retraining import IterationSample, Retraining
 from unskew.collector.events import (
     CHUNK_KINDS,

@@ -1,0 +1,1 @@
+"""The rules of a training that is not ours, which is watched."""
