@@ -123,6 +123,6 @@ def _outcome(run: dict[str, Any], state: str, going_on: RunState | None) -> str:
     elif state == "lost" and found.outcome == "well":
         found = Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why=NO_END)
     word, slowdown, n = found.outcome, found.smallest_slowdown, run["n_verdicts"]
-    text = f"well, from {percent(slowdown)} on seen" if word == "well" and slowdown is not None else OUTCOME_WORDS[word]
+    text = f"well, down to {percent(slowdown)}" if word == "well" and slowdown is not None else OUTCOME_WORDS[word]
     verdicts = f' <span class="u-muted">{run["n_open"]} of {count(n, "verdict")} open</span>' if n else ""
     return f'<span title="{escape(found.why)}">{chip(text, OUTCOME_TONES[word])}</span>{verdicts}'

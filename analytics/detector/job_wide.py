@@ -74,9 +74,9 @@ class JobWideOptions(msgspec.Struct, frozen=True, kw_only=True):
 class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
     """`past`: the last healthy samples, oldest first; `recent`: those of a suspicion, or within an episode of a change of it.
     `judged`: iterations that the test has seen outside of episodes; `level`: log of the slowdown now; `since`: onset of the
-    open episode, `crept`: whether it came bit by bit; `episodes`: how many there have been. `first`: the first healthy samples,
-    of `healthy` in all. `spent`: what these took, and of it `beyond` by `long` of them beyond the usual iteration, in usual
-    ones."""
+    open episode, `crept`: whether it came bit by bit; `episodes`: how many there have been. `start`: the first samples of all,
+    `first`: the first healthy ones, of `healthy`. `spent`: what these took, and of it `beyond` by `long` of them beyond the
+    usual iteration, in usual ones."""
 
     iteration: int = -1
     past: tuple[Sample, ...] = ()
@@ -92,6 +92,7 @@ class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
     spent: float = 0.0
     beyond: float = 0.0
     long: int = 0
+    start: tuple[Sample, ...] = ()
 
 
 def judge(times: Iterable[tuple[int, float]], options: JobWideOptions | None = None) -> list[Verdict | VerdictClosed]:
@@ -134,10 +135,24 @@ def long_ones(state: JobWideState, options: JobWideOptions, held: Iterable[tuple
     waiting = (*state.recent, *((iteration, log(us)) for iteration, us in held if us > 0))
     if state.since is None and waiting:
         state = _learned(state, waiting, _noise(state, options), options)
-    if not state.long:
-        return UnexplainedTime()
     where = f"; {state.long} of {state.healthy} iterations take longer than noise explains"
-    return UnexplainedTime(of_lost=1.0, of_measured=state.beyond / state.spent, where=where)
+    beyond = state.beyond / state.spent if state.long else 0.0
+    long = UnexplainedTime(of_lost=float(beyond > 0), of_measured=beyond, where=where if beyond else "")
+    return max(long, _began_faster(state, options), key=lambda one: one.of_measured)
+
+
+def _began_faster(state: JobWideState, options: JobWideOptions) -> UnexplainedTime:
+    """What a job that was faster in its second iteration takes beyond that since: too few of the first `least_known` are so for
+    its pace to be learned from them. Its first one may pay for start-up, or be recorded in part."""
+    if len(state.start) < options.least_past or not state.past:
+        return UnexplainedTime()
+    (_, _), (iteration, second), *others = state.start
+    sigma = noise_of([x for _, x in others], options.sigma_floor).sigma
+    faster = _noise(state, options).middle - second
+    if faster < max(BOUND * sigma, 2 * log(options.least_slowdown)):
+        return UnexplainedTime()
+    where = f"; iterations take {exp(faster):.2f} times as long as iteration {iteration}, and too few were seen up to it"
+    return UnexplainedTime(of_lost=1.0, of_measured=1 - exp(-faster), where=where)
 
 
 def _rise(sigma: float, limits: CusumLimits, n: int) -> float:
@@ -161,6 +176,8 @@ def step(state: JobWideState, iteration: int, measured_us: float, options: JobWi
     if measured_us <= 0:
         return state, ()
     sample, slow = (iteration, log(measured_us)), state.since is not None
+    if len(state.start) < options.least_past:
+        state = msgspec.structs.replace(state, start=(*state.start, sample))
     if not slow and len(state.past) < options.least_known:
         return msgspec.structs.replace(state, past=(*state.past, sample), sums=CusumSums.fresh((), iteration)), ()
     noise = _noise(state, options)

@@ -1,7 +1,11 @@
-"""Is a stretch that was named in a recorded series a slow phase of it, or a false alarm? A test that knows no detector.
+"""Was a stretch that was named in a recorded series slow, and is it a phase of its own? Tests that know no detector.
+
+It was slow where `PERSISTS` of its iterations or more took longer than `USUAL` of the `AROUND` before, and of those after it:
+spikes among usual iterations are not. A stretch that was not slow is a false alarm. One that was may still be what the series
+does by itself now and then, or its work's.
 
 How far a stretch stands out: the log of the median of its n iterations, less that of the `AROUND` before or after it,
-whichever is more. It is a slow phase where all of these hold, else a false alarm:
+whichever is more. It is a phase of its own where all of these hold:
 
 1. size: it takes at least `LEAST` times as long as either side;
 2. chance: of `SURROGATES` series as long, made of blocks of the noise of its own series, none has a stretch of n iterations
@@ -34,16 +38,18 @@ SLOW_DRIFT, LEAST_WINDOW = 4, 101
 LEAST_REST = 60
 SURROGATES = 1_999
 HALF = 0.5
+USUAL, PERSISTS = 0.95, 0.75
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """Iterations [since, until) of a series, by their places; `why` they are no slow phase, "" = they are one. `over`: how many
-    times as long they take as the slower side."""
+    """Iterations [since, until) of a series, by their places; `slow`: whether they were; `why` they are no phase of their own,
+    "" = they are one. `over`: how many times as long they take as the slower side."""
 
     series: str
     since: int
     until: int
     over: float
+    slow: bool
     why: str
 
     def __str__(self) -> str:
@@ -52,7 +58,7 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 def judged(series: Recorded, stretches: Sequence[tuple[int, int]], all_series: Sequence[Recorded], seed: int) -> list[Phase]:
-    """The three questions above about each stretch, in the order of time."""
+    """The questions above about each stretch, in the order of time."""
     logs = np.log(series.times)
     twins = [one for one in all_series if one.work == series.work and one.name != series.name]
     found: list[Phase] = []
@@ -66,7 +72,7 @@ def judged(series: Recorded, stretches: Sequence[tuple[int, int]], all_series: S
             why = f"its twin has it too, x{exp(max(shared)):.2f}"
         elif not rare(logs, since, until, [(one.since, one.until) for one in found if not one.why], random):
             why = "the noise of the series does that by itself"
-        found.append(Phase(series.name, since, until, exp(over), why))
+        found.append(Phase(series.name, since, until, exp(over), is_slow(logs, since, until), why))
     return sorted(found, key=lambda one: one.since)
 
 
@@ -75,6 +81,13 @@ def excess(logs: Floats, since: int, until: int) -> float:
     before, after = logs[max(since - AROUND, 0) : since], logs[until : until + AROUND]
     sides = [float(np.median(side)) for side in (before, after) if len(side) >= LEAST_AROUND]
     return float(np.median(logs[since:until])) - max(sides) if sides and since < until else -np.inf
+
+
+def is_slow(logs: Floats, since: int, until: int) -> bool:
+    """Whether most of its iterations, one by one, are longer than the usual ones of both sides."""
+    sides = [side for side in (logs[max(since - AROUND, 0) : since], logs[until : until + AROUND]) if len(side) >= LEAST_AROUND]
+    line = max((float(np.quantile(side, USUAL)) for side in sides), default=np.inf)
+    return bool((logs[since:until] > line).mean() >= PERSISTS)
 
 
 def _sides(n: int, since: int, until: int) -> tuple[bool, bool]:

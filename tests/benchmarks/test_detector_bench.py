@@ -62,6 +62,9 @@ def test_a_level_that_shifts_is_told_from_noise_from_what_comes_again_and_again_
     assert why(steps(seed), (300, 306)) == ["less than 1.05 times a side"]
     restless = steps(seed, *((at, at + 6, 1.3) for at in range(45, 600, 70)))
     assert why(restless, (325, 331)) == ["the noise of the series does that by itself"]
+    assert phases.is_slow(np.log(steps(seed, burst)), 300, 306)
+    assert not phases.is_slow(np.log(steps(seed)), 300, 306)
+    assert not phases.is_slow(np.log(steps(seed, (300, 302, 2.0), (304, 306, 2.0))), 300, 306), "four of six: spikes"
     alike = steps(seed, alike=0.95, n=1_500)
     outs = [phases.excess(np.log(alike), at, at + 15) for at in range(40, 1_440)]
     at = 40 + int(np.argmax(outs))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.traces.noisy_series import Episode, Floats, mlperf
 
-from unskew.analytics.detector.job_wide import JobWideOptions, follow, judge, sight_of
+from unskew.analytics.detector.job_wide import JobWideOptions, follow, judge, long_ones, sight_of
 from unskew.analytics.detector.series.noise import noise_of
 from unskew.analytics.diagnosis.failslow import settled
 from unskew.analytics.lab.studies.noise import load_noise
@@ -137,6 +137,18 @@ def test_bursts_on_a_busy_machine_make_nobody_sure() -> None:
     assert all(confidence < 0.97 for confidence in sure)
     later = sure[len(sure) // 2 :]
     assert not later or np.median(later) < 0.85
+
+
+@pytest.mark.parametrize(("factor", "until"), [(3.0, 90), (1.3, 90), (3.0, 30), (1.0, 90)])
+def test_a_job_slow_from_its_third_iteration_to_its_end_is_not_called_well(factor: float, until: int) -> None:
+    """Too late to be how it began, too early for its pace to be known: it was called well, three times as slow."""
+    state, verdicts = follow(enumerate(slowed(job_times(3, 90, sd=0.02, spikes=0.0), Episode(2, until - 2, factor))))
+    assert verdicts == []
+    unexplained, lasts = long_ones(state, JobWideOptions()), factor > 1 and until == 90
+    assert unexplained.too_much == lasts
+    if lasts:
+        assert unexplained.of_measured == pytest.approx(1 - 1 / factor, abs=0.05)
+        assert "times as long as iteration 1, and too few were seen up to it" in unexplained.where
 
 
 def test_a_job_that_became_faster_is_judged_by_its_new_pace() -> None:
