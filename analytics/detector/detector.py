@@ -13,7 +13,6 @@ Per iteration, for all ranks and kinds of work at once (arrays [rank, kind]):
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from math import exp, sqrt
 
 import msgspec
@@ -23,9 +22,10 @@ from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.iteration import CommittedIteration
 from unskew.analytics.core.outcome import Sight
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.detector.links import Link, LinkTrack, watch
+from unskew.analytics.detector.detector_state import DetectorState, Verdicts, flag_rank, waiting_for
+from unskew.analytics.detector.links import watch
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.detector.peer_groups import PeerGroups, UnitRoles, company_of, excess_of
+from unskew.analytics.detector.peer_groups import UnitRoles, company_of, excess_of
 from unskew.analytics.detector.residuals import (
     ALL,
     ChunkColumns,
@@ -39,50 +39,16 @@ from unskew.analytics.detector.residuals import (
 )
 from unskew.analytics.detector.stages import Stages, ended, suspected
 from unskew.analytics.detector.stages import watch as watch_stages
-from unskew.analytics.detector.suspicion import SpeedChange, decide
-from unskew.analytics.detector.tracks import Tracks, learn_baselines, learn_noise, learn_roles
-from unskew.analytics.detector.verdicts import closed_link, closed_verdict, link_verdict, lost_verdict, slow_verdict
+from unskew.analytics.detector.suspicion import decide
+from unskew.analytics.detector.tracks import learn_baselines, learn_noise, learn_roles
+from unskew.analytics.detector.verdicts import closed_link, closed_verdict, link_verdict, lost_verdict
 from unskew.analytics.health.liveness import Suspect
 from unskew.collector.events import IterationJudged, RankRatio, Verdict, VerdictClosed
-
-Verdicts = tuple[Verdict | VerdictClosed, ...]
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     judged: IterationJudged
     verdicts: Verdicts = ()
-
-
-class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the detector remembers; never changed, only replaced. `lost`: rank -> the verdict on its loss, while it is gone;
-    `episodes`: rank -> how often it has been slow; `acquitted`: rank -> iteration of its last acquittal; `noise`:
-    kind -> sigma learned; `links`, `open_links`, `stages`: what is remembered of these.
-    """
-
-    iteration: int = -1
-    company: PeerGroups | None = None
-    cost: CostModel | None = None
-    layers: dict[int, tuple[int, ...]] = {}
-    tracks: Tracks = Tracks.none()
-    noise: dict[str, float] = {}
-    open: dict[int, int] = {}
-    lost: dict[int, int] = {}
-    episodes: dict[int, int] = {}
-    acquitted: dict[int, int] = {}
-    links: dict[Link, LinkTrack] = {}
-    open_links: dict[Link, int] = {}
-    stages: Stages | None = None
-    next_verdict: int = 1
-
-    @property
-    def speeds(self) -> dict[int, dict[str, float]]:
-        """rank -> kind -> estimated speed, where it is not the healthy one."""
-        tracks = self.tracks
-        found: dict[int, dict[str, float]] = {}
-        for row, column in np.argwhere(tracks.level).tolist():
-            if tracks.kinds[column] != ALL:
-                found.setdefault(tracks.ranks[row], {})[tracks.kinds[column]] = exp(-tracks.level[row, column])
-        return found
 
 
 class Detector:
@@ -215,17 +181,6 @@ def sight_of(state: DetectorState, options: DetectorOptions) -> Sight:
     return Sight(scope="device", smallest_slowdown=round(exp(level + mistaken), 3))
 
 
-def suspects_stage(state: DetectorState) -> bool:
-    """Whether a stage is slow, or may be."""
-    return state.company is not None and bool(suspected(state.stages, state.company))
-
-
-def waiting_for(state: DetectorState, rank: int) -> set[int]:
-    """The peers that a rank holds up."""
-    assert state.company is not None
-    return {*state.company.data_parallel_peers.get(rank, ()), *state.company.pipeline_peers.get(rank, ())}
-
-
 def _prepared(state: DetectorState, load: Residuals, now: int, work: Plan | UnitRoles) -> DetectorState:
     """Rows for ranks and kinds not seen before, and the company under this plan."""
     tracks = state.tracks.covering(load.ranks, load.kinds, now)
@@ -319,39 +274,6 @@ def _decided(state: DetectorState, rank: int, now: int, options: DetectorOptions
         return msgspec.structs.replace(state, open=still, acquitted={**state.acquitted, rank: now}), (closed,)
     sigma = max(state.noise.get(change.test, 0.0), options.sigma_floor)
     return flag_rank(state, rank, change, now, options, sigma=sigma, victims=waiting_for(state, rank))
-
-
-def flag_rank(
-    state: DetectorState,
-    rank: int,
-    change: SpeedChange,
-    now: int,
-    options: DetectorOptions,
-    *,
-    sigma: float,
-    victims: Collection[int],
-) -> tuple[DetectorState, Verdicts]:
-    """The rank's speed is another: a verdict, or a revision of the open one."""
-    known = rank in state.open
-    number = state.open.get(rank, state.next_verdict)
-    episodes = state.episodes.get(rank, 0) + (not known)
-    verdict = slow_verdict(
-        number,
-        rank,
-        change,
-        kinds=len(state.tracks.kinds_of(rank)) or len(change.levels) - 1,
-        victims=victims,
-        at=now,
-        sigma=sigma,
-        episodes=episodes,
-        options=options,
-    )
-    return msgspec.structs.replace(
-        state,
-        open={**state.open, rank: number},
-        episodes={**state.episodes, rank: episodes},
-        next_verdict=max(state.next_verdict, number + 1),
-    ), (verdict,)
 
 
 def _learned(state: DetectorState, own: Floats, options: DetectorOptions) -> DetectorState:

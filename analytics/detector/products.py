@@ -21,7 +21,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from unskew.analytics.detector.detector import DetectorState, Verdicts, flag_rank, waiting_for
+from unskew.analytics.detector.detector_state import DetectorState, Verdicts, flag_rank, waiting_for
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import ALL
 from unskew.analytics.detector.suspicion import Excess, SpeedChange

@@ -20,40 +20,26 @@ from typing import Literal
 
 import msgspec
 
-from unskew.analytics.core.outcome import Findings, Outcome, OutcomeWord, Sight, UnexplainedTime, outcome_of, percent
+from unskew.analytics.core.outcome import Findings, Outcome, OutcomeWord, Sight, UnexplainedTime, outcome_of
 from unskew.analytics.core.outcome import seen as would_have_seen
 from unskew.analytics.detector.job_wide import JobWideOptions
-from unskew.analytics.detector.options import DetectorOptions, options_for
+from unskew.analytics.detector.options import options_for
 from unskew.analytics.detector.verdicts import devices, lost_verdict
-from unskew.analytics.diagnosis.attached import follow_attached
 from unskew.analytics.diagnosis.capacity import idle_s
 from unskew.analytics.diagnosis.causes import LEAST_SHARE, NEXT_STEP, clears_all, faults, named
 from unskew.analytics.diagnosis.coverage import earlier_attempts, gaps_of
-from unskew.analytics.diagnosis.failslow import as_slow, follow_run, loss_of
+from unskew.analytics.diagnosis.failslow import loss_of
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
-from unskew.analytics.diagnosis.ranks.rank_times import follow_ranks, follow_steps
-from unskew.analytics.diagnosis.ranks.replicas import excess_of, judge_replicas, smallest_slowdown
-from unskew.analytics.diagnosis.ranks.slow_ranks import follow_section
+from unskew.analytics.diagnosis.ranks.rank_times import follow_steps
 from unskew.analytics.diagnosis.ranks.waiting import follow_collectives
 from unskew.analytics.diagnosis.runlog import RunLog
-from unskew.analytics.diagnosis.trace.clocks import why_clocks_disagree
+from unskew.analytics.diagnosis.sections import next_number, sections_of
 from unskew.analytics.diagnosis.trace.lost import LOCATED, ORDER, WITHOUT_CAUSE, LostTime, time_lost
-from unskew.analytics.diagnosis.trace.model import Trace
-from unskew.analytics.diagnosis.trace.replay import GraphError
-from unskew.analytics.diagnosis.trace.section import TraceSection, record, with_lengths, without_lengths
+from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.diagnosis.whole_job import judge_job, times_of
 from unskew.analytics.health.liveness import Suspect
 from unskew.collector.events import COLLECTIVE_KINDS, MOST_SLOWDOWN, Verdict
 from unskew.collector.log_gap import dropped_sentence
-
-NO_PLACES = (
-    "stage_imbalance: no messages between ranks and no stages are recorded, so each rank is taken for a replica, and what a "
-    "pipeline waits is unexplained"
-)
-NO_WEIGHT = (
-    "slow_device from the first iterations on, or slow and heavy alike: of one stage without document lengths, data that is "
-    "always heavy on a rank looks like a slow device"
-)
 
 OR_LONGER = "all ranks are slower alike or their data is longer, which cannot be told without document lengths"
 
@@ -112,7 +98,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         measured = [(section, time_lost(section, verdicts)) for section in sections]
         if measured:
             causes = {verdict.cause for verdict in verdicts}
-            more = named(measured, _next_number(verdicts), options_for(log.device_kind).digest)
+            more = named(measured, next_number(verdicts), options_for(log.device_kind).digest)
             verdicts += tuple(verdict for verdict in more if verdict.cause not in causes)
             lost_s = _device_seconds(log, measured, verdicts)
             whole_s = _of_all(log) * sum(len(section.ranks) * float(lost.measured_us.sum()) / 1e6 for section, lost in measured)
@@ -130,10 +116,10 @@ def diagnose(log: RunLog) -> Diagnosis:
         verdicts = _hung(standstill)
         abstained += [f"hung: {standstill.abstained}"] if standstill.abstained else []
     if seen != "chunks" or not log.released:
-        verdicts += _lost(log, _next_number(verdicts))
+        verdicts += _lost(log, next_number(verdicts))
     unexplained = _unexplained(lost_s, whole_s)
     if log.iterations.height and (findings is None or findings.of_job is None):
-        findings = judge_job(times_of(log, verdicts), _next_number(verdicts), alone=seen == "iterations")
+        findings = judge_job(times_of(log, verdicts), next_number(verdicts), alone=seen == "iterations")
         if seen == "chunks" and not sections and not log.released:
             sights = [_without_replay(sight, findings.sight) for sight in sights]
         if seen == "chunks" and (log.attached or not log.released):
@@ -178,81 +164,6 @@ def _besides(log: RunLog, outcome: Outcome) -> list[str]:
     """What belongs beside the outcome: what the log lacks, which is a reason where nothing is wrong, and what was looked at."""
     lacking = [log.gap] if log.gap and outcome.outcome == "wrong" else []
     return [*lacking, *([f"looked at {log.sample.what}"] if log.sample else [])]
-
-
-def sections_of(log: RunLog) -> tuple[list[TraceSection], Findings, list[str]]:
-    """The stretches of a run that has chunks, the Detector's findings on them, and what could not be used, a sentence each."""
-    return _with_lengths(log) if log.released else _without_lengths(log.trace, options_for(log.device_kind))
-
-
-def _with_lengths(log: RunLog) -> tuple[list[TraceSection], Findings, list[str]]:
-    """Plan by plan: what a chunk should take follows from its lengths."""
-    followed = follow_attached(log) if log.attached else follow_run(log)
-    works = {released.committed.iteration: released.committed.works for released in log.released}
-    sections, problems = [], []
-    for plan_version in sorted(log.plans):
-        trace = log.trace.of_plan(plan_version)
-        if not trace.iterations.height:
-            continue
-        try:
-            recording = record(trace)
-        except GraphError as error:
-            problems.append(f"time lost under plan {plan_version}: {error}")
-            continue
-        if followed.cost is None:
-            problems.append(
-                f"time lost under plan {plan_version}: too few complete iterations to learn what chunks should take"
-            )
-            continue
-        sections.append(with_lengths(recording, works, followed.cost, log.plans[plan_version]))
-    return sections, followed.findings, problems
-
-
-def _without_lengths(trace: Trace, options: DetectorOptions) -> tuple[list[TraceSection], Findings, list[str]]:
-    """A run whose micro-batches are as long as their peers let expect; where that cannot be told, ranks as a whole."""
-    try:
-        if clocks := why_clocks_disagree(trace):
-            raise GraphError(clocks)
-        section = without_lengths(record(trace), options)
-    except ValueError as error:
-        found, why = follow_ranks(trace, options)
-        return [], found, [f"long_sequences, stage_imbalance, time lost: {error}", *_unseen(why), NO_WEIGHT]
-    if len(section.stages) > 1:
-        section, findings = _with_replicas(section, follow_section(section, options), options)
-        return [section], findings, []
-    findings, why = follow_ranks(trace, options)
-    problems = [*_unseen(why), *([] if trace.streams else [NO_PLACES]), NO_WEIGHT]
-    if why:
-        return [], findings, problems
-    section, findings = _with_replicas(as_slow(section, findings.verdicts), findings, options)
-    return [section], findings, problems
-
-
-def _unseen(why: str) -> list[str]:
-    """What times that hold waiting do not show."""
-    return [f"slow_device by these passes, long_sequences, time lost: {why}"] if why else []
-
-
-def _with_replicas(section: TraceSection, findings: Findings, options: DetectorOptions) -> tuple[TraceSection, Findings]:
-    """The section as it is expected to be without shifts of whole replicas, and the findings with those on them."""
-    slow = {party.rank for one in findings.verdicts for party in one.culprits}
-    excess = excess_of(section, section.parts.work_us, slow, options)
-    if excess is None:
-        return section, _seeing(findings, "a whole replica that is slow cannot be told from its data")
-    replicas = judge_replicas(section, excess, options, _next_number(findings.verdicts))
-    smallest = smallest_slowdown(excess, options)
-    section = as_slow(msgspec.structs.replace(section, smallest_replica_slowdown=smallest), replicas)
-    findings = _seeing(findings, f"of a whole replica by {percent(smallest)} or more")
-    return section, msgspec.structs.replace(findings, verdicts=(*findings.verdicts, *replicas))
-
-
-def _seeing(findings: Findings, more: str) -> Findings:
-    """With what was seen of replicas, where devices were."""
-    sight = findings.sight
-    if sight.smallest_slowdown is None:
-        return findings
-    why = f"{sight.why}; {more}" if sight.why else more
-    return msgspec.structs.replace(findings, sight=msgspec.structs.replace(sight, why=why))
 
 
 def _without_replay(of_devices: Sight, of_job: Sight) -> Sight:
@@ -326,10 +237,6 @@ def _recoveries(log: RunLog) -> dict[int, str]:
         if after:
             found.setdefault(min(after), lost.how)
     return found
-
-
-def _next_number(verdicts: Sequence[Verdict]) -> int:
-    return 1 + max((verdict.verdict for verdict in verdicts), default=0)
 
 
 def _lost(log: RunLog, number: int) -> tuple[Verdict, ...]:

@@ -18,7 +18,7 @@ import msgspec
 
 from unskew.analytics.core.iteration import CommittedIteration, IterationTelemetry
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.detector.detector import Verdicts
+from unskew.analytics.detector.detector_state import Verdicts
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.health.probing import Probe
 from unskew.analytics.loop.asking import Asking

@@ -24,7 +24,7 @@ from unskew.analytics.core.outcome import Sight, UnexplainedTime
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.detector import detector, job_wide, products
-from unskew.analytics.detector.detector import DetectorState, Verdicts
+from unskew.analytics.detector.detector_state import DetectorState, Verdicts, suspects_stage
 from unskew.analytics.detector.job_wide import NEXT_STEP, JobWideOptions, JobWideState
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.products import StandbyReading
@@ -243,7 +243,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
             return self._holding(0)._with_job(
                 *job_wide.set_aside(job.state, since, f"verdict {named[0].verdict} explains it", self._job_options)
             )
-        if detector.suspects_stage(self.detector):
+        if suspects_stage(self.detector):
             return self._holding(0), ()
         held = (*job.held, (now, over_us))
         if sample.suspicion < self.retraining.options.suspicious_score:

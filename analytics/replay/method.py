@@ -10,7 +10,7 @@ import msgspec
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.iteration import CommittedIteration
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.detector.detector import Verdicts
+from unskew.analytics.detector.detector_state import Verdicts
 
 Probe = Callable[[Sequence[int]], Mapping[int, float]]
 """Ranks -> measured over healthy time of the same matrix product on each of them, now, while training waits."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unskew.analytics.detector.detector import Verdicts
+from unskew.analytics.detector.detector_state import Verdicts
 from unskew.collector.events import Party, Verdict, VerdictClosed
 
 

@@ -10,7 +10,7 @@ use the speeds that it has validated itself, so that a known fail-slow does not 
 
 from __future__ import annotations
 
-from unskew.analytics.detector.detector import Verdicts
+from unskew.analytics.detector.detector_state import Verdicts
 from unskew.analytics.lab.baselines.change_point import ChangePoint, ChangePointOptions, Series
 from unskew.analytics.lab.baselines.greyhound import GreyhoundDetector
 from unskew.analytics.pipeline.prediction import predict_iteration

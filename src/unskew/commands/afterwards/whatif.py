@@ -36,7 +36,8 @@ def whatif(
     """Report what the iterations of a run would have cost otherwise: its operations are replayed with changed durations."""
     import msgspec
 
-    from unskew.analytics.diagnosis.diagnose import observability, sections_of
+    from unskew.analytics.diagnosis.diagnose import observability
+    from unskew.analytics.diagnosis.sections import sections_of
     from unskew.analytics.diagnosis.trace.whatif import ask, what_if
     from unskew.collector.read.reader import open_store
     from unskew.edge.load_run import load_run
