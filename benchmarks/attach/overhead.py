@@ -1,14 +1,15 @@
 """What watching a DDP training of somebody else costs each rank: the same job with and without, in turns.
 
-Two forked ranks on real CPU cores. By CPU time of the whole process (its threads that encode and write included), in a job that
-computes next to nothing, so that the difference stands out; by the wall clock in one whose steps take some 20 ms. And what
-`import unskew` and `attach()` cost a process that has imported torch.
+Two forked ranks on real CPU cores, which both go through all turns: what two processes differ by from start to start (70 us of
+a step of a millisecond) is then in neither half. Without means that torch is as it was before `attach()`; the thread that beats
+twice a second goes on meanwhile. By CPU time of the whole process (its threads that encode and write included, to the last line
+of a half), in a job that computes next to nothing, so that the difference stands out; by the wall clock in one whose steps take
+some 20 ms. And what `import unskew` and `attach()` cost a process that has imported torch.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -16,21 +17,23 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from copy import copy
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 from unskew.runtime.attach.start import attach
 
-TURNS = 12
+TURNS = 40
 SKIPPED = 10
 MICRO_BATCHES = 4
 BAR_US, BAR_PERCENT, WALL_PERCENT = 20.0, 0.3, 1.0
-STARTS, START_MS = 7, 50.0
+STARTS, START_MS, LONGEST_S = 7, 50.0, 5.0
 _START = """
 import sys, time, torch, torch.distributed
 before_s = time.process_time()
@@ -55,13 +58,15 @@ class Job(NamedTuple):
     micro_batches: int
 
 
-LIGHT, HEAVY = Job(600, 1, 8, 4, 1), Job(60, 4, 768, 48, 1)
+LIGHT, HEAVY = Job(200, 1, 8, 4, 1), Job(40, 4, 768, 48, 1)
 
 
 def figures(bench: Bench, turns: int = TURNS) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="unskew-overhead-") as folder:
-        light = {each: _pairs(bench, Path(folder), LIGHT._replace(micro_batches=each), turns) for each in {1, MICRO_BATCHES}}
-        heavy = _pairs(bench, Path(folder), HEAVY, turns)
+        light_jobs = {each: LIGHT._replace(micro_batches=each) for each in (1, MICRO_BATCHES)}
+        jobs = {*light_jobs.values(), HEAVY}
+        found = {job: _pairs(Path(folder), job, turns) for job in bench.steps("trainings of two ranks", sorted(jobs))}
+        light, heavy = {each: found[job] for each, job in light_jobs.items()}, found[HEAVY]
         starts_ms = [_start_ms(Path(folder)) for _ in bench.steps("starts", range(min(STARTS, turns)))]
     of_cpu = {each: [1e6 * (on[0] - off[0]) / each for on, off in pairs] for each, pairs in light.items()}
     of_step_us = median(of_cpu[1])
@@ -89,19 +94,13 @@ def _start_ms(folder: Path) -> float:
     return 1e3 * float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def _pairs(bench: Bench, folder: Path, job: Job, turns: int) -> list[tuple[Turn, Turn]]:
+def _pairs(folder: Path, job: Job, turns: int) -> list[tuple[Turn, Turn]]:
     """(with, without) per turn and rank."""
-    found = []
-    what = f"overhead of watching, {job.steps} steps of {job.micro_batches} micro-batches, {job.width} wide"
-    for turn in bench.steps(what, range(turns)):
-        out = folder / f"{'-'.join(map(str, job))}-{turn}"
-        out.mkdir()
-        order = ("on", "off") if turn % 2 else ("off", "on")
-        subprocess.run([sys.executable, __file__, str(out), *order, *map(str, job)], check=True)
-        for rank in range(2):
-            on, off = (json.loads((out / f"{which}-{rank}.json").read_text()) for which in ("on", "off"))
-            found.append(((on[0], on[1]), (off[0], off[1])))
-    return found
+    out = folder / "-".join(map(str, job))
+    out.mkdir()
+    subprocess.run([sys.executable, __file__, str(out), str(turns), *map(str, job)], check=True)
+    of_ranks = [msgspec.json.decode((out / f"{rank}.json").read_bytes(), type=list[tuple[Turn, Turn]]) for rank in range(2)]
+    return [pair for of_rank in of_ranks for pair in of_rank]
 
 
 def _between(values: Sequence[float]) -> str:
@@ -116,57 +115,80 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def main(folder: Path, order: Sequence[str], job: Job) -> None:
-    """One turn: both halves in the order given, two ranks each, forked from this process."""
-    importlib.import_module("torch.distributed")  # once for all ranks
-    for which in order:
-        pids = []
-        for rank in range(2):
-            if (pid := os.fork()) == 0:
-                try:
-                    _train(folder, which, rank, job)
-                    os._exit(0)
-                finally:
-                    os._exit(1)
-            pids.append(pid)
-        if any(os.waitpid(pid, 0)[1] for pid in pids):
-            sys.exit(1)
+def main(folder: Path, turns: int, job: Job) -> None:
+    """Two ranks, forked from this process."""
+    importlib.import_module("torch.distributed")  # once for both
+    pids = []
+    for rank in range(2):
+        if (pid := os.fork()) == 0:
+            try:
+                _rank(folder, rank, job, turns)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        pids.append(pid)
+    failed = [os.waitpid(pid, 0)[1] for pid in pids]
+    if any(failed):
+        sys.exit(1)
 
 
-def _train(folder: Path, which: str, rank: int, job: Job) -> None:
+def _rank(folder: Path, rank: int, job: Job, turns: int) -> None:
     import torch  # noqa: PLC0415 - here alone
     import torch.distributed as dist  # noqa: PLC0415
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
-    from torch.utils.data import DataLoader, IterableDataset  # noqa: PLC0415
+    from torch.optim import optimizer as hooks  # noqa: PLC0415
+    from torch.utils.data import DataLoader, IterableDataset, dataloader  # noqa: PLC0415
 
     class Rows(IterableDataset[torch.Tensor]):
         def __iter__(self) -> Iterator[torch.Tensor]:
             while True:
                 yield torch.ones(job.batch, job.width)
 
-    session = attach(folder / "store", run="cost") if which == "on" else None
+    places: list[tuple[Any, str]] = [
+        (torch.autograd, "backward"), (DistributedDataParallel, "forward"), (dataloader._BaseDataLoaderIter, "__next__"),
+        (hooks, "_global_optimizer_pre_hooks"), (hooks, "_global_optimizer_post_hooks"),
+    ]  # fmt: skip
+
+    def state() -> list[Any]:
+        """What a step of this job passes."""
+        return [copy(getattr(owner, name)) for owner, name in places]
+
+    without = state()
+    session = attach(folder / "store", run="cost")
+    halves = {True: state(), False: without}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / which}.store", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     layers = (torch.nn.Linear(job.width, job.width) for _ in range(job.layers))
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
     optimizer, batches = torch.optim.SGD(model.parameters(), lr=1e-3), iter(DataLoader(Rows(), batch_size=None))
-    times, before_s = list[float](), 0.0
-    for step in range(SKIPPED + job.steps):
-        if step == SKIPPED:
-            before_s = time.process_time()
+
+    def step() -> float:
         began_s = time.perf_counter()
         for last in [False] * (job.micro_batches - 1) + [True]:
             with nullcontext() if last else model.no_sync():
                 model(next(batches)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        times.append(time.perf_counter() - began_s)
-    if session is not None:
-        session.close()
-    spent_s = (time.process_time() - before_s) / job.steps
-    (folder / f"{which}-{rank}.json").write_text(json.dumps([spent_s, median(times[SKIPPED:])]))
+        return time.perf_counter() - began_s
+
+    def half(*, on: bool) -> Turn:
+        for (owner, name), value in zip(places, halves[on], strict=True):
+            setattr(owner, name, value)
+        _, before_s = [step() for _ in range(SKIPPED)], time.process_time()
+        times = [step() for _ in range(job.steps)]
+        if on:
+            session.flush(LONGEST_S)
+        return (time.process_time() - before_s) / job.steps, median(times)
+
+    pairs = []
+    for turn in range(turns + 1):  # the first is a start's
+        order = (True, False) if turn % 2 else (False, True)
+        found = {on: half(on=on) for on in order}
+        pairs.append((found[True], found[False]))
+    (folder / f"{rank}.json").write_bytes(msgspec.json.encode(pairs[1:]))
+    session.close()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:4], Job(*map(int, sys.argv[4:])))
+    main(Path(sys.argv[1]), int(sys.argv[2]), Job(*map(int, sys.argv[3:])))

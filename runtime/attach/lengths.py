@@ -19,8 +19,9 @@ MOST_NESTED = 3
 def lengths_of(batch: Any) -> tuple[int, ...]:
     """The sequence lengths of a batch (any nesting of tensors); of one that holds no tokens its number of values, as a single
     length; () = nothing that has a length."""
-    if hasattr(batch, "numel") and hasattr(batch, "dim") and not hasattr(batch, "keys"):  # a tensor, and no mapping of some
-        return (int(batch.shape[1]),) * int(batch.shape[0]) if _is_tokens(batch) else (batch.numel(),) if batch.dim() else ()
+    if (kind := type(batch)).__name__ == "Tensor" and kind.__module__ == "torch":  # and not a mapping of some
+        of_tokens = len(shape := batch.shape) == 2 and not batch.is_floating_point()
+        return (shape[1],) * shape[0] if of_tokens else (shape.numel(),) if shape else ()
     if isinstance(batch, Mapping) and RARER.isdisjoint(batch):  # the usual case, in a microsecond
         for name in TOKENS:
             if name in batch and getattr(batch[name], "ndim", 0) == 2:

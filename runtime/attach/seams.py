@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from importlib.machinery import ModuleSpec, PathFinder
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
@@ -166,17 +167,13 @@ def _replace(owner: Any, name: str, wrap: _Wrap) -> None:
 def _backward(session: LoopSession) -> None:
     engine: Any = Variable._execution_engine
     queue: Callable[[Callable[[], None]], None] = engine.queue_callback
-    nested = awaited = False
-
-    def computed() -> None:
-        if (loop := session.loop()) is not None:
-            loop.computed()
+    nested, awaited = False, _nothing
 
     def reached(_: object) -> None:
         """The engine begins with the root; once a call, also where a graph that is kept is gone through again."""
         nonlocal awaited
-        if awaited:
-            awaited = False
+        if awaited is not _nothing:
+            computed, awaited = awaited, _nothing
             queue(computed)
 
     carrier = torch.empty(0, device="cpu")
@@ -185,14 +182,18 @@ def _backward(session: LoopSession) -> None:
     def wrap(original: _Function) -> _Function:
         def backward(tensors: Any, *arguments: Any, **named: Any) -> Any:
             nonlocal nested, awaited
-            if is_compiling() or nested or (loop := session.loop() or session.loop_or_begin()) is None:
+            if (
+                is_compiling()
+                or nested
+                or (loop := session.timeline or session.loop_or_begin()) is None
+                or loop.thread != get_ident()
+            ):
                 return original(tensors, *arguments, **named)
             try:
                 root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
-                loop.backward(_loss(root))
                 # By register_prehook(), which makes a dictionary and a handle each time, it costs the loop twice as much.
-                if loop.awaits and (node := getattr(root, "grad_fn", None)) is not None:
-                    awaited = True
+                if loop.backward(_loss(root) if loop.asks else None) and (node := getattr(root, "grad_fn", None)) is not None:
+                    awaited = loop.computed
                     node._register_hook_dict(carrier)
             except Exception as error:
                 session.failed(error)
@@ -200,7 +201,7 @@ def _backward(session: LoopSession) -> None:
             try:
                 return original(tensors, *arguments, **named)
             finally:
-                nested = awaited = False
+                nested, awaited = False, _nothing
                 try:
                     loop.returned()
                 except Exception as error:
@@ -209,6 +210,10 @@ def _backward(session: LoopSession) -> None:
         return backward
 
     _replace(torch.autograd, "backward", wrap)
+
+
+def _nothing() -> None:
+    """What no callback is."""
 
 
 def _loss(root: Any) -> float | None:
@@ -249,35 +254,35 @@ def _waiting(session: LoopSession) -> _Wrap:
     return wrap
 
 
-def _called(session: LoopSession, arguments: tuple[Any, ...], named: dict[str, Any], *, gathers: bool) -> None:
-    """A model is given these; `gathers`: its backward pass ends with a wait for the other ranks' gradients."""
-    if is_compiling() or (loop := session.loop()) is None:
-        return
-    try:
-        loop.gathers = gathers or bool(loop.gathers)
-        loop.called({**named, "": arguments} if named else arguments[0] if len(arguments) == 1 else arguments)
-    except Exception as error:
-        session.failed(error)
-
-
 def _ddp(session: LoopSession) -> None:
     def wrap(original: _Function) -> _Function:
-        def forward(*arguments: Any, **named: Any) -> Any:
-            gathers = getattr(arguments[0], "require_backward_grad_sync", True) if arguments else True
-            _called(session, arguments[1:], named, gathers=gathers)
-            return original(*arguments, **named)
+        def forward(model: Any, *arguments: Any, **named: Any) -> Any:
+            if not is_compiling() and (loop := session.timeline) is not None and loop.thread == get_ident():
+                try:
+                    loop.called(_given(arguments, named), gathers=getattr(model, "require_backward_grad_sync", True))
+                except Exception as error:
+                    session.failed(error)
+            return original(model, *arguments, **named)
 
         return forward
 
     _replace(DistributedDataParallel, "forward", wrap)
 
 
+def _given(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """To a model."""
+    return {**named, "": arguments} if named else arguments[0] if len(arguments) == 1 else arguments
+
+
 def _fsdp2(session: LoopSession) -> None:
     def wrap(original: _Function) -> _Function:
         def root_pre_forward(state: Any, module: Any, arguments: Any, named: Any) -> Any:
             answer = original(state, module, arguments, named)
-            if getattr(state, "_is_root", False):
-                _called(session, arguments, named, gathers=True)
+            if getattr(state, "_is_root", False) and not is_compiling() and (loop := session.loop()) is not None:
+                try:
+                    loop.called(_given(arguments, named), gathers=True)
+                except Exception as error:
+                    session.failed(error)
             return answer
 
         return root_pre_forward
@@ -329,7 +334,7 @@ def _chunk(session: LoopSession, kind: ChunkKind) -> _Wrap:
 def _loader(session: LoopSession) -> None:
     def wrap(original: _Function) -> _Function:
         def following(iterator: Any) -> Any:
-            if (loop := session.loop()) is None:
+            if (loop := session.timeline) is None or loop.thread != get_ident():
                 return original(iterator)
             try:
                 loop.loading()
@@ -370,7 +375,7 @@ def _scaler(session: LoopSession) -> None:
 
 def _around_step(session: LoopSession) -> tuple[Callable[..., None], Callable[..., None]]:
     def before(*_: object) -> None:
-        if is_compiling() or (loop := session.loop()) is None:
+        if is_compiling() or (loop := session.timeline) is None or loop.thread != get_ident():
             return
         try:
             loop.stepping()
@@ -378,7 +383,7 @@ def _around_step(session: LoopSession) -> tuple[Callable[..., None], Callable[..
             session.failed(error)
 
     def after(*_: object) -> None:
-        if is_compiling() or (loop := session.loop()) is None:
+        if is_compiling() or (loop := session.timeline) is None or loop.thread != get_ident():
             return
         try:
             loop.stepped()

@@ -87,9 +87,10 @@ class LoopSession:
         """What a probe measures."""
         self.pipeline: PipelinePlace | None = None
         """Where the rank is in one."""
+        self.timeline: LoopTimeline | None = None
+        """What the moments of its thread go to; None where nothing is measured, and before the first `backward()`."""
         self._facts = facts
-        self._measured, self._thread = True, 0
-        self._timeline: LoopTimeline | None = None
+        self._measured, self._rank = True, 0
         self._spool: SpoolWriter | None = None
         self._ended = threading.Event()
         self._notes: list[VerdictNotes] = []
@@ -144,27 +145,27 @@ class LoopSession:
                 loop.finish()
             except Exception as problem:
                 self.failed(problem)
-        self._measured = False
+        self._measured, self.timeline = False, None
         self._ended.set()
         self._report()
-        if self._spool is not None and self._timeline is not None:
+        if self._spool is not None:
             error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
             text = f"{type(error).__name__}: {error}"[:MOST_ERROR] if error is not None else ""
-            self._spool.append(RankDetached(rank=self._timeline.rank, pid=os.getpid(), error=text))
+            self._spool.append(RankDetached(rank=self._rank, pid=os.getpid(), error=text))
             self._spool.close()
             self._spool = None
 
     # --- for the seams -----------------------------------------------------------------------------------------------
 
     def loop(self) -> LoopTimeline | None:
-        """What the moments go to; None where nothing is measured, on other threads, and before the first `backward()`."""
-        return self._timeline if self._thread == get_ident() and self._measured else None
+        """`timeline` on its thread, None on others. The seams that each micro-batch passes ask for both themselves."""
+        return loop if (loop := self.timeline) is not None and loop.thread == get_ident() else None
 
     def loop_or_begin(self) -> LoopTimeline | None:
         """The same, and now is the first `backward()`; before it nobody knows which thread is measured."""
-        if self._timeline is None and self._measured:
+        if self.timeline is None and self._measured:
             try:
-                self._timeline = self._begin()
+                self.timeline = self._begin()
             except Exception as error:
                 self.failed(error)
         return self.loop()
@@ -174,19 +175,23 @@ class LoopSession:
         if self._spool is not None and self._measured:
             self._spool.append(event)
 
+    def flush(self, timeout_s: float) -> bool:
+        """Whether all that was measured so far is with the kernel; waits for it, at most so long."""
+        return self._spool is None or self._spool.hand_over(timeout_s)
+
     def lacks(self, missing: tuple[str, ...]) -> None:
         """What cannot be measured, a sentence each, more than was known before."""
         self.off = (*self.off, *missing)
 
     def failed(self, error: Exception) -> None:
         """End the measuring."""
-        self._measured, self.problem = False, f"{type(error).__name__}: {error}"
+        self._measured, self.timeline, self.problem = False, None, f"{type(error).__name__}: {error}"
         with suppress(Exception):
             print(f"unskew: this rank is not measured any more, training goes on: {self.problem}", file=sys.stderr)
 
     def _begin(self) -> LoopTimeline:
         """The first backward pass: now the process is a rank, and torch knows which."""
-        facts, self._thread, node, pid = self._facts(), get_ident(), socket.gethostname(), os.getpid()
+        facts, node, pid = self._facts(), socket.gethostname(), os.getpid()
         spool = SpoolWriter(self.store, self.run, f"rank-{facts.rank:04d}.{pid}", capacity=MOST_WAITING, flush_s=FLUSH_S)
         spool.append(
             RankAttached(
@@ -201,7 +206,7 @@ class LoopSession:
                 off=(*self.off, *facts.unknown),
             )
         )
-        self._spool = spool
+        self._spool, self._rank = spool, facts.rank
         device, ready = f"{node}:{facts.rank}", CorelessClock().read
         timeline = LoopTimeline(facts.rank, facts.ranks, device, spool.append, ready=ready, product=self.product)
         beat = threading.Thread(target=self._beat, args=(timeline, spool, pid), name="unskew-beat", daemon=True)
@@ -252,4 +257,4 @@ class LoopSession:
     def _forked(self) -> None:
         """The child of a rank that is measured is none; that of a process that may become one may become one as well."""
         self._measured = self._measured and self._spool is None
-        self._timeline = self._spool = None
+        self.timeline = self._spool = None

@@ -6,11 +6,13 @@ from the batch to the call, B from the call until the rank's last gradient, then
 
 The loop pays for every line that runs here, and three times as much as a profile of these lines alone shows, as it comes to
 them with cold caches. So there are moments only; whoever reads the log makes events of them (collector/files/loop_parts.py).
+And what each micro-batch passes looks at the clock itself: a call of `_now` would cost it as much again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from time import monotonic_ns
 
 from unskew.collector.events import PipelinePlace, SpanKind
@@ -24,9 +26,11 @@ MOST_NAMED = 64
 """Members of larger groups are not spelled out in the group's name."""
 PART_NS, MOST_PIECES = 250_000_000, 64
 """A longer iteration is handed on in parts: a rank that is killed leaves what it had done."""
-CLOSE_NS, FAR_NS, LEAST_NS = 200_000, 10_000_000, 1_000_000
+CLOSE_NS, FAR_NS, LEAST_NS = 500_000, 10_000_000, 4_000_000
 """The time without a core is read where so much has passed: close together while ranks take turns on their cores, which shows
-in which work it fell (a look costs 2 to 6 us); else far apart, but at the end of each iteration of some length."""
+in which work it fell (a look costs up to 10 us); else far apart, but at the end of each iteration of some length."""
+LOSS_NS = 5_000_000
+"""From the loss of one iteration to the next that is read: it costs the loop some 5 us a micro-batch."""
 LITTLE = 50
 """A core is at hand while less than one part in so many is spent without it."""
 
@@ -35,11 +39,11 @@ class LoopTimeline:
     """Of one rank. `emit` takes what was done, `now` is the run's clock, `ready` says for how long the thread had no core."""
 
     __slots__ = (
-        "_begun", "_called", "_chunk", "_clock", "_coming", "_computed", "_device", "_done", "_emit", "_ended", "_evaluation",
-        "_first", "_frozen", "_group", "_lengths", "_loading", "_losses", "_mark", "_noted_loss", "_noted_tokens", "_number",
-        "_packed", "_part", "_pause_ns", "_pieces", "_place", "_product", "_read_at_ns", "_readings", "_ready", "_shown",
-        "_stages", "_stepped", "_stepping", "_tokens", "_waited_ns", "activity", "gathers", "iteration", "plan_version",
-        "probe_due", "rank", "ranks",
+        "_asked_ns", "_begun", "_called", "_chunk", "_clock", "_coming", "_computed", "_device", "_done", "_emit", "_ended",
+        "_evaluation", "_first", "_frozen", "_group", "_lengths", "_loading", "_losses", "_mark", "_noted_loss",
+        "_noted_tokens", "_number", "_packed", "_part", "_pause_ns", "_pieces", "_place", "_product", "_read_at_ns",
+        "_readings", "_ready", "_shown", "_stages", "_stepped", "_stepping", "_tokens", "_waited_ns", "activity", "asks",
+        "gathers", "iteration", "plan_version", "probe_due", "rank", "ranks", "thread",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +58,7 @@ class LoopTimeline:
         now: Callable[[], int] = monotonic_ns,
     ) -> None:
         self.rank, self.ranks, self._device, self._emit, self._ready, self._clock = rank, ranks, device, emit, ready, now
+        self.thread = get_ident()
         self._group = "-".join(map(str, range(ranks))) if ranks <= MOST_NAMED else "world"
         self.iteration = self._done = 0
         self._product = product
@@ -77,6 +82,8 @@ class LoopTimeline:
         self.gathers: bool | None = None
         """Whether the coming backward pass ends with a wait for the other ranks' gradients; None = nobody said."""
         self._losses: list[float] = []
+        self.asks, self._asked_ns = True, self._begun[0]
+        """Whether the iteration's losses are to be read."""
         self._tokens = 0
         self._noted_loss: float | None = None
         self._noted_tokens: int | None = None
@@ -97,19 +104,16 @@ class LoopTimeline:
         """Pieces of work that are done; it stays where the rank hangs."""
         return self._done + len(self._pieces)
 
-    @property
-    def awaits(self) -> bool:
-        """Whether others' gradients may be waited for at the end of the pass that begins; a chunk's forward pass, which never
-        syncs, does not tell."""
-        return self.ranks > 1 and (self._chunk is not None or self.gathers is not False)
-
     # --- moments, as the seams report them ---------------------------------------------------------------------------
 
     def loading(self) -> None:
         """The loop asks for a batch."""
         if self._evaluation is not None:
             return
-        self.activity, self._loading = "compute", self._now()
+        now_ns = self._clock()
+        if now_ns >= self._read_at_ns:
+            self._read(now_ns)
+        self.activity, self._loading = "compute", (now_ns, self._waited_ns)
         if self._stepped:
             self.commit(self._loading)
 
@@ -117,24 +121,33 @@ class LoopTimeline:
         """It has got one."""
         if self._loading is None or self._evaluation is not None:
             return
-        self._mark = self._now()
+        now_ns = self._clock()
+        if now_ns >= self._read_at_ns:
+            self._read(now_ns)
+        self._mark = now_ns, self._waited_ns
         if not self._shown:
             self._lengths = lengths_of(batch)
         self._pieces.append(("data_wait", self._loading, self._mark, self._number))
         self._loading = None  # a loader within another has ended before it
 
-    def called(self, batch: object) -> None:
+    def called(self, batch: object, *, gathers: bool) -> None:
         """The model is given this, which the loader may have read long before; its lengths count instead of the loader's. Not
-        what a part of it is given once more in the backward pass, where activations are computed again."""
+        what a part of it is given once more in the backward pass, where activations are computed again. `gathers`: its
+        backward pass ends with a wait for the other ranks' gradients."""
+        self.gathers = gathers or self.gathers is True
         if self._called is None and self._evaluation is None and (lengths := lengths_of(batch)):
             self._shown, self._lengths = True, lengths
 
-    def backward(self, loss: float | None) -> None:
-        """`backward()` is called."""
+    def backward(self, loss: float | None) -> bool:
+        """`backward()` is called. Whether others' gradients may be waited for at the end of the pass; a chunk's forward pass,
+        which never syncs, does not tell."""
         if self._chunk is not None:
             self._losses += [] if loss is None else [loss]
-            return
-        now = self._now()
+            return self.ranks > 1
+        now_ns = self._clock()
+        if now_ns >= self._read_at_ns:
+            self._read(now_ns)
+        now = now_ns, self._waited_ns
         if self._evaluation is not None:  # of a part of what is trained
             self._frozen.add(self._evaluation[0])
             self._evaluation = None
@@ -144,6 +157,7 @@ class LoopTimeline:
         self._pieces.append(("F", self._mark, now, self._number))
         if loss is not None:
             self._losses.append(loss)
+        return self.ranks > 1 and self.gathers is not False
 
     def chunk_begins(self, place: PipelinePlace) -> None:
         """A stage of a pipeline computes a chunk; what it waited for its neighbours is over."""
@@ -173,23 +187,29 @@ class LoopTimeline:
 
     def computed(self) -> None:
         """The rank's own gradients are there; others' may be waited for."""
-        self._computed, self.activity = self._now(), "collective"
+        now_ns = self._clock()
+        if now_ns >= self._read_at_ns:
+            self._read(now_ns)
+        self._computed, self.activity = (now_ns, self._waited_ns), "collective"
 
     def returned(self) -> None:
         """`backward()` has returned."""
-        begun, now = self._called, self._now()
-        if begun is None:
+        if (begun := self._called) is None:
             return
+        now_ns = self._clock()
+        if now_ns >= self._read_at_ns:
+            self._read(now_ns)
+        now = now_ns, self._waited_ns
         end, number = self._computed or now, self._number
         self._pieces.append(("B", begun, end, number))
-        if self.ranks > 1 and now[0] - end[0] >= LEAST_WAIT_NS:
+        if self.ranks > 1 and now_ns - end[0] >= LEAST_WAIT_NS:
             self._pieces.append(("all_reduce", end, now, None))
         self._packed.append((number, self._lengths))
         if len(self._lengths) > 1:
             self._tokens += sum(self._lengths)
         self._mark, self._called, self._lengths, self.activity, self.gathers = now, None, (), "compute", None
         self._number = number + self.ranks
-        if now[0] - self._part[0] >= PART_NS or len(self._pieces) >= MOST_PIECES:
+        if now_ns - self._part[0] >= PART_NS or len(self._pieces) >= MOST_PIECES:
             self._hand_on(now)
 
     def under(self, plan_version: int, members: tuple[int, ...]) -> None:
@@ -203,13 +223,20 @@ class LoopTimeline:
     def stepping(self) -> None:
         """An optimizer begins its step."""
         if self._stepping is None:
-            self._stepping = self._now()
+            now_ns = self._clock()
+            if now_ns >= self._read_at_ns:
+                self._read(now_ns)
+            self._stepping = now_ns, self._waited_ns
 
     def stepped(self) -> None:
         """It has ended; where the loop runs forward and backward inside of it, what is left is the optimizer's."""
         if self._stepping is not None:
-            begun, self._mark, self._stepping = max(self._stepping, self._mark), self._now(), None
-            self._end()
+            now_ns = self._clock()
+            if now_ns >= self._read_at_ns or now_ns - self._readings[-1][0] >= LEAST_NS:
+                self._read(now_ns)
+            begun, self._mark, self._stepping = max(self._stepping, self._mark), (now_ns, self._waited_ns), None
+            if self._readings[-1] is not self._ended:
+                self._end()
             self._pieces.append(("optimizer", begun, self._mark, None))
             self._stepped = True
             if self.probe_due:
@@ -223,7 +250,10 @@ class LoopTimeline:
     def left(self) -> None:
         """That step is over."""
         self._mark, self._stepped = self._now(), True
-        self._end()
+        if self._mark[0] - self._readings[-1][0] >= LEAST_NS:
+            self._read(self._mark[0])
+        if self._readings[-1] is not self._ended:
+            self._end()
         if self.probe_due:
             self._probe()
 
@@ -284,6 +314,9 @@ class LoopTimeline:
         self.plan_version = self._coming
         self._begun, self._stepped, self._number, self._losses, self._tokens = at, False, self._first, [], 0
         self._noted_loss = self._noted_tokens = None
+        self.asks = at[0] - self._asked_ns >= LOSS_NS
+        if self.asks:
+            self._asked_ns = at[0]
 
     def finish(self) -> None:
         """The loop is over; an iteration whose optimizer has stepped counts."""
@@ -312,9 +345,7 @@ class LoopTimeline:
         self._read_at_ns = now_ns + self._pause_ns
 
     def _end(self) -> None:
-        """Of an iteration: the one moment at which ranks that took turns are found not to any more."""
-        if self._mark[0] - self._readings[-1][0] >= LEAST_NS:
-            self._read(self._mark[0])
+        """Of an iteration, with a new reading: the one moment at which ranks that took turns are found not to any more."""
         before, self._ended = self._ended, self._readings[-1]
         if self._pause_ns == CLOSE_NS and _has_core(before, self._ended):
             self._pause_ns, self._read_at_ns = FAR_NS, self._ended[0] + FAR_NS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,8 @@ def summary_view(summary: Summary) -> RenderableType:
 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:
-    losses, times, events = summary.losses, summary.iteration_s, summary.events
+    times, events = summary.iteration_s, summary.events
+    losses = [one for one in summary.losses if not isnan(one)]  # of a short iteration that is not ours it is not read
     lacking = f" in the log, of {summary.committed} that were committed" if summary.committed > summary.iterations else ""
     resumed = f", after the first {summary.resumed_at} of {summary.resumed_from}" if summary.resumed_from else ""
     facts = [("device", summary.device), ("iterations", f"{summary.iterations}{lacking}{resumed}")]

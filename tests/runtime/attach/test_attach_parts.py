@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -165,9 +164,9 @@ def test_the_lengths_of_what_the_model_is_given_count_and_not_those_read_ahead()
     for given in (4, 3):
         timeline.loading()
         timeline.loaded(torch.zeros(1, 9, dtype=torch.long))
-        timeline.called({"input_ids": torch.zeros(2, given, dtype=torch.long)})
+        timeline.called({"input_ids": torch.zeros(2, given, dtype=torch.long)}, gathers=True)
         timeline.backward(None)
-        timeline.called({"": torch.zeros(2, 8, 16)})  # a part of the model, whose activations are computed again
+        timeline.called({"": torch.zeros(2, 8, 16)}, gathers=True)  # a part of the model, whose activations are computed again
         timeline.returned()
     timeline.finish()
     assert [event.lengths for event in events if isinstance(event, MicroBatchPacked)] == [(4, 4), (3, 3)]
@@ -360,8 +359,7 @@ def test_torchtitan_s_log_is_listened_to_and_stays_as_it_is() -> None:
     """Its records as torchtitan 0.3 writes them."""
     clock, events = Clock(), list[Telemetry]()
     session = LoopSession(Store(Path("store")), "run", lambda: JobFacts(0, 1, (), False))
-    timeline = session._timeline = clock.timeline(0, 1, events)
-    session._thread = threading.get_ident()
+    timeline = session.timeline = clock.timeline(0, 1, events)
     log = ModuleType("torchtitan")
     log._structured_logger = logging.Logger("titan")  # type: ignore[attr-defined]
     pauses.listen_to_torchtitan(session, log)
@@ -379,7 +377,7 @@ def test_torchtitan_s_log_is_listened_to_and_stays_as_it_is() -> None:
         timeline.returned()
         timeline.stepping()
         timeline.stepped()
-    session._measured = False
+    session.timeline = None
     report("fetching_batch_start")
     timeline.finish()
     spans = [(one.kind, one.wall_us) for one in events if isinstance(one, Span) and one.iteration == 1]
