@@ -141,7 +141,8 @@ class IterationCommitted(Telemetry, frozen=True, kw_only=True, tag="iteration_co
 class Heartbeat(Telemetry, frozen=True, kw_only=True, tag="heartbeat@1", gc=False):
     """What the agent knows of a rank, once a second; `activity` is one of runtime/rank/progress.py's.
 
-    `longest_gap_us`: the longest pause between two heartbeats since the last such event.
+    `longest_gap_us`: the longest pause between two heartbeats since the last such event. `peak_bytes`: the most memory so far,
+    of the process, or of its GPU in tensors (None = not measured, as of our own ranks).
     """
 
     rank: int
@@ -153,6 +154,7 @@ class Heartbeat(Telemetry, frozen=True, kw_only=True, tag="heartbeat@1", gc=Fals
     stalled_us: int
     waits_for: int | None = None
     longest_gap_us: int | None = None
+    peak_bytes: int | None = None
 
 
 class RankRatio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -116,6 +116,8 @@ def facts(session: LoopSession) -> JobFacts:
     """The process's place in its job, as torch.distributed has it, else as its launcher says; asked when the loop has begun, so
     what it uses is imported and can be wrapped."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if on_gpu:
+        session.peak = torch.cuda.max_memory_allocated
     unknown: tuple[str, ...] = ()
     if FSDP2 in sys.modules:  # importing it takes a second
         wrap = partial(_fsdp2, session)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import resource
 import socket
 import sys
 import threading
@@ -73,6 +74,10 @@ class _Step:
             loop.left()
 
 
+def _peak_of_process() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts in KiB
+
+
 class LoopSession:
     """The measuring of one process. `facts` asks torch, once the loop has begun; `off`: what cannot be measured, a sentence
     each."""
@@ -85,6 +90,8 @@ class LoopSession:
         """The process's flight recorder, as JSON, and the members of its groups."""
         self.product: Callable[[], object] = lambda: None
         """What a probe measures."""
+        self.peak: Callable[[], int] = _peak_of_process
+        """The most memory so far (bytes)."""
         self.pipeline: PipelinePlace | None = None
         """Where the rank is in one."""
         self.timeline: LoopTimeline | None = None
@@ -241,6 +248,7 @@ class LoopSession:
                     activity=timeline.activity,
                     age_us=0,
                     stalled_us=round(1e6 * still_s),
+                    peak_bytes=self.peak(),
                 )
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from rich.console import Console
 from support.training.virtual_loop import VirtualClock
 
 from unskew.analytics.loop.watched.attached_rules import hung, plan_of
@@ -47,6 +49,7 @@ from unskew.runtime.attach.session import JobFacts, LoopSession
 from unskew.runtime.attach.start import run_name
 from unskew.runtime.attach.timeline import LoopTimeline
 from unskew.runtime.attach.watcher import JobWatcher
+from unskew.terminal.time_by_phase import PhaseTimes, phase_table
 
 
 class Clock(VirtualClock):
@@ -393,6 +396,21 @@ def test_an_error_of_ours_ends_the_measuring_and_not_the_loop(tmp_path: Path, ca
     assert session.loop_or_begin() is None
     assert not session.active
     assert capfd.readouterr().err.count("this rank is not measured any more, training goes on") == 1
+
+
+def test_the_most_memory_of_a_rank_stands_beside_its_times(tmp_path: Path) -> None:
+    peak = LoopSession(Store.locate(tmp_path), "mine", lambda: JobFacts(0, 1, (), on_gpu=False)).peak()
+    assert 10e6 < peak < 100e9
+    times = PhaseTimes()
+    times.take(IterationCommitted(iteration=0, plan_version=0, attempt=0, rank=0, loss=1.0, tokens=1, start_us=0, wall_us=9,
+                                  log_complete=True))  # fmt: skip
+    times.take(
+        Heartbeat(rank=0, pid=1, iteration=0, progress=1, activity="compute", age_us=0, stalled_us=0, peak_bytes=41_000_000)
+    )
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(phase_table(times))
+    heading, row = console.export_text().splitlines()[:2]
+    assert (heading.split()[-2:], row.split()[-1]) == (["peak", "MB"], "41")
 
 
 def test_attaching_imports_msgspec_only() -> None:
