@@ -1,9 +1,11 @@
 # make run | check | test | lint | bench: each makes .venv on its first call; a second call installs nothing.
 # make run LOCKED=1 installs only what has a hash in requirements.lock; make lock makes that anew (it needs uv).
+# make test EXTRAS=dev,frameworks,trackers tests on the real Trainer, Lightning, W&B, MLflow, TensorBoard as well.
 .PHONY: run check test lint bench chromium lock demo
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+EXTRAS ?= dev
 BENCH ?= loop
 ARGS ?=
 TWO_AT_ONCE := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -15,13 +17,13 @@ check: lint
 	$(TWO_AT_ONCE) -m "not slow and not alone" $(ARGS)
 
 # What judges by the time that a real processor takes goes last, by itself. 5: ARGS chose no test; of one kind that is well.
-test: .venv/test.stamp chromium
+test: .venv/test-$(EXTRAS).stamp chromium
 	$(TWO_AT_ONCE) -m "not alone" $(ARGS); first=$$?; \
 	test $$first = 0 || test $$first = 5 || exit $$first; \
 	$(BIN)/python -m pytest -m alone $(ARGS); alone=$$?; \
 	test $$alone = 5 && test $$first = 0 || exit $$alone
 
-lint: .venv/test.stamp
+lint: .venv/test-$(EXTRAS).stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -53,6 +55,6 @@ lock:
 	echo setuptools | uv pip compile --quiet pyproject.toml - --extra platform --extra trainer -c constraints.txt \
 		--generate-hashes --python-version 3.11 --universal --no-annotate --custom-compile-command "make lock" -o requirements.lock
 
-.venv/test.stamp: .venv/run.stamp
-	$(INSTALL) -e '.[dev]'
+.venv/test-$(EXTRAS).stamp: .venv/run.stamp
+	$(INSTALL) -e '.[$(EXTRAS)]'
 	touch $@
