@@ -142,17 +142,20 @@ def long_ones(state: JobWideState, options: JobWideOptions, held: Iterable[tuple
 
 
 def _began_faster(state: JobWideState, options: JobWideOptions) -> UnexplainedTime:
-    """What a job that was faster in its second iteration takes beyond that since: too few of the first `least_known` are so for
-    its pace to be learned from them. Its first one may pay for start-up, or be recorded in part."""
-    if len(state.start) < options.least_past or not state.past:
+    """What a job takes since beyond its very first iterations, where these are too few for its pace to be learned from them."""
+    logs, iterations = [x for _, x in state.start], [iteration for iteration, _ in state.start]
+    if len(logs) < options.least_past or not state.past:
         return UnexplainedTime()
-    (_, _), (iteration, second), *others = state.start
-    sigma = noise_of([x for _, x in others], options.sigma_floor).sigma
-    faster = _noise(state, options).middle - second
-    if faster < max(BOUND * sigma, 2 * log(options.least_slowdown)):
-        return UnexplainedTime()
-    where = f"; iterations take {exp(faster):.2f} times as long as iteration {iteration}, and too few were seen up to it"
-    return UnexplainedTime(of_lost=1.0, of_measured=1 - exp(-faster), where=where)
+    pace = _noise(state, options).middle
+    for n in range(1, options.least_known + 1):
+        faster = pace - float(np.median(logs[:n]))
+        below = max(pace - min(logs[n:]), options.sigma_floor)  # lone values: how alike neighbours are says nothing of them
+        if faster >= max(BOUND * below, 2 * log(options.least_slowdown)):
+            where = (
+                f"; iterations take {exp(faster):.2f} times as long as until iteration {iterations[n - 1]}, too early to know"
+            )
+            return UnexplainedTime(of_lost=1.0, of_measured=1 - exp(-faster), where=where)
+    return UnexplainedTime()
 
 
 def _rise(sigma: float, limits: CusumLimits, n: int) -> float:

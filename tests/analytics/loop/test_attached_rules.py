@@ -144,6 +144,14 @@ def test_ranks_that_are_slow_together_are_the_whole_job_until_they_are_not() -> 
     assert (closed.until_iteration, closed.at_iteration <= 96) == (76, True)
 
 
+@pytest.mark.parametrize("lengths", ["alike", "random"])
+def test_a_job_of_which_all_ranks_are_slow_from_an_early_iteration_on_is_never_well(lengths: str) -> None:
+    """Named where enough was seen before, else it cannot be judged: from iteration 2 or 3 on it was called well."""
+    for since in (2, 3, 4, 5, 8, 12):
+        events = job(Fault(EVERY, ("F", "B", "optimizer", "other"), 3.0, since), lengths=lengths, seed=since)
+        assert named(events) == [("unknown", ())] or limits(events)[-1] is None, since
+
+
 def test_one_that_waits_for_its_data_is_no_slow_device() -> None:
     assert named(job(Fault(1, ("data_wait",), 20.0), ranks=4)) == [("input_bound", (1,))]
 
