@@ -11,18 +11,21 @@ from collections.abc import Callable, Sequence
 from unskew.analytics.core.plan import PlanError
 
 
-def share_out(total: int, parts: Sequence[tuple[float, float]], limits: Sequence[int] = ()) -> list[int]:
-    """`total` units in shares of at least 1 such that the largest of ``fixed + each * share`` is as small as it can be.
+def share_out(
+    total: int, parts: Sequence[tuple[float, float]], limits: Sequence[int] = (), *, least: Sequence[int] = ()
+) -> list[int]:
+    """`total` units in shares such that the largest of ``fixed + each * share`` is as small as it can be.
 
-    `parts` are (fixed, each), `limits` the largest share of each part. Raises `PlanError` when the limits leave no room.
+    `parts` are (fixed, each), `limits` the largest share of each part, `least` the smallest (1). Raises `PlanError` when these
+    leave no room.
 
     >>> share_out(12, [(0, 1 / 1.0), (0, 1 / 0.4), (0, 1 / 1.0)])
     [5, 2, 5]
     """
-    room = list(limits) or [total] * len(parts)
-    if total < len(parts) or min(room) < 1 or sum(room) < total:
-        raise PlanError(f"{total} units do not fit {len(parts)} parts that take at least 1 and at most {room}")
-    return _greedy(total, lambda part, share: parts[part][0] + parts[part][1] * share, 1, room)
+    room, least = list(limits) or [total] * len(parts), least or [1] * len(parts)
+    if total < sum(least) or any(most < few for most, few in zip(room, least, strict=True)) or sum(room) < total:
+        raise PlanError(f"{total} units do not fit {len(parts)} parts that take at least {max(least)} and at most {room}")
+    return _greedy(total, lambda part, share: parts[part][0] + parts[part][1] * share, least, room)
 
 
 def proportional(total: int, weights: Sequence[float], *, least: int = 0) -> list[int]:
@@ -33,7 +36,7 @@ def proportional(total: int, weights: Sequence[float], *, least: int = 0) -> lis
     """
     if any(weight <= 0 for weight in weights):
         raise PlanError("a share needs a positive weight")
-    return _greedy(total, lambda part, share: share / weights[part], least, [total] * len(weights))
+    return _greedy(total, lambda part, share: share / weights[part], [least] * len(weights), [total] * len(weights))
 
 
 def split_work(weights: Sequence[float], shares: Sequence[float]) -> list[int]:
@@ -69,11 +72,11 @@ def _within(weights: Sequence[float], shares: Sequence[float], most: float) -> l
     return counts if first == len(weights) else None
 
 
-def _greedy(total: int, load: Callable[[int, int], float], least: int, room: Sequence[int]) -> list[int]:
-    shares = [least] * len(room)
-    heap = [(load(part, least + 1), part) for part, most in enumerate(room) if most > least]
+def _greedy(total: int, load: Callable[[int, int], float], least: Sequence[int], room: Sequence[int]) -> list[int]:
+    shares = list(least)
+    heap = [(load(part, share + 1), part) for part, share in enumerate(shares) if share < room[part]]
     heapq.heapify(heap)
-    for _ in range(total - least * len(room)):
+    for _ in range(total - sum(shares)):
         part = heap[0][1]
         shares[part] += 1
         if shares[part] < room[part]:

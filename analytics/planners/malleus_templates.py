@@ -16,7 +16,6 @@ The search is exact unless one of these limits binds; their product with the pip
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import inf, prod
@@ -24,6 +23,7 @@ from math import inf, prod
 import msgspec
 import numpy as np
 
+from unskew.analytics.core.sharing import share_out
 from unskew.analytics.planners.problem import Floats, Ints
 
 CONTENTS = 1 << 18
@@ -94,17 +94,10 @@ class TemplateSearch:
             for part in template
         ]
         least = [len(part) if self._stages_at_least else 1 for part in template]
-        left = self._micro_batches - sum(least)
-        if left < 0 or inf in slowest:
+        if self._micro_batches < sum(least) or inf in slowest:
             return inf
-        heap = [((m + 1) * o, o) for m, o in zip(least, slowest, strict=True)]
-        heapq.heapify(heap)
-        busiest = max(m * o for m, o in zip(least, slowest, strict=True))
-        for _ in range(left):
-            end, o = heap[0]
-            busiest = max(busiest, end)
-            heapq.heapreplace(heap, (end + o, o))
-        return busiest
+        counts = share_out(self._micro_batches, [(0.0, o) for o in slowest], least=least)
+        return max(m * o for m, o in zip(counts, slowest, strict=True))
 
     def _even(self) -> Template:
         """The slowest group first to the pipeline that has lost least and has room."""
