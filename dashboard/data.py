@@ -48,7 +48,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """What the page shows at one moment; a paused page keeps one.
 
     `log`: the control events; `state`: what they add up to. `iterations` has the columns of `IterationRow`; `judged` has
-    iteration, rank, measured_us, predicted_us of the last ones. `problems`: what the collector found wrong in this log.
+    iteration, rank, measured_us, healthy_us of the last ones. `problems`: what the collector found wrong in this log.
     `age_s` is the wall time since the last event, of a run that is over since its end; `controlled`: a living
     controller holds the run.
     """
@@ -129,7 +129,7 @@ def snapshot(run: str) -> Snapshot:
             refresh=False,
         ),
         judged=sql(
-            "select iteration, rank, measured_us, predicted_us from judged where run = ? and iteration > "
+            "select iteration, rank, measured_us, healthy_us from judged where run = ? and iteration > "
             "(select max(iteration) - ? from iterations where run = ?) order by iteration, rank",
             [run, RECENT, run],
             refresh=False,
@@ -148,8 +148,8 @@ _CELLS = """
     from measured join axis using (iteration) group by x, named, rank order by x, rank"""
 _JUDGED = f"""
     with {_AXIS}, measured as (
-        select iteration, rank, measured_us, predicted_us as reference_us from judged
-        where run = $run and iteration between $first and $last and predicted_us > 0)
+        select iteration, rank, measured_us, healthy_us as reference_us from judged
+        where run = $run and iteration between $first and $last and healthy_us > 0)
     {_CELLS}"""
 _CHUNKS = """
     select iteration, rank, sum(compute_us) as measured_us from chunks

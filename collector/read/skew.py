@@ -21,12 +21,12 @@ _WINDOWS = """window of_group as (partition by run, iteration, replica, stage),
 SKEW = f"""
     with unjudged as (
         select run from (select run from writers group by run) every
-        left join (select run, count(*) as n from judged where predicted_us > 0 group by run) known using (run)
+        left join (select run, count(*) as n from judged where healthy_us > 0 group by run) known using (run)
         where n is null),
     measured as (
         select run, iteration, plan_version, rank, null::bigint as replica, null::bigint as stage, measured_us as own_us,
-            predicted_us as healthy_us
-        from judged where predicted_us > 0 and measured_us > 0
+            healthy_us
+        from judged where healthy_us > 0 and measured_us > 0
         union all
         select run, iteration, chunks.plan_version, rank, any_value(recorded.replica), any_value(recorded.stage),
             sum(compute_us)::bigint, null::bigint

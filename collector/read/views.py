@@ -73,7 +73,9 @@ VIEWS: dict[str, str] = {
     "quorums": own_columns(events.QuorumFormed),
     "replica_steps": own_columns(events.ReplicaStep),
     "heartbeats": own_columns(events.Heartbeat),
-    "judged": "select * rename (epoch as plan_version) from projected.judged",
+    "judged": """
+        select *, healthy_us as predicted_us
+        from (select * rename (epoch as plan_version, predicted_us as healthy_us) from projected.judged)""",
     "iterations": """
         select run, iteration, epoch as plan_version, attempt, loss, tokens, iteration_us, n_ranks, log_complete, predicted_us,
             start_us, end_us

@@ -128,8 +128,8 @@ def _of_outcome(snapshot: Snapshot) -> Headline:
 
 def furthest(judged: pl.DataFrame) -> str:
     """The rank furthest from its prediction, in the mean of the last iterations."""
-    recent = judged.filter(pl.col("iteration") > pl.col("iteration").max() - RECENT, pl.col("predicted_us") > 0)
-    ratios = recent.group_by("rank").agg((pl.col("measured_us").sum() / pl.col("predicted_us").sum()).alias("ratio"))
+    recent = judged.filter(pl.col("iteration") > pl.col("iteration").max() - RECENT, pl.col("healthy_us") > 0)
+    ratios = recent.group_by("rank").agg((pl.col("measured_us").sum() / pl.col("healthy_us").sum()).alias("ratio"))
     rank, ratio = ratios.sort((pl.col("ratio") - 1).abs(), "rank").row(-1)
     return f"furthest off: rank {rank} at {ratio:.2f} of its predicted time"
 

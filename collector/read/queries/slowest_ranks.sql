@@ -3,9 +3,9 @@ with recent as (
     select judged.*
     from judged
     join (select run, max(iteration) as newest from judged group by run) last using (run)
-    where iteration > newest - 50 and predicted_us > 0
+    where iteration > newest - 50 and healthy_us > 0
 )
-select run, rank, device, round(sum(measured_us) / sum(predicted_us), 3) as slowdown, round(avg(f), 3) as f, round(avg(b), 3) as b,
+select run, rank, device, round(sum(measured_us) / sum(healthy_us), 3) as slowdown, round(avg(f), 3) as f, round(avg(b), 3) as b,
     round(avg(w), 3) as w, count(*) as n_iterations
 from recent
 left join devices using (run, rank)

@@ -150,8 +150,8 @@ def _ranks(reader: Reader, run: str, marks: Sequence[ChartMark]) -> str:
         return ""
     grain = _grain(last - first + 1)
     rows = reader.sql(
-        "select rank, (iteration - $first) // $grain as x, sum(measured_us) / sum(predicted_us) as ratio from judged "
-        "where run = $run and predicted_us > 0 group by 1, 2 order by 1, 2",
+        "select rank, (iteration - $first) // $grain as x, sum(measured_us) / sum(healthy_us) as ratio from judged "
+        "where run = $run and healthy_us > 0 group by 1, 2 order by 1, 2",
         {"run": run, "first": first, "grain": grain},
     )
     cells: dict[int, dict[int, float]] = {}

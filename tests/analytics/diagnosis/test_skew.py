@@ -24,7 +24,7 @@ from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 
 TABLES = """
-    create table judged (run text, iteration int, plan_version int, rank int, measured_us bigint, predicted_us bigint);
+    create table judged (run text, iteration int, plan_version int, rank int, measured_us bigint, healthy_us bigint);
     create table plans (run text, plan_version int, plan json);
     create table writers (run text);
     create table iterations (run text, iteration int, plan_version int, attempt int);

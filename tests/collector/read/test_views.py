@@ -182,6 +182,7 @@ def test_former_names_give_the_same_answers(reader: Reader) -> None:
         assert reader.sql(f"select count(*) from {view} where epoch is distinct from plan_version").item() == 0
     assert reader.sql("select max(plan_version) from plans").item() == 5
     assert reader.sql("select * from accused").equals(reader.sql("select * from flagged"))
+    assert reader.sql("select count(*) from judged where predicted_us is distinct from healthy_us").item() == 0
 
 
 def test_events_hold_every_event_as_it_was_written(reader: Reader) -> None:
