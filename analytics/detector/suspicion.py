@@ -99,11 +99,15 @@ def _unjudged(tracks: Tracks, row: int, column: int, iteration: int) -> float:
 
 
 def _creep(tracks: Tracks, row: int, column: int, options: DetectorOptions) -> dict[str, float]:
-    """kind -> by how much the rank's bias has risen since its own past became known; empty when that is little."""
-    risen = tracks.baseline[row] - tracks.anchor[row]
-    if tracks.level[row].any() or not risen[column] >= options.least_level() / 2:
+    """kind -> by how much the rank's bias has risen since its own past became known, beyond the others': what
+    rises on all is the whole job's; empty when that is little."""
+    risen = tracks.baseline - tracks.anchor
+    others = np.delete(risen, row, axis=0)
+    known = np.where(np.isnan(others).all(axis=0), 0.0, others)
+    mine = risen[row] - np.maximum(np.nanmedian(known, axis=0), 0.0) if len(others) else risen[row]
+    if tracks.level[row].any() or not mine[column] >= options.least_level() / 2:
         return {}
-    return {kind: max(float(risen[at]), 0.0) for at, kind in enumerate(tracks.kinds) if not np.isnan(risen[at])}
+    return {kind: max(float(mine[at]), 0.0) for at, kind in enumerate(tracks.kinds) if not np.isnan(mine[at])}
 
 
 def _typical(values: Floats) -> Excess:

@@ -152,6 +152,19 @@ def test_a_job_of_which_all_ranks_are_slow_from_an_early_iteration_on_is_never_w
         assert named(events) == [("unknown", ())] or limits(events)[-1] is None, since
 
 
+def test_what_creeps_on_all_ranks_is_no_rank_s() -> None:
+    """Over 100 iterations both become twice as slow: rank 0 was accused with what its past had risen by, as rank 1's had."""
+
+    class Creeping(Fault):
+        def of(self, rank: int, kind: str, iteration: int) -> float:
+            slow = super().of(rank, kind, iteration) > 1
+            return 1 + min(max(iteration - 200, 0) / 100, 1) if slow else 1.0
+
+    events = job(Creeping(EVERY, ("F", "B"), 2.0), seed=5, steps=310)
+    assert named(events) == []
+    assert limits(events)[-1] is None
+
+
 def test_one_that_waits_for_its_data_is_no_slow_device() -> None:
     assert named(job(Fault(1, ("data_wait",), 20.0), ranks=4)) == [("input_bound", (1,))]
 
