@@ -88,7 +88,7 @@ def killed(victim: str, seed: int) -> Killed:
         left = _left(folder)
         for pid in left:
             send_signal(pid, signal.SIGKILL)
-        return _looked_at(folder, run, victim, code, len(left))
+        return _looked_at(folder, run, victim, code, [*left.values()])
 
 
 def _kill(store: Store, watch: subprocess.Popen[bytes], victim: str, iteration: int, delay_s: float) -> str:
@@ -113,15 +113,16 @@ def _command_of(watcher: int) -> int:
     return next(pid for pid in processes_of(killed_job.__file__) if parent(pid) == watcher)
 
 
-def _left(folder: Path) -> list[int]:
-    """What still runs of the job."""
+def _left(folder: Path) -> dict[int, str]:
+    """What still runs of the job, pid -> which process it is."""
     until = time.monotonic() + LEFT_S
     while (left := processes_of(str(folder))) and time.monotonic() < until:
         time.sleep(0.05)
-    return left
+    serving = collectors(Store(folder / "store"))
+    return {pid: "the collector" if pid in serving else "a process of the training" for pid in left}
 
 
-def _looked_at(folder: Path, run: str, victim: str, code: int, left: int) -> Killed:
+def _looked_at(folder: Path, run: str, victim: str, code: int, left: Sequence[str]) -> Killed:
     with open_store(Store(folder / "store")) as reader:
         writers = reader.sql(
             "select writer, count(*) as n, count(distinct seq) as apart, max(seq) + (stream is null)::int as numbers "
@@ -146,5 +147,5 @@ def _looked_at(folder: Path, run: str, victim: str, code: int, left: int) -> Kil
     if code != expected:
         problems.append(f"exit code {code}, not {expected}")
     if left:
-        problems.append(f"{left} processes left")
-    return Killed(victim, tuple(problems), lost, doubled, code == expected, left)
+        problems.append(f"left: {', '.join(left)}")
+    return Killed(victim, tuple(problems), lost, doubled, code == expected, len(left))

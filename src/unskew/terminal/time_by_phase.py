@@ -55,9 +55,9 @@ def phase_table(times: PhaseTimes) -> RenderableType:
     seen = {kind for _, kind in times.us}
     phases = [kind for number, kind in enumerate(PHASES) if number < USUAL or kind in seen]
     for kind in phases:
-        table.add_column(Text(PHASES[kind], "dim"), justify="right", min_width=8)
+        table.add_column(Text(PHASES[kind], "dim"), justify="right", min_width=5)
     if times.peak_bytes:
-        table.add_column(Text("peak MB", "dim"), justify="right", min_width=8)
+        table.add_column(Text("peak MB", "dim"), justify="right", min_width=5)
     rows = {
         rank: {kind: times.us[rank, kind] / 1000 / n for kind in phases} for rank, n in sorted(times.iterations.items()) if n
     }
