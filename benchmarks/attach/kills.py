@@ -36,7 +36,7 @@ CODES = {"collector": 0, "watcher": -signal.SIGKILL, "command": KILLED}
 """What `unskew watch` ends with; where a rank was killed, with what the command then does."""
 
 
-class Killed(NamedTuple):
+class KillOutcome(NamedTuple):
     """`problems`: a sentence each; `lost`, `doubled`: events."""
 
     victim: str
@@ -67,7 +67,7 @@ def figures_of_few(bench: Bench) -> list[Figure]:
     return figures(bench, FEW)
 
 
-def killed(victim: str, seed: int) -> Killed:
+def killed(victim: str, seed: int) -> KillOutcome:
     """One job, and what is left of it."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="unskew-kills-") as name:
@@ -122,7 +122,7 @@ def _left(folder: Path) -> dict[int, str]:
     return {pid: "the collector" if pid in serving else "a process of the training" for pid in left}
 
 
-def _looked_at(folder: Path, run: str, victim: str, code: int, left: Sequence[str]) -> Killed:
+def _looked_at(folder: Path, run: str, victim: str, code: int, left: Sequence[str]) -> KillOutcome:
     with open_store(Store(folder / "store")) as reader:
         writers = reader.sql(
             "select writer, count(*) as n, count(distinct seq) as apart, max(seq) + (stream is null)::int as numbers "
@@ -148,4 +148,4 @@ def _looked_at(folder: Path, run: str, victim: str, code: int, left: Sequence[st
         problems.append(f"exit code {code}, not {expected}")
     if left:
         problems.append(f"left: {', '.join(left)}")
-    return Killed(victim, tuple(problems), lost, doubled, code == expected, len(left))
+    return KillOutcome(victim, tuple(problems), lost, doubled, code == expected, len(left))

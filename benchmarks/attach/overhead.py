@@ -48,7 +48,7 @@ Turn = tuple[float, float]
 """CPU seconds of a step, and its median seconds by the wall clock."""
 
 
-class Job(NamedTuple):
+class LoopSize(NamedTuple):
     """What is trained: `layers` of `width`, on batches of `batch` rows."""
 
     steps: int
@@ -58,7 +58,7 @@ class Job(NamedTuple):
     micro_batches: int
 
 
-LIGHT, HEAVY = Job(200, 1, 8, 4, 1), Job(40, 4, 768, 48, 1)
+LIGHT, HEAVY = LoopSize(200, 1, 8, 4, 1), LoopSize(40, 4, 768, 48, 1)
 
 
 def figures(bench: Bench, turns: int = TURNS) -> list[Figure]:
@@ -94,7 +94,7 @@ def _start_ms(folder: Path) -> float:
     return 1e3 * float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def _pairs(folder: Path, job: Job, turns: int) -> list[tuple[Turn, Turn]]:
+def _pairs(folder: Path, job: LoopSize, turns: int) -> list[tuple[Turn, Turn]]:
     """(with, without) per turn and rank."""
     out = folder / "-".join(map(str, job))
     out.mkdir()
@@ -115,7 +115,7 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def main(folder: Path, turns: int, job: Job) -> None:
+def main(folder: Path, turns: int, job: LoopSize) -> None:
     """Two ranks, forked from this process."""
     importlib.import_module("torch.distributed")  # once for both
     pids = []
@@ -132,14 +132,14 @@ def main(folder: Path, turns: int, job: Job) -> None:
         sys.exit(1)
 
 
-def _rank(folder: Path, rank: int, job: Job, turns: int) -> None:
+def _rank(folder: Path, rank: int, job: LoopSize, turns: int) -> None:
     import torch  # noqa: PLC0415 - here alone
     import torch.distributed as dist  # noqa: PLC0415
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
     from torch.optim import optimizer as hooks  # noqa: PLC0415
     from torch.utils.data import DataLoader, IterableDataset, dataloader  # noqa: PLC0415
 
-    class Rows(IterableDataset[torch.Tensor]):
+    class RandomRows(IterableDataset[torch.Tensor]):
         def __iter__(self) -> Iterator[torch.Tensor]:
             while True:
                 yield torch.ones(job.batch, job.width)
@@ -160,7 +160,7 @@ def _rank(folder: Path, rank: int, job: Job, turns: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     layers = (torch.nn.Linear(job.width, job.width) for _ in range(job.layers))
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
-    optimizer, batches = torch.optim.SGD(model.parameters(), lr=1e-3), iter(DataLoader(Rows(), batch_size=None))
+    optimizer, batches = torch.optim.SGD(model.parameters(), lr=1e-3), iter(DataLoader(RandomRows(), batch_size=None))
 
     def step() -> float:
         began_s = time.perf_counter()
@@ -191,4 +191,4 @@ def _rank(folder: Path, rank: int, job: Job, turns: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), Job(*map(int, sys.argv[3:])))
+    main(Path(sys.argv[1]), int(sys.argv[2]), LoopSize(*map(int, sys.argv[3:])))

@@ -41,7 +41,7 @@ POLLS = 25
 """Beyond the patience of the intake."""
 
 
-class Watched(msgspec.Struct, frozen=True):
+class JobVerdict(msgspec.Struct, frozen=True):
     """What was said of one job: cause and rank of each verdict, the iteration of the first one, whether at its end something
     wrong would have been seen, and the ranks that each baseline names."""
 
@@ -67,7 +67,7 @@ class Watched(msgspec.Struct, frozen=True):
 
 
 def figures(bench: Bench, seeds: int = SEEDS) -> list[Figure]:
-    jobs: list[Watched] = []
+    jobs: list[JobVerdict] = []
     for seed in bench.steps("DDP trainings of two ranks, watched", range(seeds)):
         jobs += _watched([f"{case}~{seed}" for case in (*LATE, *EVEN, LONGER)])
     late, rest = [one for one in jobs if one.kind in LATE], [one for one in jobs if one.kind not in LATE]
@@ -91,25 +91,25 @@ def figures(bench: Bench, seeds: int = SEEDS) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _of_baseline(name: str, late: Sequence[Watched], rest: Sequence[Watched]) -> Figure:
+def _of_baseline(name: str, late: Sequence[JobVerdict], rest: Sequence[JobVerdict]) -> Figure:
     accused = sum(bool(one.baselines[name]) for one in rest)
     note = f"by forward and backward times; somebody accused in {accused} of {len(rest)} jobs without a late rank"
     right = sum(one.baselines[name] == {1} for one in late)
     return figure(f"attach: the late rank alone, by {name}", _percent(right, late), "%", better="higher", note=note)
 
 
-def _percent(some: int, of: Sequence[Watched]) -> float:
+def _percent(some: int, of: Sequence[JobVerdict]) -> float:
     return 100 * some / len(of)
 
 
-def _watched(cases: Sequence[str]) -> list[Watched]:
+def _watched(cases: Sequence[str]) -> list[JobVerdict]:
     with tempfile.TemporaryDirectory(prefix="unskew-attach-") as folder:
         store = Store(Path(folder) / "store")
         subprocess.run([sys.executable, attached_job.__file__, str(store.root), folder, *cases], check=True)
         return [_judged(store, case) for case in cases]
 
 
-def _judged(store: Store, case: str) -> Watched:
+def _judged(store: Store, case: str) -> JobVerdict:
     events: list[Event] = []
     watcher = JobWatcher(
         store, attached_job.run_of(case), ["bench"], lambda entry: events.append(entry.event) if entry.event else None
@@ -119,11 +119,11 @@ def _judged(store: Store, case: str) -> Watched:
     return watched(case, events, _by_baselines(events))
 
 
-def watched(case: str, events: Sequence[Event], baselines: Mapping[str, frozenset[int]] = {}) -> Watched:
+def watched(case: str, events: Sequence[Event], baselines: Mapping[str, frozenset[int]] = {}) -> JobVerdict:
     """What was decided on the job."""
     verdicts = [one for one in events if isinstance(one, Verdict)]
     limits = [one for one in events if isinstance(one, DetectionLimit)]
-    return Watched(
+    return JobVerdict(
         case=case,
         named=frozenset((one.cause, rank) for one in verdicts for rank in _ranks(one) or (None,)),
         first_at=min((one.at_iteration for one in verdicts), default=None),

@@ -11,7 +11,7 @@ from statistics import median
 
 from support.jobs import recorded_jobs
 
-from unskew.benchmarks.attach.probes import DEVICE, LATE, RIGHT, SOON, Watched, watched
+from unskew.benchmarks.attach.probes import DEVICE, LATE, RIGHT, SOON, JobVerdict, watched
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 
@@ -39,5 +39,5 @@ def figures(bench: Bench, every: int = 1) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _percent(some: int, of: Sequence[Watched]) -> float | None:
+def _percent(some: int, of: Sequence[JobVerdict]) -> float | None:
     return 100 * some / len(of) if of else None

@@ -45,7 +45,7 @@ class Alarm(msgspec.Struct, frozen=True):
         return episode.at <= self.at < episode.until + LATE and self.since >= episode.at - LATE
 
 
-class Outing(msgspec.Struct, frozen=True, kw_only=True):
+class RuleOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """One series through one rule. `delays`: per episode the slowed iterations until it was named, None = it was not; `merged`:
     alarms that cover several episodes; `false`: those that name none."""
 
@@ -127,7 +127,7 @@ def kinds(random: np.random.Generator) -> Iterator[tuple[Episode, ...]]:
         yield tuple(Episode(at + i * (length + GAP), length, factor) for i in range(RETURNS))
 
 
-def outing(rule: Callable[[Floats], list[Alarm]], times_us: Floats, episodes: tuple[Episode, ...], quiet: bool) -> Outing:
+def outing(rule: Callable[[Floats], list[Alarm]], times_us: Floats, episodes: tuple[Episode, ...], quiet: bool) -> RuleOutcome:
     """What a rule makes of a series."""
     alarms = rule(times_us)
     delays = []
@@ -136,10 +136,10 @@ def outing(rule: Callable[[Floats], list[Alarm]], times_us: Floats, episodes: tu
         delays.append(min(named) - episode.at + 1 if named else None)
     merged = sum(sum(alarm.covers(episode) for episode in episodes) > 1 for alarm in alarms)
     false = sum(not any(alarm.names(episode) for episode in episodes) for alarm in alarms)
-    return Outing(episodes=episodes, quiet=quiet, delays=tuple(delays), merged=merged, false=false)
+    return RuleOutcome(episodes=episodes, quiet=quiet, delays=tuple(delays), merged=merged, false=false)
 
 
-def _lines(name: str, outings: list[Outing]) -> Iterator[Figure]:
+def _lines(name: str, outings: list[RuleOutcome]) -> Iterator[Figure]:
     bars = name == "unskew"
     for factor, within in ((1.1, 20), (1.3, 5), (1.8, 5)):
         delays = [d for o in outings if o.quiet for e, d in zip(o.episodes, o.delays, strict=True)
@@ -177,7 +177,7 @@ def _as_they_are(name: str, alarms: list[int]) -> Figure:
     return figure(f"{name}: alarms in MLPerf and Megatron series as they are", sum(alarms), "", better="lower", note=note)
 
 
-def _share(outings: list[Outing], length: int, factor: float) -> float:
+def _share(outings: list[RuleOutcome], length: int, factor: float) -> float:
     one = [o.delays[0] for o in outings if len(o.episodes) == 1]
     which = [o.episodes[0] for o in outings if len(o.episodes) == 1]
     chosen = [d for e, d in zip(which, one, strict=True) if (e.length, e.factor, e.ramp) == (length, factor, False)]

@@ -27,7 +27,7 @@ MOMENTS, WITHIN = range(30, 131, 20), 32
 BAR = 95
 
 
-class Injected(msgspec.Struct, frozen=True):
+class InjectedSlowness(msgspec.Struct, frozen=True):
     """A slowdown by `stated` of a rank (None: of all) in a healthy recording; None: nothing was stated."""
 
     rank: int | None
@@ -50,7 +50,7 @@ def figures(bench: Bench, runs: int = RUNS, iterations: int = ITERATIONS) -> lis
     ]
 
 
-def _lines(what: str, found: Sequence[Injected]) -> list[Figure]:
+def _lines(what: str, found: Sequence[InjectedSlowness]) -> list[Figure]:
     known = sorted(one.stated for one in found if one.stated is not None)
     named, another = sum(one.named for one in found), sum(one.another for one in found)
     if not known:
@@ -63,7 +63,7 @@ def _lines(what: str, found: Sequence[Injected]) -> list[Figure]:
     ]
 
 
-def injected(log: RunLog, moments: Iterable[int] = MOMENTS) -> list[Injected]:
+def injected(log: RunLog, moments: Iterable[int] = MOMENTS) -> list[InjectedSlowness]:
     """A slowdown of the size that is stated there, from each moment on, of each rank and of all."""
     monitor, found, at = Monitor(options=options_for(log.device_kind), retraining=Retraining(classes=log.classes)), [], 0
     for moment in moments:
@@ -75,12 +75,12 @@ def injected(log: RunLog, moments: Iterable[int] = MOMENTS) -> list[Injected]:
         for rank in (*sorted({chunk.rank for chunk in later[0].committed.chunks}), None):
             stated = (of_job if rank is None else of_device).smallest_slowdown
             if stated is None:
-                found.append(Injected(rank, None))
+                found.append(InjectedSlowness(rank, None))
                 continue
             _, events = _followed(monitor, [slowed(one, rank, stated) for one in later], log.plans)
             culprits = [[party.rank for party in one.culprits] for one in events if isinstance(one, Verdict)]
             wanted = [] if rank is None else [rank]
-            found.append(Injected(rank, stated, wanted in culprits, any(one not in ([], wanted) for one in culprits)))
+            found.append(InjectedSlowness(rank, stated, wanted in culprits, any(one not in ([], wanted) for one in culprits)))
     return found
 
 

@@ -16,7 +16,7 @@ from statistics import median
 
 import msgspec
 
-from unskew.benchmarks.recovery.torchft_job import Attempt, Job, Killed, attempts, kills
+from unskew.benchmarks.recovery.torchft_job import Attempt, ReplicaKill, TorchftJob, attempts, kills
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench, FinishedRun, done
 from unskew.collector.events import DeviceLost, IterationCommitted
@@ -34,7 +34,7 @@ JOIN_TIMEOUTS_MS = (10_000, 1_000)
 _END_S = 300.0
 
 
-class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+class LossTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """`commits`: replica -> when it committed its steps; `losses`: (replica, when it was killed). Of `samples` that as many
     steps have without a loss `untrained` were not; of `tries` at a step so many were `committed`."""
 
@@ -84,7 +84,7 @@ def figures(bench: Bench, options: RunOptions = OPTIONS, every: int = EVERY) -> 
     for join_ms in bench.steps(about, JOIN_TIMEOUTS_MS):
         out = bench.store.root / f"torchft-{join_ms}"
         out.mkdir(parents=True)
-        job = Job(
+        job = TorchftJob(
             out=str(out), replicas=options.dp, steps=options.iterations, every=every, step_s=step_s, join_timeout_ms=join_ms
         )
         command = [sys.executable, "-m", "unskew.benchmarks.recovery.torchft_job", msgspec.json.encode(job).decode()]
@@ -95,7 +95,7 @@ def figures(bench: Bench, options: RunOptions = OPTIONS, every: int = EVERY) -> 
     return found
 
 
-def _figures(name: str, seen: Timeline) -> list[Figure]:
+def _figures(name: str, seen: LossTimeline) -> list[Figure]:
     what, usual = f"beside torchft: {name}", f"a step takes {seen.usual_s:.2f} s"
     lost, back = seen.stalls(back=False), seen.stalls(back=True)
     return [
@@ -120,7 +120,7 @@ def _spread(values: Sequence[float], usual: str) -> str:
     return f"longest {max(values):.2f} s of {len(values)}; {usual}" if values else usual
 
 
-def timeline(replicas: int, tried: Iterable[Attempt], killed: Iterable[Killed]) -> Timeline:
+def timeline(replicas: int, tried: Iterable[Attempt], killed: Iterable[ReplicaKill]) -> LossTimeline:
     """torchft's, from the first step on in which all took part; its samples are a replica's batches."""
     tried = list(tried)
     whole = min((one.step for one in tried if one.committed and one.replicas == replicas), default=0)
@@ -130,7 +130,7 @@ def timeline(replicas: int, tried: Iterable[Attempt], killed: Iterable[Killed]) 
     for one in seen:
         if one.committed:
             commits.setdefault(one.replica, []).append(one.ended_s)
-    return Timeline(
+    return LossTimeline(
         commits=commits,
         losses=[(one.replica, one.at_s) for one in killed],
         samples=replicas * len(members),
@@ -140,7 +140,7 @@ def timeline(replicas: int, tried: Iterable[Attempt], killed: Iterable[Killed]) 
     )
 
 
-def timeline_of(run: FinishedRun) -> Timeline:
+def timeline_of(run: FinishedRun) -> LossTimeline:
     """Ours, from its log; a try is an iteration's attempt, of which what is kept is not lost."""
     commits: dict[int, list[float]] = {}
     for event in sorted(run.of(IterationCommitted), key=lambda event: event.iteration):
@@ -150,7 +150,7 @@ def timeline_of(run: FinishedRun) -> Timeline:
     with open_store(Store(Path(run.options.store or ""))) as reader:
         (found,) = reader.sql(query, [run.summary.run_id]).to_dicts()
     samples = run.options.iterations * run.options.micro_batches
-    return Timeline(
+    return LossTimeline(
         commits=commits,
         losses=[(event.rank, event.detected_us / 1e6) for event in run.of(DeviceLost)],
         samples=samples,

@@ -3,7 +3,7 @@
     python -m unskew.benchmarks.recovery.torchft_job '{"out": "DIR", "replicas": 4, "steps": 100, "every": 20, "step_s": 0.36}'
 
 A step sleeps for its time, as on our sleeping device, then reduces real gradients through torchft's Manager over Gloo. Each
-replica writes a line per attempt (`Attempt`) to FOLDER, the supervisor one per kill (`Killed`).
+replica writes a line per attempt (`Attempt`) to FOLDER, the supervisor one per kill (`ReplicaKill`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TICK_MS, _HEARTBEAT_MS = 100, 1_000
 """Of the Lighthouse: the first as in torchft's README; a heartbeat is missed after 5 s by default, which is longer only."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class TorchftJob(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked for; `lighthouse` and `replica` are the supervisor's word to a replica."""
 
     out: str
@@ -48,7 +48,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
 
 
-class Killed(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaKill(msgspec.Struct, frozen=True, kw_only=True):
     replica: int
     at_s: float
 
@@ -59,12 +59,12 @@ def attempts(out: Path) -> list[Attempt]:
     return [msgspec.json.decode(line, type=Attempt) for line in lines if line.endswith(b"\n")]
 
 
-def kills(out: Path) -> list[Killed]:
+def kills(out: Path) -> list[ReplicaKill]:
     """The supervisor's."""
-    return [msgspec.json.decode(line, type=Killed) for line in (out / "kills").read_bytes().splitlines()]
+    return [msgspec.json.decode(line, type=ReplicaKill) for line in (out / "kills").read_bytes().splitlines()]
 
 
-def replicate(job: Job) -> None:
+def replicate(job: TorchftJob) -> None:
     """One replica, until all steps are committed."""
     import torch  # noqa: PLC0415 - the bench itself starts without them
     from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
@@ -110,7 +110,7 @@ def replicate(job: Job) -> None:
     os._exit(0)  # threads of its servers would wait for each other
 
 
-def supervise(job: Job) -> None:
+def supervise(job: TorchftJob) -> None:
     """Start all, kill one every so many steps once all take part, start it again; until all are through."""
     from torchft._torchft import LighthouseServer  # noqa: PLC0415 - as above
 
@@ -130,14 +130,14 @@ def supervise(job: Job) -> None:
                 due = newest + job.every // 2
             if due and newest >= due and due <= job.steps - job.every // 2:
                 processes[victim].send_signal(signal.SIGKILL)
-                log.write(msgspec.json.encode(Killed(replica=victim, at_s=time.time())) + b"\n")
+                log.write(msgspec.json.encode(ReplicaKill(replica=victim, at_s=time.time())) + b"\n")
                 processes[victim].wait()
                 processes[victim] = _start(job, lighthouse.address(), victim)
                 due, victim = due + job.every, (victim + 1) % job.replicas
     lighthouse.shutdown()
 
 
-def _start(job: Job, lighthouse: str, replica: int) -> subprocess.Popen[bytes]:
+def _start(job: TorchftJob, lighthouse: str, replica: int) -> subprocess.Popen[bytes]:
     asked = msgspec.structs.replace(job, lighthouse=lighthouse, replica=replica)
     with (Path(job.out) / "log").open("ab") as log:
         command = [sys.executable, "-m", "unskew.benchmarks.recovery.torchft_job", msgspec.json.encode(asked).decode()]
@@ -145,5 +145,5 @@ def _start(job: Job, lighthouse: str, replica: int) -> subprocess.Popen[bytes]:
 
 
 if __name__ == "__main__":
-    asked_for = msgspec.json.decode(sys.argv[1], type=Job)
+    asked_for = msgspec.json.decode(sys.argv[1], type=TorchftJob)
     (supervise if asked_for.replica < 0 else replicate)(asked_for)

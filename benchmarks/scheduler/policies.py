@@ -68,7 +68,7 @@ SCENARIOS = (
 )
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class TwoWorlds(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of an iteration at the end of each phase, the healthy one first; whether the last plans are one."""
 
     live_s: tuple[float, ...]
@@ -98,7 +98,7 @@ def figures(bench: Bench, policies: Sequence[str] = POLICIES, scenarios: Sequenc
         )
 
 
-def compared(bench: Bench, name: str, scenario: Scenario, base: RunOptions = VIRTUAL) -> Comparison | str:
+def compared(bench: Bench, name: str, scenario: Scenario, base: RunOptions = VIRTUAL) -> TwoWorlds | str:
     """One scenario in both worlds, or why the run does not say."""
     iterations = FIRST + APART * len(scenario.kinds)
     corpus = bench.store.root / "long_documents"
@@ -116,7 +116,7 @@ def compared(bench: Bench, name: str, scenario: Scenario, base: RunOptions = VIR
     layout = next((one.reaction.layout for one in reversed(outcome.answers)), None)
     last = Plan.from_data(run.of(PlanApplied)[-1].plan)
     digest = last.digest if layout is None else to_plan(layout, job.n_layers).digest
-    return Comparison(live_s=live_s, simulated_s=simulated_s, same_plan=digest == last.digest)
+    return TwoWorlds(live_s=live_s, simulated_s=simulated_s, same_plan=digest == last.digest)
 
 
 def job_like(run: FinishedRun) -> Job:

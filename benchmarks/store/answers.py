@@ -17,7 +17,7 @@ from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 from unskew.benchmarks.store.big_store import RUN, build
 from unskew.benchmarks.store.processes import GIVE_UP_S, PeakMemory
-from unskew.benchmarks.store.queries import Ingested, ingesting
+from unskew.benchmarks.store.queries import IngestCount, ingesting
 from unskew.collector.paths import Store
 
 SPANS = 10_000_000
@@ -34,7 +34,7 @@ def figures(bench: Bench, spans: int = SPANS, openings: int = OPENINGS) -> list[
         store = Store(Path(folder) / "store")
         store.root.mkdir()
         iterations = build(bench, store, spans)
-        ingested = Ingested()
+        ingested = IngestCount()
         with ingesting(store, iterations, ingested):
             took_ms, age_s = _open(bench, store, openings)
         commands = [one for command in bench.steps("commands", COMMANDS) for one in _command(store, command, spans)]

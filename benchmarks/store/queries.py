@@ -113,22 +113,22 @@ def questions(reader: Reader) -> dict[str, Callable[[], object]]:
     return {"median": medians, "heat map": heat_map, "newest": lambda: reader.newest(NEWEST, RUN)}
 
 
-class Ingested(msgspec.Struct):
+class IngestCount(msgspec.Struct):
     """How much came in, and the collector's peak memory; known at the end."""
 
     per_second: float = 0.0
     memory_mb: float = 0.0
 
 
-class _Asked(Ingested):
+class _Answers(IngestCount):
     """Milliseconds of each question with the refresh before it, the first time and later; how much came in; the collector."""
 
     first_ms: dict[str, float] = {}
     took_ms: dict[str, list[float]] = {}
 
 
-def _ask_while_ingesting(bench: Bench, store: Store, iterations: int, rounds: int) -> _Asked:
-    answers = _Asked()
+def _ask_while_ingesting(bench: Bench, store: Store, iterations: int, rounds: int) -> _Answers:
+    answers = _Answers()
     with ingesting(store, iterations, answers), open_store(store) as reader:
         asked = list(questions(reader).items())
         for number in bench.steps("questions while events come in", range((rounds + 1) * len(asked))):
@@ -146,7 +146,7 @@ def _ask_while_ingesting(bench: Bench, store: Store, iterations: int, rounds: in
 
 
 @contextmanager
-def ingesting(store: Store, iterations: int, answers: Ingested) -> Iterator[None]:
+def ingesting(store: Store, iterations: int, answers: IngestCount) -> Iterator[None]:
     """Eight writers of 10,000 events a second in all, and a collector that takes them; at the end, how they did."""
     command = [sys.executable, "-m", __spec__.name, str(store.root), str(iterations)]
     with collector(store) as peak_mb:

@@ -12,7 +12,7 @@ from unskew.benchmarks.recovery import in_step, resume, soak
 from unskew.benchmarks.recovery.in_step import Death
 from unskew.benchmarks.recovery.resume import Chain
 from unskew.benchmarks.recovery.torchft import timeline
-from unskew.benchmarks.recovery.torchft_job import Attempt, Killed
+from unskew.benchmarks.recovery.torchft_job import Attempt, ReplicaKill
 from unskew.benchmarks.report import bars
 from unskew.benchmarks.runs import Bench
 from unskew.collector.paths import Store
@@ -72,6 +72,6 @@ def test_beside_torchft_a_stall_and_what_was_not_trained_are_seen() -> None:
     for other in (1, 2):
         seen += [tried(other, step, end, 2 if 4.0 < end < 10.0 else 3) for step, end in enumerate(ends)]
         seen.append(tried(other, 4, 6.0, 2, committed=False))
-    found = timeline(3, seen, [Killed(replica=0, at_s=4.5), Killed(replica=1, at_s=10.5)])
+    found = timeline(3, seen, [ReplicaKill(replica=0, at_s=4.5), ReplicaKill(replica=1, at_s=10.5)])
     assert (found.usual_s, found.stalls(back=False), found.stalls(back=True)) == (1.0, [2.0, 1.0], [1.0, 0.0])
     assert (found.untrained, found.samples, found.committed, found.tries) == (2, 30, 28, 30)

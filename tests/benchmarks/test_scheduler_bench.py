@@ -9,7 +9,7 @@ import pytest
 from unskew.benchmarks.report import bars
 from unskew.benchmarks.runs import Bench
 from unskew.benchmarks.scheduler import policies
-from unskew.benchmarks.scheduler.policies import SCENARIOS, Comparison
+from unskew.benchmarks.scheduler.policies import SCENARIOS, TwoWorlds
 from unskew.collector.paths import Store
 
 
@@ -19,7 +19,7 @@ from unskew.collector.paths import Store
 def test_a_death_costs_as_much_live_as_simulated(tmp_path: Path) -> None:
     with bars() as progress:
         found = policies.compared(Bench(progress, Store(tmp_path)), "malleus", SCENARIOS[1])
-    assert isinstance(found, Comparison), found
+    assert isinstance(found, TwoWorlds), found
     assert found.same_plan
     assert found.worst_percent < 1.0, found
     assert found.live_s[1] > 1.1 * found.live_s[0]
