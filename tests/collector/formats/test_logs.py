@@ -1,29 +1,23 @@
-"""Importers of logs and dumps: what a newcomer's file becomes, and how each kind of damage is told."""
+"""Importers of tables and logs: what a newcomer's file becomes, how each kind of damage is told; and any value in any file."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
-import pickle
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import polars
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.datasets import dataset
-from support.traces.flight_recorder_dumps import published
+from support.traces.flight_recorder_dumps import DUMP
 from typer.testing import CliRunner
 
 from unskew.cli import app
-from unskew.collector.events import CONTROL, TELEMETRY, CollectiveRecorded, GroupRecorded, IterationTimed, SourceRecorded, Span
+from unskew.collector.events import CONTROL, TELEMETRY, IterationTimed, SourceRecorded, Span
 from unskew.collector.files.segment import telemetry_line
 from unskew.collector.files.tail import decode_event
 from unskew.collector.formats.importers import flight_recorder, iteration_times, kineto, mlperf, torchtitan
-from unskew.collector.formats.importers.kineto_spans import Iterations, Step, TraceEvent, spans_of
 from unskew.collector.formats.registry import FormatError, bring_in
 from unskew.collector.locks import hold
 from unskew.collector.paths import Store
@@ -179,160 +173,6 @@ def test_a_bad_torchtitan_record_is_told_by_its_line(tmp_path: Path, text: str, 
     (tmp_path / "x.jsonl").write_text(text)
     with pytest.raises(FormatError, match=sentence):
         torchtitan.read(tmp_path)
-
-
-# --- kineto ----------------------------------------------------------------------------------------------------------
-
-
-def kineto_file(path: Path, rank: int | None, *, offset: float = 0.0) -> None:
-    def event(cat: str, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
-        return {"ph": "X", "cat": cat, "name": name, "ts": ts + offset, "dur": dur, "tid": 7, "args": args}
-
-    trace = {
-        "distributedInfo": {} if rank is None else {"rank": rank, "world_size": 2},
-        "traceEvents": [
-            event("user_annotation", "ProfilerStep#4", 100, 50),
-            event("user_annotation", "ProfilerStep#5", 150, 50),
-            event("cuda_runtime", "cudaLaunchKernel", 140, 1, correlation=9),
-            event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 160, 20, correlation=9, device=0),
-            event("kernel", "gemm", 171.4, 5),
-            event("cpu_op", "aten::mm", 171, 5),
-            {"ph": "M", "name": "process_name", "args": {"name": "python"}},
-        ],
-    }
-    path.write_bytes(gzip.compress(json.dumps(trace).encode()) if path.suffix == ".gz" else json.dumps(trace).encode())
-
-
-def test_device_work_belongs_to_the_iteration_that_launched_it(tmp_path: Path) -> None:
-    kineto_file(tmp_path / "a.json", 0)
-    kineto_file(tmp_path / "worker_rank-1.json.gz", None, offset=1000)
-    (run,) = kineto.read(tmp_path)
-    events = list(run.events)
-    spans = [(one.rank, one.kind, one.iteration, one.start_us) for one in events if isinstance(one, Span)]
-    assert spans == [(0, "all_reduce", 4, 160), (1, "all_reduce", 4, 1160)]
-    kernels = [(one.rank, one.name, one.iteration) for one in events if isinstance(one, SourceRecorded)]
-    assert (0, "gemm", 5) in kernels
-    assert len(kernels) == 4
-    assert (run.ranks, run.iterations) == (2, 2)
-
-
-def test_very_many_passes_of_a_rank_are_told_apart() -> None:
-    """In minutes where each is held against all others."""
-    n = 20_000
-    names = (
-        ("DistributedDataParallel.forward", 0, 40),
-        ("gloo:broadcast", 2, 3),
-        ("autograd::engine::evaluate_function: x", 50, 9),
-    )
-    events = [
-        TraceEvent(ph="X", cat="user_annotation", name=name, ts=100.0 * i + at, dur=us)
-        for i in range(n)
-        for name, at, us in names
-    ]
-    found = [
-        (one.kind, one.micro_batch, one.start_us, one.wall_us) for one in spans_of(0, events, Iterations([Step(0, 1e9, 0)], []))
-    ]
-    assert found == [
-        chunk for i in range(n) for chunk in (("F", i, 100 * i + 5, 35), ("B", i, 100 * i + 50, 9))
-    ]  # fmt: skip
-
-
-def test_bad_traces_are_told(tmp_path: Path) -> None:
-    (tmp_path / "cut.json").write_text('{"traceEvents": [\n{"ph": "X"},\n{"ph":')
-    with pytest.raises(FormatError, match=r"cut.json.*: not a PyTorch profiler trace"):
-        kineto.read(tmp_path / "cut.json")
-    (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b"{}" * 1000)[:-9])
-    with pytest.raises(FormatError, match=r"cut.json.gz cannot be read"):
-        kineto.read(tmp_path / "cut.json.gz")
-    (tmp_path / "host.json").write_text('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x", "ts": 1}]}')
-    with pytest.raises(FormatError, match=r"host.json: no ProfilerStep#N"):
-        kineto.read(tmp_path / "host.json")
-
-
-@pytest.mark.parametrize(
-    ("name", "steps", "ranks"), [("nccl_data", [4, 5, 6], 1), ("rank_not_found", [1009], 1), ("mi250_minitoy", [1, 2], 1)]
-)
-def test_real_profiler_traces_are_read(name: str, steps: list[int], ranks: int) -> None:
-    (run,) = kineto.read(dataset("kineto-samples", f"{name}.json.gz"))
-    events = list(run.events)
-    assert [event.iteration for event in events if isinstance(event, IterationTimed)] == steps
-    assert run.ranks == ranks
-    if name == "nccl_data":  # a kernel of each of the 5 buckets in each of 3 steps
-        assert sum(isinstance(event, Span) and event.kind == "all_reduce" for event in events) == 15
-
-
-# --- flight recorder -------------------------------------------------------------------------------------------------
-
-ENTRY = {
-    "record_id": 7, "pg_id": 6, "process_group": ("43", "PIPELINE"), "collective_seq_id": 26, "p2p_seq_id": 0, "op_id": 12,
-    "profiling_name": "nccl:all_reduce", "state": "scheduled", "is_p2p": False, "retired": False, "time_created_ns": 5_000,
-    "time_discovered_started_ns": None, "time_discovered_completed_ns": None, "duration_ms": 1.5, "timeout_ms": 1000,
-    "input_sizes": [[4]], "output_sizes": [[4]], "input_dtypes": ["Float"],
-}  # fmt: skip
-DUMP = {
-    "version": "2.5",
-    "pg_config": {"43": {"name": "43", "desc": "PIPELINE", "ranks": "[0, 3]"}},
-    "pg_status": {"6": {"last_enqueued_collective": 26, "last_started_collective": -1, "last_completed_collective": 25}},
-    "entries": [ENTRY],
-}
-
-
-@pytest.mark.parametrize("form", ["pickle", "json"])
-def test_a_dump_is_read_and_says_who_is_missing(tmp_path: Path, form: str) -> None:
-    (tmp_path / "nccl_trace_rank_3").write_bytes(pickle.dumps(DUMP) if form == "pickle" else json.dumps(DUMP).encode())
-    (run,) = flight_recorder.read(tmp_path)
-    group, status, entry = run.events
-    assert group == GroupRecorded(rank=3, group="43", group_description="PIPELINE", members=(0, 3))
-    assert status == GroupRecorded(rank=3, group="43", group_id="6", last_enqueued=26, last_started=-1, last_completed=25)
-    assert isinstance(entry, CollectiveRecorded)
-    assert (entry.rank, entry.group, entry.group_seq, entry.state) == (3, "43", 26, "scheduled")
-    assert (entry.created_us, entry.wall_us, entry.timeout_us, entry.completed_us) == (5, 1_500, 1_000_000, None)
-    assert run.facts["without_dump"] == [0]
-
-
-class Trap:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, ("fooled",)  # in the test's folder
-
-
-@pytest.mark.parametrize(
-    ("dump", "sentence"),
-    [
-        (pickle.dumps({"entries": [Trap()]}), r"a_1: not a pickle of plain data \(it names posix.mkdir"),
-        (pickle.dumps(DUMP)[:-20], "a_1: not a pickle of plain data"),
-        (pickle.dumps([1]), "a_1: a flight-recorder dump is a dictionary"),
-        (pickle.dumps({"entries": [ENTRY, {**ENTRY, "state": "asleep"}]}), "a_1, entry 2: state is 'asleep'"),
-        (b'{"entries": [{}]}', "a_1, entry 1: lacks 'process_group'"),
-    ],
-)
-def test_a_dump_that_is_more_or_less_than_data_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dump: bytes, sentence: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a_1").write_bytes(dump)
-    with pytest.raises(FormatError, match=sentence):
-        flight_recorder.read(tmp_path)
-    assert not (tmp_path / "fooled").exists()
-
-
-@pytest.mark.parametrize("case", ["gpu_error_1st", "lock_gil_1st"])
-def test_the_published_dumps_come_back_entry_by_entry(tmp_path: Path, case: str) -> None:
-    entries = published(case, tmp_path)
-    store = Store.locate(tmp_path / "store")
-    (stored,) = bring_in(store, "flight-recorder", tmp_path / "dumps", case)
-    assert stored.ranks == 16
-    with open_store(store) as reader:
-        found = reader.sql(
-            """select rank, (payload->>'record')::bigint as record_id, payload->>'group' as pg_name,
-                   (payload->>'group_seq')::bigint as collective_seq_id, payload->>'op' as profiling_name,
-                   (payload->>'created_us')::bigint as created_us
-                from events where type = 'collective_recorded@1' order by rank, record_id"""
-        )
-    expected = entries.sort("rank", "record_id").select(
-        "rank", "record_id", "pg_name", "collective_seq_id", "profiling_name",
-        created_us=polars.col("time_created_ns") // 1000,
-    )  # fmt: skip
-    assert found.rows() == expected.rows()
 
 
 # --- whatever a file holds -------------------------------------------------------------------------------------------

@@ -11,6 +11,19 @@ from typing import Any
 import polars
 from support.datasets import dataset
 
+ENTRY = {
+    "record_id": 7, "pg_id": 6, "process_group": ("43", "PIPELINE"), "collective_seq_id": 26, "p2p_seq_id": 0, "op_id": 12,
+    "profiling_name": "nccl:all_reduce", "state": "scheduled", "is_p2p": False, "retired": False, "time_created_ns": 5_000,
+    "time_discovered_started_ns": None, "time_discovered_completed_ns": None, "duration_ms": 1.5, "timeout_ms": 1000,
+    "input_sizes": [[4]], "output_sizes": [[4]], "input_dtypes": ["Float"],
+}  # fmt: skip
+DUMP = {
+    "version": "2.5",
+    "pg_config": {"43": {"name": "43", "desc": "PIPELINE", "ranks": "[0, 3]"}},
+    "pg_status": {"6": {"last_enqueued_collective": 26, "last_started_collective": -1, "last_completed_collective": 25}},
+    "entries": [ENTRY],
+}
+
 
 def published(case: str, folder: Path) -> polars.DataFrame:
     """Write the dumps of a published case as the pickles they were flattened from; returns the flat entries."""
