@@ -187,7 +187,7 @@ def _rank(folder: Path, rank: int, job: LoopSize, turns: int) -> None:
         pairs.append((found[True], found[False]))
     (folder / f"{rank}.json").write_bytes(msgspec.json.encode(pairs[1:]))
     session.close()
-    dist.destroy_process_group()
+    # Without destroy_process_group: it holds Python while Gloo's thread ends, which may be waiting for Python, for ever.
 
 
 if __name__ == "__main__":

@@ -164,12 +164,13 @@ class Job:
         return {"given": self.given, "parameters": parameters, "losses": self.losses}
 
 
-def train(case: Case, store: str, folder: Path, rank: int) -> None:
+def train(case: Case, store: str, folder: Path, rank: int) -> Job:
     job = Job(case, store, folder, rank)
     job.train()
     (folder / f"{case.name}-{rank}.json").write_text(json.dumps(job.record))
     if case.name != "untouched":
         job.session.close()
+    return job
 
 
 def reference(case: Case, given: Sequence[Sequence[Sequence[int]]]) -> list[float]:

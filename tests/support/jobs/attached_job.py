@@ -139,7 +139,6 @@ def rank_of(case: str, store: str, folder: Path, rank: int) -> None:
     if case != "untouched":
         session.close()
     (folder / f"{case}-{rank}.json").write_text(json.dumps(losses))
-    dist.destroy_process_group()
 
 
 def main(store: str, folder: Path, cases: list[str]) -> int:

@@ -7,13 +7,17 @@ import sys
 from collections.abc import Callable
 
 
-def forked_ranks(ranks: int, train: Callable[[int], None]) -> bool:
-    """Train with so many ranks, each in a process of its own; whether all of them ended well."""
+def forked_ranks(ranks: int, train: Callable[[int], object]) -> bool:
+    """Train with so many ranks, each in a process of its own; whether all of them ended well.
+
+    What `train` returns is kept until the process ends: who lets go of a process group, as `destroy_process_group` does, holds
+    Python while Gloo's thread ends, which may be waiting for Python for ever (torch 2.13).
+    """
     pids = []
     for rank in range(ranks):
         if (pid := os.fork()) == 0:
             try:
-                train(rank)
+                _kept = train(rank)
                 os._exit(0)
             except BaseException:
                 sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
