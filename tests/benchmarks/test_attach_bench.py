@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.progress import Progress
+from support.training.warm_processes import warm_process
 
 from unskew.benchmarks.attach import kills, overhead, probes, recorded
 from unskew.benchmarks.runs import Bench
@@ -13,6 +18,22 @@ from unskew.collector.paths import Store
 
 pytestmark = pytest.mark.slow
 BENCH = Bench(Progress(), Store(Path("never-used")))
+
+
+def run(command: Sequence[str], **options: Any) -> Any:
+    """As `subprocess.run`; a script is forked from a process that has imported torch."""
+    _, file, *arguments = command
+    if not file.endswith(".py"):
+        return subprocess.run(command, **options)  # noqa: PLW1510
+    code, printed = warm_process().run_script(file, *arguments)
+    assert code == 0, printed
+    return None
+
+
+@pytest.fixture(autouse=True)
+def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (overhead, probes):
+        monkeypatch.setattr(module, "subprocess", SimpleNamespace(run=run))
 
 
 @pytest.mark.limit(240)

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.paths import ROOT
+from support.training.warm_processes import warm_process
 
 EXAMPLES = ROOT / "examples"
 
@@ -19,6 +21,7 @@ def output_of(example: str, argument: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_a_foreign_loop_is_recorded_diagnosed_and_asked_about(tmp_path: Path) -> None:
     diagnosis = output_of("record_own_loop.py", str(tmp_path))
     assert "mine: 200 iterations" in diagnosis
@@ -26,13 +29,16 @@ def test_a_foreign_loop_is_recorded_diagnosed_and_asked_about(tmp_path: Path) ->
     assert output_of("query_log.py", str(tmp_path / "store")).startswith("mine: done, 200 iterations; ")
 
 
+@pytest.mark.slow
 def test_policies_are_simulated_side_by_side() -> None:
-    lines = output_of("simulate.py", "24").splitlines()
+    lines = output_of("simulate.py", "6").splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["checkpoint-restart", "ft-hsdp", "resihp", "unskew"]
 
 
+@pytest.mark.slow
 def test_a_model_and_data_of_ones_own_survive_a_death() -> None:
-    ending = output_of("own_model.py", "12")
+    code, ending = warm_process().run_script(str(EXAMPLES / "own_model.py"), "12")
+    assert code == 0, ending
     assert ending.startswith("loss 4.")
     assert "in 12 iterations, done" in ending
 

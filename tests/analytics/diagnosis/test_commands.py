@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import polars as pl
 import pytest
-from support.training.runtime_runs import SMALL, Run, train
+from support.training.runtime_runs import LONG_CHUNKS, Run, train
 from typer.testing import CliRunner
 
 from unskew.cli import app
@@ -78,7 +78,7 @@ def trace(path: Path, *, slow_stage: float, steps: int = 12, replicas: int = 4, 
 
 @pytest.fixture(scope="module")
 def slowed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    options = msgspec.structs.replace(SMALL, iterations=26, tokens=256, layers=8, micro_batches=8, mode="observe")
+    options = msgspec.structs.replace(LONG_CHUNKS, iterations=26, mode="observe")
     return train(tmp_path_factory.mktemp("store"), "slow:rank=1,factor=1.8,at=12", base=options)
 
 
@@ -87,6 +87,7 @@ def call(*arguments: object) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+@pytest.mark.slow
 def test_an_imported_trace_is_diagnosed_and_replayed(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     bring_in(store, "straggler-analysis", trace(tmp_path / "t.parquet", slow_stage=1.5), "uneven")

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 import typer
 from rich.console import Console
-from support.training.runtime_runs import SMALL, train
+from support.training.runtime_runs import LONG_CHUNKS, train
 
 from unskew.analytics.core.layout import plan_from_partition
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose, sections_of
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.limit(180), pytest.mark.slow]
 
 SLOW = 3
 AT = 14
-OPTIONS = msgspec.structs.replace(SMALL, iterations=34, tokens=256, layers=8, micro_batches=8, mode="observe")
+OPTIONS = msgspec.structs.replace(LONG_CHUNKS, iterations=34, mode="observe")
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 import torch
 from support.jobs import acting_job
 from support.jobs.acting_job import CASES, EACH, SAMPLES, Case
+from support.training.warm_processes import warm_process
 from torch import nn
 
 from unskew.runtime.attach.weights import loss_of
@@ -26,9 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.limit(200)]
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cases, one after the other, in ranks forked from one process."""
     folder = tmp_path_factory.mktemp("jobs")
-    command = [sys.executable, acting_job.__file__, str(folder / "store"), str(folder), *CASES]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
-    assert done.returncode == 0, done.stderr
+    code, printed = warm_process().run_script(acting_job.__file__, str(folder / "store"), str(folder), *CASES)
+    assert code == 0, printed
     return folder
 
 

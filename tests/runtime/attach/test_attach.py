@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.jobs import attached_job
+from support.training.warm_processes import warm_process
 
 from unskew.collector.events import DetectionLimit, Event, IterationJudged, Verdict, VerdictClosed
 from unskew.collector.paths import Store
@@ -27,10 +26,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cases, one after the other, in ranks forked from one process."""
     folder = tmp_path_factory.mktemp("jobs")
     cases = (*LATE, *QUIET, CHANGED, "untouched")
-    command = [sys.executable, attached_job.__file__, str(folder / "store"), str(folder), *cases]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stderr
-    assert "unskew" not in done.stderr, done.stderr
+    code, printed = warm_process().run_script(attached_job.__file__, str(folder / "store"), str(folder), *cases, timeout_s=280)
+    assert code == 0, printed
+    assert "unskew" not in printed
     return folder
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.processes import collectors, send_signal, tree
 from support.training.runtime_runs import SMALL, train, wait_until
+from support.training.warm_processes import Forked, warm_process
 
 from unskew.analytics.core.faults import parse_faults
 from unskew.analytics.core.plan import PlanError
@@ -45,9 +44,8 @@ TRAIN = (
 ).split()
 
 
-def unskew(store: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", "unskew", *arguments, "--store", str(store)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ})
+def unskew(store: Path, *arguments: str) -> Forked:
+    return warm_process().start_command(*arguments, "--store", str(store))
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +164,7 @@ def test_a_save_that_was_cut_short_leaves_the_one_before(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.limit(120)
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("layout", "lost"), [(OPTIONS, "layers 2, 3"), (GROUPS, "layers 0, 1, 2, 3")], ids=["stages", "groups"]
 )

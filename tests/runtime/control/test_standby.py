@@ -99,7 +99,7 @@ def test_the_only_holder_of_layers_hands_them_over_before_it_stands_by(tmp_path:
 def test_nothing_is_redone_when_a_rank_is_lost_on_standby(
     fault: str, how: str, device: str, tmp_path: Path, undisturbed: Run
 ) -> None:
-    run = train(tmp_path, SLOW, f"{fault}:rank=1,at=28", base=LONG_CHUNKS, device=device, layers=4, iterations=44)
+    run = train(tmp_path, SLOW, f"{fault}:rank=1,at=20", base=LONG_CHUNKS, device=device, layers=4, iterations=32)
     assert_exact(run, undisturbed)
     (lost,) = run.of(DeviceLost)
     assert (lost.rank, lost.how, lost.victims) == (1, how, ())

@@ -14,6 +14,8 @@ import pytest
 from support.processes import collectors, send_signal, started_at
 from support.training.warm_processes import forked_agents
 
+from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.device_profiles import PROFILES
 from unskew.analytics.core.faults import parse_faults
 from unskew.analytics.core.plan import chunk_kinds
 from unskew.collector.events import DeviceJoined, Event, IterationCommitted, Regrouped, RunFinished
@@ -29,7 +31,9 @@ SMALL = RunOptions(
     checkpoint_every=0, respawns=0,
 )  # fmt: skip
 """Who is lost stays away, unless a test wants it otherwise."""
-LONG_CHUNKS = msgspec.structs.replace(SMALL, layers=8, micro_batches=8, tokens=256, iterations=40)
+PROFILES["long"] = CostModel(chunks={kind: cost.times(4) for kind, cost in PROFILES["steady"].chunks.items()})
+"""A device that takes long for little maths."""
+LONG_CHUNKS = msgspec.structs.replace(SMALL, layers=8, micro_batches=8, profile="long", iterations=40)
 """Iterations of some 200 ms of logical time, so that a change of plan repays its cost within the run."""
 
 _Event = TypeVar("_Event", bound=Event)

@@ -1,21 +1,26 @@
-"""Agents and zygotes forked from a process that has imported torch once: its import takes two thirds of a small run's CPU.
+"""Agents, zygotes, commands and scripts forked from a process that has imported torch and loaded the corpus once, which is two
+thirds of a small run's CPU.
 
-What differs from a run for people is how these two come to be; that by exec is what the tests of commands and of processes run.
+What differs from a run for people is how these come to be; that by exec is what the tests of commands and of processes run.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import IO, Any, NoReturn
 from unittest.mock import patch
 
@@ -48,11 +53,43 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-class WarmProcess:
-    """The process that forks; one per test session, begun by its first run."""
+class Forker:
+    """The process at the other end of a socket, which forks what it is asked for."""
+
+    def __init__(self, asking: socket.socket) -> None:
+        self._socket = asking
+
+    def start_agent(self, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> Forked:
+        """As the function of this name in runtime/control/membership.py."""
+        return self._start("agent", arguments, environment, output)
+
+    def start_command(self, *arguments: str) -> Forked:
+        """`unskew ARGUMENTS`, whose words nobody reads; its own agent is forked, too."""
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+            return self._start("command", arguments, os.environ, nowhere)
+
+    def run_script(self, file: str, *arguments: str, timeout_s: float = 200.0) -> tuple[int, str]:
+        """`python FILE ARGUMENTS`: its exit code, and what it printed; agents of its runs are forked, too."""
+        with tempfile.TemporaryFile() as printed:
+            code = self._start("script", [file, *arguments], os.environ, printed).wait(timeout_s)
+            printed.seek(0)
+            return code, printed.read().decode()
+
+    def _start(self, what: str, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> Forked:
+        question = {"what": what, "arguments": arguments, "environment": dict(environment)}
+        return Forked(self._ask(question, output.fileno()), lambda pid: self._ask({"pid": pid}))
+
+    def _ask(self, question: dict[str, Any], *descriptors: int) -> Any:
+        socket.send_fds(self._socket, [json.dumps(question).encode()], descriptors)
+        return json.loads(self._socket.recv(_MOST_BYTES))
+
+
+class WarmProcess(Forker):
+    """One per test session, begun by its first run."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        super().__init__(ours)
         environment = os.environ | {"OMP_NUM_THREADS": "1"}  # a thread of torch's own would not survive a fork
         command = [sys.executable, "-P", "-m", "support.training.warm_processes", str(theirs.fileno())]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
@@ -60,18 +97,9 @@ class WarmProcess:
         self.pid = self._process.pid
         atexit.register(self._stop)
 
-    def start_agent(self, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> Forked:
-        """As the function of this name in runtime/control/membership.py."""
-        pid = self._ask({"arguments": arguments, "environment": dict(environment)}, output.fileno())
-        return Forked(pid, lambda pid: self._ask({"pid": pid}))
-
     def _stop(self) -> None:
         self._socket.close()  # which ends it
         self._process.wait()
-
-    def _ask(self, question: dict[str, Any], *descriptors: int) -> Any:
-        socket.send_fds(self._socket, [json.dumps(question).encode()], descriptors)
-        return json.loads(self._socket.recv(_MOST_BYTES))
 
 
 _warm: list[WarmProcess] = []
@@ -82,21 +110,36 @@ def warm_pids() -> set[int]:
     return {one.pid for one in _warm}
 
 
-@contextmanager
-def forked_agents() -> Iterator[None]:
-    """Runs that begin meanwhile in this process have forked agents."""
+def warm_process() -> WarmProcess:
     if not _warm:
         _warm.append(WarmProcess())
-    with patch("unskew.runtime.control.membership.start_agent", _warm[0].start_agent):
+    return _warm[0]
+
+
+@contextmanager
+def forked_agents(by: Forker | None = None) -> Iterator[None]:
+    """Runs that begin meanwhile in this process have forked agents."""
+    with patch("unskew.runtime.control.membership.start_agent", (by or warm_process()).start_agent):
         yield
 
 
-def _serve(asking: socket.socket) -> None:
-    """Answer who tests, until that process has ended."""
-    import torch.distributed.checkpoint  # noqa: F401, PLC0415 - this and the next are what takes so long
+def _load() -> None:
+    """What takes so long, and what runs of the tests' sizes train on."""
+    import torch.distributed.checkpoint  # noqa: F401, PLC0415
+    from support.training import runtime_runs  # noqa: PLC0415
 
+    from unskew import cli  # noqa: F401, PLC0415
+    from unskew.runtime import data  # noqa: PLC0415
     from unskew.runtime.node import agent, zygote  # noqa: F401, PLC0415
 
+    data.load_corpus = cache(data.load_corpus)
+    data.load_corpus(None, runtime_runs.SMALL.tokens)
+    gc.collect()
+    gc.freeze()  # each zygote collects what is left: nothing
+
+
+def _serve(asking: socket.socket) -> None:
+    """Fork for whoever asks, until that process has ended."""
     while True:
         data, descriptors, *_ = socket.recv_fds(asking, _MOST_BYTES, 1)
         if not data:
@@ -111,21 +154,17 @@ def _exit_code(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
-def _fork(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> int:
+def _fork(what: str, arguments: Sequence[str], environment: Mapping[str, str], output: int) -> int:
     pid = os.fork()
     if pid == 0:
-        _be_agent(arguments, environment, output)
+        for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
+            os.dup2(descriptor, number)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv = [*arguments] if what == "script" else [what, *arguments]
+        _become({"agent": _agent, "command": _command, "script": _script}[what], keep=())
     os.close(output)
     return pid
-
-
-def _be_agent(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> NoReturn:
-    for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
-        os.dup2(descriptor, number)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = ["agent", *arguments]
-    _become(_agent, keep=())
 
 
 def _agent() -> None:
@@ -133,6 +172,29 @@ def _agent() -> None:
 
     with patch.object(agent, "_start_zygote", _forked_zygote):
         agent.main()
+
+
+def _command() -> None:
+    from unskew.__main__ import main  # noqa: PLC0415
+
+    with _own_forker():
+        main()
+
+
+def _script() -> None:
+    with _own_forker():
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+@contextmanager
+def _own_forker() -> Iterator[None]:
+    """Agents of this process are forked from a child that is begun now, while no thread but this one runs."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        _become(lambda: _serve(theirs), keep=(theirs.fileno(),))
+    theirs.close()
+    with forked_agents(Forker(ours)):
+        yield
 
 
 def _forked_zygote(memory: int) -> tuple[Forked, Any]:
@@ -166,12 +228,16 @@ def _become(life: Callable[[], None], keep: Sequence[int]) -> NoReturn:
                     os.close(descriptor)
         life()
         code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
     except BaseException:
         traceback.print_exc()
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
 if __name__ == "__main__":
+    _load()
     _serve(socket.socket(fileno=int(sys.argv[1])))
