@@ -63,6 +63,7 @@ def test_what_is_to_be_recorded_is_recorded_imported_and_diagnosed(
     assert imported[-1] in shown
 
 
+@pytest.mark.slow
 def test_the_policies_of_readmes_simulation_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shown = call(*typed(README, "unskew simulate"))

@@ -35,6 +35,7 @@ def test_stretches_are_apart_reach_from_end_to_end_and_hold_no_more_than_may_be_
         assert len(found.stretches) == 1 or found.stretches[-1][1] == first + count - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "factor", "at"), [(1, 1.7, 50), (6, 2.2, 70)])
 def test_a_lasting_slowdown_is_found_in_a_part_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, factor: float, at: int

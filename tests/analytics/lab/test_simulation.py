@@ -153,6 +153,7 @@ def test_a_failure_during_recovery_starts_detection_anew() -> None:
     assert outcome.lost_s["restart"] == pytest.approx(240.0 + 540.0)
 
 
+@pytest.mark.slow
 def test_wrong_beliefs_cost_little() -> None:
     """Speeds, delays and costs wrong by 10 % without the planner's knowing."""
     right, wrong = (

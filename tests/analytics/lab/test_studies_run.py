@@ -94,6 +94,7 @@ def test_processes_measure_the_same(tmp_path: Path) -> None:
     assert msgspec.json.decode((tmp_path / "two.json").read_bytes(), type=StudyResult).rows == one.rows
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_study_prints_paper_ours_and_why(tmp_path: Path) -> None:
     answer = tmp_path / "a.json"

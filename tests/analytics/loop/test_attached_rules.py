@@ -197,6 +197,7 @@ def test_where_all_lack_their_cores_alike_a_slight_slowdown_is_named_once_it_las
     assert [event.at_iteration >= 30 for event in found] == ([] if until == 22 else [True])
 
 
+@pytest.mark.slow
 def test_time_without_cores_makes_no_slow_rank_a_slow_job() -> None:
     """The end of an iteration is learned without it: a share of it that stays would look like a slowdown of all."""
     events = job(Fault(1, ("F",), 6.0, 32), steps=80, without_core={0: 0.7, 1: 0.7}, coreless_us=25_000.0)

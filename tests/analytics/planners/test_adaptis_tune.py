@@ -39,6 +39,7 @@ def test_never_below_the_best_baseline_nor_beyond_the_bound(name):
     assert gains(found)["interleaved"] > 1.1  # all have a large head, or unequal blocks
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(data=st.data(), devices=st.integers(1, 4), groups=st.integers(1, 3), message=st.integers(0, 2))
 def test_every_answer_is_a_plan_whose_time_the_evaluator_confirms(data, devices, groups, message):

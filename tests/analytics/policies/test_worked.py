@@ -366,6 +366,7 @@ def test_survivors_that_hold_the_model_only_together_are_laid_out_anew() -> None
     assert ask(ResihpPolicy(), job, speeds).layout == WAITING  # no stage 5 anywhere, no whole replica
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_waiting_and_laying_out_anew_is_never_worse_than_restarting_whole_replicas(seed: int) -> None:
     """Traces of its own: groups of nodes die together, all at once now and then, and come back after minutes or never."""

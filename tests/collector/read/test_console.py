@@ -43,20 +43,18 @@ def test_the_views_answer_over_sealed_and_spooled_rows(store: Store) -> None:
     assert "events" in query(store, "show tables")["name"].to_list()
 
 
-@pytest.mark.parametrize(
-    ("sql", "text"),
-    [
-        ("select max(make_timestamp(at_us)) - max(make_timestamp(at_us)) as d from events", "00:00:00"),
-        ("select [interval 2 days] as d", "[2 days]"),
-        ("select union_value(a := 1) as d", "1"),
-        ("select 2::bignum as d", "2"),
-        ("select 340282366920938463463374607431768211455::uhugeint as d", "340282366920938463463374607431768211455"),
-        ("select '12:00:00+02'::timetz as d", "12:00:00+02"),
-        ("select 1::variant as d", "1"),
-    ],
-)
-def test_a_type_that_tables_lack_comes_as_text(store: Store, sql: str, text: str) -> None:
-    assert query(store, sql).rows() == [(text,)]
+def test_types_that_tables_lack_come_as_text(store: Store) -> None:
+    texts = {
+        "max(make_timestamp(at_us)) - max(make_timestamp(at_us))": "00:00:00",
+        "any_value([interval 2 days])": "[2 days]",
+        "any_value(union_value(a := 1))": "1",
+        "any_value(2::bignum)": "2",
+        "any_value(340282366920938463463374607431768211455::uhugeint)": "340282366920938463463374607431768211455",
+        "any_value('12:00:00+02'::timetz)": "12:00:00+02",
+        "any_value(1::variant)": "1",
+    }
+    asked = ", ".join(f"{what} as c{number}" for number, what in enumerate(texts))
+    assert query(store, f"select {asked} from events").rows() == [tuple(texts.values())]
 
 
 def test_columns_of_one_name_are_told_apart(store: Store) -> None:

@@ -21,6 +21,7 @@ FIRST_SEEDS = range(5_000, 5_030, 6)  # none of those that it was made on
 ITERATIONS = 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", FIRST_SEEDS)
 def test_slow_ranks_are_named_and_no_other_is(first: int) -> None:
     """Every shape and every fault drawn anew; with one replica only what changes can be known."""
