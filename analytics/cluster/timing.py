@@ -16,13 +16,14 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, zip_longest
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from unskew.analytics.cluster.job import Job, healthy
 from unskew.analytics.core.constants import constant
-from unskew.analytics.core.cost import CostModel
-from unskew.analytics.core.layout import Layout, Pipeline, to_plan
+from unskew.analytics.core.cost import CostModel, PlaceCost, SlowLink
+from unskew.analytics.core.layout import Group, Layout, Pipeline, to_plan
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.prediction import predict_iteration
@@ -44,15 +45,49 @@ def tp_slowdown(job: Job, k: int) -> float:
     """
     if job.tp_slowdowns:
         return job.tp_slowdowns[k - 1]
-    ideal = constant("tp_half_slowdown") ** math.log2(job.tp / k)
-    return float(ideal * math.ceil(job.heads / k) * k / job.heads)
+    return _even_slowdown(job, k) * math.ceil(job.heads / k) * k / job.heads
+
+
+def _even_slowdown(job: Job, k: int) -> float:
+    """The same where each of the `k` has just as much of a layer."""
+    return job.tp_slowdowns[k - 1] if job.tp_slowdowns else float(constant("tp_half_slowdown") ** math.log2(job.tp / k))
+
+
+@lru_cache(maxsize=64)
+def rank_cost(job: Job) -> CostModel:
+    """The job's costs for plans of ranks (pipeline/prediction.py), with those of groups of every size up to `tp`."""
+    others = tuple(
+        PlaceCost(
+            device_class="", tp=k, chunks={kind: one.times(_even_slowdown(job, k)) for kind, one in job.cost.chunks.items()}
+        )
+        for k in range(1, job.tp)
+    )
+    return msgspec.structs.replace(job.cost, tp=job.tp, others=others)
+
+
+def slow_links(job: Job, links: Links) -> tuple[SlowLink, ...]:
+    """The slow links between the ranks of the first plan, in both directions."""
+    pairs = [
+        (one, other, seconds)
+        for (replica, stage), seconds in links.items()
+        for one, other in zip(job.group(replica, stage), job.group(replica, stage + 1), strict=True)
+    ]
+    return tuple(SlowLink(*link, 1e6 * seconds) for one, other, seconds in pairs for link in ((one, other), (other, one)))
+
+
+def rank_speeds(speeds: Speeds) -> dict[int, dict[str, float]]:
+    """The speeds of those who live and are not healthy."""
+    slow = np.flatnonzero((speeds > 0.0) & (speeds != 1.0)).tolist()
+    return {rank: dict.fromkeys(CHUNK_KINDS, float(speeds[rank])) for rank in slow}
 
 
 def stage_speeds(job: Job, layout: Layout, speeds: Speeds) -> list[tuple[float, ...]]:
     """Per pipeline the speed of each of its stages (four digits), 0.0 where a stage has nobody or a dead device."""
     slowdowns = {int(size): tp_slowdown(job, int(size)) for size in np.unique(layout.degrees) if size}
     return [
-        tuple(
+        _shared_speeds(job, pipeline, speeds)
+        if pipeline.shares
+        else tuple(
             round(speed / slowdowns[degree], 4) if degree else 0.0
             for speed, degree, _ in zip(slowest, degrees, pipeline.groups, strict=False)
         )
@@ -62,10 +97,24 @@ def stage_speeds(job: Job, layout: Layout, speeds: Speeds) -> list[tuple[float, 
     ]
 
 
+def _shared_speeds(job: Job, pipeline: Pipeline, speeds: Speeds) -> tuple[float, ...]:
+    """The same where members have unequal parts of their group's layers."""
+
+    def speed(group: Group, shares: tuple[int, ...]) -> float:
+        parts = shares or (1,) * len(group)
+        slowest = min((float(speeds[rank]) * sum(parts) / part for rank, part in zip(group, parts, strict=True)), default=0.0)
+        even = _even_slowdown(job, len(group)) if shares else tp_slowdown(job, len(group))
+        return round(slowest / len(group) / even, 4)
+
+    return tuple(speed(*one) if one[0] else 0.0 for one in zip(pipeline.groups, pipeline.shares, strict=True))
+
+
 def iteration_s(job: Job, layout: Layout, speeds: Speeds, links: Links | None = None) -> float:
     """Seconds of one iteration; infinite when a stage with work has a dead device, or nobody works."""
     if not layout.pipelines:
         return math.inf
+    if layout.routed is not None:
+        return _routed_s(job, layout, speeds, links or {})
     per_stage = stage_speeds(job, layout, speeds)
     busy: list[tuple[tuple[float, float], ...]] = []
     for part in layout.components:
@@ -79,6 +128,20 @@ def iteration_s(job: Job, layout: Layout, speeds: Speeds, links: Links | None = 
     else:
         period = max(end for stages in busy for _, end in stages)
     return (period + job.cost.iteration_end_us) / 1e6
+
+
+def _routed_s(job: Job, layout: Layout, speeds: Speeds, links: Links) -> float:
+    """The same for a plan with ways of its own."""
+    assert layout.routed is not None
+    if (speeds[layout.members] <= 0.0).any():
+        return math.inf
+    return _of_plan_s(job, layout.routed, speeds.tobytes(), slow_links(job, links))
+
+
+@lru_cache(maxsize=512)
+def _of_plan_s(job: Job, plan: Plan, speeds: bytes, links: tuple[SlowLink, ...]) -> float:
+    cost = msgspec.structs.replace(rank_cost(job), slow_links=links)
+    return predict_iteration(plan, [job.work] * len(plan.routes), cost, rank_speeds(np.frombuffer(speeds))).iteration_us / 1e6
 
 
 @lru_cache(maxsize=64)

@@ -160,6 +160,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         Ranks reduce their groups in one order, so groups that share a rank follow each other: with uneven partitions they form
         a chain from the first stage to the last (seven deep at PP4 x DP2), where equal ones run side by side.
         """
+        if not self.collective_us:
+            return self.iteration_end_us
         return self.iteration_end_us + self.collective_us * max(_chain(plan.gradient_groups) - 1, 0)
 
     def chunk_us(

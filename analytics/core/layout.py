@@ -13,7 +13,7 @@ scheduler, policies and simulator decide on a `Layout`; `to_plan` makes the plan
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, count
 from typing import Literal
@@ -76,12 +76,16 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
 
     `staggered`: each stage steps its optimiser by itself, so that the next iteration begins at the first stages while the last
     ones end this one (ReCycle); priced by the simulator, executed by nobody yet.
+
+    `routed`: the plan itself, where its micro-batches take ways that pipelines and moves cannot say, as after a death; the
+    pipelines then say who holds what.
     """
 
     pipelines: tuple[Pipeline, ...]
     moves: tuple[Move, ...] = ()
     schedule: str = "1f1b"
     staggered: bool = False
+    routed: Plan | None = None
 
     @cached_property
     def micro_batches(self) -> int:
@@ -142,17 +146,19 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
         chosen = [self.pipelines[index] for index in (range(len(self.pipelines)) if indices is None else indices)]
         place = {pipeline.replica: position for position, pipeline in enumerate(chosen)}
         ranks = count()
-        pipelines = []
+        pipelines, rank_of = [], dict[Group, Group]()
         for position, part in enumerate(chosen):
             numbers = ranks if width is None else count(part.replica * width)
             groups = tuple((rank,) if group else () for group, rank in zip(part.groups, numbers, strict=False))
+            rank_of.update(zip(part.groups, groups, strict=True))
             pipelines.append(Pipeline(position, groups, part.layers, part.micro_batches, part.paces, part.in_flight))
         moves = tuple(
             Move(move.stage, place[move.source], place[move.target], move.micro_batches)
             for move in self.moves
             if move.source in place
         )
-        return Layout(tuple(pipelines), moves, self.schedule)
+        whole = self.routed if indices is None else None
+        return Layout(tuple(pipelines), moves, self.schedule, routed=whole and _by_group(whole, rank_of))
 
 
 class Component(msgspec.Struct, frozen=True):
@@ -160,6 +166,20 @@ class Component(msgspec.Struct, frozen=True):
 
     indices: tuple[int, ...]
     shape: Layout
+
+
+def _by_group(plan: Plan, rank_of: Mapping[Group, Group]) -> Plan:
+    """The plan with one rank for each group that executes; who holds layers and executes nothing has no role."""
+    roles = (
+        msgspec.structs.replace(plan.role_of[group[0]], rank=rank, shard=0, part=None)
+        for group, numbers in rank_of.items()
+        for rank in numbers
+    )
+    routes = (
+        msgspec.structs.replace(route, hops=tuple(msgspec.structs.replace(hop, ranks=rank_of[hop.ranks]) for hop in route.hops))
+        for route in plan.routes
+    )
+    return msgspec.structs.replace(plan, roles=tuple(roles), routes=tuple(routes), paces=(), in_flight=())
 
 
 def _table(rows: Sequence[Sequence[int]]) -> Ints:
@@ -224,6 +244,8 @@ def to_plan(layout: Layout, n_layers: int, *, plan_version: int = 0) -> Plan:
 
     Micro-batches are dealt to their homes in turn, in proportion, so that heavy neighbours spread.
     """
+    if layout.routed is not None:
+        return layout.routed.renumbered(plan_version)
     pipelines = {pipeline.replica: pipeline for pipeline in layout.pipelines}
     moved = {(move.source, number, move.stage): move.target for move in layout.moves for number in move.micro_batches}
     hops: dict[tuple[int, tuple[int, ...]], tuple[Hop, ...]] = {}

@@ -234,11 +234,15 @@ def validate(plan: Plan) -> None:
             if count < 1 or first < free or first + count > plan.n_layers:
                 raise PlanError(f"rank {role.rank} holds layers {first}..{first + count - 1} of {plan.n_layers}")
             free = first + count + 1  # neighbouring ranges are one range
-    groups = {hop.ranks for route in plan.routes for hop in route.hops}
+    groups: set[tuple[int, ...]] = set()
+    seen: set[int] = set()
     for number, route in enumerate(plan.routes):
         if route.micro_batch != number:
             raise PlanError(f"route {number} is for micro-batch {route.micro_batch}")
-        _validate_route(route, plan.n_layers, role_of)
+        if id(route.hops) not in seen:  # a layout's routes share them
+            seen.add(id(route.hops))
+            groups.update(hop.ranks for hop in route.hops)
+            _validate_route(route, plan.n_layers, role_of)
     _validate_groups(groups, role_of)
 
 

@@ -7,7 +7,8 @@ import msgspec
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.loop.monitor import Monitor
 from unskew.analytics.loop.site import AdaptationOptions, Site
-from unskew.analytics.scheduler.propose import Proposal, SchedulerState, propose
+from unskew.analytics.scheduler.propose import Proposal, propose
+from unskew.analytics.scheduler.state import SchedulerState
 from unskew.collector.events import Regrouped
 
 

@@ -8,7 +8,7 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.health.probing import ProbeOptions
 from unskew.analytics.predictor.retraining import RetrainingOptions
-from unskew.analytics.scheduler.propose import SchedulerOptions
+from unskew.analytics.scheduler.state import SchedulerOptions
 
 
 class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -241,8 +241,11 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
         """The graph, with messages as operations of their own where they have to wait or be waited for."""
         costs = messages if isinstance(messages, Messages) else Messages(messages)
         if not costs.blocking and not np.any(costs.link_us):
-            latency_us = np.where(self.crosses, costs.latency_us, 0.0) if np.any(costs.latency_us) else None
-            return self._dag, durations_us, (None, latency_us)
+            if not np.any(costs.latency_us):
+                return self._dag, durations_us, (None, None)
+            each_us = _per_chunk(costs.latency_us, len(self))
+            crosses = self.crosses.reshape(-1, *[1] * (each_us.ndim - 1))
+            return self._dag, durations_us, (None, np.where(crosses, each_us, 0.0))
         taken, further = self._taken, durations_us.shape[1:]
         link_us, latency_us = (_per_chunk(of, len(self)) for of in (costs.link_us, costs.latency_us))
         link_us = link_us[taken].reshape(len(taken), *(link_us.shape[1:] or [1] * len(further)))

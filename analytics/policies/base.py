@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ class ClusterView(msgspec.Struct, frozen=True):
     """What a policy knows when it is asked: `speeds` are estimated, `layout` is what runs, `spares` are whole nodes.
 
     `held`: the layout by which layers lie in memory while a change to `layout` is under way (None: `layout` itself); `WAITING`
-    during a restart.
+    during a restart. `ends_s`: when the job is to end.
     """
 
     job: Job
@@ -33,6 +34,7 @@ class ClusterView(msgspec.Struct, frozen=True):
     spares: int = 0
     slow_since_s: Mapping[int, float] = {}
     held: Layout | None = None
+    ends_s: float = math.inf
 
     def seconds(self, layout: Layout) -> float:
         """Estimated iteration time under `layout`."""
@@ -78,7 +80,7 @@ class Policy(ABC):
     """`sees`: the kinds of cluster event that it observes; a delay of its own for each; `checkpoint_s`: the interval, None
     = none.
 
-    `takes_spares`: it puts spare nodes in the place of lost ones.
+    `takes_spares`: it puts spare nodes in the place of lost ones. `most_devices`: for larger jobs it does not decide in time.
     `false_alarms_per_hour` x `false_alarm_s` is time that its detector wastes (published per job of unknown length: an hour is
     assumed); `slow_recall` the share of slow phases it finds.
     """
@@ -90,6 +92,7 @@ class Policy(ABC):
     false_alarm_s: float = 0.0
     slow_recall: float = 1.0
     takes_spares: bool = False
+    most_devices: int | None = None
 
     def start(self, job: Job) -> Layout:
         """The layout that the job starts with."""

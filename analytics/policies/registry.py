@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unskew.analytics.policies.base import Policy
+from unskew.analytics.policies.joint import JointPolicy
 from unskew.analytics.policies.nothing import NothingPolicy
 from unskew.analytics.policies.papers.adaptra import AdaptraPolicy
 from unskew.analytics.policies.papers.bamboo import BambooPolicy
@@ -36,6 +37,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "ft-hsdp": FtHsdpPolicy,
     "resihp": ResihpPolicy,
     "resihp-tp": lambda: ResihpPolicy(frozenset({"tp"})),
+    "joint": JointPolicy,
     "unskew": UnskewPolicy,
 }
 

@@ -1,18 +1,21 @@
-"""unskew: the live Scheduler's joint planner, with a test whether a change is worth its cost."""
+"""unskew: the Scheduler that decides for ranks (analytics/scheduler/), asked by the simulator as the controller asks it."""
 
 from __future__ import annotations
 
 import math
-from contextlib import suppress
+from collections.abc import Collection
+from functools import lru_cache
 
 import msgspec
+import numpy as np
 
 from unskew.analytics.cluster.event import ClusterEvent
+from unskew.analytics.cluster.job import Job, healthy
+from unskew.analytics.cluster.timing import fault_free_s, rank_cost, rank_speeds, slow_links
 from unskew.analytics.core.constants import constant
-from unskew.analytics.core.layout import Layout
-from unskew.analytics.core.plan import PlanError
-from unskew.analytics.planners.joint.anew import plan_anew
-from unskew.analytics.planners.joint.joint import plan_joint
+from unskew.analytics.core.layout import Layout, Pipeline, to_plan
+from unskew.analytics.core.plan import Plan, PlanError, split_evenly
+from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.policies.base import (
     FAIL_SLOW,
     ClusterView,
@@ -26,82 +29,151 @@ from unskew.analytics.policies.base import (
     wait,
     with_spares,
 )
-from unskew.analytics.policies.papers.recycle import dead_groups, rerouted
-from unskew.analytics.policies.planning import planned, three_levels, working
+from unskew.analytics.policies.layout_of import layout_of
+from unskew.analytics.scheduler.propose import propose
+from unskew.analytics.scheduler.recovery import recover_with_spares
+from unskew.analytics.scheduler.state import SchedulerOptions, SchedulerState
 
-ANEW_GROUPS = 512
-"""In jobs of more groups, where it takes seconds, all are laid out anew only where the joint planner has no plan."""
+SETTLE = 2
+"""So many iterations after a change the Scheduler is asked for a better plan, as in a run (`AdaptationOptions.settle`)."""
+MOST_ITERATIONS = 1_000_000
+"""What is left of a job whose end is not known."""
 
 
 class UnskewPolicy(Policy):
-    """Candidates: what runs, the joint plan, ResiHP's levels with measured TP efficiency, ReCycle's rerouting, and all that is
-    left laid out anew; all timed by the one evaluator. The fastest is taken when its gain over the expected life of the fault
-    pays for the pause. Spare nodes serve in the place of lost ones. When a layer has lost its last holder it starts from the
-    checkpoint; when nothing can run the job waits, and starts as soon as something can.
-
-    The expected life of a slow phase is the median of such phases, that of any other cause a repair's median: simpler than the
-    live Scheduler's test (scheduler/cost_benefit.py), which weighs the age of the fault and the change back.
-    `least_gain` is the hysteresis: smaller gains than the noise of an iteration are left alone while a device is slow or dead,
-    because their estimates are rough; of a sound job they are taken, they last.
+    """A death is answered as in a run: the lost work is rerouted to who holds its layers, and two iterations later the
+    Scheduler is asked for a better plan; so it is after any other event. When a layer has lost its last holder the job starts
+    again from the checkpoint, with as many even replicas as there are ranks for, or waits for ranks
+    (`unskew run --when-stuck wait`). A spare node takes the places of a lost one, as a rank that is started again does.
     """
 
     name = "unskew"
     takes_spares = True
+    most_devices = 1024
     sees = FAIL_SLOW
     checkpoint_s = constant("checkpoint_interval_s")
     false_alarm_s = constant("resihp_false_alarm_s")
     false_alarms_per_hour = constant("resihp_false_alarms_per_job")
     slow_recall = constant("resihp_slow_recall")
-    least_gain = constant("iteration_cv")
 
-    def __init__(self, *, joint: bool = True, levels: bool = True, worth: bool = True):
-        self._joint, self._levels, self._worth = joint, levels, worth
-
-    def candidates(self, cluster: ClusterView) -> dict[str, Layout]:
-        """Layouts by name that could run on what is left, the present one first."""
-        job, found = cluster.job, {"what runs": cluster.layout}
-        measured = planned(job, cluster.speeds, measured=True)
-        if self._joint:
-            with suppress(PlanError):
-                found["joint"] = working(measured, plan_joint(measured, compare=False).layout)
-            with suppress(PlanError):
-                if (cluster.speeds < 1.0).any() and (job.dp * job.pp <= ANEW_GROUPS or "joint" not in found):
-                    found["laid out anew"] = working(measured, plan_anew(measured).layout)
-        with suppress(PlanError):
-            if self._levels:
-                found["three levels"] = working(measured, three_levels(job, cluster.speeds, measured=True).layout)
-                ideal = planned(job, cluster.speeds, measured=False)
-                found["three levels, ideal TP"] = working(ideal, three_levels(job, cluster.speeds, measured=False).layout)
-        with suppress(PlanError):
-            found["reroute"] = working(measured, rerouted(job, dead_groups(job, cluster.dead())))
-        return found
+    def __init__(self, options: SchedulerOptions | None = None) -> None:
+        self._options = options or SchedulerOptions()
 
     def react(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
         restored, nodes, slots = with_spares(cluster)
-        layouts = self.candidates(restored)
-        seconds = {name: restored.seconds(layout) for name, layout in layouts.items()}
-        best = min(seconds, key=lambda name: seconds[name])
-        if math.isinf(seconds[best]):
-            return wait("no plan serves what is left")
-        if not survives(cluster):
-            return msgspec.structs.replace(from_checkpoint(layouts[best]), spares=nodes, replaced=slots)
+        alive = frozenset(np.flatnonzero(restored.speeds > 0.0).tolist())
+        try:
+            if not cluster.layout.pipelines or not survives(cluster):
+                reaction = _begun_again(cluster, restored, alive)
+            else:
+                reaction = self._changed(restored, alive, slots)
+        except PlanError as error:
+            return wait(str(error))
+        return msgspec.structs.replace(reaction, spares=nodes, replaced=slots)
 
-        def pauses(layout: Layout) -> Pauses:
-            if layout == cluster.layout and layout.devices.isdisjoint(slots):
-                return ()
-            return regroup(cluster.job, moved_layers(restored.holding(), layout))
+    def _changed(self, cluster: ClusterView, alive: frozenset[int], slots: Collection[int]) -> Reaction:
+        """Another plan, or the one in force; `slots` have new hardware, which has yet to receive its layers."""
+        job, held = cluster.job, cluster.holding()
+        plan = to_plan(cluster.layout, job.n_layers)
+        state = state_of(cluster, alive)
 
-        name, reason = best, f"{best}: {seconds[best]:.3f} s an iteration"
-        if self._worth and not math.isinf(now_s := seconds["what runs"]):
-            gain = 1.0 - seconds[best] / now_s
-            life_s = constant("slow_median_s") if event.kind == "slowed" else constant("repair_median_s")
-            longer_s = _seconds(pauses(layouts[best])) - _seconds(pauses(cluster.layout))
-            least_gain = self.least_gain if (restored.speeds < 1.0).any() else 0.0
-            if gain <= least_gain or gain * life_s < longer_s:
-                name, reason = "what runs", f"keeps what runs: {best} gains {100 * gain:.1f} %"
-        layout = layouts[name]
-        return Reaction(layout=layout, pauses=pauses(layout), spares=nodes, replaced=slots, reason=reason)
+        def reaction(chosen: Plan, reason: str, *, reviewed: bool = False) -> Reaction:
+            layout = cluster.layout if chosen.digest == plan.digest else layout_of(chosen)
+            stays = layout == cluster.layout and layout.devices.isdisjoint(slots)
+            pauses: Pauses = () if stays else regroup(job, moved_layers(held, layout))
+            later = _review(cluster, pauses, layout) if reviewed else ()
+            return Reaction(layout=layout, pauses=pauses, later=later, reason=reason)
+
+        if gone := set(plan.ranks) - alive:
+            spares = alive - set(plan.ranks)
+            try:
+                recovered, how = recover_with_spares(plan, gone, 1, spares, lambda one: _expected_us(one, state))
+            except PlanError:  # of what survives in parts no group can be made
+                return _begun_again(cluster, cluster, alive)
+            return reaction(recovered, how, reviewed=True)
+        try:
+            proposal, reason = propose(_now(cluster, _iteration_s(cluster)), plan, state, self._options)
+        except PlanError as error:  # the plan in force works
+            return reaction(plan, f"no other plan could be made: {error}")
+        return reaction(plan if proposal is None else proposal.plan, reason)
 
 
-def _seconds(pauses: Pauses) -> float:
-    return sum(seconds for _, seconds in pauses)
+def state_of(cluster: ClusterView, alive: frozenset[int]) -> SchedulerState:
+    """What the Scheduler is told of a simulated job: each device is a rank, at the place that it had at the start."""
+    job, iteration_s = cluster.job, _iteration_s(cluster)
+    layer_bytes = job.parameters / job.n_layers * constant("bytes_per_parameter")
+    return SchedulerState(
+        origin=_origin(job),
+        alive=alive,
+        speeds={rank: of for rank, of in rank_speeds(cluster.speeds).items() if rank in alive},
+        cost=msgspec.structs.replace(rank_cost(job), slow_links=slow_links(job, cluster.links)),
+        batches=((job.work,) * job.micro_batches,),
+        iterations=_now(cluster, iteration_s) + _left(cluster, iteration_s),
+        layer_bytes=(max(1, round(layer_bytes)),) * job.n_layers,
+        bytes_per_us=constant("layer_copy_bytes_per_s") / 1e6 * job.tp,
+        regroup_us=1e6 * (constant("regroup_s") + constant("planning_s")),
+        slow_since={rank: round(since_s / iteration_s) for rank, since_s in cluster.slow_since_s.items()},
+        units=job.heads,
+        room_bytes=constant("hbm_gib_a100") * 2**30 * constant("memory_share"),
+        ranks_per_node=job.gpus_per_node if job.tp <= job.gpus_per_node else 0,
+    )
+
+
+def even_layout(job: Job, alive: Collection[int]) -> Layout:
+    """As many even replicas as there are ranks for; the members of a group share a node. Raises `PlanError` without one."""
+    nodes: dict[int, list[int]] = {}
+    for rank in sorted(alive):
+        nodes.setdefault(job.node(rank) if job.tp <= job.gpus_per_node else 0, []).append(rank)
+    groups = [
+        tuple(ranks[first : first + job.tp]) for ranks in nodes.values() for first in range(0, len(ranks) - job.tp + 1, job.tp)
+    ]
+    replicas = min(len(groups) // job.pp, job.dp)
+    if not replicas:
+        raise PlanError(f"{len(groups)} groups of {job.tp} are left, and a pipeline takes {job.pp}")
+    layers = tuple(split_evenly(job.n_layers, job.pp))
+    shares = split_evenly(job.micro_batches, replicas)
+    return Layout(
+        tuple(
+            Pipeline(replica, tuple(groups[replica * job.pp : (replica + 1) * job.pp]), layers, shares[replica])
+            for replica in range(replicas)
+        ),
+        schedule=job.schedule,
+    )
+
+
+def _begun_again(cluster: ClusterView, restored: ClusterView, alive: Collection[int]) -> Reaction:
+    layout = even_layout(cluster.job, alive)
+    reaction = from_checkpoint(layout)
+    return msgspec.structs.replace(reaction, later=_review(restored, reaction.pauses, layout))
+
+
+def _review(cluster: ClusterView, pauses: Pauses, layout: Layout) -> tuple[ClusterEvent, ...]:
+    """The Scheduler is asked once the change has settled."""
+    iteration_s = cluster.seconds(layout)
+    if math.isinf(iteration_s):
+        iteration_s = fault_free_s(cluster.job)
+    at_s = cluster.now_s + sum(seconds for _, seconds in pauses) + SETTLE * iteration_s
+    return (ClusterEvent(kind="review", at_s=at_s, why="a better plan"),)
+
+
+@lru_cache(maxsize=64)
+def _origin(job: Job) -> Plan:
+    return to_plan(healthy(job), job.n_layers)
+
+
+def _expected_us(plan: Plan, state: SchedulerState) -> float:
+    return predict_iteration(plan, state.batches[0], state.cost, state.speeds).iteration_us
+
+
+def _iteration_s(cluster: ClusterView) -> float:
+    seconds = cluster.seconds(cluster.layout)
+    return fault_free_s(cluster.job) if math.isinf(seconds) else seconds
+
+
+def _now(cluster: ClusterView, iteration_s: float) -> int:
+    return round(cluster.now_s / iteration_s)
+
+
+def _left(cluster: ClusterView, iteration_s: float) -> int:
+    """Iterations until the end."""
+    return round(min((cluster.ends_s - cluster.now_s) / iteration_s, MOST_ITERATIONS))

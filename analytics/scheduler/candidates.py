@@ -18,6 +18,7 @@ import numpy as np
 from unskew.analytics.core.layout import Group, Layout, Pipeline, weighted
 from unskew.analytics.core.plan import PASSES, Plan, PlanError, Route, ruled, split_evenly, stage_order_of
 from unskew.analytics.core.sharing import share_out
+from unskew.analytics.planners.joint.anew import plan_anew
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.problem import PlannerCluster, PlannerJob
 from unskew.analytics.scheduler.crews import Crew, Crews, RankTime, crew_in
@@ -30,6 +31,11 @@ Members = tuple[tuple[Group, ...], ...]
 """
 Staffed = tuple[tuple[Crew, ...], ...]
 """The same with everybody's shares."""
+
+AS_BEFORE = ("as at the start of the run", "as it is")
+"""Candidates that keep the order of their chunks."""
+ANEW_CREWS = 512
+"""Up to so many stages of all replicas are laid out anew: with more it takes seconds."""
 
 
 def members_of(origin: Plan, alive: frozenset[int], plan: Plan | None = None) -> Members:
@@ -180,13 +186,50 @@ def joint_layout(
         yield "joint planner", layout
 
 
+def anew_layout(
+    plan: Plan, members: Staffed, crews: Crews, job: PlannerJob, *, at_least: int, may_leave: bool
+) -> Iterator[tuple[str, Layout]]:
+    """All crews laid out as if the run began on them: any of them as any stage of any of `at_least` replicas or more, as
+    planners/joint/anew.py deals them. Not for schedules that pass ranks more than once."""
+    width = max(map(len, members), default=0)
+    if any(len(set(one)) < len(one) for one in members) or not 0 < sum(map(len, members)) <= ANEW_CREWS:
+        return
+    everybody = {replica * width + stage: crew for replica, one in enumerate(members) for stage, crew in enumerate(one)}
+    speeds = np.zeros((len(members), width, 1))
+    for place, crew in everybody.items():
+        speeds[place // width, place % width] = job.layer_us / crews.time_of(crew).layer_us
+    try:
+        found = plan_anew(PlannerCluster(job=job, speeds=speeds)).layout.pipelines
+    except PlanError:
+        return
+    rows = [
+        [(everybody[group[0]], size) for group, size in zip(one.groups, one.layers, strict=True) if group and size]
+        for one in found
+    ]
+    used = sum(map(len, rows))
+    if len(rows) < at_least or (used < len(everybody) and not may_leave):
+        return
+    yield (
+        "laid out anew",
+        crew_layout(
+            tuple(tuple(crew for crew, _ in row) for row in rows),
+            [[size for _, size in row] for row in rows],
+            [one.micro_batches for one in found],
+            ruled(plan.schedule),
+        ),
+    )
+
+
 def _enough(left: Sequence[Sequence[object]], members: Sequence[Sequence[object]]) -> bool:
     """Whether two replicas keep ranks, where two have some: with a single one the next death would take layers with it."""
     return sum(map(bool, left)) >= min(2, sum(map(bool, members)))
 
 
 def _layers_by_speed(plan: Plan, members: Sequence[Crew], crews: Crews) -> tuple[int, ...]:
-    return tuple(share_out(plan.n_layers, _layer_parts([*map(crews.time_of, members)]))) if members else ()
+    if not members:
+        return ()
+    limits = [crews.most_layers(crew, plan.n_layers) for crew in members]
+    return tuple(share_out(plan.n_layers, _layer_parts([*map(crews.time_of, members)]), limits))
 
 
 def _layer_parts(stages: Sequence[RankTime]) -> list[tuple[float, float]]:

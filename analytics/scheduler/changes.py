@@ -15,14 +15,16 @@ def moved_layers(old: Plan, new: Plan) -> tuple[tuple[int, float], ...]:
     moved = []
     for role in new.roles:
         before = old.role_of.get(role.rank)
+        alike = before is not None and before.part == role.part
+        new_to_it = [layer for layer in role.layers if before is None or not before.holds(layer, 1)]
+        if alike and not new_to_it:
+            continue
         low, high = ends_of(role.part)
-        for layer in role.layers:
-            lacking = high - low
-            if before is not None and before.holds(layer, 1):
-                first, end = ends_of(before.part)
-                lacking -= max(min(high, end) - max(low, first), ZERO)
-            if lacking > 0:
-                moved.append((layer, float(lacking)))
+        moved += [(layer, float(high - low)) for layer in new_to_it]
+        if before is not None and not alike:
+            first, end = ends_of(before.part)
+            lacking = high - low - max(min(high, end) - max(low, first), ZERO)
+            moved += [(layer, float(lacking)) for layer in role.layers if before.holds(layer, 1) and lacking > 0]
     return tuple(moved)
 
 

@@ -7,12 +7,12 @@ time needs as little as it can (`share_out`, exact). A unit is what the model ca
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import lcm
+from math import inf, lcm
 
 import msgspec
 
 from unskew.analytics.core.cost import Speeds, speed_of
-from unskew.analytics.core.layout import Group, Layout
+from unskew.analytics.core.layout import PACE, Group, Layout
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.pipeline.prediction import LayerCosts
@@ -39,23 +39,31 @@ class Crew(msgspec.Struct, frozen=True):
 
 
 class RankTime(msgspec.Struct, frozen=True):
-    """Mean microseconds of F + B of one micro-batch on a crew at its estimated speed: per layer, and for the output head."""
+    """Mean microseconds of F + B of one micro-batch on a crew at its estimated speed: per layer, and for the output head.
+
+    `least_us`: per kind of work what it takes at least, (of a layer, of the head): a group's sums left out.
+    """
 
     layer_us: float
     head_us: float
+    least_us: tuple[tuple[float, float], ...] = ()
 
 
 class Crews:
     """What crews take of a mean micro-batch, at the estimated speeds, and how their layers are shared out; `units`: in how many
-    a layer can be cut."""
+    a layer can be cut; `room`: how many whole layers a rank can hold; `even`: groups are cut evenly, whatever their speeds."""
 
-    def __init__(self, costs: LayerCosts, speeds: Speeds, units: int) -> None:
-        self._costs, self._speeds, self._units = costs, speeds, units
+    def __init__(self, costs: LayerCosts, speeds: Speeds, units: int, room: float = inf, *, even: bool = False) -> None:
+        self._costs, self._speeds, self._units, self._room, self._even = costs, speeds, units, room, even
         self._times: dict[Crew, RankTime] = {}
+        self._cut: dict[Group, Crew] = {}
 
     def cut(self, ranks: Group) -> Crew:
         """A group with shares by its members' speeds. Raises `PlanError` for one with more members than a layer has units."""
-        return cut_by_times(ranks, [sum(self._of_rank(rank, len(ranks))[0].values()) for rank in ranks], self._units)
+        if ranks not in self._cut:
+            times = [sum(self._of_rank(rank, len(ranks))[0].values()) for rank in ranks]
+            self._cut[ranks] = Crew(ranks) if self._even else cut_by_times(ranks, times, self._units)
+        return self._cut[ranks]
 
     def fitting(self, ranks: Group, on_duty: Collection[int]) -> Group:
         """As many of a group as a layer has units: the fastest, of equals those `on_duty`. For the others it has no place."""
@@ -66,17 +74,53 @@ class Crews:
         first = sorted(ranks, key=lambda rank: (times[rank], rank not in on_duty))[:most]
         return tuple(rank for rank in ranks if rank in first)
 
+    def most_layers(self, crew: Crew, n_layers: int) -> int:
+        """How many of `n_layers` its members have room for."""
+        return int(min(n_layers, self._room * len(crew.ranks) / max(crew.weights) + 1e-9))
+
+    def fit(self, layout: Layout) -> bool:
+        """Whether every member has room for its part of its layers."""
+        return self._room == inf or all(
+            size <= self.most_layers(Crew(group, shares), size)
+            for pipeline in layout.pipelines
+            for group, shares, size in zip(
+                pipeline.groups, pipeline.shares or ((),) * len(pipeline.groups), pipeline.layers, strict=True
+            )
+            if group
+        )
+
+    def paced(self, layout: Layout) -> Layout:
+        """Where list scheduling orders the chunks of pipelines of their own: with what a layer takes at each stage, the head
+        counted, as planners/problem.py has it for whole jobs."""
+        if layout.schedule != "zb-h1":
+            return layout
+        cost = self._costs.cost
+        healthy_us = sum(float(us.mean()) for us in self._costs.at((cost.device_class, cost.tp))[0].values())
+        pipelines = []
+        for pipeline in layout.pipelines:
+            crews = map(Crew, pipeline.groups, pipeline.shares or ((),) * len(pipeline.groups))
+            times = [self.time_of(crew) for crew in crews]
+            layer_us = [time.layer_us for time in times]
+            if times:
+                layer_us[-1] += times[-1].head_us / pipeline.layers[-1]
+            paces = tuple(max(1, round(PACE * us / healthy_us)) for us in layer_us)
+            pipelines.append(msgspec.structs.replace(pipeline, paces=paces if len(set(paces)) > 1 else ()))
+        return msgspec.structs.replace(layout, pipelines=tuple(pipelines))
+
     def time_of(self, crew: Crew) -> RankTime:
         """Each kind of chunk is as long as the slowest member takes, with their sums."""
         if crew not in self._times:
             members = [
                 (self._of_rank(rank, len(crew.ranks)), weight) for rank, weight in zip(crew.ranks, crew.weights, strict=True)
             ]
-            layer_us, head_us = (
-                sum(max(weight * of[part][kind] for of, weight in members) for kind in self._costs.cost.chunks)
-                for part in (0, 1)
-            )
-            self._times[crew] = RankTime(layer_us + self._sums_us(len(crew.ranks)), head_us)
+
+            def slowest(part: int, kind: str) -> float:
+                return max(weight * of[part][kind] for of, weight in members)
+
+            kinds = [*self._costs.cost.chunks]
+            layer_us, head_us = (sum(slowest(part, kind) for kind in kinds) for part in (0, 1))
+            least_us = tuple((slowest(0, kind), min(weight * of[1][kind] for of, weight in members)) for kind in kinds)
+            self._times[crew] = RankTime(layer_us + self._sums_us(len(crew.ranks)), head_us, least_us)
         return self._times[crew]
 
     def _of_rank(self, rank: int, members: int) -> tuple[dict[str, float], dict[str, float]]:

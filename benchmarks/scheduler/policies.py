@@ -1,4 +1,5 @@
-"""Published policies on real ranks against the same policies in the simulator: one scenario, the same object, two worlds.
+"""Policies on real ranks, ours and published ones, against the same policies in the simulator: one scenario, the same object,
+two worlds.
 
 The live run is on the virtual device: real processes and plans, emulated chunk times; its documents fill a micro-batch each,
 as those of the simulator's jobs do. Its job in the simulator has the costs that the run's own predictor had learned before the
@@ -27,7 +28,7 @@ from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun
 from unskew.collector.events import AdaptationStarted, MicroBatchPacked, PlanApplied, PredictorFitted
 from unskew.runtime.options import RunOptions
 
-POLICIES = ("recycle", "oobleck", "malleus", "resihp", "recover")
+POLICIES = ("unskew", "recycle", "oobleck", "malleus", "resihp", "resihp-tp", "recover", "greyhound", "adaptra")
 FIRST, APART, LAST = 20, 30, 10
 """The first fault is in this iteration, the next and the end come so many later; the last ones of a phase are compared."""
 PHASE_S = 3600.0
@@ -125,15 +126,17 @@ def job_like(run: FinishedRun) -> Job:
     origin = Plan.from_data(run.of(PlanApplied)[0].plan)
     fitted = [one for one in run.of(PredictorFitted) if one.watermark <= FIRST][-1]
     works = [work_of(one.lengths) for one in run.of(MicroBatchPacked)]
-    return job_of(origin, tuple(site["layer_bytes"]), msgspec.convert(fitted.model, CostModel), works)
+    model = msgspec.convert(fitted.model, CostModel)
+    return job_of(origin, tuple(site["layer_bytes"]), model, works, units=site.get("units", 1))
 
 
 def played(job: Job, name: str, scenario: Scenario) -> SimulationOutcome:
-    """The scenario in the simulator, without noise; its detector finds what there is, as the live one does."""
+    """The scenario in the simulator, without noise; its detector finds what there is and measures it exactly, as the live one
+    does on a virtual device."""
     chosen = policy(name)
     chosen.slow_recall, chosen.checkpoint_s = 1.0, None
     hours = PHASE_S * (1 + len(scenario.kinds)) / 3600.0
-    return simulate(job, chosen, scenario.cluster_events, SimulationOptions(hours=hours, noise_cv=0.0))
+    return simulate(job, chosen, scenario.cluster_events, SimulationOptions(hours=hours, noise_cv=0.0, speed_error=0.0))
 
 
 def _at(outcome: SimulationOutcome, end_s: float) -> float:

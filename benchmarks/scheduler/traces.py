@@ -18,7 +18,6 @@ from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulat
 from unskew.analytics.lab.simulator.specs import parse_cluster, parse_faults
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.policies.registry import POLICIES
-from unskew.analytics.policies.unskew import UnskewPolicy
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 from unskew.edge.failure_trace import load_trace
@@ -27,7 +26,7 @@ from unskew.edge.run_study import run_study
 JOBS = ("llama2-7b,dp=8", "llama-30b", "llama2-70b,dp=2", "llama2-70b", "llama2-70b,dp=16")
 """64, 64, 128, 256 and 1,024 GPUs."""
 LEVELS_UP_TO = 128
-"""GPUs up to which ResiHP is played, and Unskew with its levels as candidates: 9/10 of the planning of larger jobs."""
+"""GPUs up to which ResiHP is played: its planning takes long in larger jobs."""
 MOST_DEVICE_HOURS, DENSE_UP_TO = 3_000.0, 48.0
 """A recorded trace of so many hours or fewer, in which nodes go and come by the minute, is played for at most so many
 GPU-hours."""
@@ -74,8 +73,7 @@ def _measured(cell: Cell) -> Figures:
     """What one policy makes of one trace: effective time and capacity in %, losses, hours."""
     job, trace, name = parse_cluster(cell.params["job"]), cell.params["trace"], cell.params["policy"]
     cluster_events, hours = _played(job, trace)
-    policy = UnskewPolicy(levels=job.devices <= LEVELS_UP_TO) if name == "unskew" else POLICIES[name]()
-    outcome = simulate(job, policy, cluster_events, SimulationOptions(hours=hours))
+    outcome = simulate(job, POLICIES[name](), cluster_events, SimulationOptions(hours=hours))
     effective, capacity = 100.0 * outcome.effective, 100.0 * outcome.capacity
     facts = {"effective": effective, "capacity": capacity, "losses": float(outcome.failures), "hours": hours}
     return {f"{cell.name}: {fact}": value for fact, value in facts.items()}

@@ -9,16 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from unskew.analytics.cluster.event import ClusterEvent
-from unskew.analytics.core.constants import constant
 
 _NOISE, _FOUND, _MEASURED, _DELAY, _PAUSES = range(5)
 
 
 class SeededRandomness:
-    """`estimate_error`: the largest share by which something that the policy estimates is off, without its knowing."""
+    """`estimate_error`: the largest share by which something that the policy estimates is off, without its knowing;
+    `speed_error`: the standard deviation of a measured speed."""
 
-    def __init__(self, seed: int, estimate_error: float) -> None:
-        self._seed, self._estimate_error = seed, estimate_error
+    def __init__(self, seed: int, estimate_error: float, speed_error: float) -> None:
+        self._seed, self._estimate_error, self._speed_error = seed, estimate_error, speed_error
         self.noise = np.random.default_rng([seed, _NOISE])
 
     def found(self, event: ClusterEvent, recall: float) -> bool:
@@ -28,7 +28,7 @@ class SeededRandomness:
     def measured(self, event: ClusterEvent) -> float:
         """A measured speed over the true one."""
         stream = self._stream(_MEASURED, event)
-        return (1.0 + constant("speed_error") * float(stream.standard_normal())) * self._wrong(stream)
+        return (1.0 + self._speed_error * float(stream.standard_normal())) * self._wrong(stream)
 
     def delay(self, event: ClusterEvent) -> float:
         """The detector's delay over the one that is estimated."""

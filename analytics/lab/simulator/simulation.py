@@ -33,7 +33,8 @@ __all__ = ["SimulationOptions", "simulate"]
 
 class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`noise_cv`: of one iteration; `spares`: whole nodes; `estimate_error`: speeds, delays and costs as the policy
-    estimates them are wrong by up to this share, without its knowing; `checkpoint_s`: time between checkpoints, None = the
+    estimates them are wrong by up to this share, without its knowing; `speed_error`: of a speed that the detector measures, one
+    standard deviation; `checkpoint_s`: time between checkpoints, None = the
     policy's own (a policy that writes none writes none either way)."""
 
     hours: float
@@ -41,6 +42,7 @@ class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
     spares: int = 0
     noise_cv: float = constant("iteration_cv")
     estimate_error: float = msgspec.field(name="belief_error", default=0.0)
+    speed_error: float = constant("speed_error")
     checkpoint_s: float | None = None
 
 
@@ -53,7 +55,7 @@ _State = Literal["running", "detecting", "pausing", "waiting", "stopped"]
 class _Simulation:
     def __init__(self, job: Job, policy: Policy, options: SimulationOptions) -> None:
         self.job, self.policy, self.options = job, policy, options
-        self.randomness = SeededRandomness(options.seed, options.estimate_error)
+        self.randomness = SeededRandomness(options.seed, options.estimate_error, options.speed_error)
         self.end_s = options.hours * 3600.0
         self.checkpoint_s = policy.checkpoint_s and (options.checkpoint_s or policy.checkpoint_s)
         self.hardware = Hardware(job, options.spares)
@@ -189,6 +191,7 @@ class _Simulation:
             known.spares,
             dict(known.slow_since),
             self.held,
+            self.end_s,
         )
         self.apply(event, self.policy.react(cluster, event), before)
 

@@ -13,8 +13,9 @@ from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.packing import pack
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.products import AGREE, StandbyReading, concluded
-from unskew.analytics.scheduler.propose import SchedulerState, propose
+from unskew.analytics.scheduler.propose import propose
 from unskew.analytics.scheduler.recovery import recover
+from unskew.analytics.scheduler.state import SchedulerState
 
 LEAST = 1.15
 

@@ -18,6 +18,7 @@ from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.planners.malleus import plan_malleus
 from unskew.analytics.policies.base import WAITING, ClusterView, Policy, Reaction, survives
+from unskew.analytics.policies.joint import JointPolicy
 from unskew.analytics.policies.nothing import NothingPolicy
 from unskew.analytics.policies.papers.adaptra import AdaptraPolicy
 from unskew.analytics.policies.papers.bamboo import BambooPolicy
@@ -288,7 +289,7 @@ def test_unskew_partitions_per_replica_where_resihp_forces_one() -> None:
     assert iteration_s(job, unskew, slow) < iteration_s(job, resihp, slow) < iteration_s(job, healthy(job), slow)
     keeps = ask(UnskewPolicy(), job, speeds_of(job, {0: 0.999}), kind="slowed")
     assert keeps.layout == healthy(job)
-    assert keeps.reason.startswith("keeps what runs")
+    assert keeps.reason.startswith("plan 0 is the best")
 
 
 @pytest.mark.parametrize("name", ["resihp", "unskew", "malleus"])
@@ -308,8 +309,8 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(PolicyError, match="checkpoint-restart"):
         policy("pray")
     assert {"none", "checkpoint-restart", "oobleck", "recycle", "greyhound", "adaptra", "malleus", "ntp", "recover", "ft-hsdp",
-            "resihp", "resihp-tp", "unskew", "strengthened-recycle", "strengthened-oobleck", "bamboo", "recycle-staggered",
-            } == set(POLICIES)  # fmt: skip
+            "resihp", "resihp-tp", "joint", "unskew", "strengthened-recycle", "strengthened-oobleck", "bamboo",
+            "recycle-staggered"} == set(POLICIES)  # fmt: skip
 
 
 RETURNING = [name for name, make in POLICIES.items() if make().checkpoint_s is not None]
@@ -355,15 +356,20 @@ def test_survivors_that_hold_the_model_only_together_are_laid_out_anew() -> None
     job = JOBS["llama2-70b"]
     dead = [device for replica in range(4) for stage in range(4, 16) for device in job.group(replica, stage)]
     speeds = speeds_of(job, dict.fromkeys(dead, 0.0))
-    answer = ask(UnskewPolicy(), job, speeds)
+    answer = ask(JointPolicy(), job, speeds)
     assert answer.layout is not None
     assert answer.redo == "checkpoint"
     assert answer.layout.devices == set(range(job.devices)) - set(dead)
     assert len(answer.layout.pipelines) >= 2  # every layer is held twice
     assert iteration_s(job, answer.layout, speeds) * 0.25 < 1.1 * fault_free_s(job)  # a quarter of the devices
-    assert ask(UnskewPolicy(), job, np.zeros(job.devices)).layout == WAITING
-    assert ask(UnskewPolicy(), job, speeds, kind="joined", layout=WAITING).layout == answer.layout
+    assert ask(JointPolicy(), job, np.zeros(job.devices)).layout == WAITING
+    assert ask(JointPolicy(), job, speeds, kind="joined", layout=WAITING).layout == answer.layout
     assert ask(ResihpPolicy(), job, speeds).layout == WAITING  # no stage 5 anywhere, no whole replica
+    ranks_for = ask(UnskewPolicy(), job, speeds)  # as a run that waits for ranks: even replicas, as many as there are ranks for
+    assert ranks_for.layout is not None
+    assert ranks_for.redo == "checkpoint"
+    assert [pipeline.layers for pipeline in ranks_for.layout.pipelines] == [(5,) * 16]
+    assert ask(UnskewPolicy(), job, np.zeros(job.devices)).layout == WAITING
 
 
 @pytest.mark.slow

@@ -22,8 +22,9 @@ from unskew.analytics.pipeline.prediction import predict_iteration, predict_iter
 from unskew.analytics.planners.adaptis.searched import searched_plan
 from unskew.analytics.scheduler.candidates import members_of
 from unskew.analytics.scheduler.cost_benefit import interval
-from unskew.analytics.scheduler.propose import SchedulerOptions, SchedulerState, propose
+from unskew.analytics.scheduler.propose import propose
 from unskew.analytics.scheduler.recovery import recover
+from unskew.analytics.scheduler.state import SchedulerOptions, SchedulerState
 
 ORIGIN = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=16)
 COST = profile("steady")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.resihp.paper import PAPER
 from unskew.analytics.lab.studies.resihp.sessions import Make, cells, kills, model_of, play, scene
+from unskew.analytics.policies.joint import JointPolicy
 from unskew.analytics.policies.papers.resihp import ResihpPolicy
 from unskew.analytics.policies.registry import POLICIES
 from unskew.analytics.policies.unskew import UnskewPolicy
@@ -12,6 +13,7 @@ from unskew.analytics.policies.unskew import UnskewPolicy
 MIXED: dict[str, Make] = {
     "recycle": POLICIES["recycle-staggered"], "strengthened-recycle": POLICIES["strengthened-recycle"],
     "strengthened-oobleck": POLICIES["strengthened-oobleck"], "resihp": ResihpPolicy, "unskew": UnskewPolicy,
+    "joint": JointPolicy,
 }  # fmt: skip
 LEVEL = 1e-3
 """Two throughputs that differ by less are level: the noise of a session's iterations."""

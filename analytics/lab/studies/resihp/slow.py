@@ -13,6 +13,7 @@ from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.resihp.paper import PAPER
 from unskew.analytics.lab.studies.resihp.sessions import Make, job_of, model_of, played
 from unskew.analytics.policies.base import ClusterView, Policy
+from unskew.analytics.policies.joint import JointPolicy
 from unskew.analytics.policies.papers.resihp import ResihpPolicy
 from unskew.analytics.policies.registry import POLICIES
 from unskew.analytics.policies.unskew import UnskewPolicy
@@ -22,6 +23,7 @@ _SLOWED: dict[str, Make] = {
     "adaptra": POLICIES["adaptra"],
     "resihp": ResihpPolicy,
     "unskew": UnskewPolicy,
+    "joint": JointPolicy,
 }
 
 

@@ -12,6 +12,7 @@ import typer
 from unskew.commands.common import JsonOption, checking_input, fail, known_run, locate, refuse, write_json
 
 if TYPE_CHECKING:
+    from unskew.analytics.cluster.job import Job
     from unskew.analytics.lab.simulator.outcome import SimulationOutcome
     from unskew.analytics.policies.base import Policy
 
@@ -68,6 +69,7 @@ def simulate(
         job = parse_cluster(cluster)
     with checking_input("--policy"):
         chosen = [policy_named(name) for name in policy.split(",")]
+    _refuse_too_large(chosen, job)
     if checkpoint_s is not None:
         _refuse_without_checkpoints(chosen)
     if spares:
@@ -103,6 +105,15 @@ def simulate(
         outcomes.append(outcome)
     _print(outcomes, [answer["run_id"] for answer in answers if "run_id" in answer])
     write_json(json, {"cluster": cluster, "faults": faults, "hours": hours, "seed": seed, "policies": answers})
+
+
+def _refuse_too_large(chosen: Sequence[Policy], job: Job) -> None:
+    for one in chosen:
+        if one.most_devices is not None and job.devices > one.most_devices:
+            refuse(
+                f"--policy {one.name} plans rank by rank, for at most {one.most_devices:,} GPUs, not for {job.devices:,}; "
+                "--policy joint plans for more"
+            )
 
 
 def _refuse_without_checkpoints(chosen: Sequence[Policy]) -> None:

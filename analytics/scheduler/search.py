@@ -1,0 +1,257 @@
+"""The search for a plan: named candidates, then one step after another from the best, each scored on the recent batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import inf
+from statistics import fmean
+
+import msgspec
+import numpy as np
+
+from unskew.analytics.core.cost import speed_of
+from unskew.analytics.core.layout import Layout, Pipeline, to_plan, weighted
+from unskew.analytics.core.plan import Plan, PlanError, split_evenly, splits_backward
+from unskew.analytics.pipeline.dag import Array
+from unskew.analytics.pipeline.prediction import layer_costs, model_for
+from unskew.analytics.planners.adaptis.searched import RankTimes, searched_anew, searched_layout
+from unskew.analytics.planners.costing import pipeline_bound_us
+from unskew.analytics.planners.problem import Level, PlannerJob
+from unskew.analytics.scheduler.candidates import (
+    AS_BEFORE,
+    anew_layout,
+    joint_layout,
+    members_of,
+    named_layouts,
+    neighbours,
+    staffed,
+)
+from unskew.analytics.scheduler.changes import moved_layers
+from unskew.analytics.scheduler.crews import Crew, Crews, shares_of
+from unskew.analytics.scheduler.pricing import Pricing
+from unskew.analytics.scheduler.state import SchedulerOptions, SchedulerState
+from unskew.collector.events import CHUNK_KINDS
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One plan that was scored: layer counts and micro-batches per replica, predicted mean iteration, cost of getting there.
+
+    `members`: the ranks of each replica in the order of its stages; `parts`, where some are tensor-parallel groups: per replica
+    and stage what each member has of a layer, in any unit.
+    """
+
+    name: str
+    members: tuple[tuple[int, ...], ...]
+    layers: tuple[tuple[int, ...], ...]
+    micro_batches: tuple[int, ...]
+    predicted_us: float
+    moved_layers: int
+    cost_us: float
+    parts: tuple[tuple[tuple[int, ...], ...], ...] = ()
+
+
+class Bench:
+    """Scores plans on the recent batches and remembers what it scored."""
+
+    def __init__(self, plan: Plan, state: SchedulerState, now: int, levels: tuple[Level, ...]) -> None:
+        self.current, self.state, self.now, self.remaining = plan, state, now, state.iterations - now
+        self.costs = layer_costs(state.batches, model_for(state.cost, plan.schedule))
+        self.scored: dict[Layout, Candidate] = {}
+        self.plans: dict[Candidate, Plan] = {}
+        self._least_us: dict[Pipeline, float] = {}
+        self._first_layers = {tuple(hop.n_layers for hop in route.hops) for route in state.origin.routes}
+        room = inf if state.room_bytes is None else state.room_bytes / fmean(state.layer_bytes)
+        self.crews = Crews(self.costs, state.speeds, state.units, room, even="tp" not in levels)
+        self.levels = levels
+        self.pricing = Pricing(self.costs, state.speeds)
+
+    def score(self, name: str, layout: Layout, plan: Plan | None = None) -> tuple[Candidate, int]:
+        """The candidate, and the replica that finishes last under it; `plan`: its plan, where it has an order of its own."""
+        paced = layout if name in AS_BEFORE else self.crews.paced(layout)
+        plan = plan or to_plan(paced, self.current.n_layers, plan_version=self.current.plan_version + 1)
+        plan = msgspec.structs.replace(plan, layer_weights=self.current.layer_weights)
+        price = self.pricing.of(plan)
+        moved = moved_layers(self.current, plan)
+        regroup_us = self.state.regroup_us if plan.digest != self.current.digest else 0.0
+        cost_us = regroup_us + sum(self.state.layer_bytes[layer] * part for layer, part in moved) / self.state.bytes_per_us
+        candidate = Candidate(
+            name=name,
+            members=tuple(tuple(rank for group in pipeline.groups for rank in group) for pipeline in layout.pipelines),
+            layers=tuple(pipeline.layers for pipeline in layout.pipelines),
+            micro_batches=tuple(pipeline.micro_batches for pipeline in layout.pipelines),
+            predicted_us=float(price.iteration_us.mean()),
+            moved_layers=len(moved),
+            cost_us=cost_us,
+            parts=shares_of(layout),
+        )
+        self.scored[layout], self.plans[candidate] = candidate, plan
+        return candidate, price.last
+
+    def objective(self, candidate: Candidate) -> float:
+        """Mean iteration time with the cost of the change spread over the rest of the run."""
+        return candidate.predicted_us + candidate.cost_us / self.remaining
+
+    def job(self, members: int) -> PlannerJob:
+        """The mean micro-batch of the recent batches as the planners take it, with the memory of so many ranks for each
+        stage."""
+        of_layers, of_head = self.costs.at((self.state.cost.device_class, 1))
+        layer_us = {kind: float(us.mean()) for kind, us in of_layers.items()}
+        head_us = sum(float(us.mean()) for us in of_head.values())
+        return PlannerJob(
+            n_layers=self.current.n_layers,
+            micro_batches=len(self.current.routes),
+            forward_us=layer_us["F"],
+            backward_us=sum(us for kind, us in layer_us.items() if kind != "F"),
+            head_layers=head_us / sum(layer_us.values()),
+            message_us=self.state.cost.message_us,
+            schedule="zb-h1" if splits_backward(self.current.schedule) else "1f1b",
+            layer_bytes=fmean(self.state.layer_bytes) if self.state.layer_bytes else 0.0,
+            capacity_bytes=self.state.room_bytes and self.state.room_bytes * members,
+        )
+
+    def may(self, layout: Layout) -> bool:
+        """Whether everybody has room, and nothing but the levels in force differs from the first plan."""
+        working = [pipeline for pipeline in layout.pipelines if pipeline.groups]
+        counts = [pipeline.micro_batches for pipeline in working]
+        return (
+            self.crews.fit(layout)
+            and self._within_nodes(working)
+            and ("dp" in self.levels or max(counts) - min(counts) <= 1)
+            and ("pp" in self.levels or all(pipeline.layers in self._first_layers for pipeline in working))
+        )
+
+    def _within_nodes(self, pipelines: Iterable[Pipeline]) -> bool:
+        size = self.state.ranks_per_node
+        return not size or all(len({rank // size for rank in group}) == 1 for one in pipelines for group in one.groups)
+
+    def within_levels(self, layout: Layout) -> Layout:
+        """Without the dp level: with the same micro-batches for all who work."""
+        if "dp" in self.levels:
+            return layout
+        counts = iter(split_evenly(layout.micro_batches, sum(bool(one.groups) for one in layout.pipelines)))
+        pipelines = (
+            msgspec.structs.replace(one, micro_batches=next(counts)) if one.groups else one for one in layout.pipelines
+        )
+        return msgspec.structs.replace(layout, pipelines=tuple(pipelines))
+
+    @property
+    def sound(self) -> bool:
+        """Whether all who began the run are there and healthy."""
+        slow = any(speed < 1.0 for kinds in self.state.speeds.values() for speed in kinds.values())
+        return not slow and self.state.alive.issuperset(self.state.origin.ranks)
+
+    def least_us(self, pipeline: Pipeline) -> float:
+        """No iteration in which `pipeline` takes part is shorter, in the mean over the batches: a bound for the mean
+        micro-batch, for a makespan is convex in the times of its chunks. 0 where none is known."""
+        if pipeline not in self._least_us:
+            self._least_us[pipeline] = self._bound_us(pipeline)
+        return self._least_us[pipeline]
+
+    def _bound_us(self, pipeline: Pipeline) -> float:
+        groups, schedule = pipeline.groups, self.current.schedule
+        if schedule not in ("1f1b", "zb-h1") or self.current.layer_weights or len(set(groups)) < len(groups) or not groups:
+            return 0.0
+        crews = map(Crew, groups, pipeline.shares or ((),) * len(groups))
+        of_kind = np.array([self.crews.time_of(crew).least_us for crew in crews])
+        times = np.array(pipeline.layers)[:, None] * of_kind[:, :, 0]
+        times[-1] += of_kind[-1, :, 1]
+        count, cost = pipeline.micro_batches, self.state.cost
+        if schedule == "1f1b":
+            bound_us = float(pipeline_bound_us(times[None, :, 0], times[None, :, 1], count, cost.message_us)[0])
+        else:  # a stage works after the first forward has come, and its last backward has to go all the way back
+            before = np.cumsum(times, axis=0) - times + cost.message_us * np.arange(len(times))[:, None]
+            back_us = count * (times[:, 0] + times[:, 1]) + before[:, 1]
+            bound_us = float((before[:, 0] + np.maximum(count * times.sum(axis=1), back_us)).max())
+        return cost.iteration_end_us + bound_us
+
+    def times_by_kind(self) -> dict[int, RankTimes]:
+        """Mean F, B and W of a micro-batch on each living rank."""
+
+        def each(costs: dict[str, Array], rank: int) -> tuple[float, ...]:
+            return tuple(float(costs[kind].mean()) / speed_of(self.state.speeds, rank, kind) for kind in CHUNK_KINDS)
+
+        places = {rank: self.costs.at(self.state.cost.place_of(rank)) for rank in self.state.alive}
+        return {rank: (each(of_layers, rank), each(of_head, rank)) for rank, (of_layers, of_head) in places.items()}
+
+
+def _score_searched(bench: Bench, best: Candidate) -> None:
+    """Of a run that began with a searched plan: that plan while its ranks live, and AdaPtis' search anew for the replicas and
+    micro-batches of the best plan so far, at the estimated speeds (planners/adaptis/searched.py)."""
+    origin, version = bench.state.origin, bench.current.plan_version + 1
+    if bench.state.alive.issuperset(origin.ranks):
+        bench.score("the searched plan of the start", searched_layout(origin), origin.renumbered(version))
+    ranks = [tuple(dict.fromkeys(members)) for members in best.members]
+    try:
+        anew = searched_anew(
+            version,
+            [*zip(ranks, best.micro_batches, strict=True)],
+            bench.times_by_kind(),
+            message_us=bench.state.cost.message_us,
+            n_layers=bench.current.n_layers,
+            layer_weights=bench.current.layer_weights,
+        )
+    except PlanError:
+        return
+    bench.score("searched anew (AdaPtis)", searched_layout(anew), anew)
+
+
+def best_of(bench: Bench, options: SchedulerOptions) -> Candidate:
+    """The best candidate found; `bench.scored` then holds all of them. Raises `PlanError` when none has room."""
+    layouts: dict[Layout, tuple[Candidate, int]] = {}
+    for name, found in _named(bench, options):
+        layout = bench.within_levels(found)
+        if layout not in layouts and bench.may(layout):
+            layouts[layout] = bench.score(name, layout)
+    if not layouts:
+        raise PlanError("the ranks that are left have no room for the model")
+    layout = min(layouts, key=lambda key: bench.objective(layouts[key][0]))
+    best, last = layouts[layout]
+    improved = True
+    while improved:
+        improved = False
+        for name, neighbour in neighbours(layout, last, bench.crews):
+            if neighbour in bench.scored or bench.pricing.scheduled_actions >= options.search_actions:
+                continue
+            changed = [one for one, old in zip(neighbour.pipelines, layout.pipelines, strict=True) if one != old]
+            if max(map(bench.least_us, changed)) >= bench.objective(best) or not bench.may(neighbour):
+                continue
+            candidate, finishes_last = bench.score(name, neighbour)
+            if bench.objective(candidate) < bench.objective(best):
+                layout, best, last, improved = neighbour, candidate, finishes_last, True
+                break
+    if bench.state.origin.orders:
+        _score_searched(bench, best)
+        best = min(bench.scored.values(), key=bench.objective)
+    limit = bench.objective(best) * (1 + options.tie_percent / 100)
+    near = [candidate for candidate in bench.scored.values() if bench.objective(candidate) <= limit]
+    if bench.sound and (first := [one for one in near if bench.plans[one].digest == bench.state.origin.digest]):
+        return first[0]
+    return min(near, key=lambda candidate: (candidate.moved_layers, bench.objective(candidate)))
+
+
+def _named(bench: Bench, options: SchedulerOptions) -> Iterator[tuple[str, Layout]]:
+    """The candidates that the local search starts from. A replica whose ranks have no room for the model is none; who lives of
+    it can serve in another one."""
+    current, crews, speeds = bench.current, bench.crews, bench.state.speeds
+    everybody = tuple(
+        tuple(crews.fitting(group, current.role_of) for group in groups)
+        for groups in members_of(bench.state.origin, bench.state.alive, current)
+    )
+    if "tp" not in bench.levels:
+        teams = {bench.state.origin.team_of.get(rank, (rank,)) for rank in bench.state.origin.ranks}
+        everybody = tuple(tuple(group for group in groups if group in teams) for groups in everybody)
+    members = tuple(
+        groups if sum(crews.most_layers(crews.cut(group), current.n_layers) for group in {*groups}) >= current.n_layers else ()
+        for groups in everybody
+    )
+    slowest = {rank: min(speeds.get(rank, {}).values(), default=1.0) for rank in bench.state.alive}
+    leavers = sorted((rank for rank in slowest if slowest[rank] < options.leave_below), key=lambda rank: (slowest[rank], rank))
+    job = bench.job(max((len(group) for groups in everybody for group in groups), default=1))
+    may_leave = options.leave_below > 0
+    found = list[tuple[str, Layout]]()
+    if any(members):
+        yield from named_layouts(current, bench.state.origin, members, crews, leavers)
+        found += joint_layout(current, staffed(members, crews), crews, job, may_leave=may_leave)
+    at_least = min(2, max(1, sum(map(bool, members))))
+    found += anew_layout(current, staffed(everybody, crews), crews, job, at_least=at_least, may_leave=may_leave)
+    yield from ((name, weighted(layout, current.layer_weights)) for name, layout in found)
