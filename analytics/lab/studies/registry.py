@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unskew.analytics.lab.studies import bloom, failure_model, others, prediction_error, scale
+from unskew.analytics.lab.studies import bloom, failure_model, levels, others, prediction_error, scale
 from unskew.analytics.lab.studies.frame import Study
 from unskew.analytics.lab.studies.resihp import large, mixed, slow, table6
 
@@ -21,6 +21,7 @@ STUDIES: dict[str, Study] = {
         others.ADAPTIS,
         others.MALLEUS,
         others.WHAT_IF,
+        levels.LEVELS,
         scale.SCALE,
         bloom.BLOOM,
     )
