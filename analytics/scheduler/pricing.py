@@ -74,7 +74,7 @@ class Pricing:
             (plan.role_of[rank].part, tuple(sorted(self.speeds.get(rank, {}).items())), cost.class_of.get(rank, ""))
             for rank in ranks
         )
-        way = tuple((hop.first_layer, hop.n_layers, tuple(number[rank] for rank in hop.ranks)) for hop in routes[0].hops)
+        path = tuple((hop.first_layer, hop.n_layers, tuple(number[rank] for rank in hop.ranks)) for hop in routes[0].hops)
         links = tuple(
             (number[one.sender], number[one.receiver], one.more_us)
             for one in cost.slow_links
@@ -84,7 +84,7 @@ class Pricing:
             tuple(value for role, value in zip(plan.roles, values, strict=False) if role.rank in number)
             for values in (plan.paces, plan.in_flight)
         ]
-        return plan.schedule, plan.layer_weights, who, way, len(routes), links, *order
+        return plan.schedule, plan.layer_weights, who, path, len(routes), links, *order
 
 
 def _apart(plan: Plan) -> list[list[Route]] | None:

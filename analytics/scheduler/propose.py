@@ -25,7 +25,7 @@ import msgspec
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.scheduler.changes import describe
 from unskew.analytics.scheduler.cost_benefit import CostBenefit, interval, weigh
-from unskew.analytics.scheduler.search import Bench, Candidate, best_of
+from unskew.analytics.scheduler.search import Candidate, PlanBench, best_of
 from unskew.analytics.scheduler.state import SchedulerOptions, SchedulerState
 from unskew.collector.events import PlanProposed
 
@@ -90,7 +90,7 @@ def propose(
         return None, f"the plan still counts on rank {gone[0]}, which is not alive: recover first"
     if remaining < 1 or not state.batches:
         return None, "the run is at its end" if remaining < 1 else "no iteration has been committed yet to predict on"
-    bench = Bench(plan, state, now_iteration, options.levels)
+    bench = PlanBench(plan, state, now_iteration, options.levels)
     best = best_of(bench, options)
     proposal = _weigh(bench, best, options)
     if proposal.plan.digest == plan.digest:
@@ -110,7 +110,7 @@ def propose(
     )
 
 
-def _weigh(bench: Bench, best: Candidate, options: SchedulerOptions) -> Proposal:
+def _weigh(bench: PlanBench, best: Candidate, options: SchedulerOptions) -> Proposal:
     """The best candidate against the current plan, on the same batches."""
     chosen = bench.plans[best]
     baseline = bench.pricing.of(bench.current).iteration_us
@@ -161,7 +161,7 @@ def _objection(proposal: Proposal, worth: CostBenefit, options: SchedulerOptions
     return None
 
 
-def _worth(bench: Bench, proposal: Proposal, options: SchedulerOptions) -> CostBenefit:
+def _worth(bench: PlanBench, proposal: Proposal, options: SchedulerOptions) -> CostBenefit:
     """Gain against cost over the life of the fault: of several the one that began last, which is expected to end first."""
     baseline_s = proposal.baseline_us / 1e6
     estimated = {rank: min(kinds.values(), default=1.0) for rank, kinds in bench.state.speeds.items()}

@@ -50,7 +50,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parts: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
 
-class Bench:
+class PlanBench:
     """Scores plans on the recent batches and remembers what it scored."""
 
     def __init__(self, plan: Plan, state: SchedulerState, now: int, levels: tuple[Level, ...]) -> None:
@@ -174,7 +174,7 @@ class Bench:
         return {rank: (each(of_layers, rank), each(of_head, rank)) for rank, (of_layers, of_head) in places.items()}
 
 
-def _score_searched(bench: Bench, best: Candidate) -> None:
+def _score_searched(bench: PlanBench, best: Candidate) -> None:
     """Of a run that began with a searched plan: that plan while its ranks live, and AdaPtis' search anew for the replicas and
     micro-batches of the best plan so far, at the estimated speeds (planners/adaptis/searched.py)."""
     origin, version = bench.state.origin, bench.current.plan_version + 1
@@ -195,7 +195,7 @@ def _score_searched(bench: Bench, best: Candidate) -> None:
     bench.score("searched anew (AdaPtis)", searched_layout(anew), anew)
 
 
-def best_of(bench: Bench, options: SchedulerOptions) -> Candidate:
+def best_of(bench: PlanBench, options: SchedulerOptions) -> Candidate:
     """The best candidate found; `bench.scored` then holds all of them. Raises `PlanError` when none has room."""
     layouts: dict[Layout, tuple[Candidate, int]] = {}
     for name, found in _named(bench, options):
@@ -229,7 +229,7 @@ def best_of(bench: Bench, options: SchedulerOptions) -> Candidate:
     return min(near, key=lambda candidate: (candidate.moved_layers, bench.objective(candidate)))
 
 
-def _named(bench: Bench, options: SchedulerOptions) -> Iterator[tuple[str, Layout]]:
+def _named(bench: PlanBench, options: SchedulerOptions) -> Iterator[tuple[str, Layout]]:
     """The candidates that the local search starts from. A replica whose ranks have no room for the model is none; who lives of
     it can serve in another one."""
     current, crews, speeds = bench.current, bench.crews, bench.state.speeds

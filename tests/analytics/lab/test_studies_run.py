@@ -64,7 +64,7 @@ def test_scale_has_every_policy_at_every_size_and_draws_the_growth_without_a_net
     cells = [Cell(study="scale", name=f"{size} GPUs", seed=1, params={"size": size}) for size in sizes]
     result = run_study(msgspec.structs.replace(SCALE, cells=lambda _seeds: cells), seeds=1, out=tmp_path)
     effective = {row.figure: row.ours for row in result.rows if "seconds" not in row.figure}
-    assert len(effective) == len(sizes) * 5
+    assert len(effective) == len(sizes) * 6
     assert all(value is not None and 50.0 < value < 100.001 for value in effective.values())
     page = (tmp_path / "scale" / "plot.html").read_text()
     assert (tmp_path / "plotly.min.js").stat().st_size > 10**6
