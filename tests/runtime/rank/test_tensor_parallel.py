@@ -37,6 +37,7 @@ def undisturbed(options: RunOptions) -> list[float]:
     return expected_losses(options, {number: dict.fromkeys(range(options.dp), number) for number in range(options.iterations)})
 
 
+@pytest.mark.slow
 def test_groups_train_as_single_ranks_do(tmp_path: Path) -> None:
     run = train(tmp_path, base=TP)
     assert_exact(run, undisturbed(TP), {0, 1, 2, 3})
@@ -47,6 +48,7 @@ def test_groups_train_as_single_ranks_do(tmp_path: Path) -> None:
     assert {(one["rank"], one["peer"]) for one in sent} == {(0, 2), (1, 3), (2, 0), (3, 1)}, "each byte crosses once"
 
 
+@pytest.mark.slow
 def test_a_dead_shard_and_a_slow_one_change_no_digit(tmp_path: Path) -> None:
     """The other replica does what the group did; the slow member's peer waits, and is not accused."""
     options = msgspec.structs.replace(TP, pp=1, dp=2, micro_batches=4, iterations=16)
@@ -131,6 +133,7 @@ def propose_in_turn(forms: Sequence[Any], monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("unskew.analytics.loop.asking.propose", propose)
 
 
+@pytest.mark.slow
 def test_groups_are_cut_anew_shrink_and_grow_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uneven parts; one replica shrinks, its second rank on standby, while the other grows to three; all as it was."""
     forms = [
@@ -147,6 +150,7 @@ def test_groups_are_cut_anew_shrink_and_grow_live(tmp_path: Path, monkeypatch: p
     assert len(run.of(PlanApplied)) == 4
 
 
+@pytest.mark.slow
 def test_what_is_left_of_two_groups_that_were_cut_otherwise_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 5/3 and 4/4 heads there are the first five and the last four: one of them, which both have, is the first one's."""
     propose_in_turn([[[((0, 1), (5, 3))], [((2, 3), (1, 1))]]], monkeypatch)
