@@ -1,8 +1,8 @@
 """Was a stretch that was named in a recorded series slow, and is it a phase of its own? Tests that know no detector.
 
 It was slow where `PERSISTS` of its iterations or more took longer than `USUAL` of the `AROUND` before, and of those after it:
-spikes among usual iterations are not. A stretch that was not slow is a false alarm. One that was may still be what the series
-does by itself now and then, or its work's.
+spikes among usual iterations are not. One that was slow may still be what the series does by itself now and then, or its
+work's: a false alarm too.
 
 How far a stretch stands out: the log of the median of its n iterations, less that of the `AROUND` before or after it,
 whichever is more. It is a phase of its own where all of these hold:

@@ -38,8 +38,8 @@ def job_wide() -> list[Figure]:
     """MLPerf Training and Megatron-LM: episodes as they are, and slowdowns put into the same series."""
     names = (
         "MLPerf and Megatron series: episodes named that are phases of their own",
-        "MLPerf and Megatron series: false alarms, nothing was slow",
-        "MLPerf and Megatron series: slow, but as the series is now and then, or its work",
+        "MLPerf and Megatron series: false alarms, the series' own noise or its work",
+        "MLPerf and Megatron series: of these, stretches in which nothing was slow",
         f"MLPerf and Megatron series: job-wide slowdowns of {INJECTED:g} found",
     )
     series = [*mlperf(), *megatron()]
@@ -63,12 +63,12 @@ def job_wide() -> list[Figure]:
         found = settled(judge(enumerate(1e6 * slowed)))
         hits += any(abs(v.since_iteration - at) <= 20 and v.at_iteration >= at for v in found)
         n += 1
-    real, own = ([str(one) for one in phases if one.slow and bool(one.why) is of_itself] for of_itself in (False, True))
-    false = [str(one) for one in phases if not one.slow]
+    real, false = ([str(one) for one in phases if bool(one.why) is wrong] for wrong in (False, True))
+    even = [str(one) for one in phases if not one.slow]
     return [
         figure(names[0], len(real), "", better="higher", note="; ".join([f"{len(series)} series", *real])),
         figure(names[1], len(false), "", bar=FALSE_BEFORE, better="lower", note="; ".join(false)),
-        figure(names[2], len(own), "", better="lower", note="; ".join(own)),
+        figure(names[2], len(even), "", better="lower", note="; ".join(even)),
         figure(names[3], 100 * hits / n, "%", bar=95, better="higher", note=f"{hits} of {n} series of {2 * ROOM} and more"),
     ]
 
