@@ -35,6 +35,14 @@ def test_its_diagnosis_names_the_ranks_that_were_slowed_and_killed(tmp_path: Pat
     assert (ended["status"], ended["n_dropped"]) == ("done", 0)
 
 
+def test_it_replays_as_it_was_decided() -> None:
+    """A change of what is decided records it anew: `make demo`."""
+    (run,) = [path.name for path in (DEMO / "sealed").iterdir()]
+    result = CliRunner().invoke(app, ["replay", run, "--store", str(DEMO)])
+    assert result.exit_code == 0, result.output
+    assert " recorded decisions compared, 0 different" in result.stdout
+
+
 def causes(answer: Path) -> list[dict[str, Any]]:
     (found,) = json.loads(answer.read_text())["runs"]
     return list(found["verdicts"])
