@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.processes import collectors, send_signal, tree
-from support.training.runtime_runs import SMALL, train, wait_until
+from support.training.runtime_runs import SMALL, Run, train, wait_until
 from support.training.warm_processes import Forked, warm_process
 
 from unskew.analytics.core.faults import parse_faults
@@ -21,7 +21,7 @@ from unskew.analytics.core.plan import PlanError
 from unskew.analytics.scheduler.recovery import recover
 from unskew.collector import rights
 from unskew.collector.command import Command
-from unskew.collector.events import CheckpointSaved, DeviceJoined, Note, RunStarted
+from unskew.collector.events import CheckpointSaved, DeviceJoined, IterationCommitted, Note, RunStarted
 from unskew.collector.files.checkpoints import CheckpointIndex, checkpoints, part_name, seal
 from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.paths import Store
@@ -120,8 +120,16 @@ def test_everything_dies_and_the_run_goes_on_from_disk_on_fewer_ranks(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.limit(60)
 def test_a_death_costs_the_checkpoint_at_most_and_a_disk_that_refuses_it_costs_no_rank(tmp_path: Path) -> None:
+    def the_first_is_written(run: Run, entry: Entry) -> None:
+        """Ranks run some iterations ahead of their controller, then they wait for it."""
+        if isinstance(entry.event, IterationCommitted) and (entry.event.iteration, entry.event.rank) == (1, 0):
+            assert wait_until(
+                lambda: len([*run.store.checkpoints(run.id).glob("00000004/*/.metadata")]) == run.options.ranks, 40
+            )
+            time.sleep(0.2)  # until the last has said so
+
     tmp_path.chmod(rights.SHARED)
-    run = train(tmp_path, "kill:rank=1,at=7,point=before_step", checkpoint_every=4)
+    run = train(tmp_path, "kill:rank=1,at=7,point=before_step", checkpoint_every=4, on_event=the_first_is_written)
     made = [(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in (tmp_path / "checkpoints").rglob("*")]
     assert {*made} == {(True, rights.SHARED), (False, 0o660)}, "what torch writes has the rights of the store, too"
     saved = [event.iterations for event in run.of(CheckpointSaved)]
