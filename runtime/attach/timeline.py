@@ -26,7 +26,7 @@ MOST_NAMED = 64
 """Members of larger groups are not spelled out in the group's name."""
 PART_NS, MOST_PIECES = 250_000_000, 64
 """A longer iteration is handed on in parts: a rank that is killed leaves what it had done."""
-CLOSE_NS, FAR_NS, LEAST_NS = 500_000, 10_000_000, 4_000_000
+CLOSE_NS, FAR_NS, LEAST_NS = 200_000, 10_000_000, 1_000_000
 """The time without a core is read where so much has passed: close together while ranks take turns on their cores, which shows
 in which work it fell (a look costs up to 10 us); else far apart, but at the end of each iteration of some length."""
 LOSS_NS = 5_000_000

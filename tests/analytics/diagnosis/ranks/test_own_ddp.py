@@ -12,11 +12,11 @@ import polars as pl
 import pytest
 from support.datasets import dataset
 from support.jobs.ddp_job import LATE, Part, chunk_table, job, kineto, step_table
+from support.jobs.pace import times_as_long
 from support.paths import ROOT
 from typer.testing import CliRunner
 
 from unskew.cli import app
-from unskew.collector.read.reader import open_store
 
 PARTS: tuple[Part, ...] = get_args(Part)
 EXAMPLES = ROOT / "examples"
@@ -67,13 +67,8 @@ def assert_only_what_was_recorded(run: dict[str, Any], store: Path) -> None:
         assert verdict["cause"] == "slow_device", verdict
         (culprit,), until = verdict["culprits"], verdict["until_iteration"] or 1 << 30
         for kind, speed in verdict["speed"].items():
-            took = open_store(store).sql(
-                "select rank, median(us) from (select rank, iteration, sum(wall_us) as us from spans where run = ? and kind = ?"
-                " and iteration between ? and ? group by all) group by rank",
-                [run["run_id"], kind, verdict["since_iteration"], until - 1],
-            )
-            us = dict(took.iter_rows())
-            assert us.pop(culprit["rank"]) * speed > 0.85 * max(us.values()), verdict["sentence"]
+            longer = times_as_long(store, run["run_id"], culprit["rank"], kind, (verdict["since_iteration"], until))
+            assert longer * speed > 0.85, verdict["sentence"]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
