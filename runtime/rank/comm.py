@@ -169,6 +169,7 @@ class Comm:
         self._index = {member: index for index, member in enumerate(self.members)}
         self._rendezvous, self._store = rendezvous, _GlooStore(rendezvous, plan_version)
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._world: Any = None
         self._wanted = [group for group in dict.fromkeys(groups) if rank in group and len(group) > 1]
 
     def build(self) -> None:
@@ -240,6 +241,14 @@ class Comm:
                 # Only connected sockets: Gloo ends the process when its listening socket is touched.
                 copy.getpeername()
                 copy.shutdown(socket.SHUT_RDWR)
+
+    def drop(self) -> None:
+        """Stop, and let go of the groups without waiting: their end, which joins threads of Gloo, takes a second where a
+        peer has died in the middle of a sum, and all who go on would wait for this rank."""
+        self.stop()
+        groups = [*self._groups.values(), self._world]
+        self._groups, self._world = {}, None
+        threading.Thread(target=groups.clear, name="dropped groups", daemon=True).start()
 
 
 class Team:

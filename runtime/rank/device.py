@@ -23,6 +23,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import prod
 from typing import Protocol
 
@@ -36,6 +37,7 @@ from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.workload import Work
 from unskew.collector.events import SlowPart
 from unskew.runtime.protocol import RankSpec
+from unskew.runtime.rank.comm import PeerLost
 
 
 class ChunkTiming(msgspec.Struct, gc=False):
@@ -171,6 +173,14 @@ def _priced_us(team: Members | None) -> float:
     return 0.0 if team is None else team.priced_us
 
 
+def _together(team: Members, start: int, length: int) -> tuple[int, int]:
+    """When all members of a team had begun a chunk, and how long the slowest took. Where one is gone only this one's own are
+    known; the chunk is executed, and whatever comes next breaks."""
+    with suppress(PeerLost):
+        start, length = team.gather_unpriced(torch.tensor([start, length])).amax(dim=0).tolist()
+    return start, length
+
+
 def _read_memory(ns: int) -> None:
     """Copy more than caches hold, again and again, for so much of the thread's time."""
     until, there = time.thread_time_ns() + ns, torch.empty(_MORE_THAN_CACHES)
@@ -237,7 +247,7 @@ class SleepDevice(Device):
         spent = max(length, wall - (waited or 0) - (_blocked_ns(team) - blocked))
         together = spent
         if team is not None:
-            start, together = team.gather_unpriced(torch.tensor([start, spent])).amax(dim=0).tolist()
+            start, together = _together(team, start, spent)
             together += int(1000 * (_priced_us(team) - priced_us))
             time.sleep(max(start + together - time.monotonic_ns(), 0) / 1e9)
         self._free_ns, self._iteration = start + together, chunk.iteration
@@ -275,7 +285,7 @@ class VirtualDevice(Device):
         start = max(self._now_us, chunk.ready_us)
         length = together = round(self._slowed_us(self._cost, chunk))
         if team is not None:
-            start, together = team.gather_unpriced(torch.tensor([start, length])).amax(dim=0).tolist()
+            start, together = _together(team, start, length)
             together += round(_priced_us(team) - priced_us)
         self._now_us = start + together
         timing = ChunkTiming(start, together, length, wait_tp_us=None if team is None else together - length)

@@ -110,7 +110,9 @@ class Executor:
                 self.executed[-1].messages.append(msgspec.structs.replace(span, wall_us=wall_us))
 
     def finish_weights(self) -> None:
-        """After a break: the gradients of weights whose backward pass is done, so that no micro-batch is half in a sum."""
+        """After a break: the gradients of weights whose backward pass is done, so that no micro-batch is half in a sum. The
+        other members of a group are not asked for: they may be gone."""
+        self._team = None
         for action in self._actions:
             key = action.micro_batch, action.hop
             if action.kind == "W" and key in self._deferred and key not in self._held:
@@ -152,15 +154,13 @@ class Executor:
         last = action.first_layer + action.n_layers == self._plan.n_layers
 
         def body() -> Tensor:
-            with self._adding(action):
+            with self._adding(action, whole=not self._split):
                 torch.autograd.backward(y, dy)
+            del self._held[action.micro_batch, action.hop]  # only now: a break in the middle of it leaves it unexecuted
             return y
 
         _, timing = self._device.run(self._chunk(action, last, ready_us), body, self._team)
-        del self._held[action.micro_batch, action.hop]  # only now: a break in the middle of it leaves it unexecuted
         self._done(action, timing, wait_us, messages)
-        if not self._split:
-            self._added(action)
         if x.grad is not None and self._kept.hands_back(action.micro_batch, action.first_layer):
             self._hand_on("B", action, action.hop - 1, x.grad)
 
@@ -169,18 +169,18 @@ class Executor:
         last = action.first_layer + action.n_layers == self._plan.n_layers
 
         def body() -> Tensor:
-            with self._adding(action):
+            with self._adding(action, whole=True):
                 weight_gradients(deferred)
             return _NOTHING
 
         _, timing = self._device.run(self._chunk(action, last, 0), body, self._team)
         self._done(action, timing, 0, [])
-        self._added(action)
 
     @contextmanager
-    def _adding(self, action: Action) -> Iterator[None]:
+    def _adding(self, action: Action, *, whole: bool) -> Iterator[None]:
         """What is computed within is added to the gradients of the layers that lack this micro-batch, and to no others; to none
-        where it breaks."""
+        where it breaks. `whole`: the micro-batch is in their sums then. Both at once: what a device does with a chunk after
+        this may break as well, and a gradient that its layer does not know of would be computed and added again."""
         before = [
             (parameter, parameter.grad, self._kept.counts(number, action.micro_batch))
             for number in range(action.first_layer, action.first_layer + action.n_layers)
@@ -198,11 +198,8 @@ class Executor:
                     parameter.grad = gradient
                 elif gradient is not None:
                     parameter.grad = gradient.add_(parameter.grad)
-
-    def _added(self, action: Action) -> None:
-        """The micro-batch is in the sums of the action's layers that lacked it."""
         for number in range(action.first_layer, action.first_layer + action.n_layers):
-            if self._kept.counts(number, action.micro_batch):
+            if whole and self._kept.counts(number, action.micro_batch):
                 self._layers[number].add(action.micro_batch, self._plan.plan_version, self._losses.get(action.micro_batch))
 
     def _chunk(self, action: Action, has_head: bool, ready_us: int) -> ChunkOf:

@@ -352,10 +352,12 @@ class Rank:
     def _connect(self, comm: Comm) -> None:
         before, self.comm = self.comm, comm
         self.control.use(comm)
-        comm.build()
-        # Only now: a member that is still reading the old groups' last vote would take a closed socket for a loss.
-        if before is not None and before.built:
-            before.stop()
+        try:
+            comm.build()
+        finally:
+            # Only now: a member that is still reading the old groups' last vote would take a closed socket for a loss.
+            if before is not None and before.built:
+                before.drop()
 
     def _settle(self) -> None:
         """Agree on what is committed; what others have committed without a rank on standby it takes as done."""
