@@ -6,7 +6,7 @@ from collections import Counter
 
 from unskew.analytics.core.division import Division
 from unskew.analytics.core.plan import Plan, Role
-from unskew.analytics.shards.parts import ZERO, ends_of
+from unskew.analytics.shards.parts import ZERO, ends_of, size_of
 
 
 def moved_layers(old: Plan, new: Plan) -> tuple[tuple[int, float], ...]:
@@ -16,15 +16,15 @@ def moved_layers(old: Plan, new: Plan) -> tuple[tuple[int, float], ...]:
     for role in new.roles:
         before = old.role_of.get(role.rank)
         alike = before is not None and before.part == role.part
-        new_to_it = [layer for layer in role.layers if before is None or not before.holds(layer, 1)]
-        if alike and not new_to_it:
+        if before is not None and alike and before.ranges == role.ranges:
             continue
-        low, high = ends_of(role.part)
-        moved += [(layer, float(high - low)) for layer in new_to_it]
+        layers, held = role.layers, () if before is None else {*before.layers}
+        share = size_of(role.part)
+        moved += [(layer, share) for layer in layers if layer not in held]
         if before is not None and not alike:
-            first, end = ends_of(before.part)
-            lacking = high - low - max(min(high, end) - max(low, first), ZERO)
-            moved += [(layer, float(lacking)) for layer in role.layers if before.holds(layer, 1) and lacking > 0]
+            (low, high), (first, end) = ends_of(role.part), ends_of(before.part)
+            lacking = float(high - low - max(min(high, end) - max(low, first), ZERO))
+            moved += [(layer, lacking) for layer in layers if layer in held and lacking > 0.0]
     return tuple(moved)
 
 

@@ -49,12 +49,18 @@ class RankTime(msgspec.Struct, frozen=True):
     least_us: tuple[tuple[float, float], ...] = ()
 
 
+KindTimes = tuple[dict[str, float], dict[str, float]]
+"""Mean microseconds of a layer and of the head, per kind of work."""
+
+
 class Crews:
     """What crews take of a mean micro-batch, at the estimated speeds, and how their layers are shared out; `units`: in how many
     a layer can be cut; `room`: how many whole layers a rank can hold; `even`: groups are cut evenly, whatever their speeds."""
 
     def __init__(self, costs: LayerCosts, speeds: Speeds, units: int, room: float = inf, *, even: bool = False) -> None:
         self._costs, self._speeds, self._units, self._room, self._even = costs, speeds, units, room, even
+        self._healthy_us: dict[tuple[str, int], KindTimes] = {}
+        self._rank_us: dict[tuple[int, int], KindTimes] = {}
         self._times: dict[Crew, RankTime] = {}
         self._cut: dict[Group, Crew] = {}
 
@@ -95,7 +101,7 @@ class Crews:
         if layout.schedule != "zb-h1":
             return layout
         cost = self._costs.cost
-        healthy_us = sum(float(us.mean()) for us in self._costs.at((cost.device_class, cost.tp))[0].values())
+        healthy_us = sum(self._healthy((cost.device_class, cost.tp))[0].values())
         pipelines = []
         for pipeline in layout.pipelines:
             crews = map(Crew, pipeline.groups, pipeline.shares or ((),) * len(pipeline.groups))
@@ -123,14 +129,20 @@ class Crews:
             self._times[crew] = RankTime(layer_us + self._sums_us(len(crew.ranks)), head_us, least_us)
         return self._times[crew]
 
-    def _of_rank(self, rank: int, members: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Mean microseconds of a layer and of the head per kind of work, on one of so many members with equal parts."""
-        of_layers, of_head = self._costs.at(self._costs.cost.place_of(rank, members))
-        speed = {kind: speed_of(self._speeds, rank, kind) for kind in of_layers}
-        layer_us, head_us = (
-            {kind: float(us.mean()) / speed[kind] for kind, us in costs.items()} for costs in (of_layers, of_head)
-        )
-        return layer_us, head_us
+    def _of_rank(self, rank: int, members: int) -> KindTimes:
+        """On one of so many members with equal parts."""
+        if (rank, members) not in self._rank_us:
+            of = self._healthy(self._costs.cost.place_of(rank, members))
+            speed = {kind: speed_of(self._speeds, rank, kind) for kind in of[0]}
+            layer_us, head_us = ({kind: us / speed[kind] for kind, us in times.items()} for times in of)
+            self._rank_us[rank, members] = layer_us, head_us
+        return self._rank_us[rank, members]
+
+    def _healthy(self, place: tuple[str, int]) -> KindTimes:
+        if place not in self._healthy_us:
+            layer_us, head_us = ({kind: float(us.mean()) for kind, us in costs.items()} for costs in self._costs.at(place))
+            self._healthy_us[place] = layer_us, head_us
+        return self._healthy_us[place]
 
     def _sums_us(self, members: int) -> float:
         """What the sums of a layer take."""

@@ -90,14 +90,24 @@ def ends_of(part: Part | None) -> tuple[Fraction, Fraction]:
     return (ZERO, ONE) if part is None else (part.low, part.high)
 
 
+def size_of(part: Part | None) -> float:
+    """How much of a layer a part is.
+
+    >>> size_of(Part(1, 4, 4)), size_of(None)
+    (0.75, 1.0)
+    """
+    return 1.0 if part is None else (part.end - part.first) / part.of
+
+
 def make_whole(parts: Iterable[Part | None]) -> bool:
     """Whether parts, in this order, are a whole layer: each begins where the one before ends."""
-    at = ZERO
-    for low, high in map(ends_of, parts):
-        if low != at or high <= low:
+    end, of = 0, 1
+    for part in parts:
+        piece = part or WHOLE
+        if piece.first * of != end * piece.of or piece.end <= piece.first:
             return False
-        at = high
-    return at == ONE
+        end, of = piece.end, piece.of
+    return end == of
 
 
 def pieces_of(layer: int, parts: Mapping[int, Part | None]) -> list[tuple[Piece, tuple[int, ...]]]:

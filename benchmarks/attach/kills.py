@@ -99,9 +99,10 @@ def _kill(store: Store, watch: subprocess.Popen[bytes], victim: str, iteration: 
             run, tail = runs[0], Tail(store, runs[0])
         seen = [] if tail is None else [entry.event for entry in tail.poll()]
         pids.update({f"rank {one.rank}": one.pid for one in seen if isinstance(one, DeviceJoined)})
-        if len(pids) == 2 and any(isinstance(one, IterationCommitted) and one.iteration >= iteration for one in seen):
+        due = len(pids) == 2 and any(isinstance(one, IterationCommitted) and one.iteration >= iteration for one in seen)
+        if due and (collecting := collectors(store)):
             time.sleep(delay_s)
-            everybody = {**pids, "watcher": watch.pid, "command": _command_of(watch.pid), "collector": collectors(store)[0]}
+            everybody = {**pids, "watcher": watch.pid, "command": _command_of(watch.pid), "collector": collecting[0]}
             send_signal(everybody[victim], signal.SIGKILL)
             return run
         time.sleep(LOOK_S)

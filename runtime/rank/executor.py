@@ -27,7 +27,7 @@ from unskew.analytics.core.workload import work_of
 from unskew.analytics.pipeline.actions import Action
 from unskew.analytics.scheduler.kept import KeptGradients
 from unskew.analytics.shards.crossings import Crossing, crossings, share_ends
-from unskew.analytics.shards.parts import ends_of
+from unskew.analytics.shards.parts import size_of
 from unskew.collector.events import Span
 from unskew.runtime.links import Links
 from unskew.runtime.model.batch import Batch
@@ -77,8 +77,7 @@ class Executor:
         self._dtype, self._shapes, self._links = dtype, shapes, links
         team = plan.team_of.get(comm.rank)
         self._team = None if team is None else Team(comm, team, progress, links.together_us)
-        low, high = ends_of(plan.role_of[comm.rank].part)
-        self._share = float(high - low)
+        self._share = size_of(plan.role_of[comm.rank].part)
         self._arriving: dict[_Key, tuple[list[tuple[Crossing, PendingMessage]], int]] = {}
         self._local: dict[_Key, Tensor] = {}
         self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}

@@ -103,7 +103,7 @@ class ReplicaRank(Rank):
         report(f"rank {self.rank_spec.rank}: replica {self._replica} broke at iteration {self.stepped}: {lost}")
         self._links.leave()
         if self.comm is not None:
-            self.comm.stop()
+            self.comm.drop()
         version = max(self._together, self.plan.plan_version)
         self.control.send(CommunicationBroken(rank=self.rank_spec.rank, plan_version=version, detail=str(lost)))
         with self.progress.waiting("regroup"):
