@@ -20,7 +20,7 @@ from unskew.collector.service.ingest import working_database
 from unskew.collector.service.projecting import Projector
 from unskew.collector.service.sealing import seal_next, sweep
 from unskew.collector.service.snapshot import files_read, not_written, write_snapshot
-from unskew.collector.write.commands import controller_alive
+from unskew.collector.write.commands import living_runs
 
 COMPACT_S = 10.0
 KEEP_REPLACED_S = 600.0
@@ -80,7 +80,7 @@ class Collector:
         self._hurry(any(one.due_bytes for one in done.values()))
         self._keep_replaced(self._projector.publish(at_once=not self.behind))
         merged = not self.behind and self._compact(time.monotonic(), at_once=not sealed, spooled=frozenset(runs))
-        return news or merged or any(controller_alive(self._store, run) for run in runs)
+        return news or merged or bool(living_runs(self._store))  # of one that has begun nothing may be in the log yet
 
     def _hurry(self, behind: bool) -> None:
         """While it lags the collector takes a second core, because what is not sealed slows readers; else one at most."""

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 STEP_S = 2.0
 """How often it is looked what is due, or whether somebody asks the collector to leave. Readers do not wait for it."""
-IDLE_S = 5.0
+IDLE_S = 2.0
+"""A run whose controller lives is news enough; what begins later starts a collector of its own."""
 BUSY_RETRY_S = 5.0
 ALERTS_S = 5.0
 """How often it is looked whether the alerts' process is wanted: there are rules, and none is at it."""

@@ -49,8 +49,9 @@ def test_both_halves_of_a_turn_are_measured_for_both_ranks(monkeypatch: pytest.M
 
 @pytest.mark.limit(240)
 def test_a_watched_job_whose_rank_is_killed_leaves_a_whole_log_and_no_process() -> None:
-    figures = kills.figures(BENCH, kills=1, victims=("rank 1",))
+    *figures, gone_s = kills.figures(BENCH, kills=1, victims=("rank 1",))
     assert [figure.value for figure in figures] == [0, 0, 0, 0], figures
+    assert 0 < (gone_s.value or 0) < kills.LEFT_S
 
 
 @pytest.mark.limit(240)
