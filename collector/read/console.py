@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import polars
     import pyarrow  # type: ignore[import-untyped]
 
+    from unskew.collector.read.on_demand import ViewsOnDemand
     from unskew.collector.read.reader import ReaderSources
 
 _MEMORY = "600 MB"
@@ -92,8 +93,8 @@ def query(store: Store, sql: str, timeout_s: float = 30.0, row_limit: int | None
     return polars.read_ipc_stream(io.BytesIO(child.stdout))
 
 
-def locked(root: str) -> duckdb.DuckDBPyConnection:
-    """A connection with the views of the store at `root` that can do nothing else."""
+def locked(root: str) -> ViewsOnDemand:
+    """The views of the store at `root`, over a connection that can do nothing else."""
     import duckdb  # noqa: PLC0415
 
     from unskew.collector.read.reader import open_store  # noqa: PLC0415
@@ -101,29 +102,29 @@ def locked(root: str) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:")
     with open_store(root) as reader:
         sources = reader.sources()
-    _define(connection, sources)
+    views = _views(connection, sources)
     for setting in _LOCKS:
         connection.execute(setting).fetchall()
-    return connection
+    return views
 
 
 def ask(
-    connection: duckdb.DuckDBPyConnection,
+    views: ViewsOnDemand,
     sql: str,
     take: Callable[[pyarrow.RecordBatchReader], _Taken],
     row_limit: int | None = None,
 ) -> _Taken:
-    """What `take` makes of the answer to one query over a `locked` connection; batch by batch. Raises `ConsoleError`."""
+    """What `take` makes of the answer to one query over `locked` views; batch by batch. Raises `ConsoleError`."""
     import duckdb  # noqa: PLC0415
 
     with _console_errors():
         try:
-            kinds = [statement.type for statement in connection.extract_statements(sql)]
+            kinds = [statement.type for statement in views.connection.extract_statements(sql)]
         except ValueError:  # a kind that DuckDB's Python has no name for
             kinds = []
         if kinds not in ([duckdb.StatementType.SELECT], [duckdb.StatementType.EXPLAIN]):
             raise ConsoleError("the console answers one query: SELECT, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN")
-        answer = connection.sql(_without_end(sql)).project("*")  # columns of one name get different ones
+        answer = views.sql(_without_end(sql)).project("*")  # columns of one name get different ones
         if row_limit is not None:
             answer = answer.limit(row_limit)
         return take(_plain(answer).to_arrow_reader(_BATCH_ROWS))
@@ -150,10 +151,10 @@ def _console_errors() -> Iterator[None]:
 
 def _answer(request: _Request) -> None:
     """In the child: the rows as an Arrow stream on stdout."""
-    connection = locked(request.root)
+    views = locked(request.root)
     _bound_memory()
     signal.setitimer(signal.ITIMER_REAL, request.timeout_s)  # the kernel ends the process
-    ask(connection, request.sql, _send, request.row_limit)
+    ask(views, request.sql, _send, request.row_limit)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -175,11 +176,11 @@ def _bound_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def _define(connection: duckdb.DuckDBPyConnection, sources: ReaderSources) -> None:
+def _views(connection: duckdb.DuckDBPyConnection, sources: ReaderSources) -> ViewsOnDemand:
     """The views over objects: Arrow data sets, which need no folder to be allowed, out of the way in a schema of their own."""
     import pyarrow.dataset  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    from unskew.collector.read.views import create_views, project  # noqa: PLC0415
+    from unskew.collector.read.on_demand import ViewsOnDemand  # noqa: PLC0415
 
     def register(name: str, files: list[str], schema: pyarrow.Schema | None = None) -> str:
         connection.register(name, pyarrow.dataset.dataset(files, schema=schema))
@@ -192,9 +193,8 @@ def _define(connection: duckdb.DuckDBPyConnection, sources: ReaderSources) -> No
             parts[part].append(register(name, files, sources.hot.schema))
     rest = " union all by name ".join(parts["rest"])
     connection.execute(f"create view log as {' union all by name '.join((rest, *parts['log']))}").fetchall()
-    create_views(connection)
     published = {name: register(f"stored_{name}", files) for name, files in sources.published.items()}
-    project(connection, published, f"({rest})")
+    return ViewsOnDemand(connection, published, f"({rest})")
 
 
 def _unknown(message: str) -> str | None:

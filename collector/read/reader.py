@@ -22,7 +22,8 @@ from unskew.collector.files.tail import Tail
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.projections.definitions import PROJECTIONS
 from unskew.collector.projections.published import PublishedState, parquet, published_state
-from unskew.collector.read.views import VIEWS, create_views, events_of, project
+from unskew.collector.read.on_demand import ViewsOnDemand
+from unskew.collector.read.views import VIEWS, events_of
 
 if TYPE_CHECKING:
     import polars
@@ -60,7 +61,7 @@ class Reader:
         self._connection.execute(f"set checkpoint_threshold = '{_PACKED_EVERY}'").fetchall()
         rows.create_table(self._connection, "hot")
         self._connection.execute("create view log as select * from hot").fetchall()
-        create_views(self._connection)
+        self._views = ViewsOnDemand(self._connection)
         self._tails: dict[str, Tail] = {}
         self._manifest = Manifest(number=-1)
         self._files: dict[str, list[str]] = {}
@@ -199,12 +200,12 @@ class Reader:
         query = f"from {query}" if query in VIEWS else query
         try:
             with naming_damage():
-                return take(self._connection.sql(query, params=params))
+                return take(self._views.sql(query, params))
         except (duckdb.IOException, DamagedError):  # a file was replaced since the refresh
             self._manifest = Manifest(number=-1)
             self.refresh()
             with naming_damage():
-                return take(self._connection.sql(query, params=params))
+                return take(self._views.sql(query, params))
 
     def _turn(self, manifest: Manifest) -> None:
         """Go over to a new manifest: forget the open rows that are sealed now, read on where the others ended."""
@@ -249,7 +250,7 @@ class Reader:
                 more = f" union all by name {_ALL_OF.format(name)}" if name in there else ""
                 self._connection.execute(f"create or replace view {view} as select * from hot{more}").fetchall()
             published = {name: _ALL_OF.format(name) for name in PROJECTIONS if name in there}
-            project(self._connection, published, _UNPROJECTED)
+            self._views.project(published, _UNPROJECTED)
         self._files = files
 
     def _read_spool(self) -> None:

@@ -264,9 +264,14 @@ It is 0 where the plan in force asks for more. A run that the log does not have 
 def create_views(connection: duckdb.DuckDBPyConnection) -> None:
     """Define all views and `executed` over the relation `log`, which must exist; every projection is made of it, each time."""
     project(connection, {}, "log")
-    for name, query in VIEWS.items():
-        connection.execute(f"create or replace view {name} as {query}").fetchall()
+    for name in VIEWS:
+        connection.execute(view(name)).fetchall()
     connection.execute(EXECUTED).fetchall()
+
+
+def view(name: str) -> str:
+    """The statement that defines a view."""
+    return f"create or replace view {name} as {VIEWS[name]}"
 
 
 def project(connection: duckdb.DuckDBPyConnection, published: Mapping[str, str], rest: str) -> None:
@@ -275,8 +280,14 @@ def project(connection: duckdb.DuckDBPyConnection, published: Mapping[str, str],
     `rest` holds exactly the rows of `log` that are not in the published ones.
     """
     connection.execute("create schema if not exists projected").fetchall()
-    for name, projection in PROJECTIONS.items():
-        rows = projection.partial(rest)
-        if name in published:
-            rows = f"{published[name]} union all by name {rows}"
-        connection.execute(f"create or replace view projected.{name} as {projection.merge(f'({rows})')}").fetchall()
+    for name in PROJECTIONS:
+        connection.execute(projection_view(name, published, rest)).fetchall()
+
+
+def projection_view(name: str, published: Mapping[str, str], rest: str) -> str:
+    """The statement that defines a projection."""
+    projection = PROJECTIONS[name]
+    rows = projection.partial(rest)
+    if name in published:
+        rows = f"{published[name]} union all by name {rows}"
+    return f"create or replace view projected.{name} as {projection.merge(f'({rows})')}"

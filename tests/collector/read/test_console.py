@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import duckdb
 import pyarrow  # type: ignore[import-untyped]
 import pytest
 
 from unskew.collector.events import Note
 from unskew.collector.paths import Store
 from unskew.collector.read.console import ConsoleError, ask, locked, query
+from unskew.collector.read.on_demand import ViewsOnDemand
 from unskew.collector.service.ingest import working_database
 from unskew.collector.service.sealing import seal
 from unskew.collector.write.control_stream import ControlStream
@@ -110,25 +110,26 @@ ATTACKS: dict[str, str | None] = {
 
 
 @pytest.fixture(scope="module")
-def connection(store: Store) -> Iterator[duckdb.DuckDBPyConnection]:
-    with locked(str(store.root)) as connection:
-        yield connection
+def views(store: Store) -> Iterator[ViewsOnDemand]:
+    views = locked(str(store.root))
+    with views.connection:
+        yield views
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_nothing_gets_out(
-    store: Store, connection: duckdb.DuckDBPyConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str
+    store: Store, views: ViewsOnDemand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str
 ) -> None:
     """By the settings alone: the child's limits are a wall of their own."""
     monkeypatch.chdir(tmp_path)
     before = contents(store.root)
     sql = attack.format(out=tmp_path / "out", sealed=next(store.sealed("r").iterdir()), store=store.root)
     with pytest.raises(ConsoleError, match=ATTACKS[attack]) as refused:
-        ask(connection, sql, pyarrow.RecordBatchReader.read_all)
+        ask(views, sql, pyarrow.RecordBatchReader.read_all)
     assert "\n" not in str(refused.value)
     assert contents(store.root) == before
     assert not list(tmp_path.iterdir())
-    assert ask(connection, "select count(*) as n from events", lambda rows: rows.read_all().to_pylist()) == [{"n": 2}]
+    assert ask(views, "select count(*) as n from events", lambda rows: rows.read_all().to_pylist()) == [{"n": 2}]
 
 
 @pytest.mark.slow
