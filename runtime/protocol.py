@@ -1,4 +1,4 @@
-"""What controller, agent, zygote and ranks say to each other: framed messages over stream sockets.
+"""What controller, agent, zygote and ranks say to each other, over channels (channel.py).
 
 controller <--TCP, secret--> agent <--socket pair--> zygote
                                ^--unix stream--> each rank's control thread; where ranks find each other
@@ -6,9 +6,6 @@ controller <--TCP, secret--> agent <--socket pair--> zygote
 """
 
 from __future__ import annotations
-
-import socket
-import struct
 
 import msgspec
 
@@ -299,76 +296,5 @@ AnyMessage = (
     | MeasureStandby | Judged | StandbyProduct | CheckpointPart | Publish | Await | Published | ZygoteExited
     | QuorumProposal | QuorumFound
 )  # fmt: skip
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
-_LENGTH = struct.Struct("!I")
-
-
-MOST_BYTES = 64 << 20
-
-
-class Channel:
-    """Messages over a stream socket. `send` may block as long as the socket's timeout; after an error close the channel.
-
-    `receive` blocks for one message, `available` never blocks. A frame above `most_bytes` closes the channel.
-    """
-
-    def __init__(self, sock: socket.socket, most_bytes: int = MOST_BYTES) -> None:
-        self._sock, self._buffer, self.most_bytes = sock, bytearray(), most_bytes
-        self.end = ""
-        """How the connection ended, once it has."""
-
-    def fileno(self) -> int:
-        return self._sock.fileno()
-
-    def send(self, message: Message) -> None:
-        """Raises OSError when the other side is gone."""
-        data = _encoder.encode(message)
-        self._sock.sendall(_LENGTH.pack(len(data)) + data)
-
-    def receive(self) -> AnyMessage | None:
-        """The next message; None when the other side has closed."""
-        while (message := self._next()) is None:
-            if not self._read():
-                return None
-        return message
-
-    def available(self) -> tuple[list[AnyMessage], bool]:
-        """(the messages that one read brings, whether the channel is still open); call when the socket is readable."""
-        still_open = self._read()
-        messages = []
-        while (message := self._next()) is not None:
-            messages.append(message)
-        return messages, still_open
-
-    def close(self) -> None:
-        self._sock.close()
-
-    def _read(self) -> bool:
-        try:
-            data = self._sock.recv(1 << 16)
-        except (BlockingIOError, InterruptedError):
-            return True
-        except OSError as error:
-            self.end = error.strerror or str(error)
-            return False
-        self._buffer += data
-        self.end = "" if data else "closed by the other side"
-        return bool(data)
-
-    def _next(self) -> AnyMessage | None:
-        if len(self._buffer) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > self.most_bytes:
-            raise ConnectionError(f"a message of {length} bytes, allowed are {self.most_bytes}")
-        end = _LENGTH.size + length
-        if len(self._buffer) < end:
-            return None
-        message = _decoder.decode(bytes(self._buffer[_LENGTH.size : end]))
-        del self._buffer[:end]
-        return message
-
-
 AGENT_SOCKET = "agent"
 """Name of the agent's socket in `RankSpec.agent_folder`."""

@@ -10,7 +10,6 @@ nothing written to it meanwhile.
 from __future__ import annotations
 
 import os
-import select
 import sqlite3
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from unskew.collector.files.rows import LINE
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import Reader, open_store
 from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.channel import readable
 
 SIZES = {10_000_000: 100.0, 50_000_000: 300.0}
 """Spans -> the bar in milliseconds."""
@@ -165,7 +165,7 @@ def _produce(root: str, first_iteration: int) -> None:
     writers = [SpoolWriter(Store(Path(root)), RUN, f"live-{number}.{os.getpid()}") for number in range(WRITERS)]
     print("writing", flush=True)
     written, began_s = 0, time.monotonic()
-    while not select.select([sys.stdin], [], [], 0.05)[0]:
+    while not readable([sys.stdin], 0.05):
         for number in range(written, int((time.monotonic() - began_s) * PER_SECOND)):
             iteration, rank = first_iteration + number // SPANS_PER_ITERATION, number % RANKS
             writers[rank % WRITERS].append(

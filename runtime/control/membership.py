@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
 import shutil
 import socket
 import subprocess
@@ -22,13 +21,12 @@ from unskew.analytics.health.liveness import RankLiveness
 from unskew.analytics.loop.controller_state import Issue
 from unskew.collector.events import PlanApplied, Regrouped
 from unskew.collector.rights import make_folder, open_file
+from unskew.runtime.channel import MOST_BYTES, Channel, readable
 from unskew.runtime.node.processes import how_it_ended
 from unskew.runtime.options import OptionsError
 from unskew.runtime.protocol import (
     AGENT_SOCKET,
-    MOST_BYTES,
     AnyMessage,
-    Channel,
     FaultAnnounced,
     Hello,
     Message,
@@ -185,7 +183,7 @@ class Membership:
         if self._unread:
             unread, self._unread = self._unread, []
             return unread
-        if not select.select([self._connected()], [], [], wait_s)[0]:
+        if not readable([self._connected()], wait_s):
             return []
         messages, still_open = self._connected().available()
         for message in messages:
@@ -231,7 +229,7 @@ class Membership:
     def _hear_out(self, agent: Channel, until: float) -> None:
         """Until the agent has said its last word and is gone; that its ranks end now is no news."""
         still_open = True
-        while still_open and select.select([agent], [], [], max(until - time.monotonic(), 0.0))[0]:
+        while still_open and readable([agent], max(until - time.monotonic(), 0.0)):
             messages, still_open = agent.available()
             self.last_word = next((message for message in messages if isinstance(message, NodeFinished)), self.last_word)
 

@@ -8,7 +8,6 @@ ranks: nothing of a run outlives its controller for long.
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import socket
 import subprocess
@@ -24,6 +23,7 @@ from unskew.collector.paths import Store, StoreError
 from unskew.collector.process_log import report
 from unskew.collector.service.process import ensure_collector
 from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.channel import Channel, readable
 from unskew.runtime.heartbeat_page import HeartbeatPage, shared_memory
 from unskew.runtime.node.heartbeats import STATUS_S, HeartbeatTable
 from unskew.runtime.node.processes import how_it_ended
@@ -34,7 +34,6 @@ from unskew.runtime.protocol import (
     AGENT_SOCKET,
     AnyMessage,
     Await,
-    Channel,
     Hello,
     Judged,
     Kill,
@@ -99,7 +98,7 @@ class Agent:
                 wait_s = max(min(next_status, next_housekeeping) - time.monotonic(), 0.0)
                 controller = [] if self._controller is None else [self._controller.fileno()]
                 # Ranks first: what one sent before it died must be passed on before its death is.
-                for descriptor in select.select([*of_ranks, *controller, *handlers], [], [], wait_s)[0]:
+                for descriptor in readable([*of_ranks, *controller, *handlers], wait_s):
                     if descriptor in controller:
                         self._hear_controller()
                     elif descriptor in handlers:
@@ -281,9 +280,8 @@ class Agent:
             _send(channel, Stop())
         until = time.monotonic() + _GOODBYE_S
         while self._channels and time.monotonic() < until:
-            for channel in select.select(self._channels, [], [], 0.1)[0]:
-                if not channel.available()[1]:
-                    self._channels.remove(channel)
+            ready = readable(self._channels, 0.1)
+            self._channels = [one for one in self._channels if one.fileno() not in ready or one.available()[1]]
         _send(self._zygote, Stop())
         self._zygote.close()
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -19,6 +18,7 @@ from contextlib import suppress
 import torch
 import torch.fx.experimental.symbolic_shapes  # the first backward imports it: a second's work, once here and not in all ranks
 
+from unskew.runtime.channel import Channel, readable
 from unskew.runtime.corpus import CorpusError
 from unskew.runtime.data import Data, load_data
 from unskew.runtime.heartbeat_page import HeartbeatPage
@@ -26,7 +26,7 @@ from unskew.runtime.model.own_model import model_of
 from unskew.runtime.node.processes import die_with_parent, exit_detail
 from unskew.runtime.own import OwnError
 from unskew.runtime.priority import answer_at_once
-from unskew.runtime.protocol import AnyMessage, Channel, Kill, Prepare, RankExited, RankForked, RankSpec, Ready, Start, Stop
+from unskew.runtime.protocol import AnyMessage, Kill, Prepare, RankExited, RankForked, RankSpec, Ready, Start, Stop
 from unskew.runtime.rank.nvml import gpu_models
 from unskew.runtime.rank.rank import run_rank
 from unskew.runtime.replicas.rank import ReplicaRank
@@ -46,7 +46,7 @@ class Zygote:
         """Until Stop, or until the agent is gone."""
         still_open = True
         while still_open:
-            ready, _, _ = select.select([self._channel.fileno(), self._child_ended], [], [])
+            ready = readable([self._channel, self._child_ended])
             if self._child_ended in ready:
                 os.read(self._child_ended, 4096)
                 self._reap()

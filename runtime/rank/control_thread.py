@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from unskew.analytics.scheduler.quorum import Quorum
+from unskew.runtime.channel import Channel
 from unskew.runtime.heartbeat_page import Beat, HeartbeatPage
 from unskew.runtime.protocol import (
     AGENT_SOCKET,
     Await,
-    Channel,
     Judged,
     MeasureStandby,
     Message,

@@ -198,10 +198,10 @@ def _own_forker() -> Iterator[None]:
 
 
 def _forked_zygote(memory: int) -> tuple[Forked, Any]:
+    from unskew.runtime.channel import Channel  # noqa: PLC0415
     from unskew.runtime.heartbeat_page import HeartbeatPage  # noqa: PLC0415
     from unskew.runtime.node.processes import die_with_parent  # noqa: PLC0415
     from unskew.runtime.node.zygote import Zygote  # noqa: PLC0415
-    from unskew.runtime.protocol import Channel  # noqa: PLC0415
 
     ours, theirs = socket.socketpair()
 
