@@ -18,6 +18,8 @@ import msgspec
 from unskew.analytics.health.liveness import Activity
 from unskew.runtime.options import MOST_RANKS
 
+BEAT_S = 0.05
+
 _ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 _RECORD = struct.Struct("=IIQIbhfdd")
 _CHECK = struct.Struct("=I")

@@ -28,7 +28,8 @@ from unskew.analytics.predictor.fit import fit
 from unskew.benchmarks.report import Figure, figure, median_ms
 from unskew.benchmarks.runs import EIGHT_RANKS, Bench
 from unskew.collector.events import IterationJudged
-from unskew.runtime.model.model import Layer, ModelSize, build_layer
+from unskew.runtime.model.model import Layer, build_layer
+from unskew.runtime.model.size import ModelSize
 from unskew.runtime.rank.device import ChunkOf, RealDevice
 
 FILES = {"ST": "ops-ST.parquet", "SE": "ops-SE-windows12.parquet"}

@@ -27,7 +27,8 @@ from unskew.analytics.shards.parts import Part, parts_by
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.model.model import VOCABULARY, Layer, ModelSize, build_layer
+from unskew.runtime.model.model import Layer, build_layer
+from unskew.runtime.model.size import VOCABULARY, ModelSize
 from unskew.runtime.model.tensor_parallel import cross_entropy
 from unskew.runtime.rank.comm import Comm, Team
 from unskew.runtime.rank.migrate import settle_in

@@ -39,8 +39,7 @@ from unskew.runtime.control.summary import Summary, SummaryBuilder, Verification
 from unskew.runtime.control.takeover import Takeover, folder_of, taken_over
 from unskew.runtime.control.timeouts import ladder
 from unskew.runtime.corpus import CorpusError
-from unskew.runtime.model.model import Layer
-from unskew.runtime.model.own_model import OwnModel, measured, model_of
+from unskew.runtime.model.size import ModelSize
 from unskew.runtime.options import OptionsError, Placement, RunOptions, check, cores, place
 from unskew.runtime.own import OwnError
 from unskew.runtime.protocol import Prepare, RankSpec, Ready, Stop, writer_of
@@ -91,6 +90,8 @@ def prepared(options: RunOptions) -> RunOptions:
         options = msgspec.structs.replace(options, policy=FT_HSDP, recovery=FT_HSDP)
     if options.model is None and options.data is None:
         return options
+    from unskew.runtime.model.own_model import measured  # noqa: PLC0415 - torch: seconds that our own model saves
+
     try:
         return measured(options)
     except (OwnError, CorpusError, PackingError) as error:
@@ -307,16 +308,13 @@ def _log_end(control_log: ControlStream, end: RunFinished) -> RunFinished:
 
 
 def _site(options: RunOptions, placement: Placement) -> Site:
-    model = model_of(options)
     by_replica = options.recovery == FT_HSDP
     per_element = 3 * (8 if options.dtype == "float64" else 4)
-    layers = model.layers if isinstance(model, OwnModel) else [Layer(model, layer) for layer in range(options.layers)]
-    elements = [sum(p.numel() for p in layer.parameters()) for layer in layers]
     return Site(
         origin=options.first_plan(),
         iterations=options.iterations,
         first_iteration=options.first_iteration,
-        layer_bytes=() if by_replica else tuple(per_element * count for count in elements),
+        layer_bytes=() if by_replica else tuple(per_element * count for count in _parameters(options)),
         bytes_per_us=_BYTES_PER_US,
         regroup_us=_REGROUP_US,
         shared_cores=cores() if placement.kind == "cores" and options.ranks > cores() else None,
@@ -330,8 +328,19 @@ def _site(options: RunOptions, placement: Placement) -> Site:
         respawns=options.respawns,
         most_ranks=options.ranks if by_replica else placement.most_ranks,
         by_replica=by_replica,
-        units=0 if isinstance(model, OwnModel) else options.heads,
+        units=options.heads if options.model is None else 0,
     )
+
+
+def _parameters(options: RunOptions) -> Sequence[int]:
+    """How many each layer has."""
+    if options.model is None:
+        size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
+        return [size.parameters(layer) for layer in range(options.layers)]
+    from unskew.runtime.model.own_model import own_model  # noqa: PLC0415 - torch, as in `prepared`
+
+    layers = own_model(options.model, options.seed).layers
+    return [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
 
 
 def _compare(one: Mapping[int, float], other: Mapping[int, float]) -> Verification:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from unskew.analytics.health.liveness import LivenessOptions
 from unskew.analytics.health.timeouts import Timeout
 from unskew.runtime.control.watch import STANDSTILL_S
+from unskew.runtime.heartbeat_page import BEAT_S
 from unskew.runtime.node.heartbeats import STATUS_S
-from unskew.runtime.rank.comm import WAIT
-from unskew.runtime.rank.control_thread import BEAT_S
+from unskew.runtime.rank.progress import LONGEST_WAIT
 
 
 def ladder(options: LivenessOptions) -> tuple[Timeout, ...]:
@@ -22,5 +22,5 @@ def ladder(options: LivenessOptions) -> tuple[Timeout, ...]:
         Timeout("hung_s before chunk times are known", options.hung_s, factor=2),
         Timeout("start_s", options.start_s),
         Timeout("a standstill that nobody can be named for", STANDSTILL_S),
-        Timeout("communication's own timeout", WAIT.total_seconds(), factor=10),
+        Timeout("communication's own timeout", LONGEST_WAIT.total_seconds(), factor=10),
     )

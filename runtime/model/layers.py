@@ -10,8 +10,9 @@ from torch.optim.adamw import adamw
 
 from unskew.analytics.shards.parts import Part, Piece
 from unskew.runtime.model.cuts import UNCUT
-from unskew.runtime.model.model import Layer, ModelSize, build_layer, cut_of
+from unskew.runtime.model.model import Layer, build_layer, cut_of
 from unskew.runtime.model.own_model import OwnLayer, OwnModel
+from unskew.runtime.model.size import ModelSize
 
 
 class HeldLayer:

@@ -11,31 +11,17 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from unskew.analytics.shards.parts import Part, Piece, ends_of, unit
 from unskew.runtime.model.cuts import UNCUT, Cut
+from unskew.runtime.model.size import VOCABULARY, ModelSize
 from unskew.runtime.model.tensor_parallel import Shard, cross_entropy, entered, looked_up, summed
-
-VOCABULARY = 256
 
 Deferred = list[tuple[nn.Parameter, Tensor, Tensor]]
 """What the gradients of weights still need: (weight, the layer's input, the gradient of its output), per linear layer."""
-
-
-class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
-    """`dim` and `heads` as in Llama; the feed-forward width is the usual 8/3 dim, rounded up to a multiple of 16."""
-
-    n_layers: int
-    dim: int
-    heads: int
-
-    @property
-    def ffn(self) -> int:
-        return -(-8 * self.dim // 3 // 16) * 16
 
 
 class Linear(nn.Linear):

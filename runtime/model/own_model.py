@@ -24,7 +24,8 @@ from torch.nn import functional
 
 from unskew.runtime.data import load_data
 from unskew.runtime.model.batch import drawn
-from unskew.runtime.model.model import VOCABULARY, Deferred, ModelSize, input_gradient_only
+from unskew.runtime.model.model import Deferred, input_gradient_only
+from unskew.runtime.model.size import VOCABULARY, ModelSize
 from unskew.runtime.model.tensor_parallel import Shard
 from unskew.runtime.options import RunOptions
 from unskew.runtime.own import OwnError, function_of

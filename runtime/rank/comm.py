@@ -22,12 +22,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from unskew.analytics.shards.together import steps_of_sum
-from unskew.runtime.rank.progress import RankProgress
+from unskew.runtime.rank.progress import LONGEST_WAIT, RankProgress
 
 # All members are there when a group is built. One that dies in these milliseconds leaves it half built; Gloo tries five times.
 _BUILD = timedelta(seconds=2)
-# Who is stuck is for liveness to say, not for a timeout: this only bounds a wait nobody ends.
-WAIT = timedelta(hours=1)
 
 
 class PeerLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
@@ -81,7 +79,7 @@ class _Waiter:
         while (item := self._works.get()) is not None:
             work, waited = item
             try:
-                work.wait(WAIT)
+                work.wait(LONGEST_WAIT)
                 waited.done = True
             except RuntimeError as error:
                 # Its text alone: an error holds this frame, and a rank collects no circles, so the groups would stay for ever.
@@ -200,7 +198,7 @@ class Comm:
 
         store = PrefixStore(f"plan{self.plan_version}{self._phase}/{name}", self._store)
         group = _dist2._BACKENDS["gloo"](store, members.index(self.rank), len(members), _BUILD, torch.device("cpu"))
-        group.set_timeout(WAIT)
+        group.set_timeout(LONGEST_WAIT)
         return group
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> PendingMessage:

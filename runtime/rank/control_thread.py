@@ -15,7 +15,7 @@ from typing import Protocol
 
 from unskew.analytics.scheduler.quorum import Quorum
 from unskew.runtime.channel import Channel
-from unskew.runtime.heartbeat_page import Beat, HeartbeatPage
+from unskew.runtime.heartbeat_page import BEAT_S, Beat, HeartbeatPage
 from unskew.runtime.protocol import (
     AGENT_SOCKET,
     Await,
@@ -32,7 +32,6 @@ from unskew.runtime.protocol import (
 from unskew.runtime.rank.comm import PeerLost
 from unskew.runtime.rank.progress import RankProgress
 
-BEAT_S = 0.05
 AHEAD, AHEAD_S = 4, 3.0
 """Virtual time takes none of the controller's: ranks on it are so many iterations ahead of what is judged, and wait so long for
 it, so that what is decided does not depend on how busy the machine is."""

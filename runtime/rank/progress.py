@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from unskew.analytics.health.liveness import Activity
+
+LONGEST_WAIT = timedelta(hours=1)
+"""Of communication. Who is stuck is for liveness to say, not for a timeout: this only bounds a wait nobody ends."""
 
 
 class RankProgress:

@@ -53,6 +53,13 @@ def test_who_writes_events_needs_msgspec_and_a_rank_numpy_and_torch_besides(
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
+def test_a_controller_of_our_own_model_needs_no_torch(tmp_path: Path) -> None:
+    platform = ["duckdb", "msgspec", "numpy", "polars", "pyarrow", "scipy"]
+    ended = python_with_only(tmp_path, *platform, code="import unskew.runtime.control.launch")
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_the_lock_has_a_hash_for_all_that_a_run_needs_in_the_tested_versions() -> None:
     locked = {}
     for entry in re.split(r"\n(?=\w)", (ROOT / "requirements.lock").read_text())[1:]:

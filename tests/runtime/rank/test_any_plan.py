@@ -26,7 +26,7 @@ from unskew.runtime.corpus import Corpus
 from unskew.runtime.links import Links
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.model.model import ModelSize
+from unskew.runtime.model.size import ModelSize
 from unskew.runtime.options import RunOptions
 from unskew.runtime.rank.comm import PeerLost
 from unskew.runtime.rank.device import Device, RealDevice, VirtualDevice

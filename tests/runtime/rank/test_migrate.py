@@ -13,7 +13,7 @@ from support.training.threads_rendezvous import ThreadsRendezvous
 from unskew.analytics.core.layout import plan_from_partition
 from unskew.analytics.core.plan import Plan
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.model.model import ModelSize
+from unskew.runtime.model.size import ModelSize
 from unskew.runtime.rank.comm import Comm
 from unskew.runtime.rank.migrate import LayersLost, exchange_holdings, execute_moves, plan_moves
 

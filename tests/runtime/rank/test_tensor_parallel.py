@@ -21,7 +21,7 @@ from unskew.collector.events import PlanApplied, RunFinished, Verdict
 from unskew.collector.files.checkpoints import Checkpoint, CheckpointIndex, Slice, part_name
 from unskew.runtime.control.checkpoints import CheckpointParts
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.model.model import ModelSize
+from unskew.runtime.model.size import ModelSize
 from unskew.runtime.options import RunOptions
 from unskew.runtime.protocol import CheckpointPart
 from unskew.runtime.rank.checkpoint import CheckpointWriter, restore

@@ -12,7 +12,7 @@ from unskew.collector.events import Event, QuorumFormed, ReplicaStep
 from unskew.runtime.corpus import load_corpus
 from unskew.runtime.model.batch import Batch, drawn
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.model.model import ModelSize
+from unskew.runtime.model.size import ModelSize
 from unskew.runtime.options import RunOptions
 
 Contributions = Mapping[int, Mapping[int, int]]
