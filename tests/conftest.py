@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import typer.testing
 from hypothesis import settings
+from support.processes import all_collectors
 from support.training.warm_processes import forked_agents, warm_pids
 
 DEFAULT_LIMIT_S = 60.0
@@ -92,13 +93,13 @@ def no_process_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = str(tmp_path_factory.getbasetemp())
     os.environ[MARK] = folder
     yield
-    collecting = [pid for pid, command in started_from(folder).items() if "unskew.collector.service.process" in command]
+    collecting = all_collectors() & started_from(folder).keys()
     for pid in collecting:  # it would wait for news for some seconds more
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     began = time.monotonic()
     while left := started_from(folder):
-        limit_s = COLLECTORS_GONE_WITHIN_S if left.keys() <= set(collecting) else GONE_WITHIN_S
+        limit_s = COLLECTORS_GONE_WITHIN_S if left.keys() <= collecting else GONE_WITHIN_S
         if time.monotonic() > began + limit_s:
             break
         time.sleep(0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,14 +40,22 @@ def cpu_s(pid: int) -> float:
 
 
 def collectors(store: Store) -> list[int]:
-    """The living collector processes of a store."""
-    found = []
+    """The living collector processes of a store, begun by exec or forked: their output goes to its collector.log."""
+    log = str(store.root.resolve() / "collector.log")
+    return [pid for pid, output in _outputs() if output == log]
+
+
+def all_collectors() -> set[int]:
+    """Those of every store."""
+    return {pid for pid, output in _outputs() if output.endswith("/collector.log")}
+
+
+def _outputs() -> Iterator[tuple[int, str]]:
+    """(pid, what its standard output is) of every process."""
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
-            command = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            if b"unskew.collector.service.process" in command and str(store.root).encode() in command:
-                found.append(int(entry.name))
-    return found
+            if entry.name.isdigit():
+                yield int(entry.name), str((entry / "fd" / "1").readlink())
 
 
 def wait_for_collectors(store: Store) -> None:

@@ -1,5 +1,5 @@
-"""Agents, zygotes, commands and scripts forked from a process that has imported torch and loaded the corpus once, which is two
-thirds of a small run's CPU.
+"""Agents, zygotes, collectors, commands and scripts forked from a process that has imported all they need and loaded the corpus
+once, which is two thirds of a small run's CPU.
 
 What differs from a run for people is how these come to be; that by exec is what the tests of commands and of processes run.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -23,6 +24,9 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import IO, Any, NoReturn
 from unittest.mock import patch
+
+from unskew.collector.paths import Store
+from unskew.collector.rights import open_file
 
 _STEP_S = 0.005
 _MOST_BYTES = 1 << 18
@@ -63,6 +67,11 @@ class Forker:
         """As the function of this name in runtime/control/membership.py."""
         return self._start("agent", arguments, environment, output)
 
+    def start_in_background(self, store: Store, module: str, log: str) -> int:
+        """As the function of this name in collector/background.py. Whoever ends is a zombie until its agent ends."""
+        with os.fdopen(open_file(store.root / log, os.O_WRONLY | os.O_APPEND), "ab") as output:
+            return self._start("background", [module, "--store", str(store.root)], os.environ, output).pid
+
     def start_command(self, *arguments: str) -> Forked:
         """`unskew ARGUMENTS`, whose words nobody reads; its own agent is forked, too."""
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
@@ -90,7 +99,8 @@ class WarmProcess(Forker):
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         super().__init__(ours)
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}  # a thread of torch's own would not survive a fork
+        # Threads of torch's and of Arrow's own would not survive a fork.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
         command = [sys.executable, "-P", "-m", "support.training.warm_processes", str(theirs.fileno())]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
         theirs.close()
@@ -125,13 +135,16 @@ def forked_agents(by: Forker | None = None) -> Iterator[None]:
 
 def _load() -> None:
     """What takes so long, and what runs of the tests' sizes train on."""
+    import pyarrow  # type: ignore[import-untyped]  # noqa: F401, PLC0415
     import torch.distributed.checkpoint  # noqa: F401, PLC0415
     from support.training import runtime_runs  # noqa: PLC0415
 
     from unskew import cli  # noqa: F401, PLC0415
+    from unskew.collector.service import collecting, showing, snapshot  # noqa: F401, PLC0415
     from unskew.runtime import data  # noqa: PLC0415
     from unskew.runtime.node import agent, zygote  # noqa: F401, PLC0415
 
+    snapshot._views_alone()  # as long as all else that a small run's collector does
     data.load_corpus = cache(data.load_corpus)
     data.load_corpus(None, runtime_runs.SMALL.tokens)
     gc.collect()
@@ -162,7 +175,7 @@ def _fork(what: str, arguments: Sequence[str], environment: Mapping[str, str], o
         os.environ.clear()
         os.environ.update(environment)
         sys.argv = [*arguments] if what == "script" else [what, *arguments]
-        _become({"agent": _agent, "command": _command, "script": _script}[what], keep=())
+        _become({"agent": _agent, "background": _background, "command": _command, "script": _script}[what], keep=())
     os.close(output)
     return pid
 
@@ -170,31 +183,40 @@ def _fork(what: str, arguments: Sequence[str], environment: Mapping[str, str], o
 def _agent() -> None:
     from unskew.runtime.node import agent  # noqa: PLC0415
 
-    with patch.object(agent, "_start_zygote", _forked_zygote):
+    with (
+        _forker() as forker,
+        patch("unskew.collector.service.process.start_in_background", forker.start_in_background),
+        patch.object(agent, "_start_zygote", _forked_zygote),
+    ):
         agent.main()
+
+
+def _background() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _, module, *arguments = sys.argv
+    sys.exit(importlib.import_module(module).main(arguments))
 
 
 def _command() -> None:
     from unskew.__main__ import main  # noqa: PLC0415
 
-    with _own_forker():
+    with _forker() as forker, forked_agents(forker):
         main()
 
 
 def _script() -> None:
-    with _own_forker():
+    with _forker() as forker, forked_agents(forker):
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @contextmanager
-def _own_forker() -> Iterator[None]:
-    """Agents of this process are forked from a child that is begun now, while no thread but this one runs."""
+def _forker() -> Iterator[Forker]:
+    """A child that is begun now, while no thread but this one runs, and forks what this process asks for."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         _become(lambda: _serve(theirs), keep=(theirs.fileno(),))
     theirs.close()
-    with forked_agents(Forker(ours)):
-        yield
+    yield Forker(ours)
 
 
 def _forked_zygote(memory: int) -> tuple[Forked, Any]:
