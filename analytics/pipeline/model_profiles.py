@@ -38,17 +38,6 @@ class _UnitPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     ms: tuple[float, float, float] | None = None
 
-    def stated(self, hidden: int) -> UnitCost:
-        """What the dimensions say."""
-        raise NotImplementedError
-
-    def cost(self, hidden: int) -> UnitCost:
-        stated = self.stated(hidden)
-        if self.ms is None:
-            return stated
-        f, b, w = (1000.0 * part for part in self.ms)
-        return msgspec.structs.replace(stated, f_us=f, b_us=b, w_us=w)
-
 
 class Embedding(_UnitPart, frozen=True, kw_only=True, tag="embedding"):
     vocabulary: int
@@ -143,6 +132,18 @@ def _stated(
     )
 
 
+LayerPart = Block | Attention | LatentAttention | Mlp | Experts | Mamba
+
+
+def _cost(part: Embedding | Head | LayerPart, hidden: int) -> UnitCost:
+    """By its dimensions; what was measured counts in place of what they say."""
+    stated = part.stated(hidden)
+    if part.ms is None:
+        return stated
+    f, b, w = (1000.0 * one for one in part.ms)
+    return msgspec.structs.replace(stated, f_us=f, b_us=b, w_us=w)
+
+
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A row of the table. `layers`: letters and how often they are repeated; `parts`: what a letter's layer consists of."""
 
@@ -151,13 +152,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     embedding: Embedding
     head: Head
     layers: tuple[tuple[str, int], ...]
-    parts: dict[str, tuple[Block | Attention | LatentAttention | Mlp | Experts | Mamba, ...]]
+    parts: dict[str, tuple[LayerPart, ...]]
 
     def units(self) -> tuple[UnitCost, ...]:
         """Embedding, blocks, head."""
-        cost = {letter: _joined([part.cost(self.hidden) for part in parts]) for letter, parts in self.parts.items()}
+        cost = {letter: _joined([_cost(part, self.hidden) for part in parts]) for letter, parts in self.parts.items()}
         blocks = [cost[letter] for letters, times in self.layers for letter in letters * times]
-        return (self.embedding.cost(self.hidden), *blocks, self.head.cost(self.hidden))
+        return (_cost(self.embedding, self.hidden), *blocks, _cost(self.head, self.hidden))
 
     def costs_us(self) -> Array:
         """F, B, W of each unit: [kind, unit]."""
