@@ -52,8 +52,12 @@ class ViewsOnDemand:
         except duckdb.CatalogException:
             if self._defined.issuperset(_TEXTS):
                 raise
-        self._define(_TEXTS)
+        self.define_all()
         return self.connection.sql(query, params=params)
+
+    def define_all(self) -> None:
+        """For queries that do not come by way of `sql`."""
+        self._define(_TEXTS)
 
     def _define(self, wanted: Sequence[str] | Mapping[str, str]) -> None:
         for name in wanted:

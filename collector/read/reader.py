@@ -102,6 +102,7 @@ class Reader:
 
         It reads the files of the last `refresh`; ask for its rows before the next.
         """
+        self._views.define_all()  # the relation may be asked about any view
         relation: Relation = self._answer(query, params, lambda relation: relation)
         return relation
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import duckdb
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from unskew.collector.files import rows
 from unskew.collector.projections.definitions import PROJECTIONS
 from unskew.collector.read.on_demand import ViewsOnDemand
+from unskew.collector.read.reader import open_store
 from unskew.collector.read.views import VIEWS, create_views
 
 COUNT_VIEWS = "select count(*) from duckdb_views() where not internal"
@@ -97,6 +99,12 @@ def test_what_is_not_there_is_missed_among_all_views(views: ViewsOnDemand) -> No
     with pytest.raises(duckdb.CatalogException, match=r"does not exist[^$]*spans"):
         views.sql("from spanz")
     assert defined(views) == len(VIEWS) + len(PROJECTIONS)
+
+
+def test_a_relation_can_be_asked_about_any_view(tmp_path: Path) -> None:
+    with open_store(tmp_path) as reader:
+        relation = reader.duckdb("select 1 as n")
+        assert relation.query("mine", "select n, run from mine left join runs on true").fetchall() == [(1, None)]
 
 
 def test_views_follow_the_projections_that_were_changed(views: ViewsOnDemand) -> None:
