@@ -7,8 +7,9 @@ Per iteration, on x = log(time), or log(time over what it should take):
 2. a sequential test, a CUSUM (cusum.py), on x - reference - level: of a slowdown, and within an episode of its end too; its
    threshold is higher where the job's own past has excesses that come near to it;
 3. where it fires, the median since the onset decides: a verdict of cause "unknown" without culprits, its revision, its end.
-   An episode begins when more of its iterations are slow than the job's own past has by chance. Each has a number of its own;
-   a suspicion that comes to nothing is noise, and is learned as such;
+   An episode begins when more of its iterations are slow than the job's own past has by chance, all of its long ones counted
+   (series/bursts.py), and in a young job when it is a step. Each has a number of its own; a suspicion that comes to nothing is
+   noise, and is learned as such;
 4. the reference follows a job that becomes slower bit by bit, so now and then the last iterations are compared with the first
    (an episode too, whose reference is the first ones);
 5. what iterations that take longer than noise explains took beyond the usual one is added up: time without a cause.
@@ -24,11 +25,11 @@ from statistics import NormalDist
 
 import msgspec
 import numpy as np
-from scipy.special import betainc
 
 from unskew.analytics.core.outcome import Sight, UnexplainedTime
 from unskew.analytics.detector.cusum import CusumLimits, CusumSums, raised, threshold
 from unskew.analytics.detector.options import DetectorOptions
+from unskew.analytics.detector.series.bursts import LongIterations
 from unskew.analytics.detector.series.noise import BOUND, SeriesNoise, noise_of
 from unskew.analytics.detector.verdicts import MEDIAN_ERROR, confidence_of
 from unskew.collector.events import Verdict, VerdictClosed
@@ -36,7 +37,9 @@ from unskew.collector.events import Verdict, VerdictClosed
 DRIFT_SIGMAS = 3.0
 RISE_HALVINGS = 12
 BY_CHANCE = 3e-4
-"""Slow iterations that the job's past has so often are its noise: in some jobs every fourth takes longer."""
+"""What a past like the job's has so often by itself is its noise: in some jobs every fourth iteration takes longer, in others
+six in a row do now and then."""
+STEADY_ERRORS = 3.0
 NEXT_STEP = "nobody stands out: look at what all ranks share (power, cooling, network, storage, other jobs)"
 Verdicts = tuple[Verdict | VerdictClosed, ...]
 Sample = tuple[int, float]  # iteration, log of its time
@@ -44,11 +47,13 @@ Sample = tuple[int, float]  # iteration, log of its time
 
 class JobWideOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`least_slowdown` is forgiven in each iteration, or `slack_sigmas` of the noise where that is more; `least_loss`: what a
-    slowdown has cost beyond that, in iterations (log), before it is named, however quiet the series. Counts are iterations:
-    `window` for the reference, `least_past` before anything is reported, `least_known` before the test begins,
-    `least_iterations` before it can fire."""
+    slowdown has cost beyond that, in iterations (log), before it is named, however quiet the series; of a job that is known for
+    less than half of `window` a smaller one than `least_slowdown_young` has to be a step. Counts are iterations: `window` for
+    the reference, `least_past` before anything is reported, `least_known` before the test begins, `least_iterations` before it
+    can fire."""
 
     least_slowdown: float = 1.05
+    least_slowdown_young: float = 1.15
     slack_sigmas: float = 1.0
     sigma_floor: float = 0.01
     least_loss: float = 0.2
@@ -76,7 +81,7 @@ class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
     `judged`: iterations that the test has seen outside of episodes; `level`: log of the slowdown now; `since`: onset of the
     open episode, `crept`: whether it came bit by bit; `episodes`: how many there have been. `start`: the first samples of all,
     `first`: the first healthy ones, of `healthy`. `spent`: what these took, and of it `beyond` by `long` of them beyond the
-    usual iteration, in usual ones."""
+    usual iteration, in usual ones. `bursts`: how the healthy ones were long, further back than `past`."""
 
     iteration: int = -1
     past: tuple[Sample, ...] = ()
@@ -93,6 +98,7 @@ class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
     beyond: float = 0.0
     long: int = 0
     start: tuple[Sample, ...] = ()
+    bursts: LongIterations = LongIterations()
 
 
 def judge(times: Iterable[tuple[int, float]], options: JobWideOptions | None = None) -> list[Verdict | VerdictClosed]:
@@ -125,8 +131,15 @@ def sight_of(state: JobWideState, options: JobWideOptions) -> Sight:
     limits = limits_of(state.past, noise, options)
     error, of_median = 2 * noise.sigma * sqrt(1 / n + MEDIAN_ERROR**2 / known), 2 * MEDIAN_ERROR * noise.sigma
     decided = min(of_median**2 / float(limits.threshold), of_median / sqrt(options.least_iterations))
-    over = max(_rise(noise.sigma, limits, n) + error, decided)
-    return Sight(scope="job", smallest_slowdown=round(exp(float(limits.slack) + over), 3))
+    level = float(limits.slack) + max(_rise(noise.sigma, limits, n) + error, decided)
+    if len(state.past) < options.window // 2 and n < options.least_past:
+        level = max(level, log(options.least_slowdown_young))
+    levels = (level, *state.bursts.lines(level))
+    shown = next((one for one in levels if state.bursts.chance(n, n, one / 2) <= BY_CHANCE), None)
+    if shown is None:
+        why = f"the job is slow for as long as {n} iterations by itself now and then"
+        return Sight(scope="job", smallest_slowdown=None, why=why)
+    return Sight(scope="job", smallest_slowdown=round(exp(shown), 3))
 
 
 def long_ones(state: JobWideState, options: JobWideOptions, held: Iterable[tuple[int, float]] = ()) -> UnexplainedTime:
@@ -182,7 +195,9 @@ def step(state: JobWideState, iteration: int, measured_us: float, options: JobWi
     if len(state.start) < options.least_past:
         state = msgspec.structs.replace(state, start=(*state.start, sample))
     if not slow and len(state.past) < options.least_known:
-        return msgspec.structs.replace(state, past=(*state.past, sample), sums=CusumSums.fresh((), iteration)), ()
+        past, sums = (*state.past, sample), CusumSums.fresh((), iteration)
+        bursts = msgspec.structs.replace(state.bursts, known=state.bursts.known + 1)
+        return msgspec.structs.replace(state, past=past, sums=sums, bursts=bursts), ()
     noise = _noise(state, options)
     limits = limits_of(state.past, noise, options, state.level)
     over = np.asarray(sample[1] - noise.middle - state.level)
@@ -248,6 +263,7 @@ def _learned(state: JobWideState, healthy: tuple[Sample, ...], noise: SeriesNois
         spent=state.spent + sum(map(exp, over)),
         beyond=state.beyond + sum(exp(one) - 1 for one in long),
         long=state.long + len(long),
+        bursts=state.bursts.learned(((at, x - noise.middle) for at, x in healthy), log(options.least_slowdown)),
     )
 
 
@@ -285,7 +301,7 @@ def _changed(
         closed = () if state.since is None else (_closed(state, rows[0][0]),)
         return _learned(state, rows, noise, options), closed
     past, since, episodes = state.past, state.since, state.episodes
-    if since is None and _chance_of(rows, past, noise.middle + float(limits.slack)) > BY_CHANCE:
+    if since is None and not _beyond_its_own(state, rows, noise, level, options):
         return state, ()
     if since is None:
         past, since = _onset(past, rows[0][0], noise.middle + level / 2, options)
@@ -303,14 +319,23 @@ def _changed(
     return state, (_verdict(state, since, len(rows), noise, limits),)
 
 
-def _chance_of(rows: tuple[Sample, ...], past: tuple[Sample, ...], line: float) -> float:
-    """How likely so many of the rows are over the line, if each is as often as in the past (Laplace's rule), once the job has
-    started up."""
-    slow = [x > line for _, x in past]
-    known = slow[slow.index(False) :]
-    often = (1 + sum(known)) / (len(known) + 2)
-    n = sum(x > line for _, x in rows)
-    return float(betainc(n, len(rows) - n + 1, often)) if n else 1.0
+def _beyond_its_own(
+    state: JobWideState, rows: tuple[Sample, ...], noise: SeriesNoise, level: float, options: JobWideOptions
+) -> bool:
+    """Whether it is more than the job does by itself: more of its iterations are as long as half of the level than the past has
+    by chance; and of a job that is young, whose way to settle nobody knows, it is large, or a step and no wandering."""
+    slow = sum(x > noise.middle + level / 2 for _, x in rows)
+    if state.bursts.chance(len(rows), slow, level / 2) > BY_CHANCE:
+        return False
+    if level >= log(options.least_slowdown_young) or len(state.past) >= options.window // 2:
+        return True
+    if len(rows) < options.least_past:
+        return False
+    logs = np.array([x for _, x in rows])
+    parts = np.array_split(logs, min(len(logs) // 4, 6))
+    lone = 1.4826 * (1 + 3 / len(logs)) * float(np.median(np.abs(np.diff(logs)))) / sqrt(2)
+    error = MEDIAN_ERROR * lone * sqrt(2 / len(parts[-1]))
+    return float(np.ptp([np.median(part) for part in parts])) < STEADY_ERRORS * error
 
 
 def _onset(past: tuple[Sample, ...], began: int, line: float, options: JobWideOptions) -> tuple[tuple[Sample, ...], int]:

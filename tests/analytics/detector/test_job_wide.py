@@ -91,6 +91,45 @@ def test_what_a_job_does_now_and_then_is_its_noise() -> None:
     assert [found(slowed(times.copy(), *bursts, once)) for times in quiet] == [()] * 10
 
 
+def bursting(seed: int, n: int, goes_on: float) -> Floats:
+    """One iteration in fifty is 1.1 to 1.8 times as long, and with that chance the next one too."""
+    random, times, long = np.random.default_rng([SEEDS, seed, 1]), job_times(500 + seed, n, sd=0.005, spikes=0.0), False
+    for i in range(30, n):
+        long = bool(random.random() < (goes_on if long else 0.02))
+        times[i] *= random.uniform(1.1, 1.8) if long else 1.0
+    return times
+
+
+def test_runs_of_long_iterations_that_a_job_has_in_thousands_are_its_noise() -> None:
+    """Of the last hundred alone nobody can tell; what lasts longer than they do is named all the same."""
+    for seed in range(6):
+        times = bursting(seed, 3000, 0.4)
+        assert [one for one in found(times) if one.since_iteration > 500] == []
+        assert [abs(one.since_iteration - 2600) < 10 for one in found(slowed(times, Episode(2600, 60, 1.5)))][-1:] == [True]
+
+
+def test_what_a_bursting_job_states_would_have_been_named_beside_its_bursts() -> None:
+    for seed in range(6):
+        healthy = bursting(seed, 1200, 0.4)
+        smallest = sight_of(follow(enumerate(healthy[:1000]))[0], JobWideOptions()).smallest_slowdown
+        assert smallest is not None
+        assert any(one.since_iteration >= 998 for one in found(slowed(healthy, Episode(1000, 100, smallest))))
+
+
+@pytest.mark.parametrize("at", [15, 30])
+def test_a_young_job_that_wanders_up_and_down_is_not_slow_and_one_that_steps_up_is(at: int) -> None:
+    """As where experts find their balance: up by an eighth over some iterations, down again over more."""
+    for seed in range(8):
+        times = job_times(600 + seed, 200, sd=0.004, spikes=0.0)
+        hill = np.concatenate([np.linspace(0, 0.12, 14), np.linspace(0.12, 0.03, 40), np.full(146 - at, 0.03)])
+        wandering = times.copy()
+        wandering[at:] *= np.exp(hill)
+        assert found(wandering) == ()
+        (stepped,) = found(slowed(times, Episode(at, 40, 1.12)))
+        assert abs(stepped.since_iteration - at) <= 1
+        assert stepped.at_iteration - at < 20
+
+
 @pytest.mark.parametrize("at", [4, 7, 11])
 def test_a_slowdown_of_the_first_iterations_is_found_and_so_is_its_end(at: int) -> None:
     verdicts = found(slowed(job_times(1, 120, sd=0.01, spikes=0.0), Episode(at, 40, 1.4)))
