@@ -29,7 +29,7 @@ from unskew.collector.events import Cause, Verdict
 
 LEAST_SHARE = 0.05
 """What costs less of an iteration is not named."""
-FEW, LOOKED_AT = 6, (6, 8, 11, 15)
+FEW, LOOKED_AT = 6, (6, 8, 11, 16)
 """So few iterations may suffice where the slowdown is large; a glance at the last so many shows whether to compare now."""
 SPIKES = 0.1
 """This part of the iterations, those with the longest waits for data, is left out."""
@@ -107,15 +107,25 @@ def at_a_glance(window: RankWindow, options: DetectorOptions) -> set[int]:
     """Ranks that over the last iterations took as much longer than the others as would be named, or waited for their data."""
     found: set[int] = set()
     for kind in (*CHUNKS, *BESIDE):
-        us = window.us[kind] / window.expected_us[kind] if kind in window.expected_us else window.us[kind]
-        logs = np.log(np.maximum(us, LEAST_US))
         for rank in window.ranks:
-            if (both := window.over_others(logs, rank)) is not None:
-                over = both[0] - both[1]
+            if (over := _over_others(window, kind, rank)) is not None:
                 found |= {rank for n in LOOKED_AT if n <= len(over) and np.median(over[-n:]) >= level_of_few(options, n)}
     return found | {
         party.rank for one in idle(window, "data_wait", options) for party in one.culprits if party.rank is not None
     }
+
+
+def took_longer(window: RankWindow, kind: str, rank: int) -> float | None:
+    """Median log of what a rank took of this kind over what the others did; None = nobody is beside it."""
+    over = _over_others(window, kind, rank) if kind in window.us else None
+    return None if over is None or not len(over) else float(np.median(over))
+
+
+def _over_others(window: RankWindow, kind: str, rank: int) -> Floats | None:
+    """[iteration]: log of its time, over what its lengths let expect, over that of the others."""
+    us = window.us[kind] / window.expected_us[kind] if kind in window.expected_us else window.us[kind]
+    both = window.over_others(np.log(np.maximum(us, LEAST_US)), rank)
+    return None if both is None else both[0] - both[1]
 
 
 def _computing(window: RankWindow, options: DetectorOptions, *, uneven: bool) -> tuple[list[Verdict], Sight]:

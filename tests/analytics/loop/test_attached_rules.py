@@ -50,8 +50,9 @@ def job(
     without_core: dict[int, float] | None = None,
     coreless_us: float = 0.0,
     steps: int = STEPS,
+    longer: float = 1.0,
 ) -> list[Event]:
-    """What is decided on the job."""
+    """What is decided on the job, all of whose times are so many times as long."""
     random = np.random.default_rng(seed)
     names = {rank: RankAttached(rank=rank, ranks=ranks, node="node", pid=rank) for rank in range(ranks)}
     plan, why_not = plan_of(names, dict.fromkeys(range(ranks), per_rank))
@@ -67,13 +68,13 @@ def job(
             works.append(work)
             heavy = 1.0 if not of else work.tokens / 192 + work.sum_sq / 192 / 640
             for kind in ("F", "B"):
-                us = TOOK_US[kind] * heavy * float(random.lognormal(0, NOISE)) * fault.of(rank, kind, iteration)
+                us = longer * TOOK_US[kind] * heavy * float(random.lognormal(0, NOISE)) * fault.of(rank, kind, iteration)
                 took[rank] += us
                 chunks.append(Chunk(rank=rank, kind=kind, n_layers=1, has_head=True, work=work, us=us))
         beside = []
         for rank in range(ranks):
             for kind in ("optimizer", "other", "data_wait"):
-                us = TOOK_US[kind] * float(random.lognormal(0, NOISE)) * fault.of(rank, kind, iteration)
+                us = longer * TOOK_US[kind] * float(random.lognormal(0, NOISE)) * fault.of(rank, kind, iteration)
                 took[rank] += us
                 beside.append(BesideChunks(rank, kind, us))
         one = CommittedIteration(
@@ -130,6 +131,16 @@ def test_a_large_slowdown_needs_fewer_iterations_than_a_small_one(since: int, ki
     assert next(event for event in events if isinstance(event, Verdict)).at_iteration <= since + 9
     small = [event for event in job(Fault(1, ("B",), 1.5, since), lengths=lengths, steps=32) if isinstance(event, Verdict)]
     assert not [event for event in small if event.at_iteration < since + 10]
+
+
+def test_a_slight_slowdown_has_to_last_for_a_time_not_for_a_number_of_iterations() -> None:
+    """A core is disturbed for a second now and then: 20 iterations of some 18 ms are no evidence of one, of 180 ms they are."""
+    for kinds in (("F",), ("B",), ("F", "B")):
+        for since in (0, 22):
+            brief = Fault(1, kinds, 1.6, since, since + 20)
+            assert not [one for one in job(brief, seed=since) if isinstance(one, Verdict)]
+            found = [one for one in job(brief, seed=since, longer=10) if isinstance(one, Verdict)]
+            assert {party.rank for one in found for party in one.culprits} == {1}
 
 
 def test_ranks_that_are_slow_together_are_the_whole_job_until_they_are_not() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from support.jobs import attached_job
-from support.jobs.pace import times_as_long
 from support.training.warm_processes import warm_process
 
 from unskew.collector.events import DetectionLimit, Event, IterationJudged, Verdict, VerdictClosed
@@ -77,18 +76,8 @@ def test_a_rank_that_turns_slow_is_dated(jobs: Path) -> None:
 @pytest.mark.limit(300)
 @pytest.mark.parametrize("case", QUIET)
 def test_nobody_is_named_where_nothing_is_wrong_or_only_the_lengths_differ(jobs: Path, case: str) -> None:
-    """A processor may change its pace by itself, by a quarter and more for a while: who is named was that much slower."""
     events = judged(jobs, case)
     named = [one for one in events if isinstance(one, Verdict) and one.culprits]
-    for one in named if case != "longer" else ():
-        (culprit,), span = one.culprits, (one.since_iteration, one.at_iteration + 1)
-        assert one.cause == "slow_device"
-        assert culprit.rank is not None
-        run = attached_job.run_of(case)
-        longer = {kind: times_as_long(jobs / "store", run, culprit.rank, kind, span) for kind in one.speed}
-        assert all(longer[kind] * speed > 0.85 for kind, speed in one.speed.items()), (one.sentence, longer)
-    if named and case != "longer":
-        return
     assert not named
     if case == "longer":
         (verdict,) = verdicts(events)
