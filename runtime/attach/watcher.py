@@ -24,6 +24,7 @@ from unskew.analytics.diagnosis.flight_recorder import explain, in_progress
 from unskew.analytics.health.liveness import WAITING, Suspect
 from unskew.analytics.loop.intake import Intake
 from unskew.analytics.loop.watched import attached_rules as rules
+from unskew.analytics.loop.watched.found_plan import plan_of
 from unskew.collector.events import (
     CollectiveRecorded,
     Control,
@@ -273,7 +274,7 @@ class JobWatcher:
         counts = dict.fromkeys(ranks, 0)
         for number, _ in self._packed:
             counts[ranks[number % len(ranks)]] += 1
-        plan, why_not = rules.plan_of(self._attached, counts)
+        plan, why_not = plan_of(self._attached, counts)
         applied = PlanApplied(
             plan_version=0, digest=plan.digest, proposal="", iteration=0, reason="as it was found", plan=plan.to_data()
         )

@@ -13,7 +13,7 @@ Pure: a state and what came in, a state and events out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, log
 from statistics import median
 
@@ -21,7 +21,7 @@ import msgspec
 
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.outcome import Sight
-from unskew.analytics.core.plan import Hop, Plan, Role, Route
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.health.liveness import WAITING, Suspect
 from unskew.analytics.loop.detection_limit import LimitState
@@ -35,8 +35,6 @@ from unskew.collector.events import (
     Event,
     Heartbeat,
     IterationJudged,
-    PipelinePlace,
-    RankAttached,
     Verdict,
     VerdictClosed,
 )
@@ -55,8 +53,6 @@ late for less than `SETTLED_S` is named only where it took longer than the least
 MORE_THAN_OTHERS, CROWDED_LASTS = 0.1, 2
 """Or until it has lasted for so many times the least iterations, where the others lack their cores as much, give or take this:
 what healthy ranks took longer so was over before."""
-DIFFERENT = frozenset({"pp", "pipe", "pipeline", "stage", "ep", "expert", "experts"})
-"""Words in the names of a mesh's dimensions along which ranks do different work."""
 HUNG_FACTOR, LEAST_HUNG_S = 20.0, 10.0
 """No rank has finished a step for so many usual ones, and at least so long."""
 
@@ -78,7 +74,7 @@ class OpenVerdict(msgspec.Struct, frozen=True):
 
 class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
     """Never changed, only replaced. `compared`: (rank or None, cause) -> the open verdict of a comparison; `held_back`: number
-    -> a verdict that waits for better evidence, `said`: the numbers of those that do not; `beside`: what the last comparison,
+    -> a verdict that waits for better evidence, `stated`: the numbers of those that do not; `beside`: what the last comparison,
     at iteration `compared_at`, would have seen, None = nobody is beside."""
 
     monitor: Monitor
@@ -87,7 +83,7 @@ class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
     seen: tuple[IterationTelemetry, ...] = ()
     compared: dict[tuple[int | None, str], OpenVerdict] = {}
     held_back: dict[int, Verdict] = {}
-    said: frozenset[int] = frozenset()
+    stated: frozenset[int] = frozenset()
     beside: Sight | None = NOT_COMPARED
     compared_at: int = -COMPARE_AGAIN
     limit: LimitState = LimitState()
@@ -101,59 +97,6 @@ class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
         crowded = [CROWDED] if _crowded(self) else []
         # The comparison sees a rank that turned slow too; the Detector none that was slow from the first step on.
         return (*([self.beside] if self.beside else of_device), *_brief(self), *crowded, of_job)
-
-
-def plan_of(attached: Mapping[int, RankAttached], micro_batches: Mapping[int, int]) -> tuple[Plan, str]:
-    """What the ranks do, as a plan, a stage of it taken for a layer; and why nobody can be judged by it ("" = they can)."""
-    ranks = sorted(attached)
-    places = {rank: one.pipeline or PipelinePlace(0, 1, (rank,)) for rank, one in attached.items()}
-    pipelines, stages = sorted({place.members for place in places.values()}), places[ranks[0]].stages
-    rank_of = {(pipelines.index(place.members), place.stage): rank for rank, place in places.items()}
-    why_not = _why_not(attached, pipelines)
-    if {*rank_of} != {(replica, stage) for replica in range(len(pipelines)) for stage in range(stages)}:
-        why_not = f"{len(ranks)} ranks in {len(pipelines)} pipelines of {stages} stages are not one rank a stage"
-        pipelines, stages, rank_of = [(rank,) for rank in ranks], 1, {(place, 0): rank for place, rank in enumerate(ranks)}
-    if len({*micro_batches.values()}) > 1 and stages == 1:
-        different = sorted({*micro_batches.values()})
-        why_not = why_not or f"the ranks have different numbers of micro-batches in an iteration ({different})"
-    each = max(micro_batches.values()) if stages == 1 else -(-sum(micro_batches.values()) // len(pipelines))
-    roles = tuple(
-        Role(rank=rank, replica=replica, stage=stage, first_layer=stage, n_layers=1)
-        for (replica, stage), rank in sorted(rank_of.items(), key=lambda item: item[1])
-    )
-    hops = [
-        tuple(Hop(first_layer=stage, n_layers=1, ranks=(rank_of[replica, stage],)) for stage in range(stages))
-        for replica in range(len(pipelines))
-    ]
-    routes = tuple(
-        Route(micro_batch=number, replica=number % len(pipelines), hops=hops[number % len(pipelines)])
-        for number in range(each * len(pipelines))
-    )
-    return Plan(plan_version=0, n_layers=stages, schedule="1f1b", roles=roles, routes=routes), why_not
-
-
-def _why_not(attached: Mapping[int, RankAttached], pipelines: Sequence[tuple[int, ...]]) -> str:
-    if any(one.on_gpu for one in attached.values()):
-        return "the ranks use GPUs, whose times are not measured yet: what the host takes is no measure of their work"
-    groups = {group for one in attached.values() for group in one.groups}
-    if any(one.pipeline for one in attached.values()):
-        of = {rank: one.pipeline.stage if one.pipeline else None for rank, one in attached.items()}
-        groups -= {*pipelines, *(group for group in groups if len({of.get(rank) for rank in group}) == 1)}
-    elif _do_the_same(attached.values()):
-        groups = set()
-    if groups:
-        some = ", ".join(str(list(group)) for group in sorted(groups)[:3])
-        return f"the ranks are in several process groups ({some}), and which of them do the same work is not known"
-    return "; ".join(sorted({sentence for one in attached.values() for sentence in one.off}))
-
-
-def _do_the_same(attached: Collection[RankAttached]) -> bool:
-    """Whether all groups are those of a mesh whose ranks share layers or data, so that each does the same work: each rank is in
-    as many groups, of the same dimensions and sizes, and none of these holds stages or experts."""
-    shapes = {tuple(sorted((name, len(of)) for name, of in zip(one.dimensions, one.groups, strict=False))) for one in attached}
-    names = {name for shape in shapes for name, _ in shape}
-    complete = all(len(one.dimensions) == len(one.groups) for one in attached)
-    return complete and len(shapes) == 1 and "" not in names and not any(DIFFERENT & {*name.split("_")} for name in names)
 
 
 def begin(plan: Plan, why_not: str, options: DetectorOptions) -> tuple[AttachedState, tuple[Event, ...]]:
@@ -264,7 +207,7 @@ def _named_by_detector(
                 verdict=before.verdict.verdict, until_iteration=iteration, at_iteration=iteration, reason=reason
             )
             events.append(over)
-            if before.verdict.verdict in state.said:
+            if before.verdict.verdict in state.stated:
                 going_on.add(verdict.verdict)
     return msgspec.structs.replace(state, compared=compared), events, going_on
 
@@ -327,7 +270,7 @@ def _fewer(state: AttachedState) -> frozenset[int]:
 def _held_back(state: AttachedState, events: Sequence[Event], going_on: set[int]) -> tuple[AttachedState, tuple[Event, ...]]:
     """Without the verdicts that a rank's lack of a core or a disturbance of it may explain, and with those that have waited,
     once it has its core and is still late, for long enough; one in which another goes on does not wait."""
-    crowded, waiting, said = _crowded(state), dict(state.held_back), set(state.said)
+    crowded, waiting, stated = _crowded(state), dict(state.held_back), set(state.stated)
     fewer = state.plan.division.fewer if state.plan.division is not None else frozenset()
     found: list[Event] = []
     for event in events:
@@ -336,22 +279,22 @@ def _held_back(state: AttachedState, events: Sequence[Event], going_on: set[int]
         if not isinstance(event, Verdict) or event.cause != "slow_device":
             found.append(event)
             continue
-        rank, known = event.culprits[0].rank, event.verdict in going_on | said
+        rank, known = event.culprits[0].rank, event.verdict in going_on | stated
         mild = min(event.speed.values(), default=1.0) > 1 / CROWDED_SLOWDOWN
         # What a batch takes however small it is looks like slowness where it is small: nothing new is named there.
         small = rank in fewer and event.verdict not in going_on
         if small or (rank in crowded and mild) or not (known or _borne_out(state, event)):
             waiting[event.verdict] = event
         else:
-            said.add(event.verdict)
+            stated.add(event.verdict)
             found.append(event)
     apart = [one for one in waiting.values() if one.culprits[0].rank not in fewer]
     has_core = [one for one in apart if one.culprits[0].rank not in crowded or _lasts(state, one)]
     late = _late(state) if has_core else set()
-    due = [one for one in has_core if one.culprits[0].rank in late and (one.verdict in said or _borne_out(state, one))]
+    due = [one for one in has_core if one.culprits[0].rank in late and (one.verdict in stated or _borne_out(state, one))]
     over = [msgspec.structs.replace(waiting.pop(one.verdict), at_iteration=state.seen[-1].committed.iteration) for one in due]
-    said |= {one.verdict for one in over}
-    return msgspec.structs.replace(state, held_back=waiting, said=frozenset(said)), (*over, *found)
+    stated |= {one.verdict for one in over}
+    return msgspec.structs.replace(state, held_back=waiting, stated=frozenset(stated)), (*over, *found)
 
 
 def _compared(state: AttachedState, iteration: int) -> tuple[AttachedState, tuple[Event, ...]]:

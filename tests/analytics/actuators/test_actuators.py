@@ -18,7 +18,7 @@ from unskew.analytics.actuators.shares import Exclude, Shares
 from unskew.analytics.actuators.times import JobTimes
 from unskew.analytics.core.division import Division, grouped, split, weights
 from unskew.analytics.lab.studies.noise import load_lengths
-from unskew.analytics.loop.watched.attached_rules import plan_of
+from unskew.analytics.loop.watched.found_plan import plan_of
 from unskew.collector.alerts.rules import Rule
 from unskew.collector.command import Command
 from unskew.collector.events import Event, LoaderDivided, Note, Party, PlanFailed, RankAttached, Verdict

@@ -8,7 +8,8 @@ import pytest
 from unskew.analytics.core.iteration import BesideChunks, Chunk, CommittedIteration, IterationTelemetry
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.options import options_for
-from unskew.analytics.loop.watched.attached_rules import AttachedState, begin, committed, plan_of
+from unskew.analytics.loop.watched.attached_rules import AttachedState, begin, committed
+from unskew.analytics.loop.watched.found_plan import plan_of
 from unskew.collector.events import DetectionLimit, Event, RankAttached, Verdict, VerdictClosed
 
 NOISE, STEPS = 0.04, 56

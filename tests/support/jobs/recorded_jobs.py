@@ -23,6 +23,7 @@ from unskew.analytics.core.workload import Work
 from unskew.analytics.detector.options import DetectorOptions, options_for
 from unskew.analytics.loop.intake import Intake
 from unskew.analytics.loop.watched import attached_rules as rules
+from unskew.analytics.loop.watched.found_plan import plan_of
 from unskew.collector.events import Event, RankAttached
 from unskew.collector.files.tail import Tail
 from unskew.collector.paths import Store
@@ -31,7 +32,7 @@ TABLE = Path(__file__).parent / "recorded" / "watched_jobs.parquet"
 RANKS, POLLS = 2, 25
 CHUNKS, BESIDE = ("F", "B"), ("optimizer", "other", "data_wait", "gc")
 NAMES = {rank: RankAttached(rank=rank, ranks=RANKS, node="node", pid=rank) for rank in range(RANKS)}
-PLAN, _ = rules.plan_of(NAMES, dict.fromkeys(range(RANKS), 1))
+PLAN, _ = plan_of(NAMES, dict.fromkeys(range(RANKS), 1))
 
 
 class RecordedJob(NamedTuple):
