@@ -15,8 +15,8 @@
 7. Re-plan (`must_replan`) only when some device's rate moved by 0.3 or more, or one died or came back.
 
 Both programs go to HiGHS (scipy.optimize.milp): `share_out` (core/sharing.py) reaches the same optima by other shares, which
-are not what the paper's figures were compared with. Simplified: one layer cost for all stages but the embedding and head, no
-cross-node cost in step 6; the paper's weight(k) in R is 1.
+are not what the paper's figures were compared with. Simplified: embedding and head cost nothing, neither time nor memory (in
+the paper's ILP 1 they take memory), no cross-node cost in step 6; the paper's weight(k) in R is 1.
 """
 
 from __future__ import annotations
