@@ -37,11 +37,13 @@ class RankAttached(Telemetry, frozen=True, kw_only=True, tag="rank_attached@1"):
 
 
 class RankDetached(Telemetry, frozen=True, kw_only=True, tag="rank_detached@1"):
-    """The process of a `RankAttached` ends, by itself; `error`: the exception that ends it, "" = none."""
+    """The process of a `RankAttached` ends, by itself; `error`: the exception that ends it, "" = none. Or its measuring ends,
+    and it trains on: `unmeasured` is the reason."""
 
     rank: int
     pid: int
     error: str = ""
+    unmeasured: str = ""
 
 
 class LoaderDivided(Telemetry, frozen=True, kw_only=True, tag="loader_divided@1"):

@@ -62,6 +62,11 @@ def part_name(rank: int) -> str:
     return f"rank-{rank:04d}"
 
 
+def is_whole(folder: Path) -> bool:
+    """Whether the checkpoint in a folder has its index."""
+    return (folder / _INDEX).exists()
+
+
 def seal(store: Store, run: str, index: CheckpointIndex) -> int:
     """Every part is on disk: from now on the checkpoint is whole, and what it replaces goes; how many there are then. Raises
     `OSError`."""

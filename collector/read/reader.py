@@ -77,8 +77,12 @@ class Reader:
         for _ in range(_ATTEMPTS):
             manifest = load(self._store)
             if manifest.number != self._manifest.number:
-                with naming_damage():
-                    self._turn(manifest)
+                try:
+                    with naming_damage():
+                        self._turn(manifest)
+                except BaseException:
+                    self._manifest = Manifest(number=-1)  # half-way: the next refresh goes over to it again
+                    raise
             self._read_spool()
             if load(self._store).number == manifest.number:
                 return

@@ -16,6 +16,7 @@ import msgspec
 from unskew.collector.files.manifest import Manifest, SealedFile, load, publish
 from unskew.collector.files.rows import quoted
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.projections.published import covers_of, tiers_of
 from unskew.collector.service.sealing import extent, write_sorted
 
 SMALL_ROWS = 500_000
@@ -29,14 +30,13 @@ def due(manifest: Manifest, *, over: frozenset[str]) -> Iterator[tuple[SealedFil
 
     A published projection records up to which sealing it goes: no file may reach across that.
     """
-    covers = [entry.covers for entry in manifest.published]
+    covers = covers_of(tiers_of(manifest))
 
     def owner(one: SealedFile) -> tuple[str, str]:
         return one.run, one.kind
 
     for (run, _), files in groupby(sorted(manifest.sealed, key=lambda one: (*owner(one), one.first)), key=owner):
-        bound = min((cover.get(run, -1) for cover in covers), default=None)
-        may = [one for one in files if bound is None or one.last <= bound]
+        may = [one for one in files if not manifest.published or one.last <= covers.get(run, -1)]
         for group in _neighbours(may):
             worth = run in over or len(group) >= MANY or sum(one.rows for one in group) >= SMALL_ROWS
             if len(group) > 1 and worth:

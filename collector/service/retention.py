@@ -9,6 +9,7 @@ import msgspec
 from unskew.collector.files.manifest import Manifest, PrunedRange, SealedFile, publish, sync_folder
 from unskew.collector.files.segment import segment_name
 from unskew.collector.paths import Store
+from unskew.collector.projections.published import covers_of, tiers_of
 
 
 def due(manifest: Manifest, *, older_than_us: int) -> tuple[SealedFile, ...]:
@@ -16,14 +17,14 @@ def due(manifest: Manifest, *, older_than_us: int) -> tuple[SealedFile, ...]:
 
     Only up to what the published projections cover, when there are any: nothing else holds what they hold of pruned rows.
     """
-    covers = [entry.covers for entry in manifest.published]
+    covers = covers_of(tiers_of(manifest))  # of all tiers: each names the runs alone that it has rows of
     return tuple(
         one
         for one in manifest.sealed
         if one.kind == "telemetry"
         and one.last_at_us is not None
         and one.last_at_us < older_than_us
-        and all(one.last <= cover.get(one.run, -1) for cover in covers)
+        and (not manifest.published or one.last <= covers.get(one.run, -1))
     )
 
 

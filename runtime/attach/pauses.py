@@ -51,10 +51,11 @@ def saving(session: LoopSession) -> Callable[[Callable[..., Any]], Callable[...,
             if nested or is_compiling() or (loop := session.loop()) is None:
                 return original(*arguments, **named)
             since, nested = loop.moment(), True
+            before, loop.activity = loop.activity, "idle"
             try:
                 return original(*arguments, **named)
             finally:
-                nested = False
+                nested, loop.activity = False, before
                 if (until := loop.moment())[0] - since[0] >= LEAST_NS:
                     loop.paused("checkpoint", since, until)
 

@@ -191,9 +191,12 @@ class LoopSession:
         self.off = (*self.off, *missing)
 
     def failed(self, error: Exception) -> None:
-        """End the measuring."""
+        """End the measuring, and the heartbeats: nobody could tell a rank that is not measured from one that hangs."""
         self._measured, self.timeline, self.problem = False, None, f"{type(error).__name__}: {error}"
+        self._ended.set()
         with suppress(Exception):
+            if self._spool is not None:
+                self._spool.append(RankDetached(rank=self._rank, pid=os.getpid(), unmeasured=self.problem[:MOST_ERROR]))
             print(f"unskew: this rank is not measured any more, training goes on: {self.problem}", file=sys.stderr)
 
     def _begin(self) -> LoopTimeline:

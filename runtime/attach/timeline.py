@@ -150,7 +150,7 @@ class LoopTimeline:
         now = now_ns, self._waited_ns
         if self._evaluation is not None:  # of a part of what is trained
             self._frozen.add(self._evaluation[0])
-            self._evaluation = None
+            self._evaluation, self.activity = None, "compute"
         if self._stepped:
             self.commit(self._mark)
         self._called, self._computed = now, None
@@ -290,12 +290,13 @@ class LoopTimeline:
     def evaluates(self, model: int) -> None:
         """A model is evaluated from now on, unless a backward pass comes first."""
         if self._evaluation is None and model not in self._frozen:
-            self._evaluation = model, self.moment()
+            self._evaluation, self.activity = (model, self.moment()), "idle"
 
     def trains(self, model: int) -> None:
         """It is trained again."""
         if self._evaluation is not None and self._evaluation[0] == model:
             since, self._evaluation, self._mark = self._evaluation[1], None, self.moment()
+            self.activity = "compute"
             self.paused("evaluation", since, self._mark)
 
     def note(self, tokens: int | None, loss: float | None) -> None:

@@ -48,7 +48,8 @@ from unskew.collector.events import (
     VerdictClosed,
 )
 from unskew.collector.files.tail import Entry, Tail
-from unskew.collector.paths import Store
+from unskew.collector.paths import Store, StoreError
+from unskew.collector.process_log import report
 from unskew.collector.service.process import ensure_collector
 from unskew.collector.write.commands import hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
@@ -81,28 +82,32 @@ def watch_command(
     act: ActOptions | None = None,
     on_entry: Callable[[Entry], None] = lambda _: None,
     on_tick: Callable[[], None] = lambda: None,
+    on_problem: Callable[[str], None] = lambda _: None,
 ) -> tuple[int, RunFinished | None]:
-    """Run `command` to its end; its exit code (128 + n for signal n), and how the run ended: None when no rank was seen. Raises
-    `OSError` when the command cannot be started."""
+    """Run `command` to its end; its exit code (128 + n for signal n), and how the run ended: None when no rank was seen, or it
+    could not be watched to its end, of which `on_problem` hears why. Raises `OSError` when the command cannot be started."""
     with hold_controller_lock(store, run):
         process = subprocess.Popen(command, env=environment(store, run, os.environ))
         with _SignalRelay(process):
-            watcher = JobWatcher(store, run, command, on_entry, act)
-            next_collector_s = 0.0
+            end, watcher = None, JobWatcher(store, run, command, on_entry, act)
             try:
                 while process.poll() is None:
-                    if time.monotonic() >= next_collector_s:
-                        next_collector_s = time.monotonic() + COLLECTOR_S
-                        ensure_collector(store)
                     watcher.look()
                     on_tick()
                     time.sleep(POLL_S)
-                code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-                end = watcher.finish(code)
+                end = watcher.finish(_code_of(process))
                 on_tick()
+            except (OSError, StoreError) as error:  # a full disk, say: that is ours, and costs the training nothing
+                on_problem(str(error))
+                process.wait()
             finally:
-                watcher.close()
-    return code, end
+                with suppress(OSError, StoreError):
+                    watcher.close()
+    return _code_of(process), end
+
+
+def _code_of(process: subprocess.Popen[bytes]) -> int:
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 class _SignalRelay:
@@ -155,11 +160,22 @@ class JobWatcher:
         self._marked: set[int] = set()
         self._iterations = 0
         self._stepped_s = time.monotonic()
+        self._next_collector_s, self._collector_problem = 0.0, ""
+        self._unmeasured: dict[int, str] = {}
         self._hung: int | None = None
 
     def look(self) -> None:
         """What is new. Who has ended is taken first: by then its last words are in the log, to be read before it is judged."""
         now_s, gone = time.monotonic(), [*self._exits.seen]
+        if now_s >= self._next_collector_s:
+            self._next_collector_s = now_s + COLLECTOR_S
+            try:
+                ensure_collector(self._store)
+                self._collector_problem = ""
+            except (OSError, StoreError) as error:  # the spools keep everything
+                if str(error) != self._collector_problem:
+                    report(f"unskew: the collector cannot be started: {error}")
+                self._collector_problem = str(error)
         if gone:
             self._read_all()
         else:
@@ -177,12 +193,12 @@ class JobWatcher:
             self._read()
         if self._stream is None or self._spool is None:
             return None
-        asked = code in STOPPED
+        asked, unmeasured = code in STOPPED, "; ".join(self._unmeasured.values())
         end = RunFinished(
-            status="done" if code == 0 else "stopped" if asked else "failed",
+            status=("incomplete" if unmeasured else "done") if code == 0 else "stopped" if asked else "failed",
             iterations=self._iterations,
-            reason="" if code == 0 else f"the command ended with exit code {code}",
-            committed=self._iterations,
+            reason=unmeasured if code == 0 else f"the command ended with exit code {code}",
+            committed=None if unmeasured else self._iterations,
         )
         self._log((*(self._acting.finish(self._iterations) if self._acting is not None else ()), end))
         self._spool.close()
@@ -217,6 +233,9 @@ class JobWatcher:
         match event:
             case RankAttached() if event.rank not in self._attached:
                 self._joined(event)
+            case RankDetached(unmeasured=why) if why:
+                self._unmeasured[event.rank] = f"rank {event.rank} is not measured since iteration {self._iterations}: {why}"
+                self._beats.pop(event.rank, None)
             case RankDetached():
                 self._detached[event.rank] = event
             case Heartbeat():
@@ -314,6 +333,8 @@ class JobWatcher:
             return
         usual_s, ended = rules.usual_s(self._state.seen), {one.rank for one in gone} | (self._attached.keys() - self._ranks)
         beats = {rank: beat for rank, beat in self._beats.items() if rank not in ended}
+        if self._unmeasured:  # nobody knows what the others wait for
+            beats = {}
         suspect = rules.hung(now_s - self._stepped_s, usual_s, beats)
         if rules.is_stalled(now_s - self._stepped_s, usual_s):
             suspect = self._not_joined(suspect, beats)
@@ -332,7 +353,7 @@ class JobWatcher:
         heartbeats name."""
         waiting = {rank for rank, beat in beats.items() if beat.activity in WAITING}
         found = explain(*in_progress(self._flights, waiting))
-        alive = [rank for rank in found.culprits if rank in beats]
+        alive = [rank for rank in found.culprits if rank in beats and not rules.pauses(beats[rank])]
         if not alive:
             return suspect
         rank = suspect.rank if suspect is not None and suspect.rank in alive else alive[0]

@@ -32,16 +32,13 @@ from unskew.runtime.protocol import AnyMessage, CheckpointPart, FaultAnnounced, 
 
 
 class Takeover(msgspec.Struct, frozen=True):
-    """What a controller goes on with: all that was logged, the state that it adds up to, and the intake with the iterations
-    that nobody has judged."""
+    """What a controller goes on with: all that was logged, `control` of it by itself, the state that it adds up to, and the
+    intake with the iterations that nobody has judged."""
 
     entries: Sequence[Entry]
+    control: Sequence[Control]
     state: ControllerState
     intake: Intake
-
-    @property
-    def control(self) -> list[Control]:
-        return [entry.event for entry in self.entries if isinstance(entry.event, Control)]
 
     @property
     def cut_off(self) -> list[DeviceLost]:
@@ -87,7 +84,8 @@ def taken_over(reader: Reader, run: str) -> Takeover:
         Entry(writer, 0, seq, at_us, stream, version, actor, decode_event(line), line)
         for writer, seq, at_us, stream, version, actor, line in rows
     ]
-    return Takeover(entries, rehearsal.state, intake)
+    control = [entry.event for entry in entries if isinstance(entry.event, Control)]
+    return Takeover(entries, control, rehearsal.state, intake)
 
 
 def is_logged(message: AnyMessage, control: Sequence[Control]) -> bool:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
+from unskew.analytics.core.faults import FaultSpec
 from unskew.collector.events import Heartbeat, HostClock
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.process_log import report
@@ -34,6 +35,7 @@ from unskew.runtime.protocol import (
     AGENT_SOCKET,
     AnyMessage,
     Await,
+    FaultAnnounced,
     Hello,
     Judged,
     Kill,
@@ -66,7 +68,7 @@ class Agent:
     def __init__(self, controller: Channel, node: str, folder: Path) -> None:
         self._controller: Channel | None = controller
         self._node, self._folder = node, folder
-        self._reports: dict[tuple[type, int | None], Message] = {}
+        self._reports: dict[tuple[type, int | FaultSpec | None], Message] = {}
         self._wait_s, self._wait_until = 0.0, inf
         memory = shared_memory()
         self._zygote_process, self._zygote = _start_zygote(memory)
@@ -159,7 +161,8 @@ class Agent:
         elif isinstance(message, Start):
             one = message.rank_specs[0]
             self._wait_s = one.options.controller_wait
-            announce(Store(Path(one.store)), one.run, self._folder)
+            if one.joins is None:  # the first of the run: of the lock that is held from then on nobody need ask
+                announce(Store(Path(one.store)), one.run, self._folder)
             self._zygote.send(message)
         elif isinstance(message, PlanRecord) and message.plan.plan_version > self._newest_plan:
             self._newest_plan = message.plan.plan_version
@@ -261,8 +264,8 @@ class Agent:
             )
 
     def _report(self, message: Message) -> None:
-        """Tell the controller, and keep it for one that takes over: the last of each kind and rank."""
-        key = type(message), getattr(message, "rank", None)
+        """Tell the controller, and keep it for one that takes over: the last of each kind and rank, and every fault."""
+        key = type(message), message.fault if isinstance(message, FaultAnnounced) else getattr(message, "rank", None)
         self._reports.pop(key, None)
         self._reports[key] = message
         self._send_controller(message)

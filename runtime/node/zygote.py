@@ -18,6 +18,7 @@ from contextlib import suppress
 import torch
 import torch.fx.experimental.symbolic_shapes  # the first backward imports it: a second's work, once here and not in all ranks
 
+from unskew.collector.process_log import report
 from unskew.runtime.channel import Channel, readable
 from unskew.runtime.corpus import CorpusError
 from unskew.runtime.data import Data, load_data
@@ -89,8 +90,15 @@ class Zygote:
     def _fork(self, rank_spec: RankSpec) -> None:
         if rank_spec.writer in self._writers:  # asked for by the controller before, too
             return
+        try:
+            pid = os.fork()
+        except OSError as error:
+            if rank_spec.joins is None:
+                raise
+            # The others train on without it; who waits for it gives it up in time, and may ask again.
+            report(f"no process could be started for rank {rank_spec.rank}: {error}")
+            return
         self._writers.add(rank_spec.writer)
-        pid = os.fork()
         if pid == 0:
             self._become(rank_spec)
         self._rank_of_pid[pid] = rank_spec.rank

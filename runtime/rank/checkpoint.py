@@ -25,7 +25,7 @@ from torch import Tensor
 
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.shards.parts import WHOLE, Part, common, part_of
-from unskew.collector.files.checkpoints import Checkpoint, part_name
+from unskew.collector.files.checkpoints import Checkpoint, is_whole, part_name
 from unskew.collector.rights import make_folder
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.protocol import CheckpointPart
@@ -56,38 +56,55 @@ class CheckpointWriter:
     def __init__(self, folder: Path, rank: int, report: Callable[[CheckpointPart], None]) -> None:
         self._folder, self._rank, self._report = folder, rank, report
         self._waiting: queue.Queue[tuple[int, State, tuple[int, ...], Part, int]] = queue.Queue(1)
-        self._idle = threading.Event()
-        self._idle.set()
+        self._given: tuple[int, frozenset[int]] = (-1, frozenset())
+        """The last one that it was given: after how many iterations, and which layers."""
         threading.Thread(target=self._serve, name="checkpoint", daemon=True).start()
 
     def save(self, iterations: int, layers: Mapping[int, HeldLayer], numbers: Iterable[int]) -> None:
         """Copy layers as they are after so many iterations, to be written. While the disk is still busy with the one before the
-        next, this one is left out."""
+        next, this one is left out.
+
+        Where a step is taken again, and other ranks are left, the same rank may write other layers of the same checkpoint: then
+        it writes those too that it has reported."""
         start_ns = time.monotonic_ns()
-        if self._waiting.full():
+        before = self._given[1] if self._given[0] == iterations else frozenset()
+        wanted = before.union(numbers)
+        if self._waiting.full() or wanted == before:
             return
-        numbers = tuple(numbers)
+        self._given, numbers = (iterations, wanted), tuple(sorted(wanted))
         part = next((layers[number].part for number in numbers), None) or WHOLE
         state = {name: tensor for number in numbers for name, tensor in _copied(number, layers[number])}
-        self._idle.clear()
         self._waiting.put((iterations, state, numbers, part, (time.monotonic_ns() - start_ns) // 1000))
 
     def finish(self, within_s: float) -> None:
         """Wait until what was given is on disk, at most so long."""
-        self._idle.wait(within_s)
+        with self._waiting.all_tasks_done:
+            self._waiting.all_tasks_done.wait_for(lambda: not self._waiting.unfinished_tasks, within_s)
 
     def _serve(self) -> None:
-        from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415 - see above
+        from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415 - see above
+        from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
 
         while True:
             iterations, state, numbers, held, paused_us = self._waiting.get()
             started, problem = time.monotonic(), ""
             path = self._folder / f"{iterations:08d}" / part_name(self._rank)
+            beside, old = (path.with_name(f"{path.name}.{which}") for which in ("new", "old"))
             try:
                 make_folder(path.parent)
-                save(state, checkpoint_id=path, no_dist=True)
-            except Exception as error:  # a full disk costs the checkpoint, never the rank
-                shutil.rmtree(path, ignore_errors=True)  # the log needs the place more
+                if is_whole(path.parent):  # what is whole is never touched again
+                    self._waiting.task_done()
+                    continue
+                save(state, checkpoint_id=beside, no_dist=True)
+                if path.exists():
+                    path.rename(old)
+                beside.rename(path)
+                shutil.rmtree(old, ignore_errors=True)
+            except (Exception, CheckpointException) as raised:  # a full disk costs the checkpoint, never the rank
+                # torch's is no `Exception`, and has the error within.
+                error = next((one for one, _ in getattr(raised, "failures", {}).values()), raised)
+                shutil.rmtree(beside, ignore_errors=True)  # the log needs the place more
+                self._given = (-1, frozenset())
                 problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             part = CheckpointPart(
                 rank=self._rank,
@@ -103,8 +120,7 @@ class CheckpointWriter:
             # A rank's collector is off; the planner leaves circles behind, some 20 objects a tensor, all of them new.
             gc.collect(0)
             self._report(part)
-            if self._waiting.empty():
-                self._idle.set()
+            self._waiting.task_done()
 
 
 def restore(checkpoint: Checkpoint, number: int, part: Part | None, make: Callable[..., HeldLayer]) -> HeldLayer:

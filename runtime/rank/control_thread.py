@@ -139,8 +139,12 @@ class ControlThread:
         """Block until all of `keys` are published. Raises `PeerLost` once a later record aborts what `plan_version`
         does."""
         asked = Await(keys=tuple(keys))
-        self.send(asked)
         with self._changed:
+            # Asked with the lock held: a thread of a plan that was called off would take the place of the question that another
+            # asks for the next plan, for the agent answers the last one alone.
+            if self._superseded(plan_version):
+                raise PeerLost(f"plan {plan_version} was called off")
+            self.send(asked)
             while self._published is None or self._published.keys != asked.keys:
                 if self._superseded(plan_version):
                     raise PeerLost(f"plan {plan_version} was called off")

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from unskew.cli import app
 from unskew.collector.events import RunStarted
-from unskew.collector.paths import Store
+from unskew.collector.paths import Store, StoreError
 from unskew.collector.write.control_stream import ControlStream
 from unskew.commands.train import watch
+from unskew.runtime.attach.watcher import JobWatcher, watch_command
 
 SCRIPT = """
 import os, sys, time
@@ -115,3 +116,48 @@ def test_a_run_that_was_typed_a_moment_before_is_waited_for(tmp_path: Path, monk
     )
     result = CliRunner().invoke(app, ["watch", "--store", str(store.root)])
     assert (result.exit_code, f"store: {store.root}" in result.stdout) == (0, True), result.output
+
+
+def test_what_breaks_on_our_side_costs_the_command_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that took no log any more ended the watching, and left the training an orphan whose end nobody passed on."""
+
+    def refused(_: JobWatcher) -> None:
+        raise StoreError("cannot write stream run/r: No space left on device")
+
+    monkeypatch.setattr(JobWatcher, "look", refused)
+    store, problems = Store(tmp_path / "store"), list[str]()
+    store.enter()
+    command = [sys.executable, "-c", "import sys, time; time.sleep(0.5); sys.exit(7)"]
+    assert watch_command(store, "r", command, on_problem=problems.append) == (7, None)
+    assert problems == ["cannot write stream run/r: No space left on device"]
+
+
+UNMEASURED = """
+import time
+import torch
+import unskew
+
+session = unskew.attach()
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(300):
+    if step == 20:
+        session.failed(RuntimeError("a seam broke"))
+    optimizer.zero_grad()
+    model(torch.randn(16, 64)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.limit(120)
+def test_a_rank_whose_measuring_ends_does_not_hang_and_its_run_is_not_done(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNMEASURED)
+    done = watched(tmp_path, sys.executable, str(tmp_path / "train.py"))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "w.json").read_text())
+    assert [one["cause"] for one in summary["verdicts"]] == []
+    assert summary["status"] == "incomplete"
+    assert "rank 0 is not measured since iteration" in summary["reason"]
+    assert "a seam broke" in summary["reason"]

@@ -11,6 +11,8 @@ from unskew.collector.files import rows
 from unskew.collector.files.segment import telemetry_line
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import Reader, open_store
+from unskew.collector.service.collecting import Collector
+from unskew.collector.write.spool import SpoolWriter
 
 A_REFRESH = 3_500
 """Lines that come within a third of a second, at 10,000 a second."""
@@ -62,3 +64,24 @@ def test_a_line_that_is_no_event_keeps_no_other_out(reader: Reader) -> None:
             spool.write(lines(first, 1) + odd)
             reader.refresh()
     assert reader.sql("select seq from spans order by seq")["seq"].to_list() == [0, 1, 3]
+
+
+def test_a_refresh_that_broke_half_way_is_made_good_by_the_next(
+    reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows that were sealed meanwhile had left the open ones, and no file had taken their place, for good."""
+    store = Store(tmp_path / "store")
+    spool = SpoolWriter(store, "r", "rank-0000")
+    for _ in range(100):
+        spool.append(SPAN)
+    assert spool.close(10.0)
+    reader.refresh()
+    collector = Collector(store)
+    collector.step()
+    collector.close()
+    with monkeypatch.context() as broken:
+        broken.setattr(Reader, "_define", lambda *_: (_ for _ in ()).throw(OSError("Too many open files")))
+        with pytest.raises(OSError, match="Too many open files"):
+            reader.refresh()
+    reader.refresh()
+    assert reader.sql("select count(*) as n from events")["n"][0] == 100

@@ -19,13 +19,15 @@ from support.paths import ROOT
 from support.store.filled_store import opened
 
 from unskew.collector.events import Note, Span
-from unskew.collector.files.manifest import Manifest, SealedFile, begin, load, publish
+from unskew.collector.files.manifest import Manifest, PublishedFile, SealedFile, begin, load, publish
 from unskew.collector.files.segment import control_line
 from unskew.collector.files.tail import Tail
 from unskew.collector.locks import is_held
 from unskew.collector.paths import Store
+from unskew.collector.projections.definitions import PROJECTIONS
+from unskew.collector.projections.published import file_of
 from unskew.collector.read.reader import Reader, open_store
-from unskew.collector.service import sealing
+from unskew.collector.service import compaction, retention, sealing
 from unskew.collector.service.collecting import Collector
 from unskew.collector.service.ingest import working_database
 from unskew.collector.service.process import ensure_collector
@@ -361,3 +363,26 @@ def test_the_collector_comes_when_needed_goes_when_asked_and_comes_back_when_kil
         assert os.waitpid(second, 0)[1] == 0
     with opened(store) as database:
         assert database.sql("select count(*) from log").fetchall() == [(10,)]
+
+
+def test_old_files_go_and_small_ones_are_merged_whatever_tiers_there_are() -> None:
+    """A tier names only the runs that it has rows of; a run that another tier has is covered all the same."""
+
+    def file(run: str, number: int) -> SealedFile:
+        return SealedFile(
+            run=run, file=f"sealed/{run}/{number}.parquet", kind="telemetry", rows=100, sha256="", first=number, last=number,
+            last_pos=number, replaces=(), last_at_us=1_000 + number,
+        )  # fmt: skip
+
+    def tier(number: int, covers: dict[str, int]) -> list[PublishedFile]:
+        return [
+            PublishedFile(name=name, file=file_of(number, name), rows=1, sha256="", code="", covers=covers)
+            for name in PROJECTIONS
+        ]
+
+    sealed = (*(file("old", number) for number in range(3)), file("new", 0), file("new", 1))
+    manifest = Manifest(number=1, sealed=sealed, published=(*tier(1, {"old": 1}), *tier(2, {"new": 0})))
+    due = retention.due(manifest, older_than_us=2_000)
+    assert [(one.run, one.first) for one in due] == [("old", 0), ("old", 1), ("new", 0)]
+    (group,) = compaction.due(manifest, over=frozenset({"old", "new"}))
+    assert [(one.run, one.first) for one in group] == [("old", 0), ("old", 1)]

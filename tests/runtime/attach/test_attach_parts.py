@@ -212,3 +212,10 @@ def test_ranks_of_one_start_share_the_name_of_their_run() -> None:
     assert run_name({"UNSKEW_RUN": "mine", "MASTER_PORT": "1"}) == "mine"
     assert run_name({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "42"}) == "job-42"
     assert run_name({"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}).endswith("job-29500")
+
+
+def test_who_evaluates_or_saves_hangs_only_after_minutes() -> None:
+    assert hung(60.0, 0.05, {0: beat(0, "idle"), 1: beat(1, "collective")}) is None
+    found = hung(700.0, 0.05, {0: beat(0, "idle", stalled_us=601_000_000), 1: beat(1, "collective")})
+    assert found is not None
+    assert (found.rank, found.victims) == (0, (1,))

@@ -111,7 +111,7 @@ def test_what_ranks_reported_that_are_through_is_heard_before_the_run_ends(tmp_p
     control_log, telemetry = ControlStream(store, "r", "run/r", "controller"), SpoolWriter(store, "r", "controller.1")
     state = logged()
     control_log.add(PlanIssued(plan_version=0, proposal="", optional=False, plan=FIRST.to_data(), watermark=0))
-    tail = Tail(store, "r")
+    tail, entries = Tail(store, "r"), Tail(store, "r").poll()
     entered = [
         PlanEntered(rank=rank, plan_version=0, iteration=0, began_ns=1, at_ns=2, migrate_s=0.0, moved_bytes=0)
         for rank in FIRST.ranks
@@ -129,7 +129,7 @@ def test_what_ranks_reported_that_are_through_is_heard_before_the_run_ends(tmp_p
         node="d",
         on_entries=lambda _: None,
         check_interrupt=lambda: None,
-        before=Takeover(Tail(store, "r").poll(), state, Intake()),
+        before=Takeover(entries, [one.event for one in entries if isinstance(one.event, Control)], state, Intake()),
     ).run()
     telemetry.close()
     control_log.close()

@@ -15,9 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.training.threads_rendezvous import ThreadsRendezvous
 
+from unskew.analytics.core.layout import uniform_plan
 from unskew.runtime.control.membership import socket_folder
 from unskew.runtime.node.rendezvous import RendezvousTable, accept_own
+from unskew.runtime.protocol import Await, Message, PlanRecord
 from unskew.runtime.rank.comm import Comm, PeerLost
+from unskew.runtime.rank.control_thread import ControlThread
 
 KEYS = st.sampled_from("abcd")
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.lists(KEYS, min_size=1, max_size=3, unique=True)), max_size=30)
@@ -143,3 +146,33 @@ def test_another_user_neither_reaches_the_socket_nor_is_let_in() -> None:
             accepted.close()
     finally:
         shutil.rmtree(folder)
+
+
+class Asking(ControlThread):
+    """A rank's requests go straight to a table, as through its agent."""
+
+    def __init__(self) -> None:
+        self._changed, self._records, self._published = threading.Condition(), {}, None
+        self._comm = self._kept = None
+        self.table: RendezvousTable[int] = RendezvousTable()
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, Await):
+            for _, answer in self.table.ask(0, message.keys):
+                self._take_published(answer)
+
+
+def test_a_thread_of_a_plan_that_was_called_off_asks_for_nothing_more() -> None:
+    """It took the place of what its rank had asked for the next plan, which was never answered then."""
+    rank, plan, got = Asking(), uniform_plan(tp=1, pp=1, dp=2, n_layers=1, micro_batches=2), list[Sequence[bytes]]()
+    for version in (1, 2):
+        rank._take(PlanRecord(plan=plan.renumbered(version), abort=True))
+    waiting = threading.Thread(target=lambda: got.append(rank.fetch(["plan2/here/1"], 2)), daemon=True)
+    waiting.start()
+    time.sleep(0.1)
+    with pytest.raises(PeerLost, match="plan 1 was called off"):
+        rank.fetch(["plan1/g0-1/0"], 1)
+    for _, answer in rank.table.publish("plan2/here/1", b"x"):
+        rank._take_published(answer)
+    waiting.join(5)
+    assert got == [(b"x",)]

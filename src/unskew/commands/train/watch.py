@@ -175,6 +175,7 @@ def watch_training(place: Store, command: list[str], act: ActOptions, *, json: P
     run = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     console, facts = SafeConsole(stderr=True), [("store", str(place.root)), ("run", run)]
     builder, phases = SummaryBuilder(), PhaseTimes()
+    problems: list[str] = []
     with Screen(SafeConsole(stderr=True, force_terminal=False), facts) as screen:
 
         def take(entry: Any) -> None:
@@ -182,10 +183,16 @@ def watch_training(place: Store, command: list[str], act: ActOptions, *, json: P
             phases.take(entry.event)
             screen.feed(entry)
 
+        def stops(why: str) -> None:
+            problems.append(why)
+            warn([f"the training goes on and is not watched any more: {why}"])
+
         try:
-            code, end = watch_command(place, run, command, act=act, on_entry=take, on_tick=screen.tick)
+            code, end = watch_command(place, run, command, act=act, on_entry=take, on_tick=screen.tick, on_problem=stops)
         except OSError as error:
             fail(f"{command[0]} cannot be started: {error.strerror or error}")
+    if problems:
+        return code
     if end is None:
         warn(["no training was seen in the command: none of its Python processes called backward() with Unskew at hand"])
         return code
