@@ -26,7 +26,7 @@ test: .venv/test-$(EXTRAS).stamp chromium
 lint: .venv/test-$(EXTRAS).stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -n 2
+	$(BIN)/mypy
 
 bench: .venv/run.stamp
 	mkdir -p build
