@@ -49,18 +49,16 @@ from unskew.collector.events import (
 )
 from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.paths import Store, StoreError
-from unskew.collector.process_log import report
-from unskew.collector.service.process import ensure_collector
 from unskew.collector.write.commands import hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach.acting import ActOptions, JobActing
 from unskew.runtime.attach.asked.plan_file import ACTS
 from unskew.runtime.attach.exits import Exit, Exits
+from unskew.runtime.attach.kept_collector import KeptCollector
 
 BOOT = Path(__file__).with_name("boot")
 POLL_S = 0.05
-COLLECTOR_S = 2.0
 LAST_POLLS = 25
 """Beyond the patience of the intake."""
 DEVICE: DeviceKind = "cores"
@@ -89,9 +87,10 @@ def watch_command(
     with hold_controller_lock(store, run):
         process = subprocess.Popen(command, env=environment(store, run, os.environ))
         with _SignalRelay(process):
-            end, watcher = None, JobWatcher(store, run, command, on_entry, act)
+            end, watcher, collector = None, JobWatcher(store, run, command, on_entry, act), KeptCollector(store)
             try:
                 while process.poll() is None:
+                    collector.keep()
                     watcher.look()
                     on_tick()
                     time.sleep(POLL_S)
@@ -160,22 +159,12 @@ class JobWatcher:
         self._marked: set[int] = set()
         self._iterations = 0
         self._stepped_s = time.monotonic()
-        self._next_collector_s, self._collector_problem = 0.0, ""
         self._unmeasured: dict[int, str] = {}
         self._hung: int | None = None
 
     def look(self) -> None:
         """What is new. Who has ended is taken first: by then its last words are in the log, to be read before it is judged."""
         now_s, gone = time.monotonic(), [*self._exits.seen]
-        if now_s >= self._next_collector_s:
-            self._next_collector_s = now_s + COLLECTOR_S
-            try:
-                ensure_collector(self._store)
-                self._collector_problem = ""
-            except (OSError, StoreError) as error:  # the spools keep everything
-                if str(error) != self._collector_problem:
-                    report(f"unskew: the collector cannot be started: {error}")
-                self._collector_problem = str(error)
         if gone:
             self._read_all()
         else:
