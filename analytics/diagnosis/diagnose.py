@@ -15,7 +15,7 @@ Pure: a `RunLog` in, a `Diagnosis` out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -97,10 +97,10 @@ def diagnose(log: RunLog) -> Diagnosis:
         abstained += problems
         measured = [(section, time_lost(section, verdicts)) for section in sections]
         if measured:
-            causes = {verdict.cause for verdict in verdicts}
             more = named(measured, next_number(verdicts), options_for(log.device_kind).digest)
-            verdicts += tuple(verdict for verdict in more if verdict.cause not in causes)
-            lost_s = _device_seconds(log, measured, verdicts)
+            beside = tuple(one for one in more if one.cause not in {verdict.cause for verdict in verdicts})
+            lost_s = _device_seconds(log, measured, verdicts + beside)
+            verdicts = _in_order(log, verdicts, beside, lost_s)
             whole_s = _of_all(log) * sum(len(section.ranks) * float(lost.measured_us.sum()) / 1e6 for section, lost in measured)
             abstained += _without_cause(lost_s, whole_s)
     elif seen == "collectives":
@@ -153,6 +153,19 @@ def diagnose(log: RunLog) -> Diagnosis:
         looked_at=log.sample.what if log.sample else "",
         status=log.status,
     )
+
+
+def _in_order(
+    log: RunLog, verdicts: tuple[Verdict, ...], beside: tuple[Verdict, ...], lost_s: Mapping[str, float]
+) -> tuple[Verdict, ...]:
+    """A run of ours has its verdicts in the order of their time; else the costliest is first."""
+    first = not log.released and _costliest(beside, lost_s) > _costliest(verdicts, lost_s)
+    return beside + verdicts if first else verdicts + beside
+
+
+def _costliest(verdicts: Sequence[Verdict], lost_s: Mapping[str, float]) -> float:
+    """Device-seconds of the costliest cause among them."""
+    return max((lost_s.get(one.cause, 0.0) for one in verdicts), default=0.0)
 
 
 def _hidden(verdicts: Sequence[Verdict], lacks: Sequence[str]) -> list[str]:

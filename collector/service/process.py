@@ -32,6 +32,7 @@ IDLE_S = 2.0
 """A run whose controller lives is news enough; what begins later starts a collector of its own."""
 BUSY_RETRY_S = 5.0
 ALERTS_S = 5.0
+LOOK_S = 2.0
 """How often it is looked whether the alerts' process is wanted: there are rules, and none is at it."""
 ENDING = {signal.SIGTERM, signal.SIGINT}
 
@@ -157,6 +158,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report(f"collector: {error}")
         return 1
     return 0
+
+
+class KeptCollector:
+    """The store's collector, started again where it has gone. Without one the spools keep everything."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._next_s, self._problem = store, 0.0, ""
+
+    def keep(self) -> None:
+        """Now and then; one problem is reported once."""
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s, before, self._problem = time.monotonic() + LOOK_S, self._problem, ""
+        try:
+            ensure_collector(self._store)
+        except (OSError, StoreError) as error:
+            self._problem = str(error)
+            if self._problem != before:
+                report(f"unskew: the collector cannot be started: {error}")
 
 
 if __name__ == "__main__":

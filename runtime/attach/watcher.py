@@ -49,13 +49,13 @@ from unskew.collector.events import (
 )
 from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.service.process import KeptCollector
 from unskew.collector.write.commands import hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach.acting import ActOptions, JobActing
 from unskew.runtime.attach.asked.plan_file import ACTS
 from unskew.runtime.attach.exits import Exit, Exits
-from unskew.runtime.attach.kept_collector import KeptCollector
 
 BOOT = Path(__file__).with_name("boot")
 POLL_S = 0.05
