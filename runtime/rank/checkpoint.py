@@ -93,6 +93,7 @@ class CheckpointWriter:
             try:
                 make_folder(path.parent)
                 if is_whole(path.parent):  # what is whole is never touched again
+                    del state
                     self._waiting.task_done()
                     continue
                 save(state, checkpoint_id=beside, no_dist=True)

@@ -185,7 +185,7 @@ def watch_training(place: Store, command: list[str], act: ActOptions, *, json: P
 
         def stops(why: str) -> None:
             problems.append(why)
-            warn([f"the training goes on and is not watched any more: {why}"])
+            warn([f"the training is not watched any more, and nothing is summed up at its end: {why}"])
 
         try:
             code, end = watch_command(place, run, command, act=act, on_entry=take, on_tick=screen.tick, on_problem=stops)
