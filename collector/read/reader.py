@@ -66,6 +66,7 @@ class Reader:
         self._manifest = Manifest(number=-1)
         self._files: dict[str, list[str]] = {}
         self._arriving: rows.Arriving | None = None
+        self._reading: str | None = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -259,7 +260,11 @@ class Reader:
         self._files = files
 
     def _read_spool(self) -> None:
+        if self._reading is not None:  # its lines were taken and may not have become rows: it is read from its beginning again
+            half_read = self._tails.pop(self._reading, None)
+            self._leave([(self._reading, *place) for place in (half_read.offsets if half_read else ())])
         for run in self._store.spooled_runs():
+            self._reading = run
             if run not in self._tails:
                 skip = {(replaced.writer, replaced.segment) for _, replaced in self._manifest.replaced(run)}
                 self._tails[run] = Tail(self._store, run, skip=skip)
@@ -272,6 +277,7 @@ class Reader:
                 elif found:
                     self._arriving = self._arriving or rows.Arriving(self._connection, "hot")
                     self._arriving.insert(self._connection, run, found)
+        self._reading = None
 
 
 def open_store(store: Store | str | os.PathLike[str] | None = None) -> Reader:

@@ -10,8 +10,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -84,10 +84,10 @@ def watch_command(
 ) -> tuple[int, RunFinished | None]:
     """Run `command` to its end; its exit code (128 + n for signal n), and how the run ended: None when no rank was seen, or it
     could not be watched to its end, of which `on_problem` hears why. Raises `OSError` when the command cannot be started."""
-    with hold_controller_lock(store, run):
+    with hold_controller_lock(store, run), _watcher(store, run, command, on_entry, act) as watcher:
+        end, collector = None, KeptCollector(store)
         process = subprocess.Popen(command, env=environment(store, run, os.environ))
         with _SignalRelay(process):
-            end, watcher, collector = None, JobWatcher(store, run, command, on_entry, act), KeptCollector(store)
             try:
                 while process.poll() is None:
                     collector.keep()
@@ -99,10 +99,20 @@ def watch_command(
             except (OSError, StoreError) as error:  # a full disk, say: that is ours, and costs the training nothing
                 on_problem(str(error))
                 process.wait()
-            finally:
-                with suppress(OSError, StoreError):
-                    watcher.close()
     return _code_of(process), end
+
+
+@contextmanager
+def _watcher(
+    store: Store, run: str, command: Sequence[str], on_entry: Callable[[Entry], None], act: ActOptions | None
+) -> Iterator[JobWatcher]:
+    """Before the command, so that what is wrong here is not found while it trains."""
+    watcher = JobWatcher(store, run, command, on_entry, act)
+    try:
+        yield watcher
+    finally:
+        with suppress(OSError, StoreError):
+            watcher.close()
 
 
 def _code_of(process: subprocess.Popen[bytes]) -> int:

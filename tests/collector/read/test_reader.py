@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,3 +86,28 @@ def test_a_refresh_that_broke_half_way_is_made_good_by_the_next(
             reader.refresh()
     reader.refresh()
     assert reader.sql("select count(*) as n from events")["n"][0] == 100
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_lines_whose_rows_could_not_be_made_come_with_the_next_refresh(
+    reader: Reader, done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lost where the rows were not made, and not doubled where they were."""
+    folder = reader.store.spool("r") / "rank-0001.1"
+    folder.mkdir(parents=True)
+    (folder / f"{0:012d}.jsonl").write_bytes(lines(0, 10))
+    reader.refresh()
+    (folder / f"{10:012d}.jsonl").write_bytes(lines(10, 10))
+    insert = rows.Arriving.insert
+
+    def breaks(arriving: rows.Arriving, *of: Any) -> None:
+        if done:
+            insert(arriving, *of)
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(rows.Arriving, "insert", breaks)
+        with pytest.raises(MemoryError):
+            reader.refresh()
+    reader.refresh()
+    assert reader.sql("select count(*), count(distinct seq) from spans").row(0) == (20, 20)
