@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from unskew.analytics.pipeline.gradient_sync import Bucket
+from unskew.analytics.shards.together import steps_of_sum
 from unskew.runtime.options import RunOptions
 
 
@@ -45,6 +47,11 @@ class Links:
     def together_us(self, steps: int, n_bytes: float) -> float:
         """What a collective among emulated devices takes in so many steps (shards/together.py) of so many bytes."""
         return steps * (self._latency_us + n_bytes * self._us_per_byte) if self._device.emulated else 0.0
+
+    def sum_us(self, bucket: Bucket) -> float:
+        """What the sum of a bucket of gradients takes among emulated devices; slow links are slow for messages alone."""
+        members = len(bucket.ranks)
+        return self.together_us(steps_of_sum(members), bucket.n_bytes / members)
 
     def sent(self, receiver: int, n_bytes: int, iteration: int) -> tuple[int, int]:
         """(when it is sent, when it arrives) of a message that is made now; its sender is blocked where sends are."""

@@ -21,6 +21,8 @@ Sends = Literal["overlapped", "blocking"]
 Recovery = Literal["in-step", "redo", "ft-hsdp"]
 WhenStuck = Literal["stop", "wait"]
 MOST_RANKS = 1_024
+MOST_BUCKET_BYTES = 25 * 2**20
+"""What is reduced by the time of a death is kept, so all at once would be too much."""
 
 
 LAYOUT, MATHS, DEVICE, FAULTS = "Layout", "Maths and data", "Device", "Faults and decisions"
@@ -187,6 +189,18 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     def prices_links(self) -> bool:
         """Whether messages between emulated devices cost anything."""
         return bool(self.link_us or self.link_mbps or self.sends == "blocking")
+
+    @property
+    def prices_sums(self) -> bool:
+        """Whether sums of gradients between emulated devices cost anything; a replica's own rules know no such price."""
+        return bool(self.link_us or self.link_mbps) and self.recovery != "ft-hsdp"
+
+    @property
+    def bucket_bytes(self) -> int:
+        """A bucket of gradients is at least so large; over slow links no larger than that a fifth of its time is latency."""
+        if not self.prices_sums or not self.link_mbps:
+            return MOST_BUCKET_BYTES
+        return min(MOST_BUCKET_BYTES, self.link_us * self.link_mbps)
 
     @property
     def given_on(self) -> tuple[tuple[int, ...], ...]:

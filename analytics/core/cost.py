@@ -79,6 +79,17 @@ class SlowLink(msgspec.Struct, frozen=True, gc=False):
     more_us: float
 
 
+class GradientSync(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sum of gradients over the replicas costs where links do: a step takes `step_us`, and `byte_us` more for each
+    byte that it carries. `layer_bytes`: the gradients of each layer, in buckets of `bucket_bytes` (pipeline/gradient_sync.py).
+    """
+
+    layer_bytes: tuple[int, ...]
+    bucket_bytes: int
+    step_us: float = 0.0
+    byte_us: float = 0.0
+
+
 class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Chunk costs per kind, what a message between ranks costs, and the end of an iteration (gradients, vote, optimiser).
 
@@ -89,7 +100,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     `chunks` are those of the reference: devices of class `device_class` in TP groups of `tp` members. `others` holds the same
     kinds of work for the other classes and degrees; `classes` lists which ranks are of which class (in none: the reference's).
-    `iteration_end_us` is that of a plan whose gradient collectives all run at once; see `end_us`.
+    `iteration_end_us` is that of a plan whose gradient collectives all run at once; see `end_us`. `sync`: what they take beside
+    the backward pass; None = they are no more than a part of the end.
 
     Without a "W" of its own, "B" is the whole backward pass; with it, the gradient of activations alone.
     `prediction_intervals`: kind of work, or "iteration" -> half-width of the 90 % prediction interval, as the log of a
@@ -105,6 +117,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     slow_links: tuple[SlowLink, ...] = ()
     iteration_end_us: float = 0.0
     collective_us: float = 0.0
+    sync: GradientSync | None = None
     prediction_intervals: dict[str, float] = msgspec.field(name="bars", default_factory=dict)
     device_class: str = ""
     tp: int = 1
@@ -160,7 +173,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         Ranks reduce their groups in one order, so groups that share a rank follow each other: with uneven partitions they form
         a chain from the first stage to the last (seven deep at PP4 x DP2), where equal ones run side by side.
         """
-        if not self.collective_us:
+        if not self.collective_us or self.sync is not None:
             return self.iteration_end_us
         return self.iteration_end_us + self.collective_us * max(_chain(plan.gradient_groups) - 1, 0)
 

@@ -41,6 +41,13 @@ class GroupStep(msgspec.Struct, frozen=True, gc=False):
     tokens: float
 
 
+class BucketStep(msgspec.Struct, frozen=True, gc=False):
+    """One step of the sum of a bucket of gradients, in the mean: how long, and for how many bytes."""
+
+    us: float
+    n_bytes: float
+
+
 class CommittedIteration(msgspec.Struct, frozen=True, kw_only=True):
     """One whole committed iteration: the chunks of the attempt that counted, the micro-batches' work, its time (us), and its
     messages with the waiting for either side removed."""
@@ -63,8 +70,8 @@ class BesideChunks(msgspec.Struct, frozen=True, gc=False):
 
 
 class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole committed iteration, the times of its gradient collectives and of tensor-parallel groups' sums, what was
-    probed before it, and what GPUs reported about themselves in it, by rank. `beside`: what ranks did beside their chunks;
+    """A whole committed iteration, the times of its gradient collectives, steps of these and of tensor-parallel groups' sums,
+    what was probed before it, and what GPUs reported about themselves in it, by rank. `beside`: what ranks did beside chunks;
     `without_core`: rank -> the part of its chunks' time (0 to 1) in which it was ready and had no core; `coreless_us`: by how
     much such times, in all that ranks did, made the iteration longer."""
 
@@ -72,6 +79,7 @@ class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     probes: tuple[Span, ...] = ()
     collectives_us: tuple[float, ...] = ()
     group_steps: tuple[GroupStep, ...] = ()
+    bucket_steps: tuple[BucketStep, ...] = ()
     gpus: tuple[GpuState, ...] = ()
     beside: tuple[BesideChunks, ...] = ()
     without_core: dict[int, float] = {}

@@ -180,6 +180,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Rank -> the TP group in which it executes, itself in it; ranks that execute alone, or nothing, are absent."""
         return {rank: ranks for ranks in self.teams.values() for rank in ranks}
 
+    def members_at(self, micro_batch: int, layer: int) -> tuple[int, ...]:
+        """The ranks that execute `layer` of this micro-batch, together."""
+        hops = self.routes[micro_batch].hops
+        return next(hop.ranks for hop in hops if hop.first_layer <= layer < hop.first_layer + hop.n_layers)
+
     def work_of(self, first_layer: int, n_layers: int) -> float:
         """How many average layers this range costs."""
         if not self.layer_weights:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.cost import CostModel, GradientSync
 from unskew.analytics.core.outcome import Findings, Sight
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.analytics.detector.options import options_for
@@ -80,6 +80,7 @@ def _site(log: RunLog) -> Site:
         shared_cores=started.get("shared_cores"),
         detector=options_for(log.device_kind, links=log.times_messages),
         blocking_sends=log.blocking_sends,
+        sync=msgspec.convert(started.get("sync"), GradientSync | None),
         classes=log.classes,
     )
 

@@ -76,7 +76,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     def begin(site: Site, options: AdaptationOptions | None = None) -> Adaptation:
         """Before the first iteration."""
         options = options or AdaptationOptions()
-        retraining = Retraining(options=options.retraining, classes=site.classes, blocking=site.blocking_sends)
+        retraining = Retraining(options=options.retraining, classes=site.classes, blocking=site.blocking_sends, sync=site.sync)
         return Adaptation(
             site=site,
             options=options,

@@ -18,6 +18,7 @@ import msgspec
 
 from unskew.analytics.core.iteration import (
     BesideChunks,
+    BucketStep,
     Chunk,
     CommittedIteration,
     GroupStep,
@@ -65,9 +66,10 @@ class _Open(msgspec.Struct):
 
     def is_complete(self, plan: Plan) -> bool:
         """Whether every chunk and every micro-batch of the plan has arrived."""
-        expected = len(chunk_kinds(plan.schedule)) * sum(len(hop.ranks) for route in plan.routes for hop in route.hops)
-        chunks = sum(span.kind in CHUNK_KINDS for span in self.counted())
-        return chunks >= expected and len(self.packed) == len(plan.routes) and not self.in_parts
+        layers = sum(len(hop.ranks) * hop.n_layers for route in plan.routes for hop in route.hops)
+        # A chunk may be in parts; one of a whole model that is not ours has no layers.
+        found = sum(1 if one.n_layers is None else one.n_layers for one in self.counted() if one.kind in CHUNK_KINDS)
+        return found >= len(chunk_kinds(plan.schedule)) * layers and len(self.packed) == len(plan.routes) and not self.in_parts
 
     @property
     def in_parts(self) -> bool:
@@ -140,6 +142,7 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
     counted = opened.counted()
     works = {micro_batch: work_of(lengths) for micro_batch, lengths in opened.packed.items()}
     chunks = [span for span in counted if span.kind in CHUNK_KINDS]
+    buckets = _buckets(counted)
     return IterationTelemetry(
         committed=CommittedIteration(
             iteration=mark.iteration,
@@ -150,7 +153,8 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
             log_complete=opened.is_complete(plan),
             transfers=_transfers(counted, works, plan),
         ),
-        collectives_us=_collectives_us(counted),
+        collectives_us=_collectives_us((group, us) for group, us, _ in buckets),
+        bucket_steps=tuple(_bucket_step(*bucket) for bucket in buckets),
         group_steps=_group_steps(chunks, works, plan),
         # Ranks that execute nothing measure themselves beside the iterations; what they find comes by a control event.
         probes=tuple(span for span in counted if span.kind == "probe" and span.rank in plan.executors),
@@ -170,7 +174,7 @@ def _chunk(span: Span, works: dict[int, Work], plan: Plan) -> Chunk:
         has_head=first + n_layers == plan.n_layers,
         work=works[span.micro_batch or 0],
         us=_own_us(span) / plan.weight_of.get(span.rank, 1.0),
-        tp=len(plan.teams.get((span.micro_batch or 0, first), (span.rank,))),
+        tp=len(plan.members_at(span.micro_batch or 0, first)) if span.rank in plan.team_of else 1,
     )
 
 
@@ -207,7 +211,7 @@ def _group_steps(chunks: list[Span], works: dict[int, Work], plan: Plan) -> tupl
             waits.setdefault((span.kind, span.micro_batch, span.first_layer or 0), []).append(span)
     steps = []
     for (kind, micro_batch, first), of in waits.items():
-        members, end = len(plan.teams.get((micro_batch, first), ())), first + (of[0].n_layers or 0)
+        members, end = len(plan.members_at(micro_batch, first)), first + (of[0].n_layers or 0)
         sums = sums_in(kind, end - first, first=first == 0, last=end == plan.n_layers)
         if members == len(of) and sums and not (kind == "F" and end == plan.n_layers):
             least_us = min(span.wait_tp_us or 0 for span in of)
@@ -253,15 +257,28 @@ def _start_us(span: Span) -> int:
     return span.start_us
 
 
-def _collectives_us(spans: list[Span]) -> tuple[float, ...]:
-    """Times of gradient collectives, each bucket's from the moment its last member had come, together per group; a group's
-    members are in its name."""
+def _collectives_us(steps: Iterable[tuple[str, float]]) -> tuple[float, ...]:
+    """Times of gradient collectives, each bucket's from the moment its last member had come, together per group."""
+    times: Counter[str] = Counter()
+    for group, us in steps:
+        times[group] += round(us)
+    return tuple(map(float, times.values()))
+
+
+def _buckets(spans: list[Span]) -> list[tuple[str, float, float]]:
+    """(group, us from the moment its last member had come, bytes) of each bucket that all members of its group have logged;
+    they are in its name."""
     members: dict[tuple[str, int], list[Span]] = {}
     for span in spans:
         if span.kind == "all_reduce" and span.group:
             members.setdefault((span.group, span.first_layer or 0), []).append(span)
-    times: Counter[str] = Counter()
-    for (group, _), of in sorted(members.items()):
-        if len(of) == group.count("-") + 1:
-            times[group] += max(max(s.start_us + s.wall_us for s in of) - max(s.start_us for s in of), 0)
-    return tuple(map(float, times.values()))
+    return [
+        (group, max(max(s.start_us + s.wall_us for s in of) - max(s.start_us for s in of), 0), of[0].bytes or 0)
+        for (group, _), of in sorted(members.items())
+        if len(of) == group.count("-") + 1
+    ]
+
+
+def _bucket_step(group: str, us: float, n_bytes: float) -> BucketStep:
+    members = group.count("-") + 1
+    return BucketStep(us / steps_of_sum(members), n_bytes / members)

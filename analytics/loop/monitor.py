@@ -226,8 +226,9 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
             busy[chunk.rank] += round(chunk.us)
         for one in released.beside:
             beside[one.rank] += round(one.us)
-        of_chunks_us = max(float(prediction.timeline.makespan_us), *busy.values())
-        of_end_us = max(beside.values(), default=0) + max(released.collectives_us, default=0.0)
+        of_chunks_us = max(prediction.synced_us, *busy.values())
+        untimed_us = released.collectives_us if self.retraining.sync is None else ()
+        of_end_us = max(beside.values(), default=0) + max(untimed_us, default=0.0)
         inside_us = of_chunks_us + of_end_us + released.coreless_us
         outside = (*self.job.outside, 1 - inside_us / measured_us)[-OUTSIDE_OVER:]
         return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, outside=outside))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from unskew.analytics.core.cost import GradientSync
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.health.probing import ProbeOptions
@@ -38,7 +39,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     (`CostModel.classes`). `first_iteration`: where the run begins, later than 0 when it is resumed. `respawns`: how often
     mode auto starts a lost rank again; `most_ranks`: for so many ranks the node has a place. `by_replica`: a lost rank takes
     its replica out, and plans change in no other case (scheduler/replicas.py). `blocking_sends`: who sends does nothing else
-    until the message has arrived.
+    until the message has arrived. `sync`: gradients' sizes, where their sums cost something by themselves.
     """
 
     origin: Plan
@@ -56,3 +57,4 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     by_replica: bool = False
     units: int = 0
     blocking_sends: bool = False
+    sync: GradientSync | None = None

@@ -2,13 +2,14 @@
 
 A chunk takes ``(n_layers x layer + head) / speed`` (core/cost.py), that of a tensor-parallel group as long as its slowest
 member and then the group's sums (shards/together.py); the pipeline model lays the chunks out; an iteration
-lasts until the last rank is done, plus the constant end of an iteration (gradients, vote, optimiser).
+lasts until the last rank is done, where links cost also with its gradients (gradient_sync.py), plus the constant end of an
+iteration (vote, optimiser, and gradients where their sums cost nothing by themselves).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 
 import msgspec
 import numpy as np
@@ -19,16 +20,19 @@ from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.actions import Action
 from unskew.analytics.pipeline.dag import Array, Messages
 from unskew.analytics.pipeline.evaluator import Timeline, evaluate
+from unskew.analytics.pipeline.gradient_sync import Bucket, bucket_us, buckets_of, last_parts, through
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
 from unskew.analytics.shards.crossings import shares
 from unskew.analytics.shards.together import steps_of_sum, sums_in
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """`iteration_us` = makespan of `timeline` + the iteration's end."""
+    """`iteration_us` = `synced_us` + the iteration's end; `synced_us`: when the chunks of `timeline` are done, and the sums of
+    gradients that are timed."""
 
     iteration_us: float
     timeline: Timeline
+    synced_us: float
 
 
 class LayerCosts(msgspec.Struct, frozen=True, dict=True):
@@ -62,7 +66,8 @@ def predict_iteration(plan: Plan, works: Sequence[Work], cost: CostModel, speeds
     schedule = build_schedule(plan)
     costs = layer_costs([works], model_for(cost, plan.schedule))
     timeline = evaluate(schedule, durations_us(schedule, costs, speeds)[:, 0], messages_of(schedule, costs, iteration=0))
-    return Prediction(float(timeline.makespan_us) + cost.end_us(plan), timeline)
+    synced = float(synced_us(timeline, costs, speeds).max())
+    return Prediction(synced + cost.end_us(plan), timeline, synced)
 
 
 def predict_iterations(plan: Plan, batches: Sequence[Sequence[Work]], cost: CostModel, speeds: Speeds = HEALTHY) -> Array:
@@ -70,7 +75,43 @@ def predict_iterations(plan: Plan, batches: Sequence[Sequence[Work]], cost: Cost
     schedule = build_schedule(plan)
     costs = layer_costs(batches, model_for(cost, plan.schedule))
     timeline = evaluate(schedule, durations_us(schedule, costs, speeds), messages_of(schedule, costs))
-    return timeline.makespan_us + cost.end_us(plan)
+    return synced_us(timeline, costs, speeds) + cost.end_us(plan)
+
+
+def synced_us(timeline: Timeline, costs: LayerCosts, speeds: Speeds) -> Array:
+    """When the last chunk is done and the last bucket of gradients summed: [iteration]."""
+    sync, schedule = costs.cost.sync, timeline.schedule
+    if sync is None:
+        return timeline.makespan_us
+    buckets = buckets_of(schedule.plan, sync.layer_bytes, sync.bucket_bytes)
+    ready = _ready_us(timeline, buckets, costs, speeds)
+    ends = through(buckets, [{r: _latest(ready[r], one) for r in one.ranks} for one in buckets], partial(bucket_us, sync))
+    return np.asarray(np.maximum.reduce([timeline.makespan_us, *(end for _, end in ends)]))
+
+
+def _latest(ready: Mapping[int, Array], bucket: Bucket) -> Array | float:
+    """When a rank has all that it adds to a bucket; a copy that executes nothing is there from the beginning."""
+    times = [ready[layer] for layer in bucket.layers if layer in ready]
+    return np.maximum.reduce(times) if times else 0.0
+
+
+def _ready_us(timeline: Timeline, buckets: Sequence[Bucket], costs: LayerCosts, speeds: Speeds) -> dict[int, dict[int, Array]]:
+    """Rank -> layer -> when the rank has added the last micro-batch to it: [iteration], or one number for a single one."""
+    schedule = timeline.schedule
+    at = {action.key: number for number, action in enumerate(schedule.order)}
+    ending = [
+        (rank, at[key], part)
+        for rank, actions in schedule.by_rank.items()
+        for key, parts in last_parts(actions, schedule.plan, buckets, rank).items()
+        for part in parts
+    ]
+    order = schedule.order
+    below = [msgspec.structs.replace(order[n], n_layers=part.first_layer - order[n].first_layer) for _, n, part in ending]
+    left_us = durations_us(schedule, costs, speeds, below).reshape(len(ending), *timeline.end_us.shape[1:])
+    ready: dict[int, dict[int, Array]] = {rank: {} for rank in schedule.plan.ranks}
+    for (rank, number, part), left in zip(ending, left_us, strict=True):
+        ready[rank].update(dict.fromkeys(part.closes, timeline.end_us[number] - left))
+    return ready
 
 
 def model_for(cost: CostModel, schedule: str) -> CostModel:
@@ -120,21 +161,22 @@ def _messages_of_groups(schedule: Schedule, costs: LayerCosts, iteration: int | 
     return Messages((cost.message_us + more)[further] + gather_us, link_us, cost.blocking)
 
 
-def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds) -> Array:
-    """Durations of the actions of `schedule.order`: [action, iteration]. The costs must know the kinds that the schedule has
-    (`model_for`). A TP group is as fast as its slowest member, each of which has its part of the work."""
-    teams = schedule.plan.teams
+def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds, of: Sequence[Action] | None = None) -> Array:
+    """Durations of the actions of `schedule.order`, or of some others that it has or that are the first layers of these:
+    [action, iteration]. The costs must know the kinds that the schedule has (`model_for`). A TP group is as fast as its slowest
+    member, each of which has its part of the work."""
+    teams, actions = schedule.plan.teams, schedule.order if of is None else of
     if not teams:
-        return _spent_us(schedule, [(action, action.rank, 1) for action in schedule.order], costs, speeds)
-    together = [teams.get((action.micro_batch, action.first_layer), (action.rank,)) for action in schedule.order]
-    each = [(a, rank, len(team)) for a, team in zip(schedule.order, together, strict=True) for rank in team]
+        return _spent_us(schedule, [(action, action.rank, 1) for action in actions], costs, speeds)
+    together = [teams.get((action.micro_batch, action.first_layer), (action.rank,)) for action in actions]
+    each = [(a, rank, len(team)) for a, team in zip(actions, together, strict=True) for rank in team]
     first = np.cumsum([0, *map(len, together)])[:-1]
     weight = np.array([schedule.plan.weight_of.get(rank, 1.0) for _, rank, _ in each])[:, None]
     spent: Array = np.maximum.reduceat(weight * _spent_us(schedule, each, costs, speeds), first, axis=0)
-    return spent + _sums_us(schedule, costs, [len(team) for team in together])
+    return spent + _sums_us(schedule, costs, actions, [len(team) for team in together])
 
 
-def _sums_us(schedule: Schedule, costs: LayerCosts, members: Sequence[int]) -> Array | float:
+def _sums_us(schedule: Schedule, costs: LayerCosts, actions: Sequence[Action], members: Sequence[int]) -> Array | float:
     """What the groups' sums take in each action: [action, iteration]."""
     cost, n_layers = costs.cost, schedule.plan.n_layers
     if not cost.sum_us and not cost.sum_token_us:
@@ -142,10 +184,10 @@ def _sums_us(schedule: Schedule, costs: LayerCosts, members: Sequence[int]) -> A
     steps = np.array(
         [
             steps_of_sum(k) * sums_in(a.kind, a.n_layers, first=a.first_layer == 0, last=a.first_layer + a.n_layers == n_layers)
-            for a, k in zip(schedule.order, members, strict=True)
+            for a, k in zip(actions, members, strict=True)
         ]
     )
-    part = costs.tokens[schedule.chunks.micro_batch] / np.array(members)[:, None]
+    part = costs.tokens[[action.micro_batch for action in actions]] / np.array(members)[:, None]
     return np.asarray(steps[:, None] * (cost.sum_us + cost.sum_token_us * part))
 
 

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unskew.analytics.core.cost import ChunkCost, CostModel, Place, PlaceCost, Speeds, speed_of
-from unskew.analytics.core.iteration import Chunk, GroupStep, Transfer
+from unskew.analytics.core.iteration import BucketStep, Chunk, GroupStep, Transfer
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.predictor.regression import Floats, RegressionData, ratios_on, solve
@@ -165,12 +165,14 @@ def fit_terms(
     collectives_us: Sequence[float] = (),
     *,
     group_steps: Sequence[GroupStep] = (),
+    bucket_steps: Sequence[BucketStep] = (),
 ) -> Fit:
     """The fit with what messages cost and `iteration_end_us` set so that predicted iterations match the measured ones.
 
     `predict_us` is the evaluator at the estimated speeds; `transfers` are single messages (none: messages are free and the end
     carries them), `collectives_us` are times of gradient collectives from the moment all members had come, `group_steps` of
-    what groups exchange within chunks.
+    what groups exchange within chunks, `bucket_steps` of the sums of gradients, which have a price of their own where the model
+    knows their sizes (`sync`).
     `error_percent` gains "iteration": mean absolute relative error of the odd iterations when the end is learned from the
     even ones (its prediction interval likewise). Raises `NotIdentifiable` without an iteration.
     """
@@ -178,8 +180,17 @@ def fit_terms(
         raise NotIdentifiable("no iteration to learn the iteration's end from: at least one committed iteration is needed")
     message_us, message_token_us = message_costs(transfers)
     sum_us, sum_token_us = line_of([(one.us, one.tokens) for one in group_steps])
+    sync = fitted.model.sync
+    if sync is not None:
+        of_size: dict[float, list[float]] = {}
+        for one in bucket_steps:
+            of_size.setdefault(one.n_bytes, []).append(one.us)
+        # Nearly all buckets may be of one size: each size counts once.
+        step_us, byte_us = line_of([(median(us), n_bytes) for n_bytes, us in of_size.items()])
+        sync = msgspec.structs.replace(sync, step_us=step_us, byte_us=byte_us)
     bare = msgspec.structs.replace(
         fitted.model,
+        sync=sync,
         message_us=message_us,
         message_token_us=message_token_us,
         sum_us=sum_us,

@@ -19,7 +19,7 @@ from statistics import median
 
 import msgspec
 
-from unskew.analytics.core.cost import CostModel, SlowLink
+from unskew.analytics.core.cost import CostModel, GradientSync, SlowLink
 from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry, Transfer
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
@@ -111,7 +111,7 @@ class _Candidate(msgspec.Struct, frozen=True):
 
 class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     """The predictor of one run and what it is learned from; never changed, only replaced. `classes`: device class -> ranks;
-    `blocking`: their sends are (`CostModel`).
+    `blocking`: their sends are; `sync`: what is known beforehand of the sums of gradients (`CostModel`).
 
     `seen`: the last complete iterations; a new predictor is due at iteration `due_at`, because of `why`.
     """
@@ -119,6 +119,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     options: RetrainingOptions = RetrainingOptions()
     classes: dict[str, tuple[int, ...]] = {}
     blocking: bool = False
+    sync: GradientSync | None = None
     fitted: Fit | None = None
     number: int = 0
     seen: tuple[IterationSample, ...] = ()
@@ -151,7 +152,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
 
     def fitted_again(self, trigger: str) -> tuple[Retraining, PredictorFitted | None]:
         """At once, on what was seen: its speeds were corrected."""
-        found = fit_seen(self.seen, self.classes, blocking=self.blocking) if self.fitted is not None and self.seen else None
+        found = self._fit(self.seen) if self.fitted is not None and self.seen else None
         return (self, None) if found is None else self._adopted(found, trigger, self.seen[-1].committed.iteration)
 
     def observe(self, sample: IterationSample) -> tuple[Retraining, PredictorFitted | None]:
@@ -160,7 +161,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
         after = msgspec.structs.replace(self, seen=seen, candidate=None)
         now, suspicious = sample.committed.iteration, sample.suspicion >= self.options.suspicious_score
         if self.fitted is None:
-            found = fit_seen(seen, self.classes, blocking=self.blocking) if len(seen) >= self.options.warm_up else None
+            found = self._fit(seen) if len(seen) >= self.options.warm_up else None
             return (after, None) if found is None else after._adopted(found, "warm-up", now)
         if self.candidate is None:
             return (after if suspicious else after._with_candidate(now, self.fitted)), None
@@ -183,8 +184,11 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     def _with_candidate(self, now: int, fitted: Fit) -> Retraining:
         """With a candidate where one is due and can be fitted."""
         trigger = (self.why or "again from the log") if now >= self.due_at else self._drift(now, fitted)
-        found = fit_seen(self.seen, self.classes, blocking=self.blocking) if trigger else None
+        found = self._fit(self.seen) if trigger else None
         return self if found is None else msgspec.structs.replace(self, candidate=_Candidate(found, trigger))
+
+    def _fit(self, seen: Sequence[IterationSample]) -> Fit | None:
+        return fit_seen(seen, self.classes, blocking=self.blocking, sync=self.sync)
 
     def _drift(self, now: int, fitted: Fit) -> str:
         """Why to fit early: the ranks' median chunk, or the iteration, has been off for some time; "" when neither has."""
@@ -219,10 +223,13 @@ def fitted_event(found: Fit, *, number: int, watermark: int, trigger: str) -> Pr
 
 
 def fit_seen(
-    seen: Sequence[IterationSample], classes: Mapping[str, tuple[int, ...]] | None = None, *, blocking: bool = False
+    seen: Sequence[IterationSample],
+    classes: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    blocking: bool = False,
+    sync: GradientSync | None = None,
 ) -> Fit | None:
-    """The predictor of these iterations; None when they do not suffice. `classes`: device class -> its ranks; `blocking`:
-    their sends are."""
+    """The predictor of these iterations; None when they do not suffice. `classes`, `blocking`, `sync`: as in `Retraining`."""
     plan, speeds, slow_links = seen[-1].plan, seen[-1].speeds, seen[-1].slow_links
     chunks = [chunk for one in seen for chunk in one.chunks]
     # The first iteration pays for start-up once; it is no evidence on the end of the others.
@@ -237,14 +244,17 @@ def fit_seen(
     transfers = [transfer for one in seen for transfer in one.transfers]
     collectives = [us for one in seen for us in one.released.collectives_us]
     group_steps = [step for one in seen for step in one.released.group_steps]
+    bucket_steps = [step for one in seen for step in one.released.bucket_steps]
 
     def makespan_us(plan: Plan, works: Sequence[Work], cost: CostModel) -> float:
         return predict_iteration(plan, works, msgspec.structs.replace(cost, slow_links=slow_links), speeds).iteration_us
 
     try:
         found = fit(chunks, classes)
-        found = msgspec.structs.replace(found, model=msgspec.structs.replace(found.model, blocking=blocking))
-        return fit_terms(found, measured, makespan_us, transfers, collectives, group_steps=group_steps)
+        found = msgspec.structs.replace(found, model=msgspec.structs.replace(found.model, blocking=blocking, sync=sync))
+        return fit_terms(
+            found, measured, makespan_us, transfers, collectives, group_steps=group_steps, bucket_steps=bucket_steps
+        )
     except NotIdentifiable:
         return None
 

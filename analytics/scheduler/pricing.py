@@ -16,7 +16,7 @@ from unskew.analytics.core.plan import PASSES, Plan, Route
 from unskew.analytics.pipeline.actions import separate_pipelines
 from unskew.analytics.pipeline.dag import Array
 from unskew.analytics.pipeline.evaluator import evaluate
-from unskew.analytics.pipeline.prediction import LayerCosts, durations_us, messages_of
+from unskew.analytics.pipeline.prediction import LayerCosts, durations_us, messages_of, synced_us
 from unskew.analytics.pipeline.schedule import build_schedule
 
 
@@ -37,7 +37,7 @@ class Pricing:
 
     def of(self, plan: Plan) -> Price:
         """The price of an iteration under `plan`, the end of the iteration included."""
-        pipelines = _apart(plan)
+        pipelines = _apart(plan) if self.costs.cost.sync is None else None  # sums of gradients tie replicas together
         ends = [self._whole(plan)] if pipelines is None else [self._pipeline(plan, routes) for routes in pipelines]
         _, last = max(ends, key=lambda end: float(end[0].mean()))
         latest_us = np.maximum.reduce([end_us for end_us, _ in ends])
@@ -65,7 +65,7 @@ class Pricing:
         self.scheduled_actions += len(schedule.order)
         timeline = evaluate(schedule, durations_us(schedule, costs, self.speeds), messages_of(schedule, costs))
         finish_us = timeline.finish_us
-        return timeline.makespan_us, max(finish_us, key=lambda rank: float(finish_us[rank].mean()))
+        return synced_us(timeline, costs, self.speeds), max(finish_us, key=lambda rank: float(finish_us[rank].mean()))
 
     def _key(self, plan: Plan, routes: Sequence[Route], ranks: Sequence[int]) -> object:
         """Equal for pipelines that take the same time: ranks only by their order, with their speeds, classes and links."""

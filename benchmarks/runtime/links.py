@@ -50,7 +50,7 @@ def _figures(
         options, faults = CASES[case]
         run = bench.run(msgspec.structs.replace(OPTIONS, device=device, schedule=schedule, sends=sends, **options), *faults)
         errors = errors_of(run)
-        worst = f"{len(errors)} iterations of {_took(run):.0f} ms, worst {100 * max(errors, default=0.0):.1f} %"
+        worst = f"{len(errors)} iterations of {iteration_ms(run):.0f} ms, worst {100 * max(errors, default=0.0):.1f} %"
         yield figure(
             f"predicted against measured iteration, {device}, {schedule}, {case}, sends {sends}: median error",
             100 * median(errors) if errors else None, "%", bar=3.0, better="lower",
@@ -64,5 +64,6 @@ def errors_of(run: FinishedRun) -> list[float]:
     return [abs((one.predicted_us or 0) / one.measured_us - 1) for one in judged]
 
 
-def _took(run: FinishedRun) -> float:
+def iteration_ms(run: FinishedRun) -> float:
+    """The median iteration."""
     return median(commit.wall_us for commit in run.of(IterationCommitted) if commit.iteration >= FROM) / 1e3

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from unskew.analytics.core.code_hash import code_hash
+from unskew.analytics.core.cost import GradientSync
 from unskew.analytics.core.packing import PackingError
 from unskew.analytics.detector.options import options_for
 from unskew.analytics.health.liveness import LivenessOptions
@@ -309,7 +310,7 @@ def _log_end(control_log: ControlStream, end: RunFinished) -> RunFinished:
 
 def _site(options: RunOptions, placement: Placement) -> Site:
     by_replica = options.recovery == FT_HSDP
-    per_element = 3 * (8 if options.dtype == "float64" else 4)
+    per_element = 3 * _element_bytes(options)
     return Site(
         origin=options.first_plan(),
         iterations=options.iterations,
@@ -321,6 +322,7 @@ def _site(options: RunOptions, placement: Placement) -> Site:
         truth_known=placement.device != "real",
         detector=options_for(placement.kind, links=placement.device != "real"),
         blocking_sends=options.sends == "blocking",
+        sync=_sync(options),
         classes={
             name: tuple(rank for rank, own in enumerate(placement.classes) if own == name)
             for name in sorted({*placement.classes})
@@ -332,6 +334,18 @@ def _site(options: RunOptions, placement: Placement) -> Site:
     )
 
 
+def _sync(options: RunOptions) -> GradientSync | None:
+    """The sizes of what is summed, where that is priced."""
+    if not options.prices_sums:
+        return None
+    layer_bytes = tuple(_element_bytes(options) * count for count in _parameters(options))
+    return GradientSync(layer_bytes=layer_bytes, bucket_bytes=options.bucket_bytes)
+
+
+def _element_bytes(options: RunOptions) -> int:
+    return 8 if options.dtype == "float64" else 4
+
+
 def _parameters(options: RunOptions) -> Sequence[int]:
     """How many each layer has."""
     if options.model is None:
@@ -339,8 +353,8 @@ def _parameters(options: RunOptions) -> Sequence[int]:
         return [size.parameters(layer) for layer in range(options.layers)]
     from unskew.runtime.model.own_model import own_model  # noqa: PLC0415 - torch, as in `prepared`
 
-    layers = own_model(options.model, options.seed).layers
-    return [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
+    model = own_model(options.model, options.seed)
+    return [model.parameters(layer) for layer in range(options.layers)]
 
 
 def _compare(one: Mapping[int, float], other: Mapping[int, float]) -> Verification:

@@ -85,6 +85,10 @@ class OwnModel:
     def n_layers(self) -> int:
         return len(self.layers)
 
+    def parameters(self, layer: int) -> int:
+        """How many a layer has."""
+        return sum(parameter.numel() for parameter in self.layers[layer].parameters())
+
     def build(self, layer: int, *, dtype: torch.dtype, device: torch.device) -> OwnLayer:
         """A copy of one layer with its initial weights."""
         return copy.deepcopy(self.layers[layer]).to(dtype=dtype, device=device)

@@ -25,10 +25,10 @@ from unskew.runtime.data import Data, load_data
 from unskew.runtime.heartbeat_page import HeartbeatPage
 from unskew.runtime.model.own_model import model_of
 from unskew.runtime.node.processes import die_with_parent, exit_detail
+from unskew.runtime.nvml import gpu_models
 from unskew.runtime.own import OwnError
 from unskew.runtime.priority import answer_at_once
 from unskew.runtime.protocol import AnyMessage, Kill, Prepare, RankExited, RankForked, RankSpec, Ready, Start, Stop
-from unskew.runtime.rank.nvml import gpu_models
 from unskew.runtime.rank.rank import run_rank
 from unskew.runtime.replicas.rank import ReplicaRank
 

@@ -32,15 +32,32 @@ class PeerLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
     """A peer closed its connections (it died, or it aborts), or this rank's own `Comm` was aborted."""
 
 
-class PendingMessage:
-    """A message in flight; `wait` blocks until it is through and returns its tensor."""
+class PendingSum:
+    """A sum in flight; `wait` blocks until it is through and returns its tensor."""
 
-    def __init__(self, waiter: _Waiter, work: Any, tensor: Tensor, peer: int) -> None:
-        self._waiter, self._work, self._tensor, self.peer = waiter, work, tensor, peer
+    def __init__(self, waiter: _Waiter, work: Any, tensor: Tensor) -> None:
+        self._waiter, self._work, self._tensor = waiter, work, tensor
 
     def wait(self) -> Tensor:
         self._waiter.wait(self._work)
         return self._tensor
+
+    def done(self) -> bool:
+        """Whether it is through, without waiting; also after `stop`."""
+        if not self._work.is_completed():
+            return False
+        with suppress(RuntimeError):
+            self._work.wait()
+            return True
+        return False
+
+
+class PendingMessage(PendingSum):
+    """A message in flight, to or from `peer`."""
+
+    def __init__(self, waiter: _Waiter, work: Any, tensor: Tensor, peer: int) -> None:
+        super().__init__(waiter, work, tensor)
+        self.peer = peer
 
 
 class _Waiter:
@@ -210,12 +227,10 @@ class Comm:
         with _peer_lost():
             return PendingMessage(self._waiter, self._world.recv([tensor], self._index[peer], tag), tensor, peer)
 
-    def all_reduce(self, tensor: Tensor, group: tuple[int, ...]) -> None:
-        """Sum `tensor` in place over a group of the plan; nothing to do for a group of one."""
-        if len(group) > 1:
-            with _peer_lost():
-                work = self._groups[group].allreduce([tensor])
-            self._waiter.wait(work)
+    def all_reduce(self, tensor: Tensor, group: tuple[int, ...]) -> PendingSum:
+        """Begin to sum `tensor` in place over a group of the plan, of two or more."""
+        with _peer_lost():
+            return PendingSum(self._waiter, self._groups[group].allreduce([tensor]), tensor)
 
     def all_gather(self, row: Tensor, group: tuple[int, ...] | None = None) -> Tensor:
         """Every member's `row` as one tensor [members, ...], in the order of `members`, or of a group's."""
@@ -264,7 +279,7 @@ class Team:
         flat = tensor.to("cpu")
         self.priced_us += self._price(steps_of_sum(len(self.ranks)), flat.nbytes / len(self.ranks))
         with self._waiting():
-            self._comm.all_reduce(flat, self.ranks)
+            self._comm.all_reduce(flat, self.ranks).wait()
         return tensor if flat is tensor else tensor.copy_(flat)
 
     def gather(self, tensor: Tensor) -> Tensor:

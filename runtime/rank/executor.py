@@ -4,9 +4,10 @@ The action list comes from the plan (pipeline/schedule.py); any rank may execute
 replica. Where the schedule splits the backward pass, B computes the gradient of activations (and those of the few parameters
 that are no matrices: norms, embedding) and W the gradients of the weight matrices. Receives are posted two actions ahead,
 sends are waited for at the end, a hand-over within the rank costs nothing. Messages need no shapes: every rank knows each
-micro-batch's lengths. A message that takes a time of its own (runtime/links.py) carries in front when it arrives. The members
-of a tensor-parallel group execute their chunks together and divide each message among them (shards/crossings.py). An attempt
-that keeps gradients of the one before adds only those that are missing (scheduler/kept.py).
+micro-batch's lengths. Where gradients are to be summed while a backward pass goes on, the chunk that ends it is executed in
+parts (pipeline/gradient_sync.py). A message that takes a time of its own (runtime/links.py) carries in front when it arrives.
+The members of a tensor-parallel group execute their chunks together and divide each message among them (shards/crossings.py).
+An attempt that keeps gradients of the one before adds only those that are missing (scheduler/kept.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from math import prod
 
@@ -24,11 +26,12 @@ from torch.nn import functional
 
 from unskew.analytics.core.plan import Plan, splits_backward
 from unskew.analytics.core.workload import work_of
-from unskew.analytics.pipeline.actions import Action
+from unskew.analytics.pipeline.actions import Action, ActionKey
+from unskew.analytics.pipeline.gradient_sync import BackwardPart
 from unskew.analytics.scheduler.kept import KeptGradients
 from unskew.analytics.shards.crossings import Crossing, crossings, share_ends
 from unskew.analytics.shards.parts import size_of
-from unskew.collector.events import Span
+from unskew.collector.events import ChunkKind, Span
 from unskew.runtime.links import Links
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
@@ -40,6 +43,7 @@ from unskew.runtime.rank.progress import RankProgress
 _LOOK_AHEAD = 2
 _NOTHING = torch.empty(0)
 _Key = tuple[str, int, int]
+_NO_PARTS: Mapping[ActionKey, Sequence[BackwardPart]] = {}
 
 
 class ExecutedChunk(msgspec.Struct, gc=False):
@@ -49,6 +53,13 @@ class ExecutedChunk(msgspec.Struct, gc=False):
     timing: Callable[[], ChunkTiming]
     wait_us: int
     messages: list[Span]
+
+
+class ExecutedWork(msgspec.Struct):
+    """What was executed since it was last taken to the log: chunks, and messages that were waited for at the end."""
+
+    chunks: list[ExecutedChunk] = msgspec.field(default_factory=list)
+    sent: list[Span] = msgspec.field(default_factory=list)
 
 
 class Executor:
@@ -71,26 +82,32 @@ class Executor:
         shapes: Sequence[tuple[int, ...]],
         before: Callable[[int], None],
         links: Links,
+        executed: ExecutedWork,
+        parts: Mapping[ActionKey, Sequence[BackwardPart]] = _NO_PARTS,
+        closed: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> None:
+        """`parts`: of the chunks that end backward passes; `closed`: called with the layers to which nothing more is added."""
         self._plan, self._actions, self._kept, self._layers, self._batch = plan, actions, kept, layers, batch
         self._comm, self._device, self._progress, self._label, self._before = comm, device, progress, label, before
         self._dtype, self._shapes, self._links = dtype, shapes, links
+        self._parts, self._closed = parts, closed
         team = plan.team_of.get(comm.rank)
         self._team = None if team is None else Team(comm, team, progress, links.together_us)
         self._share = size_of(plan.role_of[comm.rank].part)
         self._arriving: dict[_Key, tuple[list[tuple[Crossing, PendingMessage]], int]] = {}
         self._local: dict[_Key, Tensor] = {}
-        self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._held: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
         self._split = splits_backward(plan.schedule)
-        self._deferred: dict[tuple[int, int], Deferred] = {}
+        self._deferred: dict[tuple[int, int], dict[int, Deferred]] = {}
         self._losses: dict[int, float] = {}
         self._sent: list[tuple[PendingMessage, Span]] = []
         self._begun_us = 0
-        self.executed: list[ExecutedChunk] = []
+        self._executed = executed
 
     def run(self) -> None:
         """Execute all actions. Raises `PeerLost` when a peer is gone or this rank's groups are stopped."""
         self._begun_us = self._device.now_us()
+        self._closed(())
         for index, action in enumerate(self._actions):
             self._before(index)
             for coming in self._actions[index : index + 1 + _LOOK_AHEAD]:
@@ -106,12 +123,12 @@ class Executor:
                 pending.wait()
                 timed = self._links.timed(span.rank, pending.peer)
                 wall_us = span.wall_us if timed else self._device.now_us() - span.start_us
-                self.executed[-1].messages.append(msgspec.structs.replace(span, wall_us=wall_us))
+                self._executed.sent.append(msgspec.structs.replace(span, wall_us=wall_us))
 
     def finish_weights(self) -> None:
         """After a break: the gradients of weights whose backward pass is done, so that no micro-batch is half in a sum. The
         other members of a group are not asked for: they may be gone."""
-        self._team = None
+        self._team, self._closed = None, lambda _: None
         for action in self._actions:
             key = action.micro_batch, action.hop
             if action.kind == "W" and key in self._deferred and key not in self._held:
@@ -124,22 +141,30 @@ class Executor:
             x = self._batch.inputs(micro_batch, self._device.torch_device)
         if not first:
             x.requires_grad_(True)
-        last = action.first_layer + action.n_layers == self._plan.n_layers
-        source = x
-        deferred: Deferred | None = [] if self._split else None
+        last = self._has_head(action)
+        source, held = x, list[tuple[Tensor, Tensor]]()
+        parts = self._parts_of(action, "W" if self._split else "B")
+        deferred: dict[int, Deferred] = {part.first_layer: [] for part in parts if self._split}
 
         def body() -> Tensor:
             y = source
-            for layer in range(action.first_layer, action.first_layer + action.n_layers):
-                y = self._layers[layer].module(y, self._batch.lengths[micro_batch], deferred, self._team)
+            for part in reversed(parts):
+                if held and not self._split:  # the backward pass pauses here
+                    y = y.detach().requires_grad_(True)
+                begins = y
+                for layer in range(part.first_layer, part.first_layer + part.n_layers):
+                    module, left = self._layers[layer].module, deferred.get(part.first_layer)
+                    y = module(y, self._batch.lengths[micro_batch], left, self._team)
+                held.append((begins, y))
             if last:
                 targets = self._batch.targets(micro_batch, self._device.torch_device)
-                y = self._layers[layer].module.loss(y, targets, self._team) / self._batch.target_tokens
+                y = module.loss(y, targets, self._team) / self._batch.target_tokens
+            held[-1] = held[-1][0], y
             return y
 
         y, timing = self._device.run(self._chunk(action, last, ready_us), body, self._team)
-        self._held[micro_batch, action.hop] = (source, y)
-        if deferred is not None:
+        self._held[micro_batch, action.hop] = [(source, y)] if self._split else held
+        if self._split:
             self._deferred[micro_batch, action.hop] = deferred
         self._done(action, timing, wait_us, messages)
         if last:
@@ -149,31 +174,52 @@ class Executor:
 
     def _backward(self, action: Action) -> None:
         dy, ready_us, wait_us, messages = self._inputs(action)
-        x, y = self._held[action.micro_batch, action.hop]
-        last = action.first_layer + action.n_layers == self._plan.n_layers
+        key = action.micro_batch, action.hop
+        for part in [_whole(action)] if self._split else self._parts_of(action, "B"):
+            one = msgspec.structs.replace(action, first_layer=part.first_layer, n_layers=part.n_layers)
+            x, y = self._held[key][-1]
+            body = partial(self._backward_of, one, y, dy)
+            _, timing = self._device.run(self._chunk(one, self._has_head(one), ready_us), body, self._team)
+            self._done(one, timing, wait_us, messages)
+            if not self._split:
+                self._closed(part.closes)
+            dy, ready_us, wait_us, messages = x.grad, 0, 0, []
+        if dy is not None and self._kept.hands_back(action.micro_batch, action.first_layer):
+            self._hand_on("B", action, action.hop - 1, dy)
 
-        def body() -> Tensor:
-            with self._adding(action, whole=not self._split):
-                torch.autograd.backward(y, dy)
-            del self._held[action.micro_batch, action.hop]  # only now: a break in the middle of it leaves it unexecuted
-            return y
-
-        _, timing = self._device.run(self._chunk(action, last, ready_us), body, self._team)
-        self._done(action, timing, wait_us, messages)
-        if x.grad is not None and self._kept.hands_back(action.micro_batch, action.first_layer):
-            self._hand_on("B", action, action.hop - 1, x.grad)
+    def _backward_of(self, action: Action, y: Tensor, dy: Tensor | None) -> Tensor:
+        key = action.micro_batch, action.hop
+        with self._adding(action, whole=not self._split):
+            torch.autograd.backward(y, dy)
+        self._held[key].pop()  # only now: a break in the middle of it leaves it unexecuted
+        if not self._held[key]:
+            del self._held[key]
+        return y
 
     def _weights(self, action: Action) -> None:
-        deferred = self._deferred.pop((action.micro_batch, action.hop))
-        last = action.first_layer + action.n_layers == self._plan.n_layers
+        key = action.micro_batch, action.hop
+        for part in self._parts_of(action, "W"):
+            if part.first_layer not in self._deferred[key]:  # executed before a break
+                continue
+            one = msgspec.structs.replace(action, first_layer=part.first_layer, n_layers=part.n_layers)
+            deferred = self._deferred[key].pop(part.first_layer)
+            body = partial(self._weights_of, one, deferred)
+            _, timing = self._device.run(self._chunk(one, self._has_head(one), 0), body, self._team)
+            self._done(one, timing, 0, [])
+            self._closed(part.closes)
+        del self._deferred[key]
 
-        def body() -> Tensor:
-            with self._adding(action, whole=True):
-                weight_gradients(deferred)
-            return _NOTHING
+    def _weights_of(self, action: Action, deferred: Deferred) -> Tensor:
+        with self._adding(action, whole=True):
+            weight_gradients(deferred)
+        return _NOTHING
 
-        _, timing = self._device.run(self._chunk(action, last, 0), body, self._team)
-        self._done(action, timing, 0, [])
+    def _parts_of(self, action: Action, kind: ChunkKind) -> Sequence[BackwardPart]:
+        """In which the chunk of this kind at the same place is executed, the last layers first."""
+        return self._parts.get((kind, action.micro_batch, action.hop)) or [_whole(action)]
+
+    def _has_head(self, action: Action) -> bool:
+        return action.first_layer + action.n_layers == self._plan.n_layers
 
     @contextmanager
     def _adding(self, action: Action, *, whole: bool) -> Iterator[None]:
@@ -307,7 +353,11 @@ class Executor:
 
     def _done(self, action: Action, timing: Callable[[], ChunkTiming], wait_us: int, messages: list[Span]) -> None:
         self._progress.working()
-        self.executed.append(ExecutedChunk(action, timing, wait_us, messages))
+        self._executed.chunks.append(ExecutedChunk(action, timing, wait_us, messages))
+
+
+def _whole(action: Action) -> BackwardPart:
+    return BackwardPart(action.first_layer, action.n_layers)
 
 
 def _tag(kind: str, micro_batch: int, hop: int) -> int:

@@ -8,9 +8,9 @@ import torch
 
 from unskew.analytics.core.workload import Work
 from unskew.analytics.health.probing import Probe, passes
+from unskew.runtime.nvml import gpu_state
 from unskew.runtime.rank.comm import Comm
 from unskew.runtime.rank.device import ChunkOf, Device
-from unskew.runtime.rank.nvml import gpu_state
 from unskew.runtime.rank.recorder import Recorder
 
 SIZE = 256

@@ -18,8 +18,7 @@ import torch
 from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.health.probing import Probe
-from unskew.analytics.pipeline.schedule import build_schedule
-from unskew.analytics.scheduler.kept import nothing_kept, spread
+from unskew.analytics.scheduler.kept import nothing_kept
 from unskew.analytics.shards.parts import Part
 from unskew.collector.events import IterationCommitted
 from unskew.collector.files.checkpoints import Checkpoint, checkpoint_at
@@ -29,7 +28,6 @@ from unskew.collector.rights import take_rights_of
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.data import Data
 from unskew.runtime.heartbeat_page import HeartbeatPage
-from unskew.runtime.links import Links
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.own_model import model_of
@@ -44,13 +42,13 @@ from unskew.runtime.protocol import (
     RankSpec,
     StandbyProduct,
 )
+from unskew.runtime.rank.attempt import AttemptMeans
 from unskew.runtime.rank.checkpoint import CheckpointWriter, restore, to_write
 from unskew.runtime.rank.comm import Comm, PeerLost, arrive
 from unskew.runtime.rank.commit import CommitOutcome, CommitStanding, Vote, settle, vote
 from unskew.runtime.rank.control_thread import ControlThread
 from unskew.runtime.rank.device import make_device
-from unskew.runtime.rank.executor import Executor
-from unskew.runtime.rank.gradients import keep_gradients, loss_of, reduce_gradients
+from unskew.runtime.rank.gradients import keep_gradients, loss_of
 from unskew.runtime.rank.injection import Injector
 from unskew.runtime.rank.migrate import LayersLost, settle_in
 from unskew.runtime.rank.probe import product_us, run_probe
@@ -103,10 +101,14 @@ class Rank:
         # What was to happen by now has happened, to the process before.
         due = [fault for fault in options.faults if joins is None or fault.at >= joins.committed]
         self.injector = Injector(due, rank_spec.rank, options.seed, self._announce)
-        self.links = Links(options, rank_spec.rank, self.device)
         self.recorder = Recorder(spool, self.device, rank_spec)
         self.size = model_of(options)
         self.dtype: torch.dtype = getattr(torch, options.dtype)
+        layer_bytes = [self.dtype.itemsize * self.size.parameters(number) for number in range(self.size.n_layers)]
+        self.attempts = AttemptMeans(
+            options, rank_spec.rank, device=self.device, progress=progress, recorder=self.recorder, injector=self.injector,
+            layer_bytes=layer_bytes,
+        )  # fmt: skip
         self.layers: dict[int, HeldLayer] = {}
         # What it had of layers of which it has another part now: kept, like what is moved away, until a commit seals that.
         self.before: dict[int, list[HeldLayer]] = {}
@@ -195,13 +197,10 @@ class Rank:
         self.recorder.begin(self.plan, iteration, self.attempt)
         self.begun_us = self.device.now_us()
         batch = self.batch = Batch(self.corpus, self.options, iteration)
-        self._execute(batch, comm)
+        of = self.attempts.of(self.plan, self.kept, self.layers)
+        sums = of.execute(batch, comm, overlapped=True)
         complete = self.recorder.hand_over()  # first: once they are in a sum, chunks count also when their rank dies
-        reduced = reduce_gradients(
-            self.plan, self.layers, self.kept, comm, device=self.device, progress=self.progress, label=self.recorder.span,
-            before_last=lambda: self.injector.at(iteration, "in_sync"),
-        )  # fmt: skip
-        self.recorder.add(*reduced)
+        of.reduce(sums, comm)
         self.injector.at(iteration, "before_barrier")
         self.voted_us = self.device.now_us()
         mine = Vote(
@@ -216,28 +215,6 @@ class Rank:
         self._step(self.outcome)
         if self.outcome.next_plan_version > self.plan.plan_version and self.stepped < self.options.iterations:
             self._change_plan(self.control.record(self.outcome.next_plan_version))
-
-    def _execute(self, batch: Batch, comm: Comm) -> None:
-        """The chunks of this attempt that are not kept: gradients and losses are in the layers then. Raises `PeerLost`."""
-        plan = spread(self.plan, self.kept)
-        actions = [action for action in build_schedule(plan).by_rank[self.rank_spec.rank] if self.kept.executes(action)]
-        kinds = [action.kind for action in actions]
-        executor = Executor(
-            plan=plan, actions=actions, kept=self.kept, layers=self.layers, batch=batch, comm=comm, device=self.device,
-            progress=self.progress, label=self.recorder.span, dtype=self.dtype, shapes=self.options.given_on,
-            before=lambda index: self.injector.before_action(batch.iteration, index, kinds), links=self.links,
-        )  # fmt: skip
-        if not actions:  # a death among the chunks happens also where there are none
-            self.injector.before_action(batch.iteration, 0, ["none"])
-        try:
-            executor.run()
-        except PeerLost:
-            comm.stop()  # who waits for this rank goes free before it ends what it can end alone
-            executor.finish_weights()
-            raise
-        finally:
-            self.recorder.chunks(executor.executed, self.plan.team_of.get(self.rank_spec.rank, ()))
-        self.recorder.batch(self.plan, self.kept, batch.lengths)
 
     def _step(self, outcome: CommitOutcome, *, settled: bool = False) -> None:
         """Commit iteration `outcome.iteration` on this rank and log it; `settled` = after an abort, later than it

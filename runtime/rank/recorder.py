@@ -9,10 +9,10 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.scheduler.kept import KeptGradients
 from unskew.collector.events import GradientsKept, MicroBatchPacked, Span, SpanKind, Telemetry
 from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.nvml import gpu_state
 from unskew.runtime.protocol import RankSpec
 from unskew.runtime.rank.device import Device
-from unskew.runtime.rank.executor import ExecutedChunk
-from unskew.runtime.rank.nvml import gpu_state
+from unskew.runtime.rank.executor import ExecutedWork
 
 PATIENCE_S = 0.05
 """An iteration waits so long for the log: the helper thread that writes it may find every core taken for some 10 ms."""
@@ -66,16 +66,21 @@ class Recorder:
             **fields,
         )
 
-    def chunks(self, executed: Sequence[ExecutedChunk], team: Sequence[int] = ()) -> None:
-        """The chunks of an attempt, finished or cut short, with their messages, as the `team` executed them; now and then what
-        the GPU reports about itself."""
-        if not self.on:
-            return
+    def gpu(self) -> None:
+        """Now and then what the GPU reports about itself."""
         where = self._device.torch_device
-        if where.type == "cuda" and self._iteration % GPU_EVERY == 0:
+        if self.on and where.type == "cuda" and self._iteration % GPU_EVERY == 0:
             state = gpu_state(self._rank_spec.rank, where.index, self._iteration)
             self.add(*([state] if state else []))
-        for done in executed:
+
+    def chunks(self, executed: ExecutedWork, team: Sequence[int] = ()) -> None:
+        """The chunks of an attempt since the last call, finished or cut short, with their messages, as the `team` executed
+        them."""
+        chunks, executed.chunks = executed.chunks, []
+        sent, executed.sent = executed.sent, []
+        if not self.on:
+            return
+        for done in chunks:
             timing, action = done.timing(), done.action
             self.add(
                 self.span(
@@ -93,6 +98,7 @@ class Recorder:
                 )
             )
             self.add(*done.messages)
+        self.add(*sent)
 
     def batch(self, plan: Plan, kept: KeptGradients, lengths: Sequence[tuple[int, ...]]) -> None:
         """The micro-batches that begin on this rank; and, from one rank, what the attempt has of earlier ones."""

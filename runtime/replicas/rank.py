@@ -34,7 +34,6 @@ from unskew.runtime.protocol import CommunicationBroken, PlanEntered, PlanRecord
 from unskew.runtime.rank.comm import Comm, PeerLost
 from unskew.runtime.rank.commit import CommitOutcome
 from unskew.runtime.rank.control_thread import ControlThread
-from unskew.runtime.rank.gradients import reduce_gradients
 from unskew.runtime.rank.progress import RankProgress
 from unskew.runtime.rank.rank import Rank
 from unskew.runtime.replicas.batches import batch_of
@@ -203,7 +202,7 @@ class ReplicaRank(Rank):
         self._begin(quorum)
         if healthy:
             self.batch = self._batch(quorum)
-            self._execute(self.batch, self._connected())
+            self.attempts.of(self.plan, self.kept, self.layers).execute(self.batch, self._connected())
         complete = self.recorder.hand_over()
         began_ns = time.monotonic_ns()
         ring = Ring(self._links, plan.plan_version, iteration, self.device.now_us())
@@ -278,16 +277,14 @@ class ReplicaRank(Rank):
         """Sum the gradients over the replicas; whether that went through on this rank."""
         self.control.use(ring)
         try:
-            spans = reduce_gradients(
-                self.plan, self.layers, self.kept, ring, device=self.device, progress=self.progress, label=self.recorder.span,
-                before_last=lambda: self.injector.at(self.progress.iteration, "in_sync"),
-            )  # fmt: skip
+            sums = self.attempts.of(self.plan, self.kept, self.layers).sums(ring)
+            sums.finish()
         except PeerLost as lost:
             report(f"rank {self.rank_spec.rank}: the exchange of iteration {self.progress.iteration} broke: {lost}")
             return False
         finally:
             self.control.release(ring)
-        self.recorder.add(*spans)
+        self.recorder.add(*sums.spans())
         return True
 
     def _vote(self, ring: Ring, *, exchanged: bool, ready: bool, complete: bool) -> CommitOutcome | None:

@@ -116,6 +116,19 @@ def _is_gone(sock: socket.socket) -> bool:
     return any(event & _GONE for _, event in poll.poll(0))
 
 
+class FinishedSum:
+    """A sum that is through."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def wait(self) -> Tensor:
+        return self._tensor
+
+    def done(self) -> bool:
+        return True
+
+
 class Ring:
     """The all-reduces of one attempt at one iteration. `stop`, from any thread, ends them with `PeerLost`.
 
@@ -139,10 +152,8 @@ class Ring:
         if self._stopped:
             raise PeerLost("the exchange between the replicas was called off")
 
-    def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> None:
+    def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> FinishedSum:
         """Sum a flat tensor in place over the ranks of `group`, in ring order. Raises `PeerLost`; then it is of no use."""
-        if len(group) < 2:
-            return
         place, members = group.index(self.rank), len(group)
         self.check()
         right = self._links.right(group[(place + 1) % members])
@@ -151,6 +162,7 @@ class Ring:
         at_once = members * len(self._room) // flat.itemsize
         for first in range(0, len(flat), at_once):
             self._partition(flat[first : first + at_once], place, members, right, left)
+        return FinishedSum(tensor)
 
     def _partition(self, part: Array, place: int, members: int, right: socket.socket, left: socket.socket) -> None:
         bounds = [len(part) * number // members for number in range(members + 1)]

@@ -17,6 +17,7 @@ from support.training.threads_comm import Hub, ThreadComm, in_threads
 from unskew.analytics.core.device_profiles import PROFILES
 from unskew.analytics.core.layout import Layout, Move, Pipeline, to_plan
 from unskew.analytics.core.plan import Plan, PlanError, stage_order_of, validate
+from unskew.analytics.pipeline.gradient_sync import buckets_of, last_parts
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.scheduler.kept import nothing_kept, spread
 from unskew.analytics.scheduler.recovery import recover
@@ -30,8 +31,8 @@ from unskew.runtime.model.size import ModelSize
 from unskew.runtime.options import RunOptions
 from unskew.runtime.rank.comm import PeerLost
 from unskew.runtime.rank.device import Device, RealDevice, VirtualDevice
-from unskew.runtime.rank.executor import Executor
-from unskew.runtime.rank.gradients import keep_gradients, loss_of, reduce_gradients
+from unskew.runtime.rank.executor import ExecutedWork, Executor
+from unskew.runtime.rank.gradients import GradientSums, keep_gradients, loss_of
 from unskew.runtime.rank.progress import RankProgress
 
 pytestmark = pytest.mark.limit(60)
@@ -103,6 +104,9 @@ class Job:
         self.batch = Batch(Corpus(documents), self.options, 0)
         self.layers: dict[int, dict[int, HeldLayer]] = {}
         self.losses: dict[int, float] = {}
+        self.layer_bytes = [dtype.itemsize * self.size.parameters(number) for number in range(plan.n_layers)]
+        self.bucket_bytes = int(draw.integers(3)) * self.layer_bytes[0]
+        """At least so large: each layer by itself, or some together."""
 
     def _hold(self, plan: Plan, rank: int) -> None:
         """What the plan asks it to; of a part that it has not had the gradient is nothing."""
@@ -141,20 +145,24 @@ class Job:
             kept = keep_gradients(plan, layers, comm, 0, wanted=True) if keeps else nothing_kept(plan)
             due = spread(plan, kept)
             actions = [one for one in build_schedule(due).by_rank[rank] if kept.executes(one)]
+            buckets = buckets_of(plan, self.layer_bytes, self.bucket_bytes, kept.reduced)
+            parts = last_parts(actions, due, buckets, rank)
+            sums = GradientSums(
+                plan, layers, kept, comm, buckets, device=device, progress=progress, label=label, before_last=lambda: None,
+                open_layers=[layer for of in parts.values() for part in of for layer in part.closes],
+            )  # fmt: skip
             executor = Executor(
                 plan=due, actions=actions, kept=kept, layers=layers, batch=self.batch, comm=comm, device=device,
                 progress=progress, label=label, dtype=self.dtype, shapes=self.options.given_on, before=lambda _: None,
-                links=Links(self.options, rank, device),
+                links=Links(self.options, rank, device), executed=ExecutedWork(), parts=parts, closed=sums.close,
             )  # fmt: skip
             try:
                 executor.run()
+                sums.finish()
             except PeerLost:
                 executor.finish_weights()
+                sums.keep()
                 raise
-            reduce_gradients(
-                plan, layers, kept, comm, device=device, progress=progress, label=label,
-                before_last=lambda: None,
-            )  # fmt: skip
             self.losses[rank] = loss_of(plan, layers, rank)
 
         in_threads(plan.ranks, live)

@@ -33,6 +33,10 @@ class Hub:
                     raise RuntimeError(f"nobody sends {key}")
             return self._there[key] if stays else self._there.pop(key)
 
+    def has(self, keys: Sequence[tuple[Any, ...]]) -> bool:
+        with self._changed:
+            return all(key in self._there for key in keys)
+
     def stop(self) -> None:
         with self._changed:
             self._stopped = True
@@ -53,6 +57,22 @@ class Sent:
 
     def wait(self) -> None:
         pass
+
+
+class Summing:
+    """A sum that is through once all have given their part."""
+
+    def __init__(self, hub: Hub, keys: Sequence[tuple[Any, ...]], tensor: Tensor) -> None:
+        self._hub, self._keys, self._tensor = hub, keys, tensor
+
+    def wait(self) -> Tensor:
+        return self._tensor.copy_(torch.stack([self._hub.take(key, stays=True) for key in self._keys]).sum(0))
+
+    def done(self) -> bool:
+        if not self._hub.has(self._keys):
+            return False
+        self.wait()
+        return True
 
 
 class ThreadComm:
@@ -82,9 +102,11 @@ class ThreadComm:
         self._hub.put((members, turn, self.rank), row)
         return torch.stack([self._hub.take((members, turn, rank), stays=True) for rank in members])
 
-    def all_reduce(self, tensor: Tensor, group: tuple[int, ...]) -> None:
-        if len(group) > 1:
-            tensor.copy_(self.all_gather(tensor, group).sum(0))
+    def all_reduce(self, tensor: Tensor, group: tuple[int, ...]) -> Summing:
+        turn = self._number(group)
+        keys = [(group, turn, rank) for rank in group]
+        self._hub.put((group, turn, self.rank), tensor)
+        return Summing(self._hub, keys, tensor)
 
 
 def in_threads(ranks: Sequence[int], live: Callable[[int], None]) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from unskew.collector.events import GpuState
-from unskew.runtime.rank.nvml import gpu_state
+from unskew.runtime.nvml import gpu_state
 
 pynvml = pytest.importorskip("pynvml")
 
