@@ -297,8 +297,9 @@ def _issue(
     """Log a plan, in one batch `after` what led to it, then send it."""
     leaving = _leaving(state, plan, abort=abort)
     issued = PlanIssued(
-        plan_version=plan.plan_version, proposal=proposal, optional=not abort, plan=plan.to_data(), watermark=state.committed
-    )
+        plan_version=plan.plan_version, proposal=proposal, optional=not abort, plan=plan.to_data(), watermark=state.committed,
+        peak_bytes=state.adaptation.site.peak_bytes(plan),
+    )  # fmt: skip
     send = Issue(plan=plan, proposal=proposal, reason=reason, abort=abort, leaving=leaving, probe=probe)
     state, logged = _log(state, *after, issued)
     return state, [*logged, send]

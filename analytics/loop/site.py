@@ -8,6 +8,7 @@ from unskew.analytics.core.cost import GradientSync
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.health.probing import ProbeOptions
+from unskew.analytics.pipeline.memory import LayerMemory, peak_bytes
 from unskew.analytics.predictor.retraining import RetrainingOptions
 from unskew.analytics.scheduler.state import SchedulerOptions
 
@@ -39,7 +40,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     (`CostModel.classes`). `first_iteration`: where the run begins, later than 0 when it is resumed. `respawns`: how often
     mode auto starts a lost rank again; `most_ranks`: for so many ranks the node has a place. `by_replica`: a lost rank takes
     its replica out, and plans change in no other case (scheduler/replicas.py). `blocking_sends`: who sends does nothing else
-    until the message has arrived. `sync`: gradients' sizes, where their sums cost something by themselves.
+    until the message has arrived. `sync`: gradients' sizes, where their sums cost something by themselves. `memory`: what
+    layers take, where that is known, with micro-batches of at most so many `tokens`.
     """
 
     origin: Plan
@@ -58,3 +60,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     units: int = 0
     blocking_sends: bool = False
     sync: GradientSync | None = None
+    memory: LayerMemory | None = None
+    tokens: int = 0
+
+    def peak_bytes(self, plan: Plan) -> dict[str, int]:
+        """Rank -> the most memory that it needs under `plan`, as it is stated in the log."""
+        if self.memory is None:
+            return {}
+        return {str(rank): round(most) for rank, most in peak_bytes(plan, self.memory, self.tokens).items()}

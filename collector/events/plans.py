@@ -68,7 +68,8 @@ class PlanKept(Control, frozen=True, kw_only=True, tag="plan_kept@1"):
 class PlanIssued(Control, frozen=True, kw_only=True, tag="plan_issued@1"):
     """`plan` is about to be sent to the ranks; it is in force from `PlanApplied` on. `watermark` as in `DeviceLost`.
 
-    `optional`: a change that somebody chose, measured against the plan before it.
+    `optional`: a change that somebody chose, measured against the plan before it. `peak_bytes`: rank -> the most memory that it
+    is predicted to need; nothing where sizes of layers are not known.
     """
 
     plan_version: int = msgspec.field(name="epoch")
@@ -76,6 +77,7 @@ class PlanIssued(Control, frozen=True, kw_only=True, tag="plan_issued@1"):
     optional: bool
     plan: dict[str, Any]
     watermark: int
+    peak_bytes: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class PlanApplied(Control, frozen=True, kw_only=True, tag="plan_applied@1"):

@@ -13,7 +13,6 @@ from typing import Literal
 import msgspec
 
 from unskew.analytics.core.code_hash import code_hash
-from unskew.analytics.core.cost import GradientSync
 from unskew.analytics.core.packing import PackingError
 from unskew.analytics.detector.options import options_for
 from unskew.analytics.health.liveness import LivenessOptions
@@ -40,7 +39,7 @@ from unskew.runtime.control.summary import Summary, SummaryBuilder, Verification
 from unskew.runtime.control.takeover import Takeover, folder_of, taken_over
 from unskew.runtime.control.timeouts import ladder
 from unskew.runtime.corpus import CorpusError
-from unskew.runtime.model.size import ModelSize
+from unskew.runtime.model.layer_sizes import element_bytes, memory_of, parameters_of, sync_of
 from unskew.runtime.options import OptionsError, Placement, RunOptions, check, cores, place
 from unskew.runtime.own import OwnError
 from unskew.runtime.protocol import Prepare, RankSpec, Ready, Stop, writer_of
@@ -310,19 +309,21 @@ def _log_end(control_log: ControlStream, end: RunFinished) -> RunFinished:
 
 def _site(options: RunOptions, placement: Placement) -> Site:
     by_replica = options.recovery == FT_HSDP
-    per_element = 3 * _element_bytes(options)
+    per_element = 3 * element_bytes(options)
     return Site(
         origin=options.first_plan(),
         iterations=options.iterations,
         first_iteration=options.first_iteration,
-        layer_bytes=() if by_replica else tuple(per_element * count for count in _parameters(options)),
+        layer_bytes=() if by_replica else tuple(per_element * count for count in parameters_of(options)),
         bytes_per_us=_BYTES_PER_US,
         regroup_us=_REGROUP_US,
         shared_cores=cores() if placement.kind == "cores" and options.ranks > cores() else None,
         truth_known=placement.device != "real",
         detector=options_for(placement.kind, links=placement.device != "real"),
         blocking_sends=options.sends == "blocking",
-        sync=_sync(options),
+        sync=sync_of(options),
+        memory=memory_of(options),
+        tokens=options.tokens,
         classes={
             name: tuple(rank for rank, own in enumerate(placement.classes) if own == name)
             for name in sorted({*placement.classes})
@@ -332,29 +333,6 @@ def _site(options: RunOptions, placement: Placement) -> Site:
         by_replica=by_replica,
         units=options.heads if options.model is None else 0,
     )
-
-
-def _sync(options: RunOptions) -> GradientSync | None:
-    """The sizes of what is summed, where that is priced."""
-    if not options.prices_sums:
-        return None
-    layer_bytes = tuple(_element_bytes(options) * count for count in _parameters(options))
-    return GradientSync(layer_bytes=layer_bytes, bucket_bytes=options.bucket_bytes)
-
-
-def _element_bytes(options: RunOptions) -> int:
-    return 8 if options.dtype == "float64" else 4
-
-
-def _parameters(options: RunOptions) -> Sequence[int]:
-    """How many each layer has."""
-    if options.model is None:
-        size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
-        return [size.parameters(layer) for layer in range(options.layers)]
-    from unskew.runtime.model.own_model import own_model  # noqa: PLC0415 - torch, as in `prepared`
-
-    model = own_model(options.model, options.seed)
-    return [model.parameters(layer) for layer in range(options.layers)]
 
 
 def _compare(one: Mapping[int, float], other: Mapping[int, float]) -> Verification:

@@ -1,0 +1,51 @@
+"""What the layers of a run's model take: known before it starts, without torch where the model is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unskew.analytics.core.cost import GradientSync
+from unskew.analytics.pipeline.memory import LayerMemory
+from unskew.runtime.model.size import ModelSize
+from unskew.runtime.options import RunOptions
+
+
+def element_bytes(options: RunOptions) -> int:
+    """Of a number in the run's format."""
+    return 8 if options.dtype == "float64" else 4
+
+
+def parameters_of(options: RunOptions) -> Sequence[int]:
+    """How many each layer has."""
+    if options.model is None:
+        return [_size(options).parameters(layer) for layer in range(options.layers)]
+    from unskew.runtime.model.own_model import own_model  # noqa: PLC0415 - torch
+
+    model = own_model(options.model, options.seed)
+    return [model.parameters(layer) for layer in range(options.layers)]
+
+
+def sync_of(options: RunOptions) -> GradientSync | None:
+    """The sizes of the gradients that are summed, where that is priced."""
+    if not options.prices_sums:
+        return None
+    layer_bytes = tuple(element_bytes(options) * count for count in parameters_of(options))
+    return GradientSync(layer_bytes=layer_bytes, bucket_bytes=options.bucket_bytes)
+
+
+def memory_of(options: RunOptions) -> LayerMemory | None:
+    """What ranks keep of layers; of somebody's own model it is not known what stays for the backward pass."""
+    if options.model is not None:
+        return None
+    each = element_bytes(options)
+    kept = [_size(options).activations(layer) for layer in range(options.layers)]
+    return LayerMemory(
+        gradient_bytes=tuple(each * count for count in parameters_of(options)),
+        token_bytes=tuple(float(each * whole) for whole, _ in kept),
+        cut_token_bytes=tuple(float(each * cut) for _, cut in kept),
+        bucket_bytes=options.bucket_bytes,
+    )
+
+
+def _size(options: RunOptions) -> ModelSize:
+    return ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
