@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 
 from unskew.analytics.core.device_profiles import ProfileError, profile, profiles_of
-from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.plan import Plan, PlanError
-from unskew.collector.events import DeviceKind, Mode
+from unskew.collector.events import DeviceKind, Fault, Mode
 
 AskedDevice = Literal["auto", "real", "sleep", "virtual"]
 DType = Literal["float32", "float64"]
@@ -136,7 +135,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             metavar="NAME",
         ),
     ] = "unskew"
-    faults: tuple[FaultSpec, ...] = ()
+    faults: tuple[Fault, ...] = ()
     verify: Annotated[bool, Parameter(help="Also run the same seed without faults and compare the losses.", panel=FAULTS)] = (
         False
     )

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import msgspec
 
-from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.health.liveness import RankLiveness
 from unskew.analytics.health.probing import Probe
 from unskew.analytics.scheduler.quorum import Quorum
+from unskew.collector.events import Fault
 from unskew.runtime.options import RunOptions
 
 
@@ -165,7 +165,7 @@ class PlanEntered(Message, frozen=True, kw_only=True):
 class FaultAnnounced(Message, frozen=True, kw_only=True):
     """From a rank: it is about to carry out a fault, in this iteration; `at_us` by the wall clock."""
 
-    fault: FaultSpec
+    fault: Fault
     iteration: int
     at_us: int
 

@@ -21,7 +21,6 @@ from unskew.analytics.core.constants import constant
 from unskew.analytics.core.faults import (
     MOST_FAULTS,
     FaultError,
-    FaultSpec,
     number,
     one_of,
     pairs_of,
@@ -30,6 +29,7 @@ from unskew.analytics.core.faults import (
     whole,
 )
 from unskew.analytics.core.plan import Plan
+from unskew.collector.events import Fault
 from unskew.data import table
 
 KIND = "random"
@@ -60,9 +60,9 @@ RATES = table("rates", dict[str, FailureRate])
 MIX = table("fault_mix", dict[str, FaultShare])
 
 
-def parse_all(texts: Iterable[str], plan: Plan, *, iterations: int) -> tuple[FaultSpec, ...]:
+def parse_all(texts: Iterable[str], plan: Plan, *, iterations: int) -> tuple[Fault, ...]:
     """All SPECs of a run that begins with `plan`, those of `random` among them. Raises `FaultError`."""
-    named: list[tuple[str, FaultSpec]] = []
+    named: list[tuple[str, Fault]] = []
     for text in texts:
         if text.partition(":")[0] == KIND:
             named += [(text, fault) for fault in random_faults(text, plan, iterations=iterations)]
@@ -72,7 +72,7 @@ def parse_all(texts: Iterable[str], plan: Plan, *, iterations: int) -> tuple[Fau
     return together(named, schedule=plan.schedule)
 
 
-def random_faults(text: str, plan: Plan, *, iterations: int) -> list[FaultSpec]:
+def random_faults(text: str, plan: Plan, *, iterations: int) -> list[Fault]:
     """The faults of one SPEC of `random`, in the order of iterations. Raises `FaultError`."""
     rest = text.partition(":")[2]
     by_rate = "rate=" in rest
@@ -89,7 +89,7 @@ def random_faults(text: str, plan: Plan, *, iterations: int) -> list[FaultSpec]:
         every = number(text, "every", values["every"])
     if not every >= iterations / MOST_FAULTS:
         raise FaultError(f"{text}: a fault every {every:.3g} iterations, allowed: every {iterations / MOST_FAULTS:g} at least")
-    found: list[FaultSpec] = []
+    found: list[Fault] = []
     at = FIRST + chance.expovariate(1 / every)
     while at < iterations:
         fault = _one(chance, plan, int(at), median, found)
@@ -98,7 +98,7 @@ def random_faults(text: str, plan: Plan, *, iterations: int) -> list[FaultSpec]:
     return found
 
 
-def _one(chance: random.Random, plan: Plan, at: int, median: float, before: Sequence[FaultSpec]) -> FaultSpec | None:
+def _one(chance: random.Random, plan: Plan, at: int, median: float, before: Sequence[Fault]) -> Fault | None:
     """A fault in iteration `at`; None where nobody may be struck."""
     (kind,) = chance.choices(list(MIX), [share.count for share in MIX.values()])
     until = at + max(1, round(chance.lognormvariate(log(median), constant("slow_sigma"))))
@@ -120,12 +120,12 @@ def _one(chance: random.Random, plan: Plan, at: int, median: float, before: Sequ
         if not free:
             return None
         fields |= {"rank": chance.choice(free)} | ({"point": "compute"} if kind == "kill" else {})
-    return msgspec.convert(fields, FaultSpec)
+    return msgspec.convert(fields, Fault)
 
 
-def _free(plan: Plan, at: int, before: Sequence[FaultSpec]) -> list[int]:
+def _free(plan: Plan, at: int, before: Sequence[Fault]) -> list[int]:
     """Ranks that may be lost in iteration `at`: they are there, and of each of their layers there is another holder."""
-    away = {fault.rank for fault in before if fault.strikes and fault.at > at - APART}
+    away = {fault.rank for fault in before if fault.strikes and fault.at_iteration > at - APART}
     here = [role for role in plan.roles if role.rank not in away]
     return [
         role.rank

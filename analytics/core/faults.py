@@ -27,7 +27,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from unskew.analytics.core.plan import splits_backward
-from unskew.collector.events import CHUNK_KINDS, FaultInjected, FaultKind, SlowPart
+from unskew.collector.events import CHUNK_KINDS, Fault, FaultKind, SlowPart
 
 KillPoint = Literal["compute", "in_sync", "before_barrier", "before_step"]
 
@@ -48,8 +48,6 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "full_disk": ("until",),
     "rejoin": (),
 }
-_STRIKING = frozenset({"kill", "hang", "freeze", "exception", "segfault"})
-
 
 MOST_FAULTS = 200
 MOST_SLOWDOWN = 1_000.0
@@ -62,76 +60,21 @@ class FaultError(ValueError):
     """A bad SPEC; the message is one sentence: what is wrong, what is allowed."""
 
 
-class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One fault to inject. `until` None = to the end, `phase` None = every kind of work; only a kill has a `point`.
-
-    `ramp`: iterations until it is full; `every`, `on`: of so many iterations the first ones; `peer`, `delay_ms`: of a slow
-    link; `seconds`: how long a hang or freeze lasts, None = for good.
-    """
-
-    kind: FaultKind
-    rank: int
-    at: int
-    until: int | None = None
-    factor: float | None = None
-    phase: str | None = None
-    point: KillPoint | None = None
-    ramp: int | None = None
-    every: int | None = None
-    on: int | None = None
-    of: SlowPart = "compute"
-    peer: int | None = None
-    delay_ms: float | None = None
-    seconds: float | None = None
-
-    @property
-    def strikes(self) -> bool:
-        """Whether it happens in a moment of its iteration, not over iterations."""
-        return self.kind in _STRIKING
-
-    def strength(self, iteration: int) -> float:
-        """How much of it is there in this iteration, from 0 to 1."""
-        since = iteration - self.at
-        if since < 0 or (self.until is not None and iteration >= self.until):
-            return 0.0
-        if self.every is not None and self.on is not None and since % self.every >= self.on:
-            return 0.0
-        return 1.0 if self.ramp is None else min(1.0, (since + 1) / self.ramp)
-
-    def slowdown(self, kind: str, iteration: int) -> float:
-        """How many times longer a chunk of this kind takes on the fault's rank in this iteration (1.0 = unaffected); of one in
-        memory the part that waits for it."""
-        if self.factor is None or self.phase not in (None, kind):
-            return 1.0
-        return 1.0 + (self.factor - 1.0) * self.strength(iteration)
-
-    def delay_us(self, sender: int, receiver: int, iteration: int) -> float:
-        """By how much a message over this link arrives later."""
-        if self.delay_ms is None or (self.rank, self.peer) != (sender, receiver):
-            return 0.0
-        return 1e3 * self.delay_ms * self.strength(iteration)
-
-    def event(self) -> FaultInjected:
-        """The truth for the log."""
-        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("at", "until")}
-        return FaultInjected(at_iteration=self.at, until_iteration=self.until, **fields)
-
-
-def parse_faults(texts: Iterable[str], *, ranks: int, iterations: int, schedule: str = "1f1b") -> tuple[FaultSpec, ...]:
+def parse_faults(texts: Iterable[str], *, ranks: int, iterations: int, schedule: str = "1f1b") -> tuple[Fault, ...]:
     """All SPECs of a run; besides what `parse_fault` refuses, two that strike one rank in one iteration raise `FaultError`."""
     faults = [(text, parse_fault(text, ranks=ranks, iterations=iterations, schedule=schedule)) for text in texts]
     return together(faults, schedule=schedule)
 
 
-def together(named: Iterable[tuple[str, FaultSpec]], *, schedule: str) -> tuple[FaultSpec, ...]:
+def together(named: Iterable[tuple[str, Fault]], *, schedule: str) -> tuple[Fault, ...]:
     """Faults, each with its SPEC, as those of one run. Raises `FaultError` where they are too many or do not go together."""
-    faults: list[FaultSpec] = []
+    faults: list[Fault] = []
     struck: set[tuple[int, int]] = set()
     for text, fault in named:
         faults.append(fault)
-        if fault.strikes and (fault.rank, fault.at) in struck:
-            raise FaultError(f"{text}: two faults end rank {fault.rank} in iteration {fault.at}, one is allowed")
-        struck |= {(fault.rank, fault.at)} if fault.strikes else set()
+        if fault.strikes and (fault.rank, fault.at_iteration) in struck:
+            raise FaultError(f"{text}: two faults end rank {fault.rank} in iteration {fault.at_iteration}, one is allowed")
+        struck |= {(fault.rank, fault.at_iteration)} if fault.strikes else set()
     if len(faults) > MOST_FAULTS:
         raise FaultError(f"{len(faults):,} faults are given, allowed: {MOST_FAULTS}")
     for rank in sorted({fault.rank for fault in faults if fault.factor is not None}):
@@ -140,15 +83,15 @@ def together(named: Iterable[tuple[str, FaultSpec]], *, schedule: str) -> tuple[
     return tuple(faults)
 
 
-def _slowed(faults: Iterable[FaultSpec], rank: int, schedule: str) -> float:
+def _slowed(faults: Iterable[Fault], rank: int, schedule: str) -> float:
     """How many times longer a chunk of a rank takes at the most, where all that ever overlap are full."""
     own = [fault for fault in faults if fault.rank == rank and fault.factor is not None]
     full = [msgspec.structs.replace(fault, ramp=None, every=None, on=None) for fault in own]
     kinds = [kind for kind in CHUNK_KINDS if kind != "W" or splits_backward(schedule)]
-    return max(prod(fault.slowdown(kind, at.at) for fault in full) for at in own for kind in kinds)
+    return max(prod(fault.slowdown(kind, at.at_iteration) for fault in full) for at in own for kind in kinds)
 
 
-def parse_fault(text: str, *, ranks: int, iterations: int, schedule: str = "1f1b") -> FaultSpec:
+def parse_fault(text: str, *, ranks: int, iterations: int, schedule: str = "1f1b") -> Fault:
     """One SPEC for a run of `ranks` ranks and `iterations` iterations under `schedule`. Raises `FaultError`.
 
     >>> parse_fault("slow:rank=3,factor=1.8,at=30", ranks=8, iterations=60).slowdown("F", 30)
@@ -175,16 +118,16 @@ def parse_fault(text: str, *, ranks: int, iterations: int, schedule: str = "1f1b
         fields["of"] = one_of(text, "of", values["of"], get_args(SlowPart))
     if kind == "kill":
         fields["point"] = one_of(text, "point", values.get("point", "compute"), get_args(KillPoint))
-    fault = msgspec.convert(fields, FaultSpec)
+    fault = msgspec.convert(fields, Fault)
     if wrong := _wrong_shape(fault, values) or _wrong_place(fault, values, schedule):
         raise FaultError(f"{text}: {wrong}")
     return fault
 
 
-def _wrong_shape(fault: FaultSpec, values: dict[str, str]) -> str:
+def _wrong_shape(fault: Fault, values: dict[str, str]) -> str:
     """What is wrong with how much it does and when; "" when nothing is."""
-    if fault.until is not None and fault.until <= fault.at:
-        return f"until={fault.until} must be greater than at={fault.at}"
+    if fault.until_iteration is not None and fault.until_iteration <= fault.at_iteration:
+        return f"until={fault.until_iteration} must be greater than at={fault.at_iteration}"
     if fault.ramp == 0:
         return "ramp=0 must be 1 or more"
     if (fault.every is None) != (fault.on is None) or not 0 < (fault.on or 1) < (fault.every or 2) or fault.on == 0:
@@ -197,7 +140,7 @@ def _wrong_shape(fault: FaultSpec, values: dict[str, str]) -> str:
     return ""
 
 
-def _wrong_place(fault: FaultSpec, values: dict[str, str], schedule: str) -> str:
+def _wrong_place(fault: Fault, values: dict[str, str], schedule: str) -> str:
     """What is wrong with where it happens; "" when nothing is."""
     if fault.peer == fault.rank:
         return f"peer={fault.peer} is the sender itself, allowed: another rank"

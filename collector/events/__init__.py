@@ -35,6 +35,7 @@ from unskew.collector.events.base import (
     Telemetry,
     tag_of,
 )
+from unskew.collector.events.faults import Fault, FaultInjected
 from unskew.collector.events.findings import (
     MOST_SLOWDOWN,
     AdaptationStarted,
@@ -69,7 +70,6 @@ from unskew.collector.events.run import (
     CommandRefused,
     DeviceJoined,
     DeviceLost,
-    FaultInjected,
     ModeChanged,
     Note,
     Probed,
@@ -101,13 +101,13 @@ __all__ = [
     "CHUNK_KINDS", "CHUNK_NAMES", "COLLECTIVE_KINDS", "CONTROL", "DEVICE_NAMES", "MOST_SLOWDOWN", "PAUSES", "TELEMETRY",
     "AdaptationStarted", "AlertClosed", "AlertDelivered", "AlertOpened", "Cause", "CheckpointSaved", "ChunkKind",
     "CollectiveKind", "CollectiveRecorded", "CommandRefused", "Control", "DetectionLimit", "DeviceJoined", "DeviceKind",
-    "DeviceLost", "Diagnosed", "Dropped", "Event", "FaultInjected", "FaultKind", "GpuState", "GradientsKept", "GroupRecorded",
-    "Heartbeat", "HostClock", "IterationCommitted", "IterationJudged", "IterationTimed", "LoaderDivided", "MicroBatchPacked",
-    "Mode", "ModeChanged", "Note", "OperationsRecorded", "Party", "PipelinePlace", "PlanApplied", "PlanApproved",
-    "PlanExpired", "PlanFailed", "PlanIssued", "PlanKept", "PlanProposed", "PlanRejected", "PlanScored", "PredictorFitted",
-    "Probed", "ProcessEnded", "QuorumFormed", "RankAdded", "RankAttached", "RankDetached", "RankRatio", "Regrouped",
-    "ReplicaStep", "ReplicaStepState", "RunFinished", "RunStarted", "SamplesDrawn", "SlowPart", "SourceRecorded", "Span",
-    "SpanKind", "StandbyMeasured", "Suspected", "Telemetry", "Verdict", "VerdictClosed", "VerdictScored", "tag_of",
+    "DeviceLost", "Diagnosed", "Dropped", "Event", "Fault", "FaultInjected", "FaultKind", "GpuState", "GradientsKept",
+    "GroupRecorded", "Heartbeat", "HostClock", "IterationCommitted", "IterationJudged", "IterationTimed", "LoaderDivided",
+    "MicroBatchPacked", "Mode", "ModeChanged", "Note", "OperationsRecorded", "Party", "PipelinePlace", "PlanApplied",
+    "PlanApproved", "PlanExpired", "PlanFailed", "PlanIssued", "PlanKept", "PlanProposed", "PlanRejected", "PlanScored",
+    "PredictorFitted", "Probed", "ProcessEnded", "QuorumFormed", "RankAdded", "RankAttached", "RankDetached", "RankRatio",
+    "Regrouped", "ReplicaStep", "ReplicaStepState", "RunFinished", "RunStarted", "SamplesDrawn", "SlowPart", "SourceRecorded",
+    "Span", "SpanKind", "StandbyMeasured", "Suspected", "Telemetry", "Verdict", "VerdictClosed", "VerdictScored", "tag_of",
 ]  # fmt: skip
 
 TELEMETRY: tuple[type[Telemetry], ...] = (

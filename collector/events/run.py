@@ -1,4 +1,4 @@
-"""The life of a run: its ranks and their processes, faults, checkpoints, and what people asked."""
+"""The life of a run: its ranks and their processes, checkpoints, and what people asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from unskew.collector.events.base import Control, DeviceKind, FaultKind, Mode, SlowPart
+from unskew.collector.events.base import Control, DeviceKind, Mode
 
 
 class RunStarted(Control, frozen=True, kw_only=True, tag="run_started@1"):
@@ -161,32 +161,6 @@ class Regrouped(Control, frozen=True, kw_only=True, tag="regrouped@1"):
     migrate_seconds: float
     moved_bytes: int
     kept: float | None = None
-
-
-class FaultInjected(Control, frozen=True, kw_only=True, tag="fault_injected@1"):
-    """The truth that verdicts are scored against; `until_iteration` None = to the end; `watermark` as in `DeviceLost`.
-
-    `announced_us`: the rank's wall clock when it was about to carry it out. A slow one is full after `ramp` iterations, there
-    in the first `on` of `every`, and slows what computes or waits for memory (`of`). A slow link delays messages from `rank`
-    to `peer` by `delay_ms`. One that strikes does it at a `point`, before a chunk of a `phase`, for `seconds` (None: for ever).
-    """
-
-    kind: FaultKind
-    rank: int
-    at_iteration: int
-    until_iteration: int | None = None
-    factor: float | None = None
-    phase: str | None = None
-    announced_us: int | None = None
-    watermark: int | None = None
-    point: str | None = None
-    ramp: int | None = None
-    every: int | None = None
-    on: int | None = None
-    of: SlowPart = "compute"
-    peer: int | None = None
-    delay_ms: float | None = None
-    seconds: float | None = None
 
 
 class ModeChanged(Control, frozen=True, kw_only=True, tag="mode_changed@1"):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.loop import controller_rules as rules
@@ -22,6 +21,8 @@ from unskew.collector.command import Command
 from unskew.collector.events import (
     DeviceJoined,
     DeviceLost,
+    Fault,
+    FaultInjected,
     IterationJudged,
     ProcessEnded,
     RankAdded,
@@ -215,16 +216,17 @@ class Controller:
             self.telemetry.append(formed(quorum))
             self.membership.send(QuorumFound(quorum=quorum))
 
-    def _announced(self, fault: FaultSpec, at_us: int) -> None:
-        event = msgspec.structs.replace(fault.event(), announced_us=at_us, watermark=self.state.committed)
+    def _announced(self, fault: Fault, at_us: int) -> None:
+        known = {"announced_us": at_us, "watermark": self.state.committed}
+        event = FaultInjected(**{**msgspec.structs.asdict(fault), **known})
         self._carry_out(rules.injected(self.state, event))
 
     def _start_again(self) -> None:
         """Carry out the faults that are no rank's own: processes that are started for lost ones."""
         done = {(fault.kind, fault.rank, fault.at_iteration) for fault in self.state.adaptation.scoring.faults}
         for fault in self.options.faults:
-            due = fault.kind == "rejoin" and fault.at <= self.state.committed
-            if due and (fault.kind, fault.rank, fault.at) not in done:
+            due = fault.kind == "rejoin" and fault.at_iteration <= self.state.committed
+            if due and (fault.kind, fault.rank, fault.at_iteration) not in done:
                 self._announced(fault, time.time_ns() // 1000)
                 command = Command(
                     kind="rank",

@@ -98,7 +98,7 @@ def is_logged(message: AnyMessage, control: Sequence[Control]) -> bool:
             own = [e for e in since or () if isinstance(e, DeviceLost | ProcessEnded) and e.rank == message.rank]
             return bool(own) and not (isinstance(own[-1], DeviceLost) and own[-1].cut_off)
         case FaultAnnounced():
-            fault = message.fault.event()
+            fault = message.fault
             same = (fault.kind, fault.rank, fault.peer, fault.at_iteration)
             return any(isinstance(e, FaultInjected) and (e.kind, e.rank, e.peer, e.at_iteration) == same for e in control)
         case CheckpointPart():

@@ -18,8 +18,7 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
-from unskew.analytics.core.faults import FaultSpec
-from unskew.collector.events import Heartbeat, HostClock
+from unskew.collector.events import Fault, Heartbeat, HostClock
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.process_log import report
 from unskew.collector.service.process import ensure_collector
@@ -68,7 +67,7 @@ class Agent:
     def __init__(self, controller: Channel, node: str, folder: Path) -> None:
         self._controller: Channel | None = controller
         self._node, self._folder = node, folder
-        self._reports: dict[tuple[type, int | FaultSpec | None], Message] = {}
+        self._reports: dict[tuple[type, int | Fault | None], Message] = {}
         self._wait_s, self._wait_until = 0.0, inf
         memory = shared_memory()
         self._zygote_process, self._zygote = _start_zygote(memory)

@@ -33,9 +33,8 @@ from torch import Tensor
 
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.device_profiles import profile
-from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.workload import Work
-from unskew.collector.events import SlowPart
+from unskew.collector.events import Fault, SlowPart
 from unskew.runtime.protocol import RankSpec
 from unskew.runtime.rank.comm import PeerLost
 
@@ -84,7 +83,7 @@ class Device(ABC):
     emulated = False
     carries_time = False
 
-    def __init__(self, slow: Sequence[FaultSpec]) -> None:
+    def __init__(self, slow: Sequence[Fault]) -> None:
         self._slow = slow
 
     @abstractmethod
@@ -140,7 +139,7 @@ class _RunQueue:
 
 
 class RealDevice(Device):
-    def __init__(self, slow: Sequence[FaultSpec]) -> None:
+    def __init__(self, slow: Sequence[Fault]) -> None:
         super().__init__(slow)
         self._queue = _RunQueue()
 
@@ -189,7 +188,7 @@ def _read_memory(ns: int) -> None:
 
 
 class CudaDevice(Device):
-    def __init__(self, slow: Sequence[FaultSpec], index: int) -> None:
+    def __init__(self, slow: Sequence[Fault], index: int) -> None:
         super().__init__(slow)
         self.torch_device = torch.device("cuda", index)
 
@@ -227,7 +226,7 @@ CATCH_UP_NS = 100_000_000
 class SleepDevice(Device):
     emulated = True
 
-    def __init__(self, slow: Sequence[FaultSpec], cost: CostModel) -> None:
+    def __init__(self, slow: Sequence[Fault], cost: CostModel) -> None:
         super().__init__(slow)
         self._cost = cost
         self._queue = _RunQueue()
@@ -272,7 +271,7 @@ class VirtualDevice(Device):
     emulated = True
     carries_time = True
 
-    def __init__(self, slow: Sequence[FaultSpec], cost: CostModel) -> None:
+    def __init__(self, slow: Sequence[Fault], cost: CostModel) -> None:
         super().__init__(slow)
         self._cost = cost
         self._now_us = 0

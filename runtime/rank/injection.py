@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from math import inf
 
-from unskew.analytics.core.faults import FaultSpec, KillPoint
+from unskew.analytics.core.faults import KillPoint
+from unskew.collector.events import Fault
 
 
 class InjectedError(RuntimeError):
@@ -23,7 +24,7 @@ class Injector:
     """Strikes this rank when its time has come; slow devices and links are the device's and the links', and only announced
     here."""
 
-    def __init__(self, faults: Sequence[FaultSpec], rank: int, seed: int, announce: Callable[[FaultSpec, int], None]) -> None:
+    def __init__(self, faults: Sequence[Fault], rank: int, seed: int, announce: Callable[[Fault, int], None]) -> None:
         own = [fault for fault in faults if fault.rank == rank and fault.kind != "rejoin"]
         self._faults = [fault for fault in own if fault.strikes]
         self._lasting = [fault for fault in own if not fault.strikes]
@@ -34,7 +35,7 @@ class Injector:
 
     def begin(self, iteration: int) -> None:
         """Called before each attempt at an iteration."""
-        for fault in [fault for fault in self._lasting if fault.at <= iteration]:
+        for fault in [fault for fault in self._lasting if fault.at_iteration <= iteration]:
             self._lasting.remove(fault)
             self._announce(fault, iteration)
         full = any(fault.strength(iteration) for fault in self._disks)
@@ -46,22 +47,22 @@ class Injector:
     def on_standby(self, iteration: int) -> None:
         """Called when a rank without a role learns how far the others are: what was due by now happens now."""
         self.begin(iteration)
-        for fault in [fault for fault in self._faults if fault.at <= iteration]:
+        for fault in [fault for fault in self._faults if fault.at_iteration <= iteration]:
             self._carry_out(fault, iteration)
 
     def before_action(self, iteration: int, index: int, kinds: Sequence[str]) -> None:
         """Called before each chunk, of those of `kinds`; the moment within the iteration is random, from (seed, rank)."""
-        for fault in [fault for fault in self._faults if fault.at == iteration and fault.point in (None, "compute")]:
+        for fault in [fault for fault in self._faults if fault.at_iteration == iteration and fault.point in (None, "compute")]:
             left = [kind for kind in kinds[index:] if fault.phase in (None, kind)]
             if not left or (fault.phase in (None, kinds[index]) and self._random.randrange(len(left)) == 0):
                 self._carry_out(fault, iteration)
 
     def at(self, iteration: int, point: KillPoint) -> None:
         """Called in each window of the commit."""
-        for fault in [fault for fault in self._faults if fault.at == iteration and fault.point == point]:
+        for fault in [fault for fault in self._faults if fault.at_iteration == iteration and fault.point == point]:
             self._carry_out(fault, iteration)
 
-    def _carry_out(self, fault: FaultSpec, iteration: int) -> None:
+    def _carry_out(self, fault: Fault, iteration: int) -> None:
         self._faults.remove(fault)
         self._announce(fault, iteration)
         match fault.kind:

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import torch
 
-from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.health.probing import Probe
 from unskew.analytics.scheduler.kept import nothing_kept
 from unskew.analytics.shards.parts import Part
-from unskew.collector.events import IterationCommitted
+from unskew.collector.events import Fault, IterationCommitted
 from unskew.collector.files.checkpoints import Checkpoint, checkpoint_at
 from unskew.collector.paths import Store
 from unskew.collector.process_log import report
@@ -99,7 +98,7 @@ class Rank:
         self.device = make_device(rank_spec)
         joins = rank_spec.joins
         # What was to happen by now has happened, to the process before.
-        due = [fault for fault in options.faults if joins is None or fault.at >= joins.committed]
+        due = [fault for fault in options.faults if joins is None or fault.at_iteration >= joins.committed]
         self.injector = Injector(due, rank_spec.rank, options.seed, self._announce)
         self.recorder = Recorder(spool, self.device, rank_spec)
         self.size = model_of(options)
@@ -368,7 +367,7 @@ class Rank:
             return restore(self.origin, number, part, partial(make, seed=None))
         return make(part=part, seed=self.options.seed if begins else None)
 
-    def _announce(self, fault: FaultSpec, iteration: int) -> None:
+    def _announce(self, fault: Fault, iteration: int) -> None:
         self.control.send(FaultAnnounced(fault=fault, iteration=iteration, at_us=time.time_ns() // 1000))
 
     def _connected(self) -> Comm:

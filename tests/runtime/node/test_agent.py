@@ -19,7 +19,7 @@ def test_every_fault_that_was_announced_meanwhile_is_told_to_the_next_controller
     agent._reports, agent._controller = {}, None
     faults = parse_faults(["slow:rank=1,at=3,factor=2", "slow:rank=2,at=5,factor=2"], ranks=4, iterations=20)
     for fault in (*faults, faults[0]):
-        agent._report(FaultAnnounced(fault=fault, iteration=fault.at, at_us=0))
+        agent._report(FaultAnnounced(fault=fault, iteration=fault.at_iteration, at_us=0))
     reported = [message.fault for message in agent._reports.values() if isinstance(message, FaultAnnounced)]
     assert sorted(one.rank for one in reported) == [1, 2]
 
