@@ -32,8 +32,9 @@ IDLE_S = 2.0
 """A run whose controller lives is news enough; what begins later starts a collector of its own."""
 BUSY_RETRY_S = 5.0
 ALERTS_S = 5.0
-LOOK_S = 2.0
 """How often it is looked whether the alerts' process is wanted: there are rules, and none is at it."""
+LOOK_S = 2.0
+"""How often those who keep a collector look whether one lives."""
 ENDING = {signal.SIGTERM, signal.SIGINT}
 
 _started: set[int] = set()
@@ -166,11 +167,11 @@ class KeptCollector:
     def __init__(self, store: Store) -> None:
         self._store, self._next_s, self._problem = store, 0.0, ""
 
-    def keep(self) -> None:
-        """Now and then; one problem is reported once."""
-        if time.monotonic() < self._next_s:
+    def keep(self, now_s: float) -> None:
+        """Now and then, by a monotonic clock; one problem is reported once."""
+        if now_s < self._next_s:
             return
-        self._next_s, before, self._problem = time.monotonic() + LOOK_S, self._problem, ""
+        self._next_s, before, self._problem = now_s + LOOK_S, self._problem, ""
         try:
             ensure_collector(self._store)
         except (OSError, StoreError) as error:

@@ -19,9 +19,9 @@ from math import inf
 from pathlib import Path
 
 from unskew.collector.events import Fault, Heartbeat, HostClock
-from unskew.collector.paths import Store, StoreError
+from unskew.collector.paths import Store
 from unskew.collector.process_log import report
-from unskew.collector.service.process import ensure_collector
+from unskew.collector.service.process import KeptCollector
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.channel import Channel, readable
 from unskew.runtime.heartbeat_page import HeartbeatPage, shared_memory
@@ -58,7 +58,6 @@ _HOUSEKEEPING_S = 1.0
 _GOODBYE_S = 1.5
 _SEND_S = 1.0
 _SEND_BUFFER = 8 << 20
-_MOST_WAIT_S = 60.0
 
 
 class Agent:
@@ -81,10 +80,9 @@ class Agent:
         self._judged = Judged(iterations=0)
         self._rendezvous: RendezvousTable[Channel] = RendezvousTable()
         self._table = HeartbeatTable()
-        self._store: Store | None = None
+        self._collector: KeptCollector | None = None
         self._spool: SpoolWriter | None = None
         self._running = True
-        self._next_collector, self._collector_wait_s = 0.0, _HOUSEKEEPING_S
 
     def serve(self) -> None:
         """Until Stop, or until the zygote is gone, or the controller with no other in time."""
@@ -153,8 +151,9 @@ class Agent:
 
     def _from_controller(self, message: AnyMessage) -> None:
         if isinstance(message, Prepare):
-            self._store = Store(Path(message.store))
-            self._spool = SpoolWriter(self._store, message.run, f"agent-{self._node}")
+            store = Store(Path(message.store))
+            self._collector = KeptCollector(store)
+            self._spool = SpoolWriter(store, message.run, f"agent-{self._node}")
             self._spool.append(_compared(self._node, message.ahead_us, time.time_ns() // 1000 - message.at_us))
             self._zygote.send(message)
         elif isinstance(message, Start):
@@ -236,17 +235,9 @@ class Agent:
         channel.close()
 
     def _keep_house(self, now: float) -> None:
-        if self._store is None or self._spool is None:
+        if self._collector is None or self._spool is None:
             return
-        if now >= self._next_collector:
-            try:
-                ensure_collector(self._store)
-                self._collector_wait_s = _HOUSEKEEPING_S
-            except (OSError, StoreError) as error:
-                # Training goes on without a collector: the spools keep everything.
-                report(f"the collector cannot be started: {error}")
-                self._collector_wait_s = min(2 * self._collector_wait_s, _MOST_WAIT_S)
-            self._next_collector = now + self._collector_wait_s
+        self._collector.keep(now)
         for status in self._table.statuses(now):
             self._spool.append(
                 Heartbeat(

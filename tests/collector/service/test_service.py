@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from unskew.collector.events import HostClock, Span
+from unskew.collector.locks import is_held
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
-from unskew.collector.service.process import trouble
+from unskew.collector.service.process import LOOK_S, KeptCollector, trouble
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.node.agent import _compared
 
@@ -67,6 +68,23 @@ def test_a_full_disk_costs_no_event_and_is_told_while_it_lasts(tmp_path: Path) -
         assert collector.stderr.read().count(b"No space left") == 1, "said once"
     with open_store(store) as reader:
         assert reader.sql("select count(*), count(distinct (writer, seq)) from events").row(0) == (200, 200)
+
+
+@pytest.mark.limit(90)
+def test_a_collector_that_cannot_be_started_is_told_once_and_comes_when_it_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(tmp_path / "store")
+    store.root.touch()  # where the folder should be
+    kept = KeptCollector(store)
+    for now_s in (0.0, LOOK_S, 2 * LOOK_S):
+        kept.keep(now_s)
+    assert capsys.readouterr().err.count("the collector cannot be started: ") == 1
+    store.root.unlink()
+    kept.keep(3 * LOOK_S - 0.1)
+    assert not store.root.exists(), "it looks now and then"
+    kept.keep(3 * LOOK_S)
+    wait_for(lambda: is_held(store.lock("collector")))
 
 
 @pytest.mark.parametrize("ahead_us", [0, 5_000_000, -90])
