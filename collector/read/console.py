@@ -62,7 +62,7 @@ class ConsoleError(ValueError):
     """The query is wrong, forbidden or too long; one sentence."""
 
 
-class _Unwanted(MetaPathFinder):
+class _WithoutPandas(MetaPathFinder):
     """Keeps pandas out of the child: Arrow's data sets load it where it is installed, which is a third of a query's CPU."""
 
     def find_spec(self, fullname: str, *_: object) -> None:
@@ -252,7 +252,7 @@ def main() -> None:
 
     from unskew.collector.files.damage import damage  # noqa: PLC0415
 
-    sys.meta_path.insert(0, _Unwanted())
+    sys.meta_path.insert(0, _WithoutPandas())
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for who asked, and that one ends this process
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
     for limit, value in _LIMITS.items():

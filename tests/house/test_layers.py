@@ -5,13 +5,11 @@ analytics reads and writes no files: src/unskew/edge does that for it.
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.paths import ROOT
+from support.sources import read
 
 MAY_IMPORT = {
     "data": {"data"},
@@ -44,16 +42,6 @@ READS_OR_WRITES = re.compile(r"open|(read|write)_(text|bytes|csv|parquet|json|ip
 MAY_READ = {"analytics/core/code_hash.py"}  # the hash of the modules themselves
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Every module that the file names in an import, at whatever depth."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno} imports relatively, which the folder layout does not carry"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
 def package_of(module: str) -> str | None:
     """The package of ours that a module belongs to; None for others' modules."""
     first, _, rest = module.partition(".")
@@ -70,7 +58,7 @@ def test_package_imports_only_what_lies_below_it(package: str) -> None:
         files = [path for path in files if "edge" not in path.parts]
     assert files
     for path in files:
-        for module in imported(path):
+        for module in read(path).imports:
             owner = package_of(module)
             assert owner is None or owner in MAY_IMPORT[package], f"{path} imports {module}"
             assert module.partition(".")[0] != "torch" or package in MAY_IMPORT_TORCH, f"{path} imports {module}"
@@ -79,17 +67,13 @@ def test_package_imports_only_what_lies_below_it(package: str) -> None:
 def test_what_only_computes_does_no_input_or_output() -> None:
     files = {path for name in NO_IO for path in ((ROOT / name).rglob("*.py") if (ROOT / name).is_dir() else [ROOT / name])}
     for path in files - {ROOT / name for name in MAY_READ}:
-        called = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-        names = {getattr(function, "attr", getattr(function, "id", "")) for function in called}
-        found = [*filter(OUTSIDE.fullmatch, imported(path)), *filter(READS_OR_WRITES.fullmatch, names)]
+        source = read(path)
+        found = [*filter(OUTSIDE.fullmatch, source.imports), *filter(READS_OR_WRITES.fullmatch, source.calls)]
         assert not found, f"{path.relative_to(ROOT)} uses {found}: that belongs in src/unskew/edge"
 
 
 def test_messages_of_analytics_name_no_options_of_the_command_line() -> None:
     """The command names them: another caller has none."""
     for path in (ROOT / "analytics").rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documentation]
-        found = [one.value for one in texts if isinstance(one.value, str) and re.search(r"--[a-z]", one.value)]
+        found = [text for text in read(path).texts if re.search(r"--[a-z]", text)]
         assert not found, f"{path.relative_to(ROOT)} says {found}"

@@ -5,13 +5,14 @@ An import within a function counts like one at the top.
 
 from __future__ import annotations
 
-import ast
 import re
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 from support.paths import ROOT
+from support.sources import read
 
 ROOMS = {
     "collector": ["events", "files", "write", "projections", "read", "alerts", "formats", "service"],
@@ -52,18 +53,13 @@ FILES = modules()
 
 def imports(name: str) -> set[str]:
     """The modules of ours that a module imports, at whatever depth."""
-    found = set()
-    for node in ast.walk(ast.parse(FILES[name].read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names} & set(FILES)
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                found |= {full if full in FILES else str(node.module)} & set(FILES)
-    return found - {name}
+    found = {one if one in FILES else one.rpartition(".")[0] for one in read(FILES[name]).imports}
+    return (found & FILES.keys()) - {name}
 
 
-GRAPH = {name: imports(name) for name in FILES}
+@cache
+def graph() -> dict[str, set[str]]:
+    return {name: imports(name) for name in FILES}
 
 
 def height(name: str, package: str) -> int:
@@ -82,7 +78,7 @@ def test_rooms_import_only_what_lies_below_them(package: str) -> None:
     assert set(ROOMS[package]) == {path.name for path in (ROOT / package).iterdir() if (path / "__init__.py").exists()}
     up = [
         f"{name} imports {other}"
-        for name, others in GRAPH.items()
+        for name, others in graph().items()
         for other in others
         if name.startswith(prefix) and other.startswith(prefix) and height(other, package) > height(name, package)
     ]
@@ -91,13 +87,13 @@ def test_rooms_import_only_what_lies_below_them(package: str) -> None:
 
 def test_no_module_imports_itself_through_others() -> None:
     try:
-        TopologicalSorter(GRAPH).prepare()
+        TopologicalSorter(graph()).prepare()
     except CycleError as circle:
         pytest.fail(" -> ".join(reversed(circle.args[1])))
 
 
 def test_the_lab_is_for_commands_and_benches() -> None:
-    users = {name for name, others in GRAPH.items() if any(other.startswith("unskew.analytics.lab") for other in others)}
+    users = {name for name, others in graph().items() if any(other.startswith("unskew.analytics.lab") for other in others)}
     assert {name for name in users if not name.startswith(LAB_IS_FOR)} == set()
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import duckdb
@@ -71,6 +72,14 @@ _ENDING = r"(?:s|d|es|ed|r|st|ful|\w*ing)?"
 _BANNED = {word: re.compile(rf"\b{re.escape(word)}{_ENDING}\b") for word in INSTEAD}
 
 
+_TOKEN = re.compile(
+    r"""#[^\n]*|\d\w*|(?i:[rbuf]{0,2})(?:\"{3}(?:[^\\"]|\\.|"(?!""))*\"{3}|\'{3}(?:[^\\']|\\.|'(?!''))*\'{3}"""
+    r"""|"(?:[^\\"\n]|\\.)*"|'(?:[^\\'\n]|\\.)*')|([^\W\d]\w*)""",
+    re.DOTALL,
+)
+"""A comment, a number, a string, or a name: what tokenize finds, in a tenth of its time."""
+
+
 def complaint(name: str) -> str | None:
     """What is wrong with the words of a name; None when nothing is."""
     if name in STAY:
@@ -82,23 +91,42 @@ def complaint(name: str) -> str | None:
     return None
 
 
-def names_in(file: Path) -> Iterator[tuple[int, str]]:
-    """Line and name of every identifier; names of tests are sentences and not among them."""
-    for token in tokenize.generate_tokens(io.StringIO(file.read_text()).readline):
-        if token.type == tokenize.NAME and not token.string.startswith("test_"):
-            yield token.start[0], token.string
+@cache
+def names_in(file: Path) -> tuple[tuple[int, str], ...]:
+    """Place in the text and name of every identifier and keyword."""
+    return tuple((found.start(), found[1]) for found in _TOKEN.finditer(file.read_text()) if found[1])
+
+
+def classes_in(file: Path) -> Iterator[tuple[int, str]]:
+    """Place in the text and name of every class."""
+    return ((at, name) for (_, keyword), (at, name) in pairwise(names_in(file)) if keyword == "class")
 
 
 def place(file: Path, line: int) -> str:
     return f"{file.relative_to(ROOT)}:{line}"
 
 
+def place_at(file: Path, at: int) -> str:
+    return place(file, file.read_text().count("\n", 0, at) + 1)
+
+
+def test_names_are_found_as_python_finds_them() -> None:
+    for file in (Path(__file__), ROOT / "collector" / "read" / "views.py", ROOT / "collector" / "files" / "rows.py"):
+        tokens = tokenize.generate_tokens(io.StringIO(file.read_text()).readline)
+        assert [name for _, name in names_in(file)] == [one.string for one in tokens if one.type == tokenize.NAME], file
+
+
 def test_identifiers_use_the_words_of_the_glossary() -> None:
-    first: dict[str, str] = {}
+    """Names of tests are sentences, and not among them."""
+    first: dict[str, tuple[Path, int]] = {}
     for file in SOURCES:
-        for line, name in names_in(file):
-            first.setdefault(name, place(file, line))
-    found = [f"{where}: {wrong}" for name, where in first.items() if (wrong := complaint(name))]
+        for at, name in names_in(file):
+            first.setdefault(name, (file, at))
+    found = [
+        f"{place_at(*where)}: {wrong}"
+        for name, where in first.items()
+        if not name.startswith("test_") and (wrong := complaint(name))
+    ]
     assert not found, "\n".join(found)
 
 
@@ -126,16 +154,15 @@ def test_a_class_name_says_what_one_thing_is() -> None:
     for file in SOURCES:
         if any(file.is_relative_to(ROOT / folder) for folder in ("tests", "examples")):
             continue
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append((file, node.lineno))
+        for at, name in classes_in(file):
+            places[name].append((file, at))
     found = [
-        f"{place(*where[0])}: class {name} is also in {place(*where[1])}: give each its own name"
+        f"{place_at(*where[0])}: class {name} is also in {place_at(*where[1])}: give each its own name"
         for name, where in places.items()
         if len(where) > 1
     ]
     found += [
-        f"{place(*where[0])}: class {name} is a participle: name what it is (past tense is for events and messages)"
+        f"{place_at(*where[0])}: class {name} is a participle: name what it is (past tense is for events and messages)"
         for name, where in places.items()
         if PARTICIPLE.search(name) and not str(where[0][0].relative_to(ROOT)).startswith(TEXTS_ARE_NAMES)
     ]
