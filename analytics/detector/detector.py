@@ -43,7 +43,7 @@ from unskew.analytics.detector.suspicion import decide
 from unskew.analytics.detector.tracks import learn_baselines, learn_noise, learn_roles
 from unskew.analytics.detector.verdicts import closed_link, closed_verdict, link_verdict, lost_verdict
 from unskew.analytics.health.liveness import Suspect
-from unskew.collector.events import IterationJudged, RankRatio, Verdict, VerdictClosed
+from unskew.collector.events import IterationJudged, Verdict, VerdictClosed
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,8 @@ def step(
     if not load.ranks:
         return msgspec.structs.replace(state, iteration=now), Judgement(judged=judged)
     state = _rebased(_prepared(state, load, now, plan), chunks, load, cost)
-    state, ratios, verdicts = _judged(state, load, now, options)
+    state, scores, verdicts = _judged(state, load, now, options)
+    ratios = rank_ratios(load, state.tracks.ranks, scores.max(axis=1))
     state, of_links = _watched_links(state, committed, options)
     return state, Judgement(judged=msgspec.structs.replace(judged, ranks=ratios), verdicts=(*verdicts, *of_links))
 
@@ -123,17 +124,17 @@ def _check_order(state: DetectorState, now: int) -> None:
 
 def _judged(
     state: DetectorState, load: Residuals, now: int, options: DetectorOptions
-) -> tuple[DetectorState, tuple[RankRatio, ...], Verdicts]:
-    """The tests, what follows from them for ranks and stages, and what is learned."""
+) -> tuple[DetectorState, Floats, Verdicts]:
+    """The tests, their scores [rank, kind], what follows from them for ranks and stages, and what is learned."""
     state, own = _watched(state, now, load, options)
-    ratios = rank_ratios(load, state.tracks.ranks, _scores(state, options).max(axis=1))
+    scores = _scores(state, options)
     verdicts: list[Verdict | VerdictClosed] = []
-    for rank in _fired(state, options):
+    for rank in _fired(state, scores):
         state, found = _decided(state, rank, now, options)
         verdicts += found
     state = _learned(state, own, options)
     state, of_stages = _watched_stages(state, own, now, options)
-    return state, ratios, (*verdicts, *of_stages)
+    return state, scores, (*verdicts, *of_stages)
 
 
 def lose(state: DetectorState, suspect: Suspect, iteration: int, options: DetectorOptions) -> tuple[DetectorState, Verdicts]:
@@ -246,9 +247,9 @@ def _scores(state: DetectorState, options: DetectorOptions) -> Floats:
     return np.asarray(sums / _thresholds(state, options))
 
 
-def _fired(state: DetectorState, options: DetectorOptions) -> list[int]:
+def _fired(state: DetectorState, scores: Floats) -> list[int]:
     """Ranks of which a test is over its threshold, ascending; but not who is lost, of whom iterations are judged still."""
-    fired = np.flatnonzero((_scores(state, options) > 1).any(axis=1)).tolist()
+    fired = np.flatnonzero((scores > 1).any(axis=1)).tolist()
     return [rank for rank in (state.tracks.ranks[row] for row in fired) if rank not in state.lost]
 
 

@@ -52,6 +52,11 @@ class PeerSets(msgspec.Struct, frozen=True, dict=True):
     members: Ints
     of: Ints
 
+    @property
+    def alone(self) -> bool:
+        """Whether nobody is in a set with another: as a job has them whose ranks all do the same work, of pipeline peers."""
+        return bool(self.members.shape[1] < 2)
+
     @cached_property
     def own_places(self) -> tuple[Flags, Ints]:
         """Where in `members` a row stands in the set that it is compared with, and these rows."""
@@ -123,7 +128,7 @@ def median_of_others(values: Floats, groups: PeerSets) -> tuple[Floats, Ints]:
     One sort per group; leaving one value out of a sorted list moves its middle by at most one place.
     """
     n_rows, n_kinds = values.shape
-    if groups.members.size == 0:
+    if groups.alone:
         return np.full(values.shape, np.nan), np.zeros(values.shape, np.int64)
     padded = np.vstack([values, np.full((1, n_kinds), np.nan)])
     inside = padded[groups.members]  # [group, member, kind]; nan sorts to the end
@@ -154,7 +159,7 @@ def median_of_others(values: Floats, groups: PeerSets) -> tuple[Floats, Ints]:
 def agreement(values: Floats, groups: PeerSets, apart: float) -> Floats:
     """[row, kind]: what a row's group agrees on: the median, nan for one. Of two, and of halves that are `apart`, that of the
     half nearer to zero: nobody knows what they share."""
-    if groups.members.size == 0:
+    if groups.alone:
         return np.full(values.shape, np.nan)
     padded = np.vstack([values, np.full((1, values.shape[1]), np.nan)])
     inside = np.sort(padded[groups.members], axis=1)  # [group, member, kind]; nan sorts to the end

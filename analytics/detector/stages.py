@@ -43,6 +43,8 @@ def watch(
 ) -> tuple[Stages, tuple[Verdict | VerdictClosed, ...]]:
     """One iteration further. `own` [rank]: over all kinds of work, nan = not seen or its past not known; `sigma` its noise;
     `number`: of the next verdict."""
+    if len(stages.level) < 2 or company.peer_groups.members.shape[1] < LEAST_RANKS:  # no stage can be judged
+        return stages, ()
     excess = _excess(company, own)
     slack, threshold = options.slack_of(sigma), options.threshold_of(sigma, 1)
     limits = CusumLimits(np.asarray(slack), np.asarray(threshold), options.least_iterations)

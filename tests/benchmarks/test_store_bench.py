@@ -8,13 +8,26 @@ import pytest
 from rich.progress import Progress
 
 from unskew.benchmarks.runs import Bench
-from unskew.benchmarks.store import answers, faults, ingest, queries
+from unskew.benchmarks.store import answers, faults, ingest, processes, queries
 from unskew.collector.files.manifest import load
 from unskew.collector.paths import Store
+from unskew.collector.projections.definitions import PROJECTIONS
+from unskew.collector.read.views import VIEWS
 from unskew.collector.service import check
 
 pytestmark = pytest.mark.slow
 BENCH = Bench(Progress(), Store(Path("never-used")))
+COMPARED = ("events", "spans", "runs", "iterations", "judged", "rollups", "writers", "health")
+"""Views over all that is stored; the bench itself compares every view."""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two producers instead of eight, and answers of the views alone that read another file each."""
+    for module in (ingest, processes, faults):
+        monkeypatch.setattr(module, "PRODUCERS", 2)
+    assert all(any(f"projected.{name}" in VIEWS[view] for view in COMPARED) for name in PROJECTIONS)
+    monkeypatch.setattr(faults, "VIEWS", {view: VIEWS[view] for view in COMPARED})
 
 
 @pytest.mark.limit(300)

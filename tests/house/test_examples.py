@@ -31,7 +31,7 @@ def test_a_foreign_loop_is_recorded_diagnosed_and_asked_about(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_policies_are_simulated_side_by_side() -> None:
-    lines = output_of("simulate.py", "6").splitlines()
+    lines = output_of("simulate.py", "2").splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["checkpoint-restart", "ft-hsdp", "resihp", "unskew"]
 
 
