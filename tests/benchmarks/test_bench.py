@@ -37,11 +37,13 @@ def add(monkeypatch: pytest.MonkeyPatch, name: str, part: Part) -> None:
     monkeypatch.setitem(BENCHES, name, (f"{name}.figures",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHES)
 def test_every_bench_has_the_parts_that_are_listed(name: str) -> None:
     assert all(map(callable, parts_of(name)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("a-typo", 2), ("liveness", 0)])
 def test_a_bench_imports_no_other(name: str, code: int) -> None:
     """The measuring itself is left out."""

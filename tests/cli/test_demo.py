@@ -21,6 +21,7 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_its_diagnosis_names_the_ranks_that_were_slowed_and_killed(tmp_path: Path) -> None:
     store = shutil.copytree(DEMO, tmp_path / "demo")  # a diagnosis is written to the log
     with unskew.open(store) as log:
@@ -35,6 +36,7 @@ def test_its_diagnosis_names_the_ranks_that_were_slowed_and_killed(tmp_path: Pat
     assert (ended["status"], ended["n_dropped"]) == ("done", 0)
 
 
+@pytest.mark.slow
 def test_it_replays_as_it_was_decided() -> None:
     """A change of what is decided records it anew: `make demo`."""
     (run,) = [path.name for path in (DEMO / "sealed").iterdir()]

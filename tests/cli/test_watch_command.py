@@ -89,6 +89,7 @@ def test_an_untouched_script_is_watched_while_it_runs(tmp_path: Path, what: str,
     assert (found["cause"], [party["rank"] for party in found["culprits"]]) == (cause, [1])
 
 
+@pytest.mark.slow
 def test_a_command_that_does_not_train_is_passed_through(tmp_path: Path) -> None:
     done = watched(tmp_path, sys.executable, "-c", "import sys; print('its own words'); sys.exit(7)")
     assert (done.returncode, done.stdout) == (7, "its own words\n")
@@ -96,6 +97,7 @@ def test_a_command_that_does_not_train_is_passed_through(tmp_path: Path) -> None
     assert not (tmp_path / "w.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--"], ["a-run", "--", "true"], ["--json", "x.json", "a-run"], ["--", "no-such-command"]])
 def test_bad_usage_is_one_sentence(tmp_path: Path, words: list[str]) -> None:
     command = [sys.executable, "-m", "unskew", "watch", "--store", str(tmp_path), *words]

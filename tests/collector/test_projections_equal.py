@@ -180,6 +180,7 @@ def raw(store: Store) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_view_is_equal_with_and_without_published_files_and_files_stay_few(run: Run) -> None:
     for number in range(7):
         run.go_on("r" if number % 3 else "s", iterations=8)
@@ -194,6 +195,7 @@ def test_every_view_is_equal_with_and_without_published_files_and_files_stay_few
     assert projections.check(run.database, run.store, now) == []
 
 
+@pytest.mark.slow
 def test_files_of_other_code_are_not_read_and_are_made_anew(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.go_on("r", iterations=20)
     run.seal("r")
@@ -234,6 +236,7 @@ def test_rollups_outlive_the_telemetry_that_retention_drops_also_when_the_code_c
     assert answers(run.store, *kept) == before
 
 
+@pytest.mark.slow
 def test_check_names_a_damaged_file_and_rows_that_the_log_does_not_give(run: Run) -> None:
     run.go_on("r", iterations=20)
     run.seal("r")

@@ -76,6 +76,7 @@ def test_the_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         exec(compile(block, "README.md", "exec"), {})
 
 
+@pytest.mark.slow
 def test_what_the_page_on_own_traces_records_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     own_loop = {"rank": 0, "batches": range(16), "n_tokens": 7, "train_step": math.sin}

@@ -103,6 +103,7 @@ def test_weights_are_parts_of_the_whole_batch_and_one_where_all_have_the_same() 
     assert by_tokens[3] == pytest.approx(3 * sum(lengths[place] for place in given[3]) / 30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["cat > {file}", "echo no such node >&2; exit 3"])
 def test_an_approved_replacement_gets_the_verdict_on_stdin(tmp_path: Path, command: str) -> None:
     file, logged = tmp_path / "given.json", list[Event]()

@@ -47,6 +47,7 @@ def test_the_slow_rank_is_named_in_time_with_its_speed_and_its_end(factor: float
     assert named >= least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [PP4_DP2, PP2], ids=["PP4xDP2", "PP2"])
 def test_the_noise_of_shared_cores_neither_accuses_nor_hides(plan: Plan) -> None:
     for seed in range(4):
@@ -109,6 +110,7 @@ def test_two_slow_ranks_of_four_are_each_named_in_time_with_a_speed_of_their_own
             )  # at 0 its own pace is not known
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     st.integers(0, 200),
@@ -181,6 +183,7 @@ def test_the_verdict_tells_who_waits_and_the_numbers_that_decided() -> None:
 QUIET = list(train(PP4_DP2, healthy, seed=10, n=24))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.dictionaries(st.integers(0, 7), st.floats(0.05, 1000), min_size=1),
@@ -227,6 +230,7 @@ def test_a_rank_that_is_slow_again_and_again_is_said_to_be() -> None:
     assert named[-1].sentence.endswith("for the 3rd time")
 
 
+@pytest.mark.slow
 def test_its_memory_stays_flat_however_often_a_device_turns_slow_and_heals_and_a_link_as_well() -> None:
     """Ten faults of 20 iterations, then ten more, on devices and links: nothing is kept of those that are over."""
     detector, links = Detector(), [(rank, rank + 1) for rank in (0, 1, 2, 4, 5, 6)]
@@ -245,6 +249,7 @@ def test_its_memory_stays_flat_however_often_a_device_turns_slow_and_heals_and_a
     assert max(held[10:]) <= max(held[2:10]) + 56
 
 
+@pytest.mark.slow
 def test_the_smallest_slowdown_that_is_stated_would_have_been_named() -> None:
     plan, past, seeds = uniform_plan(tp=1, pp=2, dp=3, n_layers=8, micro_batches=6), 20, range(20)
     named = 0

@@ -38,6 +38,7 @@ def found(times: Floats) -> tuple[Verdict, ...]:
     return settled(judge(enumerate(times)))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.integers(0, 1000),
@@ -204,6 +205,7 @@ def test_a_job_that_became_faster_is_judged_by_its_new_pace() -> None:
     assert abs(named.since_iteration - 400) <= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sd", "alike"), [(0.005, 0.0), (0.03, 0.0), (0.06, 0.5)])
 def test_the_smallest_slowdown_that_is_stated_would_have_been_named(sd: float, alike: float) -> None:
     options, hits, stated = JobWideOptions(), 0, []

@@ -15,6 +15,7 @@ from unskew.analytics.pipeline.schedule import build_schedule
 NOISE, LENGTHS = load_noise(), load_lengths("code")
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_the_protocols_jobs_in_small(setting: object) -> None:

@@ -178,6 +178,7 @@ def test_what_unequal_documents_cost_is_said_and_is_no_fault(store: Store) -> No
     assert verdict.evidence["next_step"] in printed
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_run_whose_controller_was_killed_and_one_with_holes(store: Store) -> None:
     runs.healthy(store, iterations=40).close()
@@ -201,6 +202,7 @@ def test_a_run_whose_controller_was_killed_and_one_with_holes(store: Store) -> N
         assert why in found.why
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_our_own_run_exported_and_brought_in_again(store: Store, tmp_path: Path) -> None:
     runs.slow(store).close()
@@ -222,6 +224,7 @@ def test_a_simulated_run_after_failures(store: Store, policy: str) -> None:
     assert len(set(dead)) > 1, "each is dated to when it happened"
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_the_time_of_a_dead_device_is_lost_until_the_end(store: Store) -> None:
     runs.after_death(store).close()
@@ -232,6 +235,7 @@ def test_the_time_of_a_dead_device_is_lost_until_the_end(store: Store) -> None:
     assert diagnose(log).time_lost_s["dead"] >= least - 0.01
 
 
+@pytest.mark.slow
 def test_a_log_that_lacks_events_says_so_beside_whatever_is_said(store: Store) -> None:
     """Of a run that is over, in the check, the diagnosis, and what the list and an alert are made of."""
     for run in ("whole", "lacking"):
@@ -253,6 +257,7 @@ def test_a_log_that_lacks_events_says_so_beside_whatever_is_said(store: Store) -
     assert why["lacking"].endswith("35 events were dropped unwritten")
 
 
+@pytest.mark.slow
 def test_what_is_wrong_hides_no_gap_of_the_log(store: Store) -> None:
     """A run of which most iterations are missing, and in those that are there a rank is slow."""
     writer = runs.slow(store)
@@ -269,6 +274,7 @@ def test_what_is_wrong_hides_no_gap_of_the_log(store: Store) -> None:
     assert "without a word of how" in without_end
 
 
+@pytest.mark.slow
 def test_a_pause_of_no_length_was_not_looked_for(store: Store, tmp_path: Path) -> None:
     """Our export writes one of garbage collection, as ByteDance's analyser asks for a row of it, into every step."""
     writer = runs.healthy(store)

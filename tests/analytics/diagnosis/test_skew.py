@@ -143,6 +143,7 @@ def test_noise_is_not_divided_by(database: duckdb.DuckDBPyConnection) -> None:
     assert skew_of(rows.clear()) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),

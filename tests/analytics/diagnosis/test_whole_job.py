@@ -107,6 +107,7 @@ def test_ranks_that_become_slow_together(store: Store, tmp_path: Path, ranks: in
     assert found.verdicts or stated.removeprefix("unknown: ") in found.why
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("slow", [False, True])
 def test_an_own_run_is_held_against_what_its_lengths_let_expect(store: Store, slow: bool) -> None:

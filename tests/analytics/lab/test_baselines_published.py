@@ -44,6 +44,7 @@ def probe_job(seed: int, factors: Sequence[tuple[int, float]] = ()) -> Floats:
     return times
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_greyhounds_table_of_its_own_single_node_probes() -> None:
     """Published (compute): BOCD alone finds every fail-slow with 18.4 % false positives, verification leaves none of them."""

@@ -38,6 +38,7 @@ def play(policy: str, law: FaultLaw = HARSH, *, hours: float = 12.0, seed: int =
     return simulate(JOB, POLICIES[policy](), cluster_events, SimulationOptions(hours=hours, seed=seed, **options))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     policy=st.sampled_from(QUICK),
@@ -59,6 +60,7 @@ def test_the_time_adds_up_and_no_part_of_it_is_negative(policy: str, seed: int, 
     assert all(end <= outcome.whole_s + 1e-6 for end in ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", QUICK)
 def test_every_answer_is_a_legal_plan_of_the_whole_batch_on_living_devices(policy: str) -> None:
     outcome = play(policy, seed=5)

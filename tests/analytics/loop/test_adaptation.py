@@ -82,6 +82,7 @@ def healthy(_now: int) -> Speeds:
     return {}
 
 
+@pytest.mark.slow
 def test_an_incomplete_iteration_is_neither_judged_nor_learned_from_and_only_puts_learning_off() -> None:
     """The first fit is due in iteration 7, the second 40 later; it is tested on the eight after that."""
     fits = [fit.watermark for fit in events(follow(Loop(SITE), train(healthy, 60)), PredictorFitted)]
@@ -124,6 +125,7 @@ def all_slow(of: Callable[[int], float]) -> Truth:
     return lambda now: {rank: {"F": 1 / of(now), "B": 1 / of(now)} for rank in PLAN.ranks} if of(now) != 1 else {}
 
 
+@pytest.mark.slow
 def test_a_whole_job_that_is_slow_again_and_again_is_named_while_it_is_and_nobody_for_it() -> None:
     """The second time longer than it takes the predictor to learn it as the job's own pace."""
     steps = follow(Loop(SITE), train(all_slow(lambda now: 1.3 if now in range(30, 40) or now >= 52 else 1.0), 92))
@@ -139,6 +141,7 @@ def test_a_whole_job_that_is_slow_again_and_again_is_named_while_it_is_and_nobod
     assert {step.verdict for step in steps.values()} == {None}, "the Scheduler has no plan for it"
 
 
+@pytest.mark.slow
 def test_a_whole_job_that_becomes_slower_bit_by_bit_is_named() -> None:
     steps = follow(Loop(SITE), train(all_slow(lambda now: 1 + 0.002 * max(now - 20, 0)), 130))
     assert {(one.verdict, one.cause, one.culprits) for one in events(steps, Verdict)} == {(1, "unknown", ())}

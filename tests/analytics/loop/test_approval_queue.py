@@ -180,6 +180,7 @@ _STEPS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(first=st.sampled_from(MODES), steps=st.lists(_STEPS, max_size=40))
 def test_whatever_happens_each_proposal_ends_once_and_auto_keeps_its_limits(first: str, steps: list[tuple]) -> None:

@@ -105,6 +105,7 @@ def limits(events: list[Event]) -> list[float | None]:
     return [event.smallest_slowdown for event in events if isinstance(event, DetectionLimit)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "ranks", "since"), [(1, 2, 0), (2, 5, 0), (3, 2, 22), (4, 5, 22)])
 @pytest.mark.parametrize(("kind", "factor"), [("F", 2.5), ("B", 2.0), ("optimizer", 6.0), ("other", 9.0)])
 def test_a_slow_rank_is_named_by_its_phase(seed: int, ranks: int, since: int, kind: str, factor: float) -> None:
@@ -116,6 +117,7 @@ def test_a_slow_rank_is_named_by_its_phase(seed: int, ranks: int, since: int, ki
     assert verdict.at_iteration <= since + 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "ranks"), [(1, 1), (2, 2), (3, 5)])
 @pytest.mark.parametrize("lengths", ["alike", "random"])
 def test_nobody_is_named_in_a_healthy_job_and_what_would_be_is_stated(seed: int, ranks: int, lengths: str) -> None:
@@ -124,6 +126,7 @@ def test_nobody_is_named_in_a_healthy_job_and_what_would_be_is_stated(seed: int,
     assert 1.3 < (limits(events)[-1] or 0.0) < 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("since", [0, 22])
 @pytest.mark.parametrize(("kind", "factor"), [("F", 3.0), ("B", 4.0), ("optimizer", 8.0), ("other", 12.0), ("data_wait", 40.0)])
 def test_a_large_slowdown_needs_fewer_iterations_than_a_small_one(since: int, kind: str, factor: float) -> None:
@@ -144,6 +147,7 @@ def test_a_slight_slowdown_has_to_last_for_a_time_not_for_a_number_of_iterations
             assert {party.rank for one in found for party in one.culprits} == {1}
 
 
+@pytest.mark.slow
 def test_ranks_that_are_slow_together_are_the_whole_job_until_they_are_not() -> None:
     verdict, closed = (
         one
@@ -156,6 +160,7 @@ def test_ranks_that_are_slow_together_are_the_whole_job_until_they_are_not() -> 
     assert (closed.until_iteration, closed.at_iteration <= 96) == (76, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", ["alike", "random"])
 def test_a_job_of_which_all_ranks_are_slow_from_an_early_iteration_on_is_never_well(lengths: str) -> None:
     """Named where enough was seen before, else it cannot be judged: from iteration 2 or 3 on it was called well."""
@@ -164,6 +169,7 @@ def test_a_job_of_which_all_ranks_are_slow_from_an_early_iteration_on_is_never_w
         assert named(events) == [("unknown", ())] or limits(events)[-1] is None, since
 
 
+@pytest.mark.slow
 def test_what_creeps_on_all_ranks_is_no_rank_s() -> None:
     """Over 100 iterations both become twice as slow: rank 0 was accused with what its past had risen by, as rank 1's had."""
 
@@ -187,6 +193,7 @@ def test_always_longer_sequences_are_reported_as_such() -> None:
     assert next(event for event in events if isinstance(event, Verdict)).evidence["ranks"] == [1]
 
 
+@pytest.mark.slow
 def test_without_lengths_one_that_is_slow_in_all_its_work_may_have_more_to_do() -> None:
     events = job(Fault(1, ("F", "B"), 2.5), lengths="unknown", ranks=4)
     assert named(events) == []
@@ -194,6 +201,7 @@ def test_without_lengths_one_that_is_slow_in_all_its_work_may_have_more_to_do() 
     assert named(job(Fault(1, ("B",), 2.5), lengths="unknown", ranks=4)) == [("slow_device", (1,))]
 
 
+@pytest.mark.slow
 def test_of_a_rank_that_lacks_a_core_a_slight_slowdown_is_no_evidence() -> None:
     slight, grave = Fault(1, ("F", "B"), 1.6), Fault(1, ("F", "B"), 3.0)
     assert named(job(slight, ranks=4, without_core={0: 0.7})) == [("slow_device", (1,))], "its own core it has"
@@ -202,6 +210,7 @@ def test_of_a_rank_that_lacks_a_core_a_slight_slowdown_is_no_evidence() -> None:
     assert named(job(grave, ranks=4, without_core={1: 0.7})) == [("slow_device", (1,))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("until", [22, 10**6])
 def test_where_all_lack_their_cores_alike_a_slight_slowdown_is_named_once_it_lasts(until: int) -> None:
     events = job(Fault(1, ("F", "B"), 1.6, until=until), ranks=4, without_core=dict.fromkeys(range(4), 0.7))

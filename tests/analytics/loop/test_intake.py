@@ -96,6 +96,7 @@ def read(log: Log, reads: Sequence[Sequence[float]]) -> list[IterationTelemetry]
     return released
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     aborted=st.none() | st.integers(0, ITERATIONS - 1),

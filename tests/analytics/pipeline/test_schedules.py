@@ -63,6 +63,7 @@ def test_activations_kept_are_what_each_schedule_promises():
     assert peaks("zb-v") == [8, 8, 8, 8]  # 2 P half-ranges
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 12), (3, 6)])
 def test_torchs_own_orders_are_ours(ranks, micro_batches):
     """torch.distributed.pipelining builds the same lists; for ZB-V ours must not be slower."""

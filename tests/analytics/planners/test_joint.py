@@ -48,6 +48,7 @@ def test_per_replica_partitions_beat_one_for_all():
     assert joint.predicted_us >= bounds(cluster).pipelines_us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_as_good_as_trying_every_plan(seed):
     cluster = random_cluster(np.random.default_rng(seed), largest=6)
@@ -76,6 +77,7 @@ def test_a_plan_for_32_devices_is_proved_to_be_within_three_percent():
     assert predicted <= 1.03 * proven_bound_us(faulty, predicted)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10_000), largest=st.integers(4, 14))
 def test_a_joint_plan_is_legal_and_never_worse_than_nothing_or_the_levels(seed, largest):
@@ -161,6 +163,7 @@ def test_the_page_runs():
     assert scope["plan"].layout.micro_batches == 128  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.limit(20)
 def test_a_large_job_is_planned_in_seconds():
     cluster = healthy_cluster(PlannerJob(n_layers=80, micro_batches=1024), tp=8, pp=16, dp=128, devices_per_node=8)

@@ -126,6 +126,7 @@ def template_problem(random):
     return kinds, {"pipelines": pipelines, "n_layers": n_layers, "micro_batches": micro_batches, "limits": limits}
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**9))
 @example(542)  # a template that only reaches the best known again hid a better one
@@ -151,6 +152,7 @@ def test_the_bench_s_enumeration_tries_every_template(seed):
     assert known.objective == pytest.approx(enumerated(kinds, WHOLE, **problem))
 
 
+@pytest.mark.slow
 def test_many_straggling_groups_are_dealt_better_than_the_slowest_first_to_whom_has_lost_least():
     """What the planner fell back on from 2,000 combinations on; here 16 to 10^24 of them."""
     gains = []
@@ -192,6 +194,7 @@ def test_no_plan_is_refused_while_the_groups_hold_the_model(seed):
         assert all(size <= most for size, most in zip(pipeline.layers, room, strict=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**9))
 def test_no_plan_is_worse_than_the_best_of_all_templates_and_fewer_pipelines_come_only_where_no_more_hold_the_model(seed):

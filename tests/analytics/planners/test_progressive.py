@@ -115,6 +115,7 @@ class Executed(Algorithm1):
         return done
 
 
+@pytest.mark.slow
 def test_counting_a_replicas_own_micro_batches_is_the_reading_that_helps():
     """60 jobs with a slow group, some with a dead one: the end over that of ReCycle's even rerouting."""
     random, ratios = np.random.default_rng(5), {Algorithm1: [], Executed: []}

@@ -41,6 +41,7 @@ def test_it_can_choose_a_plan_as_fast_as_malleus(seed: int) -> None:
     assert min(map(cluster.seconds, ours.values())) <= 1.001 * cluster.seconds(theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least_gain"), [("unskew", 0.03), ("joint", 0.015)])
 def test_a_sound_job_returns_to_its_fastest_plan(name: str, least_gain: float) -> None:
     """After a repair the first plan comes back, though the other one loses less than any least gain."""

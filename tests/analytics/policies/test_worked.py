@@ -72,6 +72,7 @@ def test_none_dies_with_the_first_device() -> None:
     assert (dead.failures, dead.capacity) == (1 + 1, pytest.approx(1 - 0.5 / 32))  # devices go on dying after the job
 
 
+@pytest.mark.slow
 def test_synchronous_restart_has_the_published_efficiency() -> None:
     """B.1.6: (18 - 10) / 18 = 44.4 % with fixed spacing; exp(-D / M) = 57.4 % with Poisson arrivals that restart recovery."""
     job, sync = JOBS["ft-hsdp-98k"], RestartPolicy(None, 600.0, detect_s=0.0, loses_work=False)
@@ -84,6 +85,7 @@ def test_synchronous_restart_has_the_published_efficiency() -> None:
     assert effective == pytest.approx(math.exp(-600 / 1080), abs=0.015)
 
 
+@pytest.mark.slow
 def test_the_checkpoint_interval_is_the_one_that_costs_least() -> None:
     """Meta's ETTR: dt* = sqrt(2 w / rate); the simulator agrees that shorter and longer ones lose more."""
     small, mtbf_s = bare(), 7200.0
@@ -100,6 +102,7 @@ def test_the_checkpoint_interval_is_the_one_that_costs_least() -> None:
     assert effective(best_s) > effective(best_s * 16)
 
 
+@pytest.mark.slow
 def test_ft_hsdp_to_the_last_digit() -> None:
     assert [round(100 * share, 1) for share in closed_form(1080, 600, 12, 180)] == [44.4, 80.1]
     assert round(100 * closed_form(1080, 600, 12, 90)[1], 1) == 87.7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.planning.legal_plans import legal_plans
@@ -47,6 +48,7 @@ def reduce_layer(plan: Plan, layer: int, sums: Sums, versions: dict, on: list[in
         sums[rank][layer], versions[rank][layer] = Counter(total), dict(origin)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(plan=legal_plans(), data=st.data())
 def test_every_micro_batch_is_in_every_sum_once(plan: Plan, data: st.DataObject) -> None:

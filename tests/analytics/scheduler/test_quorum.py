@@ -6,6 +6,7 @@ import random
 from collections import Counter, deque
 from itertools import pairwise
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -222,6 +223,7 @@ class World:
             assert longer[: len(shorter)] == shorter, "a replica is neither behind nor equal"
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @example(seed=5814, replicas=4, deaths=3)  # a replica returns, and its quorum was formed ahead of a step that then fails
 @given(seed=st.integers(0, 2**32), replicas=st.integers(1, 4), deaths=st.integers(0, 4))

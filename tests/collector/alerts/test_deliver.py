@@ -77,6 +77,7 @@ def test_what_may_have_arrived_is_not_told_again(hook: Hook, tmp_path: Path, mon
     assert "may have arrived" in hangs.detail
 
 
+@pytest.mark.slow
 def test_a_command_that_leaves_something_running_has_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alert_delivery, "TIMEOUT_S", 1.0)
     received = tmp_path / "told"
@@ -129,6 +130,7 @@ def test_a_hundred_at_once_are_two_batches_in_the_log(log: Log, hook: Hook) -> N
     assert len(list(log.store.spool("r").glob("alerts@*/*.jsonl"))) == 2
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_was_telling_is_not_told_again_and_the_log_says_so(
     log: Log, hook: Hook, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:

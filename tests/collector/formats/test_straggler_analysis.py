@@ -102,6 +102,7 @@ SECONDS = st.floats(0, 100, width=32, allow_nan=False)
 OPERATIONS = st.tuples(st.integers(0, 3), st.integers(0, 40), st.sampled_from(sorted(KINDS)), SECONDS, SECONDS)
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=st.lists(OPERATIONS, min_size=1, max_size=30), seed=st.integers(0, 2**16))
@@ -130,6 +131,7 @@ def test_any_trace_survives_export_and_import(
     assert found.sort(order).equals(rows.sort(order))
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_an_import_that_is_killed_leaves_nothing_to_be_seen_and_can_be_done_again(tmp_path: Path) -> None:
     big = polars.concat([trace(step=[step] * 4) for step in range(4_000)])

@@ -36,6 +36,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_the_views_answer_over_sealed_and_spooled_rows(store: Store) -> None:
     frame = query(store, "select version, payload->>'text' as text from events order by version")
     assert frame.rows() == [(1, "note 0"), (2, "note 1")]
@@ -57,6 +58,7 @@ def test_types_that_tables_lack_come_as_text(store: Store) -> None:
     assert query(store, f"select {asked} from events").rows() == [tuple(texts.values())]
 
 
+@pytest.mark.slow
 def test_columns_of_one_name_are_told_apart(store: Store) -> None:
     frame = query(store, "select one.type, * from events one join events two using (version) order by version", row_limit=None)
     assert frame.columns[:2] == ["type", "run"]
@@ -154,6 +156,7 @@ def test_a_complaint_in_the_middle_of_the_answer_leaves_no_part_of_it(store: Sto
         query(store, "select if(range = 2000000, error('enough'), range) from range(3000000)", row_limit=None)
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 @pytest.mark.parametrize(
     "sql",

@@ -198,6 +198,7 @@ def test_no_word_or_number_is_cut_on_a_terminal_of_80_columns(store: Store, monk
     assert "1234567890123456" in wrapped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -237,6 +238,7 @@ def test_the_bounds_of_an_effect_are_numbers(answers: dict[str, pl.DataFrame]) -
     assert all(types[name] == pl.Float64 for name in ("saved_s", "at_least_s", "at_most_s"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["table", "csv", "json"])
 def test_what_a_form_cannot_hold_leaves_the_file_as_it_was(store: Store, tmp_path: Path, format: str) -> None:
     out, json_path = tmp_path / "out", tmp_path / "told.json"

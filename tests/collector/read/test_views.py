@@ -174,6 +174,7 @@ def test_every_view_answers_about_the_run(reader: Reader, view: str) -> None:
     assert not [name for name in frame.columns if re.search(r"time$|duration$|_at$", name)], "units belong into names"
 
 
+@pytest.mark.slow
 def test_former_names_give_the_same_answers(reader: Reader) -> None:
     renamed = [view for view in VIEWS if "plan_version" in reader.sql(f"select * from {view} limit 0").columns]
     assert {"spans", "iterations", "judged", "plans", "proposals", "decisions"} < set(renamed)

@@ -78,6 +78,7 @@ def test_without_its_manifest_a_store_is_neither_empty_nor_swept(store: Store, a
     assert files(store) == before
 
 
+@pytest.mark.slow
 def test_by_a_manifest_from_before_nothing_newer_is_removed(store: Store) -> None:
     before = sealed(store, "first").manifest.read_bytes()
     fill(store, "first", "rank-0000.2", 100)
@@ -221,6 +222,7 @@ def living(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpoolWrite
         assert writer.close()
 
 
+@pytest.mark.slow
 def test_what_is_pruned_of_a_living_run_does_not_come_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with living(store, monkeypatch):
         before = rollups(store)
@@ -275,6 +277,7 @@ def test_damage_in_all_that_is_left_of_pruned_telemetry_is_named_and_not_called_
     assert check(store, mend=True).findings == ()
 
 
+@pytest.mark.slow
 def test_rebuild_proves_its_work_while_a_run_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with living(store, monkeypatch) as writer:
         over = threading.Event()
@@ -294,6 +297,7 @@ def test_rebuild_proves_its_work_while_a_run_goes_on(store: Store, monkeypatch: 
         assert check(store, mend=False).findings == ()
 
 
+@pytest.mark.slow
 def test_the_database_can_be_opened_whatever_the_collector_has_done_since(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def begun(store: Store, run: str, writer: str = "controller", *last: RunFinished
     stream.close()
 
 
+@pytest.mark.slow
 def test_the_next_collector_ends_a_run_whose_controller_was_killed(tmp_path: Path) -> None:
     store = Store(tmp_path)
     begun(store, "killed")

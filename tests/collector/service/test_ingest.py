@@ -341,6 +341,7 @@ def test_who_opens_the_database_file_stops_nobody_and_is_stopped_by_nobody(store
         assert now.sql("select count(*) from events").fetchall() == [(15,)]
 
 
+@pytest.mark.slow
 @pytest.mark.limit(90)
 def test_the_collector_comes_when_needed_goes_when_asked_and_comes_back_when_killed(store: Store) -> None:
     def wait_for(held: bool) -> None:

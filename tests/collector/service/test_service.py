@@ -47,6 +47,7 @@ def spool_spans(store: Store, writer: str) -> None:
     assert spool.close(30.0)
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_full_disk_costs_no_event_and_is_told_while_it_lasts(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")

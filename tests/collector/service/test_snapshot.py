@@ -59,6 +59,7 @@ def spans(database: duckdb.DuckDBPyConnection) -> int:
     return int(count)
 
 
+@pytest.mark.slow
 def test_it_is_there_at_once_and_follows_the_run(store: Store) -> None:
     writer, follower = SpoolWriter(store, "r", "rank-0000.1"), Showing(store)
 
@@ -135,6 +136,7 @@ def until(condition: Callable[[], bool]) -> bool:
     return holds
 
 
+@pytest.mark.slow
 def test_who_holds_it_open_goes_on_while_files_are_replaced(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     sealed(store, 200)
     collector, follower = Collector(store), Showing(store)
@@ -200,6 +202,7 @@ def test_a_store_that_was_moved_or_copied_is_read_where_it_is(store: Store, tmp_
             assert spans(database) == 100
 
 
+@pytest.mark.slow
 def test_elsewhere_or_beside_another_store_it_says_where_to_start(store: Store, tmp_path: Path) -> None:
     sealed(store, 100)
     other, copy = Store(tmp_path / "other"), Store(tmp_path / "copy")
@@ -217,6 +220,7 @@ def test_elsewhere_or_beside_another_store_it_says_where_to_start(store: Store, 
         assert spans(database) == 105
 
 
+@pytest.mark.slow
 def test_it_can_be_attached_to_another_database(store: Store) -> None:
     sealed(store, 100)
     with duckdb.connect() as mine:
@@ -226,6 +230,7 @@ def test_it_can_be_attached_to_another_database(store: Store) -> None:
             mine.sql(f"select * from log.{view}").fetchall()
 
 
+@pytest.mark.slow
 def test_a_copy_in_one_file_answers_anywhere_as_the_store_does(store: Store, tmp_path: Path) -> None:
     sealed(store, 100)
     fill(store, "open", "rank-0000.1", 40)  # not sealed yet

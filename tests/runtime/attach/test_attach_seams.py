@@ -68,6 +68,7 @@ def test_a_stage_still_says_where_it_is() -> None:
     assert all(f"self.{name}" in source for name in ("stage_index", "num_stages", "group"))
 
 
+@pytest.mark.slow
 def test_waits_of_functional_collectives_are_taken_hold_of_once_they_are_imported(tmp_path: Path) -> None:
     """Importing them takes as long as all else at the start; a loop that never does so does not pay for it."""
     code = (

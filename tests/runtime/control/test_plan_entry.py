@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ def test_a_plan_is_in_force_when_the_last_living_member_has_entered_it() -> None
     assert (regrouped.seconds, regrouped.migrate_seconds, regrouped.moved_bytes) == (2.5, 0.25, 30)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(steps=st.lists(st.tuples(st.sampled_from(["enter", "die"]), st.integers(0, 3), st.integers(1, 3)), max_size=30))
 def test_only_the_plan_that_was_sent_comes_into_force_and_only_with_everybody(steps: list[tuple[str, int, int]]) -> None:

@@ -181,6 +181,7 @@ def check(job: Job, plan: Plan, tolerance: float) -> None:
     assert sum(job.losses.values()) == pytest.approx(loss, rel=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_gradients_are_those_of_one_process(seed: int) -> None:
     """Ten plans each, of every four one with one, two, three deaths in the iteration, as long as a copy of each layer is left;

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from unskew.runtime.rank.commit import CommitOutcome, CommitStanding, decide
+
+pytestmark = pytest.mark.slow
 
 
 @dataclass

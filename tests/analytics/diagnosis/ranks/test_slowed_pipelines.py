@@ -56,6 +56,7 @@ def accused(found: Diagnosis) -> dict[int | None, dict[str, float]]:
     return {one.culprits[0].rank: one.speed for one in found.verdicts if one.cause == "slow_device"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stages", "replicas", "factors"),
     [(2, 2, {3: 1.5}), (3, 2, {1: 1.1}), (4, 2, {4: 1.3, 6: 1.6}), (2, 4, {2: 1.2, 4: 1.3}), (8, 3, {0: 1.15, 7: 1.15})],
@@ -158,6 +159,7 @@ def test_the_smallest_slowdown_that_is_stated_would_have_been_named() -> None:
     assert named >= 0.95 * 2 * len(seeds) > 2 * below
 
 
+@pytest.mark.slow
 @pytest.mark.limit(30)
 def test_of_five_hundred_ranks_the_slow_stage_and_the_slow_rank_are_named() -> None:
     """In minutes where what could explain a stage as well is sought among all sets of its ranks."""

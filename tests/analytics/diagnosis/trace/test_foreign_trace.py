@@ -113,6 +113,7 @@ def test_without_messages_a_weaker_analysis_still_names_the_device(
     assert [p["rank"] for v in found["verdicts"] if v["cause"] == "slow_device" for p in v["culprits"]] == [SLOW]
 
 
+@pytest.mark.slow
 def test_an_iteration_of_very_many_collectives_is_taken_apart() -> None:
     """In minutes where each is held against all others of its rank."""
     n = 30_000
