@@ -1,27 +1,23 @@
-"""diagnose, whatif and retrain as people and scripts use them: on an imported trace, on a run of ours, and refusing."""
+"""diagnose, whatif and retrain as people and scripts use them: on an imported trace, and refusing.
+
+On a run of ours: test_runs.py.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import polars as pl
 import pytest
-from support.training.runtime_runs import LONG_CHUNKS, Run, train
 from typer.testing import CliRunner
 
 from unskew.cli import app
-from unskew.collector.events import Verdict, VerdictScored
 from unskew.collector.formats.registry import bring_in
 from unskew.collector.paths import Store
 
 pytestmark = pytest.mark.limit(180)
-
-CAUSES = {
-    "slow_device", "slow_link", "dead", "hung", "long_sequences", "stage_imbalance", "input_bound", "gc_pause", "unknown",
-}  # fmt: skip
 
 
 def trace(path: Path, *, slow_stage: float, steps: int = 12, replicas: int = 4, micro_batches: int = 4) -> Path:
@@ -76,12 +72,6 @@ def trace(path: Path, *, slow_stage: float, steps: int = 12, replicas: int = 4, 
     return path
 
 
-@pytest.fixture(scope="module")
-def slowed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    options = msgspec.structs.replace(LONG_CHUNKS, iterations=26, mode="observe")
-    return train(tmp_path_factory.mktemp("store"), "slow:rank=1,factor=1.8,at=12", base=options)
-
-
 def call(*arguments: object) -> tuple[int, str]:
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     return done.exit_code, done.output
@@ -120,45 +110,6 @@ def test_an_imported_trace_is_diagnosed_and_replayed(tmp_path: Path) -> None:
     code, output = call("replay", "uneven", "--until", 9, "--store", store.root)
     assert (code, "stage 1 takes" in output, "nothing was decided" in output) == (0, True, True)
     assert call("replay", "uneven", "--until", 99, "--store", store.root)[0] == 2
-
-
-@pytest.mark.slow
-def test_a_run_of_ours_with_a_slow_rank(slowed: Run, tmp_path: Path) -> None:
-    code, output = call("diagnose", "--store", slowed.store.root, "--json", tmp_path / "d.json")
-    assert code == 0, output
-    (run,) = json.loads((tmp_path / "d.json").read_text())["runs"]
-    assert run["run_id"] == slowed.id
-    named = [verdict for verdict in run["verdicts"] if verdict["culprits"]]
-    assert [(verdict["cause"], verdict["culprits"]) for verdict in named] == [("slow_device", [{"kind": "device", "rank": 1}])]
-    assert named[0]["since_iteration"] == slowed.of(Verdict)[0].since_iteration
-    assert set(run["time_lost_s"]) <= CAUSES | {"unexplained"}
-    assert "rank 1" in output
-    assert "next:" in output
-    again, _ = call("diagnose", slowed.id, "--store", slowed.store.root)
-    assert again == 0
-    written = slowed.sql("select stream, payload from events where run = $run and type = 'diagnosed@1'")
-    assert [row["stream"] for row in written] == ["analysis/diagnose"]  # the same is not written twice
-    assert json.loads(written[0]["payload"])["time_lost_s"] == run["time_lost_s"]
-
-
-@pytest.mark.slow
-def test_precision_recall_and_delay_are_a_view(slowed: Run) -> None:
-    (row,) = slowed.sql("select * exclude (run) from detection where run = $run")
-    assert row == {
-        "n_verdicts": 1, "n_correct": 1, "n_false": 0, "precision": 1.0, "n_faults": 1, "n_found": 1, "recall": 1.0,
-        "median_delay_iterations": float(slowed.of(VerdictScored)[0].delay_iterations or 0),
-    }  # fmt: skip
-
-
-@pytest.mark.slow
-def test_retraining_by_hand_is_tested_on_later_iterations_and_logged_when_better(slowed: Run, tmp_path: Path) -> None:
-    code, output = call("retrain", slowed.id, "--store", slowed.store.root, "--json", tmp_path / "r.json")
-    assert code == 0, output
-    found = json.loads((tmp_path / "r.json").read_text())
-    assert found["fitted_on"][1] < found["tested_on"][0]
-    assert found["error_percent"]["chunks, later"] < 0.01  # exactly, on a virtual device: the slow rank's speed is divided out
-    written = slowed.sql("select predictor, trigger from predictors where run = $run order by predictor")
-    assert ("by hand" in [row["trigger"] for row in written]) == found["replaced"]
 
 
 @pytest.mark.parametrize(

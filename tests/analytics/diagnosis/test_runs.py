@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import polars as pl
 import pytest
 import typer
 from rich.console import Console
-from support.training.runtime_runs import LONG_CHUNKS, train
+from support.training.runtime_runs import LONG_CHUNKS, Run, train
+from typer.testing import CliRunner
 
 from unskew.analytics.core.layout import plan_from_partition
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose, sections_of
@@ -20,6 +23,7 @@ from unskew.analytics.diagnosis.trace.lost import time_lost
 from unskew.analytics.diagnosis.trace.replay import makespan_us
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.diagnosis.trace.whatif import ask, what_if
+from unskew.cli import app
 from unskew.collector.events import (
     COLLECTIVE_KINDS,
     AdaptationStarted,
@@ -28,6 +32,7 @@ from unskew.collector.events import (
     GroupRecorded,
     Regrouped,
     Verdict,
+    VerdictScored,
 )
 from unskew.collector.read.reader import open_store
 from unskew.commands.afterwards import whatif
@@ -35,17 +40,25 @@ from unskew.edge.load_run import load_run
 
 pytestmark = [pytest.mark.limit(180), pytest.mark.slow]
 
+CAUSES = {
+    "slow_device", "slow_link", "dead", "hung", "long_sequences", "stage_imbalance", "input_bound", "gc_pause", "unknown",
+}  # fmt: skip
 SLOW = 3
 AT = 14
 OPTIONS = msgspec.structs.replace(LONG_CHUNKS, iterations=34, mode="observe")
 
 
 @pytest.fixture(scope="module")
-def slowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunLog, list[Verdict]]]:
-    """A run on the virtual device, PP2 x DP2, rank 3 of which takes 1.8 times as long from iteration 14 on; its verdicts."""
-    run = train(tmp_path_factory.mktemp("store"), f"slow:rank={SLOW},factor=1.8,at={AT}", base=OPTIONS)
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """On the virtual device, PP2 x DP2: rank 3 takes 1.8 times as long from iteration 14 on."""
+    return train(tmp_path_factory.mktemp("store"), f"slow:rank={SLOW},factor=1.8,at={AT}", base=OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def slowed(run: Run) -> tuple[RunLog, list[Verdict]]:
+    """What its log holds, and its verdicts."""
     with open_store(run.store) as reader:
-        yield load_run(reader, run.id), run.of(Verdict)
+        return load_run(reader, run.id), run.of(Verdict)
 
 
 def pick(section: TraceSection, iterations: Sequence[int]) -> TraceSection:
@@ -261,3 +274,46 @@ def test_iterations_that_are_long_for_want_of_cores_teach_no_predictor(slowed: t
     costs = [follow_run(change(one, control=tuple(shared))).cost for one in (stretched, log)]
     assert costs[0] == costs[1]
     assert follow_run(stretched).cost != follow_run(log).cost
+
+
+def call(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return done.exit_code, done.output
+
+
+def test_a_run_of_ours_with_a_slow_rank(run: Run, tmp_path: Path) -> None:
+    code, output = call("diagnose", "--store", run.store.root, "--json", tmp_path / "d.json")
+    assert code == 0, output
+    (found,) = json.loads((tmp_path / "d.json").read_text())["runs"]
+    assert found["run_id"] == run.id
+    named = [verdict for verdict in found["verdicts"] if verdict["culprits"]]
+    assert [(verdict["cause"], verdict["culprits"]) for verdict in named] == [
+        ("slow_device", [{"kind": "device", "rank": SLOW}])
+    ]
+    assert named[0]["since_iteration"] == run.of(Verdict)[0].since_iteration
+    assert set(found["time_lost_s"]) <= CAUSES | {"unexplained"}
+    assert f"rank {SLOW}" in output
+    assert "next:" in output
+    again, _ = call("diagnose", run.id, "--store", run.store.root)
+    assert again == 0
+    written = run.sql("select stream, payload from events where run = $run and type = 'diagnosed@1'")
+    assert [row["stream"] for row in written] == ["analysis/diagnose"]  # the same is not written twice
+    assert json.loads(written[0]["payload"])["time_lost_s"] == found["time_lost_s"]
+
+
+def test_precision_recall_and_delay_are_a_view(run: Run) -> None:
+    (row,) = run.sql("select * exclude (run) from detection where run = $run")
+    assert row == {
+        "n_verdicts": 1, "n_correct": 1, "n_false": 0, "precision": 1.0, "n_faults": 1, "n_found": 1, "recall": 1.0,
+        "median_delay_iterations": float(run.of(VerdictScored)[0].delay_iterations or 0),
+    }  # fmt: skip
+
+
+def test_retraining_by_hand_is_tested_on_later_iterations_and_logged_when_better(run: Run, tmp_path: Path) -> None:
+    code, output = call("retrain", run.id, "--store", run.store.root, "--json", tmp_path / "r.json")
+    assert code == 0, output
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["fitted_on"][1] < found["tested_on"][0]
+    assert found["error_percent"]["chunks, later"] < 0.01  # exactly, on a virtual device: the slow rank's speed is divided out
+    written = run.sql("select predictor, trigger from predictors where run = $run order by predictor")
+    assert ("by hand" in [row["trigger"] for row in written]) == found["replaced"]

@@ -165,8 +165,8 @@ def test_a_real_runs_plans_are_played_against_what_it_measured(tmp_path: Path) -
     """On the logical clock they are the same to 0.1 %, after a death too, but for the iteration that was begun again."""
     store = tmp_path / "store"
     options = RunOptions(
-        pp=2, dp=2, layers=8, micro_batches=8, iterations=40, device="virtual", store=str(store), mode="auto",
-        faults=parse_faults(["kill:rank=1,at=20"], ranks=4, iterations=40),
+        pp=2, dp=2, layers=8, dim=16, heads=1, tokens=64, micro_batches=8, iterations=40, device="virtual", store=str(store),
+        mode="auto", faults=parse_faults(["kill:rank=1,at=20"], ranks=4, iterations=40),
     )  # fmt: skip
     summary = train(options)
     answer = tmp_path / "a.json"
