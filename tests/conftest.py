@@ -25,7 +25,6 @@ from support.training.warm_processes import forked_agents, warm_pids
 DEFAULT_LIMIT_S = 60.0
 STUCK_AFTER_S = 30.0
 GONE_WITHIN_S = 10.0
-COLLECTORS_GONE_WITHIN_S = 45.0  # they make way for all else on the machine, other tests too
 MARK = "UNSKEW_TEST_SESSION"
 STDERR = pytest.StashKey[int]()
 
@@ -89,18 +88,19 @@ def _limited(item: pytest.Item, phase: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_process_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fail the module, and kill them, when processes that its tests started are still there some time after its end."""
+    """Fail the module, and kill them, when processes that its tests started are still there some time after its end.
+
+    Collectors are killed at once: they would wait for news for some seconds more, and for a core behind all other tests.
+    """
     folder = str(tmp_path_factory.getbasetemp())
     os.environ[MARK] = folder
     yield
-    collecting = all_collectors() & started_from(folder).keys()
-    for pid in collecting:  # it would wait for news for some seconds more
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-    began = time.monotonic()
+    until = time.monotonic() + GONE_WITHIN_S
     while left := started_from(folder):
-        limit_s = COLLECTORS_GONE_WITHIN_S if left.keys() <= collecting else GONE_WITHIN_S
-        if time.monotonic() > began + limit_s:
+        for pid in all_collectors() & left.keys():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > until:
             break
         time.sleep(0.1)
     for pid in left:
