@@ -137,6 +137,7 @@ def test_a_large_slowdown_needs_fewer_iterations_than_a_small_one(since: int, ki
     assert not [event for event in small if event.at_iteration < since + 10]
 
 
+@pytest.mark.slow
 def test_a_slight_slowdown_has_to_last_for_a_time_not_for_a_number_of_iterations() -> None:
     """A core is disturbed for a second now and then: 20 iterations of some 18 ms are no evidence of one, of 180 ms they are."""
     for kinds in (("F",), ("B",), ("F", "B")):
