@@ -167,11 +167,11 @@ class KeptCollector:
     def __init__(self, store: Store) -> None:
         self._store, self._next_s, self._problem = store, 0.0, ""
 
-    def keep(self, now_s: float) -> None:
-        """Now and then, by a monotonic clock; one problem is reported once."""
-        if now_s < self._next_s:
+    def keep(self) -> None:
+        """Now and then; one problem is reported once."""
+        if time.monotonic() < self._next_s:
             return
-        self._next_s, before, self._problem = now_s + LOOK_S, self._problem, ""
+        self._next_s, before, self._problem = time.monotonic() + LOOK_S, self._problem, ""
         try:
             ensure_collector(self._store)
         except (OSError, StoreError) as error:

@@ -90,7 +90,7 @@ def watch_command(
         with _SignalRelay(process):
             try:
                 while process.poll() is None:
-                    collector.keep(time.monotonic())
+                    collector.keep()
                     watcher.look()
                     on_tick()
                     time.sleep(POLL_S)

@@ -237,7 +237,7 @@ class Agent:
     def _keep_house(self, now: float) -> None:
         if self._collector is None or self._spool is None:
             return
-        self._collector.keep(now)
+        self._collector.keep()
         for status in self._table.statuses(now):
             self._spool.append(
                 Heartbeat(

@@ -14,7 +14,8 @@ from unskew.collector.events import HostClock, Span
 from unskew.collector.locks import is_held
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
-from unskew.collector.service.process import LOOK_S, KeptCollector, trouble
+from unskew.collector.service import process
+from unskew.collector.service.process import KeptCollector, trouble
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.node.agent import _compared
 
@@ -73,18 +74,22 @@ def test_a_full_disk_costs_no_event_and_is_told_while_it_lasts(tmp_path: Path) -
 
 @pytest.mark.limit(90)
 def test_a_collector_that_cannot_be_started_is_told_once_and_comes_when_it_can(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path / "store")
     store.root.touch()  # where the folder should be
     kept = KeptCollector(store)
-    for now_s in (0.0, LOOK_S, 2 * LOOK_S):
-        kept.keep(now_s)
+    monkeypatch.setattr(process, "LOOK_S", 0.0)
+    for _ in range(3):
+        kept.keep()
     assert capsys.readouterr().err.count("the collector cannot be started: ") == 1
+    monkeypatch.setattr(process, "LOOK_S", 60.0)
+    kept.keep()
     store.root.unlink()
-    kept.keep(3 * LOOK_S - 0.1)
+    kept.keep()
     assert not store.root.exists(), "it looks now and then"
-    kept.keep(3 * LOOK_S)
+    again = KeptCollector(store)
+    again.keep()
     wait_for(lambda: is_held(store.lock("collector")))
 
 
