@@ -49,8 +49,9 @@ def gpu_state(rank: int, index: int, iteration: int | None = None) -> GpuState |
         return None
 
 
-def gpu_models(gpus: int) -> tuple[str, ...]:
-    """The models of this node's GPUs; () where NVML does not name them, or counts others than the `gpus` that are visible."""
+def gpu_models(gpus: int) -> tuple[tuple[str, int], ...]:
+    """The models of this node's GPUs with their bytes of memory; () where NVML does not name them, or counts others than the
+    `gpus` that are visible. Torch would have to take a GPU to tell, which no process may do that ranks are forked from."""
     try:
         import pynvml as nvml  # noqa: PLC0415  - an extra
     except ImportError:
@@ -58,7 +59,8 @@ def gpu_models(gpus: int) -> tuple[str, ...]:
     try:
         nvml.nvmlInit()
         visible = range(gpus if nvml.nvmlDeviceGetCount() == gpus else 0)
-        models = tuple(str(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index))) for index in visible)
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in visible]
+        models = tuple((str(nvml.nvmlDeviceGetName(one)), int(nvml.nvmlDeviceGetMemoryInfo(one).total)) for one in handles)
         nvml.nvmlShutdown()  # before ranks are forked
     except nvml.NVMLError:
         return ()

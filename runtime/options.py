@@ -118,6 +118,16 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     link_mbps: Annotated[
         int, Parameter(help="Mbit/s of a link between emulated devices; 0 = without limit.", panel=DEVICE, least=0, most=10**7)
     ] = 0
+    rank_mib: Annotated[
+        int,
+        Parameter(
+            help="Memory of a rank in MiB; no plan gives it more layers than there is room for.",
+            panel=DEVICE,
+            least=0,
+            most=10**8,
+            default="its GPU's, or its part of this machine's",
+        ),
+    ] = 0
     sends: Annotated[
         Sends,
         Parameter(
@@ -310,13 +320,14 @@ def cores() -> int:
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Which kind of device the ranks get, whether rank r computes on GPU r, and the sentence that gives the reason;
     `classes`: each rank's class of device (its GPU's model, `cpu`, or the profile that it emulates); `most_ranks`: for so many
-    there is a place, ranks that are added among them."""
+    there is a place, ranks that are added among them; `rank_bytes`: the memory that each has, None = unknown."""
 
     device: AskedDevice
     on_gpus: bool
     why: str
     classes: tuple[str, ...] = ()
     most_ranks: int = 0
+    rank_bytes: int | None = None
 
     @property
     def kind(self) -> DeviceKind:
@@ -326,17 +337,23 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         return "gpus" if self.on_gpus else "cores"
 
 
-def place(options: RunOptions, gpus: int, gpu_models: Sequence[str] = ()) -> Placement:
+def place(options: RunOptions, gpus: int, gpu_models: Sequence[tuple[str, int]] = ()) -> Placement:
     """``--device auto`` is real when every rank has its own GPU or its own core, else sleep."""
     placement = _place(options, gpus)
     if placement.device != "real":
         classes = profiles_of(options.profile, options.ranks)
     elif placement.on_gpus:
-        classes = tuple(gpu_models[: options.ranks]) or ("gpu",) * options.ranks
+        classes = tuple(model for model, _ in gpu_models[: options.ranks]) or ("gpu",) * options.ranks
     else:
         classes = ("cpu",) * options.ranks
     most_ranks = {"gpus": gpus, "cores": max(cores(), options.ranks)}.get(placement.kind, MOST_RANKS)
-    return msgspec.structs.replace(placement, classes=classes, most_ranks=most_ranks)
+    if options.rank_mib:
+        rank_bytes = options.rank_mib * 2**20
+    elif placement.on_gpus:
+        rank_bytes = min((own for _, own in gpu_models[: options.ranks]), default=None)
+    else:
+        rank_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // options.ranks
+    return msgspec.structs.replace(placement, classes=classes, most_ranks=most_ranks, rank_bytes=rank_bytes)
 
 
 def _place(options: RunOptions, gpus: int) -> Placement:

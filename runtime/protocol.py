@@ -80,11 +80,11 @@ class Prepare(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """From zygote and agent: `gpus` of this node and their models, () when these are not known; `problem` "" unless the corpus
-    cannot be used."""
+    """From zygote and agent: `gpus` of this node and their models with the bytes of each, () when these are not known;
+    `problem` "" unless the corpus cannot be used."""
 
     gpus: int
-    gpu_models: tuple[str, ...] = ()
+    gpu_models: tuple[tuple[str, int], ...] = ()
     problem: str = ""
 
 

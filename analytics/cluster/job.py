@@ -40,7 +40,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_f
 
     `given_iteration_s`: the fault-free iteration when it is published; `measured`: what a run has measured of its own;
     otherwise costs follow from FLOPs and constants. `tp_slowdowns[k - 1]`: how many times longer a layer takes on k devices
-    than on all; () = as Malleus measured it.
+    than on all; () = as Malleus measured it. `rank_room_bytes`: for how much of layers a device has memory, where that is
+    known; otherwise an A100's.
     """
 
     name: str = ""
@@ -60,6 +61,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_f
     given_iteration_s: float | None = None
     measured: ChunkTimes | None = None
     tp_slowdowns: tuple[float, ...] = ()
+    rank_room_bytes: float | None = None
     source: str = ""
 
     @property
@@ -137,17 +139,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_f
         )
 
     @cached_property
+    def room_bytes(self) -> float:
+        """For how much of parameters, gradients and optimiser state a device has memory."""
+        if self.rank_room_bytes is not None:
+            return self.rank_room_bytes
+        return constant("hbm_gib_a100") * 2**30 * constant("memory_share")
+
+    @cached_property
     def least_tp(self) -> int:
         """The smallest TP degree whose shard of a stage fits the memory (equation 3's k_min)."""
         stage_bytes = self.parameters / self.pp * constant("bytes_per_parameter")
-        room = constant("hbm_gib_a100") * 2**30 * constant("memory_share")
-        return next((k for k in range(1, self.tp + 1) if stage_bytes / k <= room), self.tp)
+        return next((k for k in range(1, self.tp + 1) if stage_bytes / k <= self.room_bytes), self.tp)
 
     @cached_property
     def most_layers(self) -> int:
         """How many layers a whole TP group can hold: parameters, gradients and optimiser state."""
         layer_bytes = self.parameters / self.n_layers * constant("bytes_per_parameter") / self.tp
-        return int(constant("hbm_gib_a100") * 2**30 * constant("memory_share") / layer_bytes)
+        return int(self.room_bytes / layer_bytes)
 
 
 @lru_cache(maxsize=64)

@@ -41,7 +41,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     mode auto starts a lost rank again; `most_ranks`: for so many ranks the node has a place. `by_replica`: a lost rank takes
     its replica out, and plans change in no other case (scheduler/replicas.py). `blocking_sends`: who sends does nothing else
     until the message has arrived. `sync`: gradients' sizes, where their sums cost something by themselves. `memory`: what
-    layers take, where that is known, with micro-batches of at most so many `tokens`.
+    layers take, where that is known, with micro-batches of at most so many `tokens`. `room_bytes`: for how much of layers,
+    counted as `layer_bytes` counts them, a rank has memory; None = unknown, so without limit.
     """
 
     origin: Plan
@@ -59,6 +60,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     by_replica: bool = False
     units: int = 0
     blocking_sends: bool = False
+    room_bytes: float | None = None
     sync: GradientSync | None = None
     memory: LayerMemory | None = None
     tokens: int = 0

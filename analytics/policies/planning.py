@@ -26,7 +26,7 @@ def planned(job: Job, speeds: Speeds, *, measured: bool) -> PlannerCluster:
             n_layers=job.n_layers, micro_batches=job.micro_batches, forward_us=forward.layer_us, backward_us=backward.layer_us,
             head_layers=head_us / layer_us, message_us=job.cost.message_us, iteration_end_us=job.cost.iteration_end_us,
             layer_bytes=job.parameters / job.n_layers * constant("bytes_per_parameter"),
-            capacity_bytes=constant("hbm_gib_a100") * 2**30 * constant("memory_share"), schedule=job.schedule,
+            capacity_bytes=job.room_bytes, schedule=job.schedule,
         ),
         speeds=speeds[: job.devices].reshape(shape),
         nodes=(np.arange(job.devices, dtype=np.int64) // job.gpus_per_node).reshape(shape),

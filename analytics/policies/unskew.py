@@ -114,7 +114,7 @@ def state_of(cluster: ClusterView, alive: frozenset[int]) -> SchedulerState:
         regroup_us=1e6 * (constant("regroup_s") + constant("planning_s")),
         slow_since={rank: round(since_s / iteration_s) for rank, since_s in cluster.slow_since_s.items()},
         units=job.heads,
-        room_bytes=constant("hbm_gib_a100") * 2**30 * constant("memory_share"),
+        room_bytes=job.room_bytes,
         ranks_per_node=job.gpus_per_node if job.tp <= job.gpus_per_node else 0,
     )
 

@@ -6,13 +6,14 @@ time needs as little as it can (`share_out`, exact). A unit is what the model ca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
-from math import inf, lcm
+from math import lcm
 
 import msgspec
 
 from unskew.analytics.core.cost import Speeds, speed_of
-from unskew.analytics.core.layout import PACE, Group, Layout
+from unskew.analytics.core.layout import PACE, Group, Layout, Pipeline
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.pipeline.prediction import LayerCosts
@@ -49,15 +50,31 @@ class RankTime(msgspec.Struct, frozen=True):
     least_us: tuple[tuple[float, float], ...] = ()
 
 
+class Room(msgspec.Struct, frozen=True):
+    """For how much of layers a rank has memory, and what each of them takes."""
+
+    rank_bytes: float
+    layer_bytes: tuple[int, ...]
+
+    @property
+    def layers(self) -> float:
+        """For how many mean layers."""
+        return self.rank_bytes * len(self.layer_bytes) / sum(self.layer_bytes)
+
+    def bytes_of(self, first: int, n_layers: int) -> int:
+        """What so many layers take from `first` on."""
+        return sum(self.layer_bytes[first : first + n_layers])
+
+
 KindTimes = tuple[dict[str, float], dict[str, float]]
 """Mean microseconds of a layer and of the head, per kind of work."""
 
 
 class Crews:
     """What crews take of a mean micro-batch, at the estimated speeds, and how their layers are shared out; `units`: in how many
-    a layer can be cut; `room`: how many whole layers a rank can hold; `even`: groups are cut evenly, whatever their speeds."""
+    a layer can be cut; `room`: what a rank can hold, None = anything; `even`: groups are cut evenly, whatever their speeds."""
 
-    def __init__(self, costs: LayerCosts, speeds: Speeds, units: int, room: float = inf, *, even: bool = False) -> None:
+    def __init__(self, costs: LayerCosts, speeds: Speeds, units: int, room: Room | None = None, *, even: bool = False) -> None:
         self._costs, self._speeds, self._units, self._room, self._even = costs, speeds, units, room, even
         self._healthy_us: dict[tuple[str, int], KindTimes] = {}
         self._rank_us: dict[tuple[int, int], KindTimes] = {}
@@ -81,19 +98,28 @@ class Crews:
         return tuple(rank for rank in ranks if rank in first)
 
     def most_layers(self, crew: Crew, n_layers: int) -> int:
-        """How many of `n_layers` its members have room for."""
-        return int(min(n_layers, self._room * len(crew.ranks) / max(crew.weights) + 1e-9))
+        """How many of `n_layers` mean layers its members have room for."""
+        if self._room is None:
+            return n_layers
+        return int(min(n_layers, self._room.layers * len(crew.ranks) / max(crew.weights) + 1e-9))
 
     def fit(self, layout: Layout) -> bool:
         """Whether every member has room for its part of its layers."""
-        return self._room == inf or all(
-            size <= self.most_layers(Crew(group, shares), size)
-            for pipeline in layout.pipelines
-            for group, shares, size in zip(
-                pipeline.groups, pipeline.shares or ((),) * len(pipeline.groups), pipeline.layers, strict=True
-            )
-            if group
-        )
+        return self._room is None or all(map(self._holds, layout.pipelines))
+
+    def _holds(self, pipeline: Pipeline) -> bool:
+        """A group that comes up more than once holds all of its stages."""
+        assert self._room is not None
+        taken = Counter[int]()
+        first = 0
+        for group, shares, size in zip(
+            pipeline.groups, pipeline.shares or ((),) * len(pipeline.groups), pipeline.layers, strict=True
+        ):
+            of_layers = self._room.bytes_of(first, size)
+            for rank, weight in zip(group, Crew(group, shares).weights if group else (), strict=True):
+                taken[rank] += of_layers * weight / len(group)
+            first += size
+        return all(taken_bytes <= self._room.rank_bytes * (1 + 1e-9) for taken_bytes in taken.values())
 
     def paced(self, layout: Layout) -> Layout:
         """Where list scheduling orders the chunks of pipelines of their own: with what a layer takes at each stage, the head

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from math import inf
 from statistics import fmean
 
 import msgspec
@@ -27,7 +26,7 @@ from unskew.analytics.scheduler.candidates import (
     staffed,
 )
 from unskew.analytics.scheduler.changes import moved_layers
-from unskew.analytics.scheduler.crews import Crew, Crews, shares_of
+from unskew.analytics.scheduler.crews import Crew, Crews, Room, shares_of
 from unskew.analytics.scheduler.pricing import Pricing
 from unskew.analytics.scheduler.state import SchedulerOptions, SchedulerState
 from unskew.collector.events import CHUNK_KINDS
@@ -60,7 +59,10 @@ class PlanBench:
         self.plans: dict[Candidate, Plan] = {}
         self._least_us: dict[Pipeline, float] = {}
         self._first_layers = {tuple(hop.n_layers for hop in route.hops) for route in state.origin.routes}
-        room = inf if state.room_bytes is None else state.room_bytes / fmean(state.layer_bytes)
+        self.room_bytes = state.room_bytes
+        if self.room_bytes is not None and self.room_bytes >= sum(state.layer_bytes):  # for the whole model: no limit
+            self.room_bytes = None
+        room = None if self.room_bytes is None else Room(self.room_bytes, state.layer_bytes)
         self.crews = Crews(self.costs, state.speeds, state.units, room, even="tp" not in levels)
         self.levels = levels
         self.pricing = Pricing(self.costs, state.speeds)
@@ -106,7 +108,7 @@ class PlanBench:
             message_us=self.state.cost.message_us,
             schedule="zb-h1" if splits_backward(self.current.schedule) else "1f1b",
             layer_bytes=fmean(self.state.layer_bytes) if self.state.layer_bytes else 0.0,
-            capacity_bytes=self.state.room_bytes and self.state.room_bytes * members,
+            capacity_bytes=self.room_bytes and self.room_bytes * members,
         )
 
     def may(self, layout: Layout) -> bool:
@@ -192,7 +194,8 @@ def _score_searched(bench: PlanBench, best: Candidate) -> None:
         )
     except PlanError:
         return
-    bench.score("searched anew (AdaPtis)", searched_layout(anew), anew)
+    if bench.crews.fit(layout := searched_layout(anew)):
+        bench.score("searched anew (AdaPtis)", layout, anew)
 
 
 def best_of(bench: PlanBench, options: SchedulerOptions) -> Candidate:

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from unskew.analytics.core.code_hash import code_hash
+from unskew.analytics.core.constants import constant
 from unskew.analytics.core.packing import PackingError
 from unskew.analytics.detector.options import options_for
 from unskew.analytics.health.liveness import LivenessOptions
@@ -21,6 +22,7 @@ from unskew.analytics.loop.adaptation import Adaptation
 from unskew.analytics.loop.controller_state import ControllerState
 from unskew.analytics.loop.site import AdaptationOptions, Site
 from unskew.analytics.replay.causes import ReplayError
+from unskew.analytics.scheduler.changes import held_bytes
 from unskew.collector.events import RunFinished, RunStarted
 from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.paths import Store, StoreError
@@ -49,6 +51,8 @@ FT_HSDP: Literal["ft-hsdp"] = "ft-hsdp"
 # What a change of plan costs on loopback, until the run has measured its own: standstill, and bytes per microsecond.
 _REGROUP_US = 300_000.0
 _BYTES_PER_US = 200.0
+# Of a parameter a rank holds the value, two moments and the gradient; of these all but the gradient move.
+_MOVED, _HELD = 3, 4
 
 
 def run(
@@ -67,6 +71,8 @@ def run(
     """
     options = prepared(options)
     check(options)
+    if options.rank_mib and living is None:
+        _check_room(options)
     session = Session(options, on_event, on_tick, living)
     session.perform()
     losses = session.builder.losses
@@ -309,12 +315,12 @@ def _log_end(control_log: ControlStream, end: RunFinished) -> RunFinished:
 
 def _site(options: RunOptions, placement: Placement) -> Site:
     by_replica = options.recovery == FT_HSDP
-    per_element = 3 * element_bytes(options)
+    room_bytes = None if placement.rank_bytes is None else _room_bytes(placement.rank_bytes)
     return Site(
         origin=options.first_plan(),
         iterations=options.iterations,
         first_iteration=options.first_iteration,
-        layer_bytes=() if by_replica else tuple(per_element * count for count in parameters_of(options)),
+        layer_bytes=() if by_replica else _layer_bytes(options),
         bytes_per_us=_BYTES_PER_US,
         regroup_us=_REGROUP_US,
         shared_cores=cores() if placement.kind == "cores" and options.ranks > cores() else None,
@@ -332,7 +338,28 @@ def _site(options: RunOptions, placement: Placement) -> Site:
         most_ranks=options.ranks if by_replica else placement.most_ranks,
         by_replica=by_replica,
         units=options.heads if options.model is None else 0,
+        room_bytes=room_bytes,
     )
+
+
+def _room_bytes(rank_bytes: int) -> float:
+    """For how much of what moves a rank has room beside its gradients and what an allocator wastes."""
+    return rank_bytes * constant("memory_share") * _MOVED / _HELD
+
+
+def _check_room(options: RunOptions) -> None:
+    """Raises `OptionsError` where a rank's memory, as asked, does not hold its layers of the first plan."""
+    needed = max(held_bytes(options.first_plan(), _layer_bytes(options)).values())
+    if needed > _room_bytes(options.rank_mib * 2**20):
+        least = math.ceil(needed / _room_bytes(2**20))
+        too_little = f"--rank-mib {options.rank_mib} does not hold a rank's layers of the first plan"
+        raise OptionsError(f"{too_little}, allowed: {least} or more")
+
+
+def _layer_bytes(options: RunOptions) -> tuple[int, ...]:
+    """What moves with each layer."""
+    per_element = _MOVED * element_bytes(options)
+    return tuple(per_element * count for count in parameters_of(options))
 
 
 def _compare(one: Mapping[int, float], other: Mapping[int, float]) -> Verification:

@@ -34,7 +34,7 @@ OPTIONS_OF_RUN = {
     "--schedule", "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard",
     "--no-dashboard", "--json", "--verify", "--shared",
     "--checkpoint-every", "--controller-wait", "--recovery", "--resume", "--respawns", "--when-stuck",
-    "--model", "--data", "--link-us", "--link-mbps", "--sends", "--policy",
+    "--model", "--data", "--link-us", "--link-mbps", "--sends", "--policy", "--rank-mib",
 }  # fmt: skip
 HELP = """
 import sys, unskew.cli
@@ -149,6 +149,10 @@ def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_di
         (["run", *["--fault", "slow:rank=0,factor=1.8,at=1"] * 20], "rank 0 is slowed 1.27e+05 times by all its faults"),
         (["run", *["--fault", "slow:rank=0,factor=1.001,at=1"] * 3_000], "3,000 faults are given, allowed: 200"),
         (["run", "--layers", "3"], "--layers 3 cannot fill --pp 4"),
+        (
+            ["run", "--layers", "32", "--rank-mib", "1", "--no-dashboard"],
+            "--rank-mib 1 does not hold a rank's layers of the first plan, allowed: 2 or more",
+        ),
         (["run", "--schedule", "zigzag"], "allowed: gpipe, 1f1b, interleaved, zb-h1, zb-v, searched"),
         (["run", "--dim", "7"], "--dim 7"),
         (["run", "--profile", "none"], "none"),

@@ -36,15 +36,23 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     site: Site
 
 
-def job_of(origin: Plan, layer_bytes: Sequence[int], cost: CostModel | None, works: Sequence[Work], *, units: int = 1) -> Job:
+def job_of(
+    origin: Plan,
+    layer_bytes: Sequence[int],
+    cost: CostModel | None,
+    works: Sequence[Work],
+    *,
+    units: int = 1,
+    room_bytes: float | None = None,
+) -> Job:
     """The job of a run that began with `origin`, by what its predictor has learned; micro-batches are the mean of `works`, and
-    a layer can be cut in `units`."""
+    a layer can be cut in `units`; `room_bytes` as in `Site`."""
     tp, pp, dp = (1 + max(getattr(role, name) for role in origin.roles) for name in ("shard", "stage", "replica"))
     parameters = sum(layer_bytes) / constant("bytes_per_parameter")
     job = Job(
         name="run", tp=tp, dp=dp, pp=pp, n_layers=origin.n_layers, hidden=1, heads=max(units, 1), parameters=parameters,
         micro_batches=len(origin.routes), schedule=origin.schedule, measured=_UNMEASURED,
-        tp_slowdowns=tuple(tp / k for k in range(1, tp + 1)),
+        tp_slowdowns=tuple(tp / k for k in range(1, tp + 1)), rank_room_bytes=room_bytes,
     )  # fmt: skip
     if cost is None or not works:
         return job
@@ -82,7 +90,8 @@ def devices_of(known: RunFacts) -> tuple[float, ...]:
 def view_of(known: RunFacts, layout: Layout | None) -> ClusterView:
     """As a policy is told; `layout`: what runs, None = the first plan."""
     site, monitor = known.site, known.monitor
-    job = job_of(site.origin, site.layer_bytes, monitor.cost, _recent(monitor), units=site.units)
+    works = _recent(monitor)
+    job = job_of(site.origin, site.layer_bytes, monitor.cost, works, units=site.units, room_bytes=site.room_bytes)
     iteration_s = fault_free_s(job)
     slow_since = {
         rank: monitor.verdicts[number].since_iteration * iteration_s

@@ -120,6 +120,18 @@ def test_drift_of_all_ranks_is_learned_before_its_turn_and_back_tested() -> None
     assert events(steps, Verdict) == []
 
 
+def test_a_run_s_plans_give_no_rank_more_than_its_memory_holds() -> None:
+    """The slow rank's layers have no place but where they are; without a limit others take some."""
+    layers = {}
+    for room_bytes in (None, 450_000.0):
+        loop = Loop(msgspec.structs.replace(SITE, room_bytes=room_bytes))
+        steps = follow(loop, train(slow(2, 1 / 1.8, 30), 60))
+        proposals = [step.proposal for step in steps.values() if step.proposal is not None]
+        assert proposals
+        layers[room_bytes] = max(max(sizes) for one in proposals[0].considered for sizes in one.layers)
+    assert layers == {None: 5, 450_000.0: 4}
+
+
 def all_slow(of: Callable[[int], float]) -> Truth:
     """Every rank takes `of(iteration)` times as long."""
     return lambda now: {rank: {"F": 1 / of(now), "B": 1 / of(now)} for rank in PLAN.ranks} if of(now) != 1 else {}
