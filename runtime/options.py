@@ -347,6 +347,7 @@ def place(options: RunOptions, gpus: int, gpu_models: Sequence[tuple[str, int]] 
     else:
         classes = ("cpu",) * options.ranks
     most_ranks = {"gpus": gpus, "cores": max(cores(), options.ranks)}.get(placement.kind, MOST_RANKS)
+    rank_bytes: int | None
     if options.rank_mib:
         rank_bytes = options.rank_mib * 2**20
     elif placement.on_gpus:

@@ -158,6 +158,13 @@ def scheduled(cluster: PlannerCluster, layout: Layout) -> Layout:
     return msgspec.structs.replace(layout, pipelines=pipelines, schedule=job.schedule)
 
 
+def working(cluster: PlannerCluster, layout: Layout) -> Layout:
+    """The layout as the job's schedule executes it, without replicas that do nothing, for themselves or for others."""
+    needed = {move.target for move in layout.moves}
+    pipelines = (one for one in scheduled(cluster, layout).pipelines if one.micro_batches or one.replica in needed)
+    return msgspec.structs.replace(layout, pipelines=tuple(pipelines), schedule=cluster.job.schedule)
+
+
 def _paces(job: PlannerJob, layers: Sequence[int], speeds: Sequence[float]) -> tuple[int, ...]:
     """What a layer takes at each stage, with what the stage does beside its layers; () where all are alike."""
     used = [stage for stage, size in enumerate(layers) if size]

@@ -11,7 +11,7 @@ NOT_EXECUTED = {
     "bamboo": "ranks execute no redundant forward pass and hold no layers of their neighbours",
     "strengthened-oobleck": "it is a baseline of studies: which micro-batches move depends on two planners in turn",
     "strengthened-recycle": "ranks step their optimisers together",
-    "joint": "it forms groups and lends stages as ranks cannot yet",
+    "joint": "it forms groups anew as ranks cannot yet",
     "ntp": "it restarts the job from the checkpoint on a plan of its own, and ranks resume on even plans alone",
 }
 """Policy -> why no run can follow it."""

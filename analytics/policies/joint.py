@@ -13,6 +13,7 @@ from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.joint.anew import plan_anew
 from unskew.analytics.planners.joint.joint import plan_joint
+from unskew.analytics.planners.problem import working
 from unskew.analytics.policies.base import (
     FAIL_SLOW,
     ClusterView,
@@ -27,7 +28,7 @@ from unskew.analytics.policies.base import (
     with_spares,
 )
 from unskew.analytics.policies.papers.recycle import dead_groups, rerouted
-from unskew.analytics.policies.planning import planned, three_levels, working
+from unskew.analytics.policies.planning import planned, three_levels
 
 ANEW_GROUPS = 512
 """In jobs of more groups, where it takes seconds, all are laid out anew only where the joint planner has no plan."""

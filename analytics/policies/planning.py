@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import msgspec
 import numpy as np
 
 from unskew.analytics.cluster.job import Job
 from unskew.analytics.cluster.timing import Speeds, tp_slowdown
 from unskew.analytics.core.constants import constant
-from unskew.analytics.core.layout import Layout
-from unskew.analytics.planners.problem import Level, PlannerCluster, PlannerJob, scheduled
+from unskew.analytics.planners.problem import Level, PlannerCluster, PlannerJob
 from unskew.analytics.planners.resihp.progressive import ALL_LEVELS, ProgressivePlan, plan_progressive
 
 
@@ -42,10 +40,3 @@ def three_levels(job: Job, speeds: Speeds, *, measured: bool, levels: frozenset[
 @lru_cache(maxsize=512)
 def _three_levels(job: Job, speeds: bytes, measured: bool, levels: frozenset[Level]) -> ProgressivePlan:
     return plan_progressive(planned(job, np.frombuffer(speeds), measured=measured), levels=levels)
-
-
-def working(cluster: PlannerCluster, layout: Layout) -> Layout:
-    """The layout as the job's schedule executes it, without replicas that do nothing, for themselves or for others."""
-    needed = {move.target for move in layout.moves}
-    pipelines = (one for one in scheduled(cluster, layout).pipelines if one.micro_batches or one.replica in needed)
-    return msgspec.structs.replace(layout, pipelines=tuple(pipelines), schedule=cluster.job.schedule)

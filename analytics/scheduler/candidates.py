@@ -8,7 +8,7 @@ to the evaluator and local search.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 
@@ -20,7 +20,8 @@ from unskew.analytics.core.plan import PASSES, Plan, PlanError, Route, ruled, sp
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.planners.joint.anew import plan_anew
 from unskew.analytics.planners.joint.joint import plan_joint
-from unskew.analytics.planners.problem import PlannerCluster, PlannerJob
+from unskew.analytics.planners.problem import Level, PlannerCluster, PlannerJob, working
+from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.scheduler.crews import Crew, Crews, RankTime, crew_in
 
 Members = tuple[tuple[Group, ...], ...]
@@ -36,6 +37,10 @@ AS_BEFORE = ("as at the start of the run", "as it is")
 """Candidates that keep the order of their chunks."""
 ANEW_CREWS = 512
 """Up to so many stages of all replicas are laid out anew: with more it takes seconds."""
+LEVELS_RANKS = 128
+"""Up to so many ranks ResiHP's levels are tried: they play the whole job for each partition and threshold."""
+LEVELS_SCHEDULES = ("1f1b", "zb-h1")
+"""The schedules that they plan for."""
 
 
 def members_of(origin: Plan, alive: frozenset[int], plan: Plan | None = None) -> Members:
@@ -184,6 +189,39 @@ def joint_layout(
     )
     if layout.micro_batches == len(plan.routes):
         yield "joint planner", layout
+
+
+def levels_layouts(
+    plan: Plan, origin: Plan, alive: Collection[int], crews: Crews, job: PlannerJob, *, per_node: int, levels: Collection[Level]
+) -> Iterator[tuple[str, Layout]]:
+    """ResiHP's levels (planners/resihp/progressive.py) for the groups of an even first plan, as its policy has them, stages
+    that replicas lend each other included; `job`: with the memory of one rank."""
+    dp, pp, tp = (1 + max(getattr(role, name) for role in origin.roles) for name in ("replica", "stage", "shard"))
+    even = all(role.rank == (role.replica * pp + role.stage) * tp + role.shard for role in origin.roles)
+    if not even or len(origin.roles) != dp * pp * tp or len(origin.roles) > LEVELS_RANKS:
+        return
+    if plan.layer_weights or origin.schedule not in LEVELS_SCHEDULES:
+        return
+    speeds = np.array([crews.speed_in(rank, tp) if rank in alive else 0.0 for rank in range(dp * pp * tp)])
+    whole_us = crews.healthy_us(tp)
+    job = msgspec.structs.replace(
+        job, forward_us=job.forward_us * whole_us / job.layer_us, backward_us=job.backward_us * whole_us / job.layer_us
+    )
+    cluster = PlannerCluster(
+        job=job,
+        speeds=speeds.reshape(dp, pp, tp),
+        nodes=(np.arange(dp * pp * tp, dtype=np.int64) // per_node).reshape(dp, pp, tp) if per_node else None,
+    )
+    with suppress(PlanError):
+        found = working(cluster, plan_progressive(cluster, levels=frozenset(levels)).layout)
+        cut = tuple(_cut(pipeline, crews) for pipeline in found.pipelines)
+        yield "ResiHP's three levels", msgspec.structs.replace(found, pipelines=cut)
+
+
+def _cut(pipeline: Pipeline, crews: Crews) -> Pipeline:
+    """With each group cut by its members' speeds; a stage whose work others do has none."""
+    shares = tuple(crews.cut(group).shares if group else () for group in pipeline.groups)
+    return msgspec.structs.replace(pipeline, shares=shares if any(shares) else ())
 
 
 def anew_layout(

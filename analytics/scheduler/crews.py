@@ -6,7 +6,6 @@ time needs as little as it can (`share_out`, exact). A unit is what the model ca
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from math import lcm
 
@@ -110,7 +109,7 @@ class Crews:
     def _holds(self, pipeline: Pipeline) -> bool:
         """A group that comes up more than once holds all of its stages."""
         assert self._room is not None
-        taken = Counter[int]()
+        taken = dict.fromkeys((rank for group in pipeline.groups for rank in group), 0.0)
         first = 0
         for group, shares, size in zip(
             pipeline.groups, pipeline.shares or ((),) * len(pipeline.groups), pipeline.layers, strict=True
@@ -154,6 +153,15 @@ class Crews:
             least_us = tuple((slowest(0, kind), min(weight * of[1][kind] for of, weight in members)) for kind in kinds)
             self._times[crew] = RankTime(layer_us + self._sums_us(len(crew.ranks)), head_us, least_us)
         return self._times[crew]
+
+    def healthy_us(self, members: int) -> float:
+        """F + B of a layer and mean micro-batch on so many healthy members of the reference's class, their sums too."""
+        return sum(self._healthy((self._costs.cost.device_class, members))[0].values()) + self._sums_us(members)
+
+    def speed_in(self, rank: int, members: int) -> float:
+        """The rank's speed as one of so many members, over a healthy one of the reference's class."""
+        healthy_us = sum(self._healthy((self._costs.cost.device_class, members))[0].values())
+        return healthy_us / sum(self._of_rank(rank, members)[0].values())
 
     def _of_rank(self, rank: int, members: int) -> KindTimes:
         """On one of so many members with equal parts."""

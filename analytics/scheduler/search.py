@@ -20,6 +20,7 @@ from unskew.analytics.scheduler.candidates import (
     AS_BEFORE,
     anew_layout,
     joint_layout,
+    levels_layouts,
     members_of,
     named_layouts,
     neighbours,
@@ -69,7 +70,7 @@ class PlanBench:
 
     def score(self, name: str, layout: Layout, plan: Plan | None = None) -> tuple[Candidate, int]:
         """The candidate, and the replica that finishes last under it; `plan`: its plan, where it has an order of its own."""
-        paced = layout if name in AS_BEFORE else self.crews.paced(layout)
+        paced = layout if name in AS_BEFORE or layout.moves else self.crews.paced(layout)
         plan = plan or to_plan(paced, self.current.n_layers, plan_version=self.current.plan_version + 1)
         plan = msgspec.structs.replace(plan, layer_weights=self.current.layer_weights)
         price = self.pricing.of(plan)
@@ -124,7 +125,7 @@ class PlanBench:
 
     def _within_nodes(self, pipelines: Iterable[Pipeline]) -> bool:
         size = self.state.ranks_per_node
-        return not size or all(len({rank // size for rank in group}) == 1 for one in pipelines for group in one.groups)
+        return not size or all(len({rank // size for rank in group}) <= 1 for one in pipelines for group in one.groups)
 
     def within_levels(self, layout: Layout) -> Layout:
         """Without the dp level: with the same micro-batches for all who work."""
@@ -207,9 +208,10 @@ def best_of(bench: PlanBench, options: SchedulerOptions) -> Candidate:
             layouts[layout] = bench.score(name, layout)
     if not layouts:
         raise PlanError("the ranks that are left have no room for the model")
-    layout = min(layouts, key=lambda key: bench.objective(layouts[key][0]))
+    alone = [layout for layout in layouts if not layout.moves]  # one step from stages that are lent is no plan
+    layout = min(alone or layouts, key=lambda key: bench.objective(layouts[key][0]))
     best, last = layouts[layout]
-    improved = True
+    improved = bool(alone)
     while improved:
         improved = False
         for name, neighbour in neighbours(layout, last, bench.crews):
@@ -224,7 +226,7 @@ def best_of(bench: PlanBench, options: SchedulerOptions) -> Candidate:
                 break
     if bench.state.origin.orders:
         _score_searched(bench, best)
-        best = min(bench.scored.values(), key=bench.objective)
+    best = min(bench.scored.values(), key=bench.objective)
     limit = bench.objective(best) * (1 + options.tie_percent / 100)
     near = [candidate for candidate in bench.scored.values() if bench.objective(candidate) <= limit]
     if bench.sound and (first := [one for one in near if bench.plans[one].digest == bench.state.origin.digest]):
@@ -257,4 +259,13 @@ def _named(bench: PlanBench, options: SchedulerOptions) -> Iterator[tuple[str, L
         found += joint_layout(current, staffed(members, crews), crews, job, may_leave=may_leave)
     at_least = min(2, max(1, sum(map(bool, members))))
     found += anew_layout(current, staffed(everybody, crews), crews, job, at_least=at_least, may_leave=may_leave)
+    found += levels_layouts(
+        current,
+        bench.state.origin,
+        bench.state.alive,
+        crews,
+        bench.job(1),
+        per_node=bench.state.ranks_per_node,
+        levels=bench.levels,
+    )
     yield from ((name, weighted(layout, current.layer_weights)) for name, layout in found)

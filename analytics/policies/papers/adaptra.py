@@ -10,8 +10,9 @@ from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job, healthy
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.layout import Pipeline
+from unskew.analytics.planners.problem import working
 from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction
-from unskew.analytics.policies.planning import planned, working
+from unskew.analytics.policies.planning import planned
 
 
 def warm_ups(job: Job, pipeline: Pipeline, delays_s: dict[int, float]) -> tuple[int, ...]:

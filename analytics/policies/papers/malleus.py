@@ -9,8 +9,9 @@ from unskew.analytics.cluster.job import healthy
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.malleus import must_replan, plan_malleus, rates
+from unskew.analytics.planners.problem import working
 from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, go_over
-from unskew.analytics.policies.planning import planned, working
+from unskew.analytics.policies.planning import planned
 from unskew.analytics.policies.restart import restarted
 
 

@@ -7,10 +7,10 @@ from collections.abc import Set
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.plan import PlanError
-from unskew.analytics.planners.problem import Level
+from unskew.analytics.planners.problem import Level, working
 from unskew.analytics.planners.resihp.progressive import ALL_LEVELS
 from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, go_over
-from unskew.analytics.policies.planning import planned, three_levels, working
+from unskew.analytics.policies.planning import planned, three_levels
 from unskew.analytics.policies.restart import restarted
 
 
