@@ -8,9 +8,24 @@ import pytest
 
 from unskew.benchmarks.report import bars
 from unskew.benchmarks.runs import Bench
-from unskew.benchmarks.scheduler import policies
+from unskew.benchmarks.scheduler import policies, traces
 from unskew.benchmarks.scheduler.policies import SCENARIOS, TwoWorlds
 from unskew.collector.paths import Store
+
+
+def test_each_policy_of_ours_has_a_row_of_its_own_on_every_trace() -> None:
+    cells = traces._cells("llama2-7b,dp=8", "nodes that return")
+    found: dict[str, float | None] = {}
+    for number, cell in enumerate(cells):
+        facts = {"effective": 10.0 * number, "capacity": 90.0, "losses": 3.0, "hours": 24.0}
+        found |= {f"{cell.name}: {fact}": value for fact, value in facts.items()}
+    rows = [traces._row("llama2-7b,dp=8", "nodes that return", name, found) for name in traces.OURS]
+    share = {cell.params["policy"]: found[f"{cell.name}: effective"] for cell in cells}
+    assert [row.value for row in rows] == [share["unskew"], share["joint"]]
+    assert [row.bar for row in rows] == [share["checkpoint-restart"]] * 2
+    assert rows[0].name.endswith("of Unskew")
+    assert rows[1].name.endswith("of joint")
+    assert "joint 10.0" in rows[0].note
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ class Hardware:
     """`truth`, `estimate` [device slot]: speeds, 0.0 = dead. `spares`: whole nodes. `slow_since`: slot -> second it turned
     slow.
 
-    A slot that a spare serves keeps its number; when the broken node is repaired, it is a spare itself.
+    A slot that a spare serves keeps its number; when the broken or slow node is whole again, it is a spare itself.
     """
 
     def __init__(self, job: Job, spares: int) -> None:
@@ -36,14 +36,12 @@ class Hardware:
             self.truth[devices] = 0.0
         elif event.kind == "slowed":
             self.truth[devices] = np.where(self.truth[devices] > 0, event.speed or 0.0, 0.0)
-        elif event.kind == "recovered":
-            self.truth[devices] = np.where(self.truth[devices] > 0, 1.0, 0.0)
-        elif event.kind == "joined":
+        elif event.kind in {"recovered", "joined"}:
             if self._on_spares.issuperset(devices) and (self.truth[devices] > 0).all():
                 self.spares += len({self.job.node(device) for device in devices})
                 self._on_spares -= set(devices)
                 return False
-            self.truth[devices] = 1.0
+            self.truth[devices] = np.where((self.truth[devices] > 0) | (event.kind == "joined"), 1.0, 0.0)
         elif event.link is not None:
             links = {link: delay for link, delay in self.links.items() if link != event.link}
             self.links = links | ({event.link: event.delay_s or 0.0} if event.kind == "link_slowed" else {})
@@ -68,6 +66,8 @@ class Hardware:
         self.spares -= nodes
         self.truth[slots] = self.estimate[slots] = 1.0
         self._on_spares |= set(slots)
+        for slot in slots:
+            self.slow_since.pop(slot, None)
 
     def missing(self, layout: Layout) -> Literal["nobody", "known", "unknown"]:
         """Is a device dead that the layout needs, and is it known to be?"""

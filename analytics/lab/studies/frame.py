@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 Figures = dict[str, float | None]
-"""Figure -> value; None = could not be had (a job that aborted has no throughput)."""
+"""Figure -> value; None = could not be had."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,17 +7,23 @@ reaches the cost of the next strategy.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
+import numpy as np
 
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import Job, healthy
-from unskew.analytics.cluster.timing import Speeds, stage_speeds
+from unskew.analytics.cluster.timing import Speeds, fault_free_s, stage_speeds
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.layout import Layout, Pipeline
 from unskew.analytics.core.sharing import proportional
 from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, moved_layers, regroup
 from unskew.analytics.policies.papers.recycle import redealt
 from unskew.analytics.policies.restart import restarted
+
+LEVEL_S = 1e-6
+"""Times that differ by less are the same."""
 
 
 def shares(layout: Layout, job: Job, speeds: Speeds) -> Layout:
@@ -61,8 +67,8 @@ def gathered(job: Job, speeds: Speeds) -> Layout:
 
 
 class GreyhoundPolicy(Policy):
-    """Simplified: S3 swaps TP groups, not single nodes; a slow link is answered as a slow replica; a death is S4 at once,
-    without a spare on the replicas that are whole."""
+    """Simplified: S3 swaps TP groups, not single nodes; a slow link is answered as a slow replica; S4 needs a spare for
+    each node with a slow device; a death is S4 at once, without a spare on the replicas that are whole."""
 
     name = "greyhound"
     takes_spares = True
@@ -85,20 +91,35 @@ class GreyhoundPolicy(Policy):
         if not (cluster.speeds < 1.0).any():
             back = moved_layers(cluster.holding(), healthy(job))
             return Reaction(layout=healthy(job), pauses=regroup(job, back) if back else (), reason="S1: healthy again")
+        return self._rented(cluster, event)
+
+    def _rented(self, cluster: ClusterView, event: ClusterEvent) -> Reaction:
+        """Ski rental: S2 at once, S3 and S4 when waiting has cost as much as they do."""
+        job, slow = cluster.job, np.flatnonzero(cluster.speeds < 1.0).tolist()
         second = shares(cluster.layout, job, cluster.speeds)
         third = shares(gathered(job, cluster.speeds), job, cluster.speeds)
-        as_it_is, now_s, third_s = cluster.seconds(cluster.layout), cluster.seconds(second), cluster.seconds(third)
-        since = min(cluster.slow_since_s.values(), default=cluster.now_s)
-        lost_s = (cluster.now_s - since) * (1.0 - third_s / max(now_s, 1e-9))
-        cost_s = constant("topology_swap_s")
-        if third_s < now_s and lost_s >= cost_s and event.kind == "review":
-            return Reaction(layout=third, pauses=(("reconfigure", cost_s),), redo="none", reason="S3: stragglers gathered")
-        later: tuple[ClusterEvent, ...] = ()
-        if third_s < now_s:
-            wait_s = max(1.0, cost_s / (1.0 - third_s / now_s) - (cluster.now_s - since))
-            later = (ClusterEvent(kind="review", at_s=cluster.now_s + wait_s),)
+        as_it_is, now_s = cluster.seconds(cluster.layout), cluster.seconds(second)
+        nodes = len({job.node(device) for device in slow})
+        swap_s, restart_s = constant("topology_swap_s"), constant("checkpoint_stall_s") + constant("restart_s")
+        found = [
+            Reaction(layout=third, pauses=(("reconfigure", swap_s),), redo="none", reason="S3: stragglers gathered"),
+            Reaction(
+                layout=healthy(job), pauses=(("restart", restart_s),), redo="none", spares=nodes, replaced=tuple(slow),
+                reason="S4: a checkpoint, and restart on spares",
+            ),
+        ]  # fmt: skip
+        takes_s = [cluster.seconds(third), fault_free_s(job) if nodes <= cluster.spares else math.inf]
+        slow_s = cluster.now_s - min(cluster.slow_since_s.values(), default=cluster.now_s)
+        waits_s = [
+            cost_s / (1.0 - seconds / now_s) - slow_s if seconds < now_s else math.inf
+            for seconds, cost_s in zip(takes_s, (swap_s, restart_s), strict=True)
+        ]
+        due = [number for number, wait_s in enumerate(waits_s) if wait_s <= LEVEL_S and event.kind == "review"]
+        next_s = min((wait_s for number, wait_s in enumerate(waits_s) if number > max(due, default=-1)), default=math.inf)
+        later = (ClusterEvent(kind="review", at_s=cluster.now_s + max(1.0, next_s)),) if next_s < math.inf else ()
         layout = second if now_s < as_it_is else cluster.layout
-        return Reaction(layout=layout, redo="none", later=later, reason="S2: micro-batches by speed")
+        chosen = found[due[-1]] if due else Reaction(layout=layout, redo="none", reason="S2: micro-batches by speed")
+        return msgspec.structs.replace(chosen, later=later)
 
 
 class StrengthenedPolicy(Policy):

@@ -16,7 +16,9 @@ from unskew.analytics.core.code_hash import hash_of
 from unskew.analytics.core.faults import parse_faults
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.registry import STUDIES
+from unskew.analytics.lab.studies.resihp import mixed, table6
 from unskew.analytics.lab.studies.scale import SCALE
+from unskew.analytics.policies.nothing import NothingPolicy
 from unskew.cli import app
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
@@ -86,6 +88,20 @@ def test_a_kept_cell_is_void_when_any_module_or_shipped_table_has_changed_and_no
 
 @pytest.mark.slow
 @pytest.mark.limit(120)
+def test_a_session_that_aborts_counts_as_what_it_trained_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of 16 GPUs dies after half of a session of four hours, or of eight with a kill every half hour in turn."""
+    nothing = dict.fromkeys(("oobleck", "recycle", "resihp", "unskew", "joint"), NothingPolicy)
+    monkeypatch.setattr(table6, "_KILLED", nothing)
+    monkeypatch.setattr(mixed, "MIXED", nothing)
+    cell = Cell(study="resihp", name="L7B 2h", seed=0, params={"model": "L7B", "interval": "2h"})
+    of_deaths = table6.TABLE_6.measure(cell)
+    assert of_deaths["L7B 2h recycle"] == pytest.approx(0.5, abs=0.01)
+    assert of_deaths["L7B 2h recycle: sessions that aborted"] == 1.0
+    of_both = mixed.FIGURE_10.measure(cell)
+    assert of_both["L7B 2h recycle: sessions that aborted"] == 1.0
+    assert of_both["L7B 2h joint"] == 1.0
+
+
 def test_processes_measure_the_same(tmp_path: Path) -> None:
     """In a process of its own: joblib's helpers live as long as their parent."""
     one = run_study(STUDIES["resihp-fig2"], seeds=1, out=tmp_path / "one")

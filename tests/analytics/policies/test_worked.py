@@ -11,6 +11,7 @@ import pytest
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS, Job, healthy
 from unskew.analytics.cluster.timing import Speeds, fault_free_s, iteration_s, stage_speeds
+from unskew.analytics.core.constants import constant
 from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.sharing import proportional
 from unskew.analytics.lab.simulator.arrivals import FaultLaw, arrivals
@@ -223,6 +224,32 @@ def test_greyhound_shares_micro_batches_and_moves_on_when_waiting_has_cost_as_mu
         job, first.layout or healthy(job), both
     )
     assert first.later[0].at_s * gain == pytest.approx(60.0)
+
+
+@pytest.mark.parametrize(("spares", "effective"), [(0, 0.61), (1, 0.98)])
+def test_greyhound_restarts_on_a_spare_what_stays_slow(spares: int, effective: float) -> None:
+    """One GPU at a tenth of its speed for a day. S4, a checkpoint and 9 minutes of restart, comes when as much is lost; what
+    else is lost is false alarms and checkpoints. Without a spare S2 and S3 are all there is."""
+    slowed = ClusterEvent(kind="slowed", at_s=0.0, devices=(0,), speed=0.1)
+    outcome = simulate(JOB, GreyhoundPolicy(), [slowed], SimulationOptions(hours=24.0, noise_cv=0.0, spares=spares))
+    reasons = [change.reaction.reason for change in outcome.changes]
+    assert any("S4" in reason for reason in reasons) == bool(spares)
+    assert outcome.effective == pytest.approx(effective, abs=0.005)
+    if spares:
+        restart_s = constant("restart_s") + constant("checkpoint_stall_s")
+        waited_s = outcome.lost_s["capacity"] + outcome.lost_s["imbalance"]
+        assert (waited_s, outcome.lost_s["restart"]) == pytest.approx((restart_s, restart_s), rel=0.02)
+
+
+def test_a_slow_node_that_is_whole_again_is_a_spare() -> None:
+    """The second slow phase finds the node of the first one, which recovered."""
+    events = [
+        ClusterEvent(kind="slowed", at_s=0.0, devices=(0,), speed=0.1),
+        ClusterEvent(kind="recovered", at_s=8 * 3600.0, devices=(0,)),
+        ClusterEvent(kind="slowed", at_s=12 * 3600.0, devices=(16,), speed=0.1),
+    ]
+    outcome = simulate(JOB, GreyhoundPolicy(), events, SimulationOptions(hours=24.0, noise_cv=0.0, spares=1))
+    assert sum("S4" in change.reaction.reason for change in outcome.changes) == 2
 
 
 def test_strengthened_recycle_hands_work_to_a_slow_peer() -> None:

@@ -11,7 +11,7 @@ from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.cluster.job import JOBS, Job
 from unskew.analytics.lab.simulator.outcome import SimulationOutcome
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
-from unskew.analytics.lab.studies.frame import Cell
+from unskew.analytics.lab.studies.frame import Cell, Figures
 from unskew.analytics.lab.studies.resihp.paper import PAPER
 from unskew.analytics.policies.base import Policy
 
@@ -70,6 +70,12 @@ def scene(cell: Cell) -> tuple[Job, float, float]:
     """The job, the interval in seconds and the session in hours."""
     job = job_of(cell.params["model"])
     return job, PAPER.interval_hours[cell.params["interval"]] * 3600.0, PAPER.session_hours[job.devices]
+
+
+def aborted(name: str, outcome: SimulationOutcome) -> Figures:
+    """Whether the session aborted, which over seeds is a share. One rule for all of these studies: it counts as what it trained
+    until then over the whole session. The paper has a dash for it in table 6, and does not say how its ratios count one."""
+    return {f"{name}: sessions that aborted": float(outcome.aborted_s is not None)}
 
 
 def play(job: Job, make: Make, cluster_events: list[ClusterEvent], hours: float, seed: int) -> SimulationOutcome:
