@@ -12,7 +12,7 @@ import msgspec
 
 from unskew.analytics.core.device_profiles import ProfileError, profile, profiles_of
 from unskew.analytics.core.plan import Plan, PlanError
-from unskew.collector.events import DeviceKind, Fault, Mode
+from unskew.collector.events import DetectorMethod, DeviceKind, Fault, Mode
 
 AskedDevice = Literal["auto", "real", "sleep", "virtual"]
 DType = Literal["float32", "float64"]
@@ -144,6 +144,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             panel=FAULTS,
             metavar="NAME",
         ),
+    ] = "unskew"
+    detector: Annotated[
+        DetectorMethod,
+        Parameter(help="Who decides that a device is slow: unskew, or resihp, as its paper has it.", panel=FAULTS),
     ] = "unskew"
     faults: tuple[Fault, ...] = ()
     verify: Annotated[bool, Parameter(help="Also run the same seed without faults and compare the losses.", panel=FAULTS)] = (

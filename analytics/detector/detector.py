@@ -26,6 +26,7 @@ from unskew.analytics.detector.detector_state import DetectorState, Verdicts, fl
 from unskew.analytics.detector.links import watch
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import UnitRoles, company_of, excess_of
+from unskew.analytics.detector.published import resihp
 from unskew.analytics.detector.residuals import (
     ALL,
     ChunkColumns,
@@ -98,6 +99,12 @@ def step(
     if not load.ranks:
         return msgspec.structs.replace(state, iteration=now), Judgement(judged=judged)
     state = _rebased(_prepared(state, load, now, plan), chunks, load, cost)
+    if options.method == "resihp":
+        state, own = _watched(state, now, load, options)
+        state = _learned(state, own, options)
+        ratios = rank_ratios(load, state.tracks.ranks, np.zeros(len(state.tracks.ranks)))
+        state, verdicts = resihp.step(state, committed, plan, options, predicted_us)
+        return state, Judgement(judged=msgspec.structs.replace(judged, ranks=ratios), verdicts=verdicts)
     state, scores, verdicts = _judged(state, load, now, options)
     ratios = rank_ratios(load, state.tracks.ranks, scores.max(axis=1))
     state, of_links = _watched_links(state, committed, options)
@@ -161,6 +168,8 @@ def sight_of(state: DetectorState, options: DetectorOptions) -> Sight:
     """What would have been named up to now: a test fires on what exceeds its slack by the threshold, summed over the iterations
     that are remembered, and what is named is at least `least_slowdown`."""
     tracks = state.tracks
+    if options.method != "unskew":
+        return Sight(scope="device", smallest_slowdown=None, why="ResiHP's Detector states no smallest slowdown")
     if ALL not in tracks.kinds:
         return Sight(scope="device", smallest_slowdown=None, why="no iteration could be compared with what is expected of it")
     age = tracks.age[[rank not in state.lost for rank in tracks.ranks], tracks.kinds.index(ALL)]

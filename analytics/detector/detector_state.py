@@ -12,6 +12,7 @@ from unskew.analytics.core.cost import CostModel
 from unskew.analytics.detector.links import Link, LinkTrack
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import PeerGroups
+from unskew.analytics.detector.published.changes import Alarm, ChangeWatch
 from unskew.analytics.detector.residuals import ALL
 from unskew.analytics.detector.stages import Stages, suspected
 from unskew.analytics.detector.suspicion import SpeedChange
@@ -25,7 +26,8 @@ Verdicts = tuple[Verdict | VerdictClosed, ...]
 class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
     """All that the detector remembers; never changed, only replaced. `lost`: rank -> the verdict on its loss, while it is gone;
     `episodes`: rank -> how often it has been slow; `acquitted`: rank -> iteration of its last acquittal; `noise`:
-    kind -> sigma learned; `links`, `open_links`, `stages`: what is remembered of these.
+    kind -> sigma learned; `links`, `open_links`, `stages`: what is remembered of these; `changes`,
+    `alarm`: of ResiHP's method, the iteration times and who is to be validated.
     """
 
     iteration: int = -1
@@ -41,6 +43,8 @@ class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
     links: dict[Link, LinkTrack] = {}
     open_links: dict[Link, int] = {}
     stages: Stages | None = None
+    changes: ChangeWatch = ChangeWatch()
+    alarm: Alarm | None = None
     next_verdict: int = 1
 
     @property

@@ -10,11 +10,12 @@ import numpy as np
 
 from unskew.analytics.detector.cusum import CusumLimits, threshold
 from unskew.analytics.detector.residuals import Flags, Floats
-from unskew.collector.events import DeviceKind
+from unskew.collector.events import DetectorMethod, DeviceKind
 
 
 class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Excesses are logs of time ratios.
+    """`method`: whose tests decide on slow ranks, ours or ResiHP's (published/resihp.py); the rest is of ours. Excesses are
+    logs of time ratios.
 
     `least_slowdown`: the smallest that is named; `least_slowdown_young`: as long as the rank's own past on its layers is not
     known (`own_past` iterations). `slack`: the part of it that a test forgives in each iteration, but at least
@@ -41,6 +42,7 @@ class DetectorOptions(msgspec.Struct, frozen=True, kw_only=True):
     baseline_gain: float = 0.05
     job_slowdown: float = 1.05
     job_iterations: int = 4
+    method: DetectorMethod = "unskew"
 
     def __post_init__(self) -> None:
         for name, value in msgspec.structs.asdict(self).items():

@@ -36,7 +36,7 @@ def suspected_ranks(state: DetectorState, options: DetectorOptions, over: int = 
     are as well: rank -> median own excess (log) over the last `over` iterations, where it is as much as is named. A probe
     can decide where `options.probes`, elsewhere nobody is suspected."""
     tracks = state.tracks
-    if not options.probes or len(tracks.recent) < over or ALL not in tracks.kinds:
+    if not options.probes or options.method != "unskew" or len(tracks.recent) < over or ALL not in tracks.kinds:
         return {}
     own = np.stack([seen.excess[0, :, tracks.kinds.index(ALL)] for seen in tracks.recent[-over:]])
     known = np.flatnonzero(~np.isnan(own).any(axis=0)).tolist()
@@ -53,7 +53,7 @@ def confirm(
     tracks = state.tracks
     if rank in state.open or rank not in tracks.ranks or log(ratio) < options.least_level():
         return state, ()
-    return _by_product(
+    return flag_by_ratio(
         state, rank, log(ratio), options,
         since=iteration, at=iteration, iterations=1, sigma=options.sigma_floor, victims=waiting_for(state, rank),
     )  # fmt: skip
@@ -73,7 +73,7 @@ def welcome(
     tracks = state.tracks.covering((rank,), (), iteration) if state.tracks.kinds else state.tracks
     state = msgspec.structs.replace(state, lost=still, tracks=tracks)
     if log(slowdown) >= options.least_level() and tracks.kinds:
-        state, slow = _by_product(
+        state, slow = flag_by_ratio(
             state, rank, log(slowdown), options,
             since=iteration + 1, at=iteration, iterations=1, sigma=options.sigma_floor, victims=(),
         )  # fmt: skip
@@ -124,17 +124,19 @@ def update_estimate(
         return state, ()
     slowdown = median(reading.slowdown for reading in agreed)
     if slowdown < options.least_slowdown:
-        return _healthy(state, rank, agreed[0].iteration, iteration)
+        since = agreed[0].iteration
+        why = f"rank {rank}, measured on standby, is back at its healthy speed since iteration {since}"
+        return acquit(state, rank, since, iteration, why)
     sigma = max(state.noise.get(ALL, 0.0), options.sigma_floor)
-    return _by_product(
+    return flag_by_ratio(
         state, rank, log(slowdown), options,
         since=agreed[0].iteration, at=iteration, iterations=AGREE, sigma=sigma, victims=(),
     )  # fmt: skip
 
 
-def _healthy(state: DetectorState, rank: int, since: int, iteration: int) -> tuple[DetectorState, Verdicts]:
+def acquit(state: DetectorState, rank: int, since: int, iteration: int, reason: str) -> tuple[DetectorState, Verdicts]:
+    """The rank is healthy again since iteration `since`; what is open against it is closed."""
     tracks = state.tracks
-    reason = f"rank {rank}, measured on standby, is back at its healthy speed since iteration {since}"
     closed = [
         VerdictClosed(verdict=number, until_iteration=since, at_iteration=iteration, reason=reason)
         for flagged, number in state.open.items()
@@ -148,25 +150,27 @@ def _healthy(state: DetectorState, rank: int, since: int, iteration: int) -> tup
     ), tuple(closed)
 
 
-def _by_product(
+def flag_by_ratio(
     state: DetectorState,
     rank: int,
     level: float,
     options: DetectorOptions,
     *,
+    test: str = "probe",
     since: int,
     at: int,
     iterations: int,
     sigma: float,
     victims: Collection[int],
 ) -> tuple[DetectorState, Verdicts]:
-    """The verdict from a rank's matrix product: all kinds of its work are as slow (log) as that, nothing distinguishes them."""
+    """The verdict from a rank's matrix product, or from another ratio of all its work: all kinds of it are as slow (log) as
+    that, nothing distinguishes them."""
     tracks = state.tracks
     kinds = (*(tracks.kinds_of(rank) or tracks.kinds[:-1]), ALL)
     change = SpeedChange(
         since=since,
         iterations=iterations,
-        test="probe",
+        test=test,
         cusum=level,
         threshold=options.least_level(),
         levels=dict.fromkeys(kinds, level),

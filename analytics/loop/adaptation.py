@@ -218,6 +218,9 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             return loop, []
         iteration = released.committed.iteration
         events: list[Control] = [found.event(iteration)]
+        if self.site.detector.method == "resihp":
+            loop, decided = loop._with_verdicts(*loop.monitor.validated(found.slowdowns, iteration), iteration)
+            return loop, [*events, *decided]
         for rank, slowdown in found.slowdowns.items():
             if slowdown >= self.options.probing.least_slowdown:
                 loop, decided = loop._with_verdicts(*loop.monitor.probed(rank, slowdown, iteration), iteration)
@@ -293,9 +296,11 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         measurements = self.measurements
         if proposal is None and not reason and self.site.shared_cores is None:
             options = self.options.probing
-            measurements, probe, reason = measurements.probe(
-                iteration, self.monitor.suspected_ranks(options.over), len(alive), options
-            )
+            if self.monitor.to_validate:
+                measurements, probe, reason = measurements.validation(iteration, alive.intersection(self.monitor.to_validate))
+            else:
+                suspects = self.monitor.suspected_ranks(options.over)
+                measurements, probe, reason = measurements.probe(iteration, suspects, len(alive), options)
         loop = msgspec.structs.replace(self, asking=asking, measurements=measurements, following=following)
         return loop, msgspec.structs.replace(step, proposal=proposal, verdict=asking.verdict, reason=reason, probe=probe)
 

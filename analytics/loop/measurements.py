@@ -11,6 +11,9 @@ from unskew.analytics.detector.products import StandbyReading
 from unskew.analytics.health.probing import Probe, ProbeOptions, ProbeResult, measured, references, wanted
 from unskew.collector.events import Span, StandbyMeasured
 
+ASKED_AGAIN = 4
+"""Iterations after which a validation that has not come is asked for again."""
+
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     """`references`: rank -> us of its product when the run began; `readings`: of ranks on standby since the last conclusion;
@@ -45,6 +48,15 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
             return self, None, ""
         probe, reason = wanted(iteration, suspected_ranks, n_ranks, self.probed_at, options)
         return (self, None, "") if probe is None else (msgspec.structs.replace(self, probed_at=iteration), probe, reason)
+
+    def validation(self, iteration: int, ranks: Collection[int]) -> tuple[Measurements, Probe | None, str]:
+        """The probe to run after `iteration` because of an alarm; again where it has not come after some iterations."""
+        asked = self.probed_at is not None and iteration < self.probed_at + ASKED_AGAIN
+        if not ranks or not self.references or asked:
+            return self, None, ""
+        names = ", ".join(map(str, sorted(ranks)))
+        reason = f"iterations take longer or shorter than before, so ranks {names} are validated"
+        return msgspec.structs.replace(self, probed_at=iteration), Probe(ranks=tuple(sorted(ranks))), reason
 
     def on_standby(self, product: StandbyMeasured) -> tuple[Measurements, StandbyMeasured]:
         """A rank that executes nothing has multiplied its matrix; with its slowdown, which a log that begins later than the run

@@ -28,6 +28,7 @@ from unskew.analytics.detector.detector_state import DetectorState, Verdicts, su
 from unskew.analytics.detector.job_wide import NEXT_STEP, JobWideOptions, JobWideState
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.products import StandbyReading
+from unskew.analytics.detector.published import resihp
 from unskew.analytics.health.gpu_evidence import GpuHistory, remembered, with_gpu
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.pipeline.prediction import Prediction, predict_iteration, predict_iterations
@@ -191,6 +192,15 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     def joined(self, rank: int, slowdown: float, iteration: int) -> tuple[Monitor, Verdicts]:
         """A rank that was lost or is new has measured itself (`products.welcome`)."""
         return self._with_verdicts(*products.welcome(self.detector, rank, slowdown, iteration, self.options))
+
+    @property
+    def to_validate(self) -> tuple[int, ...]:
+        """Ranks that ResiHP's Detector wants a probe to measure."""
+        return resihp.to_validate(self.detector)
+
+    def validated(self, slowdowns: dict[int, float], iteration: int) -> tuple[Monitor, Verdicts]:
+        """A probe has measured them."""
+        return self._with_verdicts(*resihp.validated(self.detector, slowdowns, iteration, self.options))
 
     def suspected_ranks(self, over: int) -> dict[int, float]:
         """Ranks that are slow and excused (`products.suspected_ranks`)."""

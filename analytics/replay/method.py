@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -11,9 +10,7 @@ from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.iteration import CommittedIteration
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.detector_state import Verdicts
-
-Probe = Callable[[Sequence[int]], Mapping[int, float]]
-"""Ranks -> measured over healthy time of the same matrix product on each of them, now, while training waits."""
+from unskew.analytics.detector.published.validation import Probe
 
 
 class MethodInput(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,8 @@ class RunStarted(Control, frozen=True, kw_only=True, tag="run_started@1"):
 
     `device` is a sentence for people; `device_kind` says what executes: CPU cores, a GPU to each rank, or an emulation; None =
     nothing that is known. The project's `version` has another name in a line, where `version` is the stream's. `resumed_from`:
-    the run that this one goes on with, from its checkpoint after `first_iteration` iterations. `policy`: who decides on plans.
+    the run that this one goes on with, from its checkpoint after `first_iteration` iterations. `policy`: who decides on plans,
+    `detector`: who on slow devices.
     """
 
     run: str
@@ -29,6 +30,7 @@ class RunStarted(Control, frozen=True, kw_only=True, tag="run_started@1"):
     resumed_from: str | None = None
     first_iteration: int = 0
     policy: str = "unskew"
+    detector: str = "unskew"
 
 
 class RunFinished(Control, frozen=True, kw_only=True, tag="run_finished@1"):

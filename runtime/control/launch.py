@@ -298,6 +298,7 @@ def _started(run_id: str, options: RunOptions, placement: Placement) -> RunStart
         code=code_hash(),
         version=version("unskew"),
         policy=options.policy,
+        detector=options.detector,
     )
 
 
@@ -325,7 +326,9 @@ def _site(options: RunOptions, placement: Placement) -> Site:
         regroup_us=_REGROUP_US,
         shared_cores=cores() if placement.kind == "cores" and options.ranks > cores() else None,
         truth_known=placement.device != "real",
-        detector=options_for(placement.kind, links=placement.device != "real"),
+        detector=msgspec.structs.replace(
+            options_for(placement.kind, links=placement.device != "real"), method=options.detector
+        ),
         blocking_sends=options.sends == "blocking",
         sync=sync_of(options),
         memory=memory_of(options),

@@ -76,6 +76,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     device: str
     policy: str
+    detector: str
     iterations: int
     committed: int
     losses: tuple[float, ...]
@@ -151,6 +152,7 @@ class SummaryBuilder:
             reason=end.reason,
             device=device,
             policy=state.started.policy if state.started is not None else "",
+            detector=state.started.detector if state.started is not None else "",
             iterations=len(commits),
             committed=end.committed or len(commits),
             losses=(*(earlier[iteration] for iteration in sorted(earlier)), *(commit.loss for commit in commits)),

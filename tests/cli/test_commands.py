@@ -34,7 +34,7 @@ OPTIONS_OF_RUN = {
     "--schedule", "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard",
     "--no-dashboard", "--json", "--verify", "--shared",
     "--checkpoint-every", "--controller-wait", "--recovery", "--resume", "--respawns", "--when-stuck",
-    "--model", "--data", "--link-us", "--link-mbps", "--sends", "--policy", "--rank-mib",
+    "--model", "--data", "--link-us", "--link-mbps", "--sends", "--policy", "--rank-mib", "--detector",
 }  # fmt: skip
 HELP = """
 import sys, unskew.cli

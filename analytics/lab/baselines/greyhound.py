@@ -5,15 +5,13 @@ Nothing in it knows sequence lengths: a batch of long documents is a change of t
 
 from __future__ import annotations
 
-from collections import deque
-
 import msgspec
 
-from unskew.analytics.core.iteration import Chunk
-from unskew.analytics.lab.baselines.change_point import ChangePoint, ChangePointOptions, Series
+from unskew.analytics.detector.published.change_point import ChangePoint, ChangePointOptions
+from unskew.analytics.detector.published.changes import Alarm, ChangeWatch
+from unskew.analytics.detector.published.validation import Probe, validate
 from unskew.analytics.lab.baselines.naming import VerdictNames
-from unskew.analytics.lab.baselines.validation import profile, validate
-from unskew.analytics.replay.method import MethodInput, MethodOutput, Probe
+from unskew.analytics.replay.method import MethodInput, MethodOutput
 
 
 class GreyhoundDetector:
@@ -23,32 +21,22 @@ class GreyhoundDetector:
 
     def __init__(self, options: ChangePointOptions | None = None) -> None:
         self.options = options or ChangePointOptions()
-        self.series = Series()
+        self.watch = ChangeWatch()
         self.names = VerdictNames(self.name)
-        self.iterations: list[int] = []
-        self.recent: deque[tuple[Chunk, ...]] = deque(maxlen=self.options.recent)
 
     def observe(self, observed: MethodInput, probe: Probe | None = None) -> MethodOutput:
-        committed = observed.committed
-        self.series = self.series.observe(committed.measured_us, self.options)
-        self.iterations.append(committed.iteration)
-        self.recent.append(committed.chunks)
-        change = self.series.change(self.options)
-        if change is None or (change.verified(self.options) and self.dismisses(change, observed)):
-            return MethodOutput()
-        self.series = self.series.taken(change)
-        if not change.verified(self.options):
-            return MethodOutput()
-        return self.react(change, observed, probe)
+        self.watch, alarm = self.watch.observe(
+            observed.committed, observed.plan, self.options, lambda change: self.dismisses(change, observed)
+        )
+        return MethodOutput() if alarm is None else self.react(alarm, observed, probe)
 
     def dismisses(self, change: ChangePoint, observed: MethodInput) -> bool:  # noqa: ARG002  # ResiHP's filter overrides this
         """Whether the change is harmless after all."""
         return False
 
-    def react(self, change: ChangePoint, observed: MethodInput, probe: Probe | None) -> MethodOutput:
+    def react(self, alarm: Alarm, observed: MethodInput, probe: Probe | None) -> MethodOutput:
         """Profile and validate; a faster job acquits who is no longer slow."""
-        at, since = observed.committed.iteration, self.iterations[change.at]
-        suspects = profile(self.recent, observed.plan)
+        at, since, change, suspects = alarm.at, alarm.since, alarm.change, alarm.suspects
         if not change.slower:
             still = validate(dict.fromkeys(self.names.ranks, 1.0), observed.plan, probe) if self.names.ranks else {}
             gone = [rank for rank in self.names.ranks if rank not in (still if probe else suspects)]
@@ -71,5 +59,5 @@ class GreyhoundDetector:
                 evidence=evidence,
             )
         )
-        alarm = f"iterations take {change.after_us / change.before_us:.2f} times as long since iteration {since}"
-        return MethodOutput(verdicts=verdicts, alarm=alarm)
+        alarm_text = f"iterations take {change.after_us / change.before_us:.2f} times as long since iteration {since}"
+        return MethodOutput(verdicts=verdicts, alarm=alarm_text)

@@ -16,8 +16,9 @@ from statistics import median
 
 import msgspec
 
+from unskew.analytics.detector.published.validation import Probe
 from unskew.analytics.lab.baselines.naming import VerdictNames
-from unskew.analytics.replay.method import MethodInput, MethodOutput, Probe
+from unskew.analytics.replay.method import MethodInput, MethodOutput
 from unskew.collector.events import Verdict, VerdictClosed
 
 EVERY = 10

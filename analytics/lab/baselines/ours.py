@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from unskew.analytics.detector.detector import Detector
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.replay.method import MethodInput, MethodOutput, Probe
+from unskew.analytics.detector.published.validation import Probe
+from unskew.analytics.replay.method import MethodInput, MethodOutput
 from unskew.collector.events import Verdict
 
 

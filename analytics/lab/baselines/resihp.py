@@ -11,13 +11,13 @@ use the speeds that it has validated itself, so that a known fail-slow does not 
 from __future__ import annotations
 
 from unskew.analytics.detector.detector_state import Verdicts
-from unskew.analytics.lab.baselines.change_point import ChangePoint, ChangePointOptions, Series
+from unskew.analytics.detector.published.change_point import ChangePoint, ChangePointOptions
+from unskew.analytics.detector.published.resihp import FILTER
+from unskew.analytics.detector.published.validation import Probe
 from unskew.analytics.lab.baselines.greyhound import GreyhoundDetector
 from unskew.analytics.pipeline.prediction import predict_iteration
-from unskew.analytics.replay.method import MethodInput, MethodOutput, Probe
+from unskew.analytics.replay.method import MethodInput, MethodOutput
 from unskew.collector.events import Verdict, VerdictClosed
-
-FILTER = 1.25
 
 
 class ResihpDetector(GreyhoundDetector):
@@ -27,28 +27,21 @@ class ResihpDetector(GreyhoundDetector):
 
     def __init__(self, options: ChangePointOptions | None = None) -> None:
         super().__init__(options)
-        self._before: Series = self.series
         self._speeds: dict[int, dict[str, float]] = {}
         self._rank_of: dict[int, int] = {}
 
     def observe(self, observed: MethodInput, probe: Probe | None = None) -> MethodOutput:
         if observed.cost is None:
             return MethodOutput()
-        self._before = self.series
         outcome = super().observe(observed, probe)
         self._update_estimates(outcome.verdicts)
         return outcome
 
     def dismisses(self, change: ChangePoint, observed: MethodInput) -> bool:
         if observed.cost is None or not change.slower:
-            return observed.cost is None
-        committed = observed.committed
-        predicted = predict_iteration(observed.plan, committed.works, observed.cost, self._speeds)
-        if committed.measured_us > FILTER * predicted.iteration_us:
             return False
-        self.series = self._before
-        self.iterations.pop()
-        return True
+        predicted = predict_iteration(observed.plan, observed.committed.works, observed.cost, self._speeds)
+        return observed.committed.measured_us <= FILTER * predicted.iteration_us
 
     def _update_estimates(self, verdicts: Verdicts) -> None:
         for verdict in verdicts:

@@ -14,8 +14,9 @@ from statistics import fmean, median
 
 import msgspec
 
+from unskew.analytics.detector.published.validation import Probe
 from unskew.analytics.lab.baselines.naming import VerdictNames
-from unskew.analytics.replay.method import MethodInput, MethodOutput, Probe
+from unskew.analytics.replay.method import MethodInput, MethodOutput
 from unskew.collector.events import Verdict
 
 WINDOW = 20  # iterations

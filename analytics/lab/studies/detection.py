@@ -21,13 +21,14 @@ from unskew.analytics.core.iteration import Chunk, CommittedIteration, Transfer
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work, work_of
+from unskew.analytics.detector.published.validation import Probe
 from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.lab.studies.noise import Noise, chunk_factors, device_factors
 from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.prediction import durations_us, layer_costs, predict_iteration
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
 from unskew.analytics.predictor.fit import TimedIteration, fit, fit_terms
-from unskew.analytics.replay.method import Method, MethodInput, Probe
+from unskew.analytics.replay.method import Method, MethodInput
 from unskew.collector.events import CHUNK_KINDS, Verdict, VerdictClosed
 
 PROTECTED = 50  # no fault begins in the first or the last so many iterations

@@ -11,8 +11,8 @@ from unskew.analytics.core.iteration import Chunk, CommittedIteration
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import work_of
+from unskew.analytics.detector.published.change_point import ChangePointOptions, Series
 from unskew.analytics.detector.residuals import Floats
-from unskew.analytics.lab.baselines.change_point import ChangePointOptions, Series
 from unskew.analytics.lab.baselines.nvrx import scores
 from unskew.analytics.lab.baselines.registry import METHODS
 from unskew.analytics.lab.baselines.traceml import least_waiting

@@ -15,10 +15,11 @@ from typer.testing import CliRunner, Result
 
 from unskew.analytics.core.run_state import LoggedControl
 from unskew.analytics.detector.options import DetectorOptions
+from unskew.analytics.detector.published.validation import Probe
 from unskew.analytics.lab.baselines.ours import UnskewDetector
 from unskew.analytics.replay.backtest import backtest
 from unskew.analytics.replay.causes import ReplayError, started_of
-from unskew.analytics.replay.method import MethodInput, MethodOutput, Probe
+from unskew.analytics.replay.method import MethodInput, MethodOutput
 from unskew.analytics.replay.recorded_run import RecordedRun, run_of_lines
 from unskew.analytics.replay.replay import Replay, replay
 from unskew.cli import app

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.training.runtime_runs import Run, train
 
+from unskew.analytics.replay.replay import replay
 from unskew.collector.command import Command
 from unskew.collector.events import (
     CommandRefused,
@@ -15,12 +16,15 @@ from unskew.collector.events import (
     PlanApplied,
     Probed,
     RunFinished,
+    RunStarted,
     Span,
     Verdict,
     VerdictClosed,
 )
 from unskew.collector.files.tail import Entry
+from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import send
+from unskew.edge.recorded_run import recorded_run
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +63,23 @@ def test_in_mode_observe_nothing_is_held_up_for_a_probe(tmp_path: Path) -> None:
     run = train(tmp_path, *FAULTS, mode="observe", **LAYOUT)
     assert run.of(Probed) == []
     assert len(run.of(PlanApplied)) == 1
+
+
+@pytest.mark.limit(240)
+def test_resihps_detector_validates_its_suspects_and_is_replayed(tmp_path: Path) -> None:
+    """A rank is three times as slow from iteration 30 on: its product is measured while the others wait, and it is named."""
+    run = train(tmp_path, "slow:rank=2,factor=3,at=30", detector="resihp", **LAYOUT)
+    assert [event.detector for event in run.of(RunStarted)] == ["resihp"]
+    verdicts = named(run)
+    assert sorted(verdicts) == [2]
+    assert (verdicts[2].evidence["detector"], verdicts[2].evidence["test"]) == ("resihp", "probe")
+    assert verdicts[2].speed["F"] == pytest.approx(1 / 3, rel=0.02)
+    assert 30 <= verdicts[2].since_iteration <= 32
+    assert verdicts[2].at_iteration <= 40
+    assert 2 in run.of(Probed)[0].ranks
+    assert run.summary.detector == "resihp"
+    with open_store(run.store) as reader:
+        assert replay(recorded_run(reader, run.id)).differences == ()
 
 
 class Person:

@@ -9,12 +9,14 @@ ResiHP).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from unskew.analytics.core.iteration import Chunk
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.replay.method import Probe
+
+Probe = Callable[[Sequence[int]], Mapping[int, float]]
+"""Ranks -> measured over healthy time of the same matrix product on each of them, now, while training waits."""
 
 ABOVE = 1.1
 
