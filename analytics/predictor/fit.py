@@ -34,7 +34,8 @@ from unskew.analytics.core.cost import ChunkCost, CostModel, Place, PlaceCost, S
 from unskew.analytics.core.iteration import BucketStep, Chunk, GroupStep, Transfer
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
-from unskew.analytics.predictor.regression import Floats, RegressionData, ratios_on, solve
+from unskew.analytics.predictor.estimator import data_of, features_of
+from unskew.analytics.predictor.regression import Floats, ratios_on, solve
 
 TERMS = ("token_us", "head_us_per_token", "token2_us", "layer_us")  # in this order a term gives way to those before it
 HELD_OUT = 4  # every fourth
@@ -245,8 +246,7 @@ def _words(kind: str, place: Place, *, alone: bool) -> str:
 
 
 def _fit_part(chunks: Sequence[Chunk]) -> _KindFit:
-    rows = [(c.n_layers * c.work.tokens, c.has_head * c.work.tokens, c.n_layers * c.work.sum_sq, c.n_layers) for c in chunks]
-    data = RegressionData(np.array(rows, float), np.array([c.us for c in chunks], float), np.array([c.rank for c in chunks]))
+    data = data_of(*features_of(chunks))
     solution = solve(data)
     return _KindFit(
         chunks=chunks,

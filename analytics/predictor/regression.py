@@ -40,13 +40,13 @@ class RegressionSolution(msgspec.Struct, frozen=True):
     left_out: tuple[int, ...]
 
 
-def solve(data: RegressionData) -> RegressionSolution:
+def solve(data: RegressionData, *, huber: float = HUBER, least_slow: float = LEAST_SLOW) -> RegressionSolution:
     """Fit, and leave out ranks (at most a quarter, at least one allowed) whose absence halves the disagreement of the rest.
 
     A rank whose absence would lose a term stays: it is the only witness for it.
     """
     terms = _identifiable(data)
-    coefficients = _fit_robust(data, terms)
+    coefficients = _fit_robust(data, terms, huber)
     out: list[int] = []
     allowed = max(1, len(np.unique(data.rank)) // 4)
     while len(out) < allowed:
@@ -58,12 +58,12 @@ def solve(data: RegressionData) -> RegressionSolution:
         for rank in sorted(factors, key=lambda r: -factors[r])[:3]:
             rest = kept.where(kept.rank != rank)
             if _identifiable(rest) == terms:
-                trial = _fit_robust(rest, terms)
+                trial = _fit_robust(rest, terms, huber)
                 trials.append((_spread(_factors(rest, trial)), rank, trial))
         if not trials:
             break
         spread, rank, trial = min(trials, key=lambda t: t[:2])
-        if spread > 0.5 * _spread(factors) or _factors(kept, trial)[rank] < np.log(LEAST_SLOW):
+        if spread > 0.5 * _spread(factors) or _factors(kept, trial)[rank] < np.log(least_slow):
             break
         out.append(rank)
         coefficients = trial
@@ -100,7 +100,7 @@ def _identifiable(data: RegressionData) -> list[int]:
     return found
 
 
-def _fit_robust(data: RegressionData, terms: list[int]) -> Floats:
+def _fit_robust(data: RegressionData, terms: list[int], huber: float = HUBER) -> Floats:
     """Huber regression of relative residuals by iterated reweighting; coefficients (terms,), 0 for those not asked for."""
     from scipy.optimize import nnls  # noqa: PLC0415 - 0.2 s that whoever fits nothing saves
 
@@ -116,7 +116,7 @@ def _fit_robust(data: RegressionData, terms: list[int]) -> Floats:
         predicted = np.maximum(data.design @ coefficients, 1e-9)
         residual = np.abs(data.us / predicted - 1)
         scale = max(1.4826 * float(np.median(residual)), 1e-9)
-        trust = np.minimum(1.0, HUBER * scale / np.maximum(residual, 1e-12))
+        trust = np.minimum(1.0, huber * scale / np.maximum(residual, 1e-12))
         if np.allclose(coefficients, before, rtol=1e-6, atol=0):
             break
     return coefficients
