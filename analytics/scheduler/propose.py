@@ -97,7 +97,8 @@ def propose(
         return None, f"plan {plan.plan_version} is the best of {len(bench.scored)} candidates, the cost of a change included"
     goes_back = bench.sound and proposal.plan.digest == state.origin.digest
     least_gain = 0.0 if goes_back else options.min_gain_percent
-    if objection := _objection(proposal, _worth(bench, proposal, options), options, least_gain):
+    objection = _objection(proposal, _worth(bench, proposal, options), options, least_gain)
+    if objection and "worth test" not in options.without:
         return None, f"{objection} (best of {len(bench.scored)} candidates: {proposal.change})"
     return proposal, (
         f"{proposal.predicted_us / 1e3:.0f} ms instead of {proposal.baseline_us / 1e3:.0f} ms per iteration predicted "

@@ -211,7 +211,7 @@ def best_of(bench: PlanBench, options: SchedulerOptions) -> Candidate:
     alone = [layout for layout in layouts if not layout.moves]  # one step from stages that are lent is no plan
     layout = min(alone or layouts, key=lambda key: bench.objective(layouts[key][0]))
     best, last = layouts[layout]
-    improved = bool(alone)
+    improved = bool(alone) and "local search" not in options.without
     while improved:
         improved = False
         for name, neighbour in neighbours(layout, last, bench.crews):
@@ -268,4 +268,4 @@ def _named(bench: PlanBench, options: SchedulerOptions) -> Iterator[tuple[str, L
         per_node=bench.state.ranks_per_node,
         levels=bench.levels,
     )
-    yield from ((name, weighted(layout, current.layer_weights)) for name, layout in found)
+    yield from ((name, weighted(layout, current.layer_weights)) for name, layout in found if name not in options.without)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 import msgspec
 
@@ -39,11 +40,16 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
     ranks_per_node: int = 0
 
 
+Part = Literal["joint planner", "laid out anew", "ResiHP's three levels", "local search", "worth test"]
+"""What an ablation can leave out: candidates by their names, and two steps of the search."""
+
+
 class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Thresholds. `margin`: how many times the expected gain must repay the cost; `life`: how long slow phases last; a rank
     slower than `leave_below` may be left out; the search ends after `search_actions` scheduled actions: a count, so that its
     result does not depend on the load. `levels`: what may change, for ablations: without tp groups stay whole and even,
-    without pp replicas keep the first plan's layers, without dp those that work have the same micro-batches."""
+    without pp replicas keep the first plan's layers, without dp those that work have the same micro-batches; `without`: parts
+    of the search that are left out, for ablations too."""
 
     min_gain_percent: float = 3.0
     margin: float = 1.5
@@ -52,7 +58,11 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     search_actions: int = 100_000
     life: FaultLife = FaultLife()
     levels: tuple[Level, ...] = ("tp", "pp", "dp")
+    without: tuple[Part, ...] = ()
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+        facts = msgspec.structs.asdict(self)
+        if not self.without:  # of a whole search it is what it was before parts of one could be left out
+            del facts["without"]
+        return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]

@@ -1,6 +1,8 @@
-"""What each level of our own Scheduler brings: TP, PP and DP switched off one by one, and all of them."""
+"""What each level of our own Scheduler brings, and each part of its search: switched off one by one, and all levels."""
 
 from __future__ import annotations
+
+from typing import get_args
 
 from unskew.analytics.cluster.job import JOBS
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
@@ -8,7 +10,7 @@ from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.resihp.sessions import kills
 from unskew.analytics.planners.problem import Level
 from unskew.analytics.policies.unskew import UnskewPolicy
-from unskew.analytics.scheduler.state import SchedulerOptions
+from unskew.analytics.scheduler.state import Part, SchedulerOptions
 
 _JOBS = ("llama2-7b", "llama2-13b", "llama-30b")
 _EVERY_S, _HOURS = 3600.0, 6.0
@@ -22,6 +24,8 @@ _LEVELS: dict[str, tuple[Level, ...]] = {
     "DP alone": ("dp",),
     "rerouting alone": (),
 }
+_OPTIONS = {name: SchedulerOptions(levels=levels) for name, levels in _LEVELS.items()}
+_OPTIONS |= {f"without {part}": SchedulerOptions(without=(part,)) for part in get_args(Part)}
 
 
 def _levels(cell: Cell) -> Figures:
@@ -29,17 +33,21 @@ def _levels(cell: Cell) -> Figures:
     job = JOBS[cell.name]
     cluster_events = kills(job, _EVERY_S, _HOURS, cell.seed, slow=0.5)
     found: Figures = {}
-    for name, levels in _LEVELS.items():
-        policy = UnskewPolicy(SchedulerOptions(levels=levels))
-        outcome = simulate(job, policy, cluster_events, SimulationOptions(hours=_HOURS, seed=cell.seed))
+    for name, options in _OPTIONS.items():
+        outcome = simulate(job, UnskewPolicy(options), cluster_events, SimulationOptions(hours=_HOURS, seed=cell.seed))
         found[f"{cell.name}: {name}"] = 100.0 * outcome.effective
         found[f"{cell.name}: capacity"] = 100.0 * outcome.capacity
+    whole = found[f"{cell.name}: all levels"]
+    assert whole is not None
+    for name in _OPTIONS:
+        if name.startswith("without"):  # session by session, so that what the sessions differ by is not in the interval
+            found[f"{cell.name}: lost {name}"] = whole - (found[f"{cell.name}: {name}"] or 0.0)
     return found
 
 
 LEVELS = Study(
     name="levels",
-    about="what each level of the Scheduler brings: every hour a GPU dies or, in turn, runs at half speed",
+    about="what each level of the Scheduler and part of its search brings: hourly a GPU dies or, in turn, runs at half speed",
     unit="% of the time",
     cells=lambda seeds: [Cell(study="levels", name=name, seed=seed) for name in _JOBS for seed in range(seeds)],
     measure=_levels,
