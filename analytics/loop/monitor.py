@@ -33,7 +33,7 @@ from unskew.analytics.health.gpu_evidence import GpuHistory, remembered, with_gp
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.pipeline.prediction import Prediction, predict_iteration, predict_iterations
 from unskew.analytics.predictor.fit import Fit
-from unskew.analytics.predictor.retraining import IterationSample, Retraining, suspicion, turned
+from unskew.analytics.predictor.retraining import IterationSample, Retraining, scores_of, turned
 from unskew.collector.events import Control, Event, GpuState, IterationJudged, Verdict, VerdictClosed
 
 RESCALED_BY = 8
@@ -144,7 +144,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         state, found = detector.step(self.detector, committed, plan, cost, self.options, predicted_us=predicted_us)
         # Where cores are shared the prediction is bounded by them, which no fit can mend.
         to_learn = found.judged.predicted_us if self.shared_cores is None else None
-        sample = IterationSample(released, plan, speeds, to_learn, suspicion(found.judged), cost.slow_links)
+        sample = IterationSample(released, plan, speeds, to_learn, scores_of(found.judged), cost.slow_links)
         after, verdicts = self._with_verdicts(state, found.verdicts)
         after, of_job = after._seeing(sample, prediction)._job_judged(sample, predicted_us, verdicts, uneven_us)
         return after, JudgedIteration(

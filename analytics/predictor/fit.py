@@ -151,17 +151,18 @@ def prediction_interval(ratios: Sequence[float]) -> float | None:
 
 
 class TimedIteration(msgspec.Struct, frozen=True):
-    """One committed iteration: its plan, the work of its micro-batches in order, its time (us)."""
+    """One committed iteration: its plan, the work of its micro-batches in order, its time (us); how fast its ranks were."""
 
     plan: Plan
     works: tuple[Work, ...]
     us: float
+    speeds: Speeds = {}
 
 
 def fit_terms(
     fitted: Fit,
     iterations: Sequence[TimedIteration],
-    predict_us: Callable[[Plan, Sequence[Work], CostModel], float],
+    predict_us: Callable[[TimedIteration, CostModel], float],
     transfers: Sequence[Transfer] = (),
     collectives_us: Sequence[float] = (),
     *,
@@ -199,7 +200,7 @@ def fit_terms(
         collective_us=max(0.0, median(collectives_us)) if collectives_us else 0.0,
         iteration_end_us=0.0,
     )
-    makespans = [predict_us(seen.plan, seen.works, bare) for seen in iterations]
+    makespans = [predict_us(seen, bare) for seen in iterations]
     remains = [seen.us - makespan for seen, makespan in zip(iterations, makespans, strict=True)]
     half_end = max(0.0, median(remains[::2]))
     tested = list(zip(iterations, makespans, strict=True))[1::2] or [(iterations[0], makespans[0])]

@@ -8,13 +8,18 @@ The steps, per committed iteration (pure: the same iterations give the same pred
    `drift` off to the same side (the first iterations, on which the first predictor is fitted, often take longer than the
    rest of the run). Estimated speeds of the time are divided out first, so a device estimated slow is fitted as slow and
    does not bend the healthy reference;
-3. back-test: both predictors predict the next `backtest` iterations, which neither has seen; the new one replaces the old iff
+3. while a device is suspected that is not known to be slow nothing is fitted or replaced, for what takes sixteen iterations
+   to name would be learned as healthy on the way; but not for ever: after `patience` such iterations more than others, and
+   at once where only the speeds of known slow devices are in doubt, it is fitted on the chunks of all others, and the end of
+   an iteration at the speeds that suspects showed in it;
+4. back-test: both predictors predict the next `backtest` iterations, which neither has seen; the new one replaces the old iff
    its chunks are no worse and the sum of its two median errors (chunks, iterations) is smaller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -42,24 +47,26 @@ disturbed iterations fits disturbed iterations."""
 
 
 class RetrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts are iterations; `drift` is a ratio less one, `suspicious_score` a score of the Detector (above 1 it flags)."""
+    """Counts are iterations; `drift` is a ratio less one, `suspicious_score` a score of the Detector (above 1 it flags);
+    `patience`: for so long nothing is fitted while somebody is suspected."""
 
     warm_up: int = 8
     refit_every: int = 40
     backtest: int = 8
     drift: float = 0.03
     suspicious_score: float = msgspec.field(name="doubt", default=0.25)
+    patience: int = 20
 
 
 class IterationSample(msgspec.Struct, frozen=True):
     """A committed iteration, the plan it ran under, the estimated speeds and slow links when it ran, and its time as it was
-    predicted then. `suspicion`: the highest score of a rank in it."""
+    predicted then. `scores`: of the ranks that were judged in it."""
 
     released: IterationTelemetry
     plan: Plan
     speeds: dict[int, dict[str, float]]
     predicted_us: float | None = None
-    suspicion: float = 0.0
+    scores: dict[int, float] = {}
     slow_links: tuple[SlowLink, ...] = ()
 
     @property
@@ -70,6 +77,22 @@ class IterationSample(msgspec.Struct, frozen=True):
     def chunks(self) -> list[Chunk]:
         """At healthy speed."""
         return at_healthy_speed(self.committed.chunks, self.speeds)
+
+    @property
+    def suspicion(self) -> float:
+        """The highest score of a rank; 0.0 when nobody was judged."""
+        return max(self.scores.values(), default=0.0)
+
+    def without(self, suspects: Collection[int], model: CostModel | None = None) -> IterationSample:
+        """Without the chunks of `suspects`, which by the `model` were as fast as they took in it."""
+        if not suspects:
+            return self
+        chunks, kept = self.committed.chunks, tuple(one for one in self.committed.chunks if one.rank not in suspects)
+        speeds = self.speeds | (shown_speeds(model, [one for one in chunks if one.rank in suspects]) if model else {})
+        committed = msgspec.structs.replace(self.committed, chunks=kept)
+        return msgspec.structs.replace(
+            self, released=msgspec.structs.replace(self.released, committed=committed), speeds=speeds
+        )
 
     @property
     def slow(self) -> frozenset[tuple[int, int]]:
@@ -107,13 +130,15 @@ class _Candidate(msgspec.Struct, frozen=True):
     fitted: Fit
     trigger: str
     later: tuple[IterationSample, ...] = ()
+    suspects: frozenset[int] = frozenset()
 
 
 class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     """The predictor of one run and what it is learned from; never changed, only replaced. `classes`: device class -> ranks;
     `blocking`: their sends are; `sync`: what is known beforehand of the sums of gradients (`CostModel`).
 
-    `seen`: the last complete iterations; a new predictor is due at iteration `due_at`, because of `why`.
+    `seen`: the last complete iterations; a new predictor is due at iteration `due_at`, because of `why`; `suspected`: in how
+    many more iterations somebody was who is not known to be slow than nobody, up to twice the patience.
     """
 
     options: RetrainingOptions = RetrainingOptions()
@@ -124,6 +149,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
     seen: tuple[IterationSample, ...] = ()
     candidate: _Candidate | None = None
+    suspected: int = 0
     due_at: int = 0
     why: str = ""
 
@@ -159,21 +185,31 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
         """With the next complete iteration; the event when a predictor came into force with it."""
         seen = (*self.seen, sample)[-self.options.refit_every :]
         after = msgspec.structs.replace(self, seen=seen, candidate=None)
-        now, suspicious = sample.committed.iteration, sample.suspicion >= self.options.suspicious_score
+        now = sample.committed.iteration
         if self.fitted is None:
             found = self._fit(seen) if len(seen) >= self.options.warm_up else None
             return (after, None) if found is None else after._adopted(found, "warm-up", now)
+        suspects = frozenset(rank for rank, score in sample.scores.items() if score >= self.options.suspicious_score)
+        unknown, patience = bool(suspects - sample.speeds.keys()), self.options.patience
+        suspected = min(self.suspected + 1, 2 * patience) if unknown else max(self.suspected - 1, 0)
+        after = msgspec.structs.replace(after, suspected=suspected)
+        waits = unknown and suspected <= patience
         if self.candidate is None:
-            return (after if suspicious else after._with_candidate(now, self.fitted)), None
-        candidate = msgspec.structs.replace(self.candidate, later=(*self.candidate.later, sample))
+            return (after if waits else after._with_candidate(now, self.fitted, suspects)), None
+        candidate = msgspec.structs.replace(
+            self.candidate, later=(*self.candidate.later, sample), suspects=self.candidate.suspects | suspects
+        )
         if len(candidate.later) < self.options.backtest:
             return msgspec.structs.replace(after, candidate=candidate), None
-        return (after, None) if suspicious else after._tested(candidate, self.fitted, now)
+        return (after, None) if waits else after._tested(candidate, self.fitted, now)
 
     def _tested(self, candidate: _Candidate, old: Fit, now: int) -> tuple[Retraining, PredictorFitted | None]:
         """Back-test: the candidate replaces the `old` one or is dropped until the next is due."""
         after = msgspec.structs.replace(self, due_at=now + self.options.refit_every, why="")
-        new, before = backtest(candidate.fitted.model, candidate.later), backtest(old.model, candidate.later)
+        new, before = (
+            backtest(model, [one.without(candidate.suspects, model) for one in candidate.later])
+            for model in (candidate.fitted.model, old.model)
+        )
         if not new.beats(before):
             return after, None
         tested = {"chunks, later": 100 * new.chunks, "chunks, later, before": 100 * before.chunks,
@@ -181,14 +217,16 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
         errors = {**candidate.fitted.error_percent, **{name: round(error, 3) for name, error in tested.items()}}
         return after._adopted(msgspec.structs.replace(candidate.fitted, error_percent=errors), candidate.trigger, now)
 
-    def _with_candidate(self, now: int, fitted: Fit) -> Retraining:
-        """With a candidate where one is due and can be fitted."""
+    def _with_candidate(self, now: int, fitted: Fit, suspects: frozenset[int]) -> Retraining:
+        """With a candidate where one is due and can be fitted, `suspects` left out."""
         trigger = (self.why or "again from the log") if now >= self.due_at else self._drift(now, fitted)
-        found = self._fit(self.seen) if trigger else None
-        return self if found is None else msgspec.structs.replace(self, candidate=_Candidate(found, trigger))
+        if not trigger:
+            return self
+        found = self._fit(self.seen, suspects, fitted)
+        return self if found is None else msgspec.structs.replace(self, candidate=_Candidate(found, trigger, suspects=suspects))
 
-    def _fit(self, seen: Sequence[IterationSample]) -> Fit | None:
-        return fit_seen(seen, self.classes, blocking=self.blocking, sync=self.sync)
+    def _fit(self, seen: Sequence[IterationSample], suspects: Collection[int] = (), before: Fit | None = None) -> Fit | None:
+        return fit_seen(seen, self.classes, blocking=self.blocking, sync=self.sync, suspects=suspects, before=before)
 
     def _drift(self, now: int, fitted: Fit) -> str:
         """Why to fit early: the ranks' median chunk, or the iteration, has been off for some time; "" when neither has."""
@@ -228,13 +266,18 @@ def fit_seen(
     *,
     blocking: bool = False,
     sync: GradientSync | None = None,
+    suspects: Collection[int] = (),
+    before: Fit | None = None,
 ) -> Fit | None:
-    """The predictor of these iterations; None when they do not suffice. `classes`, `blocking`, `sync`: as in `Retraining`."""
+    """The predictor of these iterations; None when they do not suffice. `classes`, `blocking`, `sync`: as in `Retraining`.
+    Chunks of `suspects` are left out; where they are the only ones that show what some work takes, chunks cost what they did
+    `before`."""
     plan, speeds, slow_links = seen[-1].plan, seen[-1].speeds, seen[-1].slow_links
-    chunks = [chunk for one in seen for chunk in one.chunks]
+    everything = [chunk for one in seen for chunk in one.chunks]
+    chunks = [chunk for chunk in everything if chunk.rank not in suspects]
     # The first iteration pays for start-up once; it is no evidence on the end of the others.
     measured = [
-        TimedIteration(one.plan, one.committed.works, one.committed.measured_us)
+        one
         for one in seen
         if one.plan.plan_version == plan.plan_version
         and one.speeds == speeds
@@ -246,15 +289,21 @@ def fit_seen(
     group_steps = [step for one in seen for step in one.released.group_steps]
     bucket_steps = [step for one in seen for step in one.released.bucket_steps]
 
-    def makespan_us(plan: Plan, works: Sequence[Work], cost: CostModel) -> float:
-        return predict_iteration(plan, works, msgspec.structs.replace(cost, slow_links=slow_links), speeds).iteration_us
+    def makespan_us(timed: TimedIteration, cost: CostModel) -> float:
+        cost = msgspec.structs.replace(cost, slow_links=slow_links)
+        return predict_iteration(timed.plan, timed.works, cost, timed.speeds).iteration_us
 
     try:
-        found = fit(chunks, classes)
+        if before is not None and _witnessed(chunks, before.model) != _witnessed(everything, before.model):
+            found = before
+        else:
+            found = fit(chunks, classes)
         found = msgspec.structs.replace(found, model=msgspec.structs.replace(found.model, blocking=blocking, sync=sync))
-        return fit_terms(
-            found, measured, makespan_us, transfers, collectives, group_steps=group_steps, bucket_steps=bucket_steps
-        )
+        timed = [
+            TimedIteration(one.plan, one.committed.works, one.committed.measured_us, one.without(suspects, found.model).speeds)
+            for one in measured
+        ]
+        return fit_terms(found, timed, makespan_us, transfers, collectives, group_steps=group_steps, bucket_steps=bucket_steps)
     except NotIdentifiable:
         return None
 
@@ -279,9 +328,28 @@ def median_ratio(model: CostModel, chunks: Sequence[Chunk]) -> float | None:
     return median(median(ratios) for ratios in of_rank.values()) if of_rank else None
 
 
-def suspicion(judged: IterationJudged) -> float:
-    """The highest score of a rank; 0.0 when nobody was judged."""
-    return max((ratio.score for ratio in judged.ranks), default=0.0)
+def _witnessed(chunks: Sequence[Chunk], model: CostModel) -> set[object]:
+    """The kinds of work that these chunks show, with the head and without, at each place."""
+    return {(chunk.kind, chunk.has_head, model.place_of(chunk.rank, chunk.tp)) for chunk in chunks}
+
+
+def shown_speeds(model: CostModel, chunks: Sequence[Chunk]) -> dict[int, dict[str, float]]:
+    """rank -> kind -> what its chunks should take by the model over what they took."""
+    expected, took = defaultdict[tuple[int, str], float](float), defaultdict[tuple[int, str], float](float)
+    for chunk in chunks:
+        if chunk.us > 0 and chunk.kind in model.chunks:
+            expected[chunk.rank, chunk.kind] += expected_us(model, chunk)
+            took[chunk.rank, chunk.kind] += chunk.us
+    found: dict[int, dict[str, float]] = {}
+    for rank, kind in took:
+        if expected[rank, kind] > 0:
+            found.setdefault(rank, {})[kind] = expected[rank, kind] / took[rank, kind]
+    return found
+
+
+def scores_of(judged: IterationJudged) -> dict[int, float]:
+    """The Detector's scores of the ranks that were judged."""
+    return {ratio.rank: ratio.score for ratio in judged.ranks}
 
 
 def turned(found: Sequence[Verdict | VerdictClosed], opened: Mapping[int, Verdict]) -> dict[int, int]:

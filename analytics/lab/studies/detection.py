@@ -186,8 +186,8 @@ def warm_up(job: SyntheticJob) -> CostModel:
     seen = [job.committed(iteration) for iteration in range(WARM_UP)]
     measured = [TimedIteration(job.plan, one.works, one.measured_us) for one in seen[1:]]
 
-    def makespan_us(plan: Plan, works: Sequence[Work], cost: CostModel) -> float:
-        return predict_iteration(plan, works, cost).iteration_us
+    def makespan_us(timed: TimedIteration, cost: CostModel) -> float:
+        return predict_iteration(timed.plan, timed.works, cost).iteration_us
 
     return fit_terms(fit([chunk for one in seen for chunk in one.chunks]), measured, makespan_us, [Transfer(0, 1, 300.0)]).model
 

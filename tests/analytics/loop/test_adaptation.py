@@ -132,6 +132,25 @@ def test_a_run_s_plans_give_no_rank_more_than_its_memory_holds() -> None:
     assert layers == {None: 5, 450_000.0: 4}
 
 
+def test_a_rank_that_stays_suspected_does_not_keep_the_others_from_being_learned() -> None:
+    """Rank 2 is 1.3 times as slow from iteration 30 on, less than is named on cores; everybody is 1.08 times from 36 on."""
+
+    def worn(now: int) -> Speeds:
+        of = {rank: (1.3 if rank == 2 and now >= 30 else 1.0) * (1.08 if now >= 36 else 1.0) for rank in PLAN.ranks}
+        return {rank: {"F": 1 / factor, "B": 1 / factor} for rank, factor in of.items() if factor > 1}
+
+    loop = Loop(msgspec.structs.replace(SITE, detector=SHARED_MACHINE))
+    steps = follow(loop, train(worn, 110))
+    assert events(steps, Verdict) == []
+    fits = events(steps, PredictorFitted)
+    assert fits[1].watermark > 36 + 16, "what may yet be named is waited for"
+    assert fits[-1].watermark < 100
+    assert fits[-1].error_percent["chunks, later"] < 1.0
+    assert loop.fitted is not None
+    learned, healthy_us = (model.chunk_us("F", work_of([100]), 2, has_head=False) for model in (loop.fitted.model, COST))
+    assert learned == pytest.approx(1.08 * healthy_us, rel=0.01)
+
+
 def all_slow(of: Callable[[int], float]) -> Truth:
     """Every rank takes `of(iteration)` times as long."""
     return lambda now: {rank: {"F": 1 / of(now), "B": 1 / of(now)} for rank in PLAN.ranks} if of(now) != 1 else {}

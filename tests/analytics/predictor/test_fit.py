@@ -13,7 +13,7 @@ from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.predictor.fit import NotIdentifiable, TimedIteration, at_healthy_speed, fit, fit_terms, message_costs
 from unskew.analytics.predictor.refit import coverage
-from unskew.analytics.predictor.retraining import NO_WORSE, IterationSample, PredictorBacktest
+from unskew.analytics.predictor.retraining import NO_WORSE, IterationSample, PredictorBacktest, fit_seen
 
 TRUTH = CostModel(
     chunks={
@@ -147,7 +147,7 @@ def test_the_iteration_end_is_what_chunks_and_messages_leave() -> None:
     fitted = fit_terms(
         fit(measure(seed=8, n=40)),
         seen,
-        lambda p, works, cost: predict_iteration(p, works, cost).iteration_us,
+        lambda one, cost: predict_iteration(one.plan, one.works, cost).iteration_us,
         [Transfer(0, 1, us) for us in (1900, 2000, 9000)],
     )
     assert fitted.model.message_us == 2000
@@ -250,3 +250,33 @@ def test_messages_are_fitted_by_their_size_only_where_that_explains_them() -> No
     assert (latency_us, token_us) == (pytest.approx(900, rel=0.1), 0.0)
     assert message_costs(late) == (60_000.0, 0.0)
     assert message_costs([]) == (0.0, 0.0)
+
+
+def test_the_only_rank_with_the_head_is_suspected_so_chunks_keep_their_costs_and_the_end_is_learned() -> None:
+    """PP2: rank 1 is half as fast, unknown to anybody; the end grew from 15 to 25 ms. Its ratios tell the end."""
+    plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=8, micro_batches=4)
+    random = np.random.default_rng(4)
+
+    def sample(iteration: int, end_us: float, speed: float) -> IterationSample:
+        works = tuple(work_of([int(x) for x in random.integers(20, 120, 5)]) for _ in plan.routes)
+        truth, speeds = CostModel(chunks=TRUTH.chunks, iteration_end_us=end_us), {1: {"F": speed, "B": speed}}
+        chunks = tuple(
+            Chunk(hop.rank, kind, 4, hop.rank == 1, works[route.micro_batch],
+                  truth.chunk_us(kind, works[route.micro_batch], 4, has_head=hop.rank == 1, speed=speed if hop.rank else 1.0))
+            for route in plan.routes for hop in route.hops for kind in "FB"
+        )  # fmt: skip
+        us = predict_iteration(plan, works, truth, speeds).iteration_us
+        committed = CommittedIteration(
+            iteration=iteration, plan_version=0, chunks=chunks, works=works, measured_us=us, log_complete=True
+        )
+        return IterationSample(IterationTelemetry(committed=committed), plan, {})
+
+    before = fit_seen([sample(i, 15_000.0, 1.0) for i in range(1, 12)])
+    assert before is not None
+    after = fit_seen([sample(i, 25_000.0, 0.5) for i in range(12, 30)], suspects={1}, before=before)
+    assert after is not None
+    assert after.model.chunks == before.model.chunks
+    assert after.model.iteration_end_us == pytest.approx(25_000, rel=0.01)
+    bent = fit_seen([sample(i, 25_000.0, 0.5) for i in range(12, 30)])
+    assert bent is not None
+    assert bent.model.chunks != before.model.chunks
