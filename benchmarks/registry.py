@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from unskew.benchmarks.runs import Part
 
-SLOW = ("loop.slow.figures_of_a_strong_fault", "loop.slow.figures_of_a_weak_fault")
+SLOW = ("loop.slow.figures_of_a_strong_fault", "loop.slow.figures_of_a_weak_fault", "loop.slow.figures_on_cores")
 BENCHES: dict[str, tuple[str, ...]] = {
     "loop": ("loop.kills.figures", *SLOW, "loop.outage.figures", "loop.overhead.figures", "loop.healthy.figures"),
     "kills": ("loop.kills.figures",),

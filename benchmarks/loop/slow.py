@@ -1,39 +1,43 @@
-"""One rank turns slow on the sleeping device: is it named, how soon, and what is the new plan worth?"""
+"""One rank turns slow, on the sleeping device and on real cores: is it named, how soon, and what is the new plan worth?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from statistics import fmean, median
 
 import msgspec
 
 from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.pipeline.prediction import predict_iterations
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun, done
+from unskew.benchmarks.runs import EIGHT_RANKS, TWO_RANKS, Bench, FinishedRun, done
 from unskew.collector.events import IterationCommitted, MicroBatchPacked, PlanApplied, PlanScored, PredictorFitted, Verdict
+from unskew.runtime.options import RunOptions, cores
 
 OPTIONS = msgspec.structs.replace(EIGHT_RANKS, device="sleep")
 AT = 14
 SEEDS = range(20)
+ON_CORES = {
+    name: msgspec.structs.replace(TWO_RANKS, pp=pp, dp=dp, iterations=100, respawns=0)
+    for name, pp, dp in (("PP2", 2, 1), ("DP2", 1, 2), ("PP2 x DP2", 2, 2))
+}
+"""A rank on a core of its own; where there are fewer cores no gain of a plan is claimed, so none is changed."""
+AT_ON_CORES, FACTORS_ON_CORES, SEEDS_ON_CORES = 30, (1.5, 2.0, 3.0), range(10)
 
 
 def figures_of_a_strong_fault(bench: Bench, seeds: Sequence[int] = SEEDS, iterations: int = 40) -> list[Figure]:
     """x1.8: named, repaired, predicted, repaid."""
-    runs = _runs(bench, seeds, 1.8, iterations)
-    errors = [
-        abs(score.predicted_s - score.measured_s) / score.measured_s
-        for run in runs
-        for score in run.of(PlanScored)
-        if score.predicted_s is not None and score.measured_s is not None
-    ]
+    runs = _runs(bench, seeds, 1.8, options=msgspec.structs.replace(OPTIONS, iterations=iterations))
+    errors = _errors(runs)
     shares = [share for run in runs if (share := _share_of_the_possible(run, 1.8)) is not None]
     scored = f"{len(errors)} plans scored over 10 to 20 iterations each, in {len(runs)} runs"
     means = "healthy time, scaled to the batches that ran by prediction, x 8 / 7.56 over measured"
     return [
         done("slow x1.8", runs),
-        *_detection(runs, 1.8, within=5, bar=len(runs)),
+        *_detection(runs, "slow x1.8", within=5, bar=len(runs)),
         figure(
             "slow x1.8: runs whose plan was changed", sum(len(run.of(PlanApplied)) > 1 for run in runs), "", bar=len(runs),
             better="higher",
@@ -58,46 +62,85 @@ def figures_of_a_strong_fault(bench: Bench, seeds: Sequence[int] = SEEDS, iterat
 
 def figures_of_a_weak_fault(bench: Bench, seeds: Sequence[int] = SEEDS, iterations: int = 30) -> list[Figure]:
     """x1.3: named."""
-    runs = _runs(bench, seeds, 1.3, iterations)
-    return [done("slow x1.3", runs), *_detection(runs, 1.3, within=10, bar=len(runs) - 1)]
+    runs = _runs(bench, seeds, 1.3, options=msgspec.structs.replace(OPTIONS, iterations=iterations))
+    return [done("slow x1.3", runs), *_detection(runs, "slow x1.3", within=10, bar=len(runs) - 1)]
 
 
-def _runs(bench: Bench, seeds: Sequence[int], factor: float, iterations: int) -> list[FinishedRun]:
+def figures_on_cores(
+    bench: Bench,
+    seeds: Sequence[int] = SEEDS_ON_CORES,
+    factors: Sequence[float] = FACTORS_ON_CORES,
+    layouts: Sequence[str] = tuple(ON_CORES),
+) -> Iterator[Figure]:
+    """The same rows on real CPU cores, layout by layout and slowdown by slowdown; those of more ranks than cores are absent."""
+    for name, factor in product(layouts, factors):
+        title, options = f"slow x{factor:g}, real cores, {name}", ON_CORES[name]
+        error = f"{title}: predicted against measured iteration time after the change, median error"
+        if options.ranks > cores():
+            yield figure(error, None, "%", bar=5, better="lower", note=f"{options.ranks} ranks, and {cores()} cores")
+            continue
+        runs = _runs(bench, seeds, factor, options=options, at=AT_ON_CORES)
+        errors = _errors(runs)
+        yield done(title, runs)
+        yield from _detection(runs, title, within=40, bar=len(runs))
+        yield figure(
+            error, 100 * median(errors) if errors else None, "%", bar=5, better="lower",
+            note=f"{len(errors)} plans scored in {len(runs)} runs; worst {100 * max(errors, default=0.0):.1f} %",
+        )  # fmt: skip
+
+
+def _errors(runs: Sequence[FinishedRun]) -> list[float]:
+    """Of each plan that was scored, how far the predicted iteration is from the measured one."""
     return [
-        bench.run(
-            msgspec.structs.replace(OPTIONS, seed=seed, iterations=iterations),
-            f"slow:rank={_slow_rank(seed)},factor={factor},at={AT}",
-        )
-        for seed in bench.steps(f"slow x{factor}, sleeping device", seeds)
+        abs(score.predicted_s - score.measured_s) / score.measured_s
+        for run in runs
+        for score in run.of(PlanScored)
+        if score.predicted_s is not None and score.measured_s is not None
     ]
 
 
-def _slow_rank(seed: int) -> int:
-    return seed % OPTIONS.ranks
+def _runs(
+    bench: Bench, seeds: Sequence[int], factor: float, *, options: RunOptions = OPTIONS, at: int = AT
+) -> list[FinishedRun]:
+    return [
+        bench.run(
+            msgspec.structs.replace(options, seed=seed),
+            f"slow:rank={seed % options.ranks},factor={factor},at={at}",
+        )
+        for seed in bench.steps(f"slow x{factor}, {options.device} device, PP{options.pp} x DP{options.dp}", seeds)
+    ]
 
 
-def _detection(runs: Sequence[FinishedRun], factor: float, *, within: int, bar: int) -> list[Figure]:
+def _fault(run: FinishedRun) -> FaultSpec:
+    """The one that was injected."""
+    (fault,) = run.options.faults
+    return fault
+
+
+def _detection(runs: Sequence[FinishedRun], title: str, *, within: int, bar: int) -> list[Figure]:
     delays = [delay for run in runs if (delay := _delay(run)) is not None]
     named = sum(delay <= within for delay in delays)
     others = sum(not _is_right(run, verdict) for run in runs for verdict in run.of(Verdict))
     worst = f": median {median(delays):g}, at most {max(delays)}" if delays else ""
+    at = _fault(runs[0]).at
     return [
         figure(
-            f"slow x{factor}: right rank, cause slow_device, within {within} iterations", named, "", bar=bar, better="higher",
-            note=f"of {len(runs)} seeds, each rank in turn, from iteration {AT} on; slowed iterations it took{worst}",
+            f"{title}: right rank, cause slow_device, within {within} iterations", named, "", bar=bar, better="higher",
+            note=f"of {len(runs)} seeds, each rank in turn, from iteration {at} on; slowed iterations it took{worst}",
         ),
-        figure(f"slow x{factor}: verdicts on any other rank or cause", others, "", bar=0, better="lower"),
+        figure(f"{title}: verdicts on any other rank or cause", others, "", bar=0, better="lower"),
     ]  # fmt: skip
 
 
 def _is_right(run: FinishedRun, verdict: Verdict) -> bool:
-    return verdict.cause == "slow_device" and [party.rank for party in verdict.culprits] == [_slow_rank(run.options.seed)]
+    return verdict.cause == "slow_device" and [party.rank for party in verdict.culprits] == [_fault(run).rank]
 
 
 def _delay(run: FinishedRun) -> int | None:
     """Slowed iterations up to and with the one whose judgement named the rank; None when it was not named."""
-    right = [verdict for verdict in run.of(Verdict) if _is_right(run, verdict) and verdict.at_iteration >= AT]
-    return right[0].at_iteration - AT + 1 if right else None
+    at = _fault(run).at
+    right = [verdict for verdict in run.of(Verdict) if _is_right(run, verdict) and verdict.at_iteration >= at]
+    return right[0].at_iteration - at + 1 if right else None
 
 
 def _share_of_the_possible(run: FinishedRun, factor: float) -> float | None:
@@ -119,7 +162,7 @@ def _share_of_the_possible(run: FinishedRun, factor: float) -> float | None:
     works = _works(run)
     first = run.options.first_plan()
     predicted_us = dict(zip(works, predict_iterations(first, list(works.values()), cost), strict=True))
-    before = range(1, AT)
+    before = range(1, _fault(run).at)
     honest = fmean(measured_us[i] for i in before) / fmean(predicted_us[i] for i in before)
     healthy_us = honest * fmean(predicted_us[i] for i in after)
     ranks = run.options.ranks

@@ -9,10 +9,11 @@ import msgspec
 import pytest
 from support.training.runtime_runs import SMALL
 
-from unskew.benchmarks.loop import kills, overhead
-from unskew.benchmarks.report import Figure
-from unskew.benchmarks.runs import Bench, FinishedRun, perform
-from unskew.collector.events import Event, IterationCommitted, RunFinished
+from unskew.analytics.core.faults import parse_faults
+from unskew.benchmarks.loop import kills, overhead, slow
+from unskew.benchmarks.report import Figure, bars
+from unskew.benchmarks.runs import Bench, FinishedRun, Watch, perform
+from unskew.collector.events import Event, IterationCommitted, Party, PlanScored, RunFinished, Verdict
 from unskew.collector.paths import Store
 from unskew.runtime.control.summary import SummaryBuilder
 from unskew.runtime.options import RunOptions
@@ -32,6 +33,49 @@ def committed(iteration: int, wall_us: int) -> IterationCommitted:
         wall_us=wall_us,
         log_complete=True,
     )
+
+
+class MadeUp(Bench):
+    """Runs nothing: in every run the slow rank is named five iterations later, and the plan is predicted `off` too short."""
+
+    def __init__(self, tmp_path: Path, off: float, named: int | None = None) -> None:
+        with bars() as progress:
+            super().__init__(progress, Store(tmp_path))
+        self.off, self.named = off, named
+        self.asked: list[RunOptions] = []
+
+    def run(self, options: RunOptions, *faults: str, watch: Watch | None = None, settle: bool = False) -> FinishedRun:
+        assert (watch, settle) == (None, False)
+        parsed = parse_faults(faults, ranks=options.ranks, iterations=options.iterations)
+        self.asked.append(msgspec.structs.replace(options, faults=parsed))
+        rank, at = parsed[0].rank if self.named is None else self.named, parsed[0].at
+        verdict = Verdict(
+            verdict=1, cause="slow_device", culprits=(Party(kind="device", rank=rank),), since_iteration=at,
+            at_iteration=at + 4, confidence=1.0, sentence="slow", evidence={}, config="",
+        )  # fmt: skip
+        scored = PlanScored(
+            plan_version=1, proposal="p", from_iteration=40, to_iteration=60, n=20, measured_s=1.0, predicted_s=1 - self.off
+        )
+        end = RunFinished(status="done", iterations=options.iterations)
+        return FinishedRun(
+            options=self.asked[-1], summary=SummaryBuilder().summary("r", "d", 0, None, end), events=[verdict, scored, end],
+            same_process=frozenset(), not_once=0, lost=0, doubled=0,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(("off", "named", "met"), [(0.04, None, True), (0.06, None, False), (0.04, 1, False)])
+def test_slow_ranks_on_real_cores_have_the_rows_of_sleeping_ones(
+    off: float, named: int | None, met: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow, "cores", lambda: 2)
+    bench = MadeUp(tmp_path, off, named)
+    rows = {row.name: row for row in slow.figures_on_cores(bench, seeds=range(2), factors=(2.0,))}
+    assert all(row.ok for row in rows.values() if row.value is not None) is met
+    assert {one.device for one in bench.asked} == {"real"}
+    assert [(one.pp, one.dp, one.faults[0].rank) for one in bench.asked] == [(2, 1, 0), (2, 1, 1), (1, 2, 0), (1, 2, 1)]
+    error = "predicted against measured iteration time after the change, median error"
+    assert rows[f"slow x2, real cores, DP2: {error}"].value == pytest.approx(100 * off)
+    assert rows[f"slow x2, real cores, PP2 x DP2: {error}"].note == "4 ranks, and 2 cores"
 
 
 @pytest.mark.limit(120)
