@@ -12,7 +12,7 @@ from unskew.analytics.core.cost import CostModel
 from unskew.analytics.detector.links import Link, LinkTrack
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import PeerGroups
-from unskew.analytics.detector.published.changes import Alarm, ChangeWatch
+from unskew.analytics.detector.published.changes import ChangeAlarm, ChangeWatch
 from unskew.analytics.detector.residuals import ALL
 from unskew.analytics.detector.stages import Stages, suspected
 from unskew.analytics.detector.suspicion import SpeedChange
@@ -44,7 +44,7 @@ class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
     open_links: dict[Link, int] = {}
     stages: Stages | None = None
     changes: ChangeWatch = ChangeWatch()
-    alarm: Alarm | None = None
+    alarm: ChangeAlarm | None = None
     next_verdict: int = 1
 
     @property

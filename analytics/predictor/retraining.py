@@ -193,7 +193,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
         unknown, patience = bool(suspects - sample.speeds.keys()), self.options.patience
         suspected = min(self.suspected + 1, 2 * patience) if unknown else max(self.suspected - 1, 0)
         after = msgspec.structs.replace(after, suspected=suspected)
-        waits = unknown and suspected <= patience
+        waits = unknown and (suspected <= patience or 2 * len(suspects) > len(sample.scores))
         if self.candidate is None:
             return (after if waits else after._with_candidate(now, self.fitted, suspects)), None
         candidate = msgspec.structs.replace(

@@ -71,8 +71,8 @@ def run(
     """
     options = prepared(options)
     check(options)
-    if options.rank_mib and living is None:
-        _check_room(options)
+    if living is None:
+        check_room(options)
     session = Session(options, on_event, on_tick, living)
     session.perform()
     losses = session.builder.losses
@@ -350,8 +350,10 @@ def _room_bytes(rank_bytes: int) -> float:
     return rank_bytes * constant("memory_share") * _MOVED / _HELD
 
 
-def _check_room(options: RunOptions) -> None:
+def check_room(options: RunOptions) -> None:
     """Raises `OptionsError` where a rank's memory, as asked, does not hold its layers of the first plan."""
+    if not options.rank_mib:
+        return
     needed = max(held_bytes(options.first_plan(), _layer_bytes(options)).values())
     if needed > _room_bytes(options.rank_mib * 2**20):
         least = math.ceil(needed / _room_bytes(2**20))

@@ -16,7 +16,7 @@ from unskew.analytics.detector.published.change_point import ChangePoint, Change
 from unskew.analytics.detector.published.validation import profile
 
 
-class Alarm(msgspec.Struct, frozen=True, kw_only=True):
+class ChangeAlarm(msgspec.Struct, frozen=True, kw_only=True):
     """Iterations became slower, or faster, from `since` on, as was seen after iteration `at`; `suspects`: rank -> how
     many times as long it computes as the median of its role, where that is suspicious."""
 
@@ -39,7 +39,7 @@ class ChangeWatch(msgspec.Struct, frozen=True, kw_only=True):
         plan: Plan,
         options: ChangePointOptions,
         benign: Callable[[ChangePoint], bool] = lambda _: False,
-    ) -> tuple[ChangeWatch, Alarm | None]:
+    ) -> tuple[ChangeWatch, ChangeAlarm | None]:
         """With the next iteration; the alarm when it reveals a change that is verified and not `benign`."""
         series = self.series.observe(committed.measured_us, options)
         seen = ChangeWatch(
@@ -56,4 +56,4 @@ class ChangeWatch(msgspec.Struct, frozen=True, kw_only=True):
         if not change.verified(options):
             return taken, None
         since, suspects = seen.iterations[change.at], profile(seen.recent, plan)
-        return taken, Alarm(change=change, since=since, at=committed.iteration, suspects=suspects)
+        return taken, ChangeAlarm(change=change, since=since, at=committed.iteration, suspects=suspects)

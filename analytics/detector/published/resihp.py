@@ -23,7 +23,7 @@ from unskew.analytics.detector.detector_state import DetectorState, Verdicts, wa
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.products import acquit, flag_by_ratio
 from unskew.analytics.detector.published.change_point import ChangePointOptions
-from unskew.analytics.detector.published.changes import Alarm
+from unskew.analytics.detector.published.changes import ChangeAlarm
 from unskew.analytics.detector.published.validation import ABOVE
 from unskew.collector.events import Verdict, VerdictClosed
 
@@ -88,11 +88,11 @@ def _decided(
                 test=test, since=since, at=now, iterations=CHANGES.recent, sigma=options.sigma_floor,
                 victims=waiting_for(state, rank),
             )  # fmt: skip
-            found += [_told(one, alarm) if isinstance(one, Verdict) else one for one in named]
+            found += [_with_reasons(one, alarm) if isinstance(one, Verdict) else one for one in named]
     return state, tuple(found)
 
 
-def _told(verdict: Verdict, alarm: Alarm | None) -> Verdict:
+def _with_reasons(verdict: Verdict, alarm: ChangeAlarm | None) -> Verdict:
     """With what led to it."""
     if alarm is None:
         return verdict

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from unskew.analytics.detector.published.change_point import ChangePoint, ChangePointOptions
-from unskew.analytics.detector.published.changes import Alarm, ChangeWatch
+from unskew.analytics.detector.published.changes import ChangeAlarm, ChangeWatch
 from unskew.analytics.detector.published.validation import Probe, validate
 from unskew.analytics.lab.baselines.naming import VerdictNames
 from unskew.analytics.replay.method import MethodInput, MethodOutput
@@ -34,7 +34,7 @@ class GreyhoundDetector:
         """Whether the change is harmless after all."""
         return False
 
-    def react(self, alarm: Alarm, observed: MethodInput, probe: Probe | None) -> MethodOutput:
+    def react(self, alarm: ChangeAlarm, observed: MethodInput, probe: Probe | None) -> MethodOutput:
         """Profile and validate; a faster job acquits who is no longer slow."""
         at, since, change, suspects = alarm.at, alarm.since, alarm.change, alarm.suspects
         if not change.slower:

@@ -104,11 +104,29 @@ def test_a_searched_run_is_searched_anew_and_gets_its_plan_back_once_healed():
 @pytest.mark.parametrize("rank", range(8))
 def test_after_a_death_the_other_ranks_of_the_replica_take_its_layers(rank):
     recovered = recover(ORIGIN, {rank}, 1)
-    proposal, reason = propose(0, recovered, state(dead=[rank]))
+    apart = SchedulerOptions(without=("ResiHP's three levels",))
+    proposal, reason = propose(0, recovered, state(dead=[rank]), apart)
     assert proposal is not None, reason
     assert healthy_us() * 8 / 7 / proposal.predicted_us > 0.95
     assert all(proposal.plan.role_of[hop.rank].replica == route.replica for route in proposal.plan.routes for hop in route.hops)
     assert proposal.plan.plan_version == 2
+
+
+@pytest.mark.parametrize(
+    ("rank", "lends", "most"),
+    [(0, False, 1.0), (1, True, 0.98), (2, True, 0.98), (3, True, 1.005), (5, True, 0.98), (6, True, 0.98)],
+)
+def test_after_a_death_the_other_replica_does_some_of_a_stage_where_that_is_faster(rank: int, lends: bool, most: float) -> None:
+    """By 2 to 2.5 % here, or level and with fewer layers moved; a route then passes ranks of another replica than its own."""
+    recovered, dead = recover(ORIGIN, {rank}, 1), state(dead=[rank])
+    apart, _ = propose(0, recovered, dead, SchedulerOptions(without=("ResiHP's three levels",)))
+    proposal, reason = propose(0, recovered, dead)
+    assert apart is not None
+    assert proposal is not None, reason
+    guests = [hop for route in proposal.plan.routes for hop in route.hops
+              if proposal.plan.role_of[hop.rank].replica != route.replica]  # fmt: skip
+    assert bool(guests) == lends
+    assert proposal.predicted_us <= most * apart.predicted_us
 
 
 def test_the_gain_is_sure_by_the_one_interval_of_means():

@@ -64,10 +64,10 @@ def test_a_heavy_layer_counts_as_what_it_takes() -> None:
 def test_what_adaptis_searches_anew_has_to_fit_too(room_bytes: float | None) -> None:
     origin = searched_plan(pp=4, dp=2, n_layers=16, micro_batches=16, cost=COST, tokens=128)
     least = most_held(origin)
-    told = state(room_bytes and max(room_bytes, least), origin=origin)
-    proposal, _ = propose(0, origin, told)
+    asked = state(room_bytes and max(room_bytes, least), origin=origin)
+    proposal, _ = propose(0, origin, asked)
     considered = () if proposal is None else proposal.considered
-    assert all(max(layers) * 1_000 <= (told.room_bytes or 16_000) for one in considered for layers in one.layers)
+    assert all(max(layers) * 1_000 <= (asked.room_bytes or 16_000) for one in considered for layers in one.layers)
     anew = [one for one in considered if one.name == "searched anew (AdaPtis)"]
     assert bool(anew) == (room_bytes is None)
 

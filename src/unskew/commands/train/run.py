@@ -83,6 +83,10 @@ def run(
 
             options = prepared(options)
         check(options)
+        if options.rank_mib:
+            from unskew.runtime.control.launch import check_room
+
+            check_room(options)
     if fault and no_faults:
         refuse("--fault and --no-faults contradict each other: give one of them")
     if living is not None:
