@@ -9,12 +9,19 @@ from statistics import fmean, median
 import msgspec
 
 from unskew.analytics.core.cost import CostModel
-from unskew.analytics.core.faults import FaultSpec
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.pipeline.prediction import predict_iterations
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import EIGHT_RANKS, TWO_RANKS, Bench, FinishedRun, done
-from unskew.collector.events import IterationCommitted, MicroBatchPacked, PlanApplied, PlanScored, PredictorFitted, Verdict
+from unskew.collector.events import (
+    Fault,
+    IterationCommitted,
+    MicroBatchPacked,
+    PlanApplied,
+    PlanScored,
+    PredictorFitted,
+    Verdict,
+)
 from unskew.runtime.options import RunOptions, cores
 
 OPTIONS = msgspec.structs.replace(EIGHT_RANKS, device="sleep")
@@ -111,7 +118,7 @@ def _runs(
     ]
 
 
-def _fault(run: FinishedRun) -> FaultSpec:
+def _fault(run: FinishedRun) -> Fault:
     """The one that was injected."""
     (fault,) = run.options.faults
     return fault
@@ -122,7 +129,7 @@ def _detection(runs: Sequence[FinishedRun], title: str, *, within: int, bar: int
     named = sum(delay <= within for delay in delays)
     others = sum(not _is_right(run, verdict) for run in runs for verdict in run.of(Verdict))
     worst = f": median {median(delays):g}, at most {max(delays)}" if delays else ""
-    at = _fault(runs[0]).at
+    at = _fault(runs[0]).at_iteration
     return [
         figure(
             f"{title}: right rank, cause slow_device, within {within} iterations", named, "", bar=bar, better="higher",
@@ -138,7 +145,7 @@ def _is_right(run: FinishedRun, verdict: Verdict) -> bool:
 
 def _delay(run: FinishedRun) -> int | None:
     """Slowed iterations up to and with the one whose judgement named the rank; None when it was not named."""
-    at = _fault(run).at
+    at = _fault(run).at_iteration
     right = [verdict for verdict in run.of(Verdict) if _is_right(run, verdict) and verdict.at_iteration >= at]
     return right[0].at_iteration - at + 1 if right else None
 
@@ -162,7 +169,7 @@ def _share_of_the_possible(run: FinishedRun, factor: float) -> float | None:
     works = _works(run)
     first = run.options.first_plan()
     predicted_us = dict(zip(works, predict_iterations(first, list(works.values()), cost), strict=True))
-    before = range(1, _fault(run).at)
+    before = range(1, _fault(run).at_iteration)
     honest = fmean(measured_us[i] for i in before) / fmean(predicted_us[i] for i in before)
     healthy_us = honest * fmean(predicted_us[i] for i in after)
     ranks = run.options.ranks

@@ -104,11 +104,12 @@ __all__ = [
     "CollectiveKind", "CollectiveRecorded", "CommandRefused", "Control", "DetectionLimit", "DetectorMethod", "DeviceJoined",
     "DeviceKind", "DeviceLost", "Diagnosed", "Dropped", "Event", "Fault", "FaultInjected", "FaultKind", "GpuState",
     "GradientsKept", "GroupRecorded", "Heartbeat", "HostClock", "IterationCommitted", "IterationJudged", "IterationTimed",
-    "LoaderDivided", "MicroBatchPacked", "Mode", "ModeChanged", "Note", "OperationsRecorded", "Party", "PipelinePlace", "PlanApplied",
-    "PlanApproved", "PlanExpired", "PlanFailed", "PlanIssued", "PlanKept", "PlanProposed", "PlanRejected", "PlanScored",
-    "PredictorFitted", "Probed", "ProcessEnded", "QuorumFormed", "RankAdded", "RankAttached", "RankDetached", "RankRatio",
-    "Regrouped", "ReplicaStep", "ReplicaStepState", "RunFinished", "RunStarted", "SamplesDrawn", "SlowPart", "SourceRecorded",
-    "Span", "SpanKind", "StandbyMeasured", "Suspected", "Telemetry", "Verdict", "VerdictClosed", "VerdictScored", "tag_of",
+    "LoaderDivided", "MicroBatchPacked", "Mode", "ModeChanged", "Note", "OperationsRecorded", "Party", "PipelinePlace",
+    "PlanApplied", "PlanApproved", "PlanExpired", "PlanFailed", "PlanIssued", "PlanKept", "PlanProposed", "PlanRejected",
+    "PlanScored", "PredictorFitted", "Probed", "ProcessEnded", "QuorumFormed", "RankAdded", "RankAttached", "RankDetached",
+    "RankRatio", "Regrouped", "ReplicaStep", "ReplicaStepState", "RunFinished", "RunStarted", "SamplesDrawn", "SlowPart",
+    "SourceRecorded", "Span", "SpanKind", "StandbyMeasured", "Suspected", "Telemetry", "Verdict", "VerdictClosed",
+    "VerdictScored", "tag_of",
 ]  # fmt: skip
 
 TELEMETRY: tuple[type[Telemetry], ...] = (

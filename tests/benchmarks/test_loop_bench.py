@@ -48,7 +48,7 @@ class MadeUp(Bench):
         assert (watch, settle) == (None, False)
         parsed = parse_faults(faults, ranks=options.ranks, iterations=options.iterations)
         self.asked.append(msgspec.structs.replace(options, faults=parsed))
-        rank, at = parsed[0].rank if self.named is None else self.named, parsed[0].at
+        rank, at = parsed[0].rank if self.named is None else self.named, parsed[0].at_iteration
         verdict = Verdict(
             verdict=1, cause="slow_device", culprits=(Party(kind="device", rank=rank),), since_iteration=at,
             at_iteration=at + 4, confidence=1.0, sentence="slow", evidence={}, config="",
