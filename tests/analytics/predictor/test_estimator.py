@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn import base  # type: ignore[import-untyped]  # it ships no types
+from sklearn import model_selection as selection
 
 from unskew.analytics.core.iteration import Chunk
 from unskew.analytics.core.workload import Work
@@ -64,8 +66,6 @@ def test_what_cannot_be_fitted_or_predicted_is_said_in_a_sentence() -> None:
 
 
 def test_scikit_learn_clones_it_and_validates_it_over_time() -> None:
-    selection = pytest.importorskip("sklearn.model_selection", reason="pip install scikit-learn")
-    base = pytest.importorskip("sklearn.base")
     rows, times = features_of(chunks())
     split = selection.TimeSeriesSplit(n_splits=4)
     scores = selection.cross_val_score(ChunkTimeRegressor(), rows, times, cv=split)
