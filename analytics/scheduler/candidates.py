@@ -8,9 +8,10 @@ to the evaluator and local search.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import msgspec
 import numpy as np
@@ -261,6 +262,18 @@ def anew_layout(
 def _enough(left: Sequence[Sequence[object]], members: Sequence[Sequence[object]]) -> bool:
     """Whether two replicas keep ranks, where two have some: with a single one the next death would take layers with it."""
     return sum(map(bool, left)) >= min(2, sum(map(bool, members)))
+
+
+def two_hold_each_layer(layout: Layout) -> bool:
+    """Whether the next death takes no layer with it; a stage that another replica executes is held there alone."""
+    held = Counter(
+        layer
+        for pipeline in layout.pipelines
+        for group, since, size in zip(pipeline.groups, accumulate(pipeline.layers, initial=0), pipeline.layers, strict=False)
+        if group
+        for layer in range(since, since + size)
+    )
+    return min(held.values(), default=0) > 1
 
 
 def _layers_by_speed(plan: Plan, members: Sequence[Crew], crews: Crews) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from unskew.analytics.scheduler.candidates import (
     named_layouts,
     neighbours,
     staffed,
+    two_hold_each_layer,
 )
 from unskew.analytics.scheduler.changes import moved_layers
 from unskew.analytics.scheduler.crews import Crew, Crews, Room, shares_of
@@ -201,11 +202,18 @@ def _score_searched(bench: PlanBench, best: Candidate) -> None:
 
 def best_of(bench: PlanBench, options: SchedulerOptions) -> Candidate:
     """The best candidate found; `bench.scored` then holds all of them. Raises `PlanError` when none has room."""
-    layouts: dict[Layout, tuple[Candidate, int]] = {}
-    for name, found in _named(bench, options):
-        layout = bench.within_levels(found)
-        if layout not in layouts and bench.may(layout):
-            layouts[layout] = bench.score(name, layout)
+    found: dict[Layout, str] = {}
+    for name, one in _named(bench, options):
+        layout = bench.within_levels(one)
+        if layout not in found and bench.may(layout):
+            found[layout] = name
+    # What lending gains is no price for a layer that the next death takes along.
+    tolerant = any(map(two_hold_each_layer, found))
+    layouts = {
+        layout: bench.score(name, layout)
+        for layout, name in found.items()
+        if not (layout.moves and tolerant) or two_hold_each_layer(layout)
+    }
     if not layouts:
         raise PlanError("the ranks that are left have no room for the model")
     alone = [layout for layout in layouts if not layout.moves]  # one step from stages that are lent is no plan

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import msgspec
@@ -51,10 +52,11 @@ class Reducer(Protocol):
 
 
 class _BucketSum(msgspec.Struct):
-    """A bucket that is being summed in `flat` (None = taken over), of so many bytes; since when, and until when (us)."""
+    """A bucket that is being summed, of so many bytes; since when, and until when (us). `sum` and its `flat` copy are None as
+    soon as it is taken over: an iteration has more buckets than it has room for."""
 
     bucket: Bucket
-    sum: Sum
+    sum: Sum | None
     flat: Tensor | None
     n_bytes: int
     start_us: int
@@ -110,7 +112,7 @@ class GradientSums:
     @property
     def _next_is_closed(self) -> bool:
         """Whether another one can be begun."""
-        number, in_flight = len(self._begun), sum(one.flat is not None for one in self._begun)
+        number, in_flight = len(self._begun), sum(one.sum is not None for one in self._begun)
         return number < len(self._due) and in_flight < MOST_IN_FLIGHT and self._open.isdisjoint(self._due[number].layers)
 
     def _begin_closed(self) -> None:
@@ -130,20 +132,24 @@ class GradientSums:
         self._close(tuple(self._open))
         self._begin_closed()
         for number in range(len(self._due)):
-            with self._progress.waiting("collective"):
-                self._begun[number].sum.wait()
-            self._take(self._begun[number])
+            one = self._begun[number]
+            if one.sum is not None:
+                with self._progress.waiting("collective"):
+                    one.sum.wait()
+            self._take(one)
             self._begin_closed()
 
     def spans(self) -> list[Span]:
-        """One per bucket."""
+        """One per bucket, from when those before it were through: nobody sees when the backend begins with it."""
+        through_us = (0, *accumulate((one.end_us for one in self._begun), max))
+        starts_us = [min(max(one.start_us, free_us), one.end_us) for one, free_us in zip(self._begun, through_us, strict=False)]
         return [
             self._label(
-                kind="all_reduce", start_us=one.start_us, wall_us=max(one.end_us - one.start_us, 0),
+                kind="all_reduce", start_us=start_us, wall_us=one.end_us - start_us,
                 first_layer=one.bucket.layers[0], n_layers=len(one.bucket.layers), group="-".join(map(str, one.bucket.ranks)),
                 bytes=one.n_bytes,
             )
-            for one in self._begun
+            for one, start_us in zip(self._begun, starts_us, strict=True)
         ]  # fmt: skip
 
     def take_time(self, comm: Comm, price: Callable[[Bucket], float]) -> None:
@@ -164,7 +170,7 @@ class GradientSums:
     def keep(self) -> None:
         """Take over what is summed by now; also after a break."""
         for one in self._begun:
-            if one.flat is not None and one.sum.done():
+            if one.sum is not None and one.sum.done():
                 self._take(one)
 
     def _take(self, one: _BucketSum) -> None:
@@ -172,7 +178,7 @@ class GradientSums:
         nothing that can be named."""
         if one.flat is None:
             return
-        flat, one.flat, one.end_us = one.flat, None, self._device.now_us()
+        flat, one.flat, one.sum, one.end_us = one.flat, None, None, self._device.now_us()
         everything, plan_version = len(self._plan.routes), self._plan.plan_version
         sizes = [self._layers[piece.layer].sum_size(everything, piece) for piece in one.bucket.pieces]
         for piece, part in zip(one.bucket.pieces, torch.split(flat, sizes), strict=True):

@@ -31,13 +31,14 @@ class Recorder:
         self._spool, self._device, self._rank_spec = spool, device, rank_spec
         self._plan_version = self._iteration = self._attempt = 0
         self.on = True
-        self._was_in_time = True
+        self._was_in_time = self._complete = True
 
     def begin(self, plan: Plan, iteration: int, attempt: int) -> None:
         """What follows belongs to this attempt."""
         self._plan_version, self._iteration, self._attempt = plan.plan_version, iteration, attempt
         turns = self._rank_spec.options.instrument_turns
         self.on = turns == 0 or iteration // turns % 2 == 0
+        self._complete = True
 
     def add(self, *events: Telemetry) -> None:
         """To the log, unless it is the turn of iterations without."""
@@ -46,11 +47,13 @@ class Recorder:
                 self._spool.append(event)
 
     def hand_over(self) -> bool:
-        """Whether all that was recorded is with the kernel, within what an iteration may wait for it."""
+        """Whether all that this attempt recorded is with the kernel, within what an iteration may wait for it; what one call
+        found missing no later one finds."""
         if not self.on:
             return True
         self._was_in_time = self._spool.hand_over(PATIENCE_S if self._was_in_time else SHORT_PATIENCE_S)
-        return self._was_in_time
+        self._complete = self._complete and self._was_in_time
+        return self._complete
 
     def span(self, *, kind: SpanKind, start_us: int, wall_us: int, **fields: Any) -> Span:
         """A span of the present attempt."""

@@ -6,7 +6,9 @@ than its role is suspected, all are when nobody does, and the suspects are valid
 the run began makes a verdict. When the job becomes faster, who is named is validated again. Where nobody can be validated (no
 probes on this device, training is not to be held up) the profile decides.
 
-It finds no links, stages or kinds of work, and nothing that makes no change point. The paper's validation stops training for
+It finds no links, stages or kinds of work, and nothing that makes no change point. The first iterations of a benign change were
+in the series before it was seen and stay there, as only the iteration that shows it is deleted: a slowdown after it is dated to
+them, and its size too small, until it is found to be another. The paper's validation stops training for
 seconds at once; here it comes with the next plan record, as every probe does.
 """
 
@@ -24,7 +26,7 @@ from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.products import acquit, flag_by_ratio
 from unskew.analytics.detector.published.change_point import ChangePointOptions
 from unskew.analytics.detector.published.changes import ChangeAlarm
-from unskew.analytics.detector.published.validation import ABOVE
+from unskew.analytics.detector.published.validation import ABOVE, comparable
 from unskew.collector.events import Verdict, VerdictClosed
 
 FILTER = 1.25
@@ -48,7 +50,8 @@ def step(
     if options.probes and waited < PATIENCE and to_validate(state):
         return state, ()
     suspects, slower = state.alarm.suspects, state.alarm.change.slower
-    slow, sound = (suspects, ()) if slower else ({}, state.open.keys() - suspects.keys())
+    known = comparable(changes.recent, plan)
+    slow, sound = (suspects, ()) if slower else ({}, (state.open.keys() & known) - suspects.keys())
     return _decided(state, slow, sound, committed.iteration, options, test="profile")
 
 
@@ -74,21 +77,24 @@ def validated(
 def _decided(
     state: DetectorState, slow: Mapping[int, float], sound: Collection[int], now: int, options: DetectorOptions, *, test: str
 ) -> tuple[DetectorState, Verdicts]:
-    """The alarm is over: verdicts on who is `slow` and not named yet, the end of those on who is `sound`."""
+    """The alarm is over: verdicts on who is `slow` and not named yet, or by 10 % more or less; the end of those on who is
+    `sound`."""
     alarm, found = state.alarm, list[Verdict | VerdictClosed]()
     since = now if alarm is None else alarm.since
     state = msgspec.structs.replace(state, alarm=None)
     for rank in sorted(state.open.keys() & sound):
-        state, closed = acquit(state, rank, since, now, f"rank {rank} was validated as healthy again since iteration {since}")
+        how = "was validated as healthy again" if test == "probe" else "computes like the others of its role again"
+        state, closed = acquit(state, rank, since, now, f"rank {rank} {how} since iteration {since}")
         found += closed
     for rank, ratio in sorted(slow.items()):
-        if rank in state.tracks.ranks and rank not in state.open and rank not in state.lost:
-            state, named = flag_by_ratio(
+        named = 1.0 / min(state.speeds.get(rank, {}).values(), default=1.0)
+        if rank in state.tracks.ranks and rank not in state.lost and max(ratio / named, named / ratio) > ABOVE:
+            state, verdicts = flag_by_ratio(
                 state, rank, log(ratio), options,
                 test=test, since=since, at=now, iterations=CHANGES.recent, sigma=options.sigma_floor,
                 victims=waiting_for(state, rank),
             )  # fmt: skip
-            found += [_with_reasons(one, alarm) if isinstance(one, Verdict) else one for one in named]
+            found += [_with_reasons(one, alarm) if isinstance(one, Verdict) else one for one in verdicts]
     return state, tuple(found)
 
 

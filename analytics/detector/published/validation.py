@@ -9,6 +9,7 @@ ResiHP).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
@@ -19,6 +20,13 @@ Probe = Callable[[Sequence[int]], Mapping[int, float]]
 """Ranks -> measured over healthy time of the same matrix product on each of them, now, while training waits."""
 
 ABOVE = 1.1
+
+
+def comparable(recent: Sequence[tuple[Chunk, ...]], plan: Plan) -> set[int]:
+    """The ranks that computed and had another of their role to be compared with: of whom the profile says something."""
+    ran = {chunk.rank for chunks in recent for chunk in chunks}
+    roles = Counter(role.layers for role in plan.roles if role.rank in ran)
+    return {role.rank for role in plan.roles if role.rank in ran and roles[role.layers] > 1}
 
 
 def profile(recent: Sequence[tuple[Chunk, ...]], plan: Plan) -> dict[int, float]:

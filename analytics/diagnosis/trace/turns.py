@@ -100,7 +100,8 @@ def record(trace: Trace) -> TraceRecording:
 def _check(trace: Trace) -> None:
     """Raise `GraphError` where the operations do not show what waits for what."""
     chunks = trace.operations.filter(pl.col("kind").is_in(CHUNK_KINDS) & pl.col("stage").is_not_null())
-    if chunks["first_layer"].n_unique() > 1 and chunks["stage"].n_unique() == 1:
+    whole = chunks.filter(pl.col("kind") == "F")  # a backward pass may be in parts, beside which gradients are summed
+    if whole["first_layer"].n_unique() > 1 and whole["stage"].n_unique() == 1:
         raise GraphError("the trace has several stages and no messages between them, so nobody knows what waits for what")
     if chunks.select(pl.struct("iteration", "kind", "rank", "micro_batch", "first_layer").is_duplicated().any()).item():
         raise GraphError("a rank has a micro-batch more than once in an iteration, and its layers are not recorded")

@@ -154,10 +154,12 @@ def _row(**columns: polars.Expr) -> list[polars.Expr]:
 
 
 def _computes(placed: polars.DataFrame) -> polars.DataFrame:
-    """Chunks; the model chunk is the rank's range of layers in which the chunk begins."""
+    """Chunks, those executed in parts as one; the model chunk is the rank's range of layers in which the chunk begins."""
     return (
         placed.filter(polars.col("kind").is_in(list(_COMPUTE)))
         .with_columns(mc=polars.struct("chunk_first", "first_layer").map_elements(_chunk_of, return_dtype=polars.Int64))
+        .group_by(*_PLACE, "kind", "micro_batch", "mc", maintain_order=True)
+        .agg(polars.col("start_us").min(), polars.col("end_us").max(), polars.col("chunk_global").first())
         .select(
             _row(
                 optype=polars.col("kind").replace_strict(_COMPUTE),

@@ -12,9 +12,10 @@ from support.training.adaptation_loop import Loop
 from unskew.analytics.core.cost import Speeds, speed_of
 from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry
-from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.options import SHARED_MACHINE, DetectorOptions
+from unskew.analytics.detector.published.validation import comparable
 from unskew.analytics.loop.adaptation import AdaptationStep
 from unskew.analytics.loop.site import Site
 from unskew.analytics.pipeline.prediction import predict_iteration
@@ -110,6 +111,28 @@ def test_long_documents_make_a_change_point_and_no_alarm() -> None:
     assert watched == []
     state = loop.now.monitor.detector
     assert len(state.changes.iterations) < 60, "benign iterations are deleted from the series"
+
+
+def test_who_becomes_slower_still_is_named_anew() -> None:
+    """The paper sends the severity with each confirmed failure."""
+    loop = loop_of(PROFILED)
+    of_device = [
+        one for one in found(follow(loop, iterations(lambda now: 1.0 if now < 40 else 1.6 if now < 80 else 4.0, 100)))
+        if isinstance(one, Verdict) and one.cause == "slow_device"
+    ]  # fmt: skip
+    assert [one.culprits[0].rank for one in of_device] == [2, 2]
+    assert loop.now.monitor.speeds[2]["F"] == pytest.approx(1 / 4, rel=0.05)
+
+
+def test_the_profile_says_nothing_of_who_is_alone_in_its_role() -> None:
+    """As whose layers were taken from it, who is still slow: nobody is acquitted by that."""
+    chunks = [one.committed.chunks for one in iterations(slowed(3.0, 0), 3)]
+    taken = plan_from_partition(
+        plan_version=1, n_layers=8, schedule="1f1b", members=[[0, 1], [2, 3], [4, 5]], layers=[[4, 4], [3, 5], [4, 4]],
+        micro_batches=[4, 4, 4],
+    )  # fmt: skip
+    assert comparable(chunks, PLAN) == set(PLAN.ranks)
+    assert comparable(chunks, taken) == {0, 1, 4, 5}
 
 
 def test_a_slowdown_within_the_filter_is_not_found_by_design() -> None:

@@ -112,21 +112,13 @@ def test_after_a_death_the_other_ranks_of_the_replica_take_its_layers(rank):
     assert proposal.plan.plan_version == 2
 
 
-@pytest.mark.parametrize(
-    ("rank", "lends", "most"),
-    [(0, False, 1.0), (1, True, 0.98), (2, True, 0.98), (3, True, 1.005), (5, True, 0.98), (6, True, 0.98)],
-)
-def test_after_a_death_the_other_replica_does_some_of_a_stage_where_that_is_faster(rank: int, lends: bool, most: float) -> None:
-    """By 2 to 2.5 % here, or level and with fewer layers moved; a route then passes ranks of another replica than its own."""
-    recovered, dead = recover(ORIGIN, {rank}, 1), state(dead=[rank])
-    apart, _ = propose(0, recovered, dead, SchedulerOptions(without=("ResiHP's three levels",)))
-    proposal, reason = propose(0, recovered, dead)
-    assert apart is not None
+@pytest.mark.parametrize("rank", range(8))
+def test_after_a_death_no_next_one_takes_layers_with_it(rank: int) -> None:
+    """Lending a stage would gain 2 to 2.5 % here, and leave its layers on one rank."""
+    proposal, reason = propose(0, recover(ORIGIN, {rank}, 1), state(dead=[rank]))
     assert proposal is not None, reason
-    guests = [hop for route in proposal.plan.routes for hop in route.hops
-              if proposal.plan.role_of[hop.rank].replica != route.replica]  # fmt: skip
-    assert bool(guests) == lends
-    assert proposal.predicted_us <= most * apart.predicted_us
+    for next_one in proposal.plan.ranks:
+        validate(recover(proposal.plan, {next_one}, 3))
 
 
 def test_the_gain_is_sure_by_the_one_interval_of_means():

@@ -66,6 +66,7 @@ def test_what_adaptis_searches_anew_has_to_fit_too(room_bytes: float | None) -> 
     least = most_held(origin)
     asked = state(room_bytes and max(room_bytes, least), origin=origin)
     proposal, _ = propose(0, origin, asked)
+    assert proposal is None or most_held(proposal.plan) <= (asked.room_bytes or 16_000)
     considered = () if proposal is None else proposal.considered
     assert all(max(layers) * 1_000 <= (asked.room_bytes or 16_000) for one in considered for layers in one.layers)
     anew = [one for one in considered if one.name == "searched anew (AdaPtis)"]

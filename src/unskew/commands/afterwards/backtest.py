@@ -103,11 +103,11 @@ def thresholds(detector: str, recorded: RecordedRun, settings: dict[str, Any]) -
     from unskew.analytics.replay.watched import options_of
     from unskew.collector.decoding import complaint
 
-    known = {field.name for field in msgspec.structs.fields(DetectorOptions)}
+    known = {field.name for field in msgspec.structs.fields(DetectorOptions)} - {"method"}
     unknown = sorted(settings.keys() - known)
     if unknown:
         refuse(f"--detector {detector}: {unknown[0]} is not a threshold; known are {', '.join(sorted(known))}")
-    own = options_of(recorded)
+    own = msgspec.structs.replace(options_of(recorded), method="unskew")  # whoever decided in the run, these are ours
     try:
         return msgspec.convert({**msgspec.to_builtins(own), **settings}, DetectorOptions)
     except (msgspec.ValidationError, ValueError) as error:
