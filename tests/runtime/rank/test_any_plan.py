@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -163,6 +164,10 @@ class Job:
                 executor.finish_weights()
                 sums.keep()
                 raise
+            assert all(one.flat is None and one.sum is None for one in sums._begun), "copies live to the iteration's end"
+            times_us = [(one.start_us, one.start_us + one.wall_us) for one in sums.spans()]
+            waits = [since for (_, through), (since, until) in pairwise(times_us) if since < min(through, until)]
+            assert waits == [], "the wait for one bucket is no part of the next"
             self.losses[rank] = loss_of(plan, layers, rank)
 
         in_threads(plan.ranks, live)
