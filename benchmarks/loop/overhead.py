@@ -24,6 +24,8 @@ PAIRS = 1_500
 """Of neighbouring iterations, one with and one without. On two shared cores an iteration resembles the next one (correlation
 0.8) and not the one twenty later (0.4), so turns of one distinguish what blocks of twenty cannot."""
 SKIPPED_PAIRS = 20
+ODD = 11
+"""Iterations from one checkpoint to the next: with and without in turns."""
 _RESAMPLES = 2_000
 _NEIGHBOURS = 20
 """Pairs resampled together: a busy second of the machine spans many of them."""
@@ -36,7 +38,8 @@ def figures(bench: Bench, pairs: int = PAIRS, always: int = 200) -> list[Figure]
     with tempfile.TemporaryDirectory(prefix="unskew-corpus-") as folder:
         # Documents of equal length, so that iterations are alike.
         (Path(folder) / "corpus.txt").write_bytes(b"".join(b"%063d\n" % number for number in range(20_000)))
-        options = msgspec.structs.replace(TWO_RANKS, corpus=folder, mode="observe")
+        # A checkpoint every ten would always fall into iterations with: a fifth of the pairs, 3 % of their median.
+        options = msgspec.structs.replace(TWO_RANKS, corpus=folder, mode="observe", checkpoint_every=ODD)
         length = 2 * (pairs + SKIPPED_PAIRS)
         watch = _CollectorWatch(always)
         in_turns, steady = (

@@ -59,6 +59,7 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
         "status",
         "reason",
         "device",
+        "detector",
         "iterations",
         "committed",
         "losses",

@@ -126,7 +126,11 @@ def test_what_a_step_and_a_byte_take_is_learned_and_priced_alike_everywhere() ->
     known = msgspec.structs.replace(true, sync=GradientSync(layer_bytes=(10,) * 4, bucket_bytes=20))
     unfitted = Fit(model=known, error_percent={}, n_chunks=1, unidentified={}, left_out={})
     found = fit_terms(
-        unfitted, seen, lambda *of: predict_iteration(*of).iteration_us, collectives_us=[40.0], bucket_steps=steps
+        unfitted,
+        seen,
+        lambda one, cost: predict_iteration(one.plan, one.works, cost).iteration_us,
+        collectives_us=[40.0],
+        bucket_steps=steps,
     ).model
     assert found.sync == true.sync
     assert found.end_us(plan) == pytest.approx(11.0)
