@@ -21,7 +21,7 @@ from unskew.runtime.options import MOST_RANKS
 BEAT_S = 0.05
 
 _ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
-_RECORD = struct.Struct("=IIQIbhfdd")
+_RECORD = struct.Struct("=IIQIbhfddQ")
 _CHECK = struct.Struct("=I")
 _ROOM = 64
 _TRIES = 3
@@ -30,7 +30,8 @@ _TRIES = 3
 class Beat(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A heartbeat: the process, the kernel's id of the thread that beats, and what the main thread is at (rank/progress.py).
 
-    `at_s` is the monotonic clock, `moved_s` when the beating thread saw `count` move.
+    `at_s` is the monotonic clock, `moved_s` when the beating thread saw `count` move. `peak_bytes`: the most memory so far, of
+    the process, or of its GPU in tensors.
     """
 
     pid: int
@@ -42,6 +43,7 @@ class Beat(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     promised_s: float = 0.0
     at_s: float
     moved_s: float
+    peak_bytes: int = 0
 
 
 class HeartbeatPage:
@@ -56,7 +58,7 @@ class HeartbeatPage:
         onto = -1 if beat.waits_for is None else beat.waits_for
         data = _RECORD.pack(
             beat.pid, beat.thread, beat.count, beat.iteration, _ACTIVITIES.index(beat.activity), onto, beat.promised_s,
-            beat.at_s, beat.moved_s,
+            beat.at_s, beat.moved_s, beat.peak_bytes,
         )  # fmt: skip
         self._memory[rank * _ROOM : rank * _ROOM + _RECORD.size + _CHECK.size] = data + _CHECK.pack(zlib.crc32(data))
 
@@ -67,10 +69,11 @@ class HeartbeatPage:
             data, check = record[: _RECORD.size], record[_RECORD.size :]
             if _CHECK.unpack(check)[0] != zlib.crc32(data):
                 continue
-            pid, thread, count, iteration, activity, onto, promised_s, at_s, moved_s = _RECORD.unpack(data)
+            pid, thread, count, iteration, activity, onto, promised_s, at_s, moved_s, peak = _RECORD.unpack(data)
             return Beat(
                 pid=pid, thread=thread, count=count, iteration=iteration, activity=_ACTIVITIES[activity],
                 waits_for=None if onto < 0 else onto, promised_s=promised_s, at_s=at_s, moved_s=moved_s,
+                peak_bytes=peak,
             )  # fmt: skip
         return None
 

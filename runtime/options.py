@@ -61,8 +61,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that determines a run, in the order of the help page. `store` None = the default store.
 
     `instrument_turns`: ranks record spans in blocks of so many iterations, in turns with none (0 = always); the overhead is
-    measured so. `layer_weights`, `shapes`: of a model of somebody's own, what was measured of its layers (own_model.py): what
-    each costs, and what it gives to the next for every token.
+    measured so. `layer_weights`, `shapes`, `kept`: of a model of somebody's own, what was measured of its layers
+    (own_model.py): what each costs, what it gives to the next for every token, and how many numbers it keeps of one for its
+    backward pass.
     """
 
     tp: Annotated[int, Parameter(help="Tensor-parallel shards of a stage.", panel=LAYOUT, least=1, most=1_024)] = 1
@@ -189,6 +190,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     instrument_turns: int = 0
     layer_weights: tuple[float, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
+    kept: tuple[int, ...] = ()
 
     @property
     def first_iteration(self) -> int:

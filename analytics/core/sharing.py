@@ -6,6 +6,7 @@ Greedy and exact: every unit goes to the part that it makes least large, the fir
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from unskew.analytics.core.plan import PlanError
@@ -26,6 +27,37 @@ def share_out(
     if total < sum(least) or any(most < few for most, few in zip(room, least, strict=True)) or sum(room) < total:
         raise PlanError(f"{total} units do not fit {len(parts)} parts that take at least {max(least)} and at most {room}")
     return _greedy(total, lambda part, share: parts[part][0] + parts[part][1] * share, least, room)
+
+
+def share_out_within(total: int, parts: Sequence[tuple[float, float]], end_of: Callable[[int, int], int]) -> list[int]:
+    """As `share_out`, where the units differ in what else they take: part p has room for those from `first` up to
+    ``end_of(p, first)``. Shares are as even as without limits where these allow it, else the first parts take what they can.
+
+    >>> share_out_within(6, [(0, 1), (0, 1)], lambda part, first: first + 2 if first == 0 else 6)
+    [2, 4]
+    """
+    even = share_out(total, parts)
+    if all(sum(even[: part + 1]) <= end_of(part, sum(even[:part])) for part in range(len(parts))):
+        return even
+
+    def within(most: float) -> list[int] | None:
+        found, first = list[int](), 0
+        for part, (fixed, each) in enumerate(parts):
+            count = min(end_of(part, first) - first, total - first - (len(parts) - part - 1))
+            if each > 0:
+                count = min(count, int((most - fixed) / each + 1e-9))
+            if count < 1:
+                return None
+            found.append(count)
+            first += count
+        return found if first == total else None
+
+    loads = sorted({fixed + each * share for fixed, each in parts for share in range(1, total + 1)})
+    least = bisect_left(loads, True, key=lambda most: within(most) is not None)
+    found = within(loads[least]) if least < len(loads) else None
+    if found is None:
+        raise PlanError(f"{total} units do not fit {len(parts)} parts that have room for some of them")
+    return found
 
 
 def proportional(total: int, weights: Sequence[float], *, least: int = 0) -> list[int]:

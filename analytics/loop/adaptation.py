@@ -133,7 +133,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         ready = spares - self.measurements.joining
         if self.site.shared_cores is not None:  # there no gain of a plan is claimed
             ready = frozenset()
-        return self, *recover_with_spares(base, dead, number, ready, self.expected_us)
+        return self, *recover_with_spares(base, dead, number, ready, self.expected_us, fitted=self.site.fitted)
 
     def returned(self, plan: Plan, alive: frozenset[int], iteration: int) -> tuple[Adaptation, Plan | None]:
         """Replicas are whole again: the policy's plan with them, if it has one."""

@@ -122,10 +122,13 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
             ),
         )
 
-    def settle(self, iteration: int) -> list[Control]:
-        """What becomes of the open proposal by itself: it expires when it no longer pays, auto approves it."""
+    def settle(self, iteration: int, *, lack: str = "") -> list[Control]:
+        """What becomes of the open proposal by itself: it expires when it no longer pays, or ranks `lack` the memory for it;
+        auto approves it."""
         if self.open is None:
             return []
+        if lack and (self.approved is not None or self.mode == "auto"):
+            return self.expire(f"plan {self.open.plan_version} does not fit: {lack}")
         if self.approved is not None:
             return self.expire("mode observe applies no change") if self.mode == "observe" else []
         gain_us = (self.open.baseline_us or 0) - (self.open.predicted_us or 0)
@@ -140,15 +143,18 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
         """Nothing is to be open any more."""
         return [] if self.open is None else [PlanExpired(proposal=self.open.proposal, reason=reason)]
 
-    def command(self, command: Command) -> Control:
+    def command(self, command: Command, *, lack: str = "") -> Control:
         """What somebody asks: approve, reject, another mode, a note. A command that cannot be carried out is refused in the
-        log."""
+        log, as is to approve a plan for which ranks `lack` the memory."""
         asked, by, user = f"{command.kind} {command.target}".strip(), command.by, command.user
         if wrong := wrong_name(by):
             return CommandRefused(command=asked, by=user, reason=wrong, user=user)
         if command.kind == "note":
             return Note(text=command.reason, by=by, user=user)
-        if refusal := self._refusal(command):
+        refusal = self._refusal(command)
+        if not refusal and lack and command.kind == "approve":
+            refusal = f"proposal {command.target} does not fit: {lack}"
+        if refusal:
             return CommandRefused(command=asked, by=by, reason=refusal, user=user)
         if command.kind == "mode":
             mode: Mode = next(mode for mode in _MODES if mode == command.target)

@@ -62,7 +62,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
             bytes_per_us=self.bytes_per_us,
             regroup_us=self.regroup_us,
             units=site.units,
-            room_bytes=site.room_bytes,
+            room=site.room,
             slow_since={
                 verdict.culprits[0].rank: verdict.since_iteration
                 for verdict in monitor.verdicts.values()

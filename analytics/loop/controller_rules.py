@@ -177,7 +177,7 @@ def commanded(state: ControllerState, commands: Sequence[Command]) -> Outcome:
         if command.kind in ("rank", "probe"):
             state, logged = (_add_rank if command.kind == "rank" else _probe_asked)(state, command)
         else:
-            event = state.queue.command(command)
+            event = state.queue.command(command, lack=_lack(state))
             if isinstance(event, ModeChanged):
                 event = msgspec.structs.replace(event, watermark=state.committed)
             state, logged = _log(state, event, actor=command.by)
@@ -212,7 +212,7 @@ def _apply_approved(state: ControllerState) -> Outcome:
     """Issue the approved plan; one change at a time."""
     if state.plans.pending is not None:
         return state, []
-    state, decisions = _log(state, *state.queue.settle(state.committed))
+    state, decisions = _log(state, *state.queue.settle(state.committed, lack=_lack(state)))
     approved = state.queue.approved
     if approved is None:
         return state, decisions
@@ -220,6 +220,12 @@ def _apply_approved(state: ControllerState) -> Outcome:
     reason = f"approved by {state.queue.approved_by}"
     state, issued = _issue(state, plan, reason, abort=False, proposal=approved.proposal)
     return state, [*decisions, *issued]
+
+
+def _lack(state: ControllerState) -> str:
+    """Why ranks have no room for the open proposal; "" where they have, or none is open."""
+    room, proposed = state.adaptation.site.room, state.queue.open
+    return "" if room is None or proposed is None else room.lack(Plan.from_data(proposed.plan))
 
 
 def _measure_idle(state: ControllerState) -> list[Decision]:

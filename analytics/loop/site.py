@@ -8,7 +8,7 @@ from unskew.analytics.core.cost import GradientSync
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.health.probing import ProbeOptions
-from unskew.analytics.pipeline.memory import LayerMemory, peak_bytes
+from unskew.analytics.pipeline.memory import LayerMemory, Room, peak_bytes
 from unskew.analytics.predictor.retraining import RetrainingOptions
 from unskew.analytics.scheduler.state import SchedulerOptions
 
@@ -41,8 +41,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     mode auto starts a lost rank again; `most_ranks`: for so many ranks the node has a place. `by_replica`: a lost rank takes
     its replica out, and plans change in no other case (scheduler/replicas.py). `blocking_sends`: who sends does nothing else
     until the message has arrived. `sync`: gradients' sizes, where their sums cost something by themselves. `memory`: what
-    layers take, where that is known, with micro-batches of at most so many `tokens`. `room_bytes`: for how much of layers,
-    counted as `layer_bytes` counts them, a rank has memory; None = unknown, so without limit.
+    layers take, where that is known, with micro-batches of at most so many `tokens`. `room_bytes`: how much of what `memory`
+    counts a rank can hold; None = unknown, so without limit.
     """
 
     origin: Plan
@@ -64,6 +64,24 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     sync: GradientSync | None = None
     memory: LayerMemory | None = None
     tokens: int = 0
+
+    @property
+    def room(self) -> Room | None:
+        """The memory of a rank, and what fills it; None = without limit."""
+        if self.memory is None or self.room_bytes is None:
+            return None
+        return Room(memory=self.memory, tokens=self.tokens, rank_bytes=self.room_bytes)
+
+    @property
+    def layers_room_bytes(self) -> float | None:
+        """For how much of layers, counted as `layer_bytes` counts them, a rank has memory."""
+        if self.room is None:
+            return None
+        return self.room.rank_bytes * sum(self.layer_bytes) / float(self.room.memory.held.sum())
+
+    def fitted(self, plan: Plan) -> Plan:
+        """The plan, as its ranks can hold it. Raises `PlanError`."""
+        return plan if self.room is None else self.room.fitted(plan)
 
     def peak_bytes(self, plan: Plan) -> dict[str, int]:
         """Rank -> the most memory that it needs under `plan`, as it is stated in the log."""

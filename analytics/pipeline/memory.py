@@ -1,4 +1,4 @@
-"""What a rank keeps in memory: its layers, and activations of micro-batches in flight.
+"""What a rank keeps in memory: its layers, and activations of micro-batches in flight; and whether it has room for a plan.
 
 Activations of a chunk are kept from the start of its forward to the end of its backward; where the backward pass is split, to
 the end of its weights' gradient. A layer is kept with its parameters, both moments and its gradient; while a chunk adds to the
@@ -14,10 +14,13 @@ what a chunk needs for a moment, the allocator's waste.
 
 from __future__ import annotations
 
+from functools import cached_property
+from itertools import accumulate
+
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.pipeline.dag import Array, Chunks
 from unskew.analytics.pipeline.gradient_sync import MOST_IN_FLIGHT, buckets_of
 from unskew.analytics.pipeline.schedule import build_schedule
@@ -25,38 +28,130 @@ from unskew.analytics.shards.parts import size_of
 
 KEPT_WITH_GRADIENT = 3
 """A parameter and both moments take as much each as its gradient."""
+ROUNDING = 1e-9
 
 
-class LayerMemory(msgspec.Struct, frozen=True, kw_only=True):
+class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Of each whole layer: its gradients, and its activations for each token, those that all members of a tensor-parallel group
-    have, and those that they divide. `bucket_bytes`: as in `GradientSync`."""
+    have, and those that they divide. `held_bytes`: what it takes as long as it is there, () = as many times its gradients as
+    ours. `bucket_bytes`: as in `GradientSync`."""
 
     gradient_bytes: tuple[int, ...]
     token_bytes: tuple[float, ...]
     cut_token_bytes: tuple[float, ...]
     bucket_bytes: int
+    held_bytes: tuple[int, ...] = ()
+
+    @staticmethod
+    def of_layers(held_bytes: tuple[int, ...]) -> LayerMemory:
+        """Where layers are all that is known to take memory."""
+        none = (0.0,) * len(held_bytes)
+        return LayerMemory(
+            gradient_bytes=(0,) * len(held_bytes), token_bytes=none, cut_token_bytes=none, bucket_bytes=0, held_bytes=held_bytes
+        )
+
+    @cached_property
+    def held(self) -> Array:
+        """[layer]: parameters, moments and gradient."""
+        return np.array(self.held_bytes or [(KEPT_WITH_GRADIENT + 1) * one for one in self.gradient_bytes], dtype=np.float64)
+
+    @cached_property
+    def of_layers_alone(self) -> bool:
+        """Whether nothing is known to come and go."""
+        return not any(self.gradient_bytes) and not any(self.token_bytes) and not any(self.cut_token_bytes)
+
+    def kept(self, share: float, tokens: int) -> Array:
+        """[layer]: the activations of a micro-batch, of a part of the layer."""
+        return tokens * (np.array(self.token_bytes) + share * np.array(self.cut_token_bytes))
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """`rank_bytes` that each rank has for what `memory` counts, with micro-batches of at most so many `tokens`."""
+
+    memory: LayerMemory
+    tokens: int
+    rank_bytes: float
+
+    def holds_everything(self, micro_batches: int) -> bool:
+        """Whether a rank has room for the whole model and all its micro-batches at once, so that any plan fits."""
+        memory = self.memory
+        kept = float(memory.kept(1.0, self.tokens).sum())
+        return float(memory.held.sum()) + 2 * sum(memory.gradient_bytes) + micro_batches * kept <= self.rank_bytes
+
+    def lack(self, plan: Plan) -> str:
+        """Why its ranks cannot hold a plan, in a sentence; "" when they can."""
+        peaks = peak_bytes(plan, self.memory, self.tokens)
+        rank = max(peaks, key=lambda one: peaks[one])
+        if peaks[rank] <= self.rank_bytes * (1 + ROUNDING):
+            return ""
+        need, room = mebibytes(peaks[rank]), mebibytes(self.rank_bytes)
+        return f"rank {rank} would need {need} MiB of memory under it and has room for {room}"
+
+    def fitted(self, plan: Plan) -> Plan:
+        """The plan, as its ranks can hold it. Raises `PlanError`."""
+        if lack := self.lack(plan):
+            raise PlanError(f"plan {plan.plan_version} does not fit: {lack}")
+        return plan
+
+    def least_bytes(self, plan: Plan) -> float:
+        """With how much each rank could hold a plan."""
+        return max(peak_bytes(plan, self.memory, self.tokens).values())
+
+    @property
+    def layer_bytes(self) -> float:
+        """Of a mean layer, as planners of whole jobs count it: held, and what is added to its gradients."""
+        return float(np.mean(self.memory.held + np.array(self.memory.gradient_bytes)))
+
+    @property
+    def activation_bytes(self) -> float:
+        """Of a mean layer and a micro-batch."""
+        return float(self.memory.kept(1.0, self.tokens).mean())
+
+    def end_of(self, first: int, share: float, in_flight: int, *, times: int = 1) -> int:
+        """Up to which layer a member of a group that comes up so many `times` has room for its `share` of those from `first`
+        on, with so many micro-batches in flight."""
+        memory = self.memory
+        each = share * (memory.held + np.array(memory.gradient_bytes)) + in_flight * memory.kept(share, self.tokens)
+        taken = np.cumsum(each[first:])
+        return first + int(np.searchsorted(taken, self.rank_bytes / times * (1 + ROUNDING), side="right"))
+
+
+def mebibytes(n_bytes: float) -> str:
+    """For people."""
+    return f"{n_bytes / 2**20:,.1f}" if n_bytes < 100 * 2**20 else f"{n_bytes / 2**20:,.0f}"
+
+
+def in_flight_at(schedule: str, stage: int, stages: int, micro_batches: int) -> int:
+    """How many micro-batches a stage of a pipeline has begun and not ended at most; where ranks are passed more than once at
+    least so many."""
+    if schedule in ("interleaved", "zb-v"):
+        return 1
+    return micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage)
 
 
 def peak_bytes(plan: Plan, memory: LayerMemory, tokens: int) -> dict[int, float]:
     """Rank -> the most bytes that it keeps at once under `plan`, with micro-batches of at most so many tokens."""
+    shares = {role.rank: size_of(role.part) for role in plan.roles}
+    held = {role.rank: shares[role.rank] * float(memory.held[list(role.layers)].sum()) for role in plan.roles}
+    if memory.of_layers_alone:
+        return held
     schedule = build_schedule(plan)
     ending = "W" if any(action.kind == "W" for action in schedule.order) else "B"
     buckets = buckets_of(plan, memory.gradient_bytes, memory.bucket_bytes)
+    gradients_before = [0.0, *accumulate(map(float, memory.gradient_bytes))]
     found = {}
-    for role in plan.roles:
-        share = size_of(role.part)
-        gradients = np.array(memory.gradient_bytes) * share
-        kept = tokens * (np.array(memory.token_bytes) + share * np.array(memory.cut_token_bytes))
+    for rank, share in shares.items():
+        kept_before = [0.0, *accumulate(memory.kept(share, tokens).tolist())]
         in_flight = most = last = 0.0
-        for action in schedule.by_rank[role.rank]:
-            layers = slice(action.first_layer, action.first_layer + action.n_layers)
-            last = float(kept[layers].sum())
+        for action in schedule.by_rank[rank]:
+            first, end = action.first_layer, action.first_layer + action.n_layers
+            last = kept_before[end] - kept_before[first]
             in_flight += last * (action.kind == "F")
-            most = max(most, in_flight + float(gradients[layers].sum()) * (action.kind != "F"))
+            adds = share * (gradients_before[end] - gradients_before[first]) if action.kind != "F" else 0.0
+            most = max(most, in_flight + adds)
             in_flight -= last * (action.kind == ending)
-        copies = sorted((one.n_bytes for one in buckets if role.rank in one.ranks), reverse=True)[:MOST_IN_FLIGHT]
-        held = (KEPT_WITH_GRADIENT + 1) * float(gradients[list(role.layers)].sum())
-        found[role.rank] = held + max(most, last + sum(copies))
+        copies = sorted((one.n_bytes for one in buckets if rank in one.ranks), reverse=True)[:MOST_IN_FLIGHT]
+        found[rank] = held[rank] + max(most, last + sum(copies))
     return found
 
 

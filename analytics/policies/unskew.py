@@ -15,6 +15,7 @@ from unskew.analytics.cluster.timing import fault_free_s, rank_cost, rank_speeds
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.layout import Layout, Pipeline, to_plan
 from unskew.analytics.core.plan import Plan, PlanError, split_evenly
+from unskew.analytics.pipeline.memory import LayerMemory, Room
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.policies.base import (
     FAIL_SLOW,
@@ -101,7 +102,7 @@ class UnskewPolicy(Policy):
 def state_of(cluster: ClusterView, alive: frozenset[int]) -> SchedulerState:
     """What the Scheduler is told of a simulated job: each device is a rank, at the place that it had at the start."""
     job, iteration_s = cluster.job, _iteration_s(cluster)
-    layer_bytes = job.parameters / job.n_layers * constant("bytes_per_parameter")
+    layer_bytes = (max(1, round(job.parameters / job.n_layers * constant("bytes_per_parameter"))),) * job.n_layers
     return SchedulerState(
         origin=_origin(job),
         alive=alive,
@@ -109,12 +110,12 @@ def state_of(cluster: ClusterView, alive: frozenset[int]) -> SchedulerState:
         cost=msgspec.structs.replace(rank_cost(job), slow_links=slow_links(job, cluster.links)),
         batches=((job.work,) * job.micro_batches,),
         iterations=_now(cluster, iteration_s) + _left(cluster, iteration_s),
-        layer_bytes=(max(1, round(layer_bytes)),) * job.n_layers,
+        layer_bytes=layer_bytes,
         bytes_per_us=constant("layer_copy_bytes_per_s") / 1e6 * job.tp,
         regroup_us=1e6 * (constant("regroup_s") + constant("planning_s")),
         slow_since={rank: round(since_s / iteration_s) for rank, since_s in cluster.slow_since_s.items()},
         units=job.heads,
-        room_bytes=job.room_bytes,
+        room=Room(memory=LayerMemory.of_layers(layer_bytes), tokens=0, rank_bytes=job.room_bytes),
         ranks_per_node=job.gpus_per_node if job.tp <= job.gpus_per_node else 0,
     )
 

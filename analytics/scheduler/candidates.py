@@ -23,7 +23,7 @@ from unskew.analytics.planners.joint.anew import plan_anew
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.problem import Level, PlannerCluster, PlannerJob, working
 from unskew.analytics.planners.resihp.progressive import plan_progressive
-from unskew.analytics.scheduler.crews import Crew, Crews, RankTime, crew_in
+from unskew.analytics.scheduler.crews import Crew, Crews, crew_in, layer_parts
 
 Members = tuple[tuple[Group, ...], ...]
 """Per replica the groups of ranks that a micro-batch passes, in order: under a looped schedule a group comes up more than once
@@ -135,7 +135,7 @@ def named_layouts(
     if plan.teams and as_they_are:
         yield "groups cut by speed", crew_layout(staffed(on_duty, crews), held, counts, schedule)
     by_speed = staffed(members, crews)
-    layers = tuple(_layers_by_speed(plan, one, crews) for one in by_speed)
+    layers = tuple(crews.layers_of(plan, one) for one in by_speed)
     yield "layers and micro-batches by speed", weighted(layout_from(plan, by_speed, layers, crews), plan.layer_weights)
     kept = [
         (as_now(plan, (groups,))[0], sizes) if (sizes := _layers_held(plan, groups)) else fresh
@@ -145,7 +145,7 @@ def named_layouts(
     yield "micro-batches by speed, layers where they are", where_they_are
     if len({len(one) for one in by_speed}) == 1:
         stages = [max(map(crews.time_of, stage), key=lambda time: time.layer_us) for stage in zip(*by_speed, strict=True)]
-        sizes = tuple(share_out(plan.n_layers, _layer_parts(stages)))
+        sizes = tuple(share_out(plan.n_layers, layer_parts(stages)))
         even = tuple(split_evenly(len(plan.routes), len(members)))
         layout = crew_layout(by_speed, (sizes,) * len(members), even, schedule)
         yield "one partition for all replicas (ResiHP)", weighted(layout, plan.layer_weights)
@@ -156,8 +156,9 @@ def named_layouts(
         )
         if _enough(without, members):
             cut = staffed(without, crews)
-            layout = layout_from(plan, cut, tuple(_layers_by_speed(plan, one, crews) for one in cut), crews)
-            yield f"without {', '.join(f'rank {rank}' for rank in leavers[:count])}", weighted(layout, plan.layer_weights)
+            with suppress(PlanError):  # who is left may have no room
+                layout = layout_from(plan, cut, tuple(crews.layers_of(plan, one) for one in cut), crews)
+                yield f"without {', '.join(f'rank {rank}' for rank in leavers[:count])}", weighted(layout, plan.layer_weights)
 
 
 def joint_layout(
@@ -276,18 +277,6 @@ def two_hold_each_layer(layout: Layout) -> bool:
     return min(held.values(), default=0) > 1
 
 
-def _layers_by_speed(plan: Plan, members: Sequence[Crew], crews: Crews) -> tuple[int, ...]:
-    if not members:
-        return ()
-    limits = [crews.most_layers(crew, plan.n_layers) for crew in members]
-    return tuple(share_out(plan.n_layers, _layer_parts([*map(crews.time_of, members)]), limits))
-
-
-def _layer_parts(stages: Sequence[RankTime]) -> list[tuple[float, float]]:
-    """What `share_out` needs: the last stage also has the output head."""
-    return [(0.0, time.layer_us) for time in stages[:-1]] + [(stages[-1].head_us, stages[-1].layer_us)]
-
-
 def _passes(route: Route, groups: Sequence[Group]) -> bool:
     """Whether the micro-batch passes just these groups in this order; one that comes up twice in a row has one leg."""
     return [hop.ranks for hop in route.hops] == [group for group, _ in groupby(groups)]
@@ -313,7 +302,7 @@ def layout_from(plan: Plan, members: Staffed, layers: tuple[tuple[int, ...], ...
     parts = []
     for one, sizes in zip(members, layers, strict=True):
         if one:
-            costs = _layer_parts([*map(crews.time_of, one)])
+            costs = layer_parts([*map(crews.time_of, one)])
             stages = [fixed + each * size for (fixed, each), size in zip(costs, sizes, strict=True)]
             busiest = max(sum(us for at, us in zip(one, stages, strict=True) if at == crew) for crew in one)
             parts.append((sum(stages) - busiest, busiest))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from unskew.analytics.core.division import Division
 from unskew.analytics.core.plan import Plan, Role
@@ -27,11 +26,6 @@ def moved_layers(old: Plan, new: Plan) -> tuple[tuple[int, float], ...]:
             lacking = float(high - low - max(min(high, end) - max(low, first), ZERO))
             moved += [(layer, lacking) for layer in layers if layer in held and lacking > 0.0]
     return tuple(moved)
-
-
-def held_bytes(plan: Plan, layer_bytes: Sequence[int]) -> dict[int, float]:
-    """Rank -> what its layers take, or its part of them, under `plan`."""
-    return {role.rank: sum(layer_bytes[layer] for layer in role.layers) * size_of(role.part) for role in plan.roles}
 
 
 def describe(old: Plan, new: Plan) -> str:

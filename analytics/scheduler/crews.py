@@ -7,14 +7,16 @@ time needs as little as it can (`share_out`, exact). A unit is what the model ca
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from math import lcm
 
 import msgspec
 
 from unskew.analytics.core.cost import Speeds, speed_of
-from unskew.analytics.core.layout import PACE, Group, Layout, Pipeline
+from unskew.analytics.core.layout import PACE, Group, Layout
 from unskew.analytics.core.plan import Plan, PlanError
-from unskew.analytics.core.sharing import share_out
+from unskew.analytics.core.sharing import share_out, share_out_within
+from unskew.analytics.pipeline.memory import Room, in_flight_at
 from unskew.analytics.pipeline.prediction import LayerCosts
 from unskew.analytics.shards.parts import ends_of
 from unskew.analytics.shards.together import steps_of_sum, sums_in
@@ -49,22 +51,6 @@ class RankTime(msgspec.Struct, frozen=True):
     least_us: tuple[tuple[float, float], ...] = ()
 
 
-class Room(msgspec.Struct, frozen=True):
-    """For how much of layers a rank has memory, and what each of them takes."""
-
-    rank_bytes: float
-    layer_bytes: tuple[int, ...]
-
-    @property
-    def layers(self) -> float:
-        """For how many mean layers."""
-        return self.rank_bytes * len(self.layer_bytes) / sum(self.layer_bytes)
-
-    def bytes_of(self, first: int, n_layers: int) -> int:
-        """What so many layers take from `first` on."""
-        return sum(self.layer_bytes[first : first + n_layers])
-
-
 KindTimes = tuple[dict[str, float], dict[str, float]]
 """Mean microseconds of a layer and of the head, per kind of work."""
 
@@ -74,7 +60,8 @@ class Crews:
     a layer can be cut; `room`: what a rank can hold, None = anything; `even`: groups are cut evenly, whatever their speeds."""
 
     def __init__(self, costs: LayerCosts, speeds: Speeds, units: int, room: Room | None = None, *, even: bool = False) -> None:
-        self._costs, self._speeds, self._units, self._room, self._even = costs, speeds, units, room, even
+        self._costs, self._speeds, self._units, self._even = costs, speeds, units, even
+        self.room = room
         self._healthy_us: dict[tuple[str, int], KindTimes] = {}
         self._rank_us: dict[tuple[int, int], KindTimes] = {}
         self._times: dict[Crew, RankTime] = {}
@@ -96,29 +83,29 @@ class Crews:
         first = sorted(ranks, key=lambda rank: (times[rank], rank not in on_duty))[:most]
         return tuple(rank for rank in ranks if rank in first)
 
-    def most_layers(self, crew: Crew, n_layers: int) -> int:
-        """How many of `n_layers` mean layers its members have room for."""
-        if self._room is None:
-            return n_layers
-        return int(min(n_layers, self._room.layers * len(crew.ranks) / max(crew.weights) + 1e-9))
+    def layers_of(self, plan: Plan, members: Sequence[Crew]) -> tuple[int, ...]:
+        """Layers for the stages of a pipeline of these crews by their speeds, as far as each has room for its own; () for none.
+        Raises `PlanError`."""
+        if not members:
+            return ()
+        times = [*map(self.time_of, members)]
+        parts = layer_parts(times)
+        if (room := self.room) is None:
+            return tuple(share_out(plan.n_layers, parts))
 
-    def fit(self, layout: Layout) -> bool:
-        """Whether every member has room for its part of its layers."""
-        return self._room is None or all(map(self._holds, layout.pipelines))
+        def end_of(stage: int, first: int) -> int:
+            crew = members[stage]
+            flying = in_flight_at(plan.schedule, stage, len(members), len(plan.routes))
+            return room.end_of(first, max(crew.weights) / len(crew.ranks), flying, times=members.count(crew))
 
-    def _holds(self, pipeline: Pipeline) -> bool:
-        """A group that comes up more than once holds all of its stages."""
-        assert self._room is not None
-        taken = dict.fromkeys((rank for group in pipeline.groups for rank in group), 0.0)
-        first = 0
-        for group, shares, size in zip(
-            pipeline.groups, pipeline.shares or ((),) * len(pipeline.groups), pipeline.layers, strict=True
-        ):
-            of_layers = self._room.bytes_of(first, size)
-            for rank, weight in zip(group, Crew(group, shares).weights if group else (), strict=True):
-                taken[rank] += of_layers * weight / len(group)
-            first += size
-        return all(taken_bytes <= self._room.rank_bytes * (1 + 1e-9) for taken_bytes in taken.values())
+        return tuple(share_out_within(plan.n_layers, parts, end_of))
+
+    def hold(self, plan: Plan, members: Sequence[Crew]) -> bool:
+        """Whether a pipeline of these crews has room for the model."""
+        if self.room is not None:
+            with suppress(PlanError):
+                return bool(self.layers_of(plan, members))
+        return self.room is None
 
     def paced(self, layout: Layout) -> Layout:
         """Where list scheduling orders the chunks of pipelines of their own: with what a layer takes at each stage, the head
@@ -183,6 +170,11 @@ class Crews:
         cost = self._costs.cost
         sums = sum(sums_in(kind, 1, first=False, last=False) for kind in cost.chunks)
         return sums * steps_of_sum(members) * (cost.sum_us + cost.sum_token_us * float(self._costs.tokens.mean()) / members)
+
+
+def layer_parts(stages: Sequence[RankTime]) -> list[tuple[float, float]]:
+    """What `share_out` needs: the last stage also has the output head."""
+    return [(0.0, time.layer_us) for time in stages[:-1]] + [(stages[-1].head_us, stages[-1].layer_us)]
 
 
 def cut_by_times(ranks: Group, times: Sequence[float], units: int) -> Crew:

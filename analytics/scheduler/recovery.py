@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from math import inf
 
@@ -41,25 +42,41 @@ class Holder(msgspec.Struct, frozen=True):
         return min(role.reach(layer) for role in self.roles)
 
 
+REROUTED = "its work is rerouted to ranks that hold its layers"
 MIN_GAIN = 0.03
 """Of an iteration: for less the layers of a lost rank are not moved to a spare; the Scheduler asks for as much."""
 
 
 def recover_with_spares(
-    plan: Plan, dead: set[int], plan_version: int, spares: Collection[int], expected_us: Callable[[Plan], float | None]
+    plan: Plan,
+    dead: set[int],
+    plan_version: int,
+    spares: Collection[int],
+    expected_us: Callable[[Plan], float | None],
+    *,
+    fitted: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> tuple[Plan, str]:
-    """The plan without the `dead` ranks, by rerouting or, where that is expected to be faster, by promoting one of `spares`;
-    and what becomes of the work. Raises `PlanError` as `recover` does."""
-    found = recover(plan, dead, plan_version), "its work is rerouted to ranks that hold its layers"
-    rerouted_us = expected_us(found[0])
-    if rerouted_us is None or len(dead) > 1:
-        return found
-    least_us = (1 - MIN_GAIN) * rerouted_us
+    """The plan without the `dead` ranks, by rerouting or, where that is expected to be faster or ranks have no room for it, by
+    promoting one of `spares`; and what becomes of the work. `fitted`: a plan as its ranks can hold it, raises `PlanError` where
+    they cannot. Raises `PlanError` as `recover` does, and where no plan fits."""
+    rerouted, found = recover(plan, dead, plan_version), list[tuple[float, Plan, str]]()
+    try:
+        rerouted = fitted(rerouted)
+        rerouted_us = expected_us(rerouted)
+        if rerouted_us is None or len(dead) > 1:
+            return rerouted, REROUTED
+        found.append(((1 - MIN_GAIN) * rerouted_us, rerouted, REROUTED))
+    except PlanError:
+        if not spares or len(dead) > 1:
+            raise
     for spare in sorted(spares):
-        promoted = promote(plan, min(dead), spare, plan_version)
-        if (us := expected_us(promoted) or inf) < least_us:
-            found, least_us = (promoted, f"rank {spare} takes its place, with layers from its peers"), us
-    return found
+        with suppress(PlanError):
+            promoted = fitted(promote(plan, min(dead), spare, plan_version))
+            found.append((expected_us(promoted) or inf, promoted, f"rank {spare} takes its place, with layers from its peers"))
+    if not found:
+        raise PlanError(f"neither by rerouting nor with a spare do ranks have room for the work of rank {min(dead)}")
+    _, best, how = min(found, key=lambda one: one[0])
+    return best, how
 
 
 def recover(plan: Plan, dead: set[int], plan_version: int) -> Plan:

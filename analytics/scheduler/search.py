@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from statistics import fmean
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from unskew.analytics.scheduler.candidates import (
     two_hold_each_layer,
 )
 from unskew.analytics.scheduler.changes import moved_layers
-from unskew.analytics.scheduler.crews import Crew, Crews, Room, shares_of
+from unskew.analytics.scheduler.crews import Crew, Crews, shares_of
 from unskew.analytics.scheduler.pricing import Pricing
 from unskew.analytics.scheduler.state import SchedulerOptions, SchedulerState
 from unskew.collector.events import CHUNK_KINDS
@@ -60,20 +60,30 @@ class PlanBench:
         self.scored: dict[Layout, Candidate] = {}
         self.plans: dict[Candidate, Plan] = {}
         self._least_us: dict[Pipeline, float] = {}
+        self._fitted: dict[Layout, Plan | None] = {}
         self._first_layers = {tuple(hop.n_layers for hop in route.hops) for route in state.origin.routes}
-        self.room_bytes = state.room_bytes
-        if self.room_bytes is not None and self.room_bytes >= sum(state.layer_bytes):  # for the whole model: no limit
-            self.room_bytes = None
-        room = None if self.room_bytes is None else Room(self.room_bytes, state.layer_bytes)
-        self.crews = Crews(self.costs, state.speeds, state.units, room, even="tp" not in levels)
+        self.room = state.room
+        if self.room is not None and self.room.holds_everything(len(plan.routes)):
+            self.room = None
+        self.crews = Crews(self.costs, state.speeds, state.units, self.room, even="tp" not in levels)
         self.levels = levels
         self.pricing = Pricing(self.costs, state.speeds)
 
-    def score(self, name: str, layout: Layout, plan: Plan | None = None) -> tuple[Candidate, int]:
-        """The candidate, and the replica that finishes last under it; `plan`: its plan, where it has an order of its own."""
-        paced = layout if name in AS_BEFORE or layout.moves else self.crews.paced(layout)
-        plan = plan or to_plan(paced, self.current.n_layers, plan_version=self.current.plan_version + 1)
-        plan = msgspec.structs.replace(plan, layer_weights=self.current.layer_weights)
+    def fitted(self, name: str, layout: Layout, plan: Plan | None = None) -> Plan | None:
+        """The plan of a layout, as its ranks can hold it, None where they cannot; `plan`: the one with an order of its own."""
+        if layout not in self._fitted or plan is not None:
+            paced = layout if name in AS_BEFORE or layout.moves else self.crews.paced(layout)
+            plan = plan or to_plan(paced, self.current.n_layers, plan_version=self.current.plan_version + 1)
+            plan = msgspec.structs.replace(plan, layer_weights=self.current.layer_weights)
+            self._fitted[layout] = None
+            with suppress(PlanError):
+                self._fitted[layout] = plan if self.room is None else self.room.fitted(plan)
+        return self._fitted[layout]
+
+    def score(self, name: str, layout: Layout) -> tuple[Candidate, int]:
+        """The candidate of a layout that fits, and the replica that finishes last under it."""
+        plan = self.fitted(name, layout)
+        assert plan is not None
         price = self.pricing.of(plan)
         moved = moved_layers(self.current, plan)
         regroup_us = self.state.regroup_us if plan.digest != self.current.digest else 0.0
@@ -109,17 +119,17 @@ class PlanBench:
             head_layers=head_us / sum(layer_us.values()),
             message_us=self.state.cost.message_us,
             schedule="zb-h1" if splits_backward(self.current.schedule) else "1f1b",
-            layer_bytes=fmean(self.state.layer_bytes) if self.state.layer_bytes else 0.0,
-            capacity_bytes=self.room_bytes and self.room_bytes * members,
+            layer_bytes=self.room.layer_bytes if self.room else 0.0,
+            activation_bytes=self.room.activation_bytes if self.room else 0.0,
+            capacity_bytes=self.room.rank_bytes * members if self.room else None,
         )
 
     def may(self, layout: Layout) -> bool:
-        """Whether everybody has room, and nothing but the levels in force differs from the first plan."""
+        """Whether nothing but the levels in force differs from the first plan, and groups are on one node each."""
         working = [pipeline for pipeline in layout.pipelines if pipeline.groups]
         counts = [pipeline.micro_batches for pipeline in working]
         return (
-            self.crews.fit(layout)
-            and self._within_nodes(working)
+            self._within_nodes(working)
             and ("dp" in self.levels or max(counts) - min(counts) <= 1)
             and ("pp" in self.levels or all(pipeline.layers in self._first_layers for pipeline in working))
         )
@@ -182,8 +192,9 @@ def _score_searched(bench: PlanBench, best: Candidate) -> None:
     """Of a run that began with a searched plan: that plan while its ranks live, and AdaPtis' search anew for the replicas and
     micro-batches of the best plan so far, at the estimated speeds (planners/adaptis/searched.py)."""
     origin, version = bench.state.origin, bench.current.plan_version + 1
-    if bench.state.alive.issuperset(origin.ranks):
-        bench.score("the searched plan of the start", searched_layout(origin), origin.renumbered(version))
+    name, first = "the searched plan of the start", searched_layout(origin)
+    if bench.state.alive.issuperset(origin.ranks) and bench.fitted(name, first, origin.renumbered(version)):
+        bench.score(name, first)
     ranks = [tuple(dict.fromkeys(members)) for members in best.members]
     try:
         anew = searched_anew(
@@ -196,8 +207,9 @@ def _score_searched(bench: PlanBench, best: Candidate) -> None:
         )
     except PlanError:
         return
-    if bench.crews.fit(layout := searched_layout(anew)):
-        bench.score("searched anew (AdaPtis)", layout, anew)
+    name, layout = "searched anew (AdaPtis)", searched_layout(anew)
+    if bench.fitted(name, layout, anew):
+        bench.score(name, layout)
 
 
 def best_of(bench: PlanBench, options: SchedulerOptions) -> Candidate:
@@ -205,7 +217,7 @@ def best_of(bench: PlanBench, options: SchedulerOptions) -> Candidate:
     found: dict[Layout, str] = {}
     for name, one in _named(bench, options):
         layout = bench.within_levels(one)
-        if layout not in found and bench.may(layout):
+        if layout not in found and bench.may(layout) and bench.fitted(name, layout):
             found[layout] = name
     # What lending gains is no price for a layer that the next death takes along.
     tolerant = any(map(two_hold_each_layer, found))
@@ -226,7 +238,9 @@ def best_of(bench: PlanBench, options: SchedulerOptions) -> Candidate:
             if neighbour in bench.scored or bench.pricing.scheduled_actions >= options.search_actions:
                 continue
             changed = [one for one, old in zip(neighbour.pipelines, layout.pipelines, strict=True) if one != old]
-            if max(map(bench.least_us, changed)) >= bench.objective(best) or not bench.may(neighbour):
+            if max(map(bench.least_us, changed)) >= bench.objective(best):
+                continue
+            if not bench.may(neighbour) or not bench.fitted(name, neighbour):
                 continue
             candidate, finishes_last = bench.score(name, neighbour)
             if bench.objective(candidate) < bench.objective(best):
@@ -253,10 +267,7 @@ def _named(bench: PlanBench, options: SchedulerOptions) -> Iterator[tuple[str, L
     if "tp" not in bench.levels:
         teams = {bench.state.origin.team_of.get(rank, (rank,)) for rank in bench.state.origin.ranks}
         everybody = tuple(tuple(group for group in groups if group in teams) for groups in everybody)
-    members = tuple(
-        groups if sum(crews.most_layers(crews.cut(group), current.n_layers) for group in {*groups}) >= current.n_layers else ()
-        for groups in everybody
-    )
+    members = tuple(groups if crews.hold(current, tuple(map(crews.cut, groups))) else () for groups in everybody)
     slowest = {rank: min(speeds.get(rank, {}).values(), default=1.0) for rank in bench.state.alive}
     leavers = sorted((rank for rank in slowest if slowest[rank] < options.leave_below), key=lambda rank: (slowest[rank], rank))
     job = bench.job(max((len(group) for groups in everybody for group in groups), default=1))

@@ -10,6 +10,7 @@ import msgspec
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
+from unskew.analytics.pipeline.memory import Room
 from unskew.analytics.planners.problem import Level
 from unskew.analytics.scheduler.cost_benefit import FaultLife
 
@@ -20,9 +21,9 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
     `batches[k][m]`: work of micro-batch m in the k-th recent iteration (10 to 30 of them). `iterations` = length of the run.
     `layer_bytes[l]`: parameters and optimiser state of layer l; `bytes_per_us`: at which rate moved layers travel, all
     together; `regroup_us`: standstill at the boundary. `slow_since[r]`: the iteration in which the slowness of rank r began.
-    `units`: in how many a layer can be cut among the members of a tensor-parallel group; 0 = it cannot. `room_bytes`: for how
-    much of parameters and optimiser state a rank has memory; None = without limit. `ranks_per_node`: the members of a group
-    share a node of so many; 0 = wherever they are.
+    `units`: in how many a layer can be cut among the members of a tensor-parallel group; 0 = it cannot. `room`: the memory that
+    ranks have, and what fills it; None = without limit. `ranks_per_node`: the members of a group share a node of so many; 0 =
+    wherever they are.
     """
 
     origin: Plan
@@ -36,7 +37,7 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
     regroup_us: float
     slow_since: dict[int, int] = {}
     units: int = 0
-    room_bytes: float | None = None
+    room: Room | None = None
     ranks_per_node: int = 0
 
 

@@ -142,7 +142,7 @@ class Heartbeat(Telemetry, frozen=True, kw_only=True, tag="heartbeat@1", gc=Fals
     """What the agent knows of a rank, once a second; `activity` is one of runtime/rank/progress.py's.
 
     `longest_gap_us`: the longest pause between two heartbeats since the last such event. `peak_bytes`: the most memory so far,
-    of the process, or of its GPU in tensors (None = not measured, as of our own ranks).
+    of the process, or of its GPU in tensors (None = not measured).
     """
 
     rank: int

@@ -15,14 +15,15 @@ import msgspec
 from unskew.analytics.core.code_hash import code_hash
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.packing import PackingError
+from unskew.analytics.core.plan import PlanError
 from unskew.analytics.detector.options import options_for
 from unskew.analytics.health.liveness import LivenessOptions
 from unskew.analytics.health.timeouts import too_early
 from unskew.analytics.loop.adaptation import Adaptation
 from unskew.analytics.loop.controller_state import ControllerState
 from unskew.analytics.loop.site import AdaptationOptions, Site
+from unskew.analytics.pipeline.memory import Room
 from unskew.analytics.replay.causes import ReplayError
-from unskew.analytics.scheduler.changes import held_bytes
 from unskew.collector.events import RunFinished, RunStarted
 from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.paths import Store, StoreError
@@ -51,8 +52,8 @@ FT_HSDP: Literal["ft-hsdp"] = "ft-hsdp"
 # What a change of plan costs on loopback, until the run has measured its own: standstill, and bytes per microsecond.
 _REGROUP_US = 300_000.0
 _BYTES_PER_US = 200.0
-# Of a parameter a rank holds the value, two moments and the gradient; of these all but the gradient move.
-_MOVED, _HELD = 3, 4
+# Of a parameter the value and two moments move.
+_MOVED = 3
 
 
 def run(
@@ -316,8 +317,7 @@ def _log_end(control_log: ControlStream, end: RunFinished) -> RunFinished:
 
 def _site(options: RunOptions, placement: Placement) -> Site:
     by_replica = options.recovery == FT_HSDP
-    room_bytes = None if placement.rank_bytes is None else _room_bytes(placement.rank_bytes)
-    return Site(
+    site = Site(
         origin=options.first_plan(),
         iterations=options.iterations,
         first_iteration=options.first_iteration,
@@ -341,24 +341,29 @@ def _site(options: RunOptions, placement: Placement) -> Site:
         most_ranks=options.ranks if by_replica else placement.most_ranks,
         by_replica=by_replica,
         units=options.heads if options.model is None else 0,
-        room_bytes=room_bytes,
+        room_bytes=None if placement.rank_bytes is None else _room_bytes(placement.rank_bytes),
     )
+    try:
+        return msgspec.structs.replace(site, origin=site.fitted(site.origin))
+    except PlanError as error:
+        raise RunError(f"the run cannot begin: {error}") from error
 
 
 def _room_bytes(rank_bytes: int) -> float:
-    """For how much of what moves a rank has room beside its gradients and what an allocator wastes."""
-    return rank_bytes * constant("memory_share") * _MOVED / _HELD
+    """For how much a rank has room beside what an allocator wastes."""
+    return rank_bytes * constant("memory_share")
 
 
 def check_room(options: RunOptions) -> None:
-    """Raises `OptionsError` where a rank's memory, as asked, does not hold its layers of the first plan."""
+    """Raises `OptionsError` where a rank's memory, as asked, does not hold what it needs under the first plan."""
     if not options.rank_mib:
         return
-    needed = max(held_bytes(options.first_plan(), _layer_bytes(options)).values())
-    if needed > _room_bytes(options.rank_mib * 2**20):
-        least = math.ceil(needed / _room_bytes(2**20))
-        too_little = f"--rank-mib {options.rank_mib} does not hold a rank's layers of the first plan"
-        raise OptionsError(f"{too_little}, allowed: {least} or more")
+    room = Room(memory=memory_of(options), tokens=options.tokens, rank_bytes=_room_bytes(options.rank_mib * 2**20))
+    try:
+        room.fitted(options.first_plan())
+    except PlanError as error:
+        least = math.ceil(room.least_bytes(options.first_plan()) / _room_bytes(2**20))
+        raise OptionsError(f"--rank-mib {options.rank_mib}: {error}, allowed: {least} or more") from error
 
 
 def _layer_bytes(options: RunOptions) -> tuple[int, ...]:

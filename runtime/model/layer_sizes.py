@@ -33,12 +33,10 @@ def sync_of(options: RunOptions) -> GradientSync | None:
     return GradientSync(layer_bytes=layer_bytes, bucket_bytes=options.bucket_bytes)
 
 
-def memory_of(options: RunOptions) -> LayerMemory | None:
-    """What ranks keep of layers; of somebody's own model it is not known what stays for the backward pass."""
-    if options.model is not None:
-        return None
+def memory_of(options: RunOptions) -> LayerMemory:
+    """What ranks keep of layers; what somebody's own keep for their backward pass was measured."""
     each = element_bytes(options)
-    kept = [_size(options).activations(layer) for layer in range(options.layers)]
+    kept = [(count, 0) for count in options.kept] or [_size(options).activations(layer) for layer in range(options.layers)]
     return LayerMemory(
         gradient_bytes=tuple(each * count for count in parameters_of(options)),
         token_bytes=tuple(float(each * whole) for whole, _ in kept),

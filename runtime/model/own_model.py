@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 import numpy as np
@@ -97,6 +98,23 @@ class OwnModel:
         """What each layer gives to the next for every token. Raises `OwnError`."""
         return tuple(tuple(y.shape[1:]) for y, _ in self._passed(ids, lengths))
 
+    def kept(self, ids: Tensor, lengths: Sequence[int]) -> tuple[int, ...]:
+        """How many numbers of the model's format each layer keeps of a token for its backward pass, parameters left out; the
+        last one with the loss."""
+        found, x = list[int](), ids
+        with _one_thread():
+            for layer in self.layers:
+                own = {one.untyped_storage().data_ptr() for one in (*layer.parameters(), *layer.buffers())}
+                saved: dict[int, Tensor] = {}
+                x = x.detach().requires_grad_(x.is_floating_point())
+                with torch.autograd.graph.saved_tensors_hooks(partial(_noted, saved), lambda tensor: tensor):
+                    x = layer(x, lengths)
+                    if layer is self.layers[-1]:
+                        layer.loss(x, ids)
+                n_bytes = sum(one.untyped_storage().nbytes() for key, one in saved.items() if key not in own)
+                found.append(math.ceil(n_bytes / (len(ids) * x.element_size())))
+        return tuple(found)
+
     def weights(self, ids: Tensor, lengths: Sequence[int], repeats: int = 5) -> tuple[float, ...]:
         """The work of each layer, 1 in the mean, measured: the least of this thread's times for forward and backward."""
         with _one_thread():
@@ -126,6 +144,11 @@ class OwnModel:
             found.append((y, 1e6 * (time.thread_time() - begun)))
             x = y
         return found
+
+
+def _noted(saved: dict[int, Tensor], tensor: Tensor) -> Tensor:
+    """A tensor that is kept for a backward pass, once for each memory."""
+    return saved.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
 
 
 @contextmanager
@@ -183,4 +206,5 @@ def measured(options: RunOptions) -> RunOptions:
         return options
     shapes = model.shapes(ids, lengths)
     weights = options.layer_weights or model.weights(ids, lengths)
-    return msgspec.structs.replace(options, layers=model.n_layers, layer_weights=weights, shapes=shapes)
+    kept = options.kept or model.kept(ids, lengths)
+    return msgspec.structs.replace(options, layers=model.n_layers, layer_weights=weights, shapes=shapes, kept=kept)

@@ -250,6 +250,7 @@ class Agent:
                     stalled_us=int(status.stalled_s * 1e6),
                     waits_for=status.waits_for,
                     longest_gap_us=int(self._table.take_longest_gap_s(status.rank) * 1e6),
+                    peak_bytes=self._table.peak_bytes(status.rank),
                 )
             )
 

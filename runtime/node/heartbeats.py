@@ -101,6 +101,7 @@ class _RankRecord(msgspec.Struct):
     promised_s: float = 0.0
     longest_work_s: float = 0.0
     longest_gap_s: float = 0.0
+    peak_bytes: int = 0
 
 
 class HeartbeatTable:
@@ -138,6 +139,7 @@ class HeartbeatTable:
         known.longest_gap_s = max(known.longest_gap_s, beat.at_s - known.beat_s)
         known.beat_s, known.count, known.iteration, known.thread = beat.at_s, beat.count, beat.iteration, beat.thread
         known.activity, known.waits_for, known.promised_s = beat.activity, beat.waits_for, beat.promised_s
+        known.peak_bytes = beat.peak_bytes
 
     def look(self, now_s: float) -> None:
         """Ask the kernel which threads had no core since the last look; due every `STATUS_S`. A core that has not lived, as its
@@ -189,6 +191,10 @@ class HeartbeatTable:
 
     def pid(self, rank: int) -> int:
         return self._known[rank].pid
+
+    def peak_bytes(self, rank: int) -> int | None:
+        """The most memory so far; None before the first heartbeat."""
+        return self._known[rank].peak_bytes or None
 
     def count(self, rank: int) -> int:
         return self._known[rank].count

@@ -7,11 +7,14 @@ of a run outlives its agent.
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
+
+import torch
 
 from unskew.analytics.scheduler.quorum import Quorum
 from unskew.runtime.channel import Channel
@@ -267,6 +270,14 @@ class ControlThread:
             beat = Beat(
                 pid=pid, thread=thread, count=count, iteration=progress.iteration, activity=progress.activity,
                 waits_for=progress.waits_for, promised_s=progress.promised_s, at_s=now_s, moved_s=moved_s,
+                peak_bytes=peak_bytes(self._rank_spec.gpu),
             )  # fmt: skip
             page.write(self._rank_spec.rank, beat)
             time.sleep(BEAT_S)
+
+
+def peak_bytes(gpu: int | None) -> int:
+    """The most memory so far: of this process, or in tensors of its GPU."""
+    if gpu is not None:
+        return torch.cuda.max_memory_allocated(gpu)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts in KiB

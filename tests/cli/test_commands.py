@@ -151,7 +151,7 @@ def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_di
         (["run", "--layers", "3"], "--layers 3 cannot fill --pp 4"),
         (
             ["run", "--layers", "32", "--rank-mib", "1", "--no-dashboard"],
-            "--rank-mib 1 does not hold a rank's layers of the first plan, allowed: 2 or more",
+            "--rank-mib 1: plan 0 does not fit: rank 0 would need",
         ),
         (["run", "--schedule", "zigzag"], "allowed: gpipe, 1f1b, interleaved, zb-h1, zb-v, searched"),
         (["run", "--dim", "7"], "--dim 7"),

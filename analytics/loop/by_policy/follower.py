@@ -120,12 +120,12 @@ class PolicyFollower(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _plan(layout: Layout, site: Site) -> Plan:
-    """What ranks execute of a layout."""
+    """What ranks execute of a layout. Raises `PlanError`."""
     origin = site.origin
     if site.by_replica:
         return with_replicas(origin, {one.replica for one in layout.pipelines}, 0)
     plan = to_plan(weighted(layout, origin.layer_weights), origin.n_layers)
-    return msgspec.structs.replace(plan, layer_weights=origin.layer_weights)
+    return site.fitted(msgspec.structs.replace(plan, layer_weights=origin.layer_weights))
 
 
 def _again_in(reaction: Reaction, now_s: float, iteration_s: float) -> int | None:

@@ -46,7 +46,8 @@ def job_of(
     room_bytes: float | None = None,
 ) -> Job:
     """The job of a run that began with `origin`, by what its predictor has learned; micro-batches are the mean of `works`, and
-    a layer can be cut in `units`; `room_bytes` as in `Site`."""
+    a layer can be cut in `units`; `room_bytes`: for how
+    much of layers, counted so, a rank has memory."""
     tp, pp, dp = (1 + max(getattr(role, name) for role in origin.roles) for name in ("shard", "stage", "replica"))
     parameters = sum(layer_bytes) / constant("bytes_per_parameter")
     job = Job(
@@ -91,7 +92,7 @@ def view_of(known: RunFacts, layout: Layout | None) -> ClusterView:
     """As a policy is told; `layout`: what runs, None = the first plan."""
     site, monitor = known.site, known.monitor
     works = _recent(monitor)
-    job = job_of(site.origin, site.layer_bytes, monitor.cost, works, units=site.units, room_bytes=site.room_bytes)
+    job = job_of(site.origin, site.layer_bytes, monitor.cost, works, units=site.units, room_bytes=site.layers_room_bytes)
     iteration_s = fault_free_s(job)
     slow_since = {
         rank: monitor.verdicts[number].since_iteration * iteration_s

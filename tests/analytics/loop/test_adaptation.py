@@ -20,6 +20,7 @@ from unskew.analytics.detector.options import SHARED_MACHINE
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.loop.adaptation import AdaptationStep
 from unskew.analytics.loop.site import Site
+from unskew.analytics.pipeline.memory import LayerMemory
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.scheduler.recovery import recover
 from unskew.collector.events import (
@@ -124,7 +125,8 @@ def test_a_run_s_plans_give_no_rank_more_than_its_memory_holds() -> None:
     """The slow rank's layers have no place but where they are; without a limit others take some."""
     layers = {}
     for room_bytes in (None, 450_000.0):
-        loop = Loop(msgspec.structs.replace(SITE, room_bytes=room_bytes))
+        memory = LayerMemory.of_layers(SITE.layer_bytes)
+        loop = Loop(msgspec.structs.replace(SITE, memory=memory, room_bytes=room_bytes))
         steps = follow(loop, train(slow(2, 1 / 1.8, 30), 60))
         proposals = [step.proposal for step in steps.values() if step.proposal is not None]
         assert proposals

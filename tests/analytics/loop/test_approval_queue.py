@@ -221,3 +221,18 @@ def test_whatever_happens_each_proposal_ends_once_and_auto_keeps_its_limits(firs
     assert len(ends) == len(set(ends))
     assert set(ends) <= set(gain_of)
     assert len(set(gain_of) - set(ends)) <= 1
+
+
+def test_a_plan_for_which_ranks_lack_the_memory_is_not_approved() -> None:
+    """By nobody; and one that was approved is not applied."""
+    lack = "rank 3 would need 40 MiB of memory under it and has room for 30"
+    waiting, name = lay(queue("approve"), found())
+    command = Command(run="r", kind="approve", target=name, by="ada", reason="")
+    refused = waiting.command(command, lack=lack)
+    assert isinstance(refused, CommandRefused)
+    assert refused.reason == f"proposal {name} does not fit: {lack}"
+    approved = after(waiting, [waiting.command(command)])
+    for one in (approved, lay(queue("auto"), found())[0]):
+        (expired,) = one.settle(20, lack=lack)
+        assert isinstance(expired, PlanExpired)
+        assert lack in expired.reason

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from unskew.analytics.core.device_profiles import profile
-from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.workload import Work
+from unskew.analytics.pipeline.memory import LayerMemory, Room, peak_bytes
 from unskew.analytics.planners.adaptis.searched import searched_plan
-from unskew.analytics.scheduler.changes import held_bytes
 from unskew.analytics.scheduler.propose import propose
 from unskew.analytics.scheduler.state import SchedulerState
 
@@ -19,16 +19,21 @@ SIZES = (1_000,) * 16
 
 
 def state(room_bytes: float | None, layer_bytes: tuple[int, ...] = SIZES, origin: Plan = ORIGIN) -> SchedulerState:
+    memory = LayerMemory.of_layers(layer_bytes)
+    return asked_with(None if room_bytes is None else Room(memory=memory, tokens=0, rank_bytes=room_bytes), layer_bytes, origin)
+
+
+def asked_with(room: Room | None, layer_bytes: tuple[int, ...] = SIZES, origin: Plan = ORIGIN) -> SchedulerState:
     works = tuple(Work(tokens, tokens * tokens // 2) for tokens in range(100, 116))
     return SchedulerState(
         origin=origin, alive=frozenset(origin.ranks), speeds={2: dict.fromkeys("FBW", 1 / 1.8)}, cost=COST,
         batches=(works,) * 10, iterations=1000, layer_bytes=layer_bytes, bytes_per_us=1000.0, regroup_us=200_000.0,
-        room_bytes=room_bytes,
+        room=room,
     )  # fmt: skip
 
 
 def most_held(plan: Plan, layer_bytes: tuple[int, ...] = SIZES) -> float:
-    return max(held_bytes(plan, layer_bytes).values())
+    return max(peak_bytes(plan, LayerMemory.of_layers(layer_bytes), 0).values())
 
 
 def test_no_rank_is_given_more_layers_than_it_has_room_for() -> None:
@@ -60,15 +65,46 @@ def test_a_heavy_layer_counts_as_what_it_takes() -> None:
     assert any(max(layers) > 4 for one in proposal.considered for layers in one.layers)
 
 
+def test_layers_are_shared_out_by_what_each_of_them_takes() -> None:
+    """Who has the heavy layer has room for no other; half of the mean layers would be four for each."""
+    sizes = (7_000, *(1_000,) * 7)
+    origin = plan_from_partition(
+        plan_version=0, n_layers=8, schedule="1f1b", members=[[0, 1], [3, 2]], layers=[[1, 7]] * 2, micro_batches=[8, 8]
+    )
+    proposal, reason = propose(0, origin, state(7_500.0, sizes, origin))
+    assert proposal is not None, reason
+    assert {layers for one in proposal.considered for layers in one.layers} == {(1, 7)}
+    assert most_held(proposal.plan, sizes) == 7_000
+
+
+def test_activations_of_micro_batches_in_flight_take_room_too() -> None:
+    """The first stage has four micro-batches in flight, the last one: where a layer's activations are as large as the layer,
+    who helps the slow rank out is one of the later stages."""
+    memory = LayerMemory(gradient_bytes=(100,) * 16, token_bytes=(4.0,) * 16, cut_token_bytes=(0.0,) * 16, bucket_bytes=10**6)
+    free, reason = propose(0, ORIGIN, asked_with(None))
+    assert free is not None, reason
+    needs = peak_bytes(ORIGIN, memory, 100)
+    room = Room(memory=memory, tokens=100, rank_bytes=max(needs.values()))
+    assert "rank 0 would need" in room.lack(free.plan)
+    with pytest.raises(PlanError, match=r"plan \d+ does not fit: rank 0"):
+        room.fitted(free.plan)
+    proposal, reason = propose(0, ORIGIN, asked_with(room))
+    assert proposal is not None, reason
+    assert room.lack(proposal.plan) == ""
+    assert len(proposal.plan.role_of[2].layers) < 4 <= len(proposal.plan.role_of[3].layers)
+    assert max(one.layers[0][0] for one in proposal.considered) == 4
+
+
 @pytest.mark.parametrize("room_bytes", [4_500.0, None])
 def test_what_adaptis_searches_anew_has_to_fit_too(room_bytes: float | None) -> None:
     origin = searched_plan(pp=4, dp=2, n_layers=16, micro_batches=16, cost=COST, tokens=128)
     least = most_held(origin)
     asked = state(room_bytes and max(room_bytes, least), origin=origin)
     proposal, _ = propose(0, origin, asked)
-    assert proposal is None or most_held(proposal.plan) <= (asked.room_bytes or 16_000)
+    room_for = 16_000 if asked.room is None else asked.room.rank_bytes
+    assert proposal is None or most_held(proposal.plan) <= room_for
     considered = () if proposal is None else proposal.considered
-    assert all(max(layers) * 1_000 <= (asked.room_bytes or 16_000) for one in considered for layers in one.layers)
+    assert all(max(layers) * 1_000 <= room_for for one in considered for layers in one.layers)
     anew = [one for one in considered if one.name == "searched anew (AdaPtis)"]
     assert bool(anew) == (room_bytes is None)
 

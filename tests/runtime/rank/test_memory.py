@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.pipeline.memory import LayerMemory, peak_bytes
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.scheduler.kept import nothing_kept
-from unskew.collector.events import PlanIssued, Span
+from unskew.collector.events import PlanIssued, RunFinished, Span
 from unskew.runtime.corpus import Corpus
 from unskew.runtime.links import Links
 from unskew.runtime.model.batch import Batch
@@ -99,12 +100,28 @@ def test_a_plan_states_what_its_ranks_need_before_it_is_in_force(tmp_path: Path)
     run = train(tmp_path, "kill:rank=1,at=5")
     first, second = run.of(PlanIssued)
     known = memory_of(run.options)
-    assert known is not None
     for issued in (first, second):
         expected = peak_bytes(Plan.from_data(issued.plan), known, run.options.tokens)
         assert issued.peak_bytes == {str(rank): round(most) for rank, most in expected.items()}
     assert set(second.peak_bytes) == {"0", "2", "3"}
     assert second.peak_bytes["3"] >= first.peak_bytes["3"]
+
+
+HEAVY = {"dim": 64, "heads": 2, "tokens": 512, "micro_batches": 8}
+"""Under such options a rank needs 28.5 MiB, and 32 when it does another's work besides."""
+
+
+@pytest.mark.slow
+def test_a_plan_that_does_not_fit_is_issued_to_nobody(tmp_path: Path) -> None:
+    """A run whose first plan needs too much does not begin; one whose ranks have no room for a lost one's work ends."""
+    run = train(tmp_path, rank_mib=25, **HEAVY)
+    (end,) = run.of(RunFinished)
+    assert (end.status, run.of(PlanIssued)) == ("failed", [])
+    assert re.fullmatch(r"the run cannot begin: plan 0 does not fit: rank 0 would need .* MiB .* room for 22.5", end.reason)
+    run = train(tmp_path, "kill:rank=1,at=5", rank_mib=33, **HEAVY)
+    (end,) = run.of(RunFinished)
+    assert (end.status, len(run.of(PlanIssued))) == ("failed", 1)
+    assert re.fullmatch(r"plan 1 does not fit: rank 3 would need 32\.\d MiB .* room for 29.7.*", end.reason)
 
 
 def memory(*, activations: bool) -> LayerMemory:
