@@ -76,11 +76,17 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     def begin(site: Site, options: AdaptationOptions | None = None) -> Adaptation:
         """Before the first iteration."""
         options = options or AdaptationOptions()
-        retraining = Retraining(options=options.retraining, classes=site.classes, blocking=site.blocking_sends, sync=site.sync)
+        retraining = Retraining(
+            options=options.retraining,
+            classes=site.classes,
+            blocking=site.blocking_sends,
+            sync=site.sync,
+            cores=site.shared_cores,
+        )
         return Adaptation(
             site=site,
             options=options,
-            monitor=Monitor(options=site.detector, retraining=retraining, shared_cores=site.shared_cores),
+            monitor=Monitor(options=site.detector, retraining=retraining),
             scoring=VerdictScoring(truth_known=site.truth_known),
             asking=Asking(bytes_per_us=site.bytes_per_us, regroup_us=site.regroup_us),
             following=_following(options.policy, site),
@@ -131,8 +137,6 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             following, plan, how = self.following.lost(dead, self._known(iteration, base, alive - dead), number)
             return msgspec.structs.replace(self, following=following), plan, how
         ready = spares - self.measurements.joining
-        if self.site.shared_cores is not None:  # there no gain of a plan is claimed
-            ready = frozenset()
         return self, *recover_with_spares(base, dead, number, ready, self.expected_us, fitted=self.site.fitted)
 
     def returned(self, plan: Plan, alive: frozenset[int], iteration: int) -> tuple[Adaptation, Plan | None]:

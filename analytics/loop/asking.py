@@ -49,8 +49,6 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
         if not self.due(iteration) or monitor.cost is None or not site.layer_bytes:
             return self, None, ""
         asked = msgspec.structs.replace(self, at=None)
-        if site.shared_cores is not None:
-            return asked, None, f"ranks share {site.shared_cores} cores, so no gain of another plan can be claimed"
         state = SchedulerState(
             origin=site.origin,
             alive=alive,

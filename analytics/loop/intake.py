@@ -162,6 +162,7 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
         beside=tuple(BesideChunks(span.rank, span.kind, _own_us(span)) for span in counted if span.kind in BESIDE_CHUNKS),
         without_core=_without_core(chunks),
         coreless_us=_coreless_us(counted),
+        idle=_idle(chunks, opened.marks),
     )
 
 
@@ -188,6 +189,14 @@ def _without_core(chunks: list[Span]) -> dict[int, float]:
         coreless[span.rank] += span.runq_us or 0
         wall[span.rank] += span.wall_us
     return {rank: coreless[rank] / max(of_rank, 1) for rank, of_rank in wall.items()}
+
+
+def _idle(chunks: list[Span], marks: list[IterationCommitted]) -> dict[int, float]:
+    own = Counter[int]()
+    for span in chunks:
+        own[span.rank] += round(_own_us(span))
+    worked = {mark.rank: mark.cpu_us for mark in marks if mark.cpu_us is not None and own[mark.rank]}
+    return {rank: min(max(1.0 - us / own[rank], 0.0), 1.0) for rank, us in worked.items()}
 
 
 def _coreless_us(spans: list[Span]) -> float:

@@ -18,11 +18,10 @@ from statistics import median
 
 import msgspec
 
-from unskew.analytics.core.cost import CostModel, SlowLink, Speeds
+from unskew.analytics.core.cost import CostModel, SlowLink
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.outcome import Sight, UnexplainedTime
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.core.workload import Work
 from unskew.analytics.detector import detector, job_wide, products
 from unskew.analytics.detector.detector_state import DetectorState, Verdicts, suspects_stage
 from unskew.analytics.detector.job_wide import NEXT_STEP, JobWideOptions, JobWideState
@@ -39,6 +38,9 @@ from unskew.collector.events import Control, Event, GpuState, IterationJudged, V
 RESCALED_BY = 8
 """So many iterations, the last ones, tell how a new predictor measures, compared with the old one."""
 
+
+IDLE_OVER = 8
+"""So many iterations, the last ones, tell how much of a slow rank's time holds no core."""
 
 MOST_OUTSIDE, OUTSIDE_OVER = 0.3, 20
 """Where the median of so many iterations spends a larger part outside of what is timed, much may be wrong there from the first
@@ -77,12 +79,11 @@ class JudgedIteration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Monitor(msgspec.Struct, frozen=True, kw_only=True):
-    """Never changed, only replaced. `verdicts`: the newest revision of each, by number, also of closed ones; `shared_cores` as
-    in `Site`; `known`: speeds that others than the Detector have found."""
+    """Never changed, only replaced. `verdicts`: the newest revision of each, by number, also of closed ones; `known`: speeds
+    that others than the Detector have found."""
 
     options: DetectorOptions
     retraining: Retraining
-    shared_cores: int | None = None
     detector: DetectorState = DetectorState()
     job: JobPace = JobPace()
     gpus: dict[int, GpuHistory] = {}
@@ -106,8 +107,11 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost(self) -> CostModel | None:
-        """The predictor's model in force, with what is known of slow links; None during warm-up."""
-        return None if self.fitted is None else msgspec.structs.replace(self.fitted.model, slow_links=self.slow_links)
+        """The predictor's model in force, with what is known of slow links and of slow ranks' cores; None during warm-up."""
+        if self.fitted is None:
+            return None
+        idle = {rank: part for rank, part in self.retraining.idle(IDLE_OVER).items() if rank in self.speeds}
+        return msgspec.structs.replace(self.fitted.model, slow_links=self.slow_links, idle=idle)
 
     @property
     def sights(self) -> tuple[Sight, Sight]:
@@ -139,11 +143,11 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
             )
             sample = IterationSample(released, plan, speeds, slow_links=self.slow_links)
             return self, JudgedIteration(judged=judged, sample=sample)
-        prediction = self._predicted(plan, committed.works, cost, speeds)
+        prediction = predict_iteration(plan, committed.works, cost, speeds)
         predicted_us = prediction.iteration_us
         state, found = detector.step(self.detector, committed, plan, cost, self.options, predicted_us=predicted_us)
-        # Where cores are shared the prediction is bounded by them, which no fit can mend.
-        to_learn = found.judged.predicted_us if self.shared_cores is None else None
+        # Where cores are shared iterations are also long because others want them, which no fit can mend.
+        to_learn = found.judged.predicted_us if cost.cores is None else None
         sample = IterationSample(released, plan, speeds, to_learn, scores_of(found.judged), cost.slow_links)
         after, verdicts = self._with_verdicts(state, found.verdicts)
         after, of_job = after._seeing(sample, prediction)._job_judged(sample, predicted_us, verdicts, uneven_us)
@@ -220,14 +224,6 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         newest = {one.verdict: one for one in verdicts if isinstance(one, Verdict)}
         return msgspec.structs.replace(self, detector=state, verdicts={**self.verdicts, **newest}), verdicts
 
-    def _predicted(self, plan: Plan, works: Sequence[Work], cost: CostModel, speeds: Speeds) -> Prediction:
-        """Where cores are shared, no shorter than all its work takes on them."""
-        prediction = predict_iteration(plan, works, cost, speeds)
-        if self.shared_cores is None:
-            return prediction
-        busy_us = sum(map(float, prediction.timeline.busy_us.values())) / self.shared_cores
-        return msgspec.structs.replace(prediction, iteration_us=max(prediction.iteration_us, busy_us))
-
     def _seeing(self, sample: IterationSample, prediction: Prediction) -> Monitor:
         """With how much of an iteration lies outside of what is timed."""
         measured_us, released = sample.committed.measured_us, sample.released
@@ -285,14 +281,10 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         assert self.fitted is not None
         cost, seen = self.fitted.model, [one for one in self.retraining.seen if one.committed.iteration > 0]
 
-        def predicted_us(one: IterationSample, cost: CostModel) -> float:
-            cost = msgspec.structs.replace(cost, slow_links=one.slow_links)
-            return self._predicted(one.plan, one.committed.works, cost, one.speeds).iteration_us
-
         if before is not None:
-            more = median(log(predicted_us(one, cost) / predicted_us(one, before.model)) for one in seen[-RESCALED_BY:])
+            more = median(log(one.predicted_by(cost) / one.predicted_by(before.model)) for one in seen[-RESCALED_BY:])
             return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, scale=self.job.scale + more)), ()
-        samples = [(one.committed.iteration, self._over_us(one, predicted_us(one, cost))) for one in seen]
+        samples = [(one.committed.iteration, self._over_us(one, one.predicted_by(cost))) for one in seen]
         return self._job_steps(samples, samples[-1][0]) if samples else (self, ())
 
     def _with_job(self, state: JobWideState, found: Verdicts) -> tuple[Monitor, Verdicts]:

@@ -32,10 +32,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     """What must be known of the place, beyond what the log tells (see `SchedulerState`).
 
     `layer_bytes`, `bytes_per_us`, `regroup_us`: what a change of plan costs until the run has measured its own. Where no sizes
-    of layers are stated no plan is to be changed, and the Scheduler is not asked. `shared_cores`: ranks
-    outnumber these cores of a real device, None elsewhere. Then an iteration takes at least all its CPU time over the
-    cores, and no gain of a plan is claimed. `truth_known`: every slowness is injected (emulated devices). `detector`: the
-    thresholds for this class of device.
+    of layers are stated no plan is to be changed, and the Scheduler is not asked. `shared_cores`: ranks outnumber these cores
+    of a real device, None elsewhere (`CostModel.cores`). `truth_known`: every slowness is injected (emulated devices).
+    `detector`: the thresholds for this class of device.
     `units`: in how many a layer can be cut among tensor-parallel ranks. `classes`: device class -> its ranks
     (`CostModel.classes`). `first_iteration`: where the run begins, later than 0 when it is resumed. `respawns`: how often
     mode auto starts a lost rank again; `most_ranks`: for so many ranks the node has a place. `by_replica`: a lost rank takes

@@ -228,16 +228,16 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
 
         `messages`: their costs; a number or array is the time on their way alone.
         """
-        dag, spent_us, lags_us = self._timed(durations_us, messages)
+        dag, spent_us, lags_us = self.timed(durations_us, messages)
         start, end = dag.run(spent_us, lags_us)
         return start[: len(self)], end[: len(self)]
 
     def makespan_us(self, durations_us: Array, messages: float | Array | Messages = 0.0) -> Array:
         """End of the last chunk: [...further axes]."""
-        dag, spent_us, lags_us = self._timed(durations_us, messages)
+        dag, spent_us, lags_us = self.timed(durations_us, messages)
         return dag.makespan_us(spent_us, lags_us)
 
-    def _timed(self, durations_us: Array, messages: float | Array | Messages) -> tuple[Dag, Array, Lags]:
+    def timed(self, durations_us: Array, messages: float | Array | Messages) -> tuple[Dag, Array, Lags]:
         """The graph, with messages as operations of their own where they have to wait or be waited for."""
         costs = messages if isinstance(messages, Messages) else Messages(messages)
         if not costs.blocking and not np.any(costs.link_us):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from statistics import fmean
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ from unskew.analytics.core.plan import Plan, splits_backward
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.actions import Action
 from unskew.analytics.pipeline.dag import Array, Messages
-from unskew.analytics.pipeline.evaluator import Timeline, evaluate
+from unskew.analytics.pipeline.evaluator import Cores, Timeline, evaluate
 from unskew.analytics.pipeline.gradient_sync import Bucket, bucket_us, buckets_of, last_parts, through
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
 from unskew.analytics.shards.crossings import shares
@@ -65,7 +66,7 @@ def predict_iteration(plan: Plan, works: Sequence[Work], cost: CostModel, speeds
     """The predicted iteration in which micro-batch m carries `works[m]`; ranks and kinds not in `speeds` are healthy."""
     schedule = build_schedule(plan)
     costs = layer_costs([works], model_for(cost, plan.schedule))
-    timeline = evaluate(schedule, durations_us(schedule, costs, speeds)[:, 0], messages_of(schedule, costs, iteration=0))
+    timeline = timeline_of(schedule, costs, speeds, iteration=0)
     synced = float(synced_us(timeline, costs, speeds).max())
     return Prediction(synced + cost.end_us(plan), timeline, synced)
 
@@ -74,8 +75,25 @@ def predict_iterations(plan: Plan, batches: Sequence[Sequence[Work]], cost: Cost
     """The predicted times (us) of many iterations at once: [iteration]. `batches[k][m]` is micro-batch m of iteration k."""
     schedule = build_schedule(plan)
     costs = layer_costs(batches, model_for(cost, plan.schedule))
-    timeline = evaluate(schedule, durations_us(schedule, costs, speeds), messages_of(schedule, costs))
+    timeline = timeline_of(schedule, costs, speeds)
     return synced_us(timeline, costs, speeds) + cost.end_us(plan)
+
+
+def timeline_of(schedule: Schedule, costs: LayerCosts, speeds: Speeds, iteration: int | slice = slice(None)) -> Timeline:
+    """The chunks of these iterations laid out, as their costs and messages let them: [action, iteration], or [action]."""
+    spent_us = durations_us(schedule, costs, speeds)[:, iteration]
+    return evaluate(schedule, spent_us, messages_of(schedule, costs, iteration), _cores_of(schedule, costs.cost, spent_us))
+
+
+def _cores_of(schedule: Schedule, cost: CostModel, spent_us: Array) -> Cores | None:
+    """What the chunks hold of the cores that are shared; of a tensor-parallel group in the mean over its members."""
+    if cost.cores is None:
+        return None
+    teams = schedule.plan.teams
+    together = [teams.get((action.micro_batch, action.first_layer), (action.rank,)) for action in schedule.order]
+    working = np.array([fmean(1.0 - cost.idle.get(rank, 0.0) for rank in team) for team in together])
+    held_us = working.reshape(-1, *[1] * (spent_us.ndim - 1)) * spent_us
+    return Cores(cost.cores, held_us, np.array([len(team) for team in together]))
 
 
 def synced_us(timeline: Timeline, costs: LayerCosts, speeds: Speeds) -> Array:

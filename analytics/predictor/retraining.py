@@ -104,10 +104,18 @@ class IterationSample(msgspec.Struct, frozen=True):
         """Over all other links."""
         return [one for one in self.committed.transfers if (one.sender, one.receiver) not in self.slow]
 
+    @property
+    def idle(self) -> dict[int, float]:
+        """Of ranks that were estimated slow, how much of their time they held no core."""
+        return {rank: part for rank, part in self.released.idle.items() if rank in self.speeds}
+
+    def known(self, model: CostModel) -> CostModel:
+        """The model with what was known of links and cores then."""
+        return msgspec.structs.replace(model, slow_links=self.slow_links, idle=self.idle)
+
     def predicted_by(self, model: CostModel) -> float:
         """Its time (us) by a model, with what is estimated of it."""
-        cost = msgspec.structs.replace(model, slow_links=self.slow_links)
-        return predict_iteration(self.plan, self.committed.works, cost, self.speeds).iteration_us
+        return predict_iteration(self.plan, self.committed.works, self.known(model), self.speeds).iteration_us
 
 
 class PredictorBacktest(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +143,7 @@ class _Candidate(msgspec.Struct, frozen=True):
 
 class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     """The predictor of one run and what it is learned from; never changed, only replaced. `classes`: device class -> ranks;
-    `blocking`: their sends are; `sync`: what is known beforehand of the sums of gradients (`CostModel`).
+    `blocking`: their sends are; `sync`, `cores`: what is known beforehand of the sums of gradients, of cores (`CostModel`).
 
     `seen`: the last complete iterations; a new predictor is due at iteration `due_at`, because of `why`; `suspected`: in how
     many more iterations somebody was who is not known to be slow than nobody, up to twice the patience.
@@ -145,6 +153,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     classes: dict[str, tuple[int, ...]] = {}
     blocking: bool = False
     sync: GradientSync | None = None
+    cores: int | None = None
     fitted: Fit | None = None
     number: int = 0
     seen: tuple[IterationSample, ...] = ()
@@ -156,6 +165,14 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     def recent(self, n: int) -> tuple[tuple[Work, ...], ...]:
         """The work of the last `n` iterations' micro-batches, oldest first."""
         return tuple(seen.committed.works for seen in self.seen[-n:])
+
+    def idle(self, n: int) -> dict[int, float]:
+        """The part of its chunks' time for which a rank held no core, in the median of the last `n` iterations."""
+        of: dict[int, list[float]] = {}
+        for seen in self.seen[-n:]:
+            for rank, part in seen.released.idle.items():
+                of.setdefault(rank, []).append(part)
+        return {rank: median(parts) for rank, parts in of.items()}
 
     def plan_changed(self, iteration: int) -> Retraining:
         """A new plan is in force from `iteration` on: fit again some iterations later."""
@@ -226,7 +243,9 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
         return self if found is None else msgspec.structs.replace(self, candidate=_Candidate(found, trigger, suspects=suspects))
 
     def _fit(self, seen: Sequence[IterationSample], suspects: Collection[int] = (), before: Fit | None = None) -> Fit | None:
-        return fit_seen(seen, self.classes, blocking=self.blocking, sync=self.sync, suspects=suspects, before=before)
+        return fit_seen(
+            seen, self.classes, blocking=self.blocking, sync=self.sync, cores=self.cores, suspects=suspects, before=before
+        )
 
     def _drift(self, now: int, fitted: Fit) -> str:
         """Why to fit early: the ranks' median chunk, or the iteration, has been off for some time; "" when neither has."""
@@ -266,13 +285,16 @@ def fit_seen(
     *,
     blocking: bool = False,
     sync: GradientSync | None = None,
+    cores: int | None = None,
     suspects: Collection[int] = (),
     before: Fit | None = None,
 ) -> Fit | None:
-    """The predictor of these iterations; None when they do not suffice. `classes`, `blocking`, `sync`: as in `Retraining`.
+    """The predictor of these iterations; None when they do not suffice. `classes`, `blocking`, `sync`, `cores`: as in
+    `Retraining`.
     Chunks of `suspects` are left out; where they are the only ones that show what some work takes, chunks cost what they did
     `before`."""
-    plan, speeds, slow_links = seen[-1].plan, seen[-1].speeds, seen[-1].slow_links
+    last = seen[-1]
+    plan, speeds = last.plan, last.speeds
     everything = [chunk for one in seen for chunk in one.chunks]
     chunks = [chunk for chunk in everything if chunk.rank not in suspects]
     # The first iteration pays for start-up once; it is no evidence on the end of the others.
@@ -281,7 +303,7 @@ def fit_seen(
         for one in seen
         if one.plan.plan_version == plan.plan_version
         and one.speeds == speeds
-        and one.slow == seen[-1].slow
+        and one.slow == last.slow
         and one.committed.iteration > 0
     ]
     transfers = [transfer for one in seen for transfer in one.transfers]
@@ -290,15 +312,15 @@ def fit_seen(
     bucket_steps = [step for one in seen for step in one.released.bucket_steps]
 
     def makespan_us(timed: TimedIteration, cost: CostModel) -> float:
-        cost = msgspec.structs.replace(cost, slow_links=slow_links)
-        return predict_iteration(timed.plan, timed.works, cost, timed.speeds).iteration_us
+        return predict_iteration(timed.plan, timed.works, last.known(cost), timed.speeds).iteration_us
 
     try:
         if before is not None and _witnessed(chunks, before.model) != _witnessed(everything, before.model):
             found = before
         else:
             found = fit(chunks, classes)
-        found = msgspec.structs.replace(found, model=msgspec.structs.replace(found.model, blocking=blocking, sync=sync))
+        model = msgspec.structs.replace(found.model, blocking=blocking, sync=sync, cores=cores)
+        found = msgspec.structs.replace(found, model=model)
         timed = [
             TimedIteration(one.plan, one.committed.works, one.committed.measured_us, one.without(suspects, found.model).speeds)
             for one in measured

@@ -15,8 +15,7 @@ from unskew.analytics.core.cost import Speeds
 from unskew.analytics.core.plan import PASSES, Plan, Route
 from unskew.analytics.pipeline.actions import separate_pipelines
 from unskew.analytics.pipeline.dag import Array
-from unskew.analytics.pipeline.evaluator import evaluate
-from unskew.analytics.pipeline.prediction import LayerCosts, durations_us, messages_of, synced_us
+from unskew.analytics.pipeline.prediction import LayerCosts, synced_us, timeline_of
 from unskew.analytics.pipeline.schedule import build_schedule
 
 
@@ -37,7 +36,8 @@ class Pricing:
 
     def of(self, plan: Plan) -> Price:
         """The price of an iteration under `plan`, the end of the iteration included."""
-        pipelines = _apart(plan) if self.costs.cost.sync is None else None  # sums of gradients tie replicas together
+        tied = self.costs.cost.sync is not None or self.costs.cost.cores is not None  # by sums of gradients, or by cores
+        pipelines = None if tied else _apart(plan)
         ends = [self._whole(plan)] if pipelines is None else [self._pipeline(plan, routes) for routes in pipelines]
         _, last = max(ends, key=lambda end: float(end[0].mean()))
         latest_us = np.maximum.reduce([end_us for end_us, _ in ends])
@@ -63,7 +63,7 @@ class Pricing:
         costs = LayerCosts(self.costs.cost, self.costs.tokens[chosen], self.costs.sum_sq[chosen])
         schedule = build_schedule(plan)
         self.scheduled_actions += len(schedule.order)
-        timeline = evaluate(schedule, durations_us(schedule, costs, self.speeds), messages_of(schedule, costs))
+        timeline = timeline_of(schedule, costs, self.speeds)
         finish_us = timeline.finish_us
         return synced_us(timeline, costs, self.speeds), max(finish_us, key=lambda rank: float(finish_us[rank].mean()))
 

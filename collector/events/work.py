@@ -122,9 +122,10 @@ class ReplicaStep(Telemetry, frozen=True, kw_only=True, tag="replica_step@1", gc
 class IterationCommitted(Telemetry, frozen=True, kw_only=True, tag="iteration_committed@1", gc=False):
     """This rank has stepped iteration `iteration`: the Detector's watermark.
 
-    Every rank writes its own; all but `rank`, `start_us`, `wall_us` are equal by the commit protocol, so any one suffices.
+    Every rank writes its own; all but `rank` and times are equal by the commit protocol, so any one suffices.
     (`plan_version`, `attempt`) is the attempt that counted; `log_complete` means that every rank's chunks of the iteration had
     been handed to the kernel before its gradients were reduced. `tokens` are target tokens, `loss` is nats per target token.
+    `cpu_us`: for how long its chunks worked on a core (None = not measured, or elsewhere); a slow rank may only have waited.
     """
 
     iteration: int
@@ -136,6 +137,7 @@ class IterationCommitted(Telemetry, frozen=True, kw_only=True, tag="iteration_co
     start_us: int
     wall_us: int
     log_complete: bool
+    cpu_us: int | None = None
 
 
 class Heartbeat(Telemetry, frozen=True, kw_only=True, tag="heartbeat@1", gc=False):

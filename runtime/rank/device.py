@@ -41,13 +41,14 @@ from unskew.runtime.rank.comm import PeerLost
 
 class ChunkTiming(msgspec.Struct, gc=False):
     """When a chunk ran, in the run's clock, and its own time; `wait_tp_us`: what it waited for the other members of a
-    tensor-parallel group. None = not measured, or alone."""
+    tensor-parallel group; `cpu_us`: for how long it worked on a core that is shared. None = not measured, or alone."""
 
     start_us: int
     wall_us: int
     compute_us: int
     runq_us: int | None = None
     wait_tp_us: int | None = None
+    cpu_us: int | None = None
 
 
 class Members(Protocol):
@@ -160,6 +161,7 @@ class RealDevice(Device):
             compute_us=max(wall - (waited or 0) - (blocked := _blocked_ns(team) - blocked), 0) // 1000,
             runq_us=None if waited is None else waited // 1000,
             wait_tp_us=None if team is None else blocked // 1000,
+            cpu_us=(time.thread_time_ns() - cpu) // 1000,
         )
         return result, lambda: timing
 

@@ -25,20 +25,21 @@ itself."""
 
 
 class Recorder:
-    """Spans of one rank on its device."""
+    """Spans of one rank on its device; `cpu_us`: for how long this attempt's chunks worked on a core."""
 
     def __init__(self, spool: SpoolWriter, device: Device, rank_spec: RankSpec) -> None:
         self._spool, self._device, self._rank_spec = spool, device, rank_spec
         self._plan_version = self._iteration = self._attempt = 0
         self.on = True
         self._was_in_time = self._complete = True
+        self.cpu_us: int | None = None
 
     def begin(self, plan: Plan, iteration: int, attempt: int) -> None:
         """What follows belongs to this attempt."""
         self._plan_version, self._iteration, self._attempt = plan.plan_version, iteration, attempt
         turns = self._rank_spec.options.instrument_turns
         self.on = turns == 0 or iteration // turns % 2 == 0
-        self._complete = True
+        self._complete, self.cpu_us = True, None
 
     def add(self, *events: Telemetry) -> None:
         """To the log, unless it is the turn of iterations without."""
@@ -85,6 +86,8 @@ class Recorder:
             return
         for done in chunks:
             timing, action = done.timing(), done.action
+            if timing.cpu_us is not None:
+                self.cpu_us = timing.cpu_us + (self.cpu_us or 0)
             self.add(
                 self.span(
                     kind=action.kind,

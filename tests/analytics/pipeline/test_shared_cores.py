@@ -1,0 +1,78 @@
+"""Ranks that share fewer cores than they are: exact on graphs whose times are known by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.layout import plan_from_partition
+from unskew.analytics.core.workload import Work
+from unskew.analytics.pipeline.dag import Dag, dag_of
+from unskew.analytics.pipeline.evaluator import Cores, pipeline_of, run_on_cores
+from unskew.analytics.pipeline.prediction import predict_iteration
+
+WORKS = [Work(100, 10_000)] * 4
+COST = CostModel(chunks={kind: ChunkCost(layer_us=us, token_us=0.0, token2_us=0.0) for kind, us in (("F", 1e3), ("B", 2e3))})
+
+
+def ends(dag: Dag, spent: list[float], cores: int, held: list[float] | None = None) -> list[float]:
+    durations = np.array(spent)
+    return run_on_cores(dag, durations, (), Cores(cores, durations if held is None else np.array(held)))[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("spent", "held", "cores", "expected"),
+    [
+        ([1, 1, 1], None, 2, [1.5, 1.5, 1.5]),
+        ([1, 1, 2], None, 2, [1.5, 1.5, 2.5]),  # alone from 1.5 on, with half of its work left
+        ([1, 2, 4], None, 1, [3, 5, 7]),
+        ([4, 1, 1], [1, 1, 1], 1, [6, 3, 3]),  # three time units for the work of each, then the first one only waits
+        ([4, 4, 1], [0, 0, 1], 1, [4, 4, 1]),  # who holds no core takes none from others
+    ],
+)
+def test_ranks_at_work_go_on_at_the_same_rate(
+    spent: list[float], held: list[float] | None, cores: int, expected: list[float]
+) -> None:
+    assert ends(dag_of([[] for _ in spent]), spent, cores, held) == pytest.approx(expected)
+
+
+def test_a_core_is_free_again_for_what_waited_for_an_input() -> None:
+    """Two chains of two on one core, the second of one chain 2 late: 0 and 1 are done at 2; 3 works alone from 2 to 4, when 2
+    comes and both share: each has 2 left of 2 and 1 of 3."""
+    dag = Dag(np.array([[-1, -1, 0, 1]]))
+    lags = np.array([0.0, 0.0, 2.0, 0.0])
+    durations = np.array([1.0, 1.0, 2.0, 3.0])
+    start, end = run_on_cores(dag, durations, (lags,), Cores(1, durations))
+    assert start.tolist() == pytest.approx([0, 0, 4, 2])
+    assert end.tolist() == pytest.approx([2, 2, 7, 6])
+
+
+def test_with_a_core_for_each_it_is_the_other_evaluator() -> None:
+    pipeline = pipeline_of("1f1b", ranks=4, micro_batches=6)
+    durations = np.random.default_rng(5).uniform(1, 3, (len(pipeline), 3))
+    dag, spent, lags = pipeline.timed(durations, 0.25)
+    for mine, theirs in zip(run_on_cores(dag, spent, lags, Cores(4, durations)), dag.run(spent, lags), strict=True):
+        assert mine == pytest.approx(theirs)
+
+
+def test_an_iteration_on_shared_cores() -> None:
+    """Four replicas of a rank with 6 ms of work on two cores take twice as long. One half as fast works alone at the end. If it
+    only waits: 2 ms of all until 4; three share two cores until 6; its B of 4 ms beside them until 11 1/3, alone until 12 2/3,
+    and 4 ms without a core."""
+    plan = plan_from_partition(
+        plan_version=0, n_layers=2, schedule="1f1b", members=[[r] for r in range(4)], layers=[[2]] * 4, micro_batches=[1] * 4
+    )
+    slow = {0: {"F": 0.5, "B": 0.5}}
+    shared = msgspec.structs.replace(COST, cores=2)
+    assert predict_iteration(plan, WORKS, COST).iteration_us == pytest.approx(6_000)
+    assert predict_iteration(plan, WORKS, shared).iteration_us == pytest.approx(12_000)
+    assert predict_iteration(plan, WORKS, shared, slow).iteration_us == pytest.approx(18_000)
+    waits = msgspec.structs.replace(shared, idle={0: 0.5})
+    assert predict_iteration(plan, WORKS, waits, slow).iteration_us == pytest.approx(50_000 / 3)
+
+
+def test_a_circle_has_no_times() -> None:
+    with pytest.raises(ValueError, match="circle"):
+        ends(Dag(np.array([[1, 0]])), [1.0, 1.0], 1)
