@@ -17,6 +17,7 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.loop.monitor import Monitor
 from unskew.analytics.loop.site import Site
+from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.policies.base import ClusterView
 
 RECENT = 20
@@ -46,8 +47,8 @@ def job_of(
     room_bytes: float | None = None,
 ) -> Job:
     """The job of a run that began with `origin`, by what its predictor has learned; micro-batches are the mean of `works`, and
-    a layer can be cut in `units`; `room_bytes`: for how
-    much of layers, counted so, a rank has memory."""
+    a layer can be cut in `units`; `room_bytes`: for how much of layers, counted so, a rank has memory. Its iterations' end
+    has what of the gradients' sums comes after the last chunk under `origin`: policies price all plans with it."""
     tp, pp, dp = (1 + max(getattr(role, name) for role in origin.roles) for name in ("shard", "stage", "replica"))
     parameters = sum(layer_bytes) / constant("bytes_per_parameter")
     job = Job(
@@ -59,13 +60,15 @@ def job_of(
         return job
     layer_us, tokens = _mean_layer_us(works), fmean(work.tokens for work in works)
     chunks = cost.joined.costs_at((cost.device_class, tp))
+    alike = Work(round(tokens), round(fmean(work.sum_sq for work in works)))
+    healthy_run = predict_iteration(origin, [alike] * len(origin.routes), cost)
     measured = ChunkTimes(
         forward_us=layer_us(chunks["F"]),
         backward_us=layer_us(chunks["B"]),
         head_forward_us=chunks["F"].head_us_per_token * tokens,
         head_backward_us=chunks["B"].head_us_per_token * tokens,
         message_us=cost.message_us + cost.message_token_us * tokens,
-        iteration_end_us=cost.end_us(origin),
+        iteration_end_us=healthy_run.iteration_us - float(healthy_run.timeline.makespan_us),
     )
     by_degree = [sum(map(layer_us, cost.costs_at((cost.device_class, k)).values())) for k in range(1, tp + 1)]
     return msgspec.structs.replace(job, measured=measured, tp_slowdowns=tuple(us / by_degree[-1] for us in by_degree))

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unskew.analytics.cluster.timing import fault_free_s
 from unskew.analytics.core.cost import ChunkCost, CostModel, GradientSync
 from unskew.analytics.core.iteration import BucketStep
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.plan import PASSES, Plan
 from unskew.analytics.core.workload import Work
+from unskew.analytics.loop.by_policy.view import job_of
 from unskew.analytics.pipeline.gradient_sync import Bucket, bucket_us, buckets_of, last_parts, through
 from unskew.analytics.pipeline.prediction import layer_costs, model_for, predict_iteration, predict_iterations
 from unskew.analytics.pipeline.schedule import build_schedule
@@ -140,3 +142,11 @@ def test_what_a_step_and_a_byte_take_is_learned_and_priced_alike_everywhere() ->
     assert Pricing(costs, {}).of(plan).iteration_us == pytest.approx(one_by_one)
     bucket = buckets_of(plan, [10] * 4, 20)[0]
     assert bucket_us(true.sync or known.sync, bucket) == pytest.approx(2 * (3.0 + 0.5 * 10))  # type: ignore[arg-type]
+
+
+def test_the_job_that_policies_see_has_the_sums_that_are_not_hidden() -> None:
+    plan = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=4)
+    cost, works = synced(plan, bucket_bytes=20, step_us=3.0, byte_us=0.5), [Work(5, 25)] * 4
+    predicted = predict_iteration(plan, works, cost)
+    assert predicted.synced_us > predicted.timeline.makespan_us
+    assert fault_free_s(job_of(plan, (1,) * 4, cost, works)) == pytest.approx(predicted.iteration_us / 1e6)

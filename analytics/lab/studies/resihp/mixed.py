@@ -118,5 +118,6 @@ FIGURE_11 = Study(
         for name, value in zip(_STEPS[:-1], values, strict=True)
     },
     why=lambda figure, _paper, _ours: "contains the baseline's own 1.0" if figure.endswith("exclusion") else "",
+    errors_of=model_of,
     notes=("ReCycle aborts in many sessions, which makes ratios to it large",),
 )
