@@ -22,6 +22,7 @@ from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.iteration import CommittedIteration
 from unskew.analytics.core.outcome import Sight
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.detector.cusum import CusumLimits
 from unskew.analytics.detector.detector_state import DetectorState, Verdicts, flag_rank, waiting_for
 from unskew.analytics.detector.links import watch
 from unskew.analytics.detector.options import DetectorOptions
@@ -242,10 +243,10 @@ def _watched(state: DetectorState, now: int, load: Residuals, options: DetectorO
     ), own
 
 
-def _thresholds(state: DetectorState, options: DetectorOptions) -> Floats:
-    """[kind]"""
-    kinds = state.tracks.kinds
-    return np.array([options.threshold_of(state.noise.get(kind, options.sigma_floor), len(kinds)) for kind in kinds])
+def _limits(state: DetectorState, options: DetectorOptions) -> CusumLimits:
+    tracks = state.tracks
+    noise = np.array([state.noise.get(kind, np.nan) for kind in tracks.kinds])
+    return options.limits_of(noise, tracks.age < options.own_past)
 
 
 def _scores(state: DetectorState, options: DetectorOptions) -> Floats:
@@ -253,7 +254,7 @@ def _scores(state: DetectorState, options: DetectorOptions) -> Floats:
     tracks = state.tracks
     flagged = np.array([rank in state.open for rank in tracks.ranks])[:, None]
     sums = np.where(flagged, np.maximum(tracks.sums.up.total, tracks.sums.down.total), tracks.sums.up.total)
-    return np.asarray(sums / _thresholds(state, options))
+    return np.asarray(sums / _limits(state, options).threshold)
 
 
 def _fired(state: DetectorState, scores: Floats) -> list[int]:
@@ -267,7 +268,7 @@ def _decided(state: DetectorState, rank: int, now: int, options: DetectorOptions
     tracks = state.tracks
     row = tracks.ranks.index(rank)
     flagged = rank in state.open
-    change = decide(tracks, row, _thresholds(state, options), flagged=flagged, options=options)
+    change = decide(tracks, row, _limits(state, options), flagged=flagged, options=options)
     if change is None:
         return state, ()
     estimated = tracks.level[row]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from unskew.analytics.detector.cusum import CusumLimits
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import ALL, Floats
+from unskew.analytics.detector.series.levels import begins_later
 from unskew.analytics.detector.tracks import Tracks
 
 
@@ -49,12 +51,14 @@ class SpeedChange(msgspec.Struct, frozen=True, kw_only=True):
     creep: dict[str, float] = {}
 
 
-def decide(tracks: Tracks, row: int, thresholds: Floats, *, flagged: bool, options: DetectorOptions) -> SpeedChange | None:
+def decide(tracks: Tracks, row: int, limits: CusumLimits, *, flagged: bool, options: DetectorOptions) -> SpeedChange | None:
     """What the tests of the rank at `row` lead to; None when nothing has changed or too few iterations speak.
 
     The level of a kind is the least of its typical excesses when it rose, the most when it fell. A kind is slow from
-    `least_slowdown` on; once one is, or all together are, the other kinds are from half of it on.
+    `least_slowdown` on; once one is, or all together are, the other kinds are from half of it on. Where the evidence began with
+    less than is named and later became what is, only the later part counts, once it would have fired by itself.
     """
+    thresholds = limits.threshold
     up = tracks.sums.up.total[row] / thresholds
     down = tracks.sums.down.total[row] / thresholds if flagged else np.zeros_like(up)
     rising = bool(up.max() >= down.max())
@@ -64,17 +68,23 @@ def decide(tracks: Tracks, row: int, thresholds: Floats, *, flagged: bool, optio
     rows = [seen for seen in tracks.recent if seen.iteration > since and not np.isnan(seen.excess[0, row, column])]
     if max(up.max(), down.max()) <= 1 or len(rows) < options.least_iterations:
         return None
+    executed = [at for at in range(len(tracks.kinds)) if not all(np.isnan(seen.excess[0, row, at]) for seen in rows)]
+    least = options.least_level(young=bool((tracks.age[row, executed] < options.own_past).any()))
+    over = np.array([np.nanmin(seen.excess[:, row, column]) for seen in rows])
+    later = begins_later(over, least) if rising else 0
+    if later:
+        since, rows = rows[later - 1].iteration, rows[later:]
+        gain = np.minimum(over[later:] - tracks.level[row, column] - limits.slack[row, column], limits.cap[column])
+        if gain.sum() <= thresholds[column]:
+            return None
     excess = {}
-    for at, kind in enumerate(tracks.kinds):
+    for at in executed:
         values = np.array([seen.excess[:, row, at] for seen in rows])
         values = values[~np.isnan(values[:, 0])]
         if len(values):
-            excess[kind] = _typical(values)
+            excess[tracks.kinds[at]] = _typical(values)
     creep = _creep(tracks, row, column, options) if rising else {}
     levels = {kind: (found.least if rising else found.most) + creep.get(kind, 0.0) for kind, found in excess.items()}
-    least = options.least_level(
-        young=bool((tracks.age[row, [tracks.kinds.index(kind) for kind in excess]] < options.own_past).any())
-    )
     slow = {kind: level for kind, level in levels.items() if level >= least / 2} if max(levels.values()) >= least else {}
     if not slow.keys() - {ALL}:
         slow = {}

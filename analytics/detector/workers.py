@@ -60,7 +60,8 @@ def judge_workers(
     sigma = float((known.max() if equal_work else np.median(known)) if len(known) else np.nanmax(noise, initial=0.0))
     least = options.least_iterations if least is None else least
     test = StretchTest.of(len(times.iterations), len(times.role_of), least=least, against_rest=not equal_work)
-    stretches = _stretches(readings, np.maximum(noise, options.sigma_floor), test)
+    young = len(times.iterations) < options.own_past
+    stretches = _stretches(readings, np.maximum(noise, options.sigma_floor), test, options.least_level(young=young))
     wider = max((float(one.wider.max(initial=1.0)) for one in stretches.values()), default=1.0)
     floor = wider * max(options.sigma_floor, sigma)
     detected, sight = _changes(times, msgspec.structs.replace(options, sigma_floor=floor))
@@ -123,10 +124,10 @@ def _changes(times: RankTimes, options: DetectorOptions) -> tuple[tuple[Verdict,
     return tuple(one.verdict for one in state.verdicts.values()), sight_of(detector.state, detector.options)
 
 
-def _stretches(readings: Floats, noise: Floats, test: StretchTest) -> dict[tuple[int, int], Stretches]:
+def _stretches(readings: Floats, noise: Floats, test: StretchTest, least_level: float) -> dict[tuple[int, int], Stretches]:
     """(kind, rank), both counted from 0 -> the stretches in which it took longer; without what nothing is known of."""
     return {
-        (kind, rank): stretches_of(readings[known, kind, :, rank], noise[known, kind, rank], test)
+        (kind, rank): stretches_of(readings[known, kind, :, rank], noise[known, kind, rank], test, least_level)
         for kind, rank in np.ndindex(*noise.shape[1:])
         if (known := ~np.isnan(noise[:, kind, rank])).any()
     }

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 from scipy.special import stdtrit
 
-from unskew.analytics.detector.residuals import Floats, Ints
+from unskew.analytics.detector.residuals import Flags, Floats, Ints
+from unskew.analytics.detector.series.levels import begins_later
 from unskew.analytics.detector.series.noise import noise_of
 
 FALSE_ALARMS = 1e-3
@@ -81,8 +82,9 @@ def steady_sigma(values: Floats) -> float:
     return float(np.quantile([noise_of(part.tolist(), 0.0).sigma for part in parts], STEADIER, method="lower"))
 
 
-def stretches_of(readings: Floats, sigma: Floats, test: StretchTest) -> Stretches:
-    """Those that are named; `readings` [reading, iteration] (nan = not seen), `sigma` [reading] of one value."""
+def stretches_of(readings: Floats, sigma: Floats, test: StretchTest, least_level: float = 0.0) -> Stretches:
+    """Those that are named; `readings` [reading, iteration] (nan = not seen), `sigma` [reading] of one value. One that begins
+    with less than `least_level` and later becomes more counts from there on."""
     series = _Series(readings, sigma, test)
     found: list[Stretch] = []
     while (one := series.strongest(found)) is not None:
@@ -94,7 +96,7 @@ def stretches_of(readings: Floats, sigma: Floats, test: StretchTest) -> Stretche
             together[-1] = Stretch(last.begin, one.end, max(last.over, one.over))
         else:
             together.append(one)
-    parts = [part for one in together for part in series.without_gaps(one)]
+    parts = [series.from_level(part, least_level) for one in together for part in series.without_gaps(one)]
     wider = series.wider_by(parts)
     return Stretches(tuple(one for one in parts if one.over >= wider.max(initial=1.0)), wider)
 
@@ -104,10 +106,11 @@ class _Series:
 
     def __init__(self, readings: Floats, sigma: Floats, test: StretchTest) -> None:
         self.test, self.sigma, self.n = test, sigma, readings.shape[1]
-        seen = ~np.isnan(readings).any(axis=0)
+        seen: Flags = np.asarray(~np.isnan(readings).any(axis=0))
         most = (test.limits[2] * sigma / sqrt(test.least - 0.5))[:, None]
         middle = np.median(readings[:, seen], axis=1)[:, None] if test.against_rest and seen.any() else 0.0
-        self.seen, self.bounded = seen, np.where(seen, np.clip(readings - middle, -most, most), 0.0)
+        self.seen, self.least = seen, np.min(readings - middle, axis=0)
+        self.bounded = np.where(seen, np.clip(readings - middle, -most, most), 0.0)
         bounded = self.bounded
         self.sums = np.concatenate([np.zeros((len(sigma), 1)), np.cumsum(bounded, axis=1)], axis=1)
         self.counts = np.concatenate([[0], np.cumsum(seen)])
@@ -152,6 +155,16 @@ class _Series:
             return [one]
         parts = (Stretch(one.begin, int(begin[at]), one.over), Stretch(int(end[at]), one.end, one.over))
         return [whole for part in parts for whole in self.without_gaps(part)]
+
+    def from_level(self, one: Stretch, least: float) -> Stretch:
+        """The stretch, from where it is at another level that is named."""
+        seen = one.begin + np.flatnonzero(self.seen[one.begin : one.end])
+        later = begins_later(self.least[seen], least)
+        if not later:
+            return one
+        begin = int(seen[later])
+        n, total = self._of(begin, one.end)
+        return Stretch(begin, one.end, float((total / (self.sigma * sqrt(n))).min()) / self.test.limits[2])
 
     def wider_by(self, found: Sequence[Stretch]) -> Floats:
         """By what is not in `found`: its deviation, or that of the longer values alone where this is less (who has one other to

@@ -195,14 +195,14 @@ def _uneven_us(released: IterationTelemetry) -> float:
 def _named_by_detector(
     state: AttachedState, verdicts: Sequence[Event], iteration: int
 ) -> tuple[AttachedState, list[Event], set[int]]:
-    """A rank that a comparison has named already, and the Detector now does, has one verdict: the Detector's. Those that go on
-    so are named last."""
+    """A rank that a comparison has named already, and the Detector now does, has one verdict: the Detector's, which sees passes
+    only. Those that go on so are named last."""
     compared, events, going_on = dict(state.compared), list[Event](), set[int]()
     for verdict in verdicts:
         if not isinstance(verdict, Verdict) or verdict.cause != "slow_device":
             continue
         before = compared.get((verdict.culprits[0].rank, "slow_device"))
-        if before is not None and not before.verdict.speed.keys() - verdict.speed.keys():
+        if before is not None and not before.verdict.speed.keys() - verdict.speed.keys() - set(CHUNK_KINDS):
             del compared[verdict.culprits[0].rank, "slow_device"]
             reason = f"verdict {verdict.verdict} goes on with it"
             over = VerdictClosed(

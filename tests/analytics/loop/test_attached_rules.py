@@ -138,6 +138,22 @@ def test_a_large_slowdown_needs_fewer_iterations_than_a_small_one(since: int, ki
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_a_disturbance_before_a_rank_turns_slow_is_no_part_of_its_slowness(seed: int) -> None:
+    """Less than is named, but enough for a test to fire on it and some of the slow iterations together."""
+
+    class Both(Fault):
+        def of(self, rank: int, kind: str, iteration: int) -> float:
+            return super().of(rank, kind, iteration) * Fault(1, ("F", "B"), 1.3, 18, 32).of(rank, kind, iteration)
+
+    events = job(Both(1, ("B",), 6.0, 32), seed=seed, steps=64)
+    assert named(events) == [("slow_device", (1,))]
+    verdicts = [event for event in events if isinstance(event, Verdict)]
+    assert all(abs(verdict.since_iteration - 32) <= 2 for verdict in verdicts)
+    assert all(verdict.speed["B"] == pytest.approx(1 / 6, rel=0.2) for verdict in verdicts)
+
+
+@pytest.mark.slow
 def test_a_slight_slowdown_has_to_last_for_a_time_not_for_a_number_of_iterations() -> None:
     """A core is disturbed for a second now and then: 20 iterations of some 18 ms are no evidence of one, of 180 ms they are."""
     for kinds in (("F",), ("B",), ("F", "B")):
