@@ -139,7 +139,7 @@ def _computing(window: RankWindow, options: DetectorOptions, *, uneven: bool) ->
     times = RankTimes(CHUNKS, window.iterations, roles, chunks)
     found = judge_workers(times, options, equal_work=True, lengths_known=weighed, least=FEW)
     verdicts, sight = [*found.verdicts], found.sight
-    for kind in BESIDE:
+    for kind in (kind for kind in BESIDE if _may_cost(window, kind)):
         times = RankTimes((kind,), window.iterations, roles, window.us[kind][None])
         verdicts += judge_workers(times, options, equal_work=True, lengths_known=True, least=FEW).verdicts
     kept: dict[int, Verdict] = {}
@@ -156,6 +156,12 @@ def _computing(window: RankWindow, options: DetectorOptions, *, uneven: bool) ->
             evidence = {**verdict.evidence, "share_of_time": round(share, 4)}
             kept[rank] = msgspec.structs.replace(verdict, evidence=evidence)
     return [*kept.values()], sight
+
+
+def _may_cost(window: RankWindow, kind: str) -> bool:
+    """Whether some rank's excess in this kind is in any iteration what it must be in the median one to be named."""
+    over = (window.over_others(window.us[kind], rank) for rank in window.ranks)
+    return any((both[0] - both[1]).max(initial=0.0) >= LEAST_SHARE * window.iteration_us for both in over if both is not None)
 
 
 def _share(window: RankWindow, verdict: Verdict, *, uneven: bool) -> float:
