@@ -15,6 +15,7 @@ from unskew.collector.read.reader import open_store
 from unskew.edge.load_run import load_run
 
 
+@pytest.mark.slow
 def test_a_slowdown_of_the_stated_size_is_named_and_none_where_nothing_is_slower(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,6 +44,7 @@ def steps(seed: int, *slow: tuple[int, int, float], alike: float = 0.0, n: int =
     return np.asarray(np.exp(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_level_that_shifts_is_told_from_noise_from_what_comes_again_and_again_and_from_the_work(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -78,6 +78,7 @@ def test_help_is_instant_and_without_torch() -> None:
     assert median(ratios) < 4, ratios
 
 
+@pytest.mark.slow
 def test_a_diagnosis_loads_nothing_that_takes_as_long_as_itself() -> None:
     subprocess.run([sys.executable, "-c", DIAGNOSIS], check=True)
 
@@ -133,6 +134,7 @@ def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_di
     assert default_faults(RunOptions(dp=1, pp=2, iterations=9)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -263,11 +265,13 @@ def test_a_cut_answer_says_so_and_a_file_gets_all_rows(holed: Store, monkeypatch
     assert len(msgspec.json.decode((tmp_path / "all.json").read_bytes())) == 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", ["select 1 as one; --", "select 1 as one ;; /* ; */ -- é;", "select 1 as one -- x;\n"])
 def test_what_stands_behind_a_query_is_no_other_query(holed: Store, query: str) -> None:
     assert call("sql", query, "--format", "csv", "--store", str(holed.root)).stdout == "one\n1\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", ["select [1, 2] as list", "select date 'infinity' as late"])
 def test_what_a_format_cannot_hold_is_refused_in_one_sentence(holed: Store, query: str) -> None:
     result = call("sql", query, "--format", "csv", "--store", str(holed.root))

@@ -92,6 +92,7 @@ def test_a_port_that_another_dashboard_takes_meanwhile_is_passed_over(tmp_path: 
             other.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_it_serves_on_this_machine_only_and_dies_with_its_starter(end: signal.Signals, tmp_path: Path) -> None:

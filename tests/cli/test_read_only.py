@@ -49,6 +49,7 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("sql", "select * from runs"), ("diagnose",), ("watch",)])
 def test_who_looks_needs_no_right_to_write(command: tuple[str, ...], read_only: Store) -> None:
     result = call(*command, "--store", str(read_only.root))

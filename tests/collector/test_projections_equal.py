@@ -267,6 +267,7 @@ def test_check_names_a_damaged_file_and_rows_that_the_log_does_not_give(run: Run
     assert "projection rollups" in difference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("types", [None, ["span@1"], ["note@1"], ["note@1", "iteration_committed@1"]])
 @pytest.mark.parametrize("count_", [1, 5, 1000])
 def test_the_newest_events_are_those_that_sorting_the_whole_log_gives(run: Run, count_: int, types: list[str] | None) -> None:

@@ -65,6 +65,7 @@ def modes(store: Store) -> set[tuple[bool, int]]:
     return {(path.is_dir(), stat.S_IMODE(path.stat().st_mode) & 0o777) for path in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "folder", "file"), [(rights.PRIVATE, 0o700, 0o600), (rights.SHARED, 0o770, 0o660)], ids=["private", "shared"]
 )

@@ -30,6 +30,7 @@ def brought_in(store: Store, form: str, path: Path) -> AppTest:
     return app
 
 
+@pytest.mark.slow
 def test_an_imported_trace_has_a_page_without_loss_tokens_and_plan(store: Store, tmp_path: Path) -> None:
     rows = {
         "dp_rank": [0] * 4,
@@ -64,6 +65,7 @@ def test_an_imported_trace_has_a_page_without_loss_tokens_and_plan(store: Store,
     assert beside.select("rank", "measured_us", "reference_us").rows() == [(0, 100_000, 150_000), (4, 200_000, 150_000)]
 
 
+@pytest.mark.slow
 def test_a_diagnosis_made_afterwards_stands_on_the_page(store: Store, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("step,rank,seconds\n7,0,1.5\n7,1,1.25\n")
     (stored,) = bring_in(store, "iteration-times", tmp_path / "t.csv")
@@ -102,6 +104,7 @@ def test_iterations_with_gaps_stand_side_by_side() -> None:
     assert around(recorded, 500, 3).iterations == (485, 490, 495, 500, 505, 510, 515)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "loss", "ranks"),
     [

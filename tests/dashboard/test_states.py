@@ -29,6 +29,7 @@ def test_empty_store_says_so() -> None:
     assert "0 runs in this store" in text(page())
 
 
+@pytest.mark.slow
 def test_healthy_run_is_called_healthy_and_offers_no_decision(store: Store) -> None:
     writer = runs.healthy(store, iterations=12)
     with hold_controller_lock(store, "healthy"):
@@ -41,6 +42,7 @@ def test_healthy_run_is_called_healthy_and_offers_no_decision(store: Store) -> N
     assert {metric.label: metric.value for metric in app.metric}["Ranks"] == "8 of 8"
 
 
+@pytest.mark.slow
 def test_slow_rank_is_the_culprit_and_its_peers_are_victims(store: Store) -> None:
     writer = runs.slow(store)
     with hold_controller_lock(store, "slow"):
@@ -54,6 +56,7 @@ def test_slow_rank_is_the_culprit_and_its_peers_are_victims(store: Store) -> Non
     assert "was 4 layers, 8 mb" in shown
 
 
+@pytest.mark.slow
 def test_what_waits_for_a_person_is_shown_before_what_is_answered(store: Store) -> None:
     writer = runs.waiting_after_death(store)
     with hold_controller_lock(store, "waiting"):
@@ -75,6 +78,7 @@ def test_what_waits_for_a_person_is_shown_before_what_is_answered(store: Store) 
     assert '; 1 more verdict">' in listed, "as the page has it"
 
 
+@pytest.mark.slow
 def test_a_verdict_that_was_revised_has_one_onset(store: Store) -> None:
     """A ramp: the sentence dates the last change, the rest of the page and SQL the beginning."""
     writer = runs.slow(store)
@@ -92,6 +96,7 @@ def test_a_verdict_that_was_revised_has_one_onset(store: Store) -> None:
     assert data.sql("select since_iteration, sentence from verdicts").rows() == [(30, slower)]
 
 
+@pytest.mark.slow
 def test_a_limit_that_auto_reached_is_shown_with_the_proposal(store: Store) -> None:
     writer = runs.slow(store, mode="auto")
     writer.control(
@@ -104,6 +109,7 @@ def test_a_limit_that_auto_reached_is_shown_with_the_proposal(store: Store) -> N
     assert "proposal p1 waits for you: " in shown
 
 
+@pytest.mark.slow
 def test_a_run_whose_log_is_not_whole_is_not_called_well(store: Store) -> None:
     writer = runs.healthy(store, iterations=12)
     reason = "the log holds 12 of the 40 iterations that were committed, 7 events could not be written (full)"
@@ -139,6 +145,7 @@ def test_approval_needs_name_and_reason_and_reaches_the_controller(store: Store)
         assert (command.kind, command.target, command.by, command.reason) == ("approve", "p1", "mira", "hours to go")
 
 
+@pytest.mark.slow
 def test_a_sent_approval_waits_for_the_controller_and_cannot_be_sent_twice(store: Store) -> None:
     writer = runs.slow(store)
     with hold_controller_lock(store, "slow"):
@@ -160,6 +167,7 @@ def test_a_clock_that_was_set_back_turns_no_order_round(store: Store, monkeypatc
     assert data.snapshot("slow").state.proposals["p1"].status == "rejected"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["approve", "auto"])
 def test_without_a_controller_nothing_can_be_decided_and_the_page_says_why(store: Store, mode: Mode) -> None:
     runs.slow(store, mode=mode).close()
@@ -170,6 +178,7 @@ def test_without_a_controller_nothing_can_be_decided_and_the_page_says_why(store
     assert "no living controller" in text(app)
 
 
+@pytest.mark.slow
 def test_after_a_death_the_rank_is_absent_and_its_work_shown_elsewhere(store: Store) -> None:
     runs.after_death(store).close()
     app = page("death")
@@ -182,6 +191,7 @@ def test_after_a_death_the_rank_is_absent_and_its_work_shown_elsewhere(store: St
     assert {metric.label: metric.value for metric in app.metric}["Ranks"] == "7 of 8"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("joins", [True, False])
 def test_a_rank_that_came_back_is_not_shown_as_lost(store: Store, joins: bool) -> None:
     writer = runs.rejoined(store, joins=joins)
@@ -196,6 +206,7 @@ def test_a_rank_that_came_back_is_not_shown_as_lost(store: Store, joins: bool) -
     assert metrics["Ranks"] == ("8 of 8", "all alive")
 
 
+@pytest.mark.slow
 def test_a_run_is_opened_from_its_address_and_an_unknown_one_falls_back_to_the_list(store: Store) -> None:
     runs.healthy(store, iterations=3).close()
     assert "controller is gone" in text(page("healthy"))
@@ -212,6 +223,7 @@ def test_no_module_shadows_an_installed_one() -> None:
     assert not ours & installed
 
 
+@pytest.mark.slow
 def test_list_links_to_each_run_with_its_state(store: Store) -> None:
     runs.healthy(store, iterations=3).close()
     runs.after_death(store).close()
@@ -220,6 +232,7 @@ def test_list_links_to_each_run_with_its_state(store: Store) -> None:
     assert '<a href="?run=death"><b>death</b></a></td><td ><span class="u-chip u-quiet">done</span>' in shown
 
 
+@pytest.mark.slow
 def test_what_the_log_lacks_and_what_is_wrong_in_it_is_said_on_both_pages(store: Store) -> None:
     writer = runs.healthy(store, iterations=12)
     with hold_controller_lock(store, "healthy"):
@@ -237,6 +250,7 @@ def test_what_the_log_lacks_and_what_is_wrong_in_it_is_said_on_both_pages(store:
     assert "run other: no matter" in listed
 
 
+@pytest.mark.slow
 def test_devices_that_failed_in_several_runs_are_named_on_the_list(store: Store) -> None:
     for name in ("one", "two"):
         runs.slow(store, name).close()

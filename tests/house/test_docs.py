@@ -51,6 +51,7 @@ def test_whoever_adds_something_finds_every_file_that_is_named() -> None:
         assert (ROOT / name).exists(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["analytics", "collector", "runtime/rank"])
 def test_examples_in_docstrings_give_what_they_say(package: str) -> None:
     files = [file for file in (ROOT / package).rglob("*.py") if ">>> " in file.read_text()]

@@ -92,6 +92,7 @@ def test_a_slowness_is_dated_to_the_first_iteration_that_it_took_part_in(plan: P
         assert abs(verdict.since_iteration - at) <= (at > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factors", [(1.5, 1.5), (1.4, 1.8)])
 @pytest.mark.parametrize("at", [0, 12, 40])
 def test_two_slow_ranks_of_four_are_each_named_in_time_with_a_speed_of_their_own(factors: tuple[float, float], at: int) -> None:

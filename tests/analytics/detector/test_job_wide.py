@@ -68,6 +68,7 @@ def test_long_iterations_that_a_job_has_now_and_then_are_no_episode() -> None:
         assert [abs(one.since_iteration - 150) < 15 for one in found(slowed(times, Episode(150, 60, 1.8)))] == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "within"), [(1.1, 20), (1.3, 5), (1.8, 5)])
 @pytest.mark.parametrize("at", [14, 90, 300])
 def test_a_quiet_series_shows_a_slowdown_in_time_wherever_it_begins(factor: float, within: int, at: int) -> None:
@@ -79,11 +80,13 @@ def test_a_quiet_series_shows_a_slowdown_in_time_wherever_it_begins(factor: floa
         assert named.at_iteration - at < within
 
 
+@pytest.mark.slow
 def test_five_iterations_at_a_tenth_more_are_seen_in_a_quiet_series() -> None:
     named = [found(slowed(job_times(300 + seed, 160, sd=0.005, spikes=0.0), Episode(100, 5, 1.1))) for seed in range(20)]
     assert sum([one.since_iteration for one in verdicts] == [100] for verdicts in named) >= 18
 
 
+@pytest.mark.slow
 def test_what_a_job_does_now_and_then_is_its_noise() -> None:
     """Six iterations at x1.12 are an episode of a quiet job, and nothing new in one that often has three of them in a row."""
     bursts, once = [Episode(at, 3, 1.12) for at in range(20, 200, 12)], Episode(212, 6, 1.12)
@@ -101,6 +104,7 @@ def bursting(seed: int, n: int, goes_on: float) -> Floats:
     return times
 
 
+@pytest.mark.slow
 def test_runs_of_long_iterations_that_a_job_has_in_thousands_are_its_noise() -> None:
     """Of the last hundred alone nobody can tell; what lasts longer than they do is named all the same."""
     for seed in range(6):
@@ -109,6 +113,7 @@ def test_runs_of_long_iterations_that_a_job_has_in_thousands_are_its_noise() -> 
         assert [abs(one.since_iteration - 2600) < 10 for one in found(slowed(times, Episode(2600, 60, 1.5)))][-1:] == [True]
 
 
+@pytest.mark.slow
 def test_what_a_bursting_job_states_would_have_been_named_beside_its_bursts() -> None:
     for seed in range(6):
         healthy = bursting(seed, 1200, 0.4)
@@ -117,6 +122,7 @@ def test_what_a_bursting_job_states_would_have_been_named_beside_its_bursts() ->
         assert any(one.since_iteration >= 998 for one in found(slowed(healthy, Episode(1000, 100, smallest))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [15, 30])
 def test_a_young_job_that_wanders_up_and_down_is_not_slow_and_one_that_steps_up_is(at: int) -> None:
     """As where experts find their balance: up by an eighth over some iterations, down again over more."""
@@ -154,6 +160,7 @@ def test_a_slowdown_that_nearly_ends_is_over_and_the_next_is_another() -> None:
     assert [abs(one.since_iteration - at) <= 2 for one, at in zip(found(times), (100, 300), strict=True)] == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("sd", "alike"), [(0.03, 0.0), (0.12, 0.0), (0.05, 0.8), (0.15, 0.6)])
 def test_noise_of_any_size_and_memory_is_no_slowdown(seed: int, sd: float, alike: float) -> None:
@@ -232,6 +239,7 @@ def test_of_a_few_iterations_nothing_can_be_stated() -> None:
     assert all(one is not None and other is not None and one > other for one, other in pairwise(growing))
 
 
+@pytest.mark.slow
 def test_public_series_of_healthy_jobs_raise_no_alarm_and_show_a_slowdown_put_into_them() -> None:
     """Every seventh MLPerf run; all of them in the bench."""
     runs = [one.times for one in mlperf()][::7]

@@ -21,6 +21,7 @@ def test_a_batch_heavier_than_predicted_accuses_nobody_who_shares_it() -> None:
     assert run(lambda now, *_: 1.5 if now >= 20 else 1.0, seed=5) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("misfit", [1.15, 1.2, 1.5])
 @pytest.mark.parametrize(("factor", "within"), [(1.3, 10), (1.8, 5)])
 def test_what_all_ranks_share_does_not_hide_a_slow_one(misfit: float, factor: float, within: int) -> None:

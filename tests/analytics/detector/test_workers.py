@@ -32,6 +32,7 @@ def named(found: Findings) -> list[int | None]:
     return [party.rank for verdict in found.verdicts for party in verdict.culprits]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("equal_work", [True, False])
 @pytest.mark.parametrize(("ranks", "steps", "sigma"), [(2, 60, 0.05), (3, 14, 0.02), (4, 40, 0.1), (16, 30, 0.03)])
 def test_a_slowdown_of_the_size_that_is_stated_is_named(ranks: int, steps: int, sigma: float, equal_work: bool) -> None:
@@ -49,6 +50,7 @@ def test_a_slowdown_of_the_size_that_is_stated_is_named(ranks: int, steps: int, 
     assert found >= 0.95 * tried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("equal_work", [True, False])
 def test_noise_of_which_neighbours_are_alike_accuses_nobody(equal_work: bool) -> None:
     """At what was once accused in 18 of 60 tables of equal work."""
@@ -58,6 +60,7 @@ def test_noise_of_which_neighbours_are_alike_accuses_nobody(equal_work: bool) ->
         assert named(judged(us, equal_work=equal_work)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("equal_work", [True, False])
 def test_ranks_that_take_a_tenth_longer_now_and_then_accuse_nobody(equal_work: bool) -> None:
     """One iteration in five, of which a spread from median distances sees nothing: six in a row come by chance."""
@@ -93,6 +96,7 @@ def test_a_rank_slow_from_the_first_recorded_step_on_is_dated_to_it(until: int) 
     assert (verdict.culprits[0].rank, verdict.since_iteration) == (2, 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("options", [DetectorOptions(), SHARED_MACHINE])
 def test_whatever_the_noise_there_is_an_answer(seed: int, options: DetectorOptions) -> None:

@@ -75,6 +75,7 @@ LACKING: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LACKING)
 def test_what_nobody_saw_is_said_and_nobody_is_calm(tmp_path: Path, name: str) -> None:
     change, why = LACKING[name]
@@ -83,6 +84,7 @@ def test_what_nobody_saw_is_said_and_nobody_is_calm(tmp_path: Path, name: str) -
     assert why in found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_whole_recording_of_a_healthy_job_is_well(tmp_path: Path, seed: int) -> None:
     steps = job("nothing", ranks=RANKS, steps=STEPS, seed=seed)
@@ -117,6 +119,7 @@ INPUT: dict[str, tuple[Part, Change, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INPUT)
 def test_input_that_only_collectives_stand_beside_is_not_left_out_in_silence(tmp_path: Path, name: str) -> None:
     part, change, word, why = INPUT[name]
@@ -140,6 +143,7 @@ def test_what_an_import_or_a_replay_leaves_out_is_a_gap() -> None:
     assert (fewer.outcome, "rank 4 left no record, of 5 ranks" in fewer.why) == ("cannot_be_judged", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("late", "clock", "word", "why"),
     [
@@ -159,6 +163,7 @@ def test_clocks_that_disagree_accuse_nobody_and_calm_nobody(
     assert (found[0], why in found[1]) == (word, True), found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("again", "word"), [(2, "well"), (10, "cannot_be_judged")])
 def test_iterations_that_were_executed_again_are_said(tmp_path: Path, again: int, word: str) -> None:
     """By a job that went back to a checkpoint: of the earlier attempts nobody knows more than that they were."""
@@ -171,6 +176,7 @@ def test_iterations_that_were_executed_again_are_said(tmp_path: Path, again: int
     assert any(f"{again} iterations from {30 - again} to 29 executed more than once" in one for one in run["abstained"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", ["nobody", "rank 1", "all"])
 def test_time_between_iterations_is_time_that_nobody_looked_at(tmp_path: Path, late: str) -> None:
     """Two of five milliseconds pass between steps, or one rank is late there and the others wait for it in their all-reduce."""

@@ -123,6 +123,7 @@ def test_a_series_that_is_too_short(store: Store, tmp_path: Path) -> None:
     assert "6 iterations" in found.why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [1.03, 1.06, 1.2])
 def test_a_shift_that_was_not_named_is_smaller_than_what_would_have_been(store: Store, tmp_path: Path, shift: float) -> None:
     x = np.exp(np.random.default_rng(7).normal(0, 0.003, 400)) * np.where(np.arange(400) >= 200, shift, 1.0)
@@ -212,6 +213,7 @@ def test_our_own_run_exported_and_brought_in_again(store: Store, tmp_path: Path)
     assert not_calm(diagnose(loaded(store, again.run)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["resihp", "recover", "unskew"])
 def test_a_simulated_run_after_failures(store: Store, policy: str) -> None:
     job = JOBS["llama2-7b"]

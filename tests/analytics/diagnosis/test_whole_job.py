@@ -35,6 +35,7 @@ def noise(n: int, sd: float = 0.006) -> Floats:
     return np.asarray(np.exp(np.random.default_rng(n).normal(0, sd, n)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pace", "word", "words"),
     [
@@ -76,6 +77,7 @@ def test_iteration_times_alone(store: Store, tmp_path: Path, pace: Floats, word:
     assert (found.outcome, words in found.why) == (word, True), found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 1.3, 2.0])
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_ranks_that_become_slow_together(store: Store, tmp_path: Path, ranks: int, factor: float) -> None:
@@ -124,6 +126,7 @@ def test_an_own_run_is_held_against_what_its_lengths_let_expect(store: Store, sl
     assert not slow or "all ranks share" in named[0].evidence["next_step"]
 
 
+@pytest.mark.slow
 def test_of_public_series_none_creeps_or_loses_time_that_nobody_explains() -> None:
     series = [one.times for one in [*mlperf(), *megatron()]]
     if not series:

@@ -13,6 +13,7 @@ NOISE = load_noise()
 LAYOUTS = {"TP8": JobShape(8, 4, 4), "TP2, compared with the other replicas": JobShape(2, 4, 8), "TP1": JobShape(1, 4, 8)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("n_faults", [1, 2])
 def test_the_slow_devices_come_first_by_their_chunks(name: str, n_faults: int) -> None:

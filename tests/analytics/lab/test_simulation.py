@@ -76,6 +76,7 @@ def test_every_answer_is_a_legal_plan_of_the_whole_batch_on_living_devices(polic
         assert change.predicted_s >= 0.999 * ideal_s * layout.micro_batches / JOB.micro_batches
 
 
+@pytest.mark.slow
 def test_noise_is_the_only_thing_unexplained_and_a_seed_repeats() -> None:
     first, again, quiet = (play("unskew", hours=4.0, **noise) for noise in ({}, {}, {"noise_cv": 0.0}))
     assert msgspec.json.encode(first.facts()) == msgspec.json.encode(again.facts())

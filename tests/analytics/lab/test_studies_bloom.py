@@ -59,6 +59,7 @@ def test_the_noise_of_a_measurement_is_that_of_configurations_measured_again() -
     assert repeat_noise(again) == pytest.approx(0.02 / 2**0.5)
 
 
+@pytest.mark.slow
 def test_the_published_rows_are_ranked_and_predicted(tmp_path: Path) -> None:
     data = dataset("bigscience-bloom", "throughput-configs.csv").parents[1]
     found = {row.figure: row.ours for row in run_study(STUDIES["bloom"], seeds=1, out=tmp_path, data=data).rows}

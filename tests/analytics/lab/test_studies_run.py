@@ -102,6 +102,7 @@ def test_a_session_that_aborts_counts_as_what_it_trained_until_then(monkeypatch:
     assert of_both["L7B 2h joint"] == 1.0
 
 
+@pytest.mark.slow
 def test_processes_measure_the_same(tmp_path: Path) -> None:
     """In a process of its own: joblib's helpers live as long as their parent."""
     one = run_study(STUDIES["resihp-fig2"], seeds=1, out=tmp_path / "one")

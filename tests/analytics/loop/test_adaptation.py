@@ -121,6 +121,7 @@ def test_drift_of_all_ranks_is_learned_before_its_turn_and_back_tested() -> None
     assert events(steps, Verdict) == []
 
 
+@pytest.mark.slow
 def test_a_run_s_plans_give_no_rank_more_than_its_memory_holds() -> None:
     """The slow rank's layers have no place but where they are; without a limit others take some."""
     layers = {}
@@ -134,6 +135,7 @@ def test_a_run_s_plans_give_no_rank_more_than_its_memory_holds() -> None:
     assert layers == {None: 5, 450_000.0: 4}
 
 
+@pytest.mark.slow
 def test_a_rank_that_stays_suspected_does_not_keep_the_others_from_being_learned() -> None:
     """Rank 2 is 1.3 times as slow from iteration 30 on, less than is named on cores; everybody is 1.08 times from 36 on."""
 
@@ -181,6 +183,7 @@ def test_a_whole_job_that_becomes_slower_bit_by_bit_is_named() -> None:
     assert events(steps, VerdictClosed) == []
 
 
+@pytest.mark.slow
 def test_a_suspicion_of_one_rank_that_comes_to_nothing_hides_no_slowdown_of_all() -> None:
     """All ranks take twice as long, one of them a little more: too little to be named for, and suspected ever again."""
 
@@ -247,6 +250,7 @@ def in_trial(loop: Loop, truth: Truth) -> Plan:
     return plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "why"), [(3, "rank 3's speed changed"), (6, "another device turned slow")])
 def test_a_trial_that_a_slowdown_ends_says_whose(rank: int, why: str) -> None:
     def truth(now: int) -> Speeds:
@@ -305,6 +309,7 @@ def test_only_where_every_slowness_is_injected_one_without_a_fault_is_called_fal
     assert (scored.correct, scored.by) == (True, "later")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("until", [24, 400])
 def test_where_nobody_knows_the_truth_later_evidence_scores_a_verdict(until: int) -> None:
     """Rank 3 is slow from iteration 20 on, for good or only until it is named: then it was a passing disturbance."""

@@ -200,6 +200,7 @@ def test_what_creeps_on_all_ranks_is_no_rank_s() -> None:
     assert limits(events)[-1] is None
 
 
+@pytest.mark.slow
 def test_one_that_waits_for_its_data_is_no_slow_device() -> None:
     assert named(job(Fault(1, ("data_wait",), 20.0), ranks=4)) == [("input_bound", (1,))]
 

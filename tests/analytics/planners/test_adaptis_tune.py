@@ -29,6 +29,7 @@ def task_of(name: str, devices: int = 4, micro_batches: int = 8, **changes: obje
     return AdaptisTask(**{**facts, "kept": model.kept_bytes(), **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_never_below_the_best_baseline_nor_beyond_the_bound(name):
     task = task_of(name)
@@ -64,6 +65,7 @@ def test_every_answer_is_a_plan_whose_time_the_evaluator_confirms(data, devices,
     assert len(plan.routes) == 2 * task.micro_batches
 
 
+@pytest.mark.slow
 @pytest.mark.limit(60)
 def test_the_search_of_a_small_task_ends_when_it_has_seen_everything():
     costs = np.arange(1.0, 10.0).reshape(3, 3)

@@ -86,6 +86,7 @@ def test_the_second_program_is_the_greedy_answer():
     assert sum(counts) == 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(35, 45))  # at 39 a solver that stops at 0.01 % of the best takes the second best
 def test_both_programs_end_at_the_best_whole_shares_of_large_problems(seed):
     random = np.random.default_rng(seed)
@@ -169,6 +170,7 @@ def test_many_straggling_groups_are_dealt_better_than_the_slowest_first_to_whom_
     assert np.mean(gains) > 1.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_no_plan_is_refused_while_the_groups_hold_the_model(seed):
     """Nodes of which half the devices are dead, memory that is just enough for a part of them."""

@@ -29,6 +29,7 @@ from unskew.analytics.scheduler.recovery import recover
 CLUSTERS = ("llama2-7b,dp=8", "llama2-7b,dp=5,tp=8", "llama2-13b,dp=3", "llama-30b", "qwen2.5-14b,dp=4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 1020))
 def test_it_can_choose_a_plan_as_fast_as_malleus(seed: int) -> None:
     """Nodes gone, devices slow and dead anywhere: groups cut and regrouped per node, pipelines of unequal depth."""

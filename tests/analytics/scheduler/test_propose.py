@@ -79,6 +79,7 @@ def test_a_proposal_is_found_within_an_iteration():
     assert median(spent) < 0.3
 
 
+@pytest.mark.slow
 def test_a_searched_run_is_searched_anew_and_gets_its_plan_back_once_healed():
     """The plan before the fault is a candidate after it, to the digit, orders included; "searched" has orders, others none."""
     origin = searched_plan(pp=4, dp=2, n_layers=16, micro_batches=16, cost=COST, tokens=128)
@@ -260,6 +261,7 @@ def test_the_page_shows_what_the_scheduler_says():
     assert [f"{us / 1e3:.0f} ms" in page for us in times] == [True] * len(times)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     slow=st.dictionaries(st.integers(0, 5), st.floats(0.1, 1.0), max_size=3),

@@ -21,6 +21,7 @@ from unskew.collector.alerts.rules import Rule
 from unskew.collector.read.reader import open_store
 
 
+@pytest.mark.slow
 def test_an_opening_and_a_closing_are_told_once_also_across_restarts(log: Log, hook: Hook) -> None:
     rule = Rule(name="verdicts", when="verdict", webhook=hook.address)
     assert step(log.store, rule) == []

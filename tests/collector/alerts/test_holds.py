@@ -22,6 +22,7 @@ from unskew.collector.write import control_stream
 from unskew.collector.write.spool import SpoolWriter
 
 
+@pytest.mark.slow
 def test_each_named_condition_holds_when_it_should_and_ends(log: Log, hook: Hook) -> None:
     writer = SpoolWriter(log.store, "r", "agent-0.1")
     writer.append(ev.Heartbeat(rank=0, pid=1, iteration=1, progress=1, activity="compute", age_us=0, stalled_us=0))
@@ -50,6 +51,7 @@ def test_each_named_condition_holds_when_it_should_and_ends(log: Log, hook: Hook
     assert all(change.closes for change in (*closed, *later))
 
 
+@pytest.mark.slow
 def test_a_run_that_nobody_judges_is_told_after_a_while_until_somebody_does(log: Log, hook: Hook) -> None:
     rule = Rule(name="blind", when="cannot_be_judged", webhook=hook.address)
     soon_us = now_us()
@@ -64,6 +66,7 @@ def test_a_run_that_nobody_judges_is_told_after_a_while_until_somebody_does(log:
     assert again.text == "nobody can be judged: logs came too late"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "outcome", "text"),
     [
@@ -84,6 +87,7 @@ def test_how_a_run_ended_is_told_by_its_outcome(
     assert [bool(one.closes) for one in step(log.store, *rules, at_us=soon_us + 2 * 3600 * 10**6)] == [True]
 
 
+@pytest.mark.slow
 def test_a_run_is_wrong_while_a_verdict_stands(log: Log, hook: Hook) -> None:
     log.add(ev.DetectionLimit(at_iteration=9, smallest_slowdown=1.15), SLOW)
     (opened,) = step(log.store, *outcome_rules(hook))
@@ -99,6 +103,7 @@ def outcome_rules(hook: Hook) -> list[Rule]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sql", "error"),
     [
@@ -133,6 +138,7 @@ def test_a_rule_of_any_kind_ends_nothing_and_leaves_no_run(
     assert log.store.spooled_runs() == ["r"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_controller_was_killed_is_over_after_an_hour(log: Log, hook: Hook) -> None:
     writer = SpoolWriter(log.store, "r", "agent-0.1")
     writer.append(ev.Heartbeat(rank=0, pid=1, iteration=1, progress=1, activity="compute", age_us=0, stalled_us=0))

@@ -60,6 +60,7 @@ def test_spans_say_in_our_words_what_the_rows_say(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ops-ST.parquet", "ops-SE-windows12.parquet"])
 def test_published_traces_come_back_to_the_last_bit(tmp_path: Path, name: str) -> None:
     rows = polars.read_parquet(dataset("bytedance-straggler", name))

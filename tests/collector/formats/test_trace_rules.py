@@ -84,6 +84,7 @@ def pipeline(message_us: float, *, late_by_us: int = 0) -> list[Span]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("message_us", "late_by_us"), [(0.0, 0), (0.4, 0), (25.0, 0), (3.0, 8), (0.0, -20)])
 def test_arrows_begin_before_they_end_within_bars_that_nest_or_follow(
     tmp_path: Path, message_us: float, late_by_us: int

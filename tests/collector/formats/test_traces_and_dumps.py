@@ -142,6 +142,7 @@ def test_a_dump_that_is_more_or_less_than_data_is_refused(
     assert not (tmp_path / "fooled").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["gpu_error_1st", "lock_gil_1st"])
 def test_the_published_dumps_come_back_entry_by_entry(tmp_path: Path, case: str) -> None:
     entries = published(case, tmp_path)

@@ -118,6 +118,7 @@ def views(store: Store) -> Iterator[ViewsOnDemand]:
         yield views
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_nothing_gets_out(
     store: Store, views: ViewsOnDemand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str

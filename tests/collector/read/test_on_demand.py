@@ -68,6 +68,7 @@ def defined(views: ViewsOnDemand) -> int:
     return int(count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", [*(f"from {name}" for name in (*VIEWS, *PROJECTED)), *NAMED_OTHERWISE])
 def test_a_query_finds_what_it_names(views: ViewsOnDemand, whole: duckdb.DuckDBPyConnection, query: str) -> None:
     found, expected = views.sql(query), whole.sql(query)
@@ -89,6 +90,7 @@ def test_only_what_is_named_is_defined(views: ViewsOnDemand) -> None:
     assert defined(views) == len(("spans", "chunks", "rollups", "projected.rollups"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", CATALOG)
 def test_the_catalog_lists_every_view(views: ViewsOnDemand, query: str) -> None:
     listed = {name for row in views.sql(query).fetchall() for name in row if isinstance(name, str)}

@@ -224,6 +224,7 @@ def test_numbers_are_numbers_in_json(store: Store, tmp_path: Path) -> None:
     assert json.loads(result.stdout) == json.loads(json_path.read_text()) == [{"n": 6, "share": 1.5}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [0, 1, 150_000])
 def test_an_answer_is_written_in_slices_and_is_one(store: Store, tmp_path: Path, rows: int) -> None:
     out, json_path = tmp_path / "out.csv", tmp_path / "out.json"
@@ -252,6 +253,7 @@ def test_what_a_form_cannot_hold_leaves_the_file_as_it_was(store: Store, tmp_pat
     assert not json_path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["table", "csv", "json", "parquet"])
 def test_a_full_disk_is_one_sentence(store: Store, format: str) -> None:
     result = call("select range from range(100000)", "--format", format, "--out", "/dev/full", "--store", str(store.root))

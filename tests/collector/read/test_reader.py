@@ -36,6 +36,7 @@ def reader(tmp_path: Path) -> Reader:
     return open_store(Store(tmp_path / "store"))
 
 
+@pytest.mark.slow
 def test_refreshes_plan_their_statement_once_and_seldom_pack_the_open_rows(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,6 +166,7 @@ def test_the_run_uses_every_event() -> None:
     assert used == {*ev.CONTROL, *ev.TELEMETRY}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_view_answers_about_the_run(reader: Reader, view: str) -> None:
     frame = reader.sql(f"select * from {view}")

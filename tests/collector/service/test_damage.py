@@ -68,6 +68,7 @@ def seal_more(store: Store) -> object:
     return Collector(store).step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [ask, seal_more, rebuild, events])
 def test_without_its_manifest_a_store_is_neither_empty_nor_swept(store: Store, act: Callable[[Store], object]) -> None:
     sealed(store, "r")
@@ -263,6 +264,7 @@ def test_nothing_is_pruned_before_what_it_comes_to_is_published(store: Store, mo
     assert events(store) == 104
 
 
+@pytest.mark.slow
 def test_damage_in_all_that_is_left_of_pruned_telemetry_is_named_and_not_called_mended(store: Store) -> None:
     sealed(store, "r")
     prune_older(store, time.time_ns() // 1000)

@@ -64,6 +64,7 @@ def recorded(store: Store) -> RecordedRun:
         return recorded_run(reader, RUN)
 
 
+@pytest.mark.slow
 def test_every_decision_comes_again_at_every_moment(recorded: RecordedRun) -> None:
     verdicts = [noted.event for noted in recorded.control if isinstance(noted.event, Verdict)]
     assert {(one.cause, one.culprits[0].rank) for one in verdicts} == {("slow_device", 1)}
@@ -93,6 +94,7 @@ def test_a_probe_that_somebody_asked_for_is_taken_as_the_log_has_it(recorded: Re
     assert replay(msgspec.structs.replace(recorded, control=with_it)).differences == ()
 
 
+@pytest.mark.slow
 def test_other_detectors_are_shown_the_same_iterations(store: Store) -> None:
     def command(*words: str) -> str:
         done = CliRunner().invoke(app, [*words, "--store", str(store.root)])

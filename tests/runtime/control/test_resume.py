@@ -145,6 +145,7 @@ def test_a_death_costs_the_checkpoint_at_most_and_a_disk_that_refuses_it_costs_n
     assert len(refused.of(Note)) == 3 * refused.options.ranks
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(4, 12), st.data())
 def test_each_layer_is_written_by_one_living_holder_and_by_all_in_turn(
     pp: int, dp: int, layers: int, data: st.DataObject

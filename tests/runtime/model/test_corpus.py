@@ -13,6 +13,7 @@ from unskew.runtime.corpus import CorpusError, cut, load_corpus
 LEAST = 16
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(lengths=st.lists(st.integers(0, 70), max_size=30), max_bytes=st.integers(LEAST + 1, 90))
 def test_pieces_are_the_text_but_for_a_scrap_at_its_end(lengths: list[int], max_bytes: int) -> None:

@@ -97,6 +97,7 @@ def test_a_member_that_dies_before_it_connects_holds_nobody_up_once_the_groups_a
         assert theirs.recv(4) == b"open"
 
 
+@pytest.mark.slow
 def test_a_plan_stopped_while_its_groups_fail_closes_nothing_that_is_opened_afterwards() -> None:
     for _ in range(100):  # without the lock about every sixth closes the pair
         rendezvous = ThreadsRendezvous()

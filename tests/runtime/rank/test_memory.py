@@ -66,6 +66,7 @@ class LiveBytes:
             yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "tp", "pp", "dp"), [
     ("1f1b", 1, 2, 1), ("gpipe", 1, 2, 2), ("1f1b", 1, 4, 1), ("interleaved", 1, 2, 1), ("1f1b", 2, 2, 1), ("zb-h1", 1, 2, 1),
 ])  # fmt: skip

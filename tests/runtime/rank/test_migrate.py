@@ -37,6 +37,7 @@ def partition(splits: list[list[int]], plan_version: int) -> Plan:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     old=st.lists(_SPLITS, min_size=1, max_size=3),

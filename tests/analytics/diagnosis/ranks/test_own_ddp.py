@@ -71,12 +71,14 @@ def assert_only_what_was_recorded(run: dict[str, Any], store: Path) -> None:
             assert longer * speed > 0.85, verdict["sentence"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("part", PARTS)
 def test_profiler_traces_with_gloo_name_the_late_rank_and_its_cause(tmp_path: Path, part: Part, ranks: int) -> None:
     assert_right(diagnosed(tmp_path, "kineto", kineto(tmp_path / "traces", job(part, ranks=ranks, seed=ranks))), part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("reduce_apart", [False, True])
@@ -91,6 +93,7 @@ def test_chunk_times_that_may_hold_the_all_reduce_accuse_no_victim(
         assert_never_falsely_calm(run, part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("parts", [("data_wait", "forward", "backward", "all_reduce"), ("forward", "backward")])
 def test_a_folder_of_tables_with_the_parts_of_a_step_is_one_run(tmp_path: Path, part: Part, parts: tuple[str, ...]) -> None:
@@ -105,6 +108,7 @@ def test_a_folder_of_tables_with_the_parts_of_a_step_is_one_run(tmp_path: Path, 
     (assert_right if apart or part == "forward" else assert_never_falsely_calm)(run, part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("steps", [14, 120])
@@ -115,6 +119,7 @@ def test_step_times_of_ranks_that_wait_for_each_other_cannot_be_judged(
     assert (run["outcome"], run["verdicts"]) == ("cannot_be_judged", []), run["why"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_neither_can_steps_timed_without_the_part_in_which_one_is_late(tmp_path: Path, ranks: int) -> None:
     """Then the victims' times are long, and the culprit's short."""
@@ -123,6 +128,7 @@ def test_neither_can_steps_timed_without_the_part_in_which_one_is_late(tmp_path:
     assert (run["outcome"], run["verdicts"]) == ("cannot_be_judged", []), run["why"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "slow"), [(1, {6}), (3, {6, 7, 8, 9})])
 def test_workers_that_wait_for_nobody_are_judged_by_their_step_times(tmp_path: Path, number: int, slow: set[int]) -> None:
     """Of job 2, in which nobody is slow, the data set has no times: the file's name says 1-3, its rows are of jobs 1 and 3."""

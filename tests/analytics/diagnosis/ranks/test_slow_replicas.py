@@ -45,6 +45,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("during", [range(ITERATIONS), range(15, ITERATIONS), range(10, 28)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_shift_of_a_replica_is_named_with_doubt(shape: dict[str, int], during: range) -> None:
@@ -64,6 +65,7 @@ def test_a_shift_of_a_replica_is_named_with_doubt(shape: dict[str, int], during:
     assert lost["unknown"] > 0.6 * (sum(lost.values()) - lost.get("long_sequences", 0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_lengths_drawn_anew_in_each_iteration_name_no_replica(shape: dict[str, int], seed: int) -> None:

@@ -111,6 +111,7 @@ def test_where_two_ranks_explain_it_alike_neither_is_accused() -> None:
     assert found.outcome != "well"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5_000, 5_010))
 def test_healthy_pipelines_accuse_nobody(seed: int) -> None:
     pipeline = slowed_pipeline(seed, n_slow=0)

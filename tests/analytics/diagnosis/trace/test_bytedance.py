@@ -33,6 +33,7 @@ def published(job: str, found: WhatIf) -> pl.DataFrame:
     return table.filter((pl.col("job") == job) & pl.col("step").is_in(list(found.iteration_slowdown))).sort("step")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("job", "within"), [("ST", 1e-6), ("SE", 0.0025)])
 def test_the_slowdown_of_each_step_is_the_published_one(job: str, within: float) -> None:
     """SE: published ideals are means over 43 steps, of which 24 are here; so the last digits differ."""

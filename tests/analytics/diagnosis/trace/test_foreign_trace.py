@@ -100,6 +100,7 @@ def test_what_does_not_tell_what_waits_for_what_is_refused_in_a_sentence() -> No
     assert record(trace_of(traced(looped, iterations=3))).iterations == (0, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "sentence"), [(False, "each rank is taken for a replica"), (True, "no messages between them")]
 )

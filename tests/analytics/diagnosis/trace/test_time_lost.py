@@ -54,6 +54,7 @@ def cheapest(section: TraceSection, *, of_iteration: bool) -> Array:
     return work
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(sections())
 def test_no_part_is_below_zero_and_the_parts_are_the_whole(section: TraceSection) -> None:
@@ -62,6 +63,7 @@ def test_no_part_is_below_zero_and_the_parts_are_the_whole(section: TraceSection
     assert {part: us.sum() for part, us in lost.parts.items() if us.sum() < -1.0} == {}
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(sections())
 def test_no_scenario_makes_an_iteration_cheaper_than_its_cheapest_chunks(section: TraceSection) -> None:
@@ -134,6 +136,7 @@ def longer(spans: Sequence[Span]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=["plan_version", "iteration", "start_us", "wall_us"], orient="row")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "sentence"),
     [
