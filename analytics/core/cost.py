@@ -1,8 +1,8 @@
 """What a chunk, a message and an iteration's end cost: one cost model for predictor, detector, scheduler and sleeping device.
 
 A chunk of `n` layers takes ``n * (a + b * tokens + c * sum_sq) / speed`` microseconds, plus, where it includes the output head,
-``head * tokens / speed``. The coefficients are per kind of work (F, B, W), device class and TP degree, and hold for a healthy
-device (speed 1.0).
+``head * tokens / speed``; a B that recomputes takes what an F and a B take, at its speed for B. The coefficients are per kind
+of work (F, B, W), device class and TP degree, and hold for a healthy device (speed 1.0).
 """
 
 from __future__ import annotations
@@ -182,11 +182,20 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.iteration_end_us + self.collective_us * max(_chain(plan.gradient_groups) - 1, 0)
 
     def chunk_us(
-        self, kind: str, work: Work, n_layers: float, *, has_head: bool, speed: float = 1.0, place: Place | None = None
+        self,
+        kind: str,
+        work: Work,
+        n_layers: float,
+        *,
+        has_head: bool,
+        speed: float = 1.0,
+        place: Place | None = None,
+        again: bool = False,
     ) -> float:
-        """Microseconds of one chunk at `speed`; without a `place` on the reference's devices."""
+        """Microseconds of one chunk at `speed`; without a `place` on the reference's devices. `again`: with the forward once
+        more."""
         costs = self.chunks if place is None else self.costs_at(place)
-        return costs[kind].us(work, n_layers, has_head) / speed
+        return sum(costs[one].us(work, n_layers, has_head) for one in (kind, *("F" if again else ""))) / speed
 
 
 def _joined(chunks: Costs) -> Costs:

@@ -10,7 +10,7 @@ from unskew.collector.events import GpuState, Span
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
     """One executed chunk: kind F, B or W, how many average layers it costs, whether with the output head, its work, its own
-    time (us); `tp` ranks executed it together, of which this is one."""
+    time (us); `tp` ranks executed it together, of which this is one; `again`: with the forward once more."""
 
     rank: int
     kind: str
@@ -19,6 +19,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     work: Work
     us: float
     tp: int = 1
+    again: bool = False
 
 
 class Transfer(msgspec.Struct, frozen=True, gc=False):

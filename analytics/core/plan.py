@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import TypeVar
@@ -47,7 +47,8 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `more` are further ranges ``(first_layer, n_layers)``, ascending and with gaps between, where a pipeline passes a rank more
     than once (interleaved 1F1B, ZB-V). `part`: what it holds of each of its layers as shard `shard` of a tensor-parallel group;
-    None = all of it.
+    None = all of it. `recompute`: of what it executes it keeps what layers were given alone, and executes each layer's forward
+    once more within the backward pass.
     """
 
     rank: int
@@ -58,6 +59,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shard: int = 0
     more: tuple[tuple[int, int], ...] = ()
     part: Part | None = None
+    recompute: bool = False
 
     @property
     def end_layer(self) -> int:
@@ -201,6 +203,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ends = {rank: ends_of(self.role_of[rank].part) for rank in self.team_of}
         return {rank: float((high - low) * len(self.team_of[rank])) for rank, (low, high) in ends.items()}
 
+    def recomputes(self, rank: int, kind: str) -> bool:
+        """Whether a chunk of this kind executes the forward once more there."""
+        return kind == "B" and self.role_of[rank].recompute
+
+    def recomputing(self, ranks: Collection[int]) -> Plan:
+        """The same plan where these ranks recompute, and no others."""
+        roles = tuple(msgspec.structs.replace(role, recompute=role.rank in ranks) for role in self.roles)
+        return self if roles == self.roles else msgspec.structs.replace(self, roles=roles)
+
     def renumbered(self, plan_version: int) -> Plan:
         """The same plan under another number."""
         return msgspec.structs.replace(self, plan_version=plan_version)
@@ -258,6 +269,8 @@ def _validate_groups(groups: Iterable[tuple[int, ...]], role_of: Mapping[int, Ro
         if not make_whole(role_of[rank].part for rank in ranks):
             parts = ", ".join(f"rank {rank} has {role_of[rank].part or 'all'}" for rank in ranks)
             raise PlanError(f"ranks that execute together must make up a layer, in the order of their shards: {parts}")
+        if len({role_of[rank].recompute for rank in ranks}) > 1:
+            raise PlanError(f"of ranks that execute together, {', '.join(map(str, ranks))}, all recompute or none")
         for rank in ranks:
             if group_of.setdefault(rank, ranks) != ranks:
                 names = " and ".join("-".join(map(str, group)) for group in (group_of[rank], ranks))

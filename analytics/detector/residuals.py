@@ -47,7 +47,8 @@ class UnitTimes(msgspec.Struct, frozen=True):
 
 
 class ChunkColumns(msgspec.Struct, frozen=True):
-    """Chunks as columns, each (n,): `kind` is an index into `kinds`; `tp` how many ranks executed it together."""
+    """Chunks as columns, each (n,): `kind` is an index into `kinds`; `tp` how many ranks executed it together; `again`:
+    with the forward once more."""
 
     kinds: tuple[str, ...]
     rank: Ints
@@ -58,6 +59,7 @@ class ChunkColumns(msgspec.Struct, frozen=True):
     sum_sq: Floats
     tp: Ints
     us: Floats
+    again: Floats
 
 
 def columns(chunks: Sequence[Chunk]) -> ChunkColumns:
@@ -74,6 +76,7 @@ def columns(chunks: Sequence[Chunk]) -> ChunkColumns:
         np.array([work.sum_sq for work in works], dtype=np.float64),
         np.array([chunk.tp for chunk in chunks], dtype=np.int64),
         np.array([chunk.us for chunk in chunks], dtype=np.float64),
+        np.array([chunk.again for chunk in chunks], dtype=np.float64),
     )
 
 
@@ -84,7 +87,7 @@ def predicted_us(chunks: ChunkColumns, cost: CostModel) -> Floats:
 
     def terms_of(costs: Costs) -> list[tuple[float, ...]]:
         unknown = (np.nan,) * 4
-        found = (costs.get(kind) for kind in chunks.kinds)
+        found = (costs.get(kind) for kind in (*chunks.kinds, "F"))
         return [(c.layer_us, c.token_us, c.token2_us, c.head_us_per_token) if c else unknown for c in found]
 
     class_of = np.zeros(int(chunks.rank.max()) + 1, dtype=np.int64)
@@ -92,9 +95,15 @@ def predicted_us(chunks: ChunkColumns, cost: CostModel) -> Floats:
         class_of[[rank for rank in ranks if rank < len(class_of)]] = number
     degrees, degree = np.unique(chunks.tp, return_inverse=True) if np.ptp(chunks.tp) else (chunks.tp[:1], np.int64(0))
     table = [[terms_of(cost.costs_at((name, tp))) for tp in degrees.tolist()] for name in ("", *cost.classes)]
-    terms = np.array(table)[class_of[chunks.rank], degree, chunks.kind]
-    per_layer = terms[:, 0] + terms[:, 1] * chunks.tokens + terms[:, 2] * chunks.sum_sq
-    return np.asarray(chunks.n_layers * per_layer + chunks.head * terms[:, 3] * chunks.tokens)
+    of = np.array(table)
+
+    def us(kind: Ints | int) -> Floats:
+        terms = of[class_of[chunks.rank], degree, kind]
+        per_layer = terms[:, 0] + terms[:, 1] * chunks.tokens + terms[:, 2] * chunks.sum_sq
+        return np.asarray(chunks.n_layers * per_layer + chunks.head * terms[:, 3] * chunks.tokens)
+
+    found = us(chunks.kind)
+    return found + chunks.again * us(-1) if chunks.again.any() else found
 
 
 def chunk_times(chunks: ChunkColumns, cost: CostModel) -> UnitTimes:

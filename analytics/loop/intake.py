@@ -176,6 +176,7 @@ def _chunk(span: Span, works: dict[int, Work], plan: Plan) -> Chunk:
         work=works[span.micro_batch or 0],
         us=_own_us(span) / plan.weight_of.get(span.rank, 1.0),
         tp=len(plan.members_at(span.micro_batch or 0, first)) if span.rank in plan.team_of else 1,
+        again=plan.recomputes(span.rank, span.kind),
     )
 
 
@@ -221,8 +222,9 @@ def _group_steps(chunks: list[Span], works: dict[int, Work], plan: Plan) -> tupl
     steps = []
     for (kind, micro_batch, first), of in waits.items():
         members, end = len(plan.members_at(micro_batch, first)), first + (of[0].n_layers or 0)
-        sums = sums_in(kind, end - first, first=first == 0, last=end == plan.n_layers)
-        if members == len(of) and sums and not (kind == "F" and end == plan.n_layers):
+        again = plan.recomputes(of[0].rank, kind)
+        sums = sums_in(kind, end - first, first=first == 0, last=end == plan.n_layers, again=again)
+        if members == len(of) and sums and not ((kind == "F" or again) and end == plan.n_layers):
             least_us = min(span.wait_tp_us or 0 for span in of)
             steps.append(GroupStep(least_us / (sums * steps_of_sum(members)), works[micro_batch].tokens / members))
     return tuple(steps)

@@ -1,9 +1,11 @@
 """What a rank keeps in memory: its layers, and activations of micro-batches in flight; and whether it has room for a plan.
 
 Activations of a chunk are kept from the start of its forward to the end of its backward; where the backward pass is split, to
-the end of its weights' gradient. A layer is kept with its parameters, both moments and its gradient; while a chunk adds to the
-gradients of its layers, what it adds is there beside them; and a bucket is summed in a copy. Not counted: buffers of messages,
-what a chunk needs for a moment, the allocator's waste.
+the end of its weights' gradient. A rank that recomputes keeps what layers were given alone, until its backward begins; then the
+activations of one layer after the other are there, all of them to the end of W where the backward pass is split. A layer is
+kept with its parameters, both moments and its gradient; while a chunk adds to the gradients of its layers, what it adds is
+there beside them; and a bucket is summed in a copy. Not counted: buffers of messages, what a chunk needs for a moment, the
+allocator's waste.
 
 >>> from unskew.analytics.core.layout import uniform_plan
 >>> plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=2, micro_batches=4)
@@ -34,13 +36,15 @@ ROUNDING = 1e-9
 class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Of each whole layer: its gradients, and its activations for each token, those that all members of a tensor-parallel group
     have, and those that they divide. `held_bytes`: what it takes as long as it is there, () = as many times its gradients as
-    ours. `bucket_bytes`: as in `GradientSync`."""
+    ours. `given_bytes`: what it is given for each token, which is all that is kept where it is computed again; () = it cannot
+    be. `bucket_bytes`: as in `GradientSync`."""
 
     gradient_bytes: tuple[int, ...]
     token_bytes: tuple[float, ...]
     cut_token_bytes: tuple[float, ...]
     bucket_bytes: int
     held_bytes: tuple[int, ...] = ()
+    given_bytes: tuple[float, ...] = ()
 
     @staticmethod
     def of_layers(held_bytes: tuple[int, ...]) -> LayerMemory:
@@ -63,6 +67,10 @@ class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def kept(self, share: float, tokens: int) -> Array:
         """[layer]: the activations of a micro-batch, of a part of the layer."""
         return tokens * (np.array(self.token_bytes) + share * np.array(self.cut_token_bytes))
+
+    def given(self, tokens: int) -> Array:
+        """[layer]: what it is given of a micro-batch."""
+        return tokens * np.array(self.given_bytes)
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,14 +96,24 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         return f"rank {rank} would need {need} MiB of memory under it and has room for {room}"
 
     def fitted(self, plan: Plan) -> Plan:
-        """The plan, as its ranks can hold it. Raises `PlanError`."""
+        """The plan, as its ranks can hold it: those recompute that have no room otherwise, with their groups, and no others.
+        Raises `PlanError`."""
+        plan = plan.recomputing(())
         if lack := self.lack(plan):
-            raise PlanError(f"plan {plan.plan_version} does not fit: {lack}")
+            if self.memory.given_bytes:
+                peaks = peak_bytes(plan, self.memory, self.tokens)
+                short = [rank for rank in peaks if peaks[rank] > self.rank_bytes * (1 + ROUNDING)]
+                plan = plan.recomputing({member for rank in short for member in plan.team_of.get(rank, (rank,))})
+                lack = self.lack(plan)
+            if lack:
+                raise PlanError(f"plan {plan.plan_version} does not fit: {lack}")
         return plan
 
     def least_bytes(self, plan: Plan) -> float:
         """With how much each rank could hold a plan."""
-        return max(peak_bytes(plan, self.memory, self.tokens).values())
+        plans = [plan.recomputing(()), *([plan.recomputing(plan.ranks)] if self.memory.given_bytes else [])]
+        peaks = [peak_bytes(one, self.memory, self.tokens) for one in plans]
+        return max(min(of[rank] for of in peaks) for rank in plan.ranks)
 
     @property
     def layer_bytes(self) -> float:
@@ -110,10 +128,14 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     def end_of(self, first: int, share: float, in_flight: int, *, times: int = 1) -> int:
         """Up to which layer a member of a group that comes up so many `times` has room for its `share` of those from `first`
         on, with so many micro-batches in flight."""
-        memory = self.memory
-        each = share * (memory.held + np.array(memory.gradient_bytes)) + in_flight * memory.kept(share, self.tokens)
-        taken = np.cumsum(each[first:])
-        return first + int(np.searchsorted(taken, self.rank_bytes / times * (1 + ROUNDING), side="right"))
+        memory, room = self.memory, self.rank_bytes / times * (1 + ROUNDING)
+        layers, kept = share * (memory.held + np.array(memory.gradient_bytes)), memory.kept(share, self.tokens)
+        needed = [np.cumsum((layers + in_flight * kept)[first:])]
+        if memory.given_bytes:
+            given = memory.given(self.tokens)
+            one_by_one = np.maximum.accumulate((kept - given)[first:])
+            needed.append(np.cumsum((layers + in_flight * given)[first:]) + one_by_one)
+        return first + max(int(np.searchsorted(taken, room, side="right")) for taken in needed)
 
 
 def mebibytes(n_bytes: float) -> str:
@@ -141,15 +163,23 @@ def peak_bytes(plan: Plan, memory: LayerMemory, tokens: int) -> dict[int, float]
     gradients_before = [0.0, *accumulate(map(float, memory.gradient_bytes))]
     found = {}
     for rank, share in shares.items():
-        kept_before = [0.0, *accumulate(memory.kept(share, tokens).tolist())]
+        kept, again = memory.kept(share, tokens), plan.role_of[rank].recompute
+        given = memory.given(tokens) if again else kept
+        kept_before, given_before = ([0.0, *accumulate(each.tolist())] for each in (kept, given))
         in_flight = most = last = 0.0
         for action in schedule.by_rank[rank]:
             first, end = action.first_layer, action.first_layer + action.n_layers
-            last = kept_before[end] - kept_before[first]
-            in_flight += last * (action.kind == "F")
+            last, taken = kept_before[end] - kept_before[first], given_before[end] - given_before[first]
             adds = share * (gradients_before[end] - gradients_before[first]) if action.kind != "F" else 0.0
+            if action.kind == "F":
+                in_flight += taken
+            elif again and action.kind == "B" and ending == "W":
+                in_flight += last - taken
+            elif again and action.kind == "B":
+                adds += float((kept - given)[first:end].max())
             most = max(most, in_flight + adds)
-            in_flight -= last * (action.kind == ending)
+            in_flight -= (taken if again and ending == "B" else last) * (action.kind == ending)
+            last = float(kept[first:end].max()) if again and ending == "B" else last
         copies = sorted((one.n_bytes for one in buckets if rank in one.ranks), reverse=True)[:MOST_IN_FLIGHT]
         found[rank] = held[rank] + max(most, last + sum(copies))
     return found

@@ -1,9 +1,9 @@
 """Plan + batches + cost model + speeds -> predicted iteration time.
 
-A chunk takes ``(n_layers x layer + head) / speed`` (core/cost.py), that of a tensor-parallel group as long as its slowest
-member and then the group's sums (shards/together.py); the pipeline model lays the chunks out; an iteration
-lasts until the last rank is done, where links cost also with its gradients (gradient_sync.py), plus the constant end of an
-iteration (vote, optimiser, and gradients where their sums cost nothing by themselves).
+A chunk takes ``(n_layers x layer + head) / speed`` (core/cost.py; with the forward's where it recomputes), that of a
+tensor-parallel group as long as its slowest member and then the group's sums (shards/together.py); the pipeline model lays the
+chunks out; an iteration lasts until the last rank is done, where links cost also with its gradients (gradient_sync.py), plus
+the constant end of an iteration (vote, optimiser, and gradients where their sums cost nothing by themselves).
 """
 
 from __future__ import annotations
@@ -201,7 +201,14 @@ def _sums_us(schedule: Schedule, costs: LayerCosts, actions: Sequence[Action], m
         return 0.0
     steps = np.array(
         [
-            steps_of_sum(k) * sums_in(a.kind, a.n_layers, first=a.first_layer == 0, last=a.first_layer + a.n_layers == n_layers)
+            steps_of_sum(k)
+            * sums_in(
+                a.kind,
+                a.n_layers,
+                first=a.first_layer == 0,
+                last=a.first_layer + a.n_layers == n_layers,
+                again=schedule.plan.recomputes(a.rank, a.kind),
+            )
             for a, k in zip(actions, members, strict=True)
         ]
     )
@@ -219,7 +226,13 @@ def _spent_us(schedule: Schedule, done: Sequence[tuple[Action, int, int]], costs
     kind, micro_batch = np.array([(kinds.index(action.kind), action.micro_batch) for action, _, _ in done]).T
     number: dict[Place, int] = {}
     place = np.array([number.setdefault(cost.place_of(rank, tp), len(number)) for _, rank, tp in done])
-    layer_us, head_us = (
-        np.stack([[costs.at(one)[part][name] for name in kinds] for one in number])[place, kind, micro_batch] for part in (0, 1)
-    )
+    again = np.array([plan.recomputes(rank, action.kind) for action, rank, _ in done])
+
+    def us(part: int) -> Array:
+        of = np.stack([[costs.at(one)[part][name] for name in kinds] for one in number])
+        spent: Array = of[place, kind, micro_batch]
+        spent[again] += of[place, kinds.index("F"), micro_batch][again]
+        return spent
+
+    layer_us, head_us = us(0), us(1)
     return np.asarray((layers * layer_us + head * head_us) / speed)

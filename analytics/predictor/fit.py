@@ -5,7 +5,8 @@ Source: ResiHP (section 4.2, eq. 1: linear in tokens and in the sum of squared d
 model survives a repartition. The steps:
 
 1. the caller gives times at healthy speed (`at_healthy_speed`), so that a device estimated slow does not bend the model;
-2. chunks of one kind, device class and TP degree are fitted together and by themselves, robustly (regression.py); terms that
+2. chunks of one kind, device class and TP degree are fitted together and by themselves, robustly (regression.py), those that
+   recompute without what their forward takes; terms that
    the data cannot distinguish are named in `Fit.unidentified` (all micro-batches of one size: a is not separable from b, so the
    whole is counted per token), ranks that the others contradict in `Fit.left_out`;
 3. what a class has not executed yet (the head) is borrowed from the others, in proportion;
@@ -71,7 +72,7 @@ def at_healthy_speed(chunks: Iterable[Chunk], speeds: Speeds) -> list[Chunk]:
 def expected_us(model: CostModel, chunk: Chunk) -> float:
     """What the chunk takes on a healthy device by the model, which must know its kind."""
     place = model.place_of(chunk.rank, chunk.tp)
-    return model.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head, place=place)
+    return model.chunk_us(chunk.kind, chunk.work, chunk.n_layers, has_head=chunk.has_head, place=place, again=chunk.again)
 
 
 def median_error(model: CostModel, chunks: Iterable[Chunk]) -> float:
@@ -112,7 +113,7 @@ def fit(chunks: Sequence[Chunk], classes: Mapping[str, tuple[int, ...]] | None =
         found.setdefault(model.place_of(chunk.rank, chunk.tp), {}).setdefault(chunk.kind, []).append(chunk)
     kinds = sorted({chunk.kind for chunk in usable})
     by_size = sorted(found, key=lambda place: (-sum(map(len, found[place].values())), place))
-    parts = {place: {kind: _fit_part(mine) for kind, mine in found[place].items()} for place in by_size}
+    parts = {place: _fit_parts(found[place]) for place in by_size}
     of_kind = {kind: [of[kind] for of in parts.values() if kind in of] for kind in kinds}
     ratios = {kind: np.concatenate([part.ratios for part in of]) for kind, of in of_kind.items()}
     prediction_intervals = {kind: prediction_interval(of.tolist()) for kind, of in ratios.items()}
@@ -244,6 +245,24 @@ def line_of(seen: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def _words(kind: str, place: Place, *, alone: bool) -> str:
     name, tp = place
     return kind if alone else " ".join([f"{kind},", *([name] if name else []), f"at TP {tp}"])
+
+
+def _fit_parts(found: Mapping[str, Sequence[Chunk]]) -> dict[str, _KindFit]:
+    """The kinds of one place. Of chunks with the forward once more only what they take beside it tells of their own kind."""
+    forward = _fit_part(found["F"]) if "F" in found else None
+    parts = {"F": forward} if forward is not None else {}
+    for kind, chunks in found.items():
+        own = [_without_forward(chunk, forward) for chunk in chunks]
+        if kind != "F":
+            parts[kind] = _fit_part([chunk for chunk in own if chunk.us > 0] or chunks)
+    return parts
+
+
+def _without_forward(chunk: Chunk, forward: _KindFit | None) -> Chunk:
+    if not chunk.again:
+        return chunk
+    forward_us = forward.cost.us(chunk.work, chunk.n_layers, chunk.has_head) if forward is not None else inf
+    return msgspec.structs.replace(chunk, us=chunk.us - forward_us, again=False)
 
 
 def _fit_part(chunks: Sequence[Chunk]) -> _KindFit:

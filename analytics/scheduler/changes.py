@@ -41,6 +41,8 @@ def describe(old: Plan, new: Plan) -> str:
             parts.append(f"rank {rank}: {len(before.layers)} -> {len(after.layers)} layers")
         elif before.layers != after.layers:
             parts.append(f"rank {rank}: layers {_range(before)} -> {_range(after)}")
+        if after is not None and after.recompute != (before is not None and before.recompute):
+            parts.append(f"rank {rank}: {'recomputes its forward passes' if after.recompute else 'recomputes no more'}")
         if before is not None and after is not None and before.part != after.part:
             parts.append(f"rank {rank}: {_share(before)} -> {_share(after)} of each layer")
     if new.division is not None:

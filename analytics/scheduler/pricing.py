@@ -71,7 +71,12 @@ class Pricing:
         """Equal for pipelines that take the same time: ranks only by their order, with their speeds, classes and links."""
         cost, number = self.costs.cost, {rank: place for place, rank in enumerate(ranks)}
         who = tuple(
-            (plan.role_of[rank].part, tuple(sorted(self.speeds.get(rank, {}).items())), cost.class_of.get(rank, ""))
+            (
+                plan.role_of[rank].part,
+                plan.role_of[rank].recompute,
+                tuple(sorted(self.speeds.get(rank, {}).items())),
+                cost.class_of.get(rank, ""),
+            )
             for rank in ranks
         )
         path = tuple((hop.first_layer, hop.n_layers, tuple(number[rank] for rank in hop.ranks)) for hop in routes[0].hops)

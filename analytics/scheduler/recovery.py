@@ -80,7 +80,9 @@ def recover_with_spares(
 
 
 def recover(plan: Plan, dead: set[int], plan_version: int) -> Plan:
-    """The plan without the `dead` ranks, numbered `plan_version`. Raises `PlanError` naming layers that nobody holds."""
+    """The plan without the `dead` ranks, numbered `plan_version`; that somebody recomputes is for others to say
+    (`Room.fitted`). Raises `PlanError` naming layers that nobody holds."""
+    plan = plan.recomputing(())
     roles = tuple(role for role in plan.roles if role.rank not in dead)
     holders = _holders(plan, roles)
     _require_holders(plan, holders, dead)

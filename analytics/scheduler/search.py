@@ -38,7 +38,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One plan that was scored: layer counts and micro-batches per replica, predicted mean iteration, cost of getting there.
 
     `members`: the ranks of each replica in the order of its stages; `parts`, where some are tensor-parallel groups: per replica
-    and stage what each member has of a layer, in any unit.
+    and stage what each member has of a layer, in any unit; `recompute`: the ranks that do.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     moved_layers: int
     cost_us: float
     parts: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    recompute: tuple[int, ...] = ()
 
 
 class PlanBench:
@@ -97,6 +98,7 @@ class PlanBench:
             moved_layers=len(moved),
             cost_us=cost_us,
             parts=shares_of(layout),
+            recompute=tuple(role.rank for role in plan.roles if role.recompute),
         )
         self.scored[layout], self.plans[candidate] = candidate, plan
         return candidate, price.last

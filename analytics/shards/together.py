@@ -11,13 +11,14 @@ emulated devices take it (runtime/links.py).
 from __future__ import annotations
 
 
-def sums_in(kind: str, n_layers: int, *, first: bool, last: bool) -> float:
+def sums_in(kind: str, n_layers: int, *, first: bool, last: bool, again: bool = False) -> float:
     """How many sums of hidden states a chunk has: two per layer, behind its halves forward and in front of them backward, one
     more for the embedding forward and for the head backward; gradients of weights need none. The loss's small gather is left
-    out."""
+    out. `again`: with the forward once more."""
     if kind == "W":
         return 0.0
-    return 2.0 * n_layers + (first if kind == "F" else last)
+    forward = sums_in("F", n_layers, first=first, last=last) if again else 0.0
+    return forward + 2.0 * n_layers + (first if kind == "F" else last)
 
 
 def steps_of_sum(members: int) -> int:

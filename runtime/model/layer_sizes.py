@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from unskew.analytics.core.cost import GradientSync
 from unskew.analytics.pipeline.memory import LayerMemory
 from unskew.runtime.model.size import ModelSize
 from unskew.runtime.options import RunOptions
+
+_ID_BYTES = 8
+"""Of a token's."""
 
 
 def element_bytes(options: RunOptions) -> int:
@@ -41,6 +45,7 @@ def memory_of(options: RunOptions) -> LayerMemory:
         gradient_bytes=tuple(each * count for count in parameters_of(options)),
         token_bytes=tuple(float(each * whole) for whole, _ in kept),
         cut_token_bytes=tuple(float(each * cut) for _, cut in kept),
+        given_bytes=(float(_ID_BYTES), *(float(each * math.prod(shape)) for shape in options.given_on[:-1])),
         bucket_bytes=options.bucket_bytes,
     )
 

@@ -64,7 +64,8 @@ class Members(Protocol):
 
 class ChunkOf(msgspec.Struct, frozen=True, gc=False):
     """What the device must know of a chunk to time it or to make it slow; its inputs had arrived at `ready_us`; `split`: B is
-    the gradient of activations alone; `share`: how much of its layers this rank has."""
+    the gradient of activations alone; `share`: how much of its layers this rank has; `again`: it executes the forward once
+    more."""
 
     kind: str
     iteration: int
@@ -74,6 +75,7 @@ class ChunkOf(msgspec.Struct, frozen=True, gc=False):
     ready_us: int
     split: bool = False
     share: float = 1.0
+    again: bool = False
 
 
 class Device(ABC):
@@ -304,7 +306,8 @@ class VirtualDevice(Device):
 
 def _emulated_us(cost: CostModel, chunk: ChunkOf, work: Work) -> float:
     model = cost.split if chunk.split else cost.joined
-    return model.chunk_us(chunk.kind, work, chunk.n_layers, has_head=chunk.has_head) * chunk.share
+    us = model.chunk_us(chunk.kind, work, chunk.n_layers, has_head=chunk.has_head, again=chunk.again)
+    return us * chunk.share
 
 
 def make_device(rank_spec: RankSpec) -> Device:

@@ -36,6 +36,7 @@ from unskew.runtime.links import Links
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import Deferred, weight_gradients
+from unskew.runtime.model.recompute import KeptLayers, backward, forward_keeping_inputs
 from unskew.runtime.rank.comm import Comm, PendingMessage, Team
 from unskew.runtime.rank.device import ChunkOf, ChunkTiming, Device
 from unskew.runtime.rank.progress import RankProgress
@@ -96,7 +97,7 @@ class Executor:
         self._share = size_of(plan.role_of[comm.rank].part)
         self._arriving: dict[_Key, tuple[list[tuple[Crossing, PendingMessage]], int]] = {}
         self._local: dict[_Key, Tensor] = {}
-        self._held: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+        self._held: dict[tuple[int, int], list[KeptLayers]] = {}
         self._split = splits_backward(plan.schedule)
         self._deferred: dict[tuple[int, int], dict[int, Deferred]] = {}
         self._losses: dict[int, float] = {}
@@ -142,43 +143,53 @@ class Executor:
         if not first:
             x.requires_grad_(True)
         last = self._has_head(action)
-        source, held = x, list[tuple[Tensor, Tensor]]()
+        source, held, again = x, list[KeptLayers](), self._plan.recomputes(self._comm.rank, "B")
         parts = self._parts_of(action, "W" if self._split else "B")
         deferred: dict[int, Deferred] = {part.first_layer: [] for part in parts if self._split}
 
+        self._held[micro_batch, action.hop] = held  # also where it breaks: then its weights are not due
+        if self._split:
+            self._deferred[micro_batch, action.hop] = deferred
+
         def body() -> Tensor:
-            y = source
-            for part in reversed(parts):
-                if held and not self._split:  # the backward pass pauses here
+            y, end = source, action.first_layer + action.n_layers
+            if again:
+                y, kept = forward_keeping_inputs(y, action.first_layer, end, partial(self._layer, micro_batch, action.hop))
+                held.extend(kept)
+                return y
+            for part in [_whole(action)] if self._split else reversed(parts):
+                if held:  # the backward pass pauses here
                     y = y.detach().requires_grad_(True)
                 begins = y
                 for layer in range(part.first_layer, part.first_layer + part.n_layers):
-                    module, left = self._layers[layer].module, deferred.get(part.first_layer)
-                    y = module(y, self._batch.lengths[micro_batch], left, self._team)
-                held.append((begins, y))
-            if last:
-                targets = self._batch.targets(micro_batch, self._device.torch_device)
-                y = module.loss(y, targets, self._team) / self._batch.target_tokens
-            held[-1] = held[-1][0], y
+                    y = self._layer(micro_batch, action.hop, layer, y)
+                held.append(KeptLayers(part.first_layer, part.first_layer + part.n_layers, begins, y))
             return y
 
         y, timing = self._device.run(self._chunk(action, last, ready_us), body, self._team)
-        self._held[micro_batch, action.hop] = [(source, y)] if self._split else held
-        if self._split:
-            self._deferred[micro_batch, action.hop] = deferred
         self._done(action, timing, wait_us, messages)
         if last:
             self._losses[micro_batch] = float(y.detach())
         else:
             self._hand_on("F", action, action.hop + 1, y.detach())
 
+    def _layer(self, micro_batch: int, hop: int, layer: int, x: Tensor) -> Tensor:
+        """What a layer gives, the last one the loss."""
+        module, deferred = self._layers[layer].module, self._deferred.get((micro_batch, hop), {})
+        left = deferred[max(first for first in deferred if first <= layer)] if deferred else None
+        y: Tensor = module(x, self._batch.lengths[micro_batch], left, self._team)
+        if layer == self._plan.n_layers - 1:
+            targets = self._batch.targets(micro_batch, self._device.torch_device)
+            y = module.loss(y, targets, self._team) / self._batch.target_tokens
+        return y
+
     def _backward(self, action: Action) -> None:
         dy, ready_us, wait_us, messages = self._inputs(action)
         key = action.micro_batch, action.hop
         for part in [_whole(action)] if self._split else self._parts_of(action, "B"):
             one = msgspec.structs.replace(action, first_layer=part.first_layer, n_layers=part.n_layers)
-            x, y = self._held[key][-1]
-            body = partial(self._backward_of, one, y, dy)
+            x = next(kept.x for kept in self._held[key] if kept.first == part.first_layer)
+            body = partial(self._backward_of, one, dy)
             _, timing = self._device.run(self._chunk(one, self._has_head(one), ready_us), body, self._team)
             self._done(one, timing, wait_us, messages)
             if not self._split:
@@ -187,14 +198,15 @@ class Executor:
         if dy is not None and self._kept.hands_back(action.micro_batch, action.first_layer):
             self._hand_on("B", action, action.hop - 1, dy)
 
-    def _backward_of(self, action: Action, y: Tensor, dy: Tensor | None) -> Tensor:
+    def _backward_of(self, action: Action, dy: Tensor | None) -> Tensor:
         key = action.micro_batch, action.hop
+        due = [kept for kept in self._held[key] if kept.first >= action.first_layer]
         with self._adding(action, whole=not self._split):
-            torch.autograd.backward(y, dy)
-        self._held[key].pop()  # only now: a break in the middle of it leaves it unexecuted
+            backward(due, dy, partial(self._layer, *key))
+        del self._held[key][-len(due) :]  # only now: a break in the middle of it leaves it unexecuted
         if not self._held[key]:
             del self._held[key]
-        return y
+        return _NOTHING
 
     def _weights(self, action: Action) -> None:
         key = action.micro_batch, action.hop
@@ -250,7 +262,8 @@ class Executor:
     def _chunk(self, action: Action, has_head: bool, ready_us: int) -> ChunkOf:
         work = work_of(self._batch.lengths[action.micro_batch])
         n_layers = self._plan.work_of(action.first_layer, action.n_layers)
-        return ChunkOf(action.kind, self._batch.iteration, n_layers, has_head, work, ready_us, self._split, self._share)
+        again = self._plan.recomputes(self._comm.rank, action.kind)
+        return ChunkOf(action.kind, self._batch.iteration, n_layers, has_head, work, ready_us, self._split, self._share, again)
 
     def _source(self, action: Action) -> tuple[int, ...] | None:
         """The ranks that have this action's input, none of its own; None when it needs none, or has it."""

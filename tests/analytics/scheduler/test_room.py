@@ -95,6 +95,27 @@ def test_activations_of_micro_batches_in_flight_take_room_too() -> None:
     assert max(one.layers[0][0] for one in proposal.considered) == 4
 
 
+def test_ranks_recompute_in_plans_that_have_no_room_otherwise() -> None:
+    """Where layers are given a tenth of what they keep, plans have room that had none, and are priced with a forward more."""
+    memory = LayerMemory(
+        gradient_bytes=(100,) * 16, token_bytes=(4.0,) * 16, cut_token_bytes=(0.0,) * 16, bucket_bytes=10**6,
+        given_bytes=(0.4,) * 16,
+    )  # fmt: skip
+    room = Room(memory=memory, tokens=100, rank_bytes=0.9 * max(peak_bytes(ORIGIN, memory, 100).values()))
+    current = room.fitted(ORIGIN)
+    assert {role.rank for role in current.roles if role.recompute} == {0, 4}
+    proposal, reason = propose(0, current, asked_with(room, origin=current))
+    assert proposal is not None, reason
+    assert room.lack(proposal.plan) == ""
+    whole = peak_bytes(proposal.plan.recomputing(()), memory, 100)
+    short = {rank for rank, need in whole.items() if need > room.rank_bytes}
+    assert {role.rank for role in proposal.plan.roles if role.recompute} == short
+    free, _ = propose(0, ORIGIN, asked_with(None))
+    assert free is not None
+    assert free.baseline_us < proposal.baseline_us, "a B that recomputes takes an F longer"
+    assert len({one.recompute for one in proposal.considered}) > 1
+
+
 @pytest.mark.parametrize("room_bytes", [4_500.0, None])
 def test_what_adaptis_searches_anew_has_to_fit_too(room_bytes: float | None) -> None:
     origin = searched_plan(pp=4, dp=2, n_layers=16, micro_batches=16, cost=COST, tokens=128)

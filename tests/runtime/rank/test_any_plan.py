@@ -72,6 +72,13 @@ def random_plan(draw: np.random.Generator) -> Plan:
     part_of = {rank: part for group, parts in cut_of.items() for rank, part in zip(group, parts, strict=True)}
     roles = tuple(msgspec.structs.replace(role, part=part_of[role.rank]) for role in plan.roles)
     plan = msgspec.structs.replace(plan, roles=roles)
+    return recomputing(plan, draw)
+
+
+def recomputing(plan: Plan, draw: np.random.Generator) -> Plan:
+    """Some ranks recompute, with all of their group."""
+    chosen = [rank for rank in plan.ranks if draw.random() < 0.3]
+    plan = plan.recomputing({member for rank in chosen for member in plan.team_of.get(rank, (rank,))})
     validate(plan)
     return plan
 
@@ -200,7 +207,7 @@ def test_gradients_are_those_of_one_process(seed: int) -> None:
         with suppress(PlanError):  # who is left has all layers until a death takes the last holder of one
             for version in range(1, 1 + number % 4):
                 dead = int(draw.choice(plan.ranks))
-                left = recover(plan, {dead}, version)
+                left = recomputing(recover(plan, {dead}, version), draw)
                 job.attempt(plan, dies=(dead, int(draw.integers(40))), keeps=keeps)
                 plan, keeps = left, True
         job.attempt(plan, keeps=keeps)
