@@ -48,9 +48,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with the most slow tests first: what goes on when the other worker has nothing left to do is short then."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    """Files whose slow tests may take longest first: what goes on when the other worker has nothing left is short then."""
+    longest_s = Counter[Path]()
+    for item in items:
+        if item.get_closest_marker("slow"):
+            longest_s[item.path] += _limit_s(item)
+    items.sort(key=lambda item: -longest_s[item.path])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -68,9 +71,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     yield from _limited(item, "teardown")
 
 
-def _limited(item: pytest.Item, phase: str) -> Iterator[None]:
+def _limit_s(item: pytest.Item) -> float:
     marker = item.get_closest_marker("limit")
-    limit_s = float(marker.args[0]) if marker else DEFAULT_LIMIT_S
+    return float(marker.args[0]) if marker else DEFAULT_LIMIT_S
+
+
+def _limited(item: pytest.Item, phase: str) -> Iterator[None]:
+    limit_s = _limit_s(item)
 
     def stop(_signal: int, _frame: object) -> None:
         pytest.fail(f"{phase} took longer than its limit of {limit_s:g} s")

@@ -16,6 +16,7 @@ import msgspec
 import polars
 import pytest
 from support.store.filled_store import collect, decide, fill
+from support.training.warm_processes import warm_process
 from typer.testing import CliRunner
 
 from unskew.cli import app
@@ -151,11 +152,9 @@ def test_maintenance_that_is_killed_anywhere_changes_no_answer(filled: Store, tm
         store = Store(tmp_path / f"store-{number}")
         shutil.copytree(filled.root, store.root)
         for work in ("compact", "rebuild"):
-            child = subprocess.Popen(
-                [sys.executable, "-m", "unskew", "store", work, "--store", str(store.root)], stdout=subprocess.DEVNULL
-            )
-            time.sleep(chance.uniform(0.3, 2.0))
-            child.send_signal(signal.SIGKILL)
+            child = warm_process().start_command("store", work, "--store", str(store.root))
+            time.sleep(chance.uniform(0.1, 1.5))
+            child.kill()
             killed += child.wait() == -signal.SIGKILL
             assert same(answers(store), truth)
         assert check(store, mend=True).well
