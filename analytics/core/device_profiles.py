@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from unskew.analytics.core.cost import ChunkCost, CostModel
+from unskew.analytics.core.cost import ChunkCost, CostModel, Costs
 from unskew.data import table
 
 
@@ -19,17 +19,23 @@ class ProfileError(ValueError):
     """An unknown profile; the message is one sentence."""
 
 
-class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of the table: what a forward costs; a backward costs twice that."""
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row of the table: what a forward costs, and, where they were measured, the two halves of a backward: the gradient of
+    activations and that of weights. Without them a backward costs twice a forward."""
 
     forward: ChunkCost
+    activations: ChunkCost | None = None
+    weights: ChunkCost | None = None
     source: str
 
+    @property
+    def chunks(self) -> Costs:
+        if self.activations is None or self.weights is None:
+            return {"F": self.forward, "B": self.forward.times(2)}
+        return {"F": self.forward, "B": self.activations, "W": self.weights}
 
-PROFILES = {
-    name: CostModel(chunks={"F": row.forward, "B": row.forward.times(2)})
-    for name, row in table("profiles", dict[str, Profile]).items()
-}
+
+PROFILES = {name: CostModel(chunks=row.chunks) for name, row in table("profiles", dict[str, Profile]).items()}
 
 
 def profile(name: str) -> CostModel:
