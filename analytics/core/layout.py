@@ -253,10 +253,10 @@ def to_plan(layout: Layout, n_layers: int, *, plan_version: int = 0) -> Plan:
     homes = ((home.replica, j, home.micro_batches) for home in layout.pipelines for j in range(home.micro_batches))
     for number, (home, j, _) in enumerate(sorted(homes, key=lambda entry: ((entry[1] + 1) / entry[2], entry[0]))):
         layers = pipelines[home].layers
-        executors = tuple(moved.get((home, j, stage), home) for stage in range(len(layers)))
+        executors = tuple(moved.get((home, j, stage), home) for stage in range(len(layers))) if moved else (home,)
         if (home, executors) not in hops:
-            legs = zip(executors, accumulate(layers, initial=0), layers, strict=False)
-            hops[home, executors] = tuple(hop for replica, *part in legs for hop in _hops(pipelines[replica], *part))
+            parts = [*zip(executors, accumulate(layers, initial=0), layers, strict=False)] if moved else [(home, 0, n_layers)]
+            hops[home, executors] = tuple(hop for replica, *part in parts for hop in _hops(pipelines[replica], *part))
         routes.append(Route(micro_batch=number, replica=home, hops=hops[home, executors]))
     roles = tuple(chain.from_iterable(map(_roles, layout.pipelines)))
     plan = Plan(

@@ -19,7 +19,7 @@ from unskew.analytics.core.cost import HEALTHY, CostModel, Place, Speeds, speed_
 from unskew.analytics.core.plan import Plan, splits_backward
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.actions import Action
-from unskew.analytics.pipeline.dag import Array, Messages
+from unskew.analytics.pipeline.dag import Array, Ints, Messages
 from unskew.analytics.pipeline.evaluator import Cores, Timeline, evaluate
 from unskew.analytics.pipeline.gradient_sync import Bucket, bucket_us, buckets_of, last_parts, through
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
@@ -164,14 +164,19 @@ def _messages_of_groups(schedule: Schedule, costs: LayerCosts, iteration: int | 
     """The same between groups: of the messages that bring a tensor the largest and the slowest, and the gather behind them."""
     cost, chunks, team_of = costs.cost, schedule.chunks, schedule.plan.team_of
     more_us = {(one.sender, one.receiver): one.more_us for one in cost.slow_links}
-    groups = [
-        tuple(team_of.get(rank, (rank,)) for rank in link)
-        for link in zip(chunks.rank[chunks.given].tolist(), chunks.rank.tolist(), strict=True)
-    ]
-    carried = {link: shares(*link) for link in {*groups}}
-    largest = np.array([max(carried[link].values()) for link in groups])
-    more = np.array([max((more_us.get(pair, 0.0) for pair in carried[link]), default=0.0) for link in groups])
-    members = np.array([len(takers) for _, takers in groups])
+    number: dict[tuple[int, int], int] = {}
+    of_link = np.array(
+        [
+            number.setdefault(link, len(number))
+            for link in zip(chunks.rank[chunks.given].tolist(), chunks.rank.tolist(), strict=True)
+        ],
+        dtype=np.int64,
+    )
+    groups = [(team_of.get(sender, (sender,)), team_of.get(receiver, (receiver,))) for sender, receiver in number]
+    carried = [shares(*link) for link in groups]
+    largest = np.array([max(one.values()) for one in carried])[of_link]
+    more = np.array([max((more_us.get(pair, 0.0) for pair in one), default=0.0) for one in carried])[of_link]
+    members = np.array([len(takers) for _, takers in groups])[of_link]
     tokens = costs.tokens[chunks.micro_batch, iteration]
     further = (...,) + (None,) * (tokens.ndim - 1)
     gather_us = (members - 1)[further] * (cost.sum_us + cost.sum_token_us * tokens / members[further])
@@ -183,15 +188,35 @@ def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds, of: Sequ
     """Durations of the actions of `schedule.order`, or of some others that it has or that are the first layers of these:
     [action, iteration]. The costs must know the kinds that the schedule has (`model_for`). A TP group is as fast as its slowest
     member, each of which has its part of the work."""
-    teams, actions = schedule.plan.teams, schedule.order if of is None else of
-    if not teams:
-        return _spent_us(schedule, [(action, action.rank, 1) for action in actions], costs, speeds)
-    together = [teams.get((action.micro_batch, action.first_layer), (action.rank,)) for action in actions]
-    each = [(a, rank, len(team)) for a, team in zip(actions, together, strict=True) for rank in team]
-    first = np.cumsum([0, *map(len, together)])[:-1]
-    weight = np.array([schedule.plan.weight_of.get(rank, 1.0) for _, rank, _ in each])[:, None]
-    spent: Array = np.maximum.reduceat(weight * _spent_us(schedule, each, costs, speeds), first, axis=0)
-    return spent + _sums_us(schedule, costs, actions, [len(team) for team in together])
+    plan, actions = schedule.plan, schedule.order if of is None else of
+    # All micro-batches of a stage differ in their work alone.
+    number: dict[tuple[str, int, int, int], int] = {}
+    keys = [(action.kind, action.first_layer, action.n_layers, action.rank) for action in actions]
+    form = np.array([number.setdefault(key, len(number)) for key in keys], dtype=np.int64)
+    micro_batch = np.array([action.micro_batch for action in actions], dtype=np.int64)
+    teams = [plan.team_of.get(rank, (rank,)) for *_, rank in number]
+    forms = [
+        (kind, first, n, rank, len(team)) for (kind, first, n, _), team in zip(number, teams, strict=True) for rank in team
+    ]
+    if not plan.teams:
+        return _spent_us(plan, _WorkList(forms, form, micro_batch), costs, speeds)
+    members = np.array([len(team) for team in teams])
+    sizes = members[form]
+    begins = np.cumsum(sizes) - sizes
+    each = np.arange(int(sizes.sum())) + np.repeat((np.cumsum(members) - members)[form] - begins, sizes)
+    weight = np.array([plan.weight_of.get(rank, 1.0) for *_, rank, _ in forms])[each, None]
+    spent = weight * _spent_us(plan, _WorkList(forms, each, np.repeat(micro_batch, sizes)), costs, speeds)
+    slowest: Array = np.maximum.reduceat(spent, begins, axis=0)
+    return slowest + _sums_us(schedule, costs, actions, sizes.tolist())
+
+
+class _WorkList(msgspec.Struct, frozen=True):
+    """What ranks do: `forms` (kind, first layer, layers, rank, as one of how many), and of each thing its form and
+    micro-batch."""
+
+    forms: Sequence[tuple[str, int, int, int, int]]
+    form: Ints
+    micro_batch: Ints
 
 
 def _sums_us(schedule: Schedule, costs: LayerCosts, actions: Sequence[Action], members: Sequence[int]) -> Array | float:
@@ -216,22 +241,22 @@ def _sums_us(schedule: Schedule, costs: LayerCosts, actions: Sequence[Action], m
     return np.asarray(steps[:, None] * (cost.sum_us + cost.sum_token_us * part))
 
 
-def _spent_us(schedule: Schedule, done: Sequence[tuple[Action, int, int]], costs: LayerCosts, speeds: Speeds) -> Array:
-    """What each (action, one of those who execute it, how many they are) takes: [n, iteration]."""
-    cost, plan = costs.cost, schedule.plan
-    layers = np.array([plan.work_of(a.first_layer, a.n_layers) for a, _, _ in done], dtype=np.float64)[:, None]
-    head = np.array([a.first_layer + a.n_layers == plan.n_layers for a, _, _ in done], dtype=np.float64)[:, None]
-    speed = np.array([speed_of(speeds, rank, action.kind) for action, rank, _ in done])[:, None]
-    kinds = list(cost.chunks)
-    kind, micro_batch = np.array([(kinds.index(action.kind), action.micro_batch) for action, _, _ in done]).T
-    number: dict[Place, int] = {}
-    place = np.array([number.setdefault(cost.place_of(rank, tp), len(number)) for _, rank, tp in done])
-    again = np.array([plan.recomputes(rank, action.kind) for action, rank, _ in done])
+def _spent_us(plan: Plan, done: _WorkList, costs: LayerCosts, speeds: Speeds) -> Array:
+    """What each of these takes: [n, iteration]."""
+    cost, forms = costs.cost, done.forms
+    kinds, number = list(cost.chunks), dict[Place, int]()
+    layers = np.array([plan.work_of(first, n) for _, first, n, _, _ in forms], dtype=np.float64)[done.form, None]
+    head = np.array([first + n == plan.n_layers for _, first, n, _, _ in forms], dtype=np.float64)[done.form, None]
+    speed = np.array([speed_of(speeds, rank, kind) for kind, _, _, rank, _ in forms])[done.form, None]
+    kind = np.array([kinds.index(one) for one, *_ in forms], dtype=np.int64)[done.form]
+    places = [number.setdefault(cost.place_of(rank, tp), len(number)) for *_, rank, tp in forms]
+    place = np.array(places, dtype=np.int64)[done.form]
+    again = np.array([plan.recomputes(rank, kind) for kind, _, _, rank, _ in forms])[done.form]
 
     def us(part: int) -> Array:
         of = np.stack([[costs.at(one)[part][name] for name in kinds] for one in number])
-        spent: Array = of[place, kind, micro_batch]
-        spent[again] += of[place, kinds.index("F"), micro_batch][again]
+        spent: Array = of[place, kind, done.micro_batch]
+        spent[again] += of[place, kinds.index("F"), done.micro_batch][again]
         return spent
 
     layer_us, head_us = us(0), us(1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from math import lcm
 
 import msgspec
@@ -190,7 +191,12 @@ def cut_by_times(ranks: Group, times: Sequence[float], units: int) -> Crew:
         raise PlanError(f"{len(ranks)} ranks are no tensor-parallel group where a layer has {units} units to cut")
     if max(times) == min(times) and units % len(ranks) == 0:
         return Crew(ranks)
-    return Crew(ranks, tuple(share_out(units, [(0.0, time) for time in times])))
+    return Crew(ranks, _shares(units, tuple(times)))
+
+
+@lru_cache(maxsize=4096)
+def _shares(units: int, times: tuple[float, ...]) -> tuple[int, ...]:
+    return tuple(share_out(units, [(0.0, time) for time in times]))
 
 
 def crew_in(plan: Plan, ranks: Group) -> Crew:
