@@ -162,6 +162,7 @@ def test_ranks_recompute_where_memory_demands_it_and_losses_stay(tmp_path: Path)
     assert re.match(r"plan 1 does not fit: rank 3 would need .* MiB of memory under it", end.reason)
 
 
+@pytest.mark.limit(180)
 @pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "tp"), [("zb-v", 1), ("interleaved", 1), ("1f1b", 2)])
 def test_iterations_in_which_ranks_recompute_are_predicted(tmp_path: Path, schedule: str, tp: int) -> None:
