@@ -256,7 +256,7 @@ def _spent_us(plan: Plan, done: _WorkList, costs: LayerCosts, speeds: Speeds) ->
     def us(part: int) -> Array:
         of = np.stack([[costs.at(one)[part][name] for name in kinds] for one in number])
         spent: Array = of[place, kind, done.micro_batch]
-        spent[again] += of[place, kinds.index("F"), done.micro_batch][again]
+        spent[again] += of[place[again], kinds.index("F"), done.micro_batch[again]]
         return spent
 
     layer_us, head_us = us(0), us(1)
