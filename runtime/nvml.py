@@ -51,7 +51,7 @@ def gpu_state(rank: int, index: int, iteration: int | None = None) -> GpuState |
 
 def gpu_models(gpus: int) -> tuple[tuple[str, int], ...]:
     """The models of this node's GPUs with their bytes of memory; () where NVML does not name them, or counts others than the
-    `gpus` that are visible. Torch would have to take a GPU to tell, which no process may do that ranks are forked from."""
+    `gpus` that are visible. Torch would have to take a GPU to tell, which needs a second."""
     try:
         import pynvml as nvml  # noqa: PLC0415  - an extra
     except ImportError:
@@ -61,7 +61,7 @@ def gpu_models(gpus: int) -> tuple[tuple[str, int], ...]:
         visible = range(gpus if nvml.nvmlDeviceGetCount() == gpus else 0)
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in visible]
         models = tuple((str(nvml.nvmlDeviceGetName(one)), int(nvml.nvmlDeviceGetMemoryInfo(one).total)) for one in handles)
-        nvml.nvmlShutdown()  # before ranks are forked
+        nvml.nvmlShutdown()
     except nvml.NVMLError:
         return ()
     return models

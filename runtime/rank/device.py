@@ -4,7 +4,8 @@ One executor runs on four devices; only this object differs:
 
 * `RealDevice`: the CPU core this rank has. Chunk time = wall clock minus the time the thread was runnable without a core, and
   minus what it waited for the other members of its tensor-parallel group.
-* `CudaDevice`: the GPU this rank has. Chunk time by CUDA events, read after the iteration so that nothing waits for them.
+* `CudaDevice`: a GPU, its own or one that it shares with other ranks. Chunk time by CUDA events (runtime/gpu_clock.py), read
+  after the iteration so that nothing waits for them; what other ranks computed on the GPU meanwhile is part of it.
 * `SleepDevice`: real maths, then sleep until the profile's time is up, on a clock of the device's own: like a GPU whose work
   was launched ahead, it begins a chunk when the last one's time was up and the input there, however late its process woke.
   Chunk time = the profile's, or the wall clock without the time the thread was runnable without a core, if that is longer.
@@ -25,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -35,13 +36,15 @@ from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.workload import Work
 from unskew.collector.events import Fault, SlowPart
+from unskew.runtime.gpu_clock import GpuClock
 from unskew.runtime.protocol import RankSpec
 from unskew.runtime.rank.comm import PeerLost
 
 
 class ChunkTiming(msgspec.Struct, gc=False):
     """When a chunk ran, in the run's clock, and its own time; `wait_tp_us`: what it waited for the other members of a
-    tensor-parallel group; `cpu_us`: for how long it worked on a core that is shared. None = not measured, or alone."""
+    tensor-parallel group; `cpu_us`: for how long it worked on a core that is shared; `idle_us`: for how long the device had
+    had nothing to do. None = not measured, or alone."""
 
     start_us: int
     wall_us: int
@@ -49,6 +52,7 @@ class ChunkTiming(msgspec.Struct, gc=False):
     runq_us: int | None = None
     wait_tp_us: int | None = None
     cpu_us: int | None = None
+    idle_us: int | None = None
 
 
 class Members(Protocol):
@@ -102,6 +106,9 @@ class Device(ABC):
     def ended_us(self) -> int:
         """When the last chunk ended, by the device's own clock."""
         return self.now_us()
+
+    def drain(self) -> None:  # noqa: B027 - only where work is launched ahead there is any left
+        """Wait until all that was launched is through."""
 
     def wait_until(self, time_us: int) -> None:
         """Begin nothing before."""
@@ -195,30 +202,51 @@ class CudaDevice(Device):
     def __init__(self, slow: Sequence[Fault], index: int) -> None:
         super().__init__(slow)
         self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)  # events and generators are of the current one
+        _load_libraries(self.torch_device)
+        self._clock = GpuClock(_timed_event, torch.cuda.synchronize)
+        self._ended = self._clock.moment()
 
     def run(
         self, chunk: ChunkOf, body: Callable[[], Tensor], team: Members | None = None
     ) -> tuple[Tensor, Callable[[], ChunkTiming]]:
-        start_us = self.now_us()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        blocked = _blocked_ns(team)
+        before, begin, blocked = self._ended, self._clock.moment(), _blocked_ns(team)
         result = body()
         waited_us = (_blocked_ns(team) - blocked) // 1000
-        factor = self._factor(chunk)
-        if factor > 1.0:
-            end.record()
-            end.synchronize()
-            time.sleep((factor - 1.0) * begin.elapsed_time(end) / 1e3)
-        end.record()
+        if (factor := self._factor(chunk)) > 1.0:
+            time.sleep((factor - 1.0) * (self._clock.moment().us() - begin.us()) / 1e6)
+        end = self._ended = self._clock.moment()
 
         def timing() -> ChunkTiming:
-            end.synchronize()
-            elapsed_us = int(begin.elapsed_time(end) * 1000)
-            own_us = max(elapsed_us - waited_us, 0)
-            return ChunkTiming(start_us, elapsed_us, own_us, wait_tp_us=None if team is None else waited_us)
+            start_us, wall_us = begin.us(), end.us() - begin.us()
+            return ChunkTiming(
+                start_us=start_us,
+                wall_us=wall_us,
+                compute_us=max(wall_us - waited_us, 0),
+                wait_tp_us=None if team is None else waited_us,
+                idle_us=max(start_us - before.us(), 0),
+            )
 
         return result, timing
+
+    def ended_us(self) -> int:
+        """Waits for it: only the GPU knows."""
+        return self._ended.us()
+
+    def drain(self) -> None:
+        self._clock.drain()
+        self._ended = self._clock.moment()
+
+
+def _timed_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _load_libraries(device: torch.device) -> None:
+    """The first product and the first backward pass load what they need: now, while nobody waits for this rank."""
+    matrix = torch.ones((8, 8), device=device, requires_grad=True)
+    (matrix @ matrix).sum().backward()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
 
 
 _MORE_THAN_CACHES = 4 << 20

@@ -1,0 +1,1 @@
+"""On a GPU, where one is at hand: our own trainer on it, and trainings that are not ours."""
