@@ -38,4 +38,6 @@ def wrong_name(by: str) -> str:
     """What is wrong with the name of somebody who decides; "" when nothing is."""
     if not by.strip():
         return "who decides has no name: the log keeps it for ever"
-    return f"{by} is the controller's own name: give yours" if by.strip() in _OURS else ""
+    if not by.isprintable():  # "auto" with something behind it that nobody sees
+        return f"the name {by!a} holds what cannot be seen: the log keeps it for ever"
+    return f"{by} is the controller's own name: give yours" if by.strip().casefold() in _OURS else ""

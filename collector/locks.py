@@ -57,6 +57,8 @@ def is_held(path: Path) -> bool:
         return False
     except PermissionError:  # somebody who may only look at the store
         return _in_kernels_table(path)
+    except OSError:  # a link, or what else is no lock: nobody holds that
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-NO_END = "the run's log has no end, and nobody writes to it"
+NO_END = "the run's log has no end, and no controller is known to hold it"
 NOTHING = "nothing in the log can be judged"
 NOT_IMPORTED = "nobody has judged this imported run yet"
 SIMULATED = "in a simulated run nobody judges the devices"

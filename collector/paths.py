@@ -74,7 +74,7 @@ class Store(msgspec.Struct, frozen=True):
             raise StoreError(f"cannot create {path}: {error.strerror or error}; name a writable folder with --store") from error
 
     def enter(self, *, mode: int | None = None) -> None:
-        """Before a command or a service writes: the store is made, or the one there is can be written and holds no link.
+        """Before a command or a service writes: the store is made, or can be written and holds files and folders alone.
 
         `mode`: the rights that were asked for. Raises `StoreError`.
         """
@@ -84,8 +84,8 @@ class Store(msgspec.Struct, frozen=True):
             raise StoreError(f"store {self.root} has the rights {has:o} already, not {mode:o}: chmod changes them")
         if not os.access(self.root, os.W_OK | os.X_OK):
             raise StoreError(f"store {self.root} cannot be written here: dashboard, sql, diagnose and watch only read it")
-        for link in rights.links(self.root):
-            raise StoreError(f"{link} is a link: a store holds none, because what is written or removed there is elsewhere")
+        for sentence in rights.strange(self.root):
+            raise StoreError(sentence)
 
     def spool(self, run: str) -> Path:
         return self.root / "spool" / checked_name("run", run)

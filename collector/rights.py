@@ -69,12 +69,14 @@ def as_rights_of(folder: Path) -> Iterator[None]:
         os.umask(before)
 
 
-def links(folder: Path) -> Iterator[Path]:
-    """The links below `folder`: through them something elsewhere would be written, or removed."""
+def strange(folder: Path) -> Iterator[str]:
+    """Why a store has none of what below `folder` is neither file nor folder: a sentence about each."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_symlink():
-                yield Path(entry.path)
+                yield f"{entry.path} is a link: a store holds none, because what is written or removed there is elsewhere"
             elif entry.is_dir():
                 with suppress(FileNotFoundError):  # the collector removed it
-                    yield from links(Path(entry.path))
+                    yield from strange(Path(entry.path))
+            elif not entry.is_file() and Path(entry.path).exists():
+                yield f"{entry.path} is neither a file nor a folder: a store holds none, because who opens it may wait for ever"

@@ -16,6 +16,8 @@ A condition is a query whose rows have `run` and, when it may hold several times
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
@@ -27,6 +29,7 @@ from unskew.collector.decoding import complaint
 from unskew.collector.paths import Store, StoreError
 
 FILE = "alerts.toml"
+MOST_BYTES = 1024 * 1024
 When = Literal["verdict", "death", "stale_heartbeat", "open_proposal", "dropped", "wrong", "cannot_be_judged"]
 _HEARD = "(select run from writers where writer != 'alerts@alerts' group by run having max(last_us) > $now_us - 3600000000)"
 _GOING_ON = f"run in (select run from runs where finished_us is null or finished_us > $now_us - 3600000000) and run in {_HEARD}"
@@ -110,12 +113,24 @@ def rules_file(store: Store) -> Path:
     return store.root / FILE
 
 
-def load_rules(path: Path) -> tuple[Rule, ...]:
-    """The rules of a file, each with a name and a recipient. Raises `RuleError`."""
+def text_of(path: Path) -> bytes:
+    """What a file of rules holds. Raises `RuleError`, also of what would be waited for (a FIFO) or would fill the memory."""
+    why = f"allowed: a file of at most {MOST_BYTES:,} bytes"
     try:
-        content = msgspec.toml.decode(path.read_bytes(), type=_RulesFile)
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            text = file.read(MOST_BYTES + 1) if regular else b""
+        if regular and len(text) <= MOST_BYTES:
+            return text
     except OSError as error:
-        raise RuleError(f"{path} cannot be read ({error.strerror}): it holds the rules of alerts") from error
+        why = str(error.strerror)
+    raise RuleError(f"{path} cannot be read ({why}): it holds the rules of alerts")
+
+
+def load_rules(path: Path, text: bytes | None = None) -> tuple[Rule, ...]:
+    """The rules of a file, each with a name and a recipient; `text`: what it holds, where that was read. Raises `RuleError`."""
+    try:
+        content = msgspec.toml.decode(text_of(path) if text is None else text, type=_RulesFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RuleError(f"{path}: {complaint(error)}{_allowed(str(error))}; docs/guide/alerts.md shows a rules file") from error
     rules = tuple(_completed(path, number, rule, content) for number, rule in enumerate(content.rule, 1))

@@ -37,8 +37,10 @@ Mode = Literal["observe", "approve", "auto"]
 FaultKind = Literal["slow", "slow_link", "kill", "hang", "freeze", "exception", "segfault", "full_disk", "rejoin"]
 SlowPart = Literal["compute", "memory"]
 DetectorMethod = Literal["unskew", "resihp"]
-DeviceKind = Literal["cores", "gpus", "sleep", "virtual"]
-DEVICE_NAMES: dict[DeviceKind | None, str] = {"cores": "real", "gpus": "real", "sleep": "sleep", "virtual": "virtual"}
+DeviceKind = Literal["cores", "gpus", "shared_gpus", "sleep", "virtual"]
+DEVICE_NAMES: dict[DeviceKind | None, str] = {
+    "cores": "real", "gpus": "real", "shared_gpus": "real", "sleep": "sleep", "virtual": "virtual"
+}  # fmt: skip
 """What executes a run, in a word. A run that is no training has its own: simulated, imported."""
 
 

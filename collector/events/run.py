@@ -12,10 +12,10 @@ from unskew.collector.events.base import Control, DeviceKind, Mode
 class RunStarted(Control, frozen=True, kw_only=True, tag="run_started@1"):
     """`options` are those of `unskew run`; `clock` is monotonic, virtual or imported; `code` hashes the deciding modules.
 
-    `device` is a sentence for people; `device_kind` says what executes: CPU cores, a GPU to each rank, or an emulation; None =
-    nothing that is known. The project's `version` has another name in a line, where `version` is the stream's. `resumed_from`:
-    the run that this one goes on with, from its checkpoint after `first_iteration` iterations. `policy`: who decides on plans,
-    `detector`: who on slow devices.
+    `device` is a sentence for people; `device_kind` says what executes: CPU cores, a GPU to each rank, GPUs that ranks share,
+    or an emulation; None = nothing that is known. The project's `version` has another name in a line, where `version` is the
+    stream's. `resumed_from`: the run that this one goes on with, from its checkpoint after `first_iteration` iterations.
+    `policy`: who decides on plans, `detector`: who on slow devices.
     """
 
     run: str
@@ -51,7 +51,7 @@ class RankAdded(Control, frozen=True, kw_only=True, tag="rank_added@1"):
     """A process is about to be started for a rank that was lost, or for a new one; `DeviceJoined` follows when it is there.
 
     `process`: the how manieth of this rank in the run, from 1; `by`: auto, or the name that somebody gave (`user` as in
-    `ModeChanged`); `watermark` as in `DeviceLost`.
+    `ModeChanged`); `command_id`: of what was asked; `watermark` as in `DeviceLost`.
     """
 
     rank: int
@@ -60,6 +60,7 @@ class RankAdded(Control, frozen=True, kw_only=True, tag="rank_added@1"):
     reason: str
     watermark: int
     user: str = ""
+    command_id: str = ""
 
 
 class DeviceJoined(Control, frozen=True, kw_only=True, tag="device_joined@1"):
@@ -192,3 +193,4 @@ class CommandRefused(Control, frozen=True, kw_only=True, tag="command_refused@1"
     by: str
     reason: str
     user: str = ""
+    command_id: str = ""

@@ -22,7 +22,7 @@ class RankAttached(Telemetry, frozen=True, kw_only=True, tag="rank_attached@1"):
 
     `groups`: the members of its process groups that are smaller than the job, `dimensions`: of each the name that its
     `DeviceMesh` has for it, "" = it is of none; `pipeline`: its place in one (None = there is none); `off`: what cannot be
-    measured, a sentence each.
+    measured, a sentence each; `gpu`: the GPU by whose clock its spans are timed ("" = by the host's).
     """
 
     rank: int
@@ -34,6 +34,7 @@ class RankAttached(Telemetry, frozen=True, kw_only=True, tag="rank_attached@1"):
     off: tuple[str, ...] = ()
     dimensions: tuple[str, ...] = ()
     pipeline: PipelinePlace | None = None
+    gpu: str = ""
 
 
 class RankDetached(Telemetry, frozen=True, kw_only=True, tag="rank_detached@1"):

@@ -3,7 +3,8 @@
     checkpoints/<run>/<iterations>/rank-<rank>/    a part: some layers, in torch's distributed-checkpoint format
     checkpoints/<run>/<iterations>/index.json      written last: with it the checkpoint is whole
 
-A folder without an index is a save that was cut short, or that goes on. The last `KEPT` whole ones stay; of a run that another
+A folder without an index is a save that was cut short, or that goes on; one that lacks something of what its index names is
+damaged, and passed over. The last `KEPT` whole ones stay; of a run that another
 one goes on with, the last one, once that has `KEPT` of its own.
 """
 
@@ -11,12 +12,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from unskew.collector.files.manifest import sync_folder
-from unskew.collector.paths import Store, StoreError
+from unskew.collector.paths import Store
 from unskew.collector.rights import open_file
 
 KEPT = 2
@@ -34,11 +36,19 @@ class Slice(msgspec.Struct, frozen=True):
 
 class CheckpointIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A whole checkpoint: the state after `iterations` iterations; layer i lies in the part of rank `writers[i]`, or, where a
-    tensor-parallel group wrote it, in the slices ``slices[i]``."""
+    tensor-parallel group wrote it, in the slices ``slices[i]``. `files`: those of all parts, with their bytes at least (a part
+    that is written again has more layers)."""
 
     iterations: int
     writers: tuple[int, ...]
     slices: dict[int, tuple[Slice, ...]] = {}
+    files: dict[str, int] = {}
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The folders of its parts."""
+        of_groups = (one.rank for slices in self.slices.values() for one in slices)
+        return tuple(map(part_name, sorted({*self.writers, *of_groups})))
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -71,6 +81,8 @@ def seal(store: Store, run: str, index: CheckpointIndex) -> int:
     """Every part is on disk: from now on the checkpoint is whole, and what it replaces goes; how many there are then. Raises
     `OSError`."""
     folder = _folder(store, run, index.iterations)
+    files = [path for part in index.parts for path in (folder / part).glob("*")]
+    index = msgspec.structs.replace(index, files={str(one.relative_to(folder)): one.stat().st_size for one in files})
     beside = folder / f"{_INDEX}.new"
     with os.fdopen(open_file(beside, os.O_WRONLY | os.O_TRUNC), "wb") as file:
         file.write(msgspec.json.encode(index))
@@ -93,12 +105,22 @@ def prune(store: Store, run: str, *, keep: int) -> int:
 def checkpoints(store: Store, run: str) -> list[Checkpoint]:
     """The whole checkpoints of a run, the oldest first."""
     found = []
-    for path in sorted(store.checkpoints(run).glob(f"*/{_INDEX}")):
-        try:
-            found.append(Checkpoint(path.parent, msgspec.json.decode(path.read_bytes(), type=CheckpointIndex)))
-        except (OSError, msgspec.DecodeError) as error:
-            raise StoreError(f"{path} cannot be read ({error}): remove its folder to use the checkpoint before it") from error
+    for path in _indexes(store, run):
+        with suppress(OSError, msgspec.DecodeError):
+            index = msgspec.json.decode(path.read_bytes(), type=CheckpointIndex)
+            if all((path.parent / name).stat().st_size >= size for name, size in index.files.items()):
+                found.append(Checkpoint(path.parent, index))
     return found
+
+
+def damaged(store: Store, run: str) -> list[Path]:
+    """The folders of checkpoints that were whole and are not any more."""
+    whole = {one.folder for one in checkpoints(store, run)}
+    return [path.parent for path in _indexes(store, run) if path.parent not in whole]
+
+
+def _indexes(store: Store, run: str) -> list[Path]:
+    return sorted(store.checkpoints(run).glob(f"*/{_INDEX}"))
 
 
 def checkpoint_at(store: Store, run: str, iterations: int) -> Checkpoint:

@@ -90,7 +90,7 @@ _decode = msgspec.json.Decoder(tuple[int, int, LoopPart]).decode
 def expand(lines: bytes, line_of_event: Callable[[int, int, Telemetry], bytes]) -> bytes:
     """`lines` with those of events, as `line_of_event(seq, at_us, event)` writes them, in place of parts; what is neither
     stays."""
-    if not (lines.startswith(_START) or b"\n" + _START in lines):
+    if _START not in lines or not (lines.startswith(_START) or b"\n" + _START in lines):  # one byte is soon looked for
         return lines
     found = lines.splitlines(keepends=True)
     return b"".join(_expanded(line, line_of_event) if line.startswith(_START) else line for line in found)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -209,8 +211,10 @@ def _check_name(store: Store, file: str, *folders: str) -> None:
     checked_name("file", name)
     if tuple(inside) != folders:
         raise ValueError(f"it names {file!r}, allowed: files in {'/'.join(folders)}")
-    if (store.root / file).is_symlink():
-        raise ValueError(f"{file} is a link")
+    with suppress(OSError):  # one that is gone is damage, and named as that
+        mode = (store.root / file).lstat().st_mode
+        if not stat.S_ISREG(mode):
+            raise ValueError(f"{file} is a link" if stat.S_ISLNK(mode) else f"{file} is not a regular file")
 
 
 def _numbered(manifest: Manifest) -> Manifest:

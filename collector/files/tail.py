@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Collection, Iterable, Mapping
 from functools import reduce
 from math import nan
@@ -223,9 +224,10 @@ def _decode_with_care(line: bytes) -> Event:
 
 
 def _read(path: Path, offset: int, limit: int) -> bytes:
-    """At most `limit` bytes from `offset` on; nothing when the file is gone."""
+    """At most `limit` bytes from `offset` on; nothing when the file is gone, or is none."""
     try:
-        if os.stat(path).st_size <= offset:  # noqa: PTH116 - the one call per idle file and poll
+        status = os.stat(path)  # noqa: PTH116 - the one call per idle file and poll
+        if status.st_size <= offset or not stat.S_ISREG(status.st_mode):
             return b""
         with path.open("rb") as file:
             file.seek(offset)

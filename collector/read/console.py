@@ -190,11 +190,13 @@ def _views(connection: duckdb.DuckDBPyConnection, sources: ReaderSources) -> Vie
     import pyarrow.dataset  # type: ignore[import-untyped]  # noqa: PLC0415
 
     from unskew.collector.read.on_demand import ViewsOnDemand  # noqa: PLC0415
+    from unskew.collector.read.outcomes import SET_HELD  # noqa: PLC0415
 
     def register(name: str, files: list[str], schema: pyarrow.Schema | None = None) -> str:
         connection.register(name, pyarrow.dataset.dataset(files, schema=schema))
         return f"select * from {name}"
 
+    connection.execute(SET_HELD, [sources.held]).fetchall()
     connection.register("stored_open", sources.hot)
     parts = {"rest": ["select * from stored_open"], "log": []}
     for name, files, part in (("stored_unprojected", sources.unprojected, "rest"), ("stored_sealed", sources.sealed, "log")):

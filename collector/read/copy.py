@@ -5,6 +5,7 @@ It reads no other file, so it opens anywhere; store.duckdb (service/snapshot.py)
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import duckdb
@@ -22,8 +23,7 @@ _BATCH_ROWS = 100_000
 
 def write_copy(reader: Reader, out: Path, run: str | None = None) -> int:
     """Write what `reader` sees (of `run`) to `out`, under its name when it is whole; returns the rows of the log."""
-    fresh = out.with_name(f"{out.name}.new")
-    fresh.unlink(missing_ok=True)
+    fresh = out.with_name(f".{out.name}.{os.getpid()}.new")
     try:
         with duckdb.connect(str(fresh), config=STORAGE) as database:
             database.execute("set enable_progress_bar = false").fetchall()

@@ -18,11 +18,10 @@ from unskew.collector.outcome_words import (
     WARM_UP,
 )
 
-SILENT_S = 60
-
-_HEARD = f"""(select run from writers where split_part(writer, '@', 1) not in ('alerts', 'diagnose')
-    group by run having max(last_us) > epoch_us(get_current_timestamp()) - {SILENT_S * 1_000_000})"""
-"""Runs that somebody wrote to within the minute, as every controller does: whether one holds a run is not in the log."""
+HELD = "held_runs"
+"""The variable of a connection with the runs that a living controller holds: that is not in the log, and where a file is read
+without us nobody knows it."""
+SET_HELD = f"set variable {HELD} = ?::varchar[]"
 _MISSING = "format('the log holds {} of the {} iterations that were committed', iterations, committed)"
 _UNWRITTEN = "format('{:,} events could not be written', unwritten)"
 _PERCENT = f"format('{{:.3g}} %', least(100 * (smallest_slowdown - 1), {MOST_PERCENT}))"
@@ -60,7 +59,8 @@ def outcomes(started: str, finished: str) -> str:
                 case when status = 'incomplete' then nullif(reason, '') end) as gap
             from ended
             union all
-            select run, {_text(NO_END)} from runs where finished_us is null and run not in {_HEARD}),
+            select run, {_text(NO_END)} from runs
+            where finished_us is null and not coalesce(list_contains(getvariable('{HELD}')::varchar[], run), false)),
         sight as (
             select runs.run, newest.smallest_slowdown as smallest_slowdown,
                 case when newest.run is not null then nullif(newest.why, '')

@@ -23,7 +23,9 @@ from unskew.collector.paths import Store, StoreError
 from unskew.collector.projections.definitions import PROJECTIONS
 from unskew.collector.projections.published import PublishedState, parquet, published_state
 from unskew.collector.read.on_demand import ViewsOnDemand
+from unskew.collector.read.outcomes import SET_HELD
 from unskew.collector.read.views import VIEWS, events_of
+from unskew.collector.write.commands import controller_alive
 
 if TYPE_CHECKING:
     import polars
@@ -42,9 +44,11 @@ Params = Sequence[Any] | Mapping[str, Any] | None
 
 
 class ReaderSources(msgspec.Struct, frozen=True):
-    """`hot`: rows of the open spool files; paths of sealed files, in the projections already or not; of projections by name."""
+    """`hot`: rows of the open spool files; `held`: runs that a living controller holds; paths of sealed files, in the
+    projections already or not; of projections by name."""
 
     hot: pyarrow.Table
+    held: list[str]
     sealed: list[str]
     unprojected: list[str]
     published: dict[str, list[str]]
@@ -67,6 +71,7 @@ class Reader:
         self._files: dict[str, list[str]] = {}
         self._arriving: rows.Arriving | None = None
         self._reading: str | None = None
+        self._held: list[str] = []
         self.refresh()
 
     def refresh(self) -> None:
@@ -163,6 +168,7 @@ class Reader:
         now = published_state(self._manifest)
         return ReaderSources(
             hot=self._connection.sql("select * from hot").to_arrow_table(),
+            held=self._held,
             sealed=[str(self._store.root / one.file) for one in self._manifest.sealed if one not in now.open],
             unprojected=[str(self._store.root / one.file) for one in now.open],
             published={
@@ -263,7 +269,10 @@ class Reader:
         if self._reading is not None:  # its lines were taken and may not have become rows: it is read from its beginning again
             half_read = self._tails.pop(self._reading, None)
             self._leave([(self._reading, *place) for place in (half_read.offsets if half_read else ())])
+        held = []
         for run in self._store.spooled_runs():
+            if controller_alive(self._store, run):  # asked first: a controller logs the end before it lets go
+                held.append(run)
             self._reading = run
             if run not in self._tails:
                 skip = {(replaced.writer, replaced.segment) for _, replaced in self._manifest.replaced(run)}
@@ -278,6 +287,9 @@ class Reader:
                     self._arriving = self._arriving or rows.Arriving(self._connection, "hot")
                     self._arriving.insert(self._connection, run, found)
         self._reading = None
+        if held != self._held:
+            self._connection.execute(SET_HELD, [held]).fetchall()
+            self._held = held
 
 
 def open_store(store: Store | str | os.PathLike[str] | None = None) -> Reader:

@@ -67,11 +67,12 @@ def _any_lives(started: set[int]) -> bool:
 
 def trouble(store: Store) -> str | None:
     """What keeps the store's collector from going on, in one sentence; None when nothing does, or none lives."""
+    if not is_held(store.lock("collector")):
+        return None
     try:
-        sentence = store.trouble.read_text().strip()
+        return store.trouble.read_text().strip()
     except OSError:
         return None
-    return sentence if is_held(store.lock("collector")) else None
 
 
 def _write_trouble(store: Store, sentence: str | None) -> None:

@@ -10,6 +10,7 @@ import errno
 import os
 import pwd
 import stat
+from pathlib import Path
 
 import msgspec
 
@@ -89,9 +90,7 @@ class Inbox:
         for name in sorted(names - self._stuck)[:_AT_ONCE]:
             found = self._read(name)
             try:
-                (self._folder / name).rename(
-                    (self._folder / name).with_suffix(_TAKEN if isinstance(found, Command) else _REFUSED)
-                )
+                self._set_aside(self._folder / name, _TAKEN if isinstance(found, Command) else _REFUSED)
             except OSError:
                 self._stuck.add(name)
             if isinstance(found, CommandRefused):
@@ -100,6 +99,14 @@ class Inbox:
                 self._taken.add(found.id)
                 commands.append(found)
         return commands, refused
+
+    def _set_aside(self, path: Path, suffix: str) -> None:
+        """What is neither file nor folder goes, as nobody who writes enters a store that holds such."""
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            path.rename(path.with_suffix(suffix))
+        else:
+            path.unlink()
 
     def _read(self, name: str) -> Command | CommandRefused:
         """The command of a file with the operating system's user it belongs to, or why there is none."""

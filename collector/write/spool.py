@@ -15,8 +15,8 @@ from time import time_ns
 from typing import TypeVar
 
 from unskew.collector.events import Dropped, Telemetry, tag_of
-from unskew.collector.files.loop_parts import LoopPart, line_of
-from unskew.collector.files.segment import SpoolSegment, flush, segment_names, telemetry_line
+from unskew.collector.files.loop_parts import LoopPart
+from unskew.collector.files.segment import SpoolSegment, flush, segment_names, telemetry_lines
 from unskew.collector.paths import Store, StoreError, checked_name
 
 ROTATE_BYTES = 512 * 1024
@@ -171,18 +171,15 @@ class SpoolWriter:
             self._encode_flush([(time_ns(), Dropped(count=dropped.total(), types=dict(dropped)))])
 
     def _encode_flush(self, batch: Sequence[tuple[int, Telemetry | LoopPart]]) -> None:
-        first, lines = self._next_seq, []
-        for now_ns, event in batch:
-            try:
-                line = line_of if isinstance(event, LoopPart) else telemetry_line
-                lines.append(line(self._next_seq, now_ns // 1000, event))  # type: ignore[arg-type]  # the one for its type
-            except (
-                TypeError,
-                ValueError,
-                OverflowError,
-            ):  # a value JSON cannot hold: one bad event must not end the log of the rest
-                self._drop(event)
-            else:
-                self._next_seq += event.n_events if isinstance(event, LoopPart) else 1
-        if lines:
-            self._unwritten.append((first, flush(b"".join(lines))))
+        try:
+            lines, next_seq = telemetry_lines(self._next_seq, batch)
+        except (TypeError, ValueError, OverflowError):  # a value JSON cannot hold
+            if len(batch) == 1:
+                self._drop(batch[0][1])
+            else:  # one bad event must not end the log of the rest
+                middle = len(batch) // 2
+                self._encode_flush(batch[:middle])
+                self._encode_flush(batch[middle:])
+        else:
+            self._unwritten.append((self._next_seq, flush(lines)))
+            self._next_seq = next_seq

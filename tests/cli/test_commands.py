@@ -20,12 +20,14 @@ from typer.testing import CliRunner, Result
 import unskew
 from unskew.analytics.health.rejoining import Rejoining
 from unskew.cli import app
-from unskew.collector.events import CommandRefused, ModeChanged, Note, PlanApproved, RunStarted
+from unskew.collector.command import Command
+from unskew.collector.events import CommandRefused, ModeChanged, Note, PlanApproved, RankAdded, RunStarted
 from unskew.collector.files.manifest import Manifest, publish
 from unskew.collector.paths import Store
 from unskew.collector.write.commands import Inbox, hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
 from unskew.commands.log import sql
+from unskew.commands.train.decide import answers
 from unskew.commands.train.run import default_faults
 from unskew.runtime.options import RunOptions
 
@@ -92,7 +94,7 @@ def test_the_options_of_run_are_these() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("run", "--device", "gpu"), "unskew run: invalid value for '--device': 'gpu' is not one of 'auto', 'real'"),
+        (("run", "--device", "tpu"), "unskew run: invalid value for '--device': 'tpu' is not one of 'auto', 'real', 'gpu'"),
         (("run", "--devise", "sleep"), "unskew run: no such option: --devise (Possible options: --device, --dim, --resume)"),
         (("mode", "r"), "unskew mode: missing argument 'mode'. Choose from: observe, approve, auto"),
         (("approve", "p1", "--by", "ann"), "unskew approve: missing option '--reason'"),
@@ -295,6 +297,26 @@ def test_a_decision_comes_back_with_what_the_controller_made_of_it(tmp_path: Pat
     assert (lives.exit_code, lives.stderr.endswith(": rank 0 lives\n")) == (1, True)
     orphaned = call("mode", "r1", "auto", "--by", "bob", *where)
     assert (orphaned.exit_code, "no living controller" in orphaned.stderr) == (2, True)
+
+
+def test_of_two_who_ask_for_the_same_each_hears_its_own_answer() -> None:
+    one, other = (Command(kind="rank", run="r1", by="ann") for _ in range(2))
+    before = Rejoining(processes={0: 1})
+    added = before.command(one, 3, iterations=9, most_ranks=2)
+    refused = before.take(added).command(other, 3, iterations=9, most_ranks=2)
+    assert (type(added), type(refused)) == (RankAdded, CommandRefused)
+    assert [answers(event, command) for event in (added, refused) for command in (one, other)] == [True, False, False, True]
+
+
+def test_who_asks_a_run_that_ends_meanwhile_hears_so_at_once(tmp_path: Path) -> None:
+    store = Store.locate(tmp_path)
+    ControlStream(store, "r1", "run/r1", "controller").close()
+    held = hold_controller_lock(store, "r1")
+    threading.Timer(0.3, held.release).start()
+    start_s = time.monotonic()
+    added = call("rank", "add", "r1", "--by", "bob", "--store", str(tmp_path))
+    assert (added.exit_code, added.stderr) == (1, "the controller of r1 ended and had not answered\n")
+    assert time.monotonic() - start_s < 10
 
 
 def test_the_version_is_the_package_s() -> None:

@@ -151,7 +151,7 @@ def test_the_view_is_calm_only_where_something_would_have_been_seen() -> None:
     seen = after(STARTED, APPLIED, ev.DetectionLimit(at_iteration=9, smallest_slowdown=1.15))
     assert "Cannot be judged: warm-up" in drawn(after(STARTED, APPLIED))
     assert "Well: a lasting slowdown of any device by 15 % or more would have been named." in drawn(seen)
-    assert "Cannot be judged: the run's log has no end, and nobody writes to it" in drawn(
+    assert "Cannot be judged: the run's log has no end, and no controller is known to hold it" in drawn(
         msgspec.structs.replace(seen, controlled=False)
     )
 

@@ -11,6 +11,7 @@ from unskew.analytics.lab.baselines.registry import METHODS
 from unskew.cli import app
 from unskew.collector.events import RunStarted
 from unskew.collector.files.manifest import Manifest, publish
+from unskew.collector.files.segment import segment_name
 from unskew.collector.formats.registry import EXPORTERS, IMPORTERS
 from unskew.collector.paths import Store
 from unskew.collector.write.control_stream import ControlStream
@@ -55,6 +56,13 @@ def test_a_hole_in_the_log_is_told_beside_what_is_made_of_it(holed: Store, tmp_p
         assert call(*arguments, "--store", str(holed.root)).stderr.splitlines()[0] == f"warning: {PROBLEM}", arguments
 
 
+def test_a_folder_in_the_place_of_a_spool_file_is_named_in_one_sentence(holed: Store) -> None:
+    folder = holed.spool("r1") / "w" / segment_name(0)
+    folder.mkdir(parents=True)
+    result = call("store", "check", "--store", str(holed.root))
+    assert (result.exit_code, result.stderr) == (1, f"{folder}: Is a directory\n")
+
+
 def test_a_file_that_may_not_be_written_is_named_in_one_sentence(holed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """As root nothing is forbidden, so the refusal is made here."""
 
@@ -70,7 +78,7 @@ def test_a_file_that_may_not_be_written_is_named_in_one_sentence(holed: Store, m
 
 def test_a_store_without_any_event_is_not_praised(tmp_path: Path) -> None:
     result = call("store", "check", "--store", str(tmp_path))
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "the store is empty: no run was ever written to it")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "the store is empty: it holds the log of no run")
 
 
 def test_a_file_without_rules_says_so(holed: Store) -> None:

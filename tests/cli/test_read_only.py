@@ -59,7 +59,8 @@ def test_who_looks_needs_no_right_to_write(command: tuple[str, ...], read_only: 
 @pytest.mark.parametrize(
     "command",
     [
-        ("run", "--no-dashboard"), ("import", "mlperf", "x"), ("store", "check"), ("store", "prune", "--telemetry-days", "1"),
+        ("run", "--no-dashboard"), ("run", "--resume", "r"),
+        ("import", "mlperf", "x"), ("store", "check"), ("store", "prune", "--telemetry-days", "1"),
         ("simulate",),
         ("alerts", "run", "--rules", "{rules}"),
     ],

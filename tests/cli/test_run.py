@@ -7,6 +7,8 @@ import os
 import pty
 import re
 import resource
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,6 +110,55 @@ def test_a_run_that_the_disk_did_not_take_whole_fails_and_is_said_to_be_incomple
     (row,) = json.loads(output("sql", "select status, iterations from runs", "--format", "json", *store))
     assert row == {"status": "incomplete", "iterations": int(lacks[1])}
     assert lacks[0] in output("store", "check", *store, exit_code=1)
+
+
+PAGE = "from unskew.dashboard import data; print(data.snapshot(data.runs()['run'][0]).outcome.sentence)"
+
+
+@pytest.mark.limit(180)
+def test_on_a_disk_of_600_kb_a_run_is_not_done_and_everything_says_so(tmp_path: Path) -> None:
+    """A tmpfs in a namespace of its own, which needs no rights: where the kernel lets nobody have one, the test is skipped.
+
+    All share the disk, so at its end the controller cannot log its decisions either, nor how the run ended.
+    """
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    store = ["--store", str(disk / "store")]
+    commands = {
+        "run": unskew(*SMALL, "--iterations", "400", "--no-dashboard", "--json", str(tmp_path / "run.json"), *store),
+        "check": unskew("store", "check", *store),
+        "diagnose": unskew("diagnose", "--json", str(tmp_path / "diagnosis.json"), *store),
+        "page": ["env", f"UNSKEW_STORE={disk / 'store'}", sys.executable, "-P", "-c", PAGE],
+    }
+    script = [f"mount -t tmpfs -o size=600k none {shlex.quote(str(disk))} || exit 77"]
+    for name, command in commands.items():
+        into = shlex.quote(str(tmp_path / name))
+        script.append(f"{shlex.join(command)} >{into}.out 2>{into}.err; echo $? >{into}.rc")
+    if (unshare := shutil.which("unshare")) is None:
+        pytest.skip("there is no unshare here, which makes the disk")
+    inside = [unshare, "--user", "--map-root-user", "--mount", "sh", "-c", "\n".join(script)]
+    ended = subprocess.run(inside, capture_output=True, text=True, timeout=170, check=False)
+    if not (tmp_path / "run.rc").exists():
+        pytest.skip(f"no disk of one's own can be mounted here: {ended.stderr.strip()}")
+    codes = {name: int((tmp_path / f"{name}.rc").read_text()) for name in commands}
+    shown = {name: [(tmp_path / f"{name}.{end}").read_text() for end in ("out", "err")] for name in commands}
+    printed = {name: " ".join(" ".join(both).split()) for name, both in shown.items()}
+    assert codes == {"run": 1, "check": 1, "diagnose": 0, "page": 0}, printed
+    facts = json.loads((tmp_path / "run.json").read_text())
+    # It fails when a decision cannot be logged; with none to log it goes on to its end, of which the log lacks the most.
+    outcome, why = {
+        "failed": ("wrong", "the disk is full"), "incomplete": ("cannot_be_judged", "No space left on device"),
+    }[facts["status"]]  # fmt: skip
+    assert facts["iterations"] < facts["committed"] <= 400
+    assert facts["events"]["log_complete"] is False
+    assert facts["outcome"]["outcome"] == outcome
+    assert "log complete" not in printed["run"]
+    assert f"{facts['iterations']} in the log, of {facts['committed']} that were committed" in printed["run"]
+    assert why in printed["run"]
+    assert "the store is not as it was written, or not whole" in printed["check"]
+    (diagnosed,) = json.loads((tmp_path / "diagnosis.json").read_text())["runs"]
+    assert diagnosed["outcome"] == "cannot_be_judged"
+    assert printed["page"].startswith("Cannot be judged: ")
 
 
 @pytest.mark.limit(120)

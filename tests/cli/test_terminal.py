@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -16,6 +17,7 @@ from unskew.collector.locks import hold
 from unskew.collector.paths import Store
 from unskew.collector.write.commands import hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
+from unskew.commands.afterwards import replay
 from unskew.commands.common import starting
 from unskew.terminal import live
 from unskew.terminal.console import SafeConsole
@@ -67,6 +69,16 @@ def test_no_command_passes_orders_on(command: tuple[str, ...], store: Store) -> 
     if command[0] == "sql":
         assert "[/x]" in result.stdout
         assert "x[a]" in result.stdout
+
+
+def test_a_replay_passes_no_orders_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(differences=[SimpleNamespace(sentence=ORDERS)], same_code=True, compared=1)
+    monkeypatch.setattr("unskew.edge.recorded_run.recorded_run", lambda *_: None)
+    monkeypatch.setattr("unskew.analytics.replay.replay.replay", lambda *_: found)
+    monkeypatch.setattr(replay, "facts", lambda _: {})
+    monkeypatch.setattr(replay, "sentences", lambda _: [ORDERS])
+    result = call("replay", "r", "--store", str(store.root))
+    assert (result.exit_code, result.stdout.count(SHOWN)) == (1, 2)
 
 
 def test_a_console_passes_its_own_colours_and_nobody_elses() -> None:

@@ -15,11 +15,15 @@ from support.store.store_contract import note, span
 
 from unskew.collector import rights
 from unskew.collector.files.manifest import PublishedFile, SealedFile, SealedSpool, load, publish
+from unskew.collector.files.segment import segment_name
 from unskew.collector.formats.registry import bring_in
 from unskew.collector.locks import hold, is_held
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.read.reader import open_store
 from unskew.collector.service.collecting import Collector, prune_older
 from unskew.collector.service.maintenance import maintaining
+from unskew.collector.service.process import trouble
+from unskew.collector.write.commands import living_runs
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 
@@ -176,3 +180,29 @@ def test_a_fifo_in_the_place_of_a_lock_or_manifest_makes_nobody_wait(tmp_path: P
     assert not is_held(store.lock("collector"))
     with pytest.raises(OSError, match="not a regular file"):
         hold(store.lock("collector"))
+
+
+def test_a_fifo_in_the_place_of_a_log_makes_nobody_wait(store: Store) -> None:
+    for writer, make in (("w", os.mkfifo), ("v", os.mkdir)):
+        (folder := store.spool("evil") / writer).mkdir(parents=True)
+        make(folder / segment_name(0))
+    os.mkfifo(store.trouble)
+    with open_store(store) as reader:
+        assert reader.sql("select count(*) as n from events where run = 'evil'")["n"].to_list() == [0]
+    assert trouble(store) is None
+    with pytest.raises(StoreError, match="is neither a file nor a folder"):
+        store.enter()
+    sealed = store.root / load(store).sealed[0].file
+    sealed.unlink()
+    os.mkfifo(sealed)
+    publish(store, load(store))
+    with pytest.raises(StoreError, match="is not a regular file"):
+        load(store)
+
+
+def test_a_link_in_the_place_of_a_lock_keeps_nobody_from_looking(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.enter()
+    (locks := store.lock("x").parent).mkdir()
+    (locks / "controller-r").symlink_to(tmp_path)
+    assert living_runs(store) == []

@@ -75,9 +75,10 @@ def ctrl_c(number: int, frame: FrameType | None) -> None:
 
 
 def as_ctrl_c() -> None:
-    """From now on a scheduler's stop and a closed terminal end the command as Ctrl-C does."""
-    for ended_from_outside in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ended_from_outside, ctrl_c)
+    """From now on a scheduler's stop and a closed terminal end the command as Ctrl-C does; under nohup the latter does not."""
+    signal.signal(signal.SIGTERM, ctrl_c)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, ctrl_c)
 
 
 class Commands(TyperGroup):

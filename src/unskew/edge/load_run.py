@@ -11,6 +11,7 @@ import polars as pl
 
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.diagnosis.runlog import NO_STEPS, End, RunLog
 from unskew.analytics.diagnosis.sample import sample
 from unskew.analytics.diagnosis.trace.model import from_operations, from_spans
@@ -76,6 +77,7 @@ def load_run(reader: Reader, run: str) -> RunLog:
         schema=dict.fromkeys(("iteration", "plan_version", "start_us", "wall_us"), pl.Int64),
         orient="row",
     )
+    of_ours = "our_run" in options.get("facts", {})
     exact = straggler_analysis.operations(reader, run, part)
     beside: list[MicroBatchPacked | GpuState | GradientsKept] = [
         *packed,
@@ -92,9 +94,10 @@ def load_run(reader: Reader, run: str) -> RunLog:
         ranks=int(about["ranks"]),
         iterations=reader.sql("select iteration, iteration_us from iterations where run = ? order by iteration", [run]),
         steps=_steps(timed),
-        trace=from_operations(exact) if exact.height else from_spans(spans, stepped, plans),
+        trace=from_operations(exact) if exact.height else from_spans(spans, stepped, plans, votes=of_ours),
         plans=plans,
         released=_released(spans, beside, commits, plans),
+        works={} if plans else _works(packed),
         control=control,
         flights=tuple(_events(reader, run, CollectiveRecorded)),
         flight_groups=tuple(_events(reader, run, GroupRecorded)),
@@ -104,6 +107,13 @@ def load_run(reader: Reader, run: str) -> RunLog:
         redone=tuple(again["iteration"].to_list()),
         dropped=reduce(with_dropped, _events(reader, run, Dropped), {}),
     )
+
+
+def _works(packed: list[MicroBatchPacked]) -> dict[int, dict[int, Work]]:
+    found: dict[int, dict[int, Work]] = {}
+    for one in packed:
+        found.setdefault(one.iteration, {})[one.micro_batch] = work_of(one.lengths)
+    return found
 
 
 def _steps(timed: list[IterationTimed]) -> pl.DataFrame:

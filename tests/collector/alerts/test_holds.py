@@ -19,6 +19,7 @@ from unskew.collector.alerts.rules import Rule
 from unskew.collector.outcome_words import WARM_UP
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.write import control_stream
+from unskew.collector.write.commands import hold_controller_lock
 from unskew.collector.write.spool import SpoolWriter
 
 
@@ -53,7 +54,7 @@ def test_each_named_condition_holds_when_it_should_and_ends(log: Log, hook: Hook
 
 @pytest.mark.slow
 def test_a_run_that_nobody_judges_is_told_after_a_while_until_somebody_does(log: Log, hook: Hook) -> None:
-    rule = Rule(name="blind", when="cannot_be_judged", webhook=hook.address)
+    rule, held = Rule(name="blind", when="cannot_be_judged", webhook=hook.address), hold_controller_lock(log.store, "r")
     soon_us = now_us()
     assert step(log.store, rule, at_us=soon_us) == [], "warm-up takes its time"
     (opened,) = step(log.store, rule, at_us=soon_us + 400 * 10**6)
@@ -64,6 +65,9 @@ def test_a_run_that_nobody_judges_is_told_after_a_while_until_somebody_does(log:
     log.add(ev.DetectionLimit(at_iteration=30, smallest_slowdown=None, why="logs came too late"))
     (again,) = step(log.store, rule, at_us=soon_us + 900 * 10**6)
     assert again.text == "nobody can be judged: logs came too late"
+    held.release()
+    log.add(ev.DetectionLimit(at_iteration=40, smallest_slowdown=1.15))
+    assert step(log.store, rule, at_us=soon_us + 901 * 10**6) == [], "calm again, but nobody holds the run any more"
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from typer.testing import CliRunner, Result
 from unskew.cli import app
 from unskew.collector.alerts.acceptance import waits
 from unskew.collector.alerts.process import start_alerts
-from unskew.collector.alerts.rules import RuleError, load_rules
+from unskew.collector.alerts.rules import MOST_BYTES, RuleError, load_rules
+from unskew.collector.paths import Store
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,21 @@ def test_a_wrong_rules_file_is_one_sentence(tmp_path: Path, text: str, sentence:
     assert sentence in str(refused.value)
     result = call("run", "--store", str(tmp_path))
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "endless"])
+def test_rules_that_are_no_file_are_not_waited_for(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "alerts.toml"
+    if kind == "fifo":
+        os.mkfifo(file)
+    else:
+        file.write_bytes(b"#" * (MOST_BYTES + 1))
+    where = ("--store", str(tmp_path))
+    for command in ("check", "accept", "run"):
+        refused = call(command, *where)
+        assert (refused.exit_code, refused.stderr.count("\n"), "cannot be read" in refused.stderr) == (2, 1, True)
+    assert "cannot be read" in call("show", *where).stderr
+    assert start_alerts(Store(tmp_path)) is None
 
 
 def call(*arguments: str) -> Result:

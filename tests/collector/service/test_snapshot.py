@@ -235,6 +235,8 @@ def test_a_copy_in_one_file_answers_anywhere_as_the_store_does(store: Store, tmp
     sealed(store, 100)
     fill(store, "open", "rank-0000.1", 40)  # not sealed yet
     whole, one = tmp_path / "whole.duckdb", tmp_path / "one.duckdb"
+    beside = tmp_path / "whole.duckdb.new"
+    beside.touch()
     runner = CliRunner()
     for arguments in ([str(whole)], [str(one), "--run", "open"]):
         answer = runner.invoke(app, ["store", "duckdb", *arguments, "--store", str(store.root)])
@@ -242,6 +244,7 @@ def test_a_copy_in_one_file_answers_anywhere_as_the_store_does(store: Store, tmp
     for out, sentence in ((whole, "exists"), (store.root / "trouble", "lies in the store")):
         refused = runner.invoke(app, ["store", "duckdb", str(out), "--store", str(store.root)])
         assert (refused.exit_code, sentence in refused.output, out.name == "trouble") == (2, True, not out.exists())
+    assert beside.exists(), "no file of anybody's is taken for one of ours"
     with open_store(store) as reader:
         expected = {view: reader.duckdb(f"from {view} order by all").fetchall() for view in VIEWS}
     shutil.rmtree(store.root)

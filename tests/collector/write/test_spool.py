@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 
 from unskew.collector.events import Dropped, IterationCommitted, Note, Span
 from unskew.collector.files import tail
-from unskew.collector.files.segment import SpoolSegment, control_line, flush, is_torn, segment_name, telemetry_line, unpack
+from unskew.collector.files.loop_parts import LoopPart, line_of
+from unskew.collector.files.segment import (
+    SpoolSegment,
+    control_line,
+    flush,
+    is_torn,
+    segment_name,
+    telemetry_line,
+    telemetry_lines,
+    unpack,
+)
 from unskew.collector.files.tail import Tail
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.write import spool
@@ -104,6 +114,20 @@ def test_an_event_that_json_cannot_hold_costs_only_itself(store: Store, device: 
     writer.close()
     events = [entry.event for entry in Tail(store, "r").poll()]
     assert events == [span(0), span(2), Dropped(count=1, types={"span": 1}), span(3)]
+
+
+def test_lines_that_are_encoded_together_are_those_of_each() -> None:
+    part = LoopPart(
+        rank=1, device="d", group="g", iteration=3, begun=(0, 0), ended=(9000, 0), pieces=[("F", (0, 0), (5, 0), 0)],
+        packed=[(0, (4, 5))], readings=[(0, 0, 0)],
+    )  # fmt: skip
+    texts = msgspec.structs.replace(span(7), device='}\n{"type":"x",\u00fc')  # such a text is escaped, so no line can end in it
+    lines, next_seq = telemetry_lines(
+        5, [(1_234_567, span(0)), (2000, part), (3999, texts), (4000, Dropped(count=1, types={}))]
+    )
+    apart = [telemetry_line(5, 1234, span(0)), line_of(6, 2, part), telemetry_line(6 + part.n_events, 3, texts)]
+    apart.append(telemetry_line(7 + part.n_events, 4, Dropped(count=1, types={})))
+    assert (lines, next_seq) == (b"".join(apart), 8 + part.n_events)
 
 
 def test_a_writer_name_is_used_once(store: Store) -> None:

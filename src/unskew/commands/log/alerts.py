@@ -75,15 +75,15 @@ def accept(store: StoreOption = None) -> None:
     """Let the rules of the store's alerts.toml, which are shown, run whatever they name, until the file changes."""
     from unskew.collector.alerts.acceptance import accept as add
     from unskew.collector.alerts.acceptance import accepted_file
-    from unskew.collector.alerts.rules import load_rules
+    from unskew.collector.alerts.rules import load_rules, text_of
 
     file = _file(there(locate(store)), None)
     with checking_input():
-        known = load_rules(file)
+        known = load_rules(file, text := text_of(file))  # what is shown is accepted, and nothing that came meanwhile
     for rule in known:
         print(harmless(f"{rule.name} -> {rule.target}", sys.maxsize))
     try:
-        add(file)
+        add(file, text)
     except OSError as error:
         fail(f"{accepted_file()} cannot be written: {error.strerror or error}")
     print(f"{file} is accepted as it is now")

@@ -61,7 +61,7 @@ def check(
     if not checked.well:
         fail("the store is not as it was written, or not whole; what is named above cannot be mended from the store itself")
     if not (checked.events or checked.sealed_files or checked.spool_files):
-        print("the store is empty: no run was ever written to it")
+        print("the store is empty: it holds the log of no run")
     else:
         print("every file and every event is as it was written")
 
@@ -171,4 +171,4 @@ def _maintaining(store: Store) -> Iterator[None]:
         if (damaged := damage(error)) is not None:
             refuse(str(damaged))
         sentence = str(error).partition("\n")[0]
-        fail(f"{store.root}: {error.strerror or sentence}" if isinstance(error, OSError) and not error.filename else sentence)
+        fail(f"{error.filename or store.root}: {error.strerror or sentence}" if isinstance(error, OSError) else sentence)
